@@ -1,0 +1,203 @@
+"""Commits: how one unit's output comes into being exactly once, whatever is killed and whoever else is at work.
+
+1. Files are written under `_runs/attempts/<unit>-<random>/`, where no reader looks.
+2. One small record is put if absent, naming that attempt: the unit is now done, and done by this attempt only.
+3. The record's files are published: moved to their final names, never over another, by anybody, as often as need be.
+4. The driver gathers records into the sorted segments of a journal (attempt names left out) and drops the loose ones.
+
+Units without files have no winner to name: those of one call share one record, so that a tiny unit does not cost an
+inode and two fsyncs. A crash after 1 leaves rubbish, after 2 a record that the next driver publishes. Orphaned workers of a dead driver, and
+two drivers on one root, redo at most work that loses at 2. `_runs/` is outside the promise of identical bytes.
+"""
+
+import hashlib
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from pipelines.journal import Journal
+from pipelines.stage import Counts
+from xmodal.outputs import Output, Unit
+from xmodal.storage import Storage
+from xmodal.trouble import Trouble
+
+_UNIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}")
+
+
+class Record(NamedTuple):
+    """What was committed at once: the name of the loose record and the lines of its units."""
+
+    name: str
+    lines: bytes
+
+    @property
+    def units(self) -> int:
+        return self.lines.count(b"\n")
+
+
+class Attempt:
+    """The sink of one attempt at one unit."""
+
+    def __init__(self, storage: Storage, folder: str, unit: str) -> None:
+        if not _UNIT_NAME.fullmatch(unit):
+            raise ValueError(f"a unit's name is at most 200 letters, digits and ._=+-, not {unit!r}")
+        self.name = f"{unit}-{uuid.uuid4().hex[:12]}"
+        self.files: dict[str, tuple[int, str]] = {}
+        self._failures: list[tuple[str, str, str]] = []
+        self.unit, self._storage, self._folder = unit, storage, f"{folder}/_runs/attempts/{self.name}"
+
+    @contextmanager
+    def file(self, name: str) -> Iterator[BinaryIO]:
+        if name in self.files or name.startswith(("/", "_")) or ".." in name.split("/"):
+            raise ValueError(f"unit {self.unit} cannot write a file {name!r}")
+        with self._storage.writer(f"{self._folder}/{name}") as file:
+            hashing = HashingFile(file)
+            yield cast(BinaryIO, hashing)
+        self.files[name] = hashing.checksum
+
+    def fail(self, row: str, kind: str, reason: str) -> None:
+        self._failures.append((row, kind, reason[:200]))
+
+    def line(self, counts: Counts, key: str | None) -> bytes:
+        """The facts of the unit, without a trace of the attempt."""
+        return Unit(self.unit, self.files, counts, tuple(sorted(self._failures)), key).line()
+
+    def discard(self) -> None:
+        if self.files:
+            self._storage.delete(self._folder)
+
+
+class Commits:
+    """The records of one output directory."""
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._storage, self._folder = storage, folder
+        self._loose = f"{folder}/_runs/commits/loose"
+        self._journal = Journal(storage, f"{folder}/_runs/commits")
+
+    @property
+    def where(self) -> str:
+        return f"{self._storage.url}/{self._folder}"
+
+    def attempt(self, unit: str) -> Attempt:
+        return Attempt(self._storage, self._folder, unit)
+
+    def find(self, name: str) -> Record | None:
+        """A record that is still loose; publishes its files, for whoever wrote it may have died before that."""
+        key = f"{self._loose}/{name}"
+        if self._storage.size(key) is None:
+            return None
+        try:
+            lines, attempt = _check(self._storage.read(key), f"{self._storage.url}/{key}")
+        except FileNotFoundError:
+            return None
+        if attempt:
+            self._publish_files(_files_of(lines), attempt)
+        return Record(name, lines)
+
+    def commit(self, attempt: Attempt, line: bytes) -> Record:
+        """This attempt's record, or the winner's where another attempt was first."""
+        if self._storage.create(f"{self._loose}/{attempt.unit}", _sign(line, attempt.name)):
+            self._publish_files(attempt.files, attempt.name)
+            return Record(attempt.unit, line)
+        attempt.discard()
+        return self.find(attempt.unit) or Record(attempt.unit, line)
+
+    def commit_together(self, lines: list[bytes]) -> Record:
+        """One record for units that wrote no files."""
+        record = Record("~" + hashlib.sha256(b"".join(lines)).hexdigest()[:32], b"".join(lines))
+        self._storage.create(f"{self._loose}/{record.name}", _sign(record.lines, ""))
+        return record
+
+    def adopt(self) -> None:
+        """Publish and gather what an earlier driver left loose."""
+        names = [name for name in self._storage.names(self._loose) if not name.startswith(".")]
+        self.gather([record for name in names if (record := self.find(name))])
+
+    def gather(self, records: list[Record]) -> None:
+        """Loose records become one segment."""
+        if records:
+            self._journal.add(line for record in records for line in record.lines.splitlines(keepends=True))
+            self._storage.delete(*(f"{self._loose}/{record.name}" for record in records))
+            self._journal.merge()
+
+    def lines(self) -> Iterator[bytes]:
+        """What is committed and gathered, in order of the unit names, each once."""
+        previous = b""
+        for line in self._journal.lines():
+            name = line.partition(TAB)[0]
+            if name == previous:
+                raise Trouble(
+                    f"{self.where}: two attempts at unit {name.decode()} gave different bytes: "
+                    "the stage is not deterministic; delete the directory and mend the stage"
+                )
+            previous = name
+            yield line
+
+    def take(self, unit: Unit, other: Output) -> Record | None:
+        """The unit as another output has it, its files linked here; None where that output has lost one."""
+        if any(self._storage.size(f"{other.folder}/{name}") != size for name, (size, _) in unit.files.items()):
+            return None
+        for name in unit.files:
+            self._storage.link(f"{other.folder}/{name}", f"{self._folder}/{name}")
+        return Record(unit.name, unit.line())
+
+    def sweep(self) -> None:
+        """Whatever losers and the dead left behind."""
+        self._storage.delete(f"{self._folder}/_runs/attempts")
+
+    def _publish_files(self, files: dict[str, tuple[int, str]], attempt: str) -> None:
+        source = f"{self._folder}/_runs/attempts/{attempt}"
+        for name, (size, _) in files.items():
+            if self._storage.size(f"{self._folder}/{name}") != size:
+                self._storage.publish(f"{source}/{name}", f"{self._folder}/{name}")
+        if files:
+            self._storage.delete(source)
+
+
+class HashingFile:
+    """Passes bytes on and remembers their size and checksum."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest, self._size = file, hashlib.sha256(), 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._digest.update(view)
+        self._size += view.nbytes
+        return self._file.write(view)
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    @property
+    def checksum(self) -> tuple[int, str]:
+        return self._size, self._digest.hexdigest()
+
+
+TAB = b"\t"
+
+
+def _sign(lines: bytes, attempt: str) -> bytes:
+    return lines + f"\t{attempt} {hashlib.sha256(lines + attempt.encode()).hexdigest()[:16]}\n".encode()
+
+
+def _check(record: bytes, where: str) -> tuple[bytes, str]:
+    lines, _, rest = record.rpartition(TAB)
+    attempt = rest.partition(b" ")[0].decode(errors="replace")
+    if _sign(lines, attempt) != record:
+        raise Trouble(f"corrupt record {where}: delete it and build again; what it recorded is done again")
+    return lines, attempt
+
+
+def _files_of(line: bytes) -> dict[str, tuple[int, str]]:
+    return dict(Unit.from_line(line).files)

@@ -1,0 +1,254 @@
+"""The engine: brings a stage's output up to date, and whatever it needs before it.
+
+Units that are committed are never done again. The plan and the records are both sorted by name and are compared as two
+streams, so that a driver's memory does not grow with the number of units. An output is finished by units.tsv and then
+complete.json; both are the same for every driver that finishes, so two of them may.
+"""
+
+import hashlib
+import itertools
+import os
+import socket
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pipelines.commits import TAB, Attempt, Commits, Record
+from pipelines.progress import Progress
+from pipelines.stage import Inputs, Resources, Stage
+from xmodal.identity import canonical_json
+from xmodal.outputs import LAYOUT, Output, Unit, directories
+from xmodal.storage import Storage, open_storage
+from xmodal.trouble import Trouble
+
+GATHER_EVERY = 10_000  # loose records: the most that a later driver has to read one by one
+CALL_SECONDS = 0.05
+UNITS_A_CALL = 256
+
+Call = list[tuple[str, Any]]  # units done together: one, or many where they are quick
+Worker = Callable[[Call], list[Record]]  # does and commits them
+
+
+class Runner(Protocol):
+    """Runs units anywhere and in any order; `open_worker` is called once in each worker."""
+
+    def __call__(
+        self, open_worker: Callable[[], Worker], units: Iterator[tuple[str, Any]], resources: Resources
+    ) -> Iterator[Record]: ...
+
+
+class Pace:
+    """How many units to send in one call: as many as take about CALL_SECONDS, so that tiny ones cost little."""
+
+    def __init__(self) -> None:
+        self._seconds_a_unit = CALL_SECONDS
+
+    def next_call(self, units: Iterator[tuple[str, Any]]) -> Call:
+        size = int(CALL_SECONDS / max(self._seconds_a_unit, 1e-6))
+        return list(itertools.islice(units, max(1, min(UNITS_A_CALL, size))))
+
+    def saw(self, units: int, seconds: float) -> None:
+        self._seconds_a_unit = 0.5 * (self._seconds_a_unit + seconds / units)
+
+
+def serial(
+    open_worker: Callable[[], Worker], units: Iterator[tuple[str, Any]], resources: Resources
+) -> Iterator[Record]:
+    """One unit after the other in this process: for tests, debugging and small work."""
+    worker, pace = open_worker(), Pace()
+    while call := pace.next_call(units):
+        started = time.perf_counter()
+        yield from worker(call)
+        pace.saw(len(call), time.perf_counter() - started)
+
+
+def build(stage: Stage[Any, Any], storage: Storage, run: Runner = serial, progress: Progress | None = None) -> Output:
+    """The stage's finished output; does nothing where it is finished already."""
+    inputs = tuple(i if isinstance(i, Output) else build(i, storage, run, progress) for i in stage.inputs)
+    output = Output(storage, stage.folder)
+    if not output.complete:
+        _describe(stage, storage)
+        try:
+            _bring_up_to_date(stage, inputs, storage, run, progress or Progress(quiet=True))
+        except Exception:
+            if not output.complete:  # else another driver finished meanwhile and swept up under our feet
+                raise
+    return output
+
+
+def pending(stage: Stage[Any, Any], storage: Storage) -> tuple[int, int]:
+    """How many units the plan has and how many of them are left; the inputs must be finished."""
+    output = Output(storage, stage.folder)
+    if output.complete:
+        return output.totals["units"], 0
+    inputs = tuple(i if isinstance(i, Output) else Output(storage, i.folder) for i in stage.inputs)
+    planned = Counter(done for done, _, _ in _compare(stage, inputs, Commits(storage, stage.folder)))
+    return planned.total(), planned[False]
+
+
+def _bring_up_to_date(
+    stage: Stage[Any, Any], inputs: Inputs, storage: Storage, run: Runner, progress: Progress
+) -> None:
+    commits = Commits(storage, stage.folder)
+    commits.adopt()
+    if stage.reuse:
+        _reuse(stage, inputs, storage, commits)
+    planned = Counter(done for done, _, _ in _compare(stage, inputs, commits))
+    log = RunLog(storage, stage.folder, planned=planned.total(), done=planned[True])
+    missing = ((name, work) for done, name, work in _compare(stage, inputs, commits) if not done)
+    with progress.over(stage.name, total=planned.total(), done=planned[True]) as tick:
+        if planned[False]:
+            _gather(run(OpenUnits(stage, inputs, storage.url), missing, stage.resources), commits, tick)
+    _finish(stage, inputs, storage, commits)
+    log.finished()
+
+
+def _gather(records: Iterable[Record], commits: Commits, tick: Callable[[int], None]) -> None:
+    """Records are gathered as they come, and also when the run fails, so that a later driver finds them together."""
+    loose: list[Record] = []
+    try:
+        for record in records:
+            loose.append(record)
+            tick(record.units)
+            if len(loose) == GATHER_EVERY:
+                commits.gather(loose)
+                loose = []
+    finally:
+        commits.gather(loose)
+
+
+def _compare(stage: Stage[Any, Any], inputs: Inputs, commits: Commits) -> Iterator[tuple[bool, str, Any]]:
+    """Every planned unit and whether it is committed: a merge of two sorted streams."""
+    committed = (line.partition(TAB)[0].decode() for line in commits.lines())
+    found, previous = next(committed, None), ""
+    for name, work in stage.plan(stage.config, inputs):
+        if name <= previous:
+            raise ValueError(f"stage {stage.name} plans {name!r} after {previous!r}: unit names must ascend")
+        if found is not None and found < name:
+            break
+        yield found == name, name, work
+        found, previous = next(committed, None) if found == name else found, name
+    if found is not None:
+        raise Trouble(f"{commits.where} holds {found}, which is not planned: stage {stage.name} needs a new version")
+
+
+def _finish(stage: Stage[Any, Any], inputs: Inputs, storage: Storage, commits: Commits) -> None:
+    """Checks that everything planned is committed, then writes units.tsv and, last, complete.json."""
+    left = next((name for done, name, _ in _compare(stage, inputs, commits) if not done), None)
+    if left is not None:
+        raise Trouble(f"{commits.where}: unit {left} was done but its record is gone: build again")
+    digest, totals = hashlib.sha256(), _Totals(stage.name)
+    with storage.writer(f"{stage.folder}/units.tsv") as file:
+        for line in commits.lines():
+            file.write(line)
+            digest.update(line)
+            totals.add(Unit.from_line(line))
+    summary = totals.summary() | {"layout": LAYOUT, "units_sha256": digest.hexdigest()}
+    storage.write(f"{stage.folder}/complete.json", canonical_json(summary))
+    commits.sweep()
+
+
+class _Totals:
+    """What complete.json sums up."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage, self._files = stage, set[str]()
+        self._units, self._bytes = 0, 0
+        self._counts, self._failures = Counter[str](), Counter[str]()
+
+    def add(self, unit: Unit) -> None:
+        self._units += 1
+        self._bytes += sum(size for size, _ in unit.files.values())
+        self._counts.update(unit.counts)
+        self._failures.update(kind for _, kind, _ in unit.failures)
+        if clash := self._files.intersection(unit.files):
+            raise ValueError(f"stage {self._stage}: two units write {min(clash)!r}")
+        self._files.update(unit.files)
+
+    def summary(self) -> dict[str, object]:
+        totals = {"units": self._units, "files": len(self._files), "bytes": self._bytes}
+        return totals | {"counts": self._counts, "failures": self._failures}
+
+
+def _describe(stage: Stage[Any, Any], storage: Storage) -> None:
+    """stage.json: written by the first driver, compared by every later one."""
+    key, about = f"{stage.folder}/stage.json", canonical_json(stage.about())
+    if not storage.create(key, about) and storage.read(key) != about:
+        raise Trouble(
+            f"{storage.url}/{key} is not what this stage says of itself: delete its directory and build again"
+        )
+
+
+def _reuse(stage: Stage[Any, Any], inputs: Inputs, storage: Storage, commits: Commits) -> None:
+    """Units of finished outputs that differ in their inputs only, taken over where their work is the same."""
+    for other in directories(storage, stage.name):
+        same = all(other.about[name] == stage.about()[name] for name in ("version", "config"))
+        if same and other.identity != stage.identity and other.complete:
+            _reuse_units(stage, inputs, other, commits)
+
+
+def _reuse_units(stage: Stage[Any, Any], inputs: Inputs, other: Output, commits: Commits) -> None:
+    lent = {unit.name: unit for unit in other.units()}
+    taken: list[Record | None] = []
+    for done, name, work in _compare(stage, inputs, commits):
+        unit = lent.get(name)
+        if not done and unit is not None and unit.key == stage.work_key(work):
+            taken.append(commits.take(unit, other))
+    commits.gather([record for record in taken if record])
+
+
+@dataclass(frozen=True)
+class OpenUnits:
+    """What a worker is sent: calling it opens the stage there, and gives the function that does and commits units."""
+
+    stage: Stage[Any, Any]
+    inputs: Inputs
+    url: str
+
+    def __call__(self) -> Worker:
+        stage, storage = self.stage, open_storage(self.url)
+        commits = Commits(storage, stage.folder)
+        do = stage.open(stage.config, tuple(Output(open_storage(i.storage.url), i.folder) for i in self.inputs))
+
+        def units(call: Call) -> list[Record]:
+            records, bare = [], []
+            for name, work in call:
+                if record := commits.find(name):  # another driver's, or ours before the worker died
+                    records.append(record)
+                    continue
+                attempt, line = self._attempt(do, name, work, commits)
+                if attempt.files:
+                    records.append(commits.commit(attempt, line))
+                else:
+                    bare.append(line)
+            return [*records, commits.commit_together(bare)] if bare else records
+
+        return units
+
+    def _attempt(self, do: Any, name: str, work: Any, commits: Commits) -> tuple[Attempt, bytes]:
+        attempt = commits.attempt(name)
+        try:
+            counts = do(work, attempt)
+        except Exception as error:
+            attempt.discard()
+            error.add_note(f"in unit {name} of stage {self.stage.name}")
+            raise
+        return attempt, attempt.line(counts, self.stage.work_key(work) if self.stage.reuse else None)
+
+
+class RunLog:
+    """Who ran when and where: `_runs/<time>.json`, outside the promise of identical bytes."""
+
+    def __init__(self, storage: Storage, folder: str, planned: int, done: int) -> None:
+        self._storage = storage
+        self._key = f"{folder}/_runs/{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}.json"
+        self._facts: dict[str, object] = {"planned": planned, "done_before": done, "started": round(time.time(), 3)}
+        self._facts |= {"host": socket.gethostname(), "pid": os.getpid(), "python": sys.version.split()[0]}
+        storage.write(self._key, canonical_json(self._facts))
+
+    def finished(self) -> None:
+        self._storage.write(self._key, canonical_json(self._facts | {"finished": round(time.time(), 3)}))

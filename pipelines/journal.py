@@ -1,0 +1,66 @@
+"""A journal: facts about names, appended as sorted immutable segments and read as one sorted stream.
+
+A line is `name<TAB>JSON`; lines sort by name. Segments are named by their content, so that adding one twice is adding
+it once, and two drivers that compact at the same time leave the same facts behind. Nothing is ever changed in place.
+"""
+
+import hashlib
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from typing import Any, BinaryIO, cast
+
+from xmodal.storage import Storage
+from xmodal.trouble import Trouble
+
+MANY_SEGMENTS = 64  # merged beyond this: each is an open file while the journal is read
+_ATTEMPTS = 5
+
+
+class Journal:
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._storage, self._folder = storage, folder
+
+    def add(self, lines: Iterable[bytes]) -> None:
+        """One new segment, durable when this returns."""
+        data = b"".join(sorted(lines))
+        if data:
+            self._storage.create(f"{self._folder}/{_name_of(hashlib.sha256(data).hexdigest())}", data)
+
+    def lines(self) -> Iterator[bytes]:
+        """Every fact once, in order of the names, in bounded memory."""
+        with ExitStack() as files:
+            merged = heapq.merge(*self._open_segments(files))
+            yield from (line for line, _ in itertools.groupby(merged))
+
+    def merge(self) -> None:
+        """Many segments become one; harmless beside another reader or another driver that merges."""
+        names = self._segments()
+        if len(names) > MANY_SEGMENTS:
+            self.add(self.lines())
+            self._storage.delete(*(f"{self._folder}/{name}" for name in names))
+
+    def _segments(self) -> list[str]:
+        return [name for name in self._storage.names(self._folder) if name.endswith(".tsv") and name[0] != "."]
+
+    def _open_segments(self, files: ExitStack) -> list[BinaryIO]:
+        """All at once; one that vanished meanwhile was merged by somebody, so the folder is listed again."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return [self._open_checked(name, files) for name in self._segments()]
+            except FileNotFoundError:
+                files.close()
+        raise Trouble(f"{self._storage.url}/{self._folder} keeps changing: is another driver at work on it? Try again")
+
+    def _open_checked(self, name: str, files: ExitStack) -> BinaryIO:
+        key = f"{self._folder}/{name}"
+        file = files.enter_context(self._storage.open(key))
+        if _name_of(hashlib.file_digest(cast(Any, file), "sha256").hexdigest()) != name:
+            raise Trouble(f"{self._storage.url}/{key} is corrupt: delete it and run again; what it held is done again")
+        file.seek(0)
+        return file
+
+
+def _name_of(digest: str) -> str:
+    return digest[:32] + ".tsv"

@@ -1,0 +1,72 @@
+"""Progress on stderr: one line that is redrawn on a terminal, one line now and then in a log, nothing when quiet."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+TERMINAL_SECONDS = 0.1
+LOG_SECONDS = 30.0
+
+
+class Progress:
+    def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
+        self._stream = stream or sys.stderr
+        self._quiet = quiet
+        self._redraws = self._stream.isatty()
+
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            print(text, file=self._stream, flush=True)
+
+    @contextmanager
+    def over(self, name: str, total: int, done: int = 0, unit: str = "units") -> Iterator[Callable[[int], None]]:
+        """Gives the function to call with how many were just done. A part that fails is shown as far as it came."""
+        started = shown = time.monotonic()
+        now_done = done
+
+        def tick(count: int) -> None:
+            nonlocal now_done, shown
+            now_done += count
+            now = time.monotonic()
+            if now - shown >= (TERMINAL_SECONDS if self._redraws else LOG_SECONDS):
+                shown = now
+                self._draw(_line(name, now_done, done, total, unit, now - started))
+
+        try:
+            yield tick
+        finally:
+            self._draw(_line(name, now_done, done, total, unit, time.monotonic() - started), last=True)
+
+    def _draw(self, line: str, last: bool = False) -> None:
+        if self._quiet:
+            return
+        if self._redraws:
+            print(f"\r\x1b[K{line}", end="\n" if last else "", file=self._stream, flush=True)
+        else:
+            print(line, file=self._stream, flush=True)
+
+
+def _line(name: str, now_done: int, before: int, total: int, unit: str, seconds: float) -> str:
+    rate = (now_done - before) / seconds if seconds > 0 else 0.0
+    percent = 100 * now_done // total if total else 100
+    text = f"{name}: {now_done:,}/{total:,} {unit} ({percent} %)"
+    if now_done == before:
+        return text + (", all done before" if now_done == total else "")
+    if now_done < total and rate > 0:
+        return f"{text}, {_rate(rate, unit)}, {duration((total - now_done) / rate)} left"
+    return f"{text}, {_rate(rate, unit)}, in {duration(seconds)}"
+
+
+def _rate(rate: float, unit: str) -> str:
+    return f"{rate:,.1f} {unit}/s" if rate >= 1 else f"{60 * rate:.1f} {unit}/min"
+
+
+def duration(seconds: float) -> str:
+    """`9 s`, `3 min`, `2 h 05 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"

@@ -1,0 +1,193 @@
+"""The Ray runner: a pool of actors that pull units, any of which may die at any time. The one file that imports Ray.
+
+Ray Core rather than Ray Data (measured on the same work): Ray Data aborts the whole dataset on one exception, by
+default retries for ever a unit that kills its worker, merges and splits units into blocks of its own, and costs about
+9 ms a block. Here a unit stays a unit, a dead worker is replaced and its calls are given to others, and a unit that
+kills its worker three times is named. Which unit runs where has no influence on any byte.
+"""
+
+import logging
+import os
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from pipelines.commits import Record
+from pipelines.engine import Call, Pace, Worker
+from pipelines.stage import Resources
+from xmodal.trouble import Trouble
+
+IN_FLIGHT = 2  # calls an actor has at most: one at work, one waiting
+DEATHS_A_UNIT = 3
+OBJECT_STORE_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class RayRunner:
+    """`workers` actors on the cluster at `address`, or on one of this machine's own that ends with the process."""
+
+    workers: int = 0  # 0: as many as the cluster has room for
+    address: str | None = None
+
+    def __call__(
+        self, open_worker: Callable[[], Worker], units: Iterator[tuple[str, Any]], resources: Resources
+    ) -> Iterator[Record]:
+        connect(self.address)
+        pool = _Pool(open_worker, units, resources, self.workers or _room(resources))
+        try:
+            yield from pool.results()
+        finally:
+            pool.stop()
+
+
+def connect(address: str | None = None) -> None:
+    """Joins the cluster at `address`, or starts a small one here; nothing where this process has one already."""
+    if ray.is_initialized():
+        return
+    if address is None:
+        ray.init(
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=_short_folder(),
+            _system_config={"task_events_report_interval_ms": 0},  # halves the driver's memory over 100,000 calls
+        )
+        return
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError) as error:
+        raise Trouble(
+            f"no Ray cluster at {address}: start one with `ray start --head`, or leave --address out"
+        ) from error
+
+
+def disconnect() -> None:
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+def _short_folder() -> str:
+    """Ray's socket paths may not exceed 107 bytes, whatever TMPDIR says."""
+    folder = os.path.join(tempfile.gettempdir(), f"xmodal-ray-{os.getuid()}")
+    return folder if len(folder) < 40 else f"/tmp/xmodal-ray-{os.getuid()}"
+
+
+def _room(resources: Resources) -> int:
+    """How many workers of this size the cluster can hold at once."""
+    has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    needs = {"CPU": resources.cpus, "GPU": resources.gpus, **resources.custom}
+    room = [int(has.get(name, 0) // amount) for name, amount in needs.items() if amount > 0]
+    if min(room, default=1) < 1:
+        raise Trouble(f"the Ray cluster has {_sizes(has)} and one worker needs {_sizes(needs)}")
+    return min(room, default=1)
+
+
+def _sizes(resources: dict[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(resources.items()) if ":" not in name)
+
+
+class _Actor:
+    """Runs in the worker process. It opens with its first call, so that trouble there is an error and not a death."""
+
+    def __init__(self, open_worker: Callable[[], Worker]) -> None:
+        self._open = open_worker
+        self._work: Worker | None = None
+
+    def run(self, call: Call) -> tuple[float, list[Record]]:
+        work = self._work = self._work or self._open()
+        started = time.perf_counter()
+        records = work(call)
+        return time.perf_counter() - started, records
+
+
+@dataclass
+class _Member:
+    """One actor of the pool and the calls it has, oldest first."""
+
+    handle: Any
+    calls: dict[Any, Call] = field(default_factory=dict)
+
+
+class _Pool:
+    def __init__(
+        self, open_worker: Callable[[], Worker], units: Iterator[tuple[str, Any]], resources: Resources, size: int
+    ) -> None:
+        self._actor = ray.remote(
+            max_restarts=0,
+            max_task_retries=0,
+            num_cpus=resources.cpus,
+            num_gpus=resources.gpus,
+            resources=dict(resources.custom),
+        )(_Actor)
+        self._open = ray.put(open_worker)
+        self._units, self._again, self._pace = units, deque[Call](), Pace()
+        self._deaths = Counter[str]()
+        self._members = [self._start() for _ in range(size)]
+
+    def results(self) -> Iterator[Record]:
+        """What was committed, as it comes, until there is nothing left to do."""
+        for member in self._members:
+            self._feed(member)
+        while waiting := {call: member for member in self._members for call in member.calls}:
+            (ready, *_), _ = ray.wait(list(waiting), num_returns=1)
+            member = waiting[ready]
+            try:
+                seconds, records = ray.get(ready)
+            except RayActorError as error:
+                self._replace(member, error)
+                continue
+            except RayTaskError as error:
+                raise _cause(error) from None
+            self._pace.saw(len(member.calls.pop(ready)), seconds)
+            self._feed(member)
+            yield from records
+
+    def stop(self) -> None:
+        for member in self._members:
+            ray.kill(member.handle)
+
+    def _start(self) -> _Member:
+        return _Member(self._actor.remote(self._open))
+
+    def _feed(self, member: _Member) -> None:
+        while len(member.calls) < IN_FLIGHT and (call := self._next_call()):
+            member.calls[member.handle.run.remote(call)] = call
+
+    def _next_call(self) -> Call:
+        return self._again.popleft() if self._again else self._pace.next_call(self._units)
+
+    def _replace(self, member: _Member, error: RayActorError) -> None:
+        """A new actor for a dead one. Only the oldest call had started: its units are tried again one by one."""
+        started, *waiting = member.calls.values()
+        for name, _ in started:
+            self._deaths[name] += 1
+            if self._deaths[name] == DEATHS_A_UNIT:
+                raise Trouble(
+                    f"unit {name} has killed its worker {DEATHS_A_UNIT} times; the last: {_first_line(error)}"
+                )
+        self._again.extend([unit] for unit in started)
+        self._again.extend(waiting)
+        self._members[self._members.index(member)] = fresh = self._start()
+        for other in (fresh, *self._members):
+            self._feed(other)
+
+
+def _cause(error: RayTaskError) -> Exception:
+    """What the worker raised, with its own traceback as a note."""
+    cause = error.cause
+    if not isinstance(cause, Exception):
+        return error
+    if not isinstance(cause, Trouble | OSError):
+        cause.add_note(str(error))
+    return cause
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,152 @@
+"""Corpora: one module each, found because the file exists.
+
+A module holds a docstring with a sample of the publisher's file, `parse`, and `CORPUS`. Nothing in it downloads. A
+corpus of your own is a file too: wherever a corpus is named, `path/to/mine.py` will do.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import BinaryIO, Literal
+
+from xmodal.records import Row
+from xmodal.storage import LocalStorage, Storage
+from xmodal.trouble import Trouble
+
+Part = Literal["annotations", "media"]
+ReleaseClass = Literal[
+    "all", "features", "ids", "nothing"
+]  # what may be published: itself, what was computed from it, …
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of the publisher. `path` is its place in the raw folder and its name in the ledger.
+
+    `part` says what the file holds: parsing needs the annotations alone, so that records never wait for pictures, and
+    corpora that share a media set share only media.
+    """
+
+    path: str
+    url: str | None = None
+    mirrors: tuple[str, ...] = ()
+    bytes: int | None = None
+    sha256: str | None = None
+    how: str = ""  # what a person must do when url is None
+    part: Part = "annotations"
+
+    def __post_init__(self) -> None:
+        unsafe = self.path.startswith(("/", "~")) or "\\" in self.path or not self.path
+        if unsafe or any(p in ("", ".", "..") for p in self.path.split("/")) or not self.path.isprintable():
+            raise ValueError(f"a source's path is relative and stays inside the raw folder, not {self.path!r}")
+        if self.url is None and not self.how:
+            raise ValueError(f"{self.path}: a source without URL says in `how` what a person must do")
+
+
+class Raw:
+    """The publisher's files, by the paths that the sources give them. Files are opened, never listed or guessed."""
+
+    def __init__(self, storage: Storage, keys: Mapping[str, str], how: Mapping[str, str] | None = None) -> None:
+        self._storage, self._keys, self._how = storage, keys, how or {}
+
+    @staticmethod
+    def folder(path: str | Path) -> "Raw":
+        """A folder that holds the files already; for notebooks and tests."""
+        base = Path(path)
+        keys = {str(p.relative_to(base).as_posix()): str(p.relative_to(base)) for p in base.rglob("*") if p.is_file()}
+        return Raw(LocalStorage(str(base)), keys)
+
+    def open(self, path: str) -> BinaryIO:
+        if path not in self._keys:
+            hint = self._how.get(path) or "fetch it, or give its folder with --raw"
+            raise Trouble(f"{path} is not here: {hint}")
+        return self._storage.open(self._keys[path])
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._keys
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """`version` counts changes of what `parse` yields from the same bytes: it is part of the records' identity.
+
+    A part that `release` does not name is released as "nothing". `counts` are asserted after a full parse: of a table
+    ("captions"), or of what a table holds for one split ("items:karpathy/train").
+    """
+
+    name: str
+    homepage: str
+    licence: str
+    media_set: str
+    sources: tuple[Source, ...]
+    parse: Callable[[Raw], Iterator[Row]]
+    media: Callable[[Raw], Iterator[Source]] | None = None
+    release: Mapping[Part, ReleaseClass] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        paths = [source.path for source in self.sources]
+        if len(set(paths)) < len(paths):
+            raise ValueError(f"corpus {self.name}: two sources have one path")
+
+
+@dataclass(frozen=True)
+class View:
+    """What one reader sees of a corpus: `captions_per_item` None is all of them, 5 the first five by position.
+
+    `text` is the source of the captions. Sparse corpora are views too: their splits name the part that is annotated.
+    """
+
+    corpus: str
+    split: str
+    captions_per_item: int | None = None
+    text: str = "human"
+
+    def __post_init__(self) -> None:
+        if self.captions_per_item is not None and self.captions_per_item < 1:
+            raise ValueError(f"captions_per_item is None or at least 1, not {self.captions_per_item}")
+
+
+def names() -> list[str]:
+    """Every corpus that has a module here."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def load(name: str) -> Corpus:
+    """The corpus of that name, or the one that a Python file defines."""
+    if name.endswith(".py"):
+        return _corpus_of(_module_from_file(name), name)
+    if name not in names():
+        raise Trouble(f"no corpus {name!r}; there are: {', '.join(names())}; a file mine.py with a CORPUS also works")
+    return _corpus_of(importlib.import_module(f"{__name__}.{name}"), name)
+
+
+def _module_from_file(path: str) -> ModuleType:
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise Trouble(f"no corpus file {path}")
+    name = f"xmodal_corpus_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while they are made
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[name]  # else workers, which cannot import it, would be sent its name in place of its code
+    return module
+
+
+def _corpus_of(module: ModuleType, name: str) -> Corpus:
+    corpus = getattr(module, "CORPUS", None)
+    if not isinstance(corpus, Corpus):
+        raise Trouble(f"{name} defines no CORPUS of class xmodal.corpora.Corpus")
+    return corpus

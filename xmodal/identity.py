@@ -1,0 +1,52 @@
+"""Identity: the fingerprint of everything that decides an output, and nothing else.
+
+Two configs that mean the same give the same bytes here: fields are sorted, 1 and 1.0 are one number, lists are tuples.
+Whatever has no canonical form (a set, a path, a function, NaN) is refused: an unstable fingerprint is worse than none.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+DIGITS = 16  # of a directory's name: 64 bits, checked against the whole stage.json when the directory is opened
+
+
+def fingerprint(value: object) -> str:
+    """The sha256 of a value's canonical form, in hexadecimal."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def canonical_json(value: object) -> bytes:
+    """Sorted keys, no spaces, UTF-8: the only way this project writes JSON that is compared or hashed."""
+    plain = to_plain(value)
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def to_plain(value: object) -> Any:
+    """Dataclasses (named, so that two classes with equal fields differ), mappings and sequences as plain JSON values."""
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, float):
+        return _number(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"_type": type(value).__name__} | {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {_text_key(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_plain(item) for item in value]
+    raise TypeError(f"{type(value).__name__} has no canonical form: use plain values, tuples and frozen dataclasses")
+
+
+def _number(value: float) -> float | int:
+    if not math.isfinite(value):
+        raise ValueError(f"{value} has no canonical form: give a finite number")
+    return int(value) if value.is_integer() else value
+
+
+def _text_key(key: object) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"a mapping in a config has text keys, not {key!r}")
+    return key

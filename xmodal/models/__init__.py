@@ -1,0 +1,247 @@
+"""What a model is to all around it, and what a recipe says. Every other module is one: config, network, `RECIPES`."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmodal.corpora import View
+from xmodal.trouble import Trouble
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from xmodal.batches import Batch, Padded, Stream
+
+V = TypeVar("V")
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Scorer(Protocol[V, T]):
+    """Everything that can be evaluated. What an encoder returns is the model's own business: vectors, sets, densities.
+
+    Evaluation only hands it back, a visual with a text block at a time, so a similarity of two sets (SCAN) fits too.
+    A row's scores must not depend on its block. Shifts and flips at test time happen inside the encoders.
+    """
+
+    def encode_visual(self, visual: "Padded") -> V: ...
+
+    def encode_text(self, text: "Padded") -> T: ...  # tokens or dense features: the recipe's `text` says which
+
+    def similarity(self, visual: V, text: T) -> "Tensor": ...  # (visual rows, text rows), greater is closer
+
+
+@runtime_checkable
+class Trainable(Scorer[V, T], Protocol[V, T]):
+    """A `torch.nn.Module` that learns by gradients, and reads features in every phase.
+
+    Where a phase starts from pixels, the trainer puts the network that made the features in front, as `trunk`, so that
+    no model knows two kinds of input. Mining with the model is part of the objective: the batch brings candidates.
+    """
+
+    def objective(self, batch: "Batch") -> "dict[str, Tensor]":
+        """Scalars before weighting, by exactly the names that the phase weighs; a term that is off is zero."""
+
+
+@runtime_checkable
+class Solvable(Scorer[V, T], Protocol[V, T]):
+    """A closed form, such as CCA. Not a kind of `Trainable`, as the two share nothing but scoring."""
+
+    def solve(self, stream: "Iterable[Stream]") -> None: ...  # sees every pair once, in blocks, and must not keep them
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What a network must know of its data before it can be built, and a config cannot say."""
+
+    visual_width: int
+    text_width: int  # the vocabulary's size for tokens
+    instances: int  # training items, or identities where the corpus has them: the outputs of an instance classifier
+    word_vectors: NDArray[np.float32] | None = None  # a row a word; a word without vector is NaN and starts as it would
+
+
+class Config(Protocol):  # a model's frozen dataclass of plain values
+    def build(self, inputs: Inputs) -> Scorer[Any, Any]: ...
+
+
+@dataclass(frozen=True)
+class Features:
+    """The feature stage that is read, for texts too where they are vectors (Fisher vectors, concept scores)."""
+
+    stage: str
+    frames: int | None = None  # of a clip
+    ends: int = 0  # frames dropped at both ends in evaluation
+    rule: Literal["official", "linspace"] = "official"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Captions as word ids. Only in training, words are marked as unknown, then others are deleted (PCME)."""
+
+    tokenizer: str
+    minimum_count: int
+    longest: int | None = None
+    vectors: str | None = None
+    unknown: Literal["mark", "skip"] = "mark"  # Dual-Path skips words outside its dictionary
+    marked: float = 0.0
+    deleted: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """Multiplies the rate when the validation rsum has not risen for `patience` validations."""
+
+    factor: float
+    patience: int
+    minimum: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Half a wave down to zero; a phase may be shorter than the wave."""
+
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """Multiplies the rate after each of these epochs of the phase."""
+
+    after: tuple[int, ...]
+    factor: float
+
+
+Rule = Literal["adam", "amsgrad", "adamp", "sgd", "nesterov"]
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """How parameters move. Patterns match names as `fnmatch` does (`trunk.*`); the first that matches counts."""
+
+    rule: Rule
+    learning_rate: float
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    clip_norm: float | None = None
+    unclipped: tuple[str, ...] = ()  # left out of the norm too (PCME's scale and shift)
+    multipliers: tuple[tuple[str, float], ...] = ()  # pairs, not a mapping, because their order decides
+    schedule: Plateau | Cosine | Step | None = None
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(Rule):
+            raise ValueError(f"no optimiser {self.rule!r}; there are: {', '.join(get_args(Rule))}")
+        if self.learning_rate <= 0 or (self.clip_norm is not None and self.clip_norm <= 0):
+            raise ValueError(f"learning_rate {self.learning_rate} and clip_norm {self.clip_norm} must be above zero")
+        if (self.rule == "nesterov" and not self.momentum) or (self.momentum and self.rule not in ("sgd", "nesterov")):
+            raise ValueError(
+                f"{self.rule} with momentum {self.momentum}: nesterov needs one, sgd may have one, no other"
+            )
+
+
+@dataclass(frozen=True)
+class Relative:
+    """A weight of factor * (term `to` / this term), held constant for the gradient (PVSE, figure 7)."""
+
+    factor: float
+    to: str
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Every item of a batch brings so many different captions (Two-Branch)."""
+
+    captions: int
+
+
+@dataclass(frozen=True)
+class OnePerClass:
+    """A batch is one pair of every class, whatever the recipe's batch size (PCME on CUB)."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Half the visual rows are paired, half are not; each pair brings `texts` texts of other items (Dual-Path)."""
+
+    texts: int
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """Region-phrase pairs by overlap with the phrase's box; a row has `neighbours` positives or more (Two-Branch)."""
+
+    positive_overlap: float  # 1 takes the annotated box alone
+    negative_overlap: float
+    neighbours: int
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How pictures are cut where a phase trains the trunk too; not a yes or no, because papers differ in it."""
+
+    crop: Literal["resized", "random", "centre"]
+    flip: bool
+    jitter: bool = False  # colour, one draw a clip
+    erase: float = 0.0  # the chance that a rectangle is erased
+    evaluation: Literal["centre", "whole_and_flipped"] = "centre"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Starts from the last weights of the phase before, with a fresh optimiser."""
+
+    epochs: int
+    optimiser: Optimiser
+    weights: Mapping[str, float | Relative]
+    frozen: tuple[str, ...] = ()  # patterns; in evaluation mode too, which a multiplier of 0 is not
+    pixels: Pixels | None = None
+    sampler: Neighbours | OnePerClass | Candidates | Phrases | None = None  # None: every pair once an epoch, shuffled
+    validate_every: int = 1  # epochs
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.validate_every < 1 or not self.weights:
+            raise ValueError("a phase needs epochs and validate_every of 1 or more, and a term to weigh")
+        for name, weight in self.weights.items():
+            if isinstance(weight, Relative) and weight.to not in self.weights.keys() - {name}:
+                raise ValueError(f"{name!r} is weighed relative to {weight.to!r}, which is no other term of the phase")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Every number a paper would print of one run. No test split: what is chosen is chosen on `validation`."""
+
+    name: str
+    cites: str  # the section that its numbers come from, or that they are ours
+    view: View
+    validation: View
+    visual: Features
+    text: Tokens | Features
+    model: Config
+    phases: tuple[Phase, ...]  # none for a closed form, or for what needs no fitting
+    batch_size: int  # pairs, in each stream
+    seed: int = 0
+    unannotated: View | None = None  # the second stream (A3VSE)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"recipe {self.name!r}: batch_size {self.batch_size} must be 1 or more")
+        for view in (self.view, self.validation, self.unannotated):
+            if view is not None and "test" in view.split:
+                raise ValueError(f"recipe {self.name!r} would train or choose on split {view.split!r}")
+        if self.unannotated is not None and self.unannotated.text == "human":
+            raise ValueError(f"recipe {self.name!r}: the un-annotated stream must not read what people wrote")
+
+
+def names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def load(name: str) -> ModuleType:
+    if name not in names():
+        raise Trouble(f"no model {name!r}; there are: {', '.join(names())}")
+    return importlib.import_module(f"{__name__}.{name}")

@@ -1,0 +1,138 @@
+"""Finished outputs under a root: found, opened and checked without knowing the stage that made them.
+
+    <root>/<stage>/<identity>/stage.json      what this is: name, version, config, inputs
+                              units.tsv       one line a unit: its name, then its files, sizes, checksums and counts
+                              complete.json   written last: the checksum of units.tsv and the totals
+                              …               the files themselves
+
+A directory without complete.json is work in progress and is refused.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, BinaryIO
+
+from xmodal.identity import canonical_json
+from xmodal.storage import Storage, open_storage
+from xmodal.trouble import Trouble
+
+LAYOUT = 1
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One committed piece of work; a file is (bytes, sha256); a failure is (row, class, reason).
+
+    `key` is the fingerprint of what decided it, where its stage lends units to other outputs of the same stage.
+    """
+
+    name: str
+    files: Mapping[str, tuple[int, str]]
+    counts: Mapping[str, int]
+    failures: tuple[tuple[str, str, str], ...] = ()
+    key: str | None = None
+
+    def line(self) -> bytes:
+        """Name, tab, canonical JSON: sorted lines are sorted by name."""
+        facts: dict[str, object] = {"files": self.files, "counts": self.counts}
+        facts |= {"failures": self.failures} if self.failures else {}
+        facts |= {"key": self.key} if self.key else {}
+        return self.name.encode() + b"\t" + canonical_json(facts) + b"\n"
+
+    @staticmethod
+    def from_line(line: bytes) -> "Unit":
+        name, _, body = line.partition(b"\t")
+        facts = json.loads(body)
+        files = {file: (size, digest) for file, (size, digest) in facts["files"].items()}
+        failures = tuple((row, kind, reason) for row, kind, reason in facts.get("failures", ()))
+        return Unit(name.decode(), files, facts["counts"], failures, facts.get("key"))
+
+
+@dataclass(frozen=True)
+class Output:
+    """A finished directory of a stage."""
+
+    storage: Storage
+    folder: str
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """stage.json."""
+        return _read_json(self.storage, f"{self.folder}/stage.json")
+
+    @property
+    def stage(self) -> str:
+        return str(self.about["stage"])
+
+    @property
+    def identity(self) -> str:
+        return str(self.about["identity"])
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return dict(self.about["config"])
+
+    @cached_property
+    def totals(self) -> dict[str, Any]:
+        """complete.json: units, files, bytes, counts and failures by class."""
+        return _read_json(self.storage, f"{self.folder}/complete.json")
+
+    @property
+    def complete(self) -> bool:
+        return self.storage.size(f"{self.folder}/complete.json") is not None
+
+    def units(self) -> Iterator[Unit]:
+        """Every unit in order of its name, after units.tsv has been checked as a whole."""
+        data = self.storage.read(f"{self.folder}/units.tsv")
+        if hashlib.sha256(data).hexdigest() != self.totals["units_sha256"]:
+            raise Trouble(f"{self.where}/units.tsv is not what was committed: delete {self.where} and build again")
+        return map(Unit.from_line, data.splitlines())
+
+    @cached_property
+    def files(self) -> dict[str, int]:
+        """Every file with the size it must have."""
+        return {name: size for unit in self.units() for name, (size, _) in unit.files.items()}
+
+    def open(self, name: str) -> BinaryIO:
+        """One file, refused where it is missing or its size is not the committed one."""
+        if name not in self.files:
+            raise Trouble(f"{self.where} has no file {name!r}; it has: {', '.join(list(self.files)[:8])}")
+        actual = self.storage.size(f"{self.folder}/{name}")
+        if actual != self.files[name]:
+            found = "missing" if actual is None else f"{actual} bytes instead of {self.files[name]}"
+            raise Trouble(f"{self.where}/{name} is {found}: `xmodal verify --forget`, then build again")
+        return self.storage.open(f"{self.folder}/{name}")
+
+    @property
+    def where(self) -> str:
+        return f"{self.storage.url}/{self.folder}"
+
+
+def find(root: str, stage: str | None = None, **config: object) -> list[Output]:
+    """The finished outputs under a root whose stage and named config values are these."""
+    storage = open_storage(root)
+    found = (output for output in directories(storage, stage) if output.complete)
+    return [o for o in found if all(o.config.get(name) == value for name, value in config.items())]
+
+
+def directories(storage: Storage, stage: str | None = None) -> Iterator[Output]:
+    """Every stage directory, finished or not, in order of stage and identity."""
+    for name in storage.names("") if stage is None else [stage]:
+        if name.startswith(("_", ".")) or name == "blobs":
+            continue
+        for identity in storage.names(name):
+            if storage.size(f"{name}/{identity}/stage.json") is not None:
+                yield Output(storage, f"{name}/{identity}")
+
+
+def _read_json(storage: Storage, key: str) -> dict[str, Any]:
+    try:
+        value = json.loads(storage.read(key))
+    except ValueError as error:
+        raise Trouble(f"{storage.url}/{key} is corrupt ({error}): delete its directory and build again") from error
+    if not isinstance(value, dict) or value.get("layout") != LAYOUT:
+        raise Trouble(f"{storage.url}/{key} is of another layout than {LAYOUT}: it was written by another version")
+    return value

@@ -1,0 +1,230 @@
+"""A root is a folder or an object store. These few operations are all that the rest of the project asks of one.
+
+Keys are relative, with `/`. What matters is said by three verbs: `create` puts a small record if nobody has (the
+first writer wins, and it survives a power cut), `publish` moves finished bytes to their final key and never overwrites,
+`write` replaces a whole small file at once. Locally these are a hard link, a hard link and a rename, each with fsync;
+on an object store a conditional put, a server-side copy and a put. File systems without hard links (exFAT, some
+network mounts) are refused by `xmodal doctor` and by the first commit.
+"""
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, Protocol, cast
+
+import fsspec
+
+
+class Storage(Protocol):
+    url: str
+
+    def read(self, key: str) -> bytes: ...
+    def open(self, key: str) -> BinaryIO: ...
+    def size(self, key: str) -> int | None:
+        """Bytes, or None where there is no such file."""
+
+    def names(self, prefix: str) -> list[str]:
+        """What lies directly in a folder, files and folders, sorted; nothing where there is no such folder."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Put if absent; False when another writer was first."""
+
+    def write(self, key: str, data: bytes) -> None: ...
+    def writer(self, key: str) -> "Any":
+        """A context manager with a binary file; the key exists, whole and durable, once it ends without error."""
+
+    def publish(self, source: str, final: str) -> None:
+        """Move to the final key; nothing happens where that exists already."""
+
+    def link(self, source: str, final: str) -> None:
+        """The same bytes under a second key: a hard link or a server-side copy; an existing key is kept."""
+
+    def delete(self, *keys: str) -> None:
+        """Files or whole folders; fine where there are none."""
+
+    def free_bytes(self) -> int | None: ...
+
+
+def open_storage(url: str) -> Storage:
+    """`s3://bucket/run`, any other fsspec URL, or a path."""
+    return RemoteStorage(url) if "://" in url and not url.startswith("file://") else LocalStorage(url)
+
+
+class LocalStorage:
+    def __init__(self, url: str) -> None:
+        self.url = str(Path(url.removeprefix("file://")).expanduser().absolute())
+        self._made: set[str] = set()
+
+    def path(self, key: str) -> str:
+        return f"{self.url}/{key}" if key else self.url
+
+    def read(self, key: str) -> bytes:
+        with open(self.path(key), "rb") as file:
+            return file.read()
+
+    def open(self, key: str) -> BinaryIO:
+        return open(self.path(key), "rb")
+
+    def size(self, key: str) -> int | None:
+        try:
+            return os.stat(self.path(key)).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def names(self, prefix: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.path(prefix)))
+        except FileNotFoundError:
+            return []
+
+    def create(self, key: str, data: bytes) -> bool:
+        temporary = self._temporary(key)
+        try:
+            with open(temporary, "xb", buffering=0) as file:
+                file.write(data)
+                os.fsync(file.fileno())
+            os.link(temporary, self.path(key))
+        except FileExistsError:
+            return False
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+        self._sync_folder(key)
+        return True
+
+    def write(self, key: str, data: bytes) -> None:
+        with self.writer(key) as file:
+            file.write(data)
+
+    @contextmanager
+    def writer(self, key: str) -> Iterator[BinaryIO]:
+        temporary = self._temporary(key)
+        try:
+            with open(temporary, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path(key))
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+        self._sync_folder(key)
+
+    def publish(self, source: str, final: str) -> None:
+        self.link(source, final)
+        with suppress(FileNotFoundError):
+            os.unlink(self.path(source))
+
+    def link(self, source: str, final: str) -> None:
+        self._make_folder(final)
+        try:
+            os.link(self.path(source), self.path(final))
+        except FileExistsError:
+            return
+        self._sync_folder(final)
+
+    def delete(self, *keys: str) -> None:
+        for path in map(self.path, keys):
+            try:
+                os.unlink(path)
+            except IsADirectoryError:
+                shutil.rmtree(path, ignore_errors=True)
+                self._made.clear()
+            except FileNotFoundError:
+                continue
+
+    def free_bytes(self) -> int | None:
+        folder = Path(self.url)
+        while not folder.exists():
+            folder = folder.parent
+        return shutil.disk_usage(folder).free
+
+    def _temporary(self, key: str) -> str:
+        """Beside its target, hidden, and nobody else's."""
+        self._make_folder(key)
+        folder, _, name = self.path(key).rpartition("/")
+        return f"{folder}/.{name}.{uuid.uuid4().hex[:12]}"
+
+    def _make_folder(self, key: str) -> None:
+        folder = os.path.dirname(self.path(key))
+        if folder not in self._made:
+            os.makedirs(folder, exist_ok=True)
+            self._made.add(folder)
+
+    def _sync_folder(self, key: str) -> None:
+        descriptor = os.open(os.path.dirname(self.path(key)), os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class RemoteStorage:
+    """Any fsspec file system whose `pipe_file(mode="create")` is a conditional put: S3 and those that speak it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._files, self._base = fsspec.url_to_fs(self.url, use_listings_cache=False)
+
+    def path(self, key: str) -> str:
+        return f"{self._base}/{key}" if key else str(self._base)
+
+    def read(self, key: str) -> bytes:
+        return cast(bytes, self._files.cat_file(self.path(key)))
+
+    def open(self, key: str) -> BinaryIO:
+        return cast(BinaryIO, self._files.open(self.path(key), "rb"))
+
+    def size(self, key: str) -> int | None:
+        try:
+            return cast("int | None", self._files.info(self.path(key))["size"])
+        except FileNotFoundError:
+            return None
+
+    def names(self, prefix: str) -> list[str]:
+        try:
+            found = self._files.ls(self.path(prefix), detail=False, refresh=True)
+        except FileNotFoundError:
+            return []
+        return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found})
+
+    def create(self, key: str, data: bytes) -> bool:
+        try:
+            self._files.pipe_file(self.path(key), data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def write(self, key: str, data: bytes) -> None:
+        self._files.pipe_file(self.path(key), data)
+
+    @contextmanager
+    def writer(self, key: str) -> Iterator[BinaryIO]:
+        """Staged on the local disk, so that a killed writer leaves nothing at all in the store."""
+        with TemporaryDirectory(prefix="xmodal-") as folder:
+            staged = f"{folder}/staged"
+            with open(staged, "xb") as file:
+                yield file
+            self._files.put_file(staged, self.path(key))
+
+    def publish(self, source: str, final: str) -> None:
+        if self.size(final) is None:
+            self._files.cp_file(self.path(source), self.path(final))
+        with suppress(FileNotFoundError):
+            self._files.rm_file(self.path(source))
+
+    def link(self, source: str, final: str) -> None:
+        if self.size(final) is None:
+            self._files.cp_file(self.path(source), self.path(final))
+
+    def delete(self, *keys: str) -> None:
+        with suppress(FileNotFoundError):
+            self._files.rm([self.path(key) for key in keys], recursive=True)
+
+    def free_bytes(self) -> int | None:
+        return None
