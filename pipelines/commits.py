@@ -2,7 +2,7 @@
 
 1. Files are written under `_runs/attempts/<unit>-<random>/`, where no reader looks.
 2. One small record is put if absent, naming that attempt: the unit is now done, and done by this attempt only.
-3. The record's files are published: moved to their final names, never over another, by anybody, as often as need be.
+3. The record names its files, and they are published: moved to their final names, never over another, by anybody.
 4. The driver gathers records into the sorted segments of a journal (attempt names left out) and drops the loose ones.
 
 Units without files have no winner to name: those of one call share one record, so that a tiny unit does not cost an

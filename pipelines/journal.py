@@ -7,7 +7,7 @@ it once, and two drivers that compact at the same time leave the same facts behi
 import hashlib
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any, BinaryIO, cast
 
@@ -30,25 +30,29 @@ class Journal:
 
     def lines(self) -> Iterator[bytes]:
         """Every fact once, in order of the names, in bounded memory."""
-        with ExitStack() as files:
-            merged = heapq.merge(*self._open_segments(files))
-            yield from (line for line, _ in itertools.groupby(merged))
+        return self._merged(self._segments)
 
     def merge(self) -> None:
-        """Many segments become one; harmless beside another reader or another driver that merges."""
-        names = self._segments()
-        if len(names) > MANY_SEGMENTS:
-            self.add(self.lines())
-            self._storage.delete(*(f"{self._folder}/{name}" for name in names))
+        """The smaller half of many segments becomes one; harmless beside a reader or another driver that merges."""
+        if len(names := self._segments()) > MANY_SEGMENTS:
+            sizes = {name: self._storage.size(f"{self._folder}/{name}") or 0 for name in names}
+            smaller = sorted(sizes, key=sizes.__getitem__)[: len(names) // 2]
+            self.add(self._merged(lambda: smaller))
+            self._storage.delete(*(f"{self._folder}/{name}" for name in smaller))
 
     def _segments(self) -> list[str]:
         return [name for name in self._storage.names(self._folder) if name.endswith(".tsv") and name[0] != "."]
 
-    def _open_segments(self, files: ExitStack) -> list[BinaryIO]:
+    def _merged(self, segments: Callable[[], list[str]]) -> Iterator[bytes]:
+        with ExitStack() as files:
+            merged = heapq.merge(*self._open_all(segments, files))
+            yield from (line for line, _ in itertools.groupby(merged))
+
+    def _open_all(self, segments: Callable[[], list[str]], files: ExitStack) -> list[BinaryIO]:
         """All at once; one that vanished meanwhile was merged by somebody, so the folder is listed again."""
         for _ in range(_ATTEMPTS):
             try:
-                return [self._open_checked(name, files) for name in self._segments()]
+                return [self._open_checked(name, files) for name in segments()]
             except FileNotFoundError:
                 files.close()
         raise Trouble(f"{self._storage.url}/{self._folder} keeps changing: is another driver at work on it? Try again")

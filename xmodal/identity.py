@@ -26,7 +26,7 @@ def canonical_json(value: object) -> bytes:
 
 
 def to_plain(value: object) -> Any:
-    """Dataclasses (named, so that two classes with equal fields differ), mappings and sequences as plain JSON values."""
+    """Dataclasses (with their names: equal fields do not make two classes one) and all else as plain JSON values."""
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, float):

@@ -37,6 +37,9 @@ class Storage(Protocol):
     def writer(self, key: str) -> "Any":
         """A context manager with a binary file; the key exists, whole and durable, once it ends without error."""
 
+    def keep(self, file: str, key: str) -> None:
+        """A file of this machine under a key that depends on its bytes alone; an existing key is kept."""
+
     def publish(self, source: str, final: str) -> None:
         """Move to the final key; nothing happens where that exists already."""
 
@@ -113,6 +116,18 @@ class LocalStorage:
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
+        self._sync_folder(key)
+
+    def keep(self, file: str, key: str) -> None:
+        """A hard link where the disk is the same, so that 20 GB of archives at hand are not copied."""
+        self._make_folder(key)
+        try:
+            os.link(os.path.realpath(file), self.path(key))
+        except FileExistsError:
+            return
+        except OSError:
+            with open(file, "rb") as source, self.writer(key) as copy:
+                shutil.copyfileobj(source, copy, 2**20)
         self._sync_folder(key)
 
     def publish(self, source: str, final: str) -> None:
@@ -211,6 +226,10 @@ class RemoteStorage:
             with open(staged, "xb") as file:
                 yield file
             self._files.put_file(staged, self.path(key))
+
+    def keep(self, file: str, key: str) -> None:
+        if self.size(key) is None:
+            self._files.put_file(file, self.path(key))
 
     def publish(self, source: str, final: str) -> None:
         if self.size(final) is None:

@@ -52,8 +52,8 @@ class Source:
 class Raw:
     """The publisher's files, by the paths that the sources give them. Files are opened, never listed or guessed."""
 
-    def __init__(self, storage: Storage, keys: Mapping[str, str], how: Mapping[str, str] | None = None) -> None:
-        self._storage, self._keys, self._how = storage, keys, how or {}
+    def __init__(self, storage: Storage, keys: Mapping[str, str]) -> None:
+        self._storage, self._keys = storage, keys
 
     @staticmethod
     def folder(path: str | Path) -> "Raw":
@@ -64,8 +64,7 @@ class Raw:
 
     def open(self, path: str) -> BinaryIO:
         if path not in self._keys:
-            hint = self._how.get(path) or "fetch it, or give its folder with --raw"
-            raise Trouble(f"{path} is not here: {hint}")
+            raise Trouble(f"{path} is not among the publisher's files: fetch it, or give its folder with --raw")
         return self._storage.open(self._keys[path])
 
     def __contains__(self, path: str) -> bool:

@@ -1,0 +1,256 @@
+"""The `xmodal` command: names what to do, takes circumstances as flags, and says in one line what went wrong."""
+
+import argparse
+import errno
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from xmodal.trouble import Trouble
+
+EPILOG = """examples:
+  xmodal corpora                                        what can be built
+  xmodal plan coco --root data                          what it would take
+  xmodal build coco/records --root data                 download, check and parse the captions
+  xmodal build coco --root s3://bucket/xmodal --raw ~/Downloads
+  xmodal status --root data; xmodal retry coco --root data
+  xmodal build mine.py --root data --serial             a corpus of your own, without Ray
+
+A command that was stopped, by whatever, is continued by running it again."""
+
+DISK = {
+    errno.ENOSPC: "the disk is full: free some space",
+    errno.EDQUOT: "your disk quota is used up: free some space",
+    errno.EFBIG: "the disk takes no file that large: choose another root",
+    errno.EROFS: "the disk is read-only: choose another root",
+    errno.EACCES: "no permission to write there: choose another root",
+    errno.EPERM: "not permitted there (no hard links?): choose another root",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.command is None:
+        parser.print_help()
+        return 0
+    try:
+        result, code = COMMANDS[chosen.command](chosen)
+    except Trouble as trouble:
+        return _complain(str(trouble))
+    except OSError as error:
+        return _complain(_about_disk(error))
+    except KeyboardInterrupt:
+        return _complain("stopped; run the same command again to go on", code=130)
+    finally:
+        if "pipelines.ray_runner" in sys.modules:
+            sys.modules["pipelines.ray_runner"].disconnect()
+    _show(chosen, result)
+    return code
+
+
+def _show(chosen: argparse.Namespace, result: Any) -> None:
+    from pipelines import wording
+
+    print(json.dumps(result, indent=1) if chosen.json else "\n".join(getattr(wording, chosen.command)(result)))
+
+
+def _complain(text: str, code: int = 1) -> int:
+    print(f"xmodal: {' '.join(text.split())}", file=sys.stderr)
+    return code
+
+
+def _about_disk(error: OSError) -> str:
+    where = f" ({error.filename})" if error.filename else ""
+    advice = DISK.get(error.errno or 0, str(error.strerror or error))
+    return f"{advice}{where}, then run the same command again; what is committed is kept"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="xmodal", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    def command(name: str, text: str, *, targets: str | None = None, root: bool = True) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        if targets:
+            sub.add_argument("targets", nargs="+", metavar=targets, help="a corpus or a file mine.py; /STAGE for one")
+        sub.add_argument("--root", required=root, help="where outputs are: a folder, or a URL such as s3://bucket/run")
+        sub.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+        return sub
+
+    command("corpora", "every corpus: licence, what is built under a root", root=False)
+    _circumstances(command("plan", "what a build would do, before anything runs", targets="CORPUS[/STAGE]"))
+    _circumstances(command("build", "bring stages up to date; continues where it stopped", targets="CORPUS[/STAGE]"))
+    retry = command("retry", "try the failed files again, and nothing else", targets="CORPUS")
+    retry.add_argument("--class", dest="kind", help="only failures of this class, such as timeout or http_404")
+    _circumstances(retry)
+    command("seal", "a new sealed set from what the ledger says now", targets="CORPUS")
+    command("status", "progress, and failures by class")
+    verify = command("verify", "read every byte and compare it with the records")
+    verify.add_argument("--forget", action="store_true", help="have damaged parts made again by the next build")
+    command("doctor", "what is missing on this machine and how to get it", root=False)
+    return parser
+
+
+def _circumstances(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--raw", type=Path, help="a folder with files you have already; linked, not copied, if possible"
+    )
+    parser.add_argument("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="at most so many workers; default: all there is room for"
+    )
+    parser.add_argument("--serial", action="store_true", help="one after the other in this process, without Ray")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; changes identity")
+
+
+def _corpora(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.corpus import STAGES
+    from xmodal import corpora
+    from xmodal.outputs import directories
+    from xmodal.storage import open_storage
+
+    built = [o for o in directories(open_storage(chosen.root)) if o.complete] if chosen.root else []
+    rows = []
+    for corpus in map(corpora.load, corpora.names()):
+        about = {"name": corpus.name, "homepage": corpus.homepage, "licence": corpus.licence, "stages": list(STAGES)}
+        by_hand = {source.path: source.how for source in corpus.sources if source.url is None}
+        names = (corpus.name, corpus.media_set)
+        found = [o.where for o in built if o.config.get("corpus", o.config.get("name")) in names]
+        rows.append(about | {"by_hand": by_hand, "built": found})
+    return rows, 0
+
+
+def _plan(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.plan import plan
+
+    site = _site(chosen)
+    rows = [row for corpus, stages in _targets(chosen.targets) for row in plan(site, corpus, stages)]
+    return {"stages": rows, "free_bytes": site.storage.free_bytes()}, 0
+
+
+def _build(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.corpus import STAGES
+    from xmodal.outputs import directories
+
+    site, rows = _site(chosen), []
+    before = {output.folder for output in directories(site.storage) if output.complete}
+    for corpus, stages in _targets(chosen.targets):
+        for stage in stages:
+            output = STAGES[stage](site, corpus)
+            about = {"corpus": corpus.name, "stage": stage, "identity": output.identity, "path": output.where}
+            totals = {"bytes": output.totals["bytes"], "counts": output.totals["counts"]}
+            rows.append(about | {"built": output.folder not in before} | totals)
+    return {"root": site.storage.url, "outputs": rows}, 0
+
+
+def _retry(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.corpus import retry
+
+    site = _site(chosen)
+    result = {corpus.name: retry(site, corpus, chosen.kind) for corpus, _ in _targets(chosen.targets)}
+    return {"root": chosen.root, "corpora": result}, 0
+
+
+def _seal(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.corpus import Site, reseal
+    from xmodal.storage import open_storage
+
+    site = Site(open_storage(chosen.root))
+    return {corpus.name: reseal(site, corpus) for corpus, _ in _targets(chosen.targets)}, 0
+
+
+def _status(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.inspect import status
+
+    return status(_existing(chosen.root)), 0
+
+
+def _verify(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from dataclasses import asdict
+
+    from pipelines.inspect import forget, verify
+    from pipelines.progress import Progress
+
+    storage = _existing(chosen.root)
+    files, damage = verify(storage, Progress())
+    if chosen.forget:
+        forget(storage, damage)
+    found = [asdict(d) for d in damage]
+    return {"root": chosen.root, "files": files, "damage": found, "forgotten": chosen.forget}, 1 if damage else 0
+
+
+def _doctor(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from dataclasses import asdict
+
+    from pipelines.doctor import examine
+
+    checks = examine(chosen.root)
+    return [asdict(check) for check in checks], int(any(c.needed and c.verdict != "ok" for c in checks))
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
+    "corpora": _corpora,
+    "plan": _plan,
+    "build": _build,
+    "retry": _retry,
+    "seal": _seal,
+    "status": _status,
+    "verify": _verify,
+    "doctor": _doctor,
+}
+
+
+def _site(chosen: argparse.Namespace) -> Any:
+    from pipelines.corpus import CONFIGS, Site
+    from pipelines.progress import Progress
+    from pipelines.settings import parse_settings
+    from xmodal.storage import open_storage
+
+    if chosen.raw is not None and not chosen.raw.is_dir():
+        raise Trouble(f"--raw {chosen.raw} is not a folder")
+    settings = parse_settings(chosen.set, CONFIGS)
+    return Site(open_storage(chosen.root), _runner(chosen), Progress(), chosen.raw, settings)
+
+
+def _runner(chosen: argparse.Namespace) -> Any:
+    """Ray is imported when the first unit is to be done: an up-to-date root needs none."""
+    from pipelines.engine import serial
+
+    def on_ray(open_worker: Any, units: Any, resources: Any) -> Iterator[Any]:
+        try:
+            from pipelines.ray_runner import RayRunner
+        except ModuleNotFoundError as error:
+            raise Trouble(f"{error.name} is not installed: pip install 'xmodal[cluster]', or add --serial") from error
+        yield from RayRunner(chosen.workers, chosen.address)(open_worker, units, resources)
+
+    return serial if chosen.serial else on_ray
+
+
+def _targets(texts: list[str]) -> list[tuple[Any, list[str]]]:
+    """`coco` is all its stages, `coco/records` one; a file of your own may stand for the name."""
+    from pipelines.corpus import STAGES
+    from xmodal import corpora
+
+    targets = []
+    for text in texts:
+        name, stage = text, ""
+        if not text.endswith(".py") and "/" in text:
+            name, _, stage = text.rpartition("/")
+        if stage and stage not in STAGES:
+            raise Trouble(f"no stage {stage!r}; there are: {', '.join(STAGES)}")
+        targets.append((corpora.load(name), [stage] if stage else list(STAGES)))
+    return targets
+
+
+def _existing(root: str) -> Any:
+    from xmodal.storage import open_storage
+
+    storage = open_storage(root)
+    if not storage.names(""):
+        raise Trouble(f"there is nothing under {root}: is this the root you built?")
+    return storage

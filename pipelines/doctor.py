@@ -1,0 +1,101 @@
+"""What this machine has, what it lacks, what that is needed for, and how to get it."""
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import sys
+import uuid
+from dataclasses import dataclass
+from typing import Literal
+
+from xmodal.storage import Storage, open_storage
+
+Verdict = Literal["ok", "missing", "broken"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """`needed` checks that do not pass make doctor exit non-zero; the others only say what will not work."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    purpose: str
+    remedy: str = ""
+    needed: bool = False
+
+
+PACKAGES = (
+    ("pyarrow", "records", "pip install pyarrow", True),
+    ("fsspec", "roots", "pip install fsspec", True),
+    ("numpy", "everything", "pip install numpy", True),
+    ("ray", "building on more than one core or machine (else --serial)", "pip install 'xmodal[cluster]'", False),
+    ("s3fs", "roots on s3://", "pip install 'xmodal[s3]'", False),
+    ("torch", "training and visual features", "pip install 'xmodal[train]'", False),
+    ("torchvision", "visual features", "pip install 'xmodal[train]'", False),
+)
+
+
+def examine(root: str | None) -> list[Check]:
+    checks = [_python(), *(_package(*package) for package in PACKAGES), _torch_pair(), _shared_memory()]
+    return [check for check in checks if check] + (_root(root) if root else [])
+
+
+def _python() -> Check:
+    fits = (3, 11) <= sys.version_info[:2] < (3, 14)
+    remedy = "" if fits else "use Python 3.11, 3.12 or 3.13"
+    return Check("python", "ok" if fits else "broken", platform.python_version(), "everything", remedy, needed=True)
+
+
+def _package(name: str, purpose: str, remedy: str, needed: bool) -> Check:
+    if importlib.util.find_spec(name) is None:
+        return Check(name, "missing", "not installed", purpose, remedy, needed)
+    return Check(name, "ok", importlib.metadata.version(name), purpose, needed=needed)
+
+
+def _torch_pair() -> Check | None:
+    """torchvision's compiled operators only fit the torch they were built for; any other fails at their first use."""
+    if not all(importlib.util.find_spec(name) for name in ("torch", "torchvision")):
+        return None
+    requires = importlib.metadata.requires("torchvision") or []
+    wanted = next((r.split("==")[1].split(";")[0].strip() for r in requires if r.startswith("torch==")), "")
+    found = importlib.metadata.version("torch").split("+")[0]
+    fits = not wanted or found == wanted
+    remedy = "" if fits else f"pip install torch=={wanted}"
+    return Check("torch for torchvision", "ok" if fits else "broken", found, "visual features", remedy)
+
+
+def _shared_memory() -> Check:
+    """Ray keeps its object store there."""
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except FileNotFoundError:
+        return Check("/dev/shm", "ok", "none on this system", "Ray")
+    fits = free >= 2**29
+    remedy = "" if fits else "give the machine or container 512 MB of shared memory (docker run --shm-size=1g)"
+    return Check("/dev/shm", "ok" if fits else "broken", f"{free / 1e9:.1f} GB free", "Ray", remedy)
+
+
+def _root(url: str) -> list[Check]:
+    """Writes and removes a small record: a root must be writable and must know put-if-absent."""
+    storage = open_storage(url)
+    checks = [_put_if_absent(storage, url)]
+    free = storage.free_bytes()
+    if free is not None:
+        remedy = "" if free > 10**9 else "free some space"
+        verdict: Verdict = "broken" if remedy else "ok"
+        checks.append(Check("disk of the root", verdict, f"{free / 1e9:.1f} GB free", "outputs", remedy))
+    return checks
+
+
+def _put_if_absent(storage: Storage, url: str) -> Check:
+    key = f"_runs/doctor-{uuid.uuid4().hex}"
+    try:
+        wins = [storage.create(key, b"first"), storage.create(key, b"second")]
+        storage.delete(key)
+    except OSError as error:
+        return Check(f"root {url}", "broken", str(error), "outputs", "choose a folder you can write to", needed=True)
+    if wins != [True, False]:
+        return Check(f"root {url}", "broken", "no put-if-absent", "outputs", "choose another file system", needed=True)
+    return Check(f"root {url}", "ok", "writable, put-if-absent works", "outputs", needed=True)

@@ -1,0 +1,129 @@
+"""What lies under a root: how far it is (status), whether its bytes are still the committed ones (verify)."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pipelines.commits import Commits
+from pipelines.journal import Journal
+from pipelines.ledger import Attempt, ledgers
+from pipelines.progress import Progress
+from xmodal.locks import LOCK, blob_key, read_lock
+from xmodal.outputs import Output, directories
+from xmodal.storage import Storage
+from xmodal.trouble import Trouble
+
+
+def status(storage: Storage) -> dict[str, Any]:
+    """Every ledger and every stage directory, finished or not."""
+    kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for _, _, ledger in ledgers(storage)]
+    return {"root": storage.url, "ledgers": kept, "outputs": [_output_status(o) for o in directories(storage)]}
+
+
+def _output_status(output: Output) -> dict[str, Any]:
+    known = {"stage": output.stage, "identity": output.identity, "path": output.where, "config": output.config}
+    if output.complete:
+        totals = {name: value for name, value in output.totals.items() if name not in ("layout", "units_sha256")}
+        return known | {"complete": True} | totals
+    units = sum(1 for _ in Commits(output.storage, output.folder).lines())
+    run = _last_run(output)
+    return known | {"complete": False, "units": units, "planned": run.get("planned"), "started": run.get("started")}
+
+
+def _last_run(output: Output) -> dict[str, Any]:
+    runs = [name for name in output.storage.names(f"{output.folder}/_runs") if name.endswith(".json")]
+    return cast("dict[str, Any]", json.loads(output.storage.read(f"{output.folder}/_runs/{runs[-1]}"))) if runs else {}
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One thing that is not as it was committed. `unit` is what must be done again; None means the whole directory."""
+
+    output: str
+    unit: str | None
+    file: str
+    problem: str
+
+
+def verify(storage: Storage, progress: Progress) -> tuple[int, list[Damage]]:
+    """Reads every byte of every finished output and sealed set; how many files were checked, and what is wrong."""
+    outputs = [output for output in directories(storage) if output.complete]
+    total = sum(output.totals.get("files", 0) for output in outputs)
+    damage: list[Damage] = []
+    checked: set[str] = set()
+    with progress.over("verify", total, unit="files") as tick:
+        for output in outputs:
+            for found in _check_output(output, checked):
+                damage += [found] if found else []
+                tick(1)
+    return len(checked), damage
+
+
+def _check_output(output: Output, checked: set[str]) -> Iterator[Damage | None]:
+    """One result a file; blobs that several sets share are read once."""
+    try:
+        units = list(output.units())
+    except (Trouble, FileNotFoundError) as error:
+        yield Damage(output.folder, None, "units.tsv", str(error))
+        return
+    for unit in units:
+        for name, (size, digest) in unit.files.items():
+            problem = _check_file(output.storage, f"{output.folder}/{name}", size, digest, checked)
+            yield Damage(output.folder, unit.name, name, problem) if problem else None
+            if name == LOCK and not problem:
+                yield from _check_blobs(output, checked)
+
+
+def _check_blobs(output: Output, checked: set[str]) -> Iterator[Damage | None]:
+    for locked in read_lock(output):
+        if locked.sha256 and blob_key(locked.sha256) not in checked:
+            key = blob_key(locked.sha256)
+            problem = _check_file(output.storage, key, locked.size, locked.sha256, checked)
+            if problem:
+                yield Damage(output.folder, None, key, f"{problem} ({locked.path})")
+
+
+def _check_file(storage: Storage, key: str, size: int, sha256: str, checked: set[str]) -> str | None:
+    checked.add(key)
+    actual = storage.size(key)
+    if actual is None:
+        return "missing"
+    if actual != size:
+        return f"{actual:,} bytes instead of {size:,}"
+    with storage.open(key) as file:
+        if hashlib.file_digest(cast(Any, file), "sha256").hexdigest() != sha256:
+            return "its bytes have changed"
+    return None
+
+
+def forget(storage: Storage, damage: list[Damage]) -> None:
+    """Takes damaged things out of the records, so that the next build or retry makes just them again."""
+    for folder in sorted({found.output for found in damage}):
+        found = [d for d in damage if d.output == folder]
+        blobs = {d.file for d in found if d.file.startswith("blobs/")}
+        _forget_blobs(Output(storage, folder), blobs)
+        if any(d.unit is None and d.file not in blobs for d in found):
+            storage.delete(folder)
+        elif units := {d.unit for d in found if d.unit}:
+            _forget_units(Output(storage, folder), units)
+
+
+def _forget_units(output: Output, names: set[str]) -> None:
+    storage, folder = output.storage, output.folder
+    units = list(output.units())
+    storage.delete(f"{folder}/complete.json", f"{folder}/_runs/commits")
+    storage.delete(*(f"{folder}/{file}" for unit in units if unit.name in names for file in unit.files))
+    Journal(storage, f"{folder}/_runs/commits").add(unit.line() for unit in units if unit.name not in names)
+
+
+def _forget_blobs(sealed: Output, keys: set[str]) -> None:
+    """A lost blob is an attempt that has failed after all."""
+    if not keys:
+        return
+    lost = {locked.path for locked in read_lock(sealed) if locked.sha256 and blob_key(locked.sha256) in keys}
+    for _, name, ledger in ledgers(sealed.storage):
+        if name == sealed.config["name"] and ledger.sealed == sealed.identity:
+            ledger.add([Attempt.damaged(path) for path in sorted(lost)])
+    sealed.storage.delete(*keys)

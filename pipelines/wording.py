@@ -1,0 +1,116 @@
+"""What each command says to a person: one function a command, from its JSON result to lines of text."""
+
+import time
+from typing import Any
+
+from pipelines.progress import duration
+
+Result = dict[str, Any]
+
+
+def corpora(rows: list[Result]) -> list[str]:
+    lines = []
+    for row in rows:
+        lines.append(f"{row['name']:20} {row['licence']}")
+        lines += [f"    by hand: {path}: {how}" for path, how in row["by_hand"].items()]
+        lines += [f"    built: {path}" for path in row["built"]]
+    return lines
+
+
+def plan(result: Result) -> list[str]:
+    rows, free = result["stages"], result["free_bytes"]
+    needed, seconds, requests = (sum(row.get(name, 0) for row in rows) for name in ("bytes", "seconds", "requests"))
+    disk = "" if free is None else f"; {gigabytes(free)} free"
+    lines = [_planned(row) for row in rows]
+    lines.append(f"in all: {requests:,} requests, {gigabytes(needed)}, about {duration(seconds)}{disk}")
+    if free is not None and needed > free:
+        lines.append(f"this does not fit: {gigabytes(needed - free)} too little on the disk of the root")
+    return lines
+
+
+def _planned(row: Result) -> str:
+    name = f"{row['corpus']}/{row['stage']}"
+    if "waits_for" in row:
+        return f"{name:28} after {row['waits_for']}"
+    if "units" in row:
+        return f"{name:28} {row['done']:,} of {row['units']:,} units done"
+    parts = [f"{row['done']:,} of {row['files']:,} files here"]
+    parts += [f"{row['at_hand']:,} in the raw folder"] if row["at_hand"] else []
+    parts += [f"{row['requests']:,} to download, {gigabytes(row['bytes'])}"] if row["requests"] else []
+    parts += [f"{row['unknown_sizes']:,} of them of unknown size"] if row["unknown_sizes"] else []
+    parts += [f"to be got by hand: {', '.join(row['by_hand'][:3])}"] if row["by_hand"] else []
+    return f"{name:28} {', '.join(parts)}"
+
+
+def build(result: Result) -> list[str]:
+    lines = []
+    for row in result["outputs"]:
+        name, state = f"{row['corpus']}/{row['stage']}", "built" if row["built"] else "up to date"
+        lines += [f"{name:28} {state:10}  {row['path']}", f"{'':28} {counts(row['counts'])}"]
+    return lines
+
+
+def retry(result: Result) -> list[str]:
+    lines = []
+    for name, done in result["corpora"].items():
+        lines.append(f"{name}: {done['recovered']:,} of {done['tried']:,} files recovered")
+        if done["recovered"]:
+            lines.append(f"now `xmodal seal {name} --root {result['root']}`, and build again, to use them")
+    return lines
+
+
+def seal(result: Result) -> list[str]:
+    return [f"{name}/{part}: {identity}" for name, parts in result.items() for part, identity in parts.items()]
+
+
+def status(result: Result) -> list[str]:
+    lines = [result["root"]]
+    for ledger in result["ledgers"]:
+        files = ", ".join(f"{count:,} {state}" for state, count in sorted(ledger["files"].items())) or "nothing tried"
+        sealed = f"sealed as {ledger['sealed']}" if ledger["sealed"] else "not sealed"
+        lines.append(f"{ledger['ledger']}: {files}, {gigabytes(ledger['bytes'])}, {sealed}")
+        for kind, count in sorted(ledger["failures"].items(), key=lambda pair: -pair[1]):
+            lines.append(f"    {kind}: {count:,}, such as {_failure(ledger['examples'][kind][0])}")
+    lines += [_output(output) for output in result["outputs"]]
+    return lines
+
+
+def _failure(state: Result) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(state["last_at"]))
+    return f"{state['path']} ({state['reason']}; {state['attempts']} attempts, the last {when})"
+
+
+def _output(output: Result) -> str:
+    name = f"{output['stage']}/{output['identity']}"
+    if output["complete"]:
+        failures = "".join(f", {count:,} {kind}" for kind, count in sorted(output["failures"].items()))
+        return f"{name}: complete, {output['files']:,} files, {gigabytes(output['bytes'])}{failures}"
+    return f"{name}: {output['units']:,} of {output['planned'] or '?'} units, not finished: build again to go on"
+
+
+def verify(result: Result) -> list[str]:
+    if not result["damage"]:
+        return [f"{result['files']:,} files are as they were committed"]
+    lines = [f"{d['output']}/{d['file']}: {d['problem']}" for d in result["damage"]]
+    if result["forgotten"]:
+        return [*lines, f"{len(lines)} damaged: run `xmodal retry` for blobs/ and `xmodal build` for the rest"]
+    return [*lines, f"{len(lines)} damaged: `xmodal verify --root {result['root']} --forget` has them made again"]
+
+
+def doctor(checks: list[Result]) -> list[str]:
+    lines = []
+    for check in checks:
+        lines.append(f"{check['verdict']:8} {check['name']:22} {check['found']}  (for {check['purpose']})")
+        lines += [f"         {check['remedy']}"] if check["verdict"] != "ok" and check["remedy"] else []
+    return lines
+
+
+def counts(named: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in named.items() if count) or "nothing"
+
+
+def gigabytes(size: float) -> str:
+    for unit, amount in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= amount:
+            return f"{size / amount:,.1f} {unit}"
+    return f"{size:.0f} bytes"

@@ -1,0 +1,50 @@
+"""Sealed sets: which bytes a corpus was built from. `dataset.lock` has one line a planned file, sorted by path.
+
+    {"bytes":408860810,"path":"dataset_coco.json","sha256":"af76…"}
+    {"absent":true,"path":"train2014/COCO_train2014_000000000009.jpg"}
+
+Neither times nor addresses are in it, nor why a file is absent (the ledger knows): the same bytes make the same lock,
+whatever happened on the way. The bytes lie under `blobs/`, by their checksum, so that sets share what they have in
+common.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xmodal.corpora import Raw
+from xmodal.identity import canonical_json
+from xmodal.outputs import Output
+
+LOCK = "dataset.lock"
+
+
+@dataclass(frozen=True)
+class Locked:
+    """One planned file; without checksum it is absent."""
+
+    path: str
+    size: int = 0
+    sha256: str | None = None
+
+    def line(self) -> bytes:
+        facts = {"bytes": self.size, "sha256": self.sha256} if self.sha256 else {"absent": True}
+        return canonical_json({"path": self.path} | facts) + b"\n"
+
+
+def blob_key(sha256: str) -> str:
+    return f"blobs/{sha256[:2]}/{sha256}"
+
+
+def read_lock(sealed: Output) -> Iterator[Locked]:
+    """Every planned file of a sealed set, in order of the paths."""
+    with sealed.open(LOCK) as file:
+        for line in file:
+            facts = json.loads(line)
+            yield Locked(facts["path"], facts.get("bytes", 0), facts.get("sha256"))
+
+
+def raw_of(sealed: Output) -> Raw:
+    """The files of a sealed set as a parser sees them."""
+    present = {locked.path: blob_key(locked.sha256) for locked in read_lock(sealed) if locked.sha256}
+    return Raw(sealed.storage, present)
