@@ -6,15 +6,18 @@
 4. The driver gathers records into the sorted segments of a journal (attempt names left out) and drops the loose ones.
 
 Units without files have no winner to name: those of one call share one record, so that a tiny unit does not cost an
-inode and two fsyncs. A crash after 1 leaves rubbish, after 2 a record that the next driver publishes. Orphaned workers of a dead driver, and
-two drivers on one root, redo at most work that loses at 2. `_runs/` is outside the promise of identical bytes.
+inode and two fsyncs. A crash after 1 leaves rubbish, after 2 a record that the next driver publishes. Orphaned workers
+of a dead driver, and two drivers on one root, redo at most work that loses at 2. `_runs/` is outside the promise of
+identical bytes.
 """
 
 import hashlib
+import heapq
 import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from pipelines.journal import Journal
@@ -86,16 +89,20 @@ class Commits:
 
     def find(self, name: str) -> Record | None:
         """A record that is still loose; publishes its files, for whoever wrote it may have died before that."""
-        key = f"{self._loose}/{name}"
-        if self._storage.size(key) is None:
+        found = self._read_loose(name)
+        if found is None:
             return None
-        try:
-            lines, attempt = _check(self._storage.read(key), f"{self._storage.url}/{key}")
-        except FileNotFoundError:
-            return None
+        lines, attempt = found
         if attempt:
             self._publish_files(_files_of(lines), attempt)
         return Record(name, lines)
+
+    def _read_loose(self, name: str) -> tuple[bytes, str] | None:
+        key = f"{self._loose}/{name}"
+        try:
+            return _check(self._storage.read(key), f"{self._storage.url}/{key}")
+        except FileNotFoundError:
+            return None
 
     def commit(self, attempt: Attempt, line: bytes) -> Record:
         """This attempt's record, or the winner's where another attempt was first."""
@@ -123,10 +130,10 @@ class Commits:
             self._storage.delete(*(f"{self._loose}/{record.name}" for record in records))
             self._journal.merge()
 
-    def lines(self) -> Iterator[bytes]:
-        """What is committed and gathered, in order of the unit names, each once."""
+    def lines(self, loose: bool = False) -> Iterator[bytes]:
+        """What is committed and gathered, in order of the unit names, each once; what is still loose only if asked."""
         previous = b""
-        for line in self._journal.lines():
+        for line, _ in groupby(heapq.merge(self._journal.lines(), self._loose_lines() if loose else ())):
             name = line.partition(TAB)[0]
             if name == previous:
                 raise Trouble(
@@ -144,6 +151,11 @@ class Commits:
             self._storage.link(f"{other.folder}/{name}", f"{self._folder}/{name}")
         return Record(unit.name, unit.line())
 
+    def _loose_lines(self) -> list[bytes]:
+        names = [name for name in self._storage.names(self._loose) if not name.startswith(".")]
+        records = [self._read_loose(name) for name in names]
+        return sorted(line for record in records if record for line in record[0].splitlines(keepends=True))
+
     def sweep(self) -> None:
         """Whatever losers and the dead left behind."""
         self._storage.delete(f"{self._folder}/_runs/attempts")
@@ -151,8 +163,13 @@ class Commits:
     def _publish_files(self, files: dict[str, tuple[int, str]], attempt: str) -> None:
         source = f"{self._folder}/_runs/attempts/{attempt}"
         for name, (size, _) in files.items():
-            if self._storage.size(f"{self._folder}/{name}") != size:
+            if self._storage.size(f"{self._folder}/{name}") == size:
+                continue
+            try:
                 self._storage.publish(f"{source}/{name}", f"{self._folder}/{name}")
+            except FileNotFoundError:
+                if self._storage.size(f"{self._folder}/{name}") != size:  # else its writer published it just now
+                    raise
         if files:
             self._storage.delete(source)
 

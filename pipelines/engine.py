@@ -86,7 +86,8 @@ def pending(stage: Stage[Any, Any], storage: Storage) -> tuple[int, int]:
     if output.complete:
         return output.totals["units"], 0
     inputs = tuple(i if isinstance(i, Output) else Output(storage, i.folder) for i in stage.inputs)
-    planned = Counter(done for done, _, _ in _compare(stage, inputs, Commits(storage, stage.folder)))
+    commits = Commits(storage, stage.folder)
+    planned = Counter(done for done, _, _ in _compare(stage, inputs, commits, loose=True))
     return planned.total(), planned[False]
 
 
@@ -121,9 +122,11 @@ def _gather(records: Iterable[Record], commits: Commits, tick: Callable[[int], N
         commits.gather(loose)
 
 
-def _compare(stage: Stage[Any, Any], inputs: Inputs, commits: Commits) -> Iterator[tuple[bool, str, Any]]:
+def _compare(
+    stage: Stage[Any, Any], inputs: Inputs, commits: Commits, loose: bool = False
+) -> Iterator[tuple[bool, str, Any]]:
     """Every planned unit and whether it is committed: a merge of two sorted streams."""
-    committed = (line.partition(TAB)[0].decode() for line in commits.lines())
+    committed = (line.partition(TAB)[0].decode() for line in commits.lines(loose))
     found, previous = next(committed, None), ""
     for name, work in stage.plan(stage.config, inputs):
         if name <= previous:
@@ -215,19 +218,26 @@ class OpenUnits:
         do = stage.open(stage.config, tuple(Output(open_storage(i.storage.url), i.folder) for i in self.inputs))
 
         def units(call: Call) -> list[Record]:
-            records, bare = [], []
-            for name, work in call:
-                if record := commits.find(name):  # another driver's, or ours before the worker died
-                    records.append(record)
-                    continue
-                attempt, line = self._attempt(do, name, work, commits)
-                if attempt.files:
-                    records.append(commits.commit(attempt, line))
-                else:
-                    bare.append(line)
-            return [*records, commits.commit_together(bare)] if bare else records
+            records: list[Record] = []
+            bare: list[bytes] = []
+            try:
+                for name, work in call:
+                    self._unit(do, name, work, commits, records, bare)
+            finally:  # also what was done before a unit raised
+                records += [commits.commit_together(bare)] if bare else []
+            return records
 
         return units
+
+    def _unit(self, do: Any, name: str, work: Any, commits: Commits, records: list[Record], bare: list[bytes]) -> None:
+        if record := commits.find(name):  # another driver's, or ours before the worker died
+            records.append(record)
+            return
+        attempt, line = self._attempt(do, name, work, commits)
+        if attempt.files:
+            records.append(commits.commit(attempt, line))
+        else:
+            bare.append(line)
 
     def _attempt(self, do: Any, name: str, work: Any, commits: Commits) -> tuple[Attempt, bytes]:
         attempt = commits.attempt(name)

@@ -27,7 +27,7 @@ def _output_status(output: Output) -> dict[str, Any]:
     if output.complete:
         totals = {name: value for name, value in output.totals.items() if name not in ("layout", "units_sha256")}
         return known | {"complete": True} | totals
-    units = sum(1 for _ in Commits(output.storage, output.folder).lines())
+    units = sum(1 for _ in Commits(output.storage, output.folder).lines(loose=True))
     run = _last_run(output)
     return known | {"complete": False, "units": units, "planned": run.get("planned"), "started": run.get("started")}
 

@@ -9,6 +9,7 @@ network mounts) are refused by `xmodal doctor` and by the first commit.
 
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +26,7 @@ class Storage(Protocol):
     def read(self, key: str) -> bytes: ...
     def open(self, key: str) -> BinaryIO: ...
     def size(self, key: str) -> int | None:
-        """Bytes, or None where there is no such file."""
+        """Bytes, or None where there is no such file; a folder is none."""
 
     def names(self, prefix: str) -> list[str]:
         """What lies directly in a folder, files and folders, sorted; nothing where there is no such folder."""
@@ -74,7 +75,8 @@ class LocalStorage:
 
     def size(self, key: str) -> int | None:
         try:
-            return os.stat(self.path(key)).st_size
+            found = os.stat(self.path(key))
+            return found.st_size if stat.S_ISREG(found.st_mode) else None
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -197,7 +199,8 @@ class RemoteStorage:
 
     def size(self, key: str) -> int | None:
         try:
-            return cast("int | None", self._files.info(self.path(key))["size"])
+            found = self._files.info(self.path(key))
+            return found["size"] if found["type"] == "file" else None
         except FileNotFoundError:
             return None
 

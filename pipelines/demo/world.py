@@ -7,8 +7,8 @@ and kind form a class. Positions are shares of the picture, boxes are pixels.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.random import Generator
@@ -18,14 +18,30 @@ Pixels = NDArray[np.uint8]
 Plane = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-KINDS = ("circle", "square", "triangle", "star", "heart", "cross", "ring", "moon", "diamond", "flower")
+KINDS: Mapping[str, Callable[[Plane, Plane], Mask]] = {  # which points of the unit disc they cover; v points down
+    "circle": lambda u, v: np.hypot(u, v) < 0.9,
+    "square": lambda u, v: np.maximum(abs(u), abs(v)) < 0.7,
+    "triangle": lambda u, v: (v < 0.6) & (abs(u) < 0.48 * (v + 0.95)),
+    "star": lambda u, v: np.hypot(u, v) * (np.cos(_to_tip(u, v)) + 2.88 * np.sin(_to_tip(u, v))) < 0.98,
+    "heart": lambda u, v: (1.56 * u**2 + (0.1 - 1.25 * v) ** 2 - 1) ** 3 < 1.56 * u**2 * (0.1 - 1.25 * v) ** 3,
+    "cross": lambda u, v: (np.minimum(abs(u), abs(v)) < 0.28) & (np.maximum(abs(u), abs(v)) < 0.9),
+    "ring": lambda u, v: abs(np.hypot(u, v) - 0.72) < 0.22,
+    "moon": lambda u, v: (np.hypot(u, v) < 0.95) & (np.hypot(u - 0.45, v) > 0.75),
+    "diamond": lambda u, v: abs(u) / 0.6 + abs(v) / 0.98 < 1,
+    "flower": lambda u, v: np.hypot(u, v) < 0.74 + 0.22 * np.cos(6 * np.arctan2(u, -v)),
+}
+TEXTURES: Mapping[str, Callable[[Plane, Plane], Mask]] = {  # which points take the second colour
+    "plain": lambda u, v: np.zeros(v.shape, bool),
+    "striped": lambda u, v: v * 2.2 % 1 < 0.5,
+    "dotted": lambda u, v: np.hypot(u * 2 % 1 - 0.5, v * 2 % 1 - 0.5) < 0.32,
+    "checked": lambda u, v: (np.floor(u * 2.2) + np.floor(v * 2.2)) % 2 == 0,
+}
 COLOURS = {
     "red": (214, 40, 40), "orange": (250, 135, 20), "yellow": (248, 220, 50), "green": (30, 140, 50),
     "turquoise": (50, 200, 190), "blue": (40, 75, 205), "purple": (125, 45, 165), "pink": (245, 140, 190),
     "brown": (120, 72, 35), "white": (247, 247, 247), "black": (22, 22, 22),
 }  # fmt: skip
-TEXTURES = ("plain", "striped", "dotted", "checked")
-RADII = {"small": 0.085, "medium": 0.12, "large": 0.16}  # of the shorter side: even the largest fits into a ninth
+RADII = {"small": 0.09, "medium": 0.125, "large": 0.162}  # of the shorter side: even the largest fits into a ninth
 MOTIONS = {"left": (-0.3, 0.0), "right": (0.3, 0.0), "up": (0.0, -0.3), "down": (0.0, 0.3), "around": (0.0, 0.0)}
 BACKGROUNDS = {  # two colours and how finely they mix, as rows and columns of patches
     "grass": ((126, 176, 92), (104, 154, 72), 40, 40), "sand": ((230, 212, 166), (214, 192, 142), 64, 64),
@@ -37,33 +53,30 @@ PLACES = (
     ("on the left", "in the middle", "on the right"),
     ("in the bottom left corner", "at the bottom", "in the bottom right corner"),
 )
-WORDS: Mapping[str, tuple[str, ...]] = {  # the usual way to say it first; a texture is said before the noun
+WORDS: Mapping[str, tuple[str, ...]] = {  # the usual way to say it first; what is not here is said as it is
     "circle": ("circle", "disc"), "square": ("square", "box"), "cross": ("cross", "plus sign"),
     "ring": ("ring", "hoop"), "moon": ("moon", "crescent"), "diamond": ("diamond", "kite"),
     "flower": ("flower", "blossom"), "red": ("red", "crimson"), "turquoise": ("turquoise", "teal"),
-    "purple": ("purple", "violet"), "pink": ("pink", "rosy"),
-    "small": ("small", "little", "tiny"), "large": ("large", "big", "huge"),
-    "striped": ("striped", "stripy"), "dotted": ("dotted", "spotted"), "checked": ("checked", "chequered"),
+    "purple": ("purple", "violet"), "pink": ("pink", "rosy"), "small": ("small", "little", "tiny"),
+    "large": ("large", "big", "huge"), "striped": ("striped", "stripy"), "dotted": ("dotted", "spotted"),
     "left": ("moving left", "drifting to the left"), "right": ("moving right", "drifting to the right"),
     "up": ("moving up", "rising"), "down": ("moving down", "falling"), "around": ("turning", "spinning around"),
     "grass": ("on the grass", "on a lawn"), "sand": ("on the sand", "on a beach"),
     "snow": ("in the snow", "on fresh snow"), "night": ("at night", "in the dark"),
     "water": ("on the water", "on a lake"), "wood": ("on a wooden floor", "on wooden boards"),
     "at the top": ("at the top", "near the upper edge"), "at the bottom": ("at the bottom", "near the lower edge"),
-    "in the middle": ("in the middle", "in the centre"), "on the left": ("on the left", "on the left side"),
-    "on the right": ("on the right", "on the right side"),
 }  # fmt: skip
 WEIGHTS = {"kind": 6.0, "colour": 4.0, "texture": 2.0, "size": 1.0, "place": 1.0, "motion": 3.0, "background": 3.0}
 SUPERSAMPLING = 3
-IDENTITY, LOOKS, LAYOUT, SCENERY, GRAIN, WORDING = range(6)  # streams of random numbers that do not depend on each other
+IDENTITY, LOOKS, LAYOUT, SCENERY, GRAIN, WORDING = range(6)  # streams of random numbers, independent of each other
 
 
 @dataclass(frozen=True)
 class World:
-    """What decides a world. The last five knobs say how hard it is, and are shares of 1; at 0 each does nothing.
+    """What decides a world. The last five knobs are shares of 1; at 0 each does nothing.
 
     `image_size` is the longer side in pixels, and `captions_per_item` what a publisher promises: any position can be
-    described. With few `identities` the same individuals are met more often. `grain` is the noise of the pixels, as
+    described. With fewer `identities` the same individuals are met more often. `grain` is the noise of the pixels, as
     the deviation in grey levels.
     """
 
@@ -74,10 +87,10 @@ class World:
     identities: int = 500
     grain: float = 4.0
     motion: float = 0.0  # scenes that move
-    ambiguity: float = 0.1  # scenes that show the things of an earlier scene in other places: its captions nearly fit
+    ambiguity: float = 0.1  # scenes that show the things of an earlier scene elsewhere: captions of both nearly fit
     partiality: float = 0.5  # facts of a scene that a caption leaves out
     synonymy: float = 0.2  # words that give way to another word for the same
-    noise: float = 0.02  # facts told that are guessed, most of them wrongly
+    noise: float = 0.02  # facts that a caption guesses, most of them wrongly
 
     def __post_init__(self) -> None:
         if self.items < 0 or self.image_size < 32 or min(self.captions_per_item, self.identities) < 1:
@@ -89,22 +102,18 @@ class World:
 
 @dataclass(frozen=True)
 class Thing:
-    """`x` and `y` are its middle at the start; `turn` is in radians."""
+    """`x` and `y` are its middle at the start, `row` and `column` say in which ninth that is; `turn` is in radians."""
 
     kind: str
     colour: str
     texture: str
     size: str
-    row: int = 0  # of the nine places
-    column: int = 0
+    row: int = 1
+    column: int = 1
     x: float = 0.5
     y: float = 0.5
     turn: float = 0.0
     motion: str | None = None
-
-    @property
-    def place(self) -> str:
-        return PLACES[self.row][self.column]
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,7 @@ class Scene:
     width: int
     height: int
     background: str
-    things: tuple[Thing, ...]  # no two in one place; the first is the individual that the scene is about
+    things: tuple[Thing, ...]  # 1 to 4, each in a ninth of its own; the first is the individual that it is about
     identity: int
     frames: int  # 1 for a still picture
     grain: float
@@ -131,18 +140,23 @@ def scenes(world: World) -> Iterator[Scene]:
 def scene(world: World, index: int) -> Scene:
     """One scene by its number, at the same cost as any other."""
     random = _random(world.seed, LAYOUT, index)
-    source = int(random.integers(index)) if index and random.random() < world.ambiguity else index
-    moves = random.random() < world.motion
-    wide, high = SHAPES_OF_PICTURES[random.integers(len(SHAPES_OF_PICTURES))]
+    wide, high = ((1.0, 1.0), (1.0, 0.75), (0.75, 1.0))[random.integers(3)]
     width, height = round(world.image_size * wide), round(world.image_size * high)
+    source = int(random.integers(index)) if index and random.random() < world.ambiguity else index
     identity, background, things = _looks(world, source)
-    things = _placed(things, width, height, moves, random)
+    places = random.choice(9, len(things), replace=False).tolist()
+    things = [_placed(thing, place, width, height, random) for thing, place in zip(things, places, strict=True)]
+    moves = random.random() < world.motion
+    if moves:
+        things = [
+            _moving(thing, random) if i == 0 or random.random() < 0.5 else thing for i, thing in enumerate(things)
+        ]
     frames = int(random.integers(8, 25)) if moves else 1
-    return Scene(index, world.seed, width, height, background, things, identity, frames, world.grain)
+    return Scene(index, world.seed, width, height, background, tuple(things), identity, frames, world.grain)
 
 
 def frames(scene: Scene) -> Iterator[Pixels]:
-    """(height, width, 3) each; the times in between are equal, and how long they are is the publisher's affair."""
+    """(height, width, 3) each; they are evenly spaced, and how long one is shown is the publisher's affair."""
     for number in range(scene.frames):
         canvas = _scenery(scene)
         for thing in scene.things:
@@ -157,21 +171,22 @@ def draw(scene: Scene) -> Pixels:
 
 
 def box(scene: Scene, thing: Thing) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom of what is seen of a thing in `draw`; right and bottom are excluded."""
+    """Left, top, right, bottom of what `draw` shows of a thing; right and bottom are excluded."""
     rows, columns, u, v = _patch(scene.height, scene.width, thing)
-    seen = _pixels(_inside(thing.kind, u, v)[..., None])[..., 0] >= 0.5
+    seen = _pixels(KINDS[thing.kind](u, v)[..., None])[..., 0] >= 0.5
     down, across = np.flatnonzero(seen.any(axis=1)), np.flatnonzero(seen.any(axis=0))
     left, top = columns.start + int(across[0]), rows.start + int(down[0])
     return left, top, left + int(np.ptp(across)) + 1, top + int(np.ptp(down)) + 1
 
 
 def describe(scene: Scene, world: World, position: int) -> str:
-    """The caption of that position. Whatever it says is true where `noise` is 0, but other scenes may fit it too."""
+    """The caption of that position. All it says is true where `noise` is 0; other scenes may fit it too."""
     random = _random(scene.seed, WORDING, scene.index, position)
     told = _told(scene, 1 - world.partiality, random)
-    phrases = [_Phrase(_misremembered(scene.things[i], world.noise, random), told[i]) for i in told if i is not None]
-    random.shuffle(phrases)  # type: ignore[arg-type]
-    return _sentence(phrases, scene.background if None in told else None, world.synonymy, random)
+    remembered = [(_remembered(scene.things[i], world.noise, random), told[i]) for i in told if i >= 0]
+    words = _Words(world.synonymy, random)
+    background = f" {words.say(scene.background)}" if -1 in told else ""
+    return _sentence(_listing(remembered, words), background, random)
 
 
 def _random(seed: int, *key: int) -> Generator:
@@ -179,38 +194,41 @@ def _random(seed: int, *key: int) -> Generator:
 
 
 def _pick(random: Generator, options: Iterable[str]) -> str:
-    return list(options)[random.integers(len(list(options)))]
+    choices = list(options)
+    return choices[random.integers(len(choices))]
 
 
-def _looks(world: World, index: int) -> tuple[int, str, tuple[Thing, ...]]:
-    """Identity, background and things, without places."""
+def _looks(world: World, index: int) -> tuple[int, str, list[Thing]]:
+    """Identity, background and things, not placed yet."""
     random = _random(world.seed, LOOKS, index)
     identity = int(random.integers(world.identities))
     individual = _any_thing(_random(world.seed, IDENTITY, identity))
     company = [_any_thing(random) for _ in range(random.integers(4))]
-    return identity, _pick(random, BACKGROUNDS), (individual, *company)
+    return identity, _pick(random, BACKGROUNDS), [individual, *company]
 
 
 def _any_thing(random: Generator) -> Thing:
-    return Thing(*(_pick(random, options) for options in (KINDS, COLOURS, TEXTURES, RADII)))
+    kind, colour, size = (_pick(random, options) for options in (KINDS, COLOURS, RADII))
+    return Thing(kind, colour, _pick(random, ("plain", *TEXTURES)), size)
 
 
 def _placed(thing: Thing, place: int, width: int, height: int, random: Generator) -> Thing:
     """Anywhere in its ninth of the picture, but whole."""
     row, column = divmod(place, 3)
     radius = RADII[thing.size] * min(width, height)
-    x, y = ((n + 0.5) / 3 + (1 / 6 - radius / side) * random.uniform(-1, 1) for n, side in ((column, width), (row, height)))
+    x = (column + 0.5) / 3 + random.uniform(-1, 1) * (1 / 6 - radius / width)
+    y = (row + 0.5) / 3 + random.uniform(-1, 1) * (1 / 6 - radius / height)
     return replace(thing, row=row, column=column, x=x, y=y, turn=random.uniform(-0.25, 0.25))
 
 
 def _moving(thing: Thing, random: Generator) -> Thing:
-    """In any direction that does not leave the picture at once."""
-    steps = {name: (thing.column + np.sign(x), thing.row + np.sign(y)) for name, (x, y) in MOTIONS.items()}
-    return replace(thing, motion=_pick(random, [name for name, end in steps.items() if 0 <= min(end) <= max(end) <= 2]))
+    """In any direction that does not lead out of the picture."""
+    ends = {name: (thing.column + np.sign(x), thing.row + np.sign(y)) for name, (x, y) in MOTIONS.items()}
+    return replace(thing, motion=_pick(random, [name for name, end in ends.items() if 0 <= min(end) <= max(end) <= 2]))
 
 
 def _moved(thing: Thing, time: float) -> Thing:
-    """Where it is at a time from 0 to 1."""
+    """How it is at a time from 0 to 1."""
     across, down = MOTIONS[thing.motion] if thing.motion else (0.0, 0.0)
     turned = 2 * np.pi if thing.motion == "around" else 0.0
     return replace(thing, x=thing.x + time * across, y=thing.y + time * down, turn=thing.turn + time * turned)
@@ -220,22 +238,23 @@ def _scenery(scene: Scene) -> Plane:
     first, second, rows, columns = BACKGROUNDS[scene.background]
     patches = _random(scene.seed, SCENERY, scene.index).random((rows, columns, 1))
     down, across = np.arange(scene.height) * rows // scene.height, np.arange(scene.width) * columns // scene.width
-    return first + patches[down][:, across] * np.subtract(second, first)
+    return np.asarray(first + patches[down][:, across] * np.subtract(second, first))
 
 
 def _paint(canvas: Plane, thing: Thing) -> None:
-    rows, columns, u, v = _patch(*canvas.shape[:2], thing)
-    inside = _inside(thing.kind, u, v)
-    edge = ~_inside(thing.kind, 1.2 * u, 1.2 * v)
+    """A thing has an outline, so that it is seen on a background of its own colour."""
+    rows, columns, u, v = _patch(canvas.shape[0], canvas.shape[1], thing)
+    inside = KINDS[thing.kind](u, v)
+    outline = ~KINDS[thing.kind](1.2 * u, 1.2 * v)
     colour = np.array(COLOURS[thing.colour], float)
     contrast = 0.35 * colour + 0.65 * (20.0 if colour.mean() > 120 else 240.0)
-    painted = np.where((edge | _textured(thing.texture, u, v))[..., None], contrast, colour)
+    painted = np.where((outline | TEXTURES[thing.texture](u, v))[..., None], contrast, colour)
     canvas[rows, columns] *= 1 - _pixels(inside[..., None])
     canvas[rows, columns] += _pixels(painted * inside[..., None])
 
 
 def _patch(height: int, width: int, thing: Thing) -> tuple[slice, slice, Plane, Plane]:
-    """Rows and columns of the picture that a thing may touch; where their subpixels lie in it, upright, from -1 to 1."""
+    """Rows and columns of the picture that a thing may touch, and where their subpixels lie in its unit disc."""
     radius, x, y = RADII[thing.size] * min(height, width), thing.x * width, thing.y * height
     left, right = np.clip([int(x - radius), int(x + radius) + 1], 0, width).tolist()
     top, bottom = np.clip([int(y - radius), int(y + radius) + 1], 0, height).tolist()
@@ -245,56 +264,96 @@ def _patch(height: int, width: int, thing: Thing) -> tuple[slice, slice, Plane, 
     return slice(top, bottom), slice(left, right), across * cos + down * sin, down * cos - across * sin
 
 
-def _pixels(fine: NDArray[np.generic]) -> Plane:
-    """Means of the subpixels of each pixel."""
+def _pixels(fine: Plane | Mask) -> Plane:
+    """The mean of each pixel's subpixels."""
     height, width, channels = fine.shape
     blocks = (height // SUPERSAMPLING, SUPERSAMPLING, width // SUPERSAMPLING, SUPERSAMPLING, channels)
-    return fine.reshape(blocks).mean(axis=(1, 3))
+    return np.asarray(fine.reshape(blocks).mean(axis=(1, 3)))
 
 
-def _inside(kind: str, u: Plane, v: Plane) -> Mask:
-    """Which points of the unit disc a shape covers; v points down."""
-    radius, angle = np.hypot(u, v), np.arctan2(u, -v)
-    match kind:
-        case "circle":
-            return radius < 0.9
-        case "square":
-            return np.maximum(abs(u), abs(v)) < 0.7
-        case "triangle":
-            return (v < 0.6) & (abs(u) < 0.48 * (v + 0.95))
-        case "star":
-            tip = abs((angle / (0.4 * np.pi) + 0.5) % 1 - 0.5) * 0.4 * np.pi  # the angle to the nearest tip
-            return radius * (np.cos(tip) + 2.88 * np.sin(tip)) < 0.98
-        case "heart":
-            x, y = 1.25 * u, 0.1 - 1.25 * v
-            return (x * x + y * y - 1) ** 3 < x * x * y**3
-        case "cross":
-            return (np.minimum(abs(u), abs(v)) < 0.28) & (np.maximum(abs(u), abs(v)) < 0.9)
-        case "ring":
-            return abs(radius - 0.72) < 0.22
-        case "moon":
-            return (radius < 0.95) & (np.hypot(u - 0.45, v) > 0.75)
-        case "diamond":
-            return abs(u) / 0.6 + abs(v) / 0.98 < 1
-        case _:
-            return radius < 0.68 + 0.28 * np.cos(5 * angle)  # a flower
+def _to_tip(u: Plane, v: Plane) -> Plane:
+    """The angle to the nearest of a star's five tips."""
+    return np.asarray(abs((np.arctan2(u, -v) / (0.4 * np.pi) + 0.5) % 1 - 0.5) * 0.4 * np.pi)
 
 
-def _textured(texture: str, u: Plane, v: Plane) -> Mask:
-    match texture:
-        case "striped":
-            return v * 2.2 % 1 < 0.5
-        case "dotted":
-            return np.hypot(u * 2 % 1 - 0.5, v * 2 % 1 - 0.5) < 0.32
-        case "checked":
-            return (np.floor(u * 2.2) + np.floor(v * 2.2)) % 2 == 0
-        case _:
-            return np.zeros(np.broadcast_shapes(u.shape, v.shape), bool)
+def _told(scene: Scene, share: float, random: Generator) -> dict[int, set[str]]:
+    """Which facts of which thing a caption tells; -1 is the scene itself. At least one thing is told of."""
+    facts = [(i, name) for i, thing in enumerate(scene.things) for name in _facts(thing)] + [(-1, "background")]
+    weights = np.array([WEIGHTS[name] for _, name in facts])
+    chosen = random.choice(len(facts), max(1, round(share * len(facts))), replace=False, p=weights / weights.sum())
+    told: dict[int, set[str]] = {}
+    for thing, name in (facts[n] for n in chosen):
+        told.setdefault(thing, set()).add(name)
+    return told if told.keys() > {-1} or -1 not in told else told | {0: {"kind"}}
+
+
+def _facts(thing: Thing) -> list[str]:
+    """What is worth telling: nobody says that something is plain, of medium size or at rest."""
+    telling = {"texture": thing.texture != "plain", "size": thing.size != "medium", "motion": thing.motion is not None}
+    return [name for name in WEIGHTS if name != "background" and telling.get(name, True)]
+
+
+def _remembered(thing: Thing, noise: float, random: Generator) -> Thing:
+    known: dict[str, Iterable[str]] = {"kind": KINDS, "colour": COLOURS, "texture": TEXTURES, "size": RADII}
+    guessed = {name: _pick(random, options) for name, options in known.items() if random.random() < noise}
+    return replace(thing, **guessed)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class _Mention:
-    """A thing as its witness remembers it, and which of its facts are told."""
+class _Words:
+    synonymy: float
+    random: Generator
 
-    thing: Thing
-    told: frozenset[str]
+    def say(self, word: str) -> str:
+        usual, *others = WORDS.get(word, (word,))
+        return _pick(self.random, others) if others and self.random.random() < self.synonymy else usual
+
+    def phrase(self, thing: Thing, told: set[str]) -> tuple[str, str]:
+        """What can be counted, and what follows it: ("small red star", "at the top")."""
+        adjectives = [
+            self.say(value)
+            for name, value in (("size", thing.size), ("texture", thing.texture), ("colour", thing.colour))
+            if name in told and value not in ("medium", "plain")
+        ]
+        noun = self.say(thing.kind) if "kind" in told else "shape"
+        motion = self.say(thing.motion) if "motion" in told and thing.motion else ""
+        place = self.say(PLACES[thing.row][thing.column]) if "place" in told else ""
+        return " ".join([*adjectives, noun]), " ".join(filter(None, (motion, place)))
+
+
+def _listing(mentions: list[tuple[Thing, set[str]]], words: _Words) -> str:
+    """Things in any order; a place may be told by a neighbour, and equal things are counted."""
+    order = words.random.permutation(len(mentions)).tolist()
+    mentions = [mentions[i] for i in order]
+    parts = []
+    if len(mentions) > 1 and "place" in mentions[0][1] and words.random.random() < 0.5:
+        (thing, told), (other, known), *mentions = mentions
+        first, second = words.phrase(thing, told - {"place"}), words.phrase(other, known)
+        parts = [f"{_one(*first)} {_relation(thing, other)} {_one(*second)}"]
+    counted = Counter(words.phrase(thing, told) for thing, told in mentions)
+    parts += [_one(*phrase) if n == 1 else _several(n, *phrase) for phrase, n in counted.items()]
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _relation(thing: Thing, other: Thing) -> str:
+    if thing.column != other.column:
+        return "to the left of" if thing.column < other.column else "to the right of"
+    return "above" if thing.row < other.row else "below"
+
+
+def _one(core: str, rest: str) -> str:
+    return f"{'an' if core[0] in 'aeiou' else 'a'} {core} {rest}".rstrip()
+
+
+def _several(count: int, core: str, rest: str) -> str:
+    plural = core + ("es" if core.endswith(("s", "x")) else "s")
+    return f"{('two', 'three', 'four')[count - 2]} {plural} {rest}".rstrip()
+
+
+def _sentence(listing: str, background: str, random: Generator) -> str:
+    """In one of several forms, as carelessly as people write: not always a capital letter or a full stop."""
+    there = f"there {'is' if listing.startswith('a') else 'are'} {listing}"
+    forms = (f"{listing}{background}", f"{there}{background}", f"a picture of {listing}{background}")
+    text = _pick(random, (*forms, f"{background.strip()} {there}".strip()))
+    text = text[0].upper() + text[1:] if random.random() < 0.85 else text
+    return text + "." if random.random() < 0.75 else text

@@ -1,0 +1,99 @@
+"""Fixtures that several test files share."""
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from xmodal.storage import Storage, open_storage
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """An S3 server on loopback (moto), with credentials in the environment as boto finds them."""
+    pytest.importorskip("moto")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    settings = {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        _wait_for(url)
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture
+def s3_root(s3_endpoint: str) -> str:
+    bucket = f"test-{uuid.uuid4().hex[:12]}"
+    urllib.request.urlopen(urllib.request.Request(f"{s3_endpoint}/{bucket}", method="PUT")).close()
+    return f"s3://{bucket}/root"
+
+
+@pytest.fixture(params=["local", "s3"])
+def any_root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Every root the engine promises to work on."""
+    return str(tmp_path / "root") if request.param == "local" else str(request.getfixturevalue("s3_root"))
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One small Ray cluster for all tests that need none of their own."""
+    ray_runner = pytest.importorskip("pipelines.ray_runner")
+    ray_runner.connect()
+    yield
+    ray_runner.disconnect()
+
+
+def tree_digest(root: str) -> str:
+    """One sha256 of everything the promise covers: every path and every byte outside `_runs/`."""
+    digest = hashlib.sha256()
+    for key, data in sorted(promised_files(open_storage(root))):
+        digest.update(f"{key}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()
+
+
+def promised_files(storage: Storage, folder: str = "") -> Iterator[tuple[str, bytes]]:
+    for name in storage.names(folder):
+        key = f"{folder}/{name}" if folder else name
+        if name == "_runs":
+            continue
+        if storage.size(key) is None:
+            yield from promised_files(storage, key)
+        else:
+            yield key, storage.read(key)
+
+
+def _wait_for(url: str) -> None:
+    for _ in range(200):
+        try:
+            urllib.request.urlopen(url).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise TimeoutError(f"no answer from {url}")
