@@ -68,8 +68,8 @@ class Attempt:
         return Unit(self.unit, self.files, counts, tuple(sorted(self._failures)), key).line()
 
     def discard(self) -> None:
-        if self.files:
-            self._storage.delete(self._folder)
+        self._storage.delete(*(f"{self._folder}/{name}" for name in self.files))
+        self._storage.remove_folder(self._folder)
 
 
 class Commits:
@@ -163,15 +163,13 @@ class Commits:
     def _publish_files(self, files: dict[str, tuple[int, str]], attempt: str) -> None:
         source = f"{self._folder}/_runs/attempts/{attempt}"
         for name, (size, _) in files.items():
-            if self._storage.size(f"{self._folder}/{name}") == size:
-                continue
             try:
                 self._storage.publish(f"{source}/{name}", f"{self._folder}/{name}")
             except FileNotFoundError:
-                if self._storage.size(f"{self._folder}/{name}") != size:  # else its writer published it just now
+                if self._storage.size(f"{self._folder}/{name}") != size:  # else somebody published it already
                     raise
         if files:
-            self._storage.delete(source)
+            self._storage.remove_folder(source)
 
 
 class HashingFile:

@@ -25,6 +25,7 @@ from xmodal.trouble import Trouble
 
 IN_FLIGHT = 2  # calls an actor has at most: one at work, one waiting
 DEATHS_A_UNIT = 3
+OPENING = "opening the stage"
 OBJECT_STORE_BYTES = 512 * 2**20
 
 
@@ -116,6 +117,8 @@ class _Member:
 
 
 class _Pool:
+    """An actor gets calls once it has answered an empty one: one for which a smaller cluster has no room gets none."""
+
     def __init__(
         self, open_worker: Callable[[], Worker], units: Iterator[tuple[str, Any]], resources: Resources, size: int
     ) -> None:
@@ -127,15 +130,14 @@ class _Pool:
             resources=dict(resources.custom),
         )(_Actor)
         self._open = ray.put(open_worker)
-        self._units, self._again, self._pace = units, deque[Call](), Pace()
+        self._units, self._next, self._pace = units, deque[Call](), Pace()
         self._deaths = Counter[str]()
         self._members = [self._start() for _ in range(size)]
 
     def results(self) -> Iterator[Record]:
         """What was committed, as it comes, until there is nothing left to do."""
-        for member in self._members:
-            self._feed(member)
-        while waiting := {call: member for member in self._members for call in member.calls}:
+        while self._is_busy() or self._has_next():
+            waiting = {call: member for member in self._members for call in member.calls}
             (ready, *_), _ = ray.wait(list(waiting), num_returns=1)
             member = waiting[ready]
             try:
@@ -145,7 +147,8 @@ class _Pool:
                 continue
             except RayTaskError as error:
                 raise _cause(error) from None
-            self._pace.saw(len(member.calls.pop(ready)), seconds)
+            if call := member.calls.pop(ready):
+                self._pace.saw(len(call), seconds)
             self._feed(member)
             yield from records
 
@@ -154,29 +157,31 @@ class _Pool:
             ray.kill(member.handle)
 
     def _start(self) -> _Member:
-        return _Member(self._actor.remote(self._open))
+        handle = self._actor.remote(self._open)
+        return _Member(handle, {handle.run.remote([]): []})
 
     def _feed(self, member: _Member) -> None:
-        while len(member.calls) < IN_FLIGHT and (call := self._next_call()):
+        while len(member.calls) < IN_FLIGHT and self._has_next():
+            call = self._next.popleft()
             member.calls[member.handle.run.remote(call)] = call
 
-    def _next_call(self) -> Call:
-        return self._again.popleft() if self._again else self._pace.next_call(self._units)
+    def _is_busy(self) -> bool:
+        return any(call for member in self._members for call in member.calls.values())
+
+    def _has_next(self) -> bool:
+        if not self._next and (call := self._pace.next_call(self._units)):
+            self._next.append(call)
+        return bool(self._next)
 
     def _replace(self, member: _Member, error: RayActorError) -> None:
-        """A new actor for a dead one. Only the oldest call had started: its units are tried again one by one."""
+        """A new actor for a dead one. Only its oldest call had started: the units of that are tried again one by one."""
         started, *waiting = member.calls.values()
-        for name, _ in started:
-            self._deaths[name] += 1
-            if self._deaths[name] == DEATHS_A_UNIT:
-                raise Trouble(
-                    f"unit {name} has killed its worker {DEATHS_A_UNIT} times; the last: {_first_line(error)}"
-                )
-        self._again.extend([unit] for unit in started)
-        self._again.extend(waiting)
-        self._members[self._members.index(member)] = fresh = self._start()
-        for other in (fresh, *self._members):
-            self._feed(other)
+        for what in [f"unit {name}" for name, _ in started] or [OPENING]:
+            self._deaths[what] += 1
+            if self._deaths[what] == DEATHS_A_UNIT:
+                raise Trouble(f"{what} has killed its worker {DEATHS_A_UNIT} times; the last: {_first_line(error)}")
+        self._next.extendleft(reversed([[unit] for unit in started] + waiting))
+        self._members[self._members.index(member)] = self._start()
 
 
 def _cause(error: RayTaskError) -> Exception:

@@ -9,6 +9,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,24 +19,27 @@ from xmodal.storage import Storage, open_storage
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """An S3 server on loopback (moto), with credentials in the environment as boto finds them."""
     pytest.importorskip("moto")
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture
+def s3_root(s3_endpoint: str) -> str:
+    return new_bucket(s3_endpoint)
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """An S3 server on loopback (moto), with credentials in the environment as boto finds them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    settings = {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    settings = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    settings |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
@@ -48,10 +52,10 @@ def s3_endpoint() -> Iterator[str]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-@pytest.fixture
-def s3_root(s3_endpoint: str) -> str:
+def new_bucket(endpoint: str) -> str:
+    """The URL of a root in a bucket of its own."""
     bucket = f"test-{uuid.uuid4().hex[:12]}"
-    urllib.request.urlopen(urllib.request.Request(f"{s3_endpoint}/{bucket}", method="PUT")).close()
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")).close()
     return f"s3://{bucket}/root"
 
 
@@ -62,8 +66,8 @@ def any_root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """One small Ray cluster for all tests that need none of their own."""
+def ray_cluster(s3_endpoint: str) -> Iterator[None]:
+    """One small Ray cluster for all tests that need none of their own; its workers know the S3 server."""
     ray_runner = pytest.importorskip("pipelines.ray_runner")
     ray_runner.connect()
     yield

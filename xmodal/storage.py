@@ -50,6 +50,9 @@ class Storage(Protocol):
     def delete(self, *keys: str) -> None:
         """Files or whole folders; fine where there are none."""
 
+    def remove_folder(self, key: str) -> None:
+        """A folder whose files are gone; an object store has none to remove."""
+
     def free_bytes(self) -> int | None: ...
 
 
@@ -155,6 +158,9 @@ class LocalStorage:
             except FileNotFoundError:
                 continue
 
+    def remove_folder(self, key: str) -> None:
+        shutil.rmtree(self.path(key), ignore_errors=True)
+
     def free_bytes(self) -> int | None:
         folder = Path(self.url)
         while not folder.exists():
@@ -247,6 +253,9 @@ class RemoteStorage:
     def delete(self, *keys: str) -> None:
         with suppress(FileNotFoundError):
             self._files.rm([self.path(key) for key in keys], recursive=True)
+
+    def remove_folder(self, key: str) -> None:
+        return
 
     def free_bytes(self) -> int | None:
         return None

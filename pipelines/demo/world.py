@@ -23,7 +23,7 @@ KINDS: Mapping[str, Callable[[Plane, Plane], Mask]] = {  # which points of the u
     "square": lambda u, v: np.maximum(abs(u), abs(v)) < 0.7,
     "triangle": lambda u, v: (v < 0.6) & (abs(u) < 0.48 * (v + 0.95)),
     "star": lambda u, v: np.hypot(u, v) * (np.cos(_to_tip(u, v)) + 2.88 * np.sin(_to_tip(u, v))) < 0.98,
-    "heart": lambda u, v: (1.56 * u**2 + (0.1 - 1.25 * v) ** 2 - 1) ** 3 < 1.56 * u**2 * (0.1 - 1.25 * v) ** 3,
+    "heart": lambda u, v: 1.56 * u**2 + (0.1 - 1.25 * v) ** 2 - 1 < np.cbrt(1.56 * u**2) * (0.1 - 1.25 * v),
     "cross": lambda u, v: (np.minimum(abs(u), abs(v)) < 0.28) & (np.maximum(abs(u), abs(v)) < 0.9),
     "ring": lambda u, v: abs(np.hypot(u, v) - 0.72) < 0.22,
     "moon": lambda u, v: (np.hypot(u, v) < 0.95) & (np.hypot(u - 0.45, v) > 0.75),
@@ -173,7 +173,7 @@ def draw(scene: Scene) -> Pixels:
 def box(scene: Scene, thing: Thing) -> tuple[int, int, int, int]:
     """Left, top, right, bottom of what `draw` shows of a thing; right and bottom are excluded."""
     rows, columns, u, v = _patch(scene.height, scene.width, thing)
-    seen = _pixels(KINDS[thing.kind](u, v)[..., None])[..., 0] >= 0.5
+    seen = _pixels(KINDS[thing.kind](u, v)) > 0
     down, across = np.flatnonzero(seen.any(axis=1)), np.flatnonzero(seen.any(axis=0))
     left, top = columns.start + int(across[0]), rows.start + int(down[0])
     return left, top, left + int(np.ptp(across)) + 1, top + int(np.ptp(down)) + 1
@@ -248,9 +248,10 @@ def _paint(canvas: Plane, thing: Thing) -> None:
     outline = ~KINDS[thing.kind](1.2 * u, 1.2 * v)
     colour = np.array(COLOURS[thing.colour], float)
     contrast = 0.35 * colour + 0.65 * (20.0 if colour.mean() > 120 else 240.0)
-    painted = np.where((outline | TEXTURES[thing.texture](u, v))[..., None], contrast, colour)
-    canvas[rows, columns] *= 1 - _pixels(inside[..., None])
-    canvas[rows, columns] += _pixels(painted * inside[..., None])
+    covered = _pixels(inside)[..., None]
+    contrasting = _pixels(inside & (outline | TEXTURES[thing.texture](u, v)))[..., None]
+    canvas[rows, columns] *= 1 - covered
+    canvas[rows, columns] += (covered - contrasting) * colour + contrasting * contrast
 
 
 def _patch(height: int, width: int, thing: Thing) -> tuple[slice, slice, Plane, Plane]:
@@ -264,11 +265,11 @@ def _patch(height: int, width: int, thing: Thing) -> tuple[slice, slice, Plane, 
     return slice(top, bottom), slice(left, right), across * cos + down * sin, down * cos - across * sin
 
 
-def _pixels(fine: Plane | Mask) -> Plane:
-    """The mean of each pixel's subpixels."""
-    height, width, channels = fine.shape
-    blocks = (height // SUPERSAMPLING, SUPERSAMPLING, width // SUPERSAMPLING, SUPERSAMPLING, channels)
-    return np.asarray(fine.reshape(blocks).mean(axis=(1, 3)))
+def _pixels(fine: Mask) -> Plane:
+    """Which share of each pixel's subpixels is true."""
+    height, width = fine.shape
+    blocks = fine.reshape(height // SUPERSAMPLING, SUPERSAMPLING, width // SUPERSAMPLING, SUPERSAMPLING)
+    return np.asarray(blocks.mean(axis=(1, 3)))
 
 
 def _to_tip(u: Plane, v: Plane) -> Plane:

@@ -1,0 +1,240 @@
+"""COCO's raw files, made of a generated world: what xmodal/corpora/coco.py describes, at any size and with its quirks.
+
+Of ten scenes one is for validation and one for testing, by their index; the first six are train2014, the others
+val2014. Among the quirks, more frequent here than in COCO so that small worlds have them: captions with stray white
+space, pictures with six or seven captions, grayscale pictures, pictures whose things nobody annotated, and captions
+whose ids do not follow their order. The files are written as they are made; of equal worlds they are equal bytes.
+"""
+
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from pipelines.demo.world import KINDS, Scene, World, box, describe, draw, scenes
+from xmodal.corpora import Corpus, Source
+from xmodal.corpora.coco import CAPTIONS, CAPTIONS_MEMBER, CORPUS, FOLDERS, INSTANCES, INSTANCES_MEMBER, SPLITS
+
+SPLIT_OF_TEN = ("train", "train", "train", "train", "train", "train", "restval", "restval", "val", "test")
+CATEGORIES = dict(zip(KINDS, (1, 2, 3, 5, 8, 13, 21, 34, 55, 89), strict=True))
+LICENCES = {
+    1: ("Attribution-NonCommercial-ShareAlike License", "http://creativecommons.org/licenses/by-nc-sa/2.0/"),
+    4: ("Attribution License", "http://creativecommons.org/licenses/by/2.0/"),
+    7: ("No known copyright restrictions", "http://flickr.com/commons/usage/"),
+}
+STRAYS = ("{} ", "{}  ", " {}", "{}\n")
+QUIRKS = 0x0C0C0  # a stream of random numbers that the world itself does not use
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One scene as COCO publishes it."""
+
+    scene: Scene
+    world: World
+
+    @property
+    def split(self) -> str:
+        return SPLIT_OF_TEN[self.scene.index % 10]
+
+    @property
+    def cocoid(self) -> int:
+        return 9 + 7 * self.scene.index
+
+    @property
+    def folder(self) -> str:
+        return FOLDERS[self.split != "train"]
+
+    @property
+    def filename(self) -> str:
+        return f"COCO_{self.folder}_{self.cocoid:012d}.jpg"
+
+    @property
+    def grayscale(self) -> bool:
+        return self.scene.index % 23 == 5
+
+    @property
+    def annotated(self) -> bool:
+        return self.scene.index % 29 != 7
+
+    @property
+    def licence(self) -> int:
+        return sorted(LICENCES)[self.scene.index % len(LICENCES)]
+
+    @property
+    def captions(self) -> int:
+        return self.world.captions_per_item + {3: 1, 12: 2}.get(self.scene.index % 19, 0)
+
+    def sentences(self) -> Iterator[tuple[int, str]]:
+        """Id and text, with stray white space, of each caption."""
+        for position in range(self.captions):
+            text = _stray(describe(self.scene, self.world, position), self.scene, position)
+            yield 16 * self.scene.index + 5 * position % 16, text
+
+
+def pictures(world: World, folders: Collection[str] = FOLDERS) -> Iterator[Picture]:
+    every = (Picture(scene, world) for scene in scenes(world))
+    return (picture for picture in every if picture.folder in folders)
+
+
+def write(world: World, folder: str | Path) -> Corpus:
+    """Writes the four files; the corpus has their sizes and checksums, and the counts of a full parse.
+
+    It has no addresses yet: `serve_at` gives them, or the folder is given to a build as its raw files.
+    """
+    if world.motion or not 1 <= world.captions_per_item <= 14:
+        raise ValueError(f"COCO has still pictures and up to 16 captions, of which 2 are extra, not {world}")
+    path = Path(folder)
+    for name in FOLDERS:
+        with _archive(path / f"zips/{name}.zip") as archive:
+            _write_pictures(archive, pictures(world, [name]))
+    with _archive(path / INSTANCES) as archive:
+        for name in FOLDERS:
+            _write_json(archive, f"annotations/captions_{name}.json", _captions(world, name))
+            _write_json(archive, INSTANCES_MEMBER.format(name), _instances(world, name))
+    with _archive(path / CAPTIONS) as archive:
+        _write_json(archive, CAPTIONS_MEMBER, {"images": map(_split_record, pictures(world)), "dataset": "coco"})
+    return replace(CORPUS, sources=tuple(_written(source, path) for source in CORPUS.sources), counts=_counts(world))
+
+
+def serve_at(corpus: Corpus, base_url: str) -> Corpus:
+    """The corpus with every source at its path below an address."""
+    sources = (replace(source, url=f"{base_url.rstrip('/')}/{source.path}", how="") for source in corpus.sources)
+    return replace(corpus, sources=tuple(sources))
+
+
+def _stray(text: str, scene: Scene, position: int) -> str:
+    random = np.random.default_rng([scene.seed, QUIRKS, scene.index, position])
+    if random.random() < 0.02:
+        text = text.replace(" ", "\n", 1)
+    return STRAYS[random.integers(len(STRAYS))].format(text) if random.random() < 0.15 else text
+
+
+def _write_pictures(archive: zipfile.ZipFile, pictures: Iterable[Picture]) -> None:
+    for picture in pictures:
+        image, data = Image.fromarray(draw(picture.scene)), io.BytesIO()
+        (image.convert("L") if picture.grayscale else image).save(data, "JPEG", quality=90)
+        archive.writestr(_member(f"{picture.folder}/{picture.filename}", zipfile.ZIP_STORED), data.getvalue())
+
+
+def _captions(world: World, folder: str) -> dict[str, Any]:
+    captions = ((picture, *sentence) for picture in pictures(world, [folder]) for sentence in picture.sentences())
+    annotations = ({"image_id": picture.cocoid, "id": key, "caption": text} for picture, key, text in captions)
+    return _head(world, folder) | {"annotations": annotations}
+
+
+def _instances(world: World, folder: str) -> dict[str, Any]:
+    annotated = (picture for picture in pictures(world, [folder]) if picture.annotated)
+    annotations = (record for picture in annotated for record in _thing_records(picture))
+    categories = [{"supercategory": "shape", "id": key, "name": name} for name, key in CATEGORIES.items()]
+    return _head(world, folder) | {"annotations": annotations, "categories": categories}
+
+
+def _head(world: World, folder: str) -> dict[str, Any]:
+    info = {"description": "a generated world in the format of COCO 2014", "version": "1.0", "year": 2014}
+    licences = [{"url": url, "id": key, "name": name} for key, (name, url) in LICENCES.items()]
+    return {"info": info, "images": map(_image_record, pictures(world, [folder])), "licenses": licences}
+
+
+def _image_record(picture: Picture) -> dict[str, Any]:
+    return {
+        "license": picture.licence,
+        "file_name": picture.filename,
+        "coco_url": f"http://coco.invalid/{picture.folder}/{picture.filename}",
+        "height": picture.scene.height,
+        "width": picture.scene.width,
+        "date_captured": "2013-11-14 11:18:45",
+        "flickr_url": f"http://flickr.invalid/{picture.cocoid}_z.jpg",
+        "id": picture.cocoid,
+    }
+
+
+def _thing_records(picture: Picture) -> Iterator[dict[str, Any]]:
+    for number, thing in enumerate(picture.scene.things):
+        left, top, right, bottom = box(picture.scene, thing)
+        yield {
+            "segmentation": [[left, top, right, top, right, bottom, left, bottom]],
+            "area": (right - left) * (bottom - top),
+            "iscrowd": 0,
+            "image_id": picture.cocoid,
+            "bbox": [left, top, right - left, bottom - top],
+            "category_id": CATEGORIES[thing.kind],
+            "id": 4 * picture.scene.index + number + 1,
+        }
+
+
+def _split_record(picture: Picture) -> dict[str, Any]:
+    imgid = picture.scene.index
+    sentences = [
+        {"tokens": re.findall(r"[a-z]+", text.lower()), "raw": text, "imgid": imgid, "sentid": sentid}
+        for sentid, text in picture.sentences()
+    ]
+    return {
+        "filepath": picture.folder,
+        "sentids": [sentence["sentid"] for sentence in sentences],
+        "filename": picture.filename,
+        "imgid": imgid,
+        "split": picture.split,
+        "sentences": sentences,
+        "cocoid": picture.cocoid,
+    }
+
+
+def _counts(world: World) -> dict[str, int]:
+    """What COCO itself counts."""
+    counts = Counter[str]()
+    for picture in pictures(world):
+        for of in ("", *(f":{name}" for name in SPLITS[picture.split])):
+            first = min(picture.captions, 5)
+            counts.update({f"items{of}": 1, f"captions{of}": picture.captions, f"captions[:5]{of}": first})
+    return {name: counts[name] for name in CORPUS.counts}
+
+
+def _archive(path: Path) -> zipfile.ZipFile:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return zipfile.ZipFile(path, "w")
+
+
+def _member(name: str, compression: int) -> zipfile.ZipInfo:
+    """Without anything of today or of this machine."""
+    member = zipfile.ZipInfo(name, date_time=(2014, 9, 1, 0, 0, 0))
+    member.compress_type, member.create_system = compression, 3
+    return member
+
+
+def _write_json(archive: zipfile.ZipFile, name: str, record: dict[str, Any]) -> None:
+    """As `json.dump` would; an iterator becomes an array, one element at a time."""
+    with archive.open(_member(name, zipfile.ZIP_DEFLATED), "w", force_zip64=True) as file:
+        separator = "{"
+        for key, value in record.items():
+            file.write(f"{separator}{json.dumps(key)}: ".encode())
+            file.writelines(_pieces(value))
+            separator = ", "
+        file.write(b"}")
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    if not isinstance(value, Iterator):
+        yield json.dumps(value).encode()
+        return
+    yield b"["
+    for number, element in enumerate(value):
+        yield (", " if number else "").encode() + json.dumps(element).encode()
+    yield b"]"
+
+
+def _written(source: Source, folder: Path) -> Source:
+    path = folder / source.path
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    how = "it was written to a folder: give that as --raw"
+    return replace(source, url=None, mirrors=(), bytes=path.stat().st_size, sha256=sha256, how=how)

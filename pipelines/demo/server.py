@@ -1,0 +1,136 @@
+"""An HTTP server over a folder, on this machine only: whole files, ranges, and any misbehaviour a test asks for."""
+
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """How one request is answered: as it should be, but for what is set here."""
+
+    status: int | None = None  # this, with no file
+    headers: tuple[tuple[str, str], ...] = ()  # more of them, as Retry-After
+    cut_after: int | None = None  # bytes of the body, of which the full length was promised
+    corrupt: bool = False  # right length, wrong bytes
+    ranges: bool = True  # whether a range is heeded
+    etag: str | None = None  # another version of the file than before
+
+
+class Request(NamedTuple):
+    path: str
+    range: str | None
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    requests: list[Request]  # in the order they came in
+
+
+@contextmanager
+def serve(folder: str | Path, behaviours: Mapping[str, Sequence[Behaviour]] | None = None) -> Iterator[Server]:
+    """Each request for a path uses up one of its behaviours; after them, and elsewhere, the server behaves."""
+    requests: list[Request] = []
+    site = _Site(Path(folder).resolve(), {path: list(each) for path, each in (behaviours or {}).items()}, requests)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, site)) as server:
+        thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.02), daemon=True)
+        thread.start()
+        try:
+            yield Server(f"http://127.0.0.1:{server.server_port}", requests)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Site:
+    def __init__(self, folder: Path, behaviours: dict[str, list[Behaviour]], requests: list[Request]) -> None:
+        self.folder, self._behaviours, self._requests = folder, behaviours, requests
+        self._lock = threading.Lock()
+
+    def admit(self, request: Request) -> Behaviour:
+        with self._lock:
+            self._requests.append(request)
+            waiting = self._behaviours.get(request.path)
+            return waiting.pop(0) if waiting else Behaviour()
+
+    def file(self, path: str) -> Path | None:
+        found = (self.folder / path).resolve()
+        return found if found.is_relative_to(self.folder) and found.is_file() else None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, site: _Site, *connection: object) -> None:
+        self._site = site
+        super().__init__(*connection)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path).lstrip("/")
+        behaviour = self._site.admit(Request(path, self.headers.get("Range")))
+        file = self._site.file(path)
+        with suppress(ConnectionError):  # a client may hang up whenever it likes
+            if behaviour.status is not None or file is None:
+                self._refuse(behaviour.status or 404, behaviour)
+            else:
+                self._answer(file, behaviour)
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing on stderr: whoever wants to know reads `requests`."""
+
+    def _answer(self, file: Path, behaviour: Behaviour) -> None:
+        facts = file.stat()
+        etag = behaviour.etag or f'"{facts.st_size:x}-{facts.st_mtime_ns:x}"'
+        heeded = behaviour.ranges and self.headers.get("If-Range", etag) == etag
+        wanted = _range(self.headers.get("Range", ""), facts.st_size) if heeded else None
+        first, last = wanted or (0, facts.st_size - 1)
+        if wanted and first >= facts.st_size:
+            return self._refuse(416, behaviour, {"Content-Range": f"bytes */{facts.st_size}"})
+        headers = {"Content-Length": str(last - first + 1), "Accept-Ranges": "bytes", "ETag": etag}
+        headers |= {"Content-Range": f"bytes {first}-{last}/{facts.st_size}"} if wanted else {}
+        self._head(206 if wanted else 200, headers, behaviour)
+        if self.command == "GET":
+            self._send(file, first, last - first + 1, behaviour)
+
+    def _refuse(self, status: int, behaviour: Behaviour, headers: Mapping[str, str] | None = None) -> None:
+        self._head(status, {"Content-Length": "0", **(headers or {})}, behaviour)
+
+    def _head(self, status: int, headers: Mapping[str, str], behaviour: Behaviour) -> None:
+        self.send_response(status)
+        for name, value in (*headers.items(), *behaviour.headers):
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _send(self, path: Path, start: int, length: int, behaviour: Behaviour) -> None:
+        left = length if behaviour.cut_after is None else min(length, behaviour.cut_after)
+        self.close_connection |= left < length
+        with path.open("rb") as file:
+            file.seek(start)
+            while left and (block := file.read(min(BLOCK, left))):
+                self.wfile.write(bytes(255 - byte for byte in block) if behaviour.corrupt else block)
+                left -= len(block)
+
+
+def _range(header: str, size: int) -> tuple[int, int] | None:
+    """First and last byte of `bytes=a-b`, `bytes=a-` or `bytes=-n`; None of anything else, which is ignored."""
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
+    if match is None or match.group(0).endswith("=-"):
+        return None
+    first, last = match.groups()
+    if not first:
+        return max(size - int(last), 0) if int(last) else size, size - 1
+    if last and int(last) < int(first):
+        return None
+    return int(first), min(int(last), size - 1) if last else size - 1

@@ -1,0 +1,174 @@
+"""What may import what, and that importing does nothing: read from the source, and tried in fresh interpreters."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MODULES = {
+    path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
+    for package in ("xmodal", "pipelines")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+TORCH = {f"xmodal/{name}.py" for name in ("batches", "vision", "regions", "losses", "training", "evaluation")}
+DOORS = {"ray": {"pipelines/ray_runner.py"}, "pyarrow": {"xmodal/records.py"}, "fsspec": {"xmodal/storage.py"}}
+SINGLE_DOOR = ("zarr", "tensorstore", "av", "cv2", "detectron2", "transformers", "s3fs")
+WITHOUT_TORCH_OR_RAY = (
+    "xmodal",
+    "xmodal.trouble",
+    "xmodal.identity",
+    "xmodal.storage",
+    "xmodal.outputs",
+    "xmodal.locks",
+    "xmodal.records",
+    "xmodal.corpora",
+    "xmodal.features",
+    "xmodal.metrics",
+    "xmodal.models",
+    "pipelines.corpus",
+    "pipelines.plan",
+    "pipelines.inspect",
+    "pipelines.doctor",
+    "pipelines.cli",
+)
+VAGUE = {"utils", "util", "common", "helpers", "helper", "base", "core", "manager", "managers", "misc", "shared"}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every module that is named in an import anywhere in the file, also inside functions, but not for types alone."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield from imported(node)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def importers(package: str) -> set[str]:
+    return {path for path, tree in MODULES.items() if any(name.partition(".")[0] == package for name in imported(tree))}
+
+
+def run_python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-B", "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_the_library_never_imports_the_pipelines() -> None:
+    assert [path for path in importers("pipelines") if path.startswith("xmodal/")] == []
+
+
+def test_nothing_imports_the_tests() -> None:
+    assert importers("tests") == set()
+
+
+@pytest.mark.parametrize("package", DOORS)
+def test_a_heavy_library_comes_in_through_one_door(package: str) -> None:
+    assert importers(package) <= DOORS[package]
+
+
+@pytest.mark.parametrize("package", SINGLE_DOOR)
+def test_a_codec_or_store_has_one_door_at_most(package: str) -> None:
+    assert len(importers(package)) <= 1
+
+
+def test_torch_stays_with_what_computes() -> None:
+    found = importers("torch") | importers("torchvision")
+    assert "xmodal/models/__init__.py" not in found
+    assert {path for path in found if not path.startswith("xmodal/models/")} <= TORCH
+
+
+@pytest.mark.parametrize("folder", ["corpora", "models"])
+def test_no_corpus_and_no_model_imports_another(folder: str) -> None:
+    """A corpus may share another's sources, by name; nothing else."""
+    package = f"xmodal.{folder}"
+    members = {path for path in MODULES if path.startswith(f"xmodal/{folder}/") and not path.endswith("__init__.py")}
+    others = {f"{package}.{Path(path).stem}" for path in members}
+    for path in members:
+        taken = [name for name in imported(MODULES[path]) if ".".join(name.split(".")[:3]) in others]
+        assert all(folder == "corpora" and name.rpartition(".")[2].isupper() for name in taken), f"{path}: {taken}"
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH_OR_RAY)
+def test_parsing_planning_and_looking_need_neither_torch_nor_ray(module: str, tmp_path: Path) -> None:
+    code = f"import sys, {module}; print(sorted({{'torch', 'ray', 'torchvision'}} & set(sys.modules)))"
+    found = run_python(code, tmp_path)
+    assert (found.stdout.strip(), found.stderr) == ("[]", "")
+
+
+def test_every_corpus_loads_and_is_listed_without_torch_and_ray(tmp_path: Path) -> None:
+    code = """
+import sys
+from xmodal import corpora
+for name in corpora.names():
+    assert corpora.load(name).name == name
+print(sorted({'torch', 'ray'} & set(sys.modules)))
+"""
+    found = run_python(code, tmp_path)
+    assert (found.stdout.strip(), found.stderr) == ("[]", "")
+
+
+WATCHED_IMPORT = """
+import json, os, sys, threading, warnings
+{third_party}
+before, threads, events = dict(os.environ), threading.active_count(), []
+folder, filters = os.getcwd(), list(warnings.filters)
+
+def watch(event, arguments):
+    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    if writes or event in ("os.mkdir", "os.rename", "os.remove", "os.link", "socket.connect", "subprocess.Popen"):
+        events.append([event, str(arguments[0])])
+
+sys.addaudithook(watch)
+for module in {modules}:
+    __import__(module)
+events += [["environment", name] for name in dict(os.environ).items() ^ before.items()]
+events += [["threads", threading.active_count()]] if threading.active_count() != threads else []
+events += [["folder", os.getcwd()]] if os.getcwd() != folder else []
+print(json.dumps(events))
+"""
+
+
+def test_importing_does_nothing(tmp_path: Path) -> None:
+    """No file, no folder, no connection, no thread, no environment; what other packages do on import is theirs."""
+    names = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in MODULES]
+    own = [name for name in names if not name.endswith("__main__")]
+    others = sorted({name.partition(".")[0] for tree in MODULES.values() for name in imported(tree)})
+    third_party = "\n".join(f"import {name}" for name in others if name not in ("xmodal", "pipelines", "__future__"))
+    code = WATCHED_IMPORT.format(third_party=third_party, modules=own)
+    found = run_python(code, tmp_path)
+    assert found.stderr == ""
+    assert json.loads(found.stdout) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_say_what_is_inside() -> None:
+    folders = {part for path in MODULES for part in Path(path).with_suffix("").parts}
+    assert folders & VAGUE == set()
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    assert [path for path, tree in MODULES.items() if not ast.get_docstring(tree)] == []
+
+
+def test_nothing_swallows_every_exception() -> None:
+    """`except Exception` only where it is raised again."""
+    for path, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ExceptHandler) and (
+                node.type is None or ast.unparse(node.type).endswith("ception")
+            ):
+                assert any(isinstance(inner, ast.Raise) for inner in ast.walk(node)), f"{path}:{node.lineno}"
+
+
+def test_no_environment_variable_is_read() -> None:
+    assert [path for path, tree in MODULES.items() if {"os.environ", "os.getenv"} & names_of(tree)] == []
+
+
+def names_of(tree: ast.Module) -> set[str]:
+    return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
