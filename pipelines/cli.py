@@ -92,6 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     command("status", "progress, and failures by class")
     verify = command("verify", "read every byte and compare it with the records")
     verify.add_argument("--forget", action="store_true", help="have damaged parts made again by the next build")
+    demo = command("demo", "everything, on a small generated world with COCO's files", root=False)
+    demo.add_argument("--items", type=int, default=600, help="scenes in the world (default: 600)")
+    _circumstances(demo)
     command("doctor", "what is missing on this machine and how to get it", root=False)
     return parser
 
@@ -184,6 +187,16 @@ def _verify(chosen: argparse.Namespace) -> tuple[Any, int]:
     return {"root": chosen.root, "files": files, "damage": found, "forgotten": chosen.forget}, 1 if damage else 0
 
 
+def _demo(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.demo.run import demo
+    from pipelines.demo.world import World
+
+    root = Path(chosen.root or "demo")
+    chosen.root = str(root / "root")
+    site = _site(chosen)
+    return {"root": site.storage.url, "outputs": demo(site, root / "publisher", World(chosen.items))}, 0
+
+
 def _doctor(chosen: argparse.Namespace) -> tuple[Any, int]:
     from dataclasses import asdict
 
@@ -201,6 +214,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
     "seal": _seal,
     "status": _status,
     "verify": _verify,
+    "demo": _demo,
     "doctor": _doctor,
 }
 
@@ -254,3 +268,7 @@ def _existing(root: str) -> Any:
     if not storage.names(""):
         raise Trouble(f"there is nothing under {root}: is this the root you built?")
     return storage
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -25,7 +25,7 @@ from xmodal.outputs import LAYOUT, Output, Unit, directories
 from xmodal.storage import Storage, open_storage
 from xmodal.trouble import Trouble
 
-GATHER_EVERY = 10_000  # loose records: the most that a later driver has to read one by one
+GATHER_EVERY = 10_000  # units in loose records: the most that a later driver has to read one by one
 CALL_SECONDS = 0.05
 UNITS_A_CALL = 256
 
@@ -111,13 +111,15 @@ def _bring_up_to_date(
 def _gather(records: Iterable[Record], commits: Commits, tick: Callable[[int], None]) -> None:
     """Records are gathered as they come, and also when the run fails, so that a later driver finds them together."""
     loose: list[Record] = []
+    units = 0
     try:
         for record in records:
             loose.append(record)
+            units += record.units
             tick(record.units)
-            if len(loose) == GATHER_EVERY:
+            if units >= GATHER_EVERY:
                 commits.gather(loose)
-                loose = []
+                loose, units = [], 0
     finally:
         commits.gather(loose)
 

@@ -157,7 +157,7 @@ class _Pool:
             ray.kill(member.handle)
 
     def _start(self) -> _Member:
-        handle = self._actor.remote(self._open)
+        handle: Any = self._actor.remote(self._open)
         return _Member(handle, {handle.run.remote([]): []})
 
     def _feed(self, member: _Member) -> None:
@@ -174,7 +174,7 @@ class _Pool:
         return bool(self._next)
 
     def _replace(self, member: _Member, error: RayActorError) -> None:
-        """A new actor for a dead one. Only its oldest call had started: the units of that are tried again one by one."""
+        """A new actor for a dead one. Only its oldest call had started; its units are tried again one by one."""
         started, *waiting = member.calls.values()
         for what in [f"unit {name}" for name, _ in started] or [OPENING]:
             self._deaths[what] += 1

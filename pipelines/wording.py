@@ -1,5 +1,8 @@
 """What each command says to a person: one function a command, from its JSON result to lines of text."""
 
+import os
+import shutil
+import sys
 import time
 from typing import Any
 
@@ -48,6 +51,26 @@ def build(result: Result) -> list[str]:
         name, state = f"{row['corpus']}/{row['stage']}", "built" if row["built"] else "up to date"
         lines += [f"{name:28} {state:10}  {row['path']}", f"{'':28} {counts(row['counts'])}"]
     return lines
+
+
+def demo(result: Result) -> list[str]:
+    root, xmodal = os.path.relpath(result["root"]), _as_typed("xmodal")
+    unchanged = not any(row["built"] for row in result["outputs"])
+    return [
+        "everything is up to date" if unchanged else "a corpus was fetched, checked, sealed and parsed",
+        *build(result),
+        "what to try next:",
+        f"  {xmodal} status --root {root}",
+        f"  {xmodal} verify --root {root}",
+        f"  {_as_typed('python')} -c \"import xmodal; print(xmodal.find('{root}', 'records')[0].files)\"",
+        f"  {xmodal} plan coco --root data        the real corpus",
+    ]
+
+
+def _as_typed(program: str) -> str:
+    """How this environment's program is called from here, whether it is on the path or not."""
+    beside = os.path.join(os.path.dirname(sys.executable), program)
+    return program if shutil.which(program) == beside else os.path.relpath(beside)
 
 
 def retry(result: Result) -> list[str]:
@@ -106,7 +129,8 @@ def doctor(checks: list[Result]) -> list[str]:
 
 
 def counts(named: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in named.items() if count) or "nothing"
+    """The totals; what they are split by split is in the JSON."""
+    return ", ".join(f"{count:,} {name}" for name, count in named.items() if count and ":" not in name) or "nothing"
 
 
 def gigabytes(size: float) -> str:

@@ -6,10 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("ray")
-psutil = pytest.importorskip("psutil")
-
 from ray.cluster_utils import Cluster
 
 from pipelines.engine import build
@@ -26,13 +22,26 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tree_digest(root)
 
 
-@pytest.mark.parametrize(
-    ("victim", "workers", "delay"), [("driver", 2, 0.3), ("worker", 1, 0.4), ("worker", 4, 0.1), ("raylet", 2, 0.2)]
-)
-def test_a_kill_leaves_no_trace(any_root: str, undisturbed: str, victim: Victim, workers: int, delay: float) -> None:
-    hits = run(any_root, Schedule(workers, ((victim, delay),)))
-    assert hits == 1
-    assert tree_digest(any_root) == undisturbed
+KILLS: list[tuple[Victim, int, float]] = [
+    ("driver", 2, 0.3),
+    ("worker", 1, 0.4),
+    ("worker", 4, 0.1),
+    ("raylet", 2, 0.2),
+]
+
+
+@pytest.mark.parametrize(("victim", "workers", "delay"), KILLS)
+def test_a_kill_leaves_no_trace(tmp_path: Path, undisturbed: str, victim: Victim, workers: int, delay: float) -> None:
+    _survive(str(tmp_path), Schedule(workers, ((victim, delay),)), undisturbed)
+
+
+def test_kills_leave_no_trace_on_s3(s3_root: str, undisturbed: str) -> None:
+    _survive(s3_root, Schedule(2, (("driver", 0.4), ("worker", 0.3))), undisturbed)
+
+
+def _survive(root: str, schedule: Schedule, undisturbed: str) -> None:
+    assert run(root, schedule) == len(schedule.kills)
+    assert tree_digest(root) == undisturbed
 
 
 def test_a_node_that_is_lost_does_not_stop_the_build(tmp_path: Path, undisturbed: str) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from pipelines import doctor
 from pipelines.cli import main
 from pipelines.doctor import Check, examine
 
@@ -118,8 +117,8 @@ def test_a_root_that_is_a_file_is_broken_and_doctor_exits_non_zero(
     (tmp_path / "file").write_text("not a folder")
     assert main(["doctor", "--root", f"{tmp_path}/file{below}"]) == 1
     said = capsys.readouterr()
-    assert "choose a folder you can write to" in said.out
-    assert said.err == ""
+    assert "choose a folder you can write to" in said.out + said.err
+    assert "Traceback" not in said.err
 
 
 def test_a_root_on_s3_is_tried_too(s3_root: str) -> None:
@@ -139,7 +138,7 @@ def test_a_root_that_cannot_be_reached_is_broken_and_no_traceback(
 def test_little_shared_memory_and_little_disk_are_said_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage(2**26, 0, 2**26))
+    monkeypatch.setattr("pipelines.doctor.shutil.disk_usage", lambda path: Usage(2**26, 0, 2**26))
     checks = by_name(str(tmp_path))
     assert checks["/dev/shm"].verdict == "broken"
     assert "--shm-size" in checks["/dev/shm"].remedy
@@ -151,9 +150,8 @@ def test_little_shared_memory_and_little_disk_are_said_with_a_remedy(
 def test_a_torch_that_does_not_fit_its_torchvision_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_name()["torch for torchvision"].verdict == "ok"
     version = importlib.metadata.version
-    monkeypatch.setattr(
-        doctor.importlib.metadata, "version", lambda name: "1.0.0" if name == "torch" else version(name)
-    )
+    fake = {"torch": "1.0.0"}
+    monkeypatch.setattr("pipelines.doctor.importlib.metadata.version", lambda name: fake.get(name) or version(name))
     check = by_name()["torch for torchvision"]
     assert check.verdict == "broken"
     assert check.remedy.startswith("pip install ")

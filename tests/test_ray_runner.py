@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray")
-
 from pipelines.engine import build, pending
 from pipelines.ray_runner import RayRunner
 from pipelines.stage import Resources

@@ -1,4 +1,4 @@
-"""The process that chaos kills: builds two toy stages on Ray at a root. Arguments: root, workers, a cluster's address."""
+"""The process that chaos kills: builds two toy stages on Ray. Arguments: root, workers, a cluster's address."""
 
 import sys
 

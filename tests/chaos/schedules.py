@@ -1,4 +1,4 @@
-"""Seeded kill schedules: what is killed, when, and how often is drawn from the seed; then the build must still end right.
+"""Seeded kill schedules: what is killed, when and how often is drawn from the seed; the build must still end right.
 
     python -m tests.chaos.schedules 50        fifty schedules, on a local root and on S3 by turns
 

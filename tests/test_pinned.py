@@ -1,0 +1,74 @@
+"""Pinned digests: a stage whose code changes its output must say so with a new version.
+
+`python -m tests.test_pinned` writes tests/pinned.json anew; it refuses to where bytes changed and the version did not.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.corpus import STAGES, Site
+from tests.conftest import tree_digest
+from xmodal.corpora import load
+from xmodal.storage import open_storage
+
+PINNED = Path(__file__).parent / "pinned.json"
+CORPUS = Path(__file__).parent / "fixtures/pictures.py"
+
+
+def test_every_stage_gives_its_pinned_bytes(tmp_path: Path) -> None:
+    pinned = json.loads(PINNED.read_text())
+    assert sorted(pinned) == sorted(STAGES)
+    for stage, now in digests(tmp_path).items():
+        assert_pinned(stage, pinned[stage], now)
+
+
+def test_other_bytes_under_the_same_version_are_found_out() -> None:
+    with pytest.raises(AssertionError, match="raise the version of stage records"):
+        assert_pinned("records", {"version": 1, "sha256": "a"}, {"version": 1, "sha256": "b"})
+
+
+def assert_pinned(stage: str, pinned: dict[str, Any], now: dict[str, Any]) -> None:
+    if pinned != now:
+        same = pinned["version"] == now["version"]
+        cure = f"raise the version of stage {stage}, then" if same else "the version is new:"
+        raise AssertionError(f"{stage} no longer gives its pinned bytes: {cure} run python -m tests.test_pinned")
+
+
+def digests(folder: Path) -> dict[str, dict[str, Any]]:
+    """Version and digest of what every stage makes of the toy corpus."""
+    raw = folder / "raw"
+    _publish(raw)
+    site = Site(open_storage(str(folder / "root")), raw=raw)
+    outputs = {stage: build(site, load(str(CORPUS))) for stage, build in STAGES.items()}
+    return {stage: {"version": o.about["version"], "sha256": tree_digest(o.where)} for stage, o in outputs.items()}
+
+
+def _publish(folder: Path) -> None:
+    """The toy corpus' files; nobody answers for the last picture."""
+    folder.mkdir()
+    names = [f"p{number:03d}.jpg" for number in range(8)]
+    captions = [f"{name}\ta {colour} thing number {name[1:4]}\n" for name in names for colour in ("red", "blue")]
+    (folder / "captions.tsv").write_text("".join(captions))
+    (folder / "splits.json").write_text(json.dumps({"train": names[:6], "val": names[6:]}))
+    (folder / "pictures.txt").write_text("".join(f"gopher://gone/{name}\n" for name in names))
+    for name in names[:-1]:
+        (folder / name).write_bytes(name.encode() * 100)
+
+
+def main() -> None:
+    before = json.loads(PINNED.read_text()) if PINNED.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        now = digests(Path(folder))
+    for stage in before.keys() & now.keys():
+        if before[stage] != now[stage] and before[stage]["version"] == now[stage]["version"]:
+            sys.exit(f"stage {stage} gives other bytes under version {now[stage]['version']}: raise its version first")
+    PINNED.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
