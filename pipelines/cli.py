@@ -3,6 +3,7 @@
 import argparse
 import errno
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _complain(str(trouble))
     except OSError as error:
         return _complain(_about_disk(error))
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in {"botocore", "aiobotocore", "aiohttp"}:
+            raise
+        return _complain(f"the object store of {chosen.root} does not answer as it should: {error}")
     except KeyboardInterrupt:
         return _complain("stopped; run the same command again to go on", code=130)
     finally:
@@ -54,7 +59,11 @@ def main(arguments: list[str] | None = None) -> int:
 def _show(chosen: argparse.Namespace, result: Any) -> None:
     from pipelines import wording
 
-    print(json.dumps(result, indent=1) if chosen.json else "\n".join(getattr(wording, chosen.command)(result)))
+    try:
+        print(json.dumps(result, indent=1) if chosen.json else "\n".join(getattr(wording, chosen.command)(result)))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `xmodal status | head`: whoever read has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(text: str, code: int = 1) -> int:
@@ -64,6 +73,8 @@ def _complain(text: str, code: int = 1) -> int:
 
 def _about_disk(error: OSError) -> str:
     where = f" ({error.filename})" if error.filename else ""
+    if error.errno == errno.ENOENT:
+        return f"a file is missing{where}: `xmodal verify --forget` has it made again by the next build or retry"
     advice = DISK.get(error.errno or 0, str(error.strerror or error))
     return f"{advice}{where}, then run the same command again; what is committed is kept"
 
@@ -155,8 +166,11 @@ def _retry(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.corpus import retry
 
     site = _site(chosen)
-    result = {corpus.name: retry(site, corpus, chosen.kind) for corpus, _ in _targets(chosen.targets)}
-    return {"root": chosen.root, "corpora": result}, 0
+    corpora = zip(chosen.targets, _targets(chosen.targets), strict=True)
+    return {
+        "root": chosen.root,
+        "corpora": {text: retry(site, corpus, chosen.kind) for text, (corpus, _) in corpora},
+    }, 0
 
 
 def _seal(chosen: argparse.Namespace) -> tuple[Any, int]:

@@ -6,13 +6,14 @@
 Parsing needs no media, and media that corpora share (one media set) are fetched and computed on once.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.engine import Runner, build, serial
-from pipelines.fetch import fetch
-from pipelines.ledger import FOLDERS, Ledger, State
+from pipelines.fetch import RawFolder, fetch
+from pipelines.ledger import FOLDERS, Ledger
 from pipelines.progress import Progress
 from pipelines.records import Files, RecordsConfig, records
 from pipelines.seal import current, seal
@@ -33,11 +34,11 @@ class Site:
     run: Runner = serial
     progress: Progress = field(default_factory=lambda: Progress(quiet=True))
     raw: Path | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 def build_sources(site: Site, corpus: Corpus) -> Output:
-    return _fetched(site, corpus, "annotations", corpus.name, required_sources(corpus, "annotations"), [])
+    return _fetched(site, corpus, "annotations", corpus.name, [])
 
 
 def build_records(site: Site, corpus: Corpus) -> Output:
@@ -55,8 +56,7 @@ def records_stage(site: Site, corpus: Corpus) -> Stage[RecordsConfig, Files] | N
 
 
 def build_media(site: Site, corpus: Corpus) -> Output:
-    listed = listed_media(corpus, build_sources(site, corpus))
-    return _fetched(site, corpus, "media", corpus.media_set, required_sources(corpus, "media"), listed)
+    return _fetched(site, corpus, "media", corpus.media_set, listed_media(corpus, build_sources(site, corpus)))
 
 
 STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
@@ -64,7 +64,7 @@ STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
     "records": build_records,
     "media": build_media,
 }
-CONFIGS: dict[str, type[object]] = {"records": RecordsConfig}
+CONFIGS: dict[str, object] = {"records": RecordsConfig("", 0)}  # what --set may change, at its defaults
 
 
 def required_sources(corpus: Corpus, part: Part) -> list[Source]:
@@ -84,58 +84,77 @@ def retry(site: Site, corpus: Corpus, kind: str | None = None) -> dict[str, int]
         states = Ledger(site.storage, part, name).states()
         failed = {state.path for state in states if state.failed and kind in (None, state.kind)}
         again = [source for source in sources if source.path in failed]
-        fetch(site.storage, part, name, again, site.raw, site.run, site.progress)
+        _fetch(site, part, name, again, sources)
         tried += len(again)
-        recovered += len(failed) - len(_failed(site.storage, part, name, again))
+        recovered += len(again) - len(_not_provided(site.storage, part, name, again))
     return {"tried": tried, "recovered": recovered}
 
 
 def reseal(site: Site, corpus: Corpus) -> dict[str, str]:
     """New sets from what the ledgers say now; the identity of each part's set, the old one where nothing changed."""
-    return {
-        FOLDERS[part]: seal(site.storage, part, name, sources).identity
-        for part, name, sources in parts(site.storage, corpus)
-    }
+    sealed = {}
+    for part, name, sources in parts(site.storage, corpus):
+        tried = {state.path for state in Ledger(site.storage, part, name).states()}
+        if part == "media" and not tried:
+            continue
+        if untried := [source.path for source in sources if source.path not in tried]:
+            raise Trouble(f"{corpus.name}: {len(untried):,} files were never tried, such as {untried[0]}: build first")
+        _refuse_missing(site.storage, corpus, part, name)
+        sealed[FOLDERS[part]] = seal(site.storage, part, name, sources).identity
+    return sealed
 
 
 def parts(storage: Storage, corpus: Corpus) -> list[tuple[Part, str, list[Source]]]:
-    """Both ledgers of a corpus with the files each is about; media that are listed in unfetched files are not known."""
+    """Both ledgers of a corpus with the files each is about; media that unfetched annotations list are not known."""
     annotations = required_sources(corpus, "annotations")
     sealed = current(storage, "annotations", corpus.name, annotations)
     media = required_sources(corpus, "media") + (listed_media(corpus, sealed) if sealed else [])
     return [("annotations", corpus.name, annotations), ("media", corpus.media_set, media)]
 
 
-def _fetched(site: Site, corpus: Corpus, part: Part, name: str, required: list[Source], listed: list[Source]) -> Output:
-    """The sealed set; files that were tried before and are only listed wait for `retry`."""
+def _fetched(site: Site, corpus: Corpus, part: Part, name: str, listed: list[Source]) -> Output:
+    """The sealed set; files that failed before and are only listed wait for `retry`, unless their bytes were lost."""
+    required = required_sources(corpus, part)
     sources = required + listed
     if (sealed := current(site.storage, part, name, sources)) is not None:
         return sealed
-    states = {state.path: state.failed for state in Ledger(site.storage, part, name).states()}
-    fresh = [s for s in listed if s.path not in states]
-    fetch(
-        site.storage,
-        part,
-        name,
-        [s for s in required if states.get(s.path, True)] + fresh,
-        site.raw,
-        site.run,
-        site.progress,
-    )
-    if missing := _failed(site.storage, part, name, required):
-        raise Trouble(_missing(corpus, missing, len(required), site.storage.url))
+    _refuse_shared_paths(corpus, sources)
+    states = {state.path: state for state in Ledger(site.storage, part, name).states()}
+    needed = [s for s in required if s.path not in states or not states[s.path].provides(s)]
+    fresh = [s for s in listed if s.path not in states or states[s.path].lost(s)]
+    _fetch(site, part, name, needed + fresh, sources)
+    _refuse_missing(site.storage, corpus, part, name)
     return seal(site.storage, part, name, sources)
 
 
-def _failed(storage: Storage, part: Part, name: str, sources: list[Source]) -> list[State]:
-    paths = {source.path for source in sources}
-    return [s for s in Ledger(storage, part, name).states() if s.failed and s.path in paths]
+def _fetch(site: Site, part: Part, name: str, some: list[Source], of: list[Source]) -> None:
+    raw = RawFolder(site.raw, of) if site.raw else None
+    fetch(site.storage, part, name, some, raw, site.run, site.progress)
 
 
-def _missing(corpus: Corpus, missing: list[State], of: int, root: str) -> str:
-    reasons = "; ".join(f"{state.path} ({state.kind}: {state.reason})" for state in missing[:3])
-    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    return (
-        f"{corpus.name}: {len(missing)} of {of} files are missing: {reasons}{more}. "
-        f"Run the same command again, or put the files into a folder and add --raw FOLDER"
-    )
+def _refuse_shared_paths(corpus: Corpus, sources: list[Source]) -> None:
+    path, count = Counter(source.path for source in sources).most_common(1)[0] if sources else ("", 1)
+    if count > 1:
+        raise Trouble(f"{corpus.name}: {count} files have one path, {path}: give each its own")
+
+
+def _refuse_missing(storage: Storage, corpus: Corpus, part: Part, name: str) -> None:
+    required = required_sources(corpus, part)
+    missing = _not_provided(storage, part, name, required)
+    if missing:
+        reasons = "; ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise Trouble(
+            f"{corpus.name}: {len(missing)} of {len(required)} files are missing: {reasons}. "
+            "Run the same command again, or put the files into a folder and add --raw FOLDER"
+        )
+
+
+def _not_provided(storage: Storage, part: Part, name: str, sources: list[Source]) -> list[str]:
+    """Path and reason of each file whose right bytes are not here."""
+    wanted = {source.path: source for source in sources}
+    bad = [
+        f"{state.path} ({state.trouble})"
+        for state in Ledger(storage, part, name).states()
+        if state.path in wanted and not state.provides(wanted.pop(state.path))
+    ]
+    return [*bad, *(f"{path} (never tried)" for path in wanted)]

@@ -4,12 +4,16 @@ import importlib.metadata
 import importlib.util
 import platform
 import shutil
+import subprocess
 import sys
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from xmodal.storage import Storage, open_storage
+if TYPE_CHECKING:
+    from xmodal.storage import Storage
 
 Verdict = Literal["ok", "missing", "broken"]
 
@@ -28,7 +32,7 @@ class Check:
 
 PACKAGES = (
     ("pyarrow", "records", "pip install pyarrow", True),
-    ("fsspec", "roots", "pip install fsspec", True),
+    ("fsspec", "roots that are URLs", "pip install fsspec", True),
     ("numpy", "everything", "pip install numpy", True),
     ("ray", "building on more than one core or machine (else --serial)", "pip install 'xmodal[cluster]'", False),
     ("s3fs", "roots on s3://", "pip install 'xmodal[s3]'", False),
@@ -55,15 +59,16 @@ def _package(name: str, purpose: str, remedy: str, needed: bool) -> Check:
 
 
 def _torch_pair() -> Check | None:
-    """torchvision's compiled operators only fit the torch they were built for; any other fails at their first use."""
+    """torchvision's compiled operators fit one torch only, and fail at their first use with any other: so use one."""
     if not all(importlib.util.find_spec(name) for name in ("torch", "torchvision")):
         return None
-    requires = importlib.metadata.requires("torchvision") or []
-    wanted = next((r.split("==")[1].split(";")[0].strip() for r in requires if r.startswith("torch==")), "")
-    found = importlib.metadata.version("torch").split("+")[0]
-    fits = not wanted or found == wanted
-    remedy = "" if fits else f"pip install torch=={wanted}"
-    return Check("torch for torchvision", "ok" if fits else "broken", found, "visual features", remedy)
+    probe = "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)"
+    tried = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
+    name, purpose = "torch for torchvision", "visual features"
+    if tried.returncode == 0:
+        return Check(name, "ok", "its operators run", purpose)
+    why = (tried.stderr.strip().splitlines() or ["it fails"])[-1]
+    return Check(name, "broken", why, purpose, "pip install --force-reinstall 'torch==2.14.*' 'torchvision==0.29.*'")
 
 
 def _shared_memory() -> Check:
@@ -78,19 +83,25 @@ def _shared_memory() -> Check:
 
 
 def _root(url: str) -> list[Check]:
-    """Writes and removes a small record: a root must be writable and must know put-if-absent."""
+    """A root must be writable and must know put-if-absent; what is tried is taken away again."""
+    from xmodal.storage import open_storage
+
     storage = open_storage(url)
+    new = [path for path in (Path(url), *Path(url).parents) if not path.exists()]
     checks = [_put_if_absent(storage, url)]
     free = storage.free_bytes()
     if free is not None:
         remedy = "" if free > 10**9 else "free some space"
         verdict: Verdict = "broken" if remedy else "ok"
         checks.append(Check("disk of the root", verdict, f"{free / 1e9:.1f} GB free", "outputs", remedy))
+    for path in new:
+        with suppress(OSError):
+            path.rmdir()
     return checks
 
 
-def _put_if_absent(storage: Storage, url: str) -> Check:
-    key = f"_runs/doctor-{uuid.uuid4().hex}"
+def _put_if_absent(storage: "Storage", url: str) -> Check:
+    key = f".xmodal-doctor-{uuid.uuid4().hex}"
     try:
         wins = [storage.create(key, b"first"), storage.create(key, b"second")]
         storage.delete(key)

@@ -8,18 +8,22 @@ import errno
 import fcntl
 import http.client
 import os
+import re
 import socket
 import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from contextlib import suppress
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
 USER_AGENT = "xmodal/0.1"
 TIMEOUT_SECONDS = 30.0
 BLOCK = 2**20
 OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)  # our disk's fault, never a ledger row
+PASSING = {"timeout", "dns", "connection", "truncated", "http_408", "http_429"}
 
 
 class Failed(Exception):
@@ -31,69 +35,138 @@ class Failed(Exception):
 
     @property
     def transient(self) -> bool:
-        return self.kind in {"timeout", "dns", "connection", "truncated", "http_429"} or self.kind.startswith("http_5")
+        return self.kind in PASSING or self.kind.startswith("http_5")
 
 
-def download(url: str, partial: str) -> None:
-    """Afterwards the whole file lies at `partial`; after a failure, as much of it as came."""
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise Failed("bad_url", f"{url} is neither http nor https")
+@contextmanager
+def downloaded(url: str, partial: str) -> Iterator[str]:
+    """The whole file, to be linked or copied before the context ends; after a failure `partial` keeps what came."""
+    address = _quoted(url)
     os.makedirs(os.path.dirname(partial), exist_ok=True)
-    with open(partial, "ab") as file:
-        _lock(file, url)
+    file, path = _claim(partial)
+    whole = False
+    with file:
         try:
-            _receive(url, file, f"{partial}.version")
-        except urllib.error.HTTPError as error:
-            with error:
-                raise Failed(f"http_{error.code}", f"{url} answers {error.code} {error.reason}") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise _failure(url, error) from error
-    with suppress(FileNotFoundError):
-        os.unlink(f"{partial}.version")
+            _receive_or_fail(address, file, f"{path}.version")
+            whole = True
+            yield path
+        finally:  # while it is locked: nobody may take a finished file for one to continue
+            if whole or path != partial:
+                _remove(path)
 
 
-def _lock(file: BinaryIO, url: str) -> None:
-    """Two processes that append to one partial file would mix their bytes."""
+def _claim(partial: str) -> tuple[BinaryIO, str]:
+    """The partial file, locked; one of our own where another process is at work on it.
+
+    A lock is on the file, not on its name: one that was linked and unlinked meanwhile is another's finished file.
+    """
+    file = open(partial, "ab")  # noqa: SIM115 - the caller closes it
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Failed("busy", f"another process is downloading {url}") from None
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(partial)):
+            return file, partial
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    file.close()
+    own = f"{partial}-{uuid.uuid4().hex[:12]}"
+    return open(own, "xb"), own
+
+
+def _remove(path: str) -> None:
+    for name in (path, f"{path}.version"):
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def _quoted(url: str) -> str:
+    """Spaces and letters beyond ASCII as browsers send them; what is quoted already stays as it is."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host = (parts.hostname or "").encode("idna").decode()
+    except (ValueError, UnicodeError) as error:
+        raise Failed("bad_url", f"{url}: {error}") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise Failed("bad_url", f"{url} is neither http nor https")
+    path = re.sub(r"%(?![0-9A-Fa-f]{2})", "%25", parts.path)
+    place = parts.netloc if parts.netloc.isascii() else host + (f":{parts.port}" if parts.port else "")
+    quoted = urllib.parse.quote(path, safe="/%:@!$&'()*+,;=~")
+    query = urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~?")
+    return urllib.parse.urlunsplit((parts.scheme, place, quoted, query, ""))
+
+
+def _receive_or_fail(url: str, file: BinaryIO, version_file: str) -> None:
+    try:
+        _receive(url, file, version_file)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise Failed(f"http_{error.code}", f"{url} answers {error.code} {error.reason}") from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise _failure(url, error) from error
 
 
 def _receive(url: str, file: BinaryIO, version_file: str) -> None:
     have = file.tell()
-    with _request(url, have, _read_text(version_file)) as answer:
-        if answer.status != 206 or not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+    answer, continues = _answer(url, have, _read_text(version_file))
+    with answer:
+        if not continues:
             have = 0
             file.truncate(0)
+            file.seek(0)
         _write_text(version_file, answer.headers.get("ETag") or answer.headers.get("Last-Modified") or "")
-        _copy(answer, file)
+        _copy(answer, file, url)
         length = answer.headers.get("Content-Length")
         if length is not None and file.tell() - have < int(length):
-            raise Failed("truncated", f"{url} ended after {file.tell()} of {have + int(length)} bytes")
+            raise Failed("truncated", f"{url} ended after {file.tell():,} of {have + int(length):,} bytes")
 
 
-def _request(url: str, have: int, version: str) -> Any:
-    headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
-    if have and version:
-        headers |= {"Range": f"bytes={have}-", "If-Range": version}
-    return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
+def _answer(url: str, have: int, version: str) -> tuple[Any, bool]:
+    """The server's answer, and whether it continues what we have; without the range where it will not give that."""
+    if not have or not version:
+        return _whole(url), False
+    try:
+        answer = _request(url, {"Range": f"bytes={have}-", "If-Range": version})
+    except urllib.error.HTTPError as error:
+        if error.code != 416:
+            raise
+        error.close()
+        return _whole(url), False
+    if answer.status != 206:
+        return answer, False
+    if answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+        return answer, True
+    answer.close()
+    return _whole(url), False
 
 
-def _copy(answer: Any, file: BinaryIO) -> None:
+def _whole(url: str) -> Any:
+    answer = _request(url, {})
+    if answer.status == 206:
+        answer.close()
+        raise Failed("bad_range", f"{url} answers with a part that was not asked for")
+    return answer
+
+
+def _request(url: str, headers: dict[str, str]) -> Any:
+    always = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
+    return urllib.request.urlopen(urllib.request.Request(url, headers=always | headers), timeout=TIMEOUT_SECONDS)
+
+
+def _copy(answer: Any, file: BinaryIO, url: str) -> None:
     try:
         while block := answer.read(BLOCK):
             file.write(block)
     except http.client.IncompleteRead as error:
         file.write(error.partial)
-    file.flush()
+        raise Failed("truncated", f"{url} ended in the middle of a chunk") from None
+    finally:
+        file.flush()
 
 
 def _failure(url: str, error: Exception) -> Exception:
     if isinstance(error, OSError) and error.errno in OURS:
         return error
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    kinds = {TimeoutError: "timeout", socket.gaierror: "dns", ssl.SSLError: "tls"}
+    kinds = {TimeoutError: "timeout", socket.gaierror: "dns", ssl.SSLError: "tls", ValueError: "bad_url"}
     kind = next((name for type_, name in kinds.items() if isinstance(cause, type_)), "connection")
     return Failed(kind, f"{url}: {cause}")
 

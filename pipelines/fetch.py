@@ -1,23 +1,23 @@
 """Fetching: the publisher's files into `blobs/`, every attempt into the ledger.
 
-A file at hand in the `--raw` folder (under its path, or its name alone) is taken from there, status `local`; else it is
-downloaded from its address or a mirror. What arrives is checked against the size and checksum that the corpus pins.
-Two units never share a file, and one that is fetched twice by two drivers is one blob.
+A file at hand in the `--raw` folder is taken from there, status `local`; else it is downloaded from its address or a
+mirror. What arrives is checked against the size and checksum that the corpus pins. What two drivers fetch is one blob.
 """
 
 import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from pipelines.commits import Record
-from pipelines.download import Failed, download
+from pipelines.download import Failed, downloaded
 from pipelines.engine import Call, Runner, Worker
 from pipelines.ledger import Attempt, Ledger
 from pipelines.progress import Progress
@@ -27,9 +27,22 @@ from xmodal.locks import blob_key
 from xmodal.storage import LocalStorage, Storage, open_storage
 
 FILES_A_UNIT = 16
-TRIES = 3
-PAUSE_SECONDS = 0.5  # before the second try; four times as long before the third
+PAUSES_SECONDS = (0.0, 0.5, 2.0)  # before each round over the addresses that may still answer
 GATHER_EVERY = 256
+
+
+class RawFolder:
+    """Files that somebody has already, under their paths, or under their names alone where no two share one."""
+
+    def __init__(self, folder: Path, sources: list[Source]) -> None:
+        self._folder = folder.expanduser().absolute()
+        names = Counter(Path(source.path).name for source in sources)
+        self._shared = {name for name, count in names.items() if count > 1}
+
+    def find(self, source: Source) -> str | None:
+        name = Path(source.path).name
+        places = [self._folder / source.path] + ([] if name in self._shared else [self._folder / name])
+        return next((str(place) for place in places if place.is_file()), None)
 
 
 @dataclass(frozen=True)
@@ -39,27 +52,35 @@ class OpenFetcher:
     url: str
     part: Part
     name: str
-    raw: str | None
+    raw: RawFolder | None
 
     def __call__(self) -> Worker:
         storage = open_storage(self.url)
         ledger = Ledger(storage, self.part, self.name)
-        raw = Path(self.raw) if self.raw else None
 
         def fetch_units(call: Call) -> list[Record]:
-            return [Record(name, ledger.add(_fetch_all(sources, storage, raw))) for name, sources in call]
+            return [Record(name, ledger.add(_fetch_all(sources, storage, self.raw))) for name, sources in call]
 
         return fetch_units
 
 
 def fetch(
-    storage: Storage, part: Part, name: str, sources: list[Source], raw: Path | None, run: Runner, progress: Progress
+    storage: Storage,
+    part: Part,
+    name: str,
+    sources: list[Source],
+    raw: RawFolder | None,
+    run: Runner,
+    progress: Progress,
 ) -> None:
     """Tries every one of these files; how it went is in the ledger."""
+    if not sources:
+        return
     ledger = Ledger(storage, part, name)
-    opener = OpenFetcher(storage.url, part, name, str(raw.absolute()) if raw else None)
+    ledger.compact()
+    records = run(OpenFetcher(storage.url, part, name, raw), _units(sources), Resources(cpus=0.5))
     with progress.over(f"fetch {ledger.folder.removeprefix('_runs/ledger/')}", len(sources), unit="files") as tick:
-        for count, record in enumerate(run(opener, _units(sources), Resources(cpus=0.5)) if sources else ()):
+        for count, record in enumerate(records):
             tick(len({line.partition(b"\t")[0] for line in record.lines.splitlines()}))
             if count % GATHER_EVERY == GATHER_EVERY - 1:
                 ledger.compact()
@@ -74,42 +95,50 @@ def _units(sources: list[Source]) -> Iterator[tuple[str, list[Source]]]:
         yield some[0].path, some
 
 
-def _fetch_all(sources: list[Source], storage: Storage, raw: Path | None) -> list[Attempt]:
-    return [attempt for source in sources for attempt in _fetch(source, storage, raw)]
+def _fetch_all(sources: list[Source], storage: Storage, raw: RawFolder | None) -> list[Attempt]:
+    return [attempt for source in sources for attempt, _ in _fetch(source, storage, raw)]
 
 
-def _fetch(source: Source, storage: Storage, raw: Path | None) -> Iterator[Attempt]:
-    """Every attempt at one file, up to the first success or a failure that will not pass by itself."""
-    for attempt in range(TRIES):
-        if attempt:
-            time.sleep(PAUSE_SECONDS * 4 ** (attempt - 1))
-        began, started = time.time(), time.perf_counter()
-        try:
-            status, size, digest = _obtain(source, storage, raw, attempt)
-        except Failed as failure:
-            seconds = time.perf_counter() - started
-            yield Attempt(source.path, "failed", began, seconds, kind=failure.kind, reason=failure.reason)
-            if not failure.transient:
+def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[tuple[Attempt, bool]]:
+    """Every attempt at one file, up to the first success; an address whose failure will not pass is not asked again."""
+    if raw and (file := raw.find(source)):
+        yield _attempt(source, "local", partial(_keep, source, file, storage))
+        return
+    addresses = [address for address in (source.url, *source.mirrors) if address]
+    if not addresses:
+        yield _attempt(source, "ok", partial(_by_hand, source))
+    for pause in PAUSES_SECONDS:
+        time.sleep(pause if addresses else 0)
+        for address in tuple(addresses):
+            attempt, may_pass = _attempt(source, "ok", partial(_download, source, address, storage))
+            yield attempt, may_pass
+            if attempt.status != "failed":
                 return
-        else:
-            yield Attempt(source.path, status, began, time.perf_counter() - started, size, digest)
-            return
+            if not may_pass:
+                addresses.remove(address)
 
 
-def _obtain(source: Source, storage: Storage, raw: Path | None, attempt: int) -> tuple[Any, int, str]:
-    for candidate in (raw / source.path, raw / Path(source.path).name) if raw else ():
-        if candidate.is_file():
-            return "local", *_keep(source, str(candidate), storage)
-    if source.url is None:
-        raise Failed("by_hand", source.how)
-    addresses = (source.url, *source.mirrors)
-    partial = _partial(storage, addresses[attempt % len(addresses)])
-    download(addresses[attempt % len(addresses)], partial)
+def _attempt(
+    source: Source, status: Literal["ok", "local"], obtain: Callable[[], tuple[int, str]]
+) -> tuple[Attempt, bool]:
+    """How it went, and, of a failure, whether it may pass by itself."""
+    began, started = time.time(), time.perf_counter()
     try:
-        return "ok", *_keep(source, partial, storage)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(partial)
+        size, digest = obtain()
+    except Failed as failure:
+        seconds = time.perf_counter() - started
+        failed = Attempt(source.path, "failed", began, seconds, kind=failure.kind, reason=failure.reason)
+        return failed, failure.transient
+    return Attempt(source.path, status, began, time.perf_counter() - started, size, digest), False
+
+
+def _by_hand(source: Source) -> tuple[int, str]:
+    raise Failed("by_hand", source.how)
+
+
+def _download(source: Source, address: str, storage: Storage) -> tuple[int, str]:
+    with downloaded(address, _partial(storage, address)) as file:
+        return _keep(source, file, storage)
 
 
 def _keep(source: Source, file: str, storage: Storage) -> tuple[int, str]:

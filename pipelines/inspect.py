@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from pipelines.commits import Commits
 from pipelines.journal import Journal
-from pipelines.ledger import Attempt, ledgers
+from pipelines.ledger import ledgers
 from pipelines.progress import Progress
 from xmodal.locks import LOCK, blob_key, read_lock
 from xmodal.outputs import Output, directories
@@ -50,9 +50,9 @@ class Damage:
 def verify(storage: Storage, progress: Progress) -> tuple[int, list[Damage]]:
     """Reads every byte of every finished output and sealed set; how many files were checked, and what is wrong."""
     outputs = [output for output in directories(storage) if output.complete]
-    total = sum(output.totals.get("files", 0) for output in outputs)
+    total = sum(_files_of(output) for output in outputs)
     damage: list[Damage] = []
-    checked: set[str] = set()
+    checked: dict[str, str | None] = {}
     with progress.over("verify", total, unit="files") as tick:
         for output in outputs:
             for found in _check_output(output, checked):
@@ -61,12 +61,21 @@ def verify(storage: Storage, progress: Progress) -> tuple[int, list[Damage]]:
     return len(checked), damage
 
 
-def _check_output(output: Output, checked: set[str]) -> Iterator[Damage | None]:
+def _files_of(output: Output) -> int:
+    try:
+        return int(output.totals["files"]) + int(output.totals["counts"].get("present", 0))
+    except Trouble:
+        return 0
+
+
+def _check_output(output: Output, checked: dict[str, str | None]) -> Iterator[Damage | None]:
     """One result a file; blobs that several sets share are read once."""
     try:
+        if output.about["identity"] != output.folder.rpartition("/")[2]:
+            raise Trouble("stage.json is of another directory")
         units = list(output.units())
-    except (Trouble, FileNotFoundError) as error:
-        yield Damage(output.folder, None, "units.tsv", str(error))
+    except Trouble as error:
+        yield Damage(output.folder, None, "", str(error))
         return
     for unit in units:
         for name, (size, digest) in unit.files.items():
@@ -76,17 +85,21 @@ def _check_output(output: Output, checked: set[str]) -> Iterator[Damage | None]:
                 yield from _check_blobs(output, checked)
 
 
-def _check_blobs(output: Output, checked: set[str]) -> Iterator[Damage | None]:
+def _check_blobs(output: Output, checked: dict[str, str | None]) -> Iterator[Damage | None]:
     for locked in read_lock(output):
-        if locked.sha256 and blob_key(locked.sha256) not in checked:
+        if locked.sha256:
             key = blob_key(locked.sha256)
             problem = _check_file(output.storage, key, locked.size, locked.sha256, checked)
-            if problem:
-                yield Damage(output.folder, None, key, f"{problem} ({locked.path})")
+            yield Damage(output.folder, None, key, f"{problem} ({locked.path})") if problem else None
 
 
-def _check_file(storage: Storage, key: str, size: int, sha256: str, checked: set[str]) -> str | None:
-    checked.add(key)
+def _check_file(storage: Storage, key: str, size: int, sha256: str, checked: dict[str, str | None]) -> str | None:
+    if key not in checked:
+        checked[key] = _problem(storage, key, size, sha256)
+    return checked[key]
+
+
+def _problem(storage: Storage, key: str, size: int, sha256: str) -> str | None:
     actual = storage.size(key)
     if actual is None:
         return "missing"
@@ -103,7 +116,7 @@ def forget(storage: Storage, damage: list[Damage]) -> None:
     for folder in sorted({found.output for found in damage}):
         found = [d for d in damage if d.output == folder]
         blobs = {d.file for d in found if d.file.startswith("blobs/")}
-        _forget_blobs(Output(storage, folder), blobs)
+        _forget_blobs(storage, blobs)
         if any(d.unit is None and d.file not in blobs for d in found):
             storage.delete(folder)
         elif units := {d.unit for d in found if d.unit}:
@@ -118,12 +131,10 @@ def _forget_units(output: Output, names: set[str]) -> None:
     Journal(storage, f"{folder}/_runs/commits").add(unit.line() for unit in units if unit.name not in names)
 
 
-def _forget_blobs(sealed: Output, keys: set[str]) -> None:
-    """A lost blob is an attempt that has failed after all."""
-    if not keys:
-        return
-    lost = {locked.path for locked in read_lock(sealed) if locked.sha256 and blob_key(locked.sha256) in keys}
-    for _, name, ledger in ledgers(sealed.storage):
-        if name == sealed.config["name"] and ledger.sealed == sealed.identity:
-            ledger.add([Attempt.damaged(path) for path in sorted(lost)])
-    sealed.storage.delete(*keys)
+def _forget_blobs(storage: Storage, keys: set[str]) -> None:
+    """A lost blob is an attempt that has failed after all, in every ledger that counted on it."""
+    for _, _, ledger in ledgers(storage) if keys else ():
+        lost = [state.path for state in ledger.states() if not state.failed and blob_key(state.sha256) in keys]
+        if lost:
+            ledger.lose(lost)
+    storage.delete(*keys)

@@ -6,6 +6,7 @@ it once, and two drivers that compact at the same time leave the same facts behi
 
 import hashlib
 import heapq
+import io
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -14,7 +15,8 @@ from typing import Any, BinaryIO, cast
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
 
-MANY_SEGMENTS = 64  # merged beyond this: each is an open file while the journal is read
+MANY_SEGMENTS = 64  # merged beyond this
+SMALL_BYTES = 2**20
 _ATTEMPTS = 5
 
 
@@ -58,12 +60,17 @@ class Journal:
         raise Trouble(f"{self._storage.url}/{self._folder} keeps changing: is another driver at work on it? Try again")
 
     def _open_checked(self, name: str, files: ExitStack) -> BinaryIO:
+        """A large segment stays open; of small ones there may be more than a process may open."""
         key = f"{self._folder}/{name}"
         file = files.enter_context(self._storage.open(key))
         if _name_of(hashlib.file_digest(cast(Any, file), "sha256").hexdigest()) != name:
             raise Trouble(f"{self._storage.url}/{key} is corrupt: delete it and run again; what it held is done again")
+        small = file.tell() < SMALL_BYTES
         file.seek(0)
-        return file
+        if not small:
+            return file
+        with file:
+            return io.BytesIO(file.read())
 
 
 def _name_of(digest: str) -> str:

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from pipelines.journal import Journal
-from xmodal.corpora import Part
+from xmodal.corpora import Part, Source
 from xmodal.identity import canonical_json
 from xmodal.storage import Storage
 
@@ -67,6 +67,19 @@ class State:
     def failed(self) -> bool:
         return self.status == "failed"
 
+    @property
+    def trouble(self) -> str:
+        return f"{self.kind}: {self.reason}" if self.failed else "checksum: these are not the bytes that are pinned"
+
+    def lost(self, source: Source) -> bool:
+        """Whether its bytes were here and no longer are, or are not those that are pinned now."""
+        return self.kind == DAMAGED or (not self.failed and not self.provides(source))
+
+    def provides(self, source: Source) -> bool:
+        """Whether its bytes are here and are those that the corpus pins, which may be later than the download."""
+        pins = ((source.bytes, self.size), (source.sha256, self.sha256))
+        return not self.failed and all(pinned in (None, actual) for pinned, actual in pins)
+
 
 class Ledger:
     """Of the annotations of one corpus, or of one media set."""
@@ -118,12 +131,18 @@ class Ledger:
     def sealed(self) -> str | None:
         """The identity of the set that `build` uses now."""
         try:
-            return str(json.loads(self._storage.read(f"{self.folder}/sealed.json"))["identity"])
+            identity = self._storage.read(f"{self.folder}/sealed").decode(errors="replace")
         except FileNotFoundError:
             return None
+        return identity if identity.isalnum() else None
 
     def use(self, identity: str) -> None:
-        self._storage.write(f"{self.folder}/sealed.json", canonical_json({"identity": identity}))
+        self._storage.write(f"{self.folder}/sealed", identity.encode())
+
+    def lose(self, paths: list[str]) -> None:
+        """Their bytes are damaged: they are fetched again before the next seal, which build then makes."""
+        self.add([Attempt.damaged(path) for path in paths])
+        self._storage.delete(f"{self.folder}/sealed")
 
 
 def ledgers(storage: Storage) -> Iterator[tuple[Part, str, Ledger]]:

@@ -1,10 +1,10 @@
 """What a build would do, before anything runs: requests, bytes, disk, time, and what is done already."""
 
-from pathlib import Path
 from typing import Any
 
-from pipelines.corpus import STAGES, Site, parts, records_stage
+from pipelines.corpus import Site, parts, records_stage
 from pipelines.engine import pending
+from pipelines.fetch import RawFolder
 from pipelines.ledger import FOLDERS, Ledger
 from pipelines.seal import current
 from xmodal.corpora import Corpus, Part, Source
@@ -14,19 +14,27 @@ ASSUMED_BYTES_A_SECOND = 12.5e6  # 100 Mbit/s, until this root has downloads to 
 
 def plan(site: Site, corpus: Corpus, stages: list[str]) -> list[dict[str, Any]]:
     """One row a stage: what is done, what is left, and what that costs."""
+    of_files = {FOLDERS[part]: (part, name, sources) for part, name, sources in parts(site.storage, corpus)}
     rows = []
-    for part, name, sources in parts(site.storage, corpus):
-        if FOLDERS[part] in stages:
-            rows.append({"corpus": corpus.name, "stage": FOLDERS[part]} | _files(site, part, name, sources))
-    if "records" in stages:
-        rows.append({"corpus": corpus.name, "stage": "records"} | _units(site, corpus))
-    return sorted(rows, key=lambda row: list(STAGES).index(row["stage"]))
+    for stage in stages:
+        if _waits(site, corpus, stage):
+            row: dict[str, Any] = {"waits_for": "sources"}
+        else:
+            row = _files(site, *of_files[stage]) if stage in of_files else _units(site, corpus)
+        rows.append({"corpus": corpus.name, "stage": stage} | row)
+    return rows
+
+
+def _waits(site: Site, corpus: Corpus, stage: str) -> bool:
+    """What is parsed decides the records, and which media there are where the annotations list them."""
+    return (stage == "records" or (stage == "media" and corpus.media is not None)) and not records_stage(site, corpus)
 
 
 def _files(site: Site, part: Part, name: str, sources: list[Source]) -> dict[str, Any]:
-    done = {state.path for state in Ledger(site.storage, part, name).states() if not state.failed}
-    left = [source for source in sources if source.path not in done]
-    at_hand = [source for source in left if site.raw and _is_at_hand(source, site.raw)]
+    states = {state.path: state for state in Ledger(site.storage, part, name).states()}
+    left = [source for source in sources if source.path not in states or not states[source.path].provides(source)]
+    raw = RawFolder(site.raw, sources) if site.raw else None
+    at_hand = [source for source in left if raw and raw.find(source)]
     requests = [source for source in left if source not in at_hand and source.url]
     known = sum(source.bytes or 0 for source in requests)
     return {
@@ -42,10 +50,6 @@ def _files(site: Site, part: Part, name: str, sources: list[Source]) -> dict[str
     }
 
 
-def _is_at_hand(source: Source, raw: Path) -> bool:
-    return (raw / source.path).is_file() or (raw / Path(source.path).name).is_file()
-
-
 def _bytes_a_second(site: Site, part: Part, name: str) -> float:
     speed = Ledger(site.storage, part, name).download_speed()
     return speed or ASSUMED_BYTES_A_SECOND
@@ -53,7 +57,6 @@ def _bytes_a_second(site: Site, part: Part, name: str) -> float:
 
 def _units(site: Site, corpus: Corpus) -> dict[str, Any]:
     stage = records_stage(site, corpus)
-    if stage is None:
-        return {"waits_for": "sources"}
+    assert stage is not None
     total, left = pending(stage, site.storage)
     return {"units": total, "done": total - left}

@@ -1,5 +1,6 @@
 """Progress on stderr: one line that is redrawn on a terminal, one line now and then in a log, nothing when quiet."""
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -43,7 +44,8 @@ class Progress:
         if self._quiet:
             return
         if self._redraws:
-            print(f"\r\x1b[K{line}", end="\n" if last else "", file=self._stream, flush=True)
+            fits = line[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be redrawn
+            print(f"\r\x1b[K{fits}", end="\n" if last else "", file=self._stream, flush=True)
         else:
             print(line, file=self._stream, flush=True)
 

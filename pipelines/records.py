@@ -47,11 +47,11 @@ def _open(corpus: Corpus, config: RecordsConfig, inputs: Inputs) -> Callable[[Fi
     def parse(work: Files, sink: Sink) -> Counts:
         with ExitStack() as stack:
             files = {name: stack.enter_context(sink.file(f"{name}.parquet")) for name in ROWS}
-            tables, census = Tables(files, config.row_group), Census(corpus.name)
-            for row in corpus.parse(raw_of(inputs[0])):
-                census.add(row)
-                tables.add(row)
-            tables.close()
+            census = Census(corpus.name)
+            with Tables(files, config.row_group) as tables:
+                for row in corpus.parse(raw_of(inputs[0])):
+                    census.add(row)
+                    tables.add(row)
             counts = tables.counts | census.counts()
             _check(corpus, counts)
         return counts

@@ -33,7 +33,7 @@ def planned(sources: list[Source]) -> str:
 def seal(storage: Storage, part: Part, name: str, sources: list[Source]) -> Output:
     """The ledger's state of these files as an output; the same one where nothing has changed."""
     ledger = Ledger(storage, part, name)
-    lines = partial(_lock_lines, ledger, sorted(source.path for source in sources))
+    lines = partial(_lock_lines, ledger, sorted(sources, key=lambda source: source.path))
     digest = hashlib.sha256()
     for line in lines():
         digest.update(line)
@@ -50,19 +50,20 @@ def current(storage: Storage, part: Part, name: str, sources: list[Source]) -> O
     return output if identity and output.complete and output.config["planned"] == planned(sources) else None
 
 
-def _lock_lines(ledger: Ledger, paths: list[str]) -> Iterator[bytes]:
+def _lock_lines(ledger: Ledger, sources: list[Source]) -> Iterator[bytes]:
     """The planned files and the ledger's states, both sorted by path, merged."""
     states = ledger.states()
     state = next(states, None)
-    for path in paths:
-        while state is not None and state.path < path:
+    for source in sources:
+        while state is not None and state.path < source.path:
             state = next(states, None)
-        yield _locked(path, state if state is not None and state.path == path else None).line()
+        yield _locked(source, state if state is not None and state.path == source.path else None).line()
 
 
-def _locked(path: str, state: State | None) -> Locked:
-    present = state is not None and not state.failed
-    return Locked(path, state.size, state.sha256) if present and state is not None else Locked(path)
+def _locked(source: Source, state: State | None) -> Locked:
+    if state is None or not state.provides(source):
+        return Locked(source.path)
+    return Locked(source.path, state.size, state.sha256)
 
 
 def _plan(config: Sealed, inputs: Inputs) -> Iterator[tuple[str, None]]:

@@ -4,9 +4,10 @@ A setting names a field (`row_group=1024`), or a stage and a field where two sta
 (`records.row_group=1024`). It changes the config and with it the identity: another value is another directory.
 """
 
+import math
 import types
 from collections.abc import Mapping
-from dataclasses import Field, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from xmodal.trouble import Trouble
@@ -14,32 +15,31 @@ from xmodal.trouble import Trouble
 C = TypeVar("C")
 
 
-def parse_settings(texts: list[str], configs: Mapping[str, type[object]]) -> dict[str, str]:
-    """`stage.field` → text; a name that no config has, or that two have, is refused with what there is."""
-    settings: dict[str, str] = {}
+def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str, object]:
+    """`stage.field` → value; what no config has, what two have and what a config refuses is named."""
+    settings: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise Trouble(f"--set takes name=value, not {text!r}")
-        settings[_full_name(name, configs)] = value
+        full_name = _full_name(name, configs)
+        stage, _, field = full_name.partition(".")
+        try:
+            settings[full_name] = _convert(value, get_type_hints(type(configs[stage]))[field])
+            apply(configs[stage], stage, settings)
+        except ValueError as error:
+            raise Trouble(f"--set {full_name}={value}: {error}") from None
     return settings
 
 
-def apply(config: C, stage: str, settings: Mapping[str, str]) -> C:
-    """The config with the stage's settings in it; a value that the field's type or the config refuses is named."""
-    hints = get_type_hints(type(config))
-    for full_name, text in settings.items():
-        of, _, name = full_name.partition(".")
-        if of == stage:
-            try:
-                config = replace(config, **{name: _convert(text, hints[name])})  # type: ignore[type-var]
-            except ValueError as error:
-                raise Trouble(f"--set {full_name}={text}: {error}") from None
-    return config
+def apply(config: C, stage: str, settings: Mapping[str, object]) -> C:
+    """The config with the stage's settings in it."""
+    own = {name.partition(".")[2]: value for name, value in settings.items() if name.partition(".")[0] == stage}
+    return replace(config, **own)  # type: ignore[type-var]
 
 
-def _full_name(name: str, configs: Mapping[str, type[object]]) -> str:
-    known = [f"{stage}.{f.name}" for stage, config in configs.items() for f in _settable(config)]
+def _full_name(name: str, configs: Mapping[str, object]) -> str:
+    known = [f"{stage}.{field}" for stage, config in configs.items() for field in _settable(config)]
     found = [full for full in known if name in (full, full.partition(".")[2])]
     if len(found) == 1:
         return found[0]
@@ -48,9 +48,9 @@ def _full_name(name: str, configs: Mapping[str, type[object]]) -> str:
     raise Trouble(f"no setting {name!r}; there are: {', '.join(known) or 'none for these stages'}")
 
 
-def _settable(config: Any) -> list[Field[Any]]:
+def _settable(config: Any) -> list[str]:
     """A field that is given by what is built, such as the corpus' name, is no setting."""
-    return [f for f in fields(config) if not f.metadata.get("given")]
+    return [field.name for field in fields(config) if not field.metadata.get("given")]
 
 
 def _convert(text: str, declared: Any) -> Any:
@@ -58,24 +58,38 @@ def _convert(text: str, declared: Any) -> Any:
         options = [option for option in get_args(declared) if option is not type(None)]
         return None if text.lower() == "none" and len(options) < len(get_args(declared)) else _convert(text, options[0])
     if get_origin(declared) is Literal:
-        return _one_of(text, [str(option) for option in get_args(declared)])
+        return _one_of(text, {str(option): option for option in get_args(declared)})
     if get_origin(declared) is tuple:
-        return tuple(_convert(part, get_args(declared)[0]) for part in text.split(",") if part)
+        return _tuple(text, get_args(declared))
     if declared is bool:
-        return _one_of(text.lower(), ["true", "false"]) == "true"
+        return _one_of(text.lower(), {"true": True, "false": False})
     if declared in (int, float):
         return _number(text, declared)
-    return text
+    if declared is str:
+        return text
+    raise ValueError("cannot be set from the command line")
+
+
+def _tuple(text: str, declared: tuple[Any, ...]) -> tuple[Any, ...]:
+    parts = [part for part in text.split(",") if part]
+    if declared[-1] is Ellipsis:
+        return tuple(_convert(part, declared[0]) for part in parts)
+    if len(parts) != len(declared):
+        raise ValueError(f"takes {len(declared)} values with commas between them, not {len(parts)}")
+    return tuple(_convert(part, each) for part, each in zip(parts, declared, strict=True))
 
 
 def _number(text: str, declared: type[int] | type[float]) -> int | float:
     try:
-        return declared(text)
+        number = declared(text)
     except ValueError:
-        raise ValueError(f"not a{'n integer' if declared is int else ' number'}") from None
+        raise ValueError("not an integer" if declared is int else "not a number") from None
+    if not math.isfinite(number):
+        raise ValueError("not a finite number")
+    return number
 
 
-def _one_of(text: str, options: list[str]) -> str:
+def _one_of(text: str, options: Mapping[str, Any]) -> Any:
     if text not in options:
         raise ValueError(f"not one of {', '.join(options)}")
-    return text
+    return options[text]

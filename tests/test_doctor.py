@@ -147,11 +147,10 @@ def test_little_shared_memory_and_little_disk_are_said_with_a_remedy(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="there is no torchvision to fit")
-def test_a_torch_that_does_not_fit_its_torchvision_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_does_not_fit_its_torchvision_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_name()["torch for torchvision"].verdict == "ok"
-    version = importlib.metadata.version
-    fake = {"torch": "1.0.0"}
-    monkeypatch.setattr("pipelines.doctor.importlib.metadata.version", lambda name: fake.get(name) or version(name))
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     check = by_name()["torch for torchvision"]
-    assert check.verdict == "broken"
+    assert (check.verdict, check.found) == ("broken", "RuntimeError: operator torchvision::nms does not exist")
     assert check.remedy.startswith("pip install ")

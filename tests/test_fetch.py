@@ -18,9 +18,9 @@ import pytest
 
 from pipelines.corpus import Site, build_sources
 from pipelines.demo.server import Behaviour, Request, Server, serve
-from pipelines.download import download
+from pipelines.download import downloaded
 from pipelines.engine import serial
-from pipelines.fetch import fetch
+from pipelines.fetch import RawFolder, fetch
 from pipelines.ledger import Ledger, State
 from pipelines.progress import Progress
 from xmodal.corpora import Corpus, Source
@@ -34,7 +34,7 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.fetch.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("pipelines.fetch.PAUSES_SECONDS", (0.0, 0.0, 0.0))
 
 
 @pytest.fixture
@@ -79,7 +79,8 @@ def _answer(server: socket.socket, answers: Sequence[bytes], hold: threading.Eve
 def fetched(root: str, *sources: Source, raw: Path | None = None) -> dict[str, State]:
     """What the ledger says after one more fetch of these."""
     storage = open_storage(root)
-    fetch(storage, "annotations", "toy", list(sources), raw, serial, Progress(quiet=True))
+    folder = RawFolder(raw, list(sources)) if raw else None
+    fetch(storage, "annotations", "toy", list(sources), folder, serial, Progress(quiet=True))
     return {state.path: state for state in Ledger(storage, "annotations", "toy").states()}
 
 
@@ -277,8 +278,9 @@ def test_a_partial_file_that_was_whole_when_its_driver_was_killed_is_no_dead_end
         with urllib.request.urlopen(f"{server.url}/a.bin") as answer:
             partial.write_bytes(answer.read())
             Path(f"{partial}.version").write_text(answer.headers["ETag"])
-        download(f"{server.url}/a.bin", str(partial))
-    assert partial.read_bytes() == BODY
+        with downloaded(f"{server.url}/a.bin", str(partial)) as file:
+            assert Path(file).read_bytes() == BODY
+    assert not partial.exists()
 
 
 def test_a_chunked_body_that_is_cut_is_not_a_whole_file(root: str) -> None:
@@ -460,7 +462,7 @@ def test_several_fetches_of_the_same_files_at_once_do_no_harm(root: str, tmp_pat
     assert leftovers(root) == []
 
 
-def test_a_file_that_somebody_else_is_downloading_is_waited_for(root: str) -> None:
+def test_a_file_that_somebody_else_is_downloading_is_not_given_up(root: str) -> None:
     answer, hold = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody", threading.Event()
     with scripted(*[answer] * 4, hold=hold) as url, ThreadPoolExecutor(2) as pool:
         both = [pool.submit(fetched, root, Source("a.bin", f"{url}/a.bin")) for _ in range(2)]

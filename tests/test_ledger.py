@@ -36,7 +36,7 @@ FIXTURE = Path(__file__).parent / "fixtures/pictures.py"
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.fetch.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("pipelines.fetch.PAUSES_SECONDS", (0.0, 0.0, 0.0))
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ class Grids:
     stride: int = 16
 
 
-CONFIGS: dict[str, type[object]] = {"frames": Frames, "grids": Grids}
+CONFIGS: dict[str, object] = {"frames": Frames(), "grids": Grids()}
 
 
 def frames(*texts: str) -> Frames:

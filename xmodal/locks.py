@@ -8,13 +8,16 @@ whatever happened on the way. The bytes lie under `blobs/`, by their checksum, s
 common.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, cast
 
 from xmodal.corpora import Raw
 from xmodal.identity import canonical_json
 from xmodal.outputs import Output
+from xmodal.trouble import Trouble
 
 LOCK = "dataset.lock"
 
@@ -39,6 +42,9 @@ def blob_key(sha256: str) -> str:
 def read_lock(sealed: Output) -> Iterator[Locked]:
     """Every planned file of a sealed set, in order of the paths."""
     with sealed.open(LOCK) as file:
+        if hashlib.file_digest(cast(Any, file), "sha256").hexdigest() != sealed.config["lock_sha256"]:
+            raise Trouble(f"{sealed.where}/{LOCK} has changed: `xmodal verify --forget`, then build again")
+        file.seek(0)
         for line in file:
             facts = json.loads(line)
             yield Locked(facts["path"], facts.get("bytes", 0), facts.get("sha256"))

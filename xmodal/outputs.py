@@ -20,6 +20,7 @@ from xmodal.storage import Storage, open_storage
 from xmodal.trouble import Trouble
 
 LAYOUT = 1
+CURE = "`xmodal verify --forget` removes what it is part of, then build again"
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,9 @@ class Output:
 
     def units(self) -> Iterator[Unit]:
         """Every unit in order of its name, after units.tsv has been checked as a whole."""
-        data = self.storage.read(f"{self.folder}/units.tsv")
+        data = _read(self.storage, f"{self.folder}/units.tsv")
         if hashlib.sha256(data).hexdigest() != self.totals["units_sha256"]:
-            raise Trouble(f"{self.where}/units.tsv is not what was committed: delete {self.where} and build again")
+            raise Trouble(f"{self.where}/units.tsv is not what was committed: {CURE}")
         return map(Unit.from_line, data.splitlines())
 
     @cached_property
@@ -124,15 +125,23 @@ def directories(storage: Storage, stage: str | None = None) -> Iterator[Output]:
         if name.startswith(("_", ".")) or name == "blobs":
             continue
         for identity in storage.names(name):
-            if storage.size(f"{name}/{identity}/stage.json") is not None:
-                yield Output(storage, f"{name}/{identity}")
+            folder = f"{name}/{identity}"
+            if any(storage.size(f"{folder}/{file}") is not None for file in ("stage.json", "complete.json")):
+                yield Output(storage, folder)
 
 
 def _read_json(storage: Storage, key: str) -> dict[str, Any]:
     try:
-        value = json.loads(storage.read(key))
+        value = json.loads(_read(storage, key))
     except ValueError as error:
-        raise Trouble(f"{storage.url}/{key} is corrupt ({error}): delete its directory and build again") from error
+        raise Trouble(f"{storage.url}/{key} is corrupt ({error}): {CURE}") from error
     if not isinstance(value, dict) or value.get("layout") != LAYOUT:
-        raise Trouble(f"{storage.url}/{key} is of another layout than {LAYOUT}: it was written by another version")
+        raise Trouble(f"{storage.url}/{key} was written by another version of xmodal: use that, or another root")
     return value
+
+
+def _read(storage: Storage, key: str) -> bytes:
+    try:
+        return storage.read(key)
+    except FileNotFoundError:
+        raise Trouble(f"{storage.url}/{key} is missing: {CURE}") from None

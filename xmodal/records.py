@@ -7,7 +7,7 @@ same in every table. Nothing here knows a corpus: what differs between corpora i
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, BinaryIO, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -149,7 +149,11 @@ class Tables:
             self._flush(name)
         return name
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The writers are closed also where parsing stopped: what they wrote is then thrown away by the caller."""
         for name in ROWS:
             if self._rows[name]:
                 self._flush(name)

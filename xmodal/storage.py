@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, Protocol, cast
 
-import fsspec
+from xmodal.trouble import Trouble
 
 
 class Storage(Protocol):
@@ -58,7 +58,11 @@ class Storage(Protocol):
 
 def open_storage(url: str) -> Storage:
     """`s3://bucket/run`, any other fsspec URL, or a path."""
-    return RemoteStorage(url) if "://" in url and not url.startswith("file://") else LocalStorage(url)
+    if "://" in url and not url.startswith("file://"):
+        return RemoteStorage(url)
+    if os.path.isfile(url.removeprefix("file://")):
+        raise Trouble(f"root {url} is a file: choose a folder you can write to")
+    return LocalStorage(url)
 
 
 class LocalStorage:
@@ -86,7 +90,7 @@ class LocalStorage:
     def names(self, prefix: str) -> list[str]:
         try:
             return sorted(os.listdir(self.path(prefix)))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def create(self, key: str, data: bytes) -> bool:
@@ -191,8 +195,13 @@ class RemoteStorage:
     """Any fsspec file system whose `pipe_file(mode="create")` is a conditional put: S3 and those that speak it."""
 
     def __init__(self, url: str) -> None:
+        import fsspec  # only roots that are URLs need it
+
         self.url = url.rstrip("/")
-        self._files, self._base = fsspec.url_to_fs(self.url, use_listings_cache=False)
+        try:
+            self._files, self._base = fsspec.url_to_fs(self.url, use_listings_cache=False)
+        except (ValueError, ImportError) as error:
+            raise Trouble(f"root {url}: {error}") from error
 
     def path(self, key: str) -> str:
         return f"{self._base}/{key}" if key else str(self._base)
