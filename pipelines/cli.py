@@ -76,7 +76,7 @@ def _about_disk(error: OSError) -> str:
     if error.errno == errno.ENOENT:
         return f"a file is missing{where}: `xmodal verify --forget` has it made again by the next build or retry"
     advice = DISK.get(error.errno or 0, str(error.strerror or error))
-    return f"{advice}{where}, then run the same command again; what is committed is kept"
+    return f"{advice}{where}; then run the same command again: what is committed is kept"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -148,17 +148,10 @@ def _plan(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _build(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.corpus import STAGES
-    from xmodal.outputs import directories
+    from pipelines.corpus import build_stages
 
-    site, rows = _site(chosen), []
-    before = {output.folder for output in directories(site.storage) if output.complete}
-    for corpus, stages in _targets(chosen.targets):
-        for stage in stages:
-            output = STAGES[stage](site, corpus)
-            about = {"corpus": corpus.name, "stage": stage, "identity": output.identity, "path": output.where}
-            totals = {"bytes": output.totals["bytes"], "counts": output.totals["counts"]}
-            rows.append(about | {"built": output.folder not in before} | totals)
+    site = _site(chosen)
+    rows = [row for corpus, stages in _targets(chosen.targets) for row in build_stages(site, corpus, stages)]
     return {"root": site.storage.url, "outputs": rows}, 0
 
 

@@ -6,13 +6,14 @@
 4. The driver gathers records into the sorted segments of a journal (attempt names left out) and drops the loose ones.
 
 Units without files have no winner to name: those of one call share one record, so that a tiny unit does not cost an
-inode and two fsyncs. A crash after 1 leaves rubbish, after 2 a record that the next driver publishes. Orphaned workers
-of a dead driver, and two drivers on one root, redo at most work that loses at 2. `_runs/` is outside the promise of
-identical bytes.
+inode and two fsyncs. A crash after 1 leaves rubbish, after 2 a record that the next driver publishes. What orphaned
+workers of a dead driver, or two drivers on one root, do twice loses at 2 or says the same. `_runs/` is outside the
+promise of identical bytes.
 """
 
 import hashlib
 import heapq
+import io
 import re
 import uuid
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from xmodal.storage import Storage
 from xmodal.trouble import Trouble
 
 _UNIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9._=+-]{0,199}(?<!\.)(/[A-Za-z0-9.][A-Za-z0-9._=+-]{0,199}(?<!\.))*")
+_OURS = {"stage.json", "units.tsv", "complete.json"}
 
 
 class Record(NamedTuple):
@@ -53,7 +56,7 @@ class Attempt:
 
     @contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:
-        if name in self.files or name.startswith(("/", "_")) or ".." in name.split("/"):
+        if name in self.files or name in _OURS or not _FILE_NAME.fullmatch(name):
             raise ValueError(f"unit {self.unit} cannot write a file {name!r}")
         with self._storage.writer(f"{self._folder}/{name}") as file:
             hashing = HashingFile(file)
@@ -61,15 +64,15 @@ class Attempt:
         self.files[name] = hashing.checksum
 
     def fail(self, row: str, kind: str, reason: str) -> None:
-        self._failures.append((row, kind, reason[:200]))
+        self._failures.append((_printable(row), kind, _printable(reason[:200])))
 
     def line(self, counts: Counts, key: str | None) -> bytes:
         """The facts of the unit, without a trace of the attempt."""
         return Unit(self.unit, self.files, counts, tuple(sorted(self._failures)), key).line()
 
     def discard(self) -> None:
-        self._storage.delete(*(f"{self._folder}/{name}" for name in self.files))
-        self._storage.remove_folder(self._folder)
+        if self.files:
+            self._storage.delete_folder(self._folder)
 
 
 class Commits:
@@ -105,8 +108,13 @@ class Commits:
             return None
 
     def commit(self, attempt: Attempt, line: bytes) -> Record:
-        """This attempt's record, or the winner's where another attempt was first."""
-        if self._storage.create(f"{self._loose}/{attempt.unit}", _sign(line, attempt.name)):
+        """This attempt's record, or the winner's where another attempt was first.
+
+        A put whose answer was lost is tried again by the client and then finds itself: that is a win too.
+        """
+        won = self._storage.create(f"{self._loose}/{attempt.unit}", _sign(line, attempt.name))
+        found = None if won else self._read_loose(attempt.unit)
+        if won or (found is not None and found[1] == attempt.name):
             self._publish_files(attempt.files, attempt.name)
             return Record(attempt.unit, line)
         attempt.discard()
@@ -120,8 +128,14 @@ class Commits:
 
     def adopt(self) -> None:
         """Publish and gather what an earlier driver left loose."""
-        names = [name for name in self._storage.names(self._loose) if not name.startswith(".")]
-        self.gather([record for name in names if (record := self.find(name))])
+        names = self._storage.names(self._loose)
+        try:
+            self.gather([record for name in names if (record := self.find(name))])
+        except FileNotFoundError as error:
+            raise Trouble(
+                f"files of a record in {self._storage.url}/{self._loose} are lost ({error.filename}): "
+                "delete that folder and build again; what it records is done again"
+            ) from error
 
     def gather(self, records: list[Record]) -> None:
         """Loose records become one segment."""
@@ -152,13 +166,12 @@ class Commits:
         return Record(unit.name, unit.line())
 
     def _loose_lines(self) -> list[bytes]:
-        names = [name for name in self._storage.names(self._loose) if not name.startswith(".")]
-        records = [self._read_loose(name) for name in names]
+        records = [self._read_loose(name) for name in self._storage.names(self._loose)]
         return sorted(line for record in records if record for line in record[0].splitlines(keepends=True))
 
     def sweep(self) -> None:
         """Whatever losers and the dead left behind."""
-        self._storage.delete(f"{self._folder}/_runs/attempts")
+        self._storage.delete_folder(f"{self._folder}/_runs/attempts")
 
     def _publish_files(self, files: dict[str, tuple[int, str]], attempt: str) -> None:
         source = f"{self._folder}/_runs/attempts/{attempt}"
@@ -169,34 +182,36 @@ class Commits:
                 if self._storage.size(f"{self._folder}/{name}") != size:  # else somebody published it already
                     raise
         if files:
-            self._storage.remove_folder(source)
+            self._storage.delete_folder(source)
 
 
-class HashingFile:
+class HashingFile(io.BufferedIOBase):
     """Passes bytes on and remembers their size and checksum."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._digest, self._size = file, hashlib.sha256(), 0
 
+    def writable(self) -> bool:
+        return True
+
     def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self._digest.update(view)
-        self._size += view.nbytes
-        return self._file.write(view)
+        size = memoryview(data).nbytes
+        self._digest.update(data)
+        self._file.write(data)
+        self._size += size
+        return size
 
     def tell(self) -> int:
         return self._size
 
-    def flush(self) -> None:
-        self._file.flush()
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
     @property
     def checksum(self) -> tuple[int, str]:
         return self._size, self._digest.hexdigest()
+
+
+def _printable(text: str) -> str:
+    """A file name that is no UTF-8 must not stop the row that says so."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 TAB = b"\t"

@@ -7,9 +7,10 @@ Parsing needs no media, and media that corpora share (one media set) are fetched
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipelines.engine import Runner, build, serial
 from pipelines.fetch import RawFolder, fetch
@@ -21,7 +22,7 @@ from pipelines.settings import apply
 from pipelines.stage import Stage
 from xmodal.corpora import Corpus, Part, Source
 from xmodal.locks import raw_of
-from xmodal.outputs import Output
+from xmodal.outputs import Output, directories
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
 
@@ -65,6 +66,18 @@ STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
     "media": build_media,
 }
 CONFIGS: dict[str, object] = {"records": RecordsConfig("", 0)}  # what --set may change, at its defaults
+
+
+def build_stages(site: Site, corpus: Corpus, stages: Iterable[str]) -> list[dict[str, Any]]:
+    """Brings these stages up to date; a row each says what it is and whether it was built just now."""
+    before = {output.folder for output in directories(site.storage) if output.complete}
+    rows = []
+    for stage in stages:
+        output = STAGES[stage](site, corpus)
+        about = {"corpus": corpus.name, "stage": stage, "identity": output.identity, "path": output.where}
+        totals = {"bytes": output.totals["bytes"], "counts": output.totals["counts"]}
+        rows.append(about | {"built": output.folder not in before} | totals)
+    return rows
 
 
 def required_sources(corpus: Corpus, part: Part) -> list[Source]:

@@ -12,10 +12,14 @@ import socket
 import sys
 import time
 import uuid
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
 
 from pipelines.commits import TAB, Attempt, Commits, Record
 from pipelines.progress import Progress
@@ -28,6 +32,7 @@ from xmodal.trouble import Trouble
 GATHER_EVERY = 10_000  # units in loose records: the most that a later driver has to read one by one
 CALL_SECONDS = 0.05
 UNITS_A_CALL = 256
+NOT_SHARED = "does not see the root {}: on a cluster a root is a folder that all nodes share, or an object store"
 
 Call = list[tuple[str, Any]]  # units done together: one, or many where they are quick
 Worker = Callable[[Call], list[Record]]  # does and commits them
@@ -42,14 +47,23 @@ class Runner(Protocol):
 
 
 class Pace:
-    """How many units to send in one call: as many as take about CALL_SECONDS, so that tiny ones cost little."""
+    """How many units to send in one call: as many as take about CALL_SECONDS, so that tiny ones cost little.
+
+    At most twice as many as before, because a few quick units say little about the next.
+    """
 
     def __init__(self) -> None:
-        self._seconds_a_unit = CALL_SECONDS
+        self._seconds_a_unit, self._size = CALL_SECONDS, 1
 
     def next_call(self, units: Iterator[tuple[str, Any]]) -> Call:
-        size = int(CALL_SECONDS / max(self._seconds_a_unit, 1e-6))
-        return list(itertools.islice(units, max(1, min(UNITS_A_CALL, size))))
+        wanted = int(CALL_SECONDS / max(self._seconds_a_unit, 1e-6))
+        self._size = max(1, min(UNITS_A_CALL, 2 * self._size, wanted))
+        return list(itertools.islice(units, self._size))
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether a call ends soon enough for another to wait behind it."""
+        return self._seconds_a_unit * self._size < 1.0
 
     def saw(self, units: int, seconds: float) -> None:
         self._seconds_a_unit = 0.5 * (self._seconds_a_unit + seconds / units)
@@ -74,8 +88,8 @@ def build(stage: Stage[Any, Any], storage: Storage, run: Runner = serial, progre
         _describe(stage, storage)
         try:
             _bring_up_to_date(stage, inputs, storage, run, progress or Progress(quiet=True))
-        except Exception:
-            if not output.complete:  # else another driver finished meanwhile and swept up under our feet
+        except FileNotFoundError:
+            if not output.complete:  # else another driver has finished and swept up under our feet
                 raise
     return output
 
@@ -158,10 +172,10 @@ def _finish(stage: Stage[Any, Any], inputs: Inputs, storage: Storage, commits: C
 
 
 class _Totals:
-    """What complete.json sums up."""
+    """What complete.json sums up; of a file's name only 64 bits are kept, to find two that are the same."""
 
     def __init__(self, stage: str) -> None:
-        self._stage, self._files = stage, set[str]()
+        self._stage, self._files = stage, array("Q")
         self._units, self._bytes = 0, 0
         self._counts, self._failures = Counter[str](), Counter[str]()
 
@@ -170,11 +184,12 @@ class _Totals:
         self._bytes += sum(size for size, _ in unit.files.values())
         self._counts.update(unit.counts)
         self._failures.update(kind for _, kind, _ in unit.failures)
-        if clash := self._files.intersection(unit.files):
-            raise ValueError(f"stage {self._stage}: two units write {min(clash)!r}")
-        self._files.update(unit.files)
+        for name in unit.files:
+            self._files.append(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]))
 
     def summary(self) -> dict[str, object]:
+        if len(np.unique(np.asarray(self._files))) < len(self._files):
+            raise ValueError(f"stage {self._stage}: two units write one file")
         totals = {"units": self._units, "files": len(self._files), "bytes": self._bytes}
         return totals | {"counts": self._counts, "failures": self._failures}
 
@@ -190,20 +205,29 @@ def _describe(stage: Stage[Any, Any], storage: Storage) -> None:
 
 def _reuse(stage: Stage[Any, Any], inputs: Inputs, storage: Storage, commits: Commits) -> None:
     """Units of finished outputs that differ in their inputs only, taken over where their work is the same."""
+    about = stage.about()
     for other in directories(storage, stage.name):
-        same = all(other.about[name] == stage.about()[name] for name in ("version", "config"))
-        if same and other.identity != stage.identity and other.complete:
-            _reuse_units(stage, inputs, other, commits)
+        with suppress(Trouble):  # a damaged directory lends nothing; verify is what complains of it
+            same = all(other.about[name] == about[name] for name in ("version", "config"))
+            if same and other.identity != stage.identity and other.complete:
+                _reuse_units(stage, inputs, other, commits)
 
 
 def _reuse_units(stage: Stage[Any, Any], inputs: Inputs, other: Output, commits: Commits) -> None:
-    lent = {unit.name: unit for unit in other.units()}
-    taken: list[Record | None] = []
+    """The plan and the other output are both sorted by name."""
+    lent = other.units()
+    unit = next(lent, None)
+    taken: list[Record] = []
     for done, name, work in _compare(stage, inputs, commits):
-        unit = lent.get(name)
-        if not done and unit is not None and unit.key == stage.work_key(work):
-            taken.append(commits.take(unit, other))
-    commits.gather([record for record in taken if record])
+        while unit is not None and unit.name < name:
+            unit = next(lent, None)
+        if done or unit is None or unit.name != name or unit.key != stage.work_key(work):
+            continue
+        taken += [record] if (record := commits.take(unit, other)) else []
+        if len(taken) == GATHER_EVERY:
+            commits.gather(taken)
+            taken = []
+    commits.gather(taken)
 
 
 @dataclass(frozen=True)
@@ -216,15 +240,21 @@ class OpenUnits:
 
     def __call__(self) -> Worker:
         stage, storage = self.stage, open_storage(self.url)
+        if storage.size(f"{stage.folder}/stage.json") is None:
+            raise Trouble(f"a worker on {socket.gethostname()} {NOT_SHARED.format(self.url)}")
         commits = Commits(storage, stage.folder)
         do = stage.open(stage.config, tuple(Output(open_storage(i.storage.url), i.folder) for i in self.inputs))
 
         def units(call: Call) -> list[Record]:
             records: list[Record] = []
             bare: list[bytes] = []
+            began = time.monotonic()
             try:
                 for name, work in call:
                     self._unit(do, name, work, commits, records, bare)
+                    if bare and time.monotonic() - began > 1.0:
+                        records.append(commits.commit_together(bare))
+                        began, bare = time.monotonic(), []
             finally:  # also what was done before a unit raised
                 records += [commits.commit_together(bare)] if bare else []
             return records

@@ -6,6 +6,7 @@ mirror. What arrives is checked against the size and checksum that the corpus pi
 
 import hashlib
 import os
+import socket
 import tempfile
 import time
 from collections import Counter
@@ -18,13 +19,14 @@ from typing import Any, Literal, cast
 
 from pipelines.commits import Record
 from pipelines.download import Failed, downloaded
-from pipelines.engine import Call, Runner, Worker
+from pipelines.engine import NOT_SHARED, Call, Runner, Worker
 from pipelines.ledger import Attempt, Ledger
 from pipelines.progress import Progress
 from pipelines.stage import Resources
 from xmodal.corpora import Part, Source
 from xmodal.locks import blob_key
 from xmodal.storage import LocalStorage, Storage, open_storage
+from xmodal.trouble import Trouble
 
 FILES_A_UNIT = 16
 PAUSES_SECONDS = (0.0, 0.5, 2.0)  # before each round over the addresses that may still answer
@@ -57,6 +59,8 @@ class OpenFetcher:
     def __call__(self) -> Worker:
         storage = open_storage(self.url)
         ledger = Ledger(storage, self.part, self.name)
+        if not ledger.in_sight:
+            raise Trouble(f"a worker on {socket.gethostname()} {NOT_SHARED.format(self.url)}")
 
         def fetch_units(call: Call) -> list[Record]:
             return [Record(name, ledger.add(_fetch_all(sources, storage, self.raw))) for name, sources in call]
@@ -78,6 +82,7 @@ def fetch(
         return
     ledger = Ledger(storage, part, name)
     ledger.compact()
+    ledger.note_driver()
     records = run(OpenFetcher(storage.url, part, name, raw), _units(sources), Resources(cpus=0.5))
     with progress.over(f"fetch {ledger.folder.removeprefix('_runs/ledger/')}", len(sources), unit="files") as tick:
         for count, record in enumerate(records):

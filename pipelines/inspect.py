@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -34,7 +35,9 @@ def _output_status(output: Output) -> dict[str, Any]:
 
 def _last_run(output: Output) -> dict[str, Any]:
     runs = [name for name in output.storage.names(f"{output.folder}/_runs") if name.endswith(".json")]
-    return cast("dict[str, Any]", json.loads(output.storage.read(f"{output.folder}/_runs/{runs[-1]}"))) if runs else {}
+    with suppress(ValueError, IndexError):
+        return cast("dict[str, Any]", json.loads(output.storage.read(f"{output.folder}/_runs/{runs[-1]}")))
+    return {}
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def forget(storage: Storage, damage: list[Damage]) -> None:
         blobs = {d.file for d in found if d.file.startswith("blobs/")}
         _forget_blobs(storage, blobs)
         if any(d.unit is None and d.file not in blobs for d in found):
-            storage.delete(folder)
+            storage.delete_folder(folder)
         elif units := {d.unit for d in found if d.unit}:
             _forget_units(Output(storage, folder), units)
 
@@ -126,9 +129,9 @@ def forget(storage: Storage, damage: list[Damage]) -> None:
 def _forget_units(output: Output, names: set[str]) -> None:
     storage, folder = output.storage, output.folder
     units = list(output.units())
-    storage.delete(f"{folder}/complete.json", f"{folder}/_runs/commits")
+    storage.delete(f"{folder}/complete.json")
+    Journal(storage, f"{folder}/_runs/commits").replace(unit.line() for unit in units if unit.name not in names)
     storage.delete(*(f"{folder}/{file}" for unit in units if unit.name in names for file in unit.files))
-    Journal(storage, f"{folder}/_runs/commits").add(unit.line() for unit in units if unit.name not in names)
 
 
 def _forget_blobs(storage: Storage, keys: set[str]) -> None:

@@ -6,17 +6,17 @@ it once, and two drivers that compact at the same time leave the same facts behi
 
 import hashlib
 import heapq
-import io
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from typing import Any, BinaryIO, cast
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from typing import BinaryIO, cast
 
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
 
 MANY_SEGMENTS = 64  # merged beyond this
-SMALL_BYTES = 2**20
+IN_MEMORY_BYTES = 2**21
 _ATTEMPTS = 5
 
 
@@ -24,53 +24,61 @@ class Journal:
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage, self._folder = storage, folder
 
-    def add(self, lines: Iterable[bytes]) -> None:
-        """One new segment, durable when this returns."""
+    def add(self, lines: Iterable[bytes]) -> str:
+        """One new segment, durable when this returns; its name."""
         data = b"".join(sorted(lines))
+        name = _name_of(hashlib.sha256(data).hexdigest())
         if data:
-            self._storage.create(f"{self._folder}/{_name_of(hashlib.sha256(data).hexdigest())}", data)
+            self._storage.write(f"{self._folder}/{name}", data)
+        return name
+
+    def replace(self, lines: Iterable[bytes]) -> None:
+        """These lines and no others; until it is done, all of them."""
+        old, name = self._segments(), self.add(lines)
+        self._storage.delete(*(f"{self._folder}/{other}" for other in old if other != name))
 
     def lines(self) -> Iterator[bytes]:
         """Every fact once, in order of the names, in bounded memory."""
-        return self._merged(self._segments)
+        with ExitStack() as files:
+            yield from _each_once(self._open_all(files))
 
     def merge(self) -> None:
-        """The smaller half of many segments becomes one; harmless beside a reader or another driver that merges."""
+        """The smaller half of many segments becomes one; one that is gone was merged by another driver just now."""
         if len(names := self._segments()) > MANY_SEGMENTS:
             sizes = {name: self._storage.size(f"{self._folder}/{name}") or 0 for name in names}
             smaller = sorted(sizes, key=sizes.__getitem__)[: len(names) // 2]
-            self.add(self._merged(lambda: smaller))
-            self._storage.delete(*(f"{self._folder}/{name}" for name in smaller))
+            with suppress(FileNotFoundError), ExitStack() as files:
+                merged = self.add(_each_once([self._open_checked(name, files) for name in smaller]))
+                self._storage.delete(*(f"{self._folder}/{name}" for name in smaller if name != merged))
 
     def _segments(self) -> list[str]:
-        return [name for name in self._storage.names(self._folder) if name.endswith(".tsv") and name[0] != "."]
+        return [name for name in self._storage.names(self._folder) if name.endswith(".tsv")]
 
-    def _merged(self, segments: Callable[[], list[str]]) -> Iterator[bytes]:
-        with ExitStack() as files:
-            merged = heapq.merge(*self._open_all(segments, files))
-            yield from (line for line, _ in itertools.groupby(merged))
-
-    def _open_all(self, segments: Callable[[], list[str]], files: ExitStack) -> list[BinaryIO]:
+    def _open_all(self, files: ExitStack) -> list[BinaryIO]:
         """All at once; one that vanished meanwhile was merged by somebody, so the folder is listed again."""
         for _ in range(_ATTEMPTS):
             try:
-                return [self._open_checked(name, files) for name in segments()]
+                return [self._open_checked(name, files) for name in self._segments()]
             except FileNotFoundError:
                 files.close()
         raise Trouble(f"{self._storage.url}/{self._folder} keeps changing: is another driver at work on it? Try again")
 
     def _open_checked(self, name: str, files: ExitStack) -> BinaryIO:
-        """A large segment stays open; of small ones there may be more than a process may open."""
-        key = f"{self._folder}/{name}"
-        file = files.enter_context(self._storage.open(key))
-        if _name_of(hashlib.file_digest(cast(Any, file), "sha256").hexdigest()) != name:
+        """A copy, in memory if small, because another driver's merge may delete the segment while it is read."""
+        key, digest = f"{self._folder}/{name}", hashlib.sha256()
+        copy = files.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES))  # noqa: SIM115 - the stack closes it
+        with self._storage.open(key) as file:
+            while block := file.read(2**20):
+                digest.update(block)
+                copy.write(block)
+        if _name_of(digest.hexdigest()) != name:
             raise Trouble(f"{self._storage.url}/{key} is corrupt: delete it and run again; what it held is done again")
-        small = file.tell() < SMALL_BYTES
-        file.seek(0)
-        if not small:
-            return file
-        with file:
-            return io.BytesIO(file.read())
+        copy.seek(0)
+        return cast(BinaryIO, copy)
+
+
+def _each_once(segments: list[BinaryIO]) -> Iterator[bytes]:
+    return (line for line, _ in itertools.groupby(heapq.merge(*segments)))
 
 
 def _name_of(digest: str) -> str:

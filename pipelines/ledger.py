@@ -5,6 +5,8 @@ by any number of workers and drivers; a file's state is their sum. `seal` turns 
 """
 
 import json
+import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -138,6 +140,14 @@ class Ledger:
 
     def use(self, identity: str) -> None:
         self._storage.write(f"{self.folder}/sealed", identity.encode())
+
+    def note_driver(self) -> None:
+        """Who fetched last; a worker that does not find the note does not see this root."""
+        self._storage.write(f"{self.folder}/driver", f"{socket.gethostname()} {os.getpid()}\n".encode())
+
+    @property
+    def in_sight(self) -> bool:
+        return self._storage.size(f"{self.folder}/driver") is not None
 
     def lose(self, paths: list[str]) -> None:
         """Their bytes are damaged: they are fetched again before the next seal, which build then makes."""

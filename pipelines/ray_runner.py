@@ -25,7 +25,7 @@ from xmodal.trouble import Trouble
 
 IN_FLIGHT = 2  # calls an actor has at most: one at work, one waiting
 DEATHS_A_UNIT = 3
-OPENING = "opening the stage"
+START_SECONDS = 600.0
 OBJECT_STORE_BYTES = 512 * 2**20
 
 
@@ -40,7 +40,8 @@ class RayRunner:
         self, open_worker: Callable[[], Worker], units: Iterator[tuple[str, Any]], resources: Resources
     ) -> Iterator[Record]:
         connect(self.address)
-        pool = _Pool(open_worker, units, resources, self.workers or _room(resources))
+        room = _room(resources)
+        pool = _Pool(open_worker, units, resources, min(self.workers or room, room))
         try:
             yield from pool.results()
         finally:
@@ -51,8 +52,10 @@ def connect(address: str | None = None) -> None:
     """Joins the cluster at `address`, or starts a small one here; nothing where this process has one already."""
     if ray.is_initialized():
         return
+    address = address or os.environ.get("RAY_ADDRESS")  # set inside a Ray job
     if address is None:
         ray.init(
+            address="local",
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
@@ -82,16 +85,22 @@ def _short_folder() -> str:
 
 def _room(resources: Resources) -> int:
     """How many workers of this size the cluster can hold at once."""
-    has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    nodes: list[dict[str, float]] = [node["Resources"] for node in _nodes() if node["Alive"]]
     needs = {"CPU": resources.cpus, "GPU": resources.gpus, **resources.custom}
-    room = [int(has.get(name, 0) // amount) for name, amount in needs.items() if amount > 0]
-    if min(room, default=1) < 1:
-        raise Trouble(f"the Ray cluster has {_sizes(has)} and one worker needs {_sizes(needs)}")
-    return min(room, default=1)
+    needs = {name: amount for name, amount in needs.items() if amount > 0} or {"CPU": 1.0}
+    room = sum(min(int(node.get(name, 0) // amount) for name, amount in needs.items()) for node in nodes)
+    if room < 1:
+        most = {name: max(node.get(name, 0) for node in nodes) for name in needs}
+        raise Trouble(f"no node of the Ray cluster has room for a worker: it needs {_sizes(needs)} of {_sizes(most)}")
+    return room
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
 def _sizes(resources: dict[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(resources.items()) if ":" not in name)
+    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(resources.items()))
 
 
 class _Actor:
@@ -132,13 +141,19 @@ class _Pool:
         self._open = ray.put(open_worker)
         self._units, self._next, self._pace = units, deque[Call](), Pace()
         self._deaths = Counter[str]()
+        self._openings_failed = 0
+        self._heard = time.monotonic()
         self._members = [self._start() for _ in range(size)]
 
     def results(self) -> Iterator[Record]:
         """What was committed, as it comes, until there is nothing left to do."""
         while self._is_busy() or self._has_next():
             waiting = {call: member for member in self._members for call in member.calls}
-            (ready, *_), _ = ray.wait(list(waiting), num_returns=1)
+            done, _ = ray.wait(list(waiting), num_returns=1, timeout=60)
+            if not done:
+                self._complain_of_silence()
+                continue
+            (ready,) = done
             member = waiting[ready]
             try:
                 seconds, records = ray.get(ready)
@@ -147,9 +162,10 @@ class _Pool:
                 continue
             except RayTaskError as error:
                 raise _cause(error) from None
+            self._openings_failed, self._heard = 0, time.monotonic()
             if call := member.calls.pop(ready):
                 self._pace.saw(len(call), seconds)
-            self._feed(member)
+            self._feed()
             yield from records
 
     def stop(self) -> None:
@@ -160,10 +176,13 @@ class _Pool:
         handle: Any = self._actor.remote(self._open)
         return _Member(handle, {handle.run.remote([]): []})
 
-    def _feed(self, member: _Member) -> None:
-        while len(member.calls) < IN_FLIGHT and self._has_next():
-            call = self._next.popleft()
-            member.calls[member.handle.run.remote(call)] = call
+    def _feed(self) -> None:
+        """Calls for whoever has answered and has none waiting; slow calls wait here, where any worker may take them."""
+        for most in range(IN_FLIGHT if self._pace.is_quick else 1):
+            for member in self._members:
+                if all(member.calls.values()) and len(member.calls) <= most and self._has_next():
+                    call = self._next.popleft()
+                    member.calls[member.handle.run.remote(call)] = call
 
     def _is_busy(self) -> bool:
         return any(call for member in self._members for call in member.calls.values())
@@ -176,12 +195,27 @@ class _Pool:
     def _replace(self, member: _Member, error: RayActorError) -> None:
         """A new actor for a dead one. Only its oldest call had started; its units are tried again one by one."""
         started, *waiting = member.calls.values()
-        for what in [f"unit {name}" for name, _ in started] or [OPENING]:
-            self._deaths[what] += 1
-            if self._deaths[what] == DEATHS_A_UNIT:
-                raise Trouble(f"{what} has killed its worker {DEATHS_A_UNIT} times; the last: {_first_line(error)}")
+        for name, _ in started:
+            self._deaths[name] += 1
+            if self._deaths[name] == DEATHS_A_UNIT:
+                raise Trouble(
+                    f"unit {name} has killed its worker {DEATHS_A_UNIT} times; the last: {_first_line(error)}"
+                )
+        self._openings_failed += not started
+        if self._openings_failed == DEATHS_A_UNIT * len(self._members):
+            raise Trouble(f"no worker lives long enough to open the stage; the last: {_first_line(error)}")
         self._next.extendleft(reversed([[unit] for unit in started] + waiting))
+        ray.kill(member.handle)  # it may only be out of reach, and would keep what it holds
         self._members[self._members.index(member)] = self._start()
+        self._feed()
+
+    def _complain_of_silence(self) -> None:
+        """Units may take hours, but a cluster on which no worker starts at all has no room."""
+        starting = not any(all(member.calls.values()) for member in self._members)
+        if starting and time.monotonic() - self._heard > START_SECONDS:
+            raise Trouble(
+                f"no worker has started for {START_SECONDS:.0f} seconds: is the cluster full, or a node lost?"
+            )
 
 
 def _cause(error: RayTaskError) -> Exception:

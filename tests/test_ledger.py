@@ -473,7 +473,8 @@ def _damage_blob(site: Site, sha256: str) -> None:
 
 def _forget_sources(site: Site) -> None:
     """As if the annotations had never been fetched."""
-    site.storage.delete("sources", "_runs/ledger/sources")
+    site.storage.delete_folder("sources")
+    site.storage.delete_folder("_runs/ledger/sources")
 
 
 def _listed(publisher: Publisher, names: list[str]) -> list[Source]:

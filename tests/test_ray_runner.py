@@ -45,5 +45,5 @@ def test_an_exception_in_a_worker_reaches_the_driver_with_its_unit(tmp_path: Pat
 def test_a_worker_that_is_too_big_for_the_cluster_is_refused(tmp_path: Path) -> None:
 
     stage = replace(letters(Letters(3)), resources=Resources(cpus=1, gpus=3))
-    with pytest.raises(Trouble, match=r"one worker needs 1 CPU, 3 GPU"):
+    with pytest.raises(Trouble, match=r"no node of the Ray cluster has room for a worker: it needs 1 CPU, 3 GPU"):
         build(stage, open_storage(str(tmp_path)), RayRunner())

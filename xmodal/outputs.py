@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO
 
-from xmodal.identity import canonical_json
+from xmodal.identity import canonical_json, to_plain
 from xmodal.storage import Storage, open_storage
 from xmodal.trouble import Trouble
 
@@ -116,7 +116,7 @@ def find(root: str, stage: str | None = None, **config: object) -> list[Output]:
     """The finished outputs under a root whose stage and named config values are these."""
     storage = open_storage(root)
     found = (output for output in directories(storage, stage) if output.complete)
-    return [o for o in found if all(o.config.get(name) == value for name, value in config.items())]
+    return [o for o in found if all(o.config.get(name) == to_plain(value) for name, value in config.items())]
 
 
 def directories(storage: Storage, stage: str | None = None) -> Iterator[Output]:

@@ -7,6 +7,8 @@ on an object store a conditional put, a server-side copy and a put. File systems
 network mounts) are refused by `xmodal doctor` and by the first commit.
 """
 
+import errno
+import io
 import os
 import shutil
 import stat
@@ -48,10 +50,10 @@ class Storage(Protocol):
         """The same bytes under a second key: a hard link or a server-side copy; an existing key is kept."""
 
     def delete(self, *keys: str) -> None:
-        """Files or whole folders; fine where there are none."""
+        """Files; fine where there are none."""
 
-    def remove_folder(self, key: str) -> None:
-        """A folder whose files are gone; an object store has none to remove."""
+    def delete_folder(self, key: str) -> None:
+        """All that lies below a folder."""
 
     def free_bytes(self) -> int | None: ...
 
@@ -65,10 +67,15 @@ def open_storage(url: str) -> Storage:
     return LocalStorage(url)
 
 
+CONFLICTS = 8
+DELETED_AT_ONCE = 1000
+
+
 class LocalStorage:
+    """New bytes are written under `_runs/temporary/`, so that a kill leaves nothing where readers look."""
+
     def __init__(self, url: str) -> None:
         self.url = str(Path(url.removeprefix("file://")).expanduser().absolute())
-        self._made: set[str] = set()
 
     def path(self, key: str) -> str:
         return f"{self.url}/{key}" if key else self.url
@@ -94,19 +101,11 @@ class LocalStorage:
             return []
 
     def create(self, key: str, data: bytes) -> bool:
-        temporary = self._temporary(key)
-        try:
-            with open(temporary, "xb", buffering=0) as file:
+        with self._temporary() as temporary:
+            with open(temporary, "xb") as file:
                 file.write(data)
-                os.fsync(file.fileno())
-            os.link(temporary, self.path(key))
-        except FileExistsError:
-            return False
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
-        self._sync_folder(key)
-        return True
+                self._sync(file)
+            return self._link(temporary, key)
 
     def write(self, key: str, data: bytes) -> None:
         with self.writer(key) as file:
@@ -114,55 +113,37 @@ class LocalStorage:
 
     @contextmanager
     def writer(self, key: str) -> Iterator[BinaryIO]:
-        temporary = self._temporary(key)
-        try:
+        with self._temporary() as temporary:
             with open(temporary, "xb") as file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path(key))
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-        self._sync_folder(key)
+                self._sync(file)
+            self._make_folder(os.path.dirname(self.path(key)))
+            self._replace(temporary, key)
 
     def keep(self, file: str, key: str) -> None:
         """A hard link where the disk is the same, so that 20 GB of archives at hand are not copied."""
-        self._make_folder(key)
-        try:
-            os.link(os.path.realpath(file), self.path(key))
-        except FileExistsError:
-            return
-        except OSError:
-            with open(file, "rb") as source, self.writer(key) as copy:
-                shutil.copyfileobj(source, copy, 2**20)
-        self._sync_folder(key)
+        with open(file, "rb") as source:
+            os.fsync(source.fileno())
+            try:
+                self._link(os.path.realpath(file), key)
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES):
+                    raise
+                with self.writer(key) as copy:
+                    shutil.copyfileobj(source, copy, 2**20)
 
     def publish(self, source: str, final: str) -> None:
-        self.link(source, final)
-        with suppress(FileNotFoundError):
-            os.unlink(self.path(source))
+        self._link(self.path(source), final)
+        self._remove(self.path(source))
 
     def link(self, source: str, final: str) -> None:
-        self._make_folder(final)
-        try:
-            os.link(self.path(source), self.path(final))
-        except FileExistsError:
-            return
-        self._sync_folder(final)
+        self._link(self.path(source), final)
 
     def delete(self, *keys: str) -> None:
-        for path in map(self.path, keys):
-            try:
-                os.unlink(path)
-            except IsADirectoryError:
-                shutil.rmtree(path, ignore_errors=True)
-                self._made.clear()
-            except FileNotFoundError:
-                continue
+        for key in keys:
+            self._remove(self.path(key))
 
-    def remove_folder(self, key: str) -> None:
+    def delete_folder(self, key: str) -> None:
         shutil.rmtree(self.path(key), ignore_errors=True)
 
     def free_bytes(self) -> int | None:
@@ -171,20 +152,48 @@ class LocalStorage:
             folder = folder.parent
         return shutil.disk_usage(folder).free
 
-    def _temporary(self, key: str) -> str:
-        """Beside its target, hidden, and nobody else's."""
-        self._make_folder(key)
-        folder, _, name = self.path(key).rpartition("/")
-        return f"{folder}/.{name}.{uuid.uuid4().hex[:12]}"
+    @contextmanager
+    def _temporary(self) -> Iterator[str]:
+        """A name that is nobody else's, and that is gone afterwards unless the process was killed."""
+        folder = self.path("_runs/temporary")
+        self._make_folder(folder)
+        temporary = f"{folder}/{uuid.uuid4().hex}"
+        try:
+            yield temporary
+        finally:
+            self._remove(temporary)
 
-    def _make_folder(self, key: str) -> None:
-        folder = os.path.dirname(self.path(key))
-        if folder not in self._made:
-            os.makedirs(folder, exist_ok=True)
-            self._made.add(folder)
+    def _link(self, path: str, key: str) -> bool:
+        self._make_folder(os.path.dirname(self.path(key)))
+        try:
+            os.link(path, self.path(key))
+        except FileExistsError:
+            return False
+        self._sync_folder(os.path.dirname(self.path(key)))
+        return True
 
-    def _sync_folder(self, key: str) -> None:
-        descriptor = os.open(os.path.dirname(self.path(key)), os.O_RDONLY)
+    def _replace(self, path: str, key: str) -> None:
+        os.replace(path, self.path(key))
+        self._sync_folder(os.path.dirname(self.path(key)))
+
+    def _remove(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def _make_folder(self, folder: str) -> None:
+        """With its parents, each of them durable."""
+        if not os.path.isdir(folder):
+            self._make_folder(os.path.dirname(folder))
+            with suppress(FileExistsError):
+                os.mkdir(folder)
+            self._sync_folder(os.path.dirname(folder))
+
+    def _sync(self, file: BinaryIO) -> None:
+        file.flush()
+        os.fsync(file.fileno())
+
+    def _sync_folder(self, folder: str) -> None:
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
@@ -210,7 +219,8 @@ class RemoteStorage:
         return cast(bytes, self._files.cat_file(self.path(key)))
 
     def open(self, key: str) -> BinaryIO:
-        return cast(BinaryIO, self._files.open(self.path(key), "rb"))
+        """Buffered by the megabyte: fsspec's own lines cost a copy of its whole block each."""
+        return io.BufferedReader(self._files.open(self.path(key), "rb"), 2**20)
 
     def size(self, key: str) -> int | None:
         try:
@@ -227,11 +237,17 @@ class RemoteStorage:
         return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found})
 
     def create(self, key: str, data: bytes) -> bool:
-        try:
-            self._files.pipe_file(self.path(key), data, mode="create")
-        except FileExistsError:
-            return False
-        return True
+        for _ in range(CONFLICTS):
+            try:
+                self._files.pipe_file(self.path(key), data, mode="create")
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if "ConditionalRequestConflict" not in str(error):
+                    raise
+            else:
+                return True
+        raise OSError(f"{self.url}/{key}: the object store keeps answering that a conditional put is in conflict")
 
     def write(self, key: str, data: bytes) -> None:
         self._files.pipe_file(self.path(key), data)
@@ -260,11 +276,19 @@ class RemoteStorage:
             self._files.cp_file(self.path(source), self.path(final))
 
     def delete(self, *keys: str) -> None:
-        with suppress(FileNotFoundError):
-            self._files.rm([self.path(key) for key in keys], recursive=True)
+        """Never `rm`, which would take a key's `*` and `[` for patterns and list every key first."""
+        paths = [self.path(key) for key in keys]
+        if hasattr(self._files, "bulk_delete"):
+            for begin in range(0, len(paths), DELETED_AT_ONCE):
+                self._files.bulk_delete(paths[begin : begin + DELETED_AT_ONCE])
+            return
+        for path in paths:
+            with suppress(FileNotFoundError):
+                self._files.rm_file(path)
 
-    def remove_folder(self, key: str) -> None:
-        return
+    def delete_folder(self, key: str) -> None:
+        found = self._files.find(self.path(key))
+        self.delete(*(path.removeprefix(f"{self._base}/") for path in found))
 
     def free_bytes(self) -> int | None:
         return None

@@ -9,14 +9,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.corpus import STAGES, Site
+from pipelines.corpus import STAGES, Site, build_stages
 from pipelines.demo import coco
 from pipelines.demo.server import Behaviour, serve
 from pipelines.demo.world import World
 from xmodal.corpora import Corpus, Source
 from xmodal.corpora.coco import CORPUS
 from xmodal.identity import fingerprint
-from xmodal.outputs import directories
 from xmodal.storage import open_storage
 
 CUT = "zips/val2014.zip"
@@ -25,17 +24,9 @@ CUT = "zips/val2014.zip"
 def demo(site: Site, publisher: Path, world: World) -> list[dict[str, Any]]:
     """Builds every stage of the world's COCO; one row a stage, as `xmodal build` gives them."""
     corpus = _published(site, publisher, world)
-    before = {output.folder for output in directories(site.storage) if output.complete}
     half = (publisher / CUT).stat().st_size // 2
-    rows = []
     with serve(publisher, {CUT: [Behaviour(cut_after=half)]}) as server:
-        served = coco.serve_at(corpus, server.url)
-        for name, build in STAGES.items():
-            output = build(site, served)
-            totals = {"bytes": output.totals["bytes"], "counts": output.totals["counts"]}
-            about = {"corpus": corpus.name, "stage": name, "identity": output.identity, "path": output.where}
-            rows.append(about | {"built": output.folder not in before} | totals)
-    return rows
+        return build_stages(site, coco.serve_at(corpus, server.url), STAGES)
 
 
 def _published(site: Site, publisher: Path, world: World) -> Corpus:

@@ -33,11 +33,19 @@ def measure(anchors: Path | None) -> dict[str, Measured]:
     with tempfile.TemporaryDirectory() as folder:
         ray_runner.connect()
         build(noop(Noop(1)), open_storage(f"{folder}/warm"), ray_runner.RayRunner(2))
-        on_ray = median(lambda n: _overhead(f"{folder}/ray{n}", ray_runner.RayRunner(2)), 5, "ms", "10,000 no-op units")
+        on_ray = median(
+            lambda n: _overhead(f"{folder}/ray{n}", ray_runner.RayRunner(2)),
+            5,
+            "ms",
+            "10,000 no-op units, many to a record, two workers",
+        )
         ray_runner.disconnect()
         return {
             "unit_overhead_serial_ms": median(
-                lambda n: _overhead(f"{folder}/serial{n}", serial), 5, "ms", "10,000 no-op units, committed with fsync"
+                lambda n: _overhead(f"{folder}/serial{n}", serial),
+                5,
+                "ms",
+                "10,000 no-op units, committed with fsync, many to a record",
             ),
             "unit_overhead_ray_ms": on_ray,
             "driver_mb_1e6_rows_over_1e3": median(

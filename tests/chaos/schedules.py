@@ -3,7 +3,9 @@
     python -m tests.chaos.schedules 50        fifty schedules, on a local root and on S3 by turns
 
 A schedule kills drivers, workers or raylets at random moments, starts the driver again, and compares the finished root
-with one that was never disturbed. What dies a second later (Ray's agents, a dead driver's workers) is left to die.
+with one that was never disturbed. What dies a second later (Ray's agents, a dead driver's workers) is left to die. Some
+kills come too late and hit nothing; how many hit is printed. That a crash at each single change of the file system does
+no harm is tests/test_engine.py's to show.
 """
 
 import random
@@ -29,7 +31,7 @@ LONGEST_RUN_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Schedule:
-    """`kills` are (victim, seconds after the first unit was committed or begun)."""
+    """`kills` are (victim, seconds after the first worker has started)."""
 
     workers: int
     kills: tuple[tuple[Victim, float], ...]
@@ -37,7 +39,7 @@ class Schedule:
 
 def schedule(seed: int) -> Schedule:
     draw = random.Random(seed)
-    kills = tuple((draw.choice(VICTIMS), draw.uniform(0.0, 2.5)) for _ in range(draw.randint(1, 3)))
+    kills = tuple((draw.choice(VICTIMS), draw.uniform(0.0, 1.2)) for _ in range(draw.randint(1, 3)))
     return Schedule(draw.choice((1, 2, 4)), kills)
 
 
@@ -110,13 +112,16 @@ def main(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder, s3_server() as endpoint:
         build(work(), open_storage(f"{folder}/undisturbed"))
         expected = tree_digest(f"{folder}/undisturbed")
+        hit = 0
         for seed in range(count):
             started = time.monotonic()
             root = new_bucket(endpoint) if seed % 2 else f"{folder}/{seed}"
             hits = run(root, schedule(seed))
             seconds = time.monotonic() - started
             assert tree_digest(root) == expected, f"seed {seed}: {schedule(seed)} left another tree"
+            hit += hits
             print(f"seed {seed}: {schedule(seed)}, {hits} hits, same bytes, {seconds:.0f} s", flush=True)
+        assert hit >= count / 2, f"only {hit} kills hit anything: the schedules show nothing"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -91,6 +92,9 @@ class Corpus:
     version: int = 1
 
     def __post_init__(self) -> None:
+        for name in (self.name, self.media_set):
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+                raise ValueError(f"a corpus and a media set are named by letters, digits and ._-, not {name!r}")
         paths = [source.path for source in self.sources]
         if len(set(paths)) < len(paths):
             raise ValueError(f"corpus {self.name}: two sources have one path")

@@ -29,12 +29,11 @@ Both files are read piece by piece, never whole. What stays in memory is 1.6 kB 
 
 import io
 import json
-import zipfile
-import zlib
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any, TypeVar
 
+from xmodal.archives import open_archive
 from xmodal.corpora import Corpus, Raw, Source
 from xmodal.records import Caption, Item, Label, Row, Split
 from xmodal.trouble import Trouble
@@ -174,14 +173,11 @@ def _once(seen: Container[int], identity: int, where: str) -> int:
 
 def _members(raw: Raw, path: str, member: str) -> Iterator[tuple[str, int, Any]]:
     """Key, number and value of each element of the arrays in a zipped JSON object, one at a time."""
-    try:
-        with raw.open(path) as file, zipfile.ZipFile(file) as archive:
-            if member not in archive.namelist():
-                raise Trouble(f"{path} has no member {member}")
-            with io.TextIOWrapper(archive.open(member), "utf-8-sig") as text:
-                yield from _Text(text, f"{path}!{member}").members()
-    except (zipfile.BadZipFile, zlib.error, EOFError, UnicodeDecodeError, RuntimeError) as error:  # or encrypted
-        raise Trouble(f"{path} is damaged ({error}): delete it and fetch it again") from error
+    with open_archive(raw, path) as archive:
+        if member not in archive.namelist():
+            raise Trouble(f"{path} has no member {member}")
+        with io.TextIOWrapper(archive.open(member), "utf-8-sig") as text:
+            yield from _Text(text, f"{path}!{member}").members()
 
 
 class _Text:
