@@ -156,7 +156,7 @@ class FeatureStore:
 
     Which rows are absent is not in the array but known from the failures of the units that made it: every row that
     failed there is refused here, never given as zeros. Opening checks the directory, the size of every shard and its
-    index; `xmodal verify` checks the values.
+    index; `xmodal verify` checks the values. In `spec` the lengths of chunks and shards are always given.
     """
 
     def __init__(self, source: str | Output) -> None:

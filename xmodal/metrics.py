@@ -1,9 +1,7 @@
-"""Which texts are right for which visual items, and how well similarities rank them: never all against all at once,
-which would not fit, only tiles of it.
+"""Which texts are right for which visual items, and how similarities rank them: in tiles, as the whole would not fit.
 
-Ranks count from 0, and a tie with a wrong answer counts against the model: an answer stands behind every wrong one
-that is at least as similar. So equal similarities for everything rank last, not first. The same holds for any
-relevance; of several right answers the best one is ranked (spec, models, section 7).
+Of several right answers the best one is ranked, and a tie with a wrong answer counts against the model: an answer
+stands behind every wrong one that is at least as similar (spec, models, section 7).
 """
 
 import math
@@ -155,8 +153,7 @@ class Similarities:
 
     def checked(self, visual: slice, text: slice) -> Numbers:
         tile = self.tile(visual, text)
-        if tile.shape != (visual.stop - visual.start, text.stop - text.start):
-            raise ValueError(f"the similarities of rows {visual} and {text} came as {tile.shape}")
+        assert tile.shape == (visual.stop - visual.start, text.stop - text.start)
         wrong = np.argwhere(~np.isfinite(tile))
         if len(wrong):
             row, column = wrong[0].tolist()

@@ -1,0 +1,133 @@
+"""Archives: what is inside is read where it lies; what is unsafe, damaged or missing is said."""
+
+import gc
+import random
+import zipfile
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from xmodal.archives import Archives, MissingMedia, archive_of
+from xmodal.corpora import Raw
+from xmodal.storage import LocalStorage
+from xmodal.trouble import Trouble
+
+PICTURE = b"bytes of a picture " * 20
+
+
+def media_set(folder: Path, members: dict[str, bytes]) -> Archives:
+    with zipfile.ZipFile(folder / "pictures.zip", "w") as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+    return Archives(Raw.folder(folder))
+
+
+def test_a_member_and_a_file_are_read(tmp_path: Path) -> None:
+    (tmp_path / "alone.jpg").write_bytes(b"alone")
+    (tmp_path / "wow!.jpg").write_bytes(b"wow")
+    archives = media_set(tmp_path, {"train/": b"", "train/a.jpg": PICTURE, "train/b!.jpg": b"b"})
+    media = ("pictures.zip!train/a.jpg", "pictures.zip!train/b!.jpg", "alone.jpg", "wow!.jpg")
+    assert [archives.read(each) for each in media] == [PICTURE, b"b", b"alone", b"wow"]
+    assert archive_of(media[0]) == "pictures.zip"
+
+
+def test_an_archive_is_opened_once_and_closed_when_let_go(tmp_path: Path) -> None:
+    media_set(tmp_path, {"a": b"1", "b": b"2"})
+    raw = CountingRaw.folder(tmp_path)
+    archives = Archives(raw)
+    assert (archives.read("pictures.zip!a"), archives.read("pictures.zip!b")) == (b"1", b"2")
+    assert len(raw.opened) == 1
+    del archives
+    gc.collect()
+    assert raw.opened[0].closed
+
+
+class CountingRaw(Raw):
+    opened: list[BinaryIO]
+
+    @staticmethod
+    def folder(path: str | Path) -> "CountingRaw":
+        raw = CountingRaw(LocalStorage(str(path)), {file.name: file.name for file in Path(path).iterdir()})
+        raw.opened = []
+        return raw
+
+    def open(self, path: str) -> BinaryIO:
+        self.opened.append(super().open(path))
+        return self.opened[-1]
+
+
+def test_nothing_is_extracted(tmp_path: Path) -> None:
+    media_set(tmp_path, {"a.jpg": PICTURE}).read("pictures.zip!a.jpg")
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures.zip"]
+
+
+@pytest.mark.parametrize(
+    ("media", "message"),
+    [
+        ("pictures.zip!b.jpg", r"pictures\.zip has no member b\.jpg"),
+        ("pictures.zip!", r"pictures\.zip has no member "),
+        ("other.zip!a.jpg", r"other\.zip is not in the media set"),
+        ("gone.jpg", r"gone\.jpg is not in the media set"),
+    ],
+)
+def test_what_is_missing_can_be_counted(tmp_path: Path, media: str, message: str) -> None:
+    with pytest.raises(MissingMedia, match=message):
+        media_set(tmp_path, {"a.jpg": PICTURE}).read(media)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("/etc/passwd", "has an absolute path"),
+        ("C:/windows", "has an absolute path"),
+        ("../up.jpg", "leaves its folder"),
+        ("train/../../up.jpg", "leaves its folder"),
+        ("train\\up.jpg", "has a backslash"),
+    ],
+)
+def test_an_unsafe_archive_is_refused_whatever_is_read(tmp_path: Path, name: str, why: str) -> None:
+    archives = media_set(tmp_path, {"a.jpg": PICTURE, name: b"x"})
+    with pytest.raises(Trouble, match=rf"pictures\.zip is not safe: its member '.*' {why}"):
+        archives.read("pictures.zip!a.jpg")
+
+
+def test_a_link_is_refused(tmp_path: Path) -> None:
+    link = zipfile.ZipInfo("link.jpg")
+    link.create_system, link.external_attr = 3, 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "pictures.zip", "w") as archive:
+        archive.writestr(link, "/etc/passwd")
+    with pytest.raises(Trouble, match=r"pictures\.zip is not safe: its member 'link\.jpg' is a link"):
+        Archives(Raw.folder(tmp_path)).read("pictures.zip!link.jpg")
+
+
+def test_a_damaged_member_is_named(tmp_path: Path) -> None:
+    archives = media_set(tmp_path, {"a.jpg": PICTURE, "b.jpg": PICTURE})
+    data = bytearray((tmp_path / "pictures.zip").read_bytes())
+    data[data.index(b"a.jpg") + 12] ^= 255
+    (tmp_path / "pictures.zip").write_bytes(data)
+    assert archives.read("pictures.zip!b.jpg") == PICTURE
+    with pytest.raises(Trouble, match=r"pictures\.zip is damaged at a\.jpg .*fetch it again"):
+        archives.read("pictures.zip!a.jpg")
+
+
+def test_a_truncated_or_wrong_file_is_named(tmp_path: Path) -> None:
+    media_set(tmp_path, {"a.jpg": PICTURE})
+    whole = (tmp_path / "pictures.zip").read_bytes()
+    for data in (b"", b"<html>404</html>", whole[: len(whole) // 2], whole[:-1]):
+        (tmp_path / "pictures.zip").write_bytes(data)
+        with pytest.raises(Trouble, match=r"pictures\.zip is damaged .*delete it and fetch it again"):
+            Archives(Raw.folder(tmp_path)).read("pictures.zip!a.jpg")
+
+
+def test_damage_anywhere_is_trouble_and_never_other_bytes(tmp_path: Path) -> None:
+    media_set(tmp_path, {"a.jpg": PICTURE, "b.jpg": PICTURE})
+    whole, dice = (tmp_path / "pictures.zip").read_bytes(), random.Random(0)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[dice.randrange(len(whole))] = dice.randrange(256)
+        (tmp_path / "pictures.zip").write_bytes(damaged)
+        try:
+            assert Archives(Raw.folder(tmp_path)).read("pictures.zip!a.jpg") == PICTURE
+        except (Trouble, MissingMedia):
+            continue

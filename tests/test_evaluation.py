@@ -1,0 +1,178 @@
+"""Evaluation of runs: the numbers are those of the whole matrix, and damaged or foreign runs are refused."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pipelines.engine import build
+from tests.toy_root import Facts, facts, item_id, make_root, recipe
+from xmodal import find, runs
+from xmodal.batches import Padded
+from xmodal.dataset import Examples
+from xmodal.evaluation import OWN, Reader, Silence, evaluate, load, measure
+from xmodal.features import FeatureStore
+from xmodal.storage import open_storage
+from xmodal.training import fit
+from xmodal.trouble import Trouble
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_root(tmp_path_factory.mktemp("toy"), items=120, absent=(9,))
+
+
+@pytest.fixture(scope="module")
+def run(root: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return fit(recipe(3), root, str(tmp_path_factory.mktemp("run") / "run")).run
+
+
+@pytest.fixture
+def copy(run: str, tmp_path: Path) -> Path:
+    """A run that a test may spoil."""
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+def reader(root: str, run: str, split: str) -> Reader:
+    started, store = runs.read(run), FeatureStore(find(root, "resnet")[0])
+    view = replace(started.recipe.validation, split=split)
+    return Reader(Examples.of(find(root, "records")[0], view, store, started.vocabulary), store, "cpu")
+
+
+def slow_recalls(matrix: Tensor, owners: list[int]) -> list[float]:
+    """Six recalls by the definition, one query at a time."""
+    right = torch.tensor(owners)[None] == torch.arange(len(matrix))[:, None]
+    recalls = []
+    for scores, answers in ((matrix, right), (matrix.T, right.T)):
+        for k in (1, 5, 10):
+            best = torch.where(answers, scores, -torch.inf).max(dim=1, keepdim=True).values
+            ahead = ((scores >= best) & ~answers).sum(dim=1)
+            recalls.append(100 * (ahead < k).double().mean().item())
+    return recalls
+
+
+def test_a_report_has_the_numbers_of_the_whole_matrix(root: str, run: str) -> None:
+    report, model, test = evaluate(run, root, "toy/test"), load(run), reader(root, run, "toy/test")
+    with torch.no_grad():
+        everything = slice(None)
+        matrix = model.similarity(
+            model.encode_visual(test.visual(everything)), model.encode_text(test.text(everything))
+        )
+    scores = report.scores["all"]
+    found = [*scores.visual_to_text.recall.values(), *scores.text_to_visual.recall.values()]
+    assert found == pytest.approx(slow_recalls(matrix, test.examples.caption_items.tolist()))
+    assert scores.rsum == pytest.approx(sum(found))
+    assert (report.items, report.captions, report.absent, report.silent) == (10, 50, 1, 0)
+    assert (report.split, report.relevance, list(report.scores)) == ("toy/test", OWN, ["all"])
+    assert scores.text_to_visual.chance == pytest.approx({1: 10.0, 5: 50.0, 10: 100.0})
+
+
+def test_what_was_chosen_on_validation_is_what_is_evaluated(root: str, run: str) -> None:
+    log = [json.loads(line) for line in (Path(run) / runs.LOG).read_text().splitlines()]
+    best = max(line["rsum"] for line in log if "rsum" in line)
+    assert evaluate(run, root, "toy/val").scores["all"].rsum == best
+
+
+@pytest.mark.parametrize("blocks", [(1, 1), (3, 7), (4, 1000)])
+def test_tiles_equal_the_whole(root: str, run: str, blocks: tuple[int, int]) -> None:
+    model, train = load(run), reader(root, run, "toy/train")
+    assert measure(model, train, Silence(), blocks) == measure(model, train, Silence())
+
+
+def test_reports_are_read_by_people_and_by_programs(root: str, run: str) -> None:
+    report = evaluate(run, root, "toy/test")
+    plain = json.loads(report.to_json())
+    assert plain["scores"]["all"]["rsum"] == report.scores["all"].rsum
+    assert plain["scores"]["all"]["visual_to_text"]["recall"]["5"] == report.scores["all"].visual_to_text.recall[5]
+    assert plain["features"] == f"resnet/{find(root, 'resnet')[0].identity}"
+    text = report.to_text()
+    assert "toy/test: 10 items, 50 captions; left out: 1 without features, 0 without captions" in text
+    assert OWN in text
+    rows = text.splitlines()
+    assert rows[-2].split()[-1] == f"{report.scores['all'].rsum:.1f}"
+    assert rows[-1].split()[:2] == ["by", "chance"]
+    assert len(rows[-1]) == len(rows[-2]) == len(rows[-3])
+
+
+class Oracle:
+    """Knows where half of the items are by one feature each, and cannot tell the others apart."""
+
+    def encode_visual(self, visual: Padded) -> Tensor:
+        return visual.values[:, 0, 0]
+
+    def encode_text(self, text: Padded) -> Tensor:
+        return text.values[:, 1].float()
+
+    def similarity(self, visual: Tensor, text: Tensor) -> Tensor:
+        return -(visual[:, None] - text).abs()
+
+
+def test_two_thousand_items_are_evaluated_in_folds_of_one_thousand_too(tmp_path: Path) -> None:
+    items = 2000
+    store = FeatureStore(build(facts(Facts(items, shown="number", width=2)), open_storage(str(tmp_path))))
+    words = tuple(np.array([1, number, 2], np.int32) for number in range(items))
+    ids = tuple(map(item_id, range(items)))
+    examples = Examples(ids, store.rows(ids), ids, np.arange(items), words, absent=0, silent=0)
+    scores = measure(Oracle(), Reader(examples, store, "cpu"), Silence())
+    assert (list(scores), scores["all"].galleries, scores["1K"].galleries) == (["all", "1K"], 1, 2)
+    assert scores["all"].visual_to_text.recall[1] == scores["1K"].visual_to_text.recall[1] == 100
+    assert scores["1K"].visual_to_text.chance[1] == pytest.approx(2 * scores["all"].visual_to_text.chance[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (runs.BEST, None, r"has no best\.pt: train it first"),
+        (runs.BEST, b"", r"best\.pt is damaged"),
+        (runs.BEST, b"PK\x03\x04 not a zip after all", r"best\.pt is damaged"),
+        (runs.BEST, b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.", r"best\.pt is damaged"),
+        (runs.RECIPE, None, r"is no run: it has no recipe\.json"),
+        (runs.VOCABULARY, None, r"vocabulary\.txt is missing"),
+    ],
+)
+def test_a_damaged_run_is_refused(copy: Path, name: str, change: bytes | None, message: str) -> None:
+    (copy / name).unlink()
+    if change is not None:
+        (copy / name).write_bytes(change)
+    with pytest.raises(Trouble, match=message):
+        load(str(copy))
+
+
+def test_weights_of_another_network_are_refused(root: str, copy: Path, tmp_path: Path) -> None:
+    wider = recipe(1, model=replace(recipe().model, width=48))  # type: ignore[type-var]
+    shutil.copy(Path(fit(wider, root, str(tmp_path / "wider")).run) / runs.BEST, copy / runs.BEST)
+    with pytest.raises(Trouble, match=r"best\.pt are no weights of its recipe"):
+        load(str(copy))
+
+
+def test_weights_cut_at_any_length_are_refused(copy: Path) -> None:
+    data = (copy / runs.BEST).read_bytes()
+    for length in np.linspace(1, len(data) - 1, 12).astype(int):
+        (copy / runs.BEST).write_bytes(data[:length])
+        with pytest.raises(Trouble, match=r"best\.pt is damaged"):
+            load(str(copy))
+
+
+def test_a_run_is_evaluated_on_what_it_was_trained_on_or_not_at_all(run: str, tmp_path: Path) -> None:
+    elsewhere = make_root(tmp_path, items=30)
+    with pytest.raises(Trouble, match=f"no records of pictures is {runs.read(run).records}; there are: "):
+        evaluate(run, elsewhere, "toy/val")
+
+
+def test_a_split_that_is_not_there_is_refused(root: str, run: str) -> None:
+    with pytest.raises(Trouble, match="has no split 'karpathy/test'; there are: toy/train"):
+        evaluate(run, root, "karpathy/test")

@@ -1,0 +1,111 @@
+"""Words and their ids: deterministic, without downloads, and a file that cannot be damaged unnoticed."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xmodal.text import END, PAD, SPECIALS, START, UNKNOWN, Vocabulary, tokenizer
+from xmodal.trouble import Trouble
+
+CAPTIONS = ["A dog and a cat.", "a DOG runs", "two cats; a dog"]
+
+
+@pytest.mark.parametrize(
+    ("caption", "words"),
+    [
+        ("A man's dog isn't here.", ["a", "man", "'s", "dog", "is", "n't", "here", "."]),
+        ("One dog. It runs.", ["one", "dog.", "it", "runs", "."]),  # one sentence: no splitter, no data
+        ("A well-dressed (tall) man, $5", ["a", "well-dressed", "(", "tall", ")", "man", ",", "$", "5"]),
+        ("Ein Café 🐶 東京", ["ein", "café", "🐶", "東京"]),
+        (' She said "go" ', ["she", "said", "``", "go", "''"]),
+        ("", []),
+        (" \n\t", []),
+    ],
+)
+def test_the_nltk_tokenizer_keeps_lines_whole(caption: str, words: list[str]) -> None:
+    nltk = pytest.importorskip("nltk")
+    assert tokenizer("nltk")(caption) == words
+    assert nltk.word_tokenize(caption.lower(), preserve_line=True) == words
+
+
+def test_the_whitespace_tokenizer_splits_at_any_space() -> None:
+    assert tokenizer("whitespace")(" A dog's  life.\u2028Again ") == ["a", "dog's", "life.", "again"]
+
+
+def test_an_unknown_tokenizer_is_answered_with_those_that_exist() -> None:
+    with pytest.raises(ValueError, match="no tokenizer 'nltk2'; there are: nltk, whitespace"):
+        tokenizer("nltk2")
+
+
+def test_nltk_is_imported_only_by_who_uses_it() -> None:
+    code = "import sys, xmodal.text as t; t.Vocabulary.build(['a b'], 'whitespace', 1); print('nltk' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_frequent_words_come_first_whatever_the_order_of_captions() -> None:
+    vocabulary = Vocabulary.build(CAPTIONS, "whitespace", 1)
+    assert vocabulary.words == (*SPECIALS, "a", "dog", "and", "cat.", "cats;", "runs", "two")
+    assert vocabulary == Vocabulary.build(reversed(CAPTIONS), "whitespace", 1)
+    assert Vocabulary.build(CAPTIONS, "whitespace", 2).words == (*SPECIALS, "a", "dog")
+    assert (SPECIALS[PAD], SPECIALS[START], SPECIALS[END], SPECIALS[UNKNOWN]) == SPECIALS
+
+
+def test_captions_are_encoded_between_their_marks() -> None:
+    vocabulary = Vocabulary.build(CAPTIONS, "whitespace", 2)
+    encoded = vocabulary.encode("A bird saw a DOG")
+    assert encoded.tolist() == [START, 4, UNKNOWN, UNKNOWN, 4, 5, END]
+    assert encoded.dtype == np.int32
+    assert vocabulary.encode("").tolist() == [START, END]
+    assert len(vocabulary.encode("dog " * 10_000)) == 10_002
+
+
+def test_a_caption_cannot_spell_a_special() -> None:
+    vocabulary = Vocabulary.build(["<pad> <end> a"] * 3, "whitespace", 1)
+    assert vocabulary.words == (*SPECIALS, "a")
+    assert vocabulary.encode("<pad> a <end>").tolist() == [START, UNKNOWN, 4, UNKNOWN, END]
+
+
+@given(st.lists(st.text(max_size=30), max_size=8), st.integers(1, 2))
+def test_a_vocabulary_survives_its_file(captions: list[str], minimum: int) -> None:
+    vocabulary = Vocabulary.build(captions, "whitespace", minimum)
+    data = vocabulary.to_bytes()
+    assert Vocabulary.from_bytes(data, "here") == vocabulary
+    assert data.decode().split("\n")[1:-1] == list(vocabulary.words)
+
+
+def test_any_damage_to_the_file_is_found() -> None:
+    data = Vocabulary.build(CAPTIONS, "nltk", 1).to_bytes()
+    damaged = [data[:cut] for cut in range(len(data))]
+    damaged += [
+        data + b"\n",
+        data.replace(b"dog", b"dig"),
+        data.replace(b"\n", b"\r\n"),
+        b"\xff" + data[1:],
+        data.replace(b"nltk", b"none"),
+    ]
+    for some in damaged:
+        with pytest.raises(Trouble, match=r"vocabulary.txt is not the vocabulary that was written"):
+            Vocabulary.from_bytes(some, "vocabulary.txt")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("a", "b"), "starts with <pad>"),
+        ((*SPECIALS, "a", "a"), "no word twice"),
+        ((*SPECIALS, "a b"), "'a b' is no word"),
+        ((*SPECIALS, ""), "'' is no word"),
+    ],
+)
+def test_what_is_no_vocabulary_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Vocabulary("whitespace", words)
+
+
+def test_a_word_must_occur() -> None:
+    with pytest.raises(ValueError, match="at least once, not 0 times"):
+        Vocabulary.build(CAPTIONS, "whitespace", 0)

@@ -1,0 +1,366 @@
+"""Training on a toy root: it learns, says what it did, goes on after any death, and never sees a test split."""
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.golden import golden
+from tests.toy_root import item_id, make_root, recipe
+from xmodal import find, runs
+from xmodal.corpora import View
+from xmodal.dataset import Examples, captions, choose
+from xmodal.evaluation import Silence, read_tensors
+from xmodal.features import FeatureStore
+from xmodal.models import Cosine, Features, OnePerClass, Optimiser, Phase, Plateau, Recipe, Relative, Step, Tokens
+from xmodal.models.vsepp import VSEPP
+from xmodal.text import END, START, Vocabulary
+from xmodal.training import Outcome, fit, rate, total
+from xmodal.trouble import Trouble
+
+ADAM = Optimiser("adam", 5e-3)
+ABSENT = (3, 8, 40)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_root(tmp_path_factory.mktemp("toy"), items=60, absent=ABSENT)
+
+
+@pytest.fixture(scope="module")
+def whole(root: str, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Three epochs without any trouble."""
+    return fit(recipe(3), root, str(tmp_path_factory.mktemp("run") / "whole"))
+
+
+def log(run: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(run) / runs.LOG).read_text().splitlines()]
+
+
+def contents(run: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(run).iterdir() if path.is_file()}
+
+
+def assert_same_run(one: str, other: str) -> None:
+    for name in (runs.LOG, runs.RECIPE, runs.VOCABULARY):
+        assert (Path(one) / name).read_bytes() == (Path(other) / name).read_bytes(), name
+    for name in (runs.LAST, runs.BEST):
+        assert_same(read_tensors(one, name, "cpu"), read_tensors(other, name, "cpu"))
+
+
+def assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, Tensor):
+        assert torch.equal(one, other)
+    else:
+        assert one == other
+
+
+def test_examples_are_what_the_records_say_and_the_store_has(root: str) -> None:
+    records, store = find(root, "records")[0], FeatureStore(find(root, "resnet")[0])
+    view = View("pictures", "toy/train", captions_per_item=2)
+    vocabulary = Vocabulary.build(captions(records, view), "whitespace", 1)
+    examples = Examples.of(records, view, store, vocabulary)
+    expected = [item_id(n) for n in range(59) if n % 10 < 8 and n not in ABSENT]
+    assert list(examples.ids) == expected
+    assert (examples.absent, examples.silent) == (2, 0)
+    assert [store.ids[row] for row in examples.rows] == expected
+    assert examples.caption_items.tolist() == [place for place in range(len(expected)) for _ in range(2)]
+    lines = (Path(root).parent / "raw/captions.tsv").read_text().splitlines()
+    texts = [line.split("\t")[1] for item in expected for line in lines if line.startswith(item)]
+    first_two = [text for number, text in enumerate(texts) if number % 5 < 2]
+    for caption, words in zip(first_two, examples.words, strict=True):
+        assert [vocabulary.words[word] for word in words[1:-1]] == caption.lower().split()
+        assert (words[0], words[-1]) == (START, END)
+    assert len(list(captions(records, view))) == 2 * (len(expected) + 2)
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (View("pictures", "toy/dev"), "has no split 'toy/dev'; there are: toy/train, toy/val"),
+        (View("pictures", "toy/silent"), "has 1 items, but none has both features and captions: 1 have no human"),
+        (View("pictures", "toy/train", text="semantics"), "have no semantics captions"),
+    ],
+)
+def test_a_view_without_examples_is_refused(root: str, view: View, message: str) -> None:
+    records, store = find(root, "records")[0], FeatureStore(find(root, "resnet")[0])
+    with pytest.raises(Trouble, match=message):
+        Examples.of(records, view, store, Vocabulary.build([], "whitespace", 1))
+
+
+def test_it_learns_what_it_was_shown(tmp_path: Path) -> None:
+    root = make_root(tmp_path, items=60)
+    seen = recipe(10, validation=View("pictures", "toy/train", captions_per_item=5))
+    run = fit(seen, root, str(tmp_path / "run")).run
+    validations = [line for line in log(run) if "rsum" in line]
+    chance = sum(sum(side["chance"].values()) for side in sides(validations[0]))
+    assert validations[-1]["rsum"] > 3 * chance
+    assert validations[-1]["rsum"] > validations[0]["rsum"]
+
+
+def sides(line: dict[str, Any]) -> list[dict[str, Any]]:
+    return [line["validation"][side] for side in ("visual_to_text", "text_to_visual")]
+
+
+def test_a_run_says_what_it_was_trained_on_and_keeps_its_best(root: str, whole: Outcome) -> None:
+    run = runs.read(whole.run)
+    assert run.recipe == recipe(3)
+    assert (run.records, run.features) == (find(root, "records")[0].identity, find(root, "resnet")[0].identity)
+    assert run.vocabulary.words[4] in ("a", ".")
+    assert (run.visual_width, run.instances) == (64, 46)
+    rsums = [line["rsum"] for line in log(whole.run) if "rsum" in line]
+    assert len(rsums) == 3
+    assert whole == Outcome(whole.run, max(rsums), 0, rsums.index(max(rsums)), 3 * 8)
+    assert [line["step"] for line in log(whole.run) if "loss" in line] == [0, 10, 20]
+
+
+def test_equal_runs_are_equal_and_another_seed_is_not(root: str, whole: Outcome, tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    again = fit(recipe(3), root, str(tmp_path / "again"))
+    assert torch.equal(state, torch.get_rng_state()), "the caller's own randomness is left alone"
+    assert_same_run(whole.run, again.run)
+    other = fit(recipe(3, seed=1), root, str(tmp_path / "other"))
+    assert log(other.run)[1] != log(whole.run)[1]
+
+
+class Death(Silence):
+    """Ends the process, or only the call, at a chosen tick."""
+
+    def __init__(self, after: int, die: Callable[[], None]) -> None:
+        self._left, self._die = after, die
+
+    @contextmanager
+    def over(self, name: str, total: int, done: int = 0, unit: str = "units") -> Iterator[Callable[[int], None]]:
+        yield self._tick
+
+    def _tick(self, count: int) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._die()
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("after", [1, 8, 9, 10, 14, 20, 28, 30])
+def test_a_run_that_was_interrupted_anywhere_ends_as_if_it_had_not_been(
+    root: str, whole: Outcome, tmp_path: Path, after: int
+) -> None:
+    run = str(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        fit(recipe(3), root, run, progress=Death(after, interrupt))
+    outcome = fit(recipe(3), root, run)
+    assert outcome == replace(whole, run=run)
+    assert_same_run(whole.run, run)
+
+
+def test_a_run_that_was_killed_ends_as_if_it_had_not_been(root: str, whole: Outcome, tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    code = (
+        "import sys, torch; torch.set_num_threads(2);"
+        "from tests.test_training import Death, fit, kill, recipe;"
+        "fit(recipe(3), sys.argv[1], sys.argv[2], progress=Death(15, kill))"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, root, run], cwd=Path(__file__).parents[1], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert fit(recipe(3), root, run) == replace(whole, run=run)
+    assert_same_run(whole.run, run)
+
+
+def test_a_finished_run_is_left_as_it_is(root: str, whole: Outcome) -> None:
+    before = contents(whole.run)
+    assert fit(recipe(3), root, whole.run, progress=Death(1, interrupt)) == whole
+    assert contents(whole.run) == before
+
+
+def test_another_recipe_in_the_same_folder_is_refused(root: str, whole: Outcome) -> None:
+    with pytest.raises(Trouble, match=r"holds another run \(other fingerprint, recipe\): choose another folder"):
+        fit(recipe(4), root, whole.run)
+
+
+def test_a_phase_starts_from_the_weights_of_the_one_before_and_leaves_what_is_frozen(
+    root: str, whole: Outcome, tmp_path: Path
+) -> None:
+    (first,) = recipe(3).phases
+    frozen = Phase(2, ADAM, {"ranking": 1.0}, frozen=("words.*", "image.*"), validate_every=2)
+    two = recipe(phases=(first, frozen))
+    outcome = fit(two, root, str(tmp_path / "two"))
+    before, after = (read_tensors(run, runs.LAST, "cpu")["model"] for run in (whole.run, outcome.run))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if name.startswith("sentence.")}
+    assert [line["epoch"] for line in log(outcome.run) if "rsum" in line and line["phase"] == 1] == [1]
+
+
+def test_an_interrupted_second_phase_goes_on_too(root: str, tmp_path: Path) -> None:
+    two = recipe(phases=(Phase(1, ADAM, {"ranking": 1.0}), Phase(2, replace(ADAM, rule="sgd"), {"ranking": 1.0})))
+    whole = fit(two, root, str(tmp_path / "whole"))
+    for after in (11, 21):
+        run = str(tmp_path / f"run{after}")
+        with pytest.raises(KeyboardInterrupt):
+            fit(two, root, run, progress=Death(after, interrupt))
+        fit(two, root, run)
+        assert_same_run(whole.run, run)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(root: str, tmp_path: Path) -> None:
+    steep = Phase(1, replace(ADAM, rule="sgd", learning_rate=1e38), {"ranking": 1.0})
+    wild = recipe(phases=(steep,))
+    with pytest.raises(Trouble, match=r"is (nan|inf) at step \d+ \(phase 0, epoch 0\); the terms were: ranking"):
+        fit(wild, root, str(tmp_path / "run"))
+    assert not (tmp_path / "run" / runs.BEST).exists()
+
+
+def test_a_test_split_cannot_reach_fit(root: str, tmp_path: Path) -> None:
+    assert not [name for name in inspect.signature(fit).parameters if "test" in name or "split" in name]
+    for changes in ({"view": View("pictures", "toy/test")}, {"validation": View("pictures", "toy/test")}):
+        with pytest.raises(ValueError, match="would train or choose on split 'toy/test'"):
+            recipe(**changes)
+
+
+def test_where_there_are_several_outputs_one_must_be_named(tmp_path: Path) -> None:
+    root = make_root(tmp_path, items=30, features=2)
+    with pytest.raises(
+        Trouble, match=r"several outputs of resnet, so say which; there are: \w+ \(absent=.*seed=\d.*seed=\d"
+    ):
+        fit(recipe(1), root, str(tmp_path / "run"))
+    chosen = find(root, "resnet")[1].identity
+    assert runs.read(fit(recipe(1), root, str(tmp_path / "run"), features=chosen).run).features == chosen
+    with pytest.raises(Trouble, match="no resnet is nothing; there are"):
+        choose(root, "resnet", "nothing")
+    with pytest.raises(Trouble, match=r"there is no resnet of coco under .*: build it first"):
+        choose(root, "resnet", corpus="coco")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text": Features("fisher")}, "dense texts"),
+        ({"text": Tokens("nltk", 2, longest=9)}, "a text beyond tokenizer and minimum count"),
+        ({"visual": Features("resnet", frames=8)}, "frames"),
+        ({"phases": ()}, "a closed form"),
+        ({"phases": (Phase(1, ADAM, {"ranking": 1.0}, sampler=OnePerClass()),)}, "a sampler"),
+        ({"phases": (Phase(1, replace(ADAM, rule="adamp"), {"ranking": 1.0}),)}, "adamp"),
+    ],
+)
+def test_what_training_cannot_do_yet_is_refused(root: str, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(Trouble, match=f"'toy' asks for what training cannot do: {message}"):
+        fit(recipe(**changes), root, "nowhere")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        Phase(1, ADAM, {"ranking": 1.0}, frozen=("word.*",)),
+        Phase(1, replace(ADAM, multipliers=(("word.*", 0.1),)), {"ranking": 1.0}),
+        Phase(1, replace(ADAM, unclipped=("word.*",)), {"ranking": 1.0}),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_refused(root: str, tmp_path: Path, phase: Phase) -> None:
+    with pytest.raises(ValueError, match=r"no parameter is named 'word\.\*'; there are: image.weight"):
+        fit(recipe(phases=(phase,)), root, str(tmp_path / "run"))
+
+
+def test_multipliers_and_every_optimiser_reach_the_parameters(root: str, tmp_path: Path) -> None:
+    before = VSEPP(recipe().model, runs.Inputs(64, 50, 1))  # type: ignore[arg-type]
+    assert {name.split(".")[0] for name, _ in before.named_parameters()} == {"image", "words", "sentence"}
+    for rule, momentum in (("adam", 0.0), ("amsgrad", 0.0), ("sgd", 0.9), ("nesterov", 0.9)):
+        optimiser = Optimiser(rule, 1e-3, momentum=momentum, multipliers=(("words.*", 0.5), ("image.*", 2.0)))  # type: ignore[arg-type]
+        run = fit(recipe(phases=(Phase(1, optimiser, {"ranking": 1.0}),)), root, str(tmp_path / rule)).run
+        assert log(run)[0]["rates"] == [0.0005, 0.001, 0.002]
+
+
+def rates(schedule: Plateau | Cosine | Step | None, epochs: int, first: float) -> list[float]:
+    return [rate(Optimiser("adam", first, schedule=schedule), epoch, []) for epoch in range(epochs)]
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "first"),
+    [
+        ("vsepp_step", Step((15,), 0.1), 2e-4),
+        ("pcme_coco_cosine", Cosine(30), 2e-4),
+        ("pcme_cub_cosine", Cosine(50), 1e-4),
+    ],
+)
+def test_schedules_are_those_of_the_official_code(name: str, schedule: Step | Cosine, first: float) -> None:
+    expected = golden("lr_schedules")[name].astype(float) / 1e4
+    np.testing.assert_allclose(rates(schedule, len(expected), first), expected, rtol=1e-5)
+
+
+def test_a_plateau_is_counted_as_torch_counts_it() -> None:
+    plateau = Plateau(0.5, patience=2, minimum=1e-3)
+    weights = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 1.0)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(weights, "max", 0.5, 2, threshold=0, min_lr=1e-3, eps=0)
+    rsums = np.random.default_rng(0).integers(0, 50, 60).astype(float).tolist()
+    for epoch, rsum in enumerate(rsums):
+        theirs.step(rsum)
+        ours = rate(Optimiser("sgd", 1.0, schedule=plateau), epoch, rsums[: epoch + 1])
+        assert ours == pytest.approx(weights.param_groups[0]["lr"])
+
+
+def test_relative_weights_are_constants() -> None:
+    main, extra = torch.tensor(8.0, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    loss = total({"main": main, "extra": extra}, {"main": 2.0, "extra": Relative(0.1, to="main")})
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert (loss.item(), main.grad, extra.grad) == (pytest.approx(16.8), 2.0, pytest.approx(0.4))
+    with pytest.raises(ValueError, match=r"the objective has the terms \['main'\], the phase weighs \['mail'\]"):
+        total({"main": main}, {"mail": 1.0})
+
+
+def test_a_recipe_survives_its_file(whole: Outcome) -> None:
+    everything: Recipe = recipe(
+        phases=(
+            Phase(1, replace(ADAM, schedule=Plateau(0.5, 3)), {"a": 1.0, "b": Relative(0.5, "a")}, ("words.*",)),
+            Phase(2, replace(ADAM, rule="adamp", multipliers=(("x", 0.5),)), {"a": 2.0}, sampler=OnePerClass()),
+        )
+    )
+    facts = json.loads(json.dumps(replace(runs.read(whole.run), recipe=everything).facts()))
+    assert runs.recipe_of(facts["recipe"], facts["model"]) == everything
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (runs.RECIPE, lambda data: data.replace(b'"seed":0', b'"seed":1'), "are not what the run was started with"),
+        (runs.RECIPE, lambda data: data.replace(b'"layout":1', b'"layout":2'), "another version of xmodal"),
+        (runs.RECIPE, lambda data: data.replace(b'"batch_size"', b'"batches"'), "does not fit this version"),
+        (runs.RECIPE, lambda data: data.replace(b'"Recipe"', b'"import_module"'), "does not fit this version"),
+        (runs.VOCABULARY, lambda data: data[:-5], "is not the vocabulary that was written"),
+    ],
+)
+def test_a_damaged_run_is_refused(
+    whole: Outcome, tmp_path: Path, name: str, change: Callable[[bytes], bytes], message: str
+) -> None:
+    for file in (runs.RECIPE, runs.VOCABULARY):
+        data = (Path(whole.run) / file).read_bytes()
+        (tmp_path / file).write_bytes(change(data) if file == name else data)
+    with pytest.raises(Trouble, match=message):
+        runs.read(str(tmp_path))

@@ -1,0 +1,118 @@
+"""A root with what training reads: records of generated scenes, and features that tell what each scene shows.
+
+Everything is made by the real stages but for the network: its place takes a random projection of the scene's facts.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.corpus import Site, build_records
+from pipelines.demo.world import BACKGROUNDS, COLOURS, KINDS, World, describe, scene
+from pipelines.engine import build
+from pipelines.stage import Counts, Inputs, Sink, Stage
+from xmodal.corpora import View, load
+from xmodal.features import FeatureSpec, index_files, shard_file, write_shard
+from xmodal.models import Features, Optimiser, Phase, Recipe, Step, Tokens
+from xmodal.models.vsepp import VSEPPConfig
+from xmodal.storage import open_storage
+
+PICTURES = Path(__file__).parent / "fixtures/pictures.py"
+WORLD = World(captions_per_item=5, ambiguity=0.0, partiality=0.4, synonymy=0.0, noise=0.0)
+FACTS = [*((kind, colour) for kind in KINDS for colour in COLOURS), *BACKGROUNDS]
+
+
+@dataclass(frozen=True)
+class Facts:
+    items: int
+    absent: tuple[int, ...] = ()
+    width: int = 64
+    seed: int = 0
+    shown: Literal["scene", "number"] = "scene"
+
+    @property
+    def spec(self) -> FeatureSpec:
+        return FeatureSpec("facts", (self.width,))
+
+
+def make_root(folder: Path, items: int = 120, absent: tuple[int, ...] = (), features: int = 1) -> str:
+    """Of ten scenes eight are for training, one for validation and one for testing; the last one nobody described."""
+    root = str(folder / "root")
+    splits: dict[str, list[str]] = {f"toy/{name}": [] for name in ("train", "val", "test")}
+    for number in range(items - 1):
+        splits["toy/" + {8: "val", 9: "test"}.get(number % 10, "train")].append(f"{item_id(number)}.jpg")
+    splits["toy/silent"] = [f"{item_id(items - 1)}.jpg"]
+    raw = folder / "raw"
+    raw.mkdir()
+    lines = [f"{item_id(n)}.jpg\t{describe(scene(WORLD, n), WORLD, p)}\n" for n in range(items - 1) for p in range(5)]
+    (raw / "captions.tsv").write_text("".join(lines))
+    (raw / "splits.json").write_text(json.dumps(splits))
+    (raw / "pictures.txt").write_text("")
+    corpus = replace(load(str(PICTURES)), counts={})
+    build_records(Site(open_storage(root), raw=raw), corpus)
+    for seed in range(features):
+        build(facts(Facts(items, absent, seed=seed)), open_storage(root))
+    return root
+
+
+def item_id(number: int) -> str:
+    return f"p{number:04d}"
+
+
+def facts(config: Facts) -> Stage[Facts, None]:
+    return Stage("resnet", config, _plan, _open)
+
+
+def _plan(config: Facts, inputs: Inputs) -> Iterator[tuple[str, None]]:
+    yield "all", None
+
+
+def _open(config: Facts, inputs: Inputs) -> Callable[[None, Sink], Counts]:
+    def write(work: None, sink: Sink) -> Counts:
+        for name, data in index_files(config.spec, [item_id(n) for n in range(config.items)], {}).items():
+            with sink.file(name) as file:
+                file.write(data)
+        with sink.file(shard_file(config.spec, 0)) as file:
+            write_shard(file, config.spec, range(config.items), [_values(config).astype("float16")])
+        for number in config.absent:
+            sink.fail(item_id(number), "unreadable", "no such picture")
+        return {"rows": config.items}
+
+    return write
+
+
+def _values(config: Facts) -> NDArray[np.float64]:
+    if config.shown == "number":
+        return np.repeat(np.arange(config.items)[:, None], config.width, axis=1).astype(float)
+    values = np.array([np.zeros(len(FACTS)) if n in config.absent else shown(n) for n in range(config.items)])
+    projection = np.random.default_rng(config.seed).normal(size=(len(FACTS), config.width))
+    return np.asarray(values @ projection)
+
+
+def shown(number: int) -> list[float]:
+    """Which facts of a scene hold, one or zero each."""
+    that = scene(WORLD, number)
+    things = {(thing.kind, thing.colour) for thing in that.things}
+    return [float(fact in things or fact == that.background) for fact in FACTS]
+
+
+def recipe(epochs: int = 2, **changes: object) -> Recipe:
+    """VSE++ on the toy root, small enough for a test."""
+    adam = Optimiser("adam", 5e-3, clip_norm=2.0, schedule=Step((max(epochs * 2 // 3, 1),), 0.1))
+    small = Recipe(
+        name="toy",
+        cites="ours",
+        view=View("pictures", "toy/train", captions_per_item=5),
+        validation=View("pictures", "toy/val", captions_per_item=5),
+        visual=Features("resnet"),
+        text=Tokens("nltk", minimum_count=2),
+        model=VSEPPConfig(width=32, word_width=16),
+        phases=(Phase(epochs, adam, {"ranking": 1.0}),),
+        batch_size=32,
+    )
+    return replace(small, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,96 @@
+"""One view of a corpus as a reader of features sees it: which rows of the store, and captions as word ids."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmodal.corpora import View
+from xmodal.features import FeatureStore
+from xmodal.outputs import Output, find
+from xmodal.records import Caption, Item, Split, read_rows
+from xmodal.text import Vocabulary
+from xmodal.trouble import Trouble
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """The items that have features and captions, in the records' order, and their captions, item by item.
+
+    Items and captions are named by their positions here, from 0 without gaps.
+    """
+
+    ids: tuple[str, ...]
+    rows: NDArray[np.int64]  # (items,), in the feature store
+    caption_ids: tuple[str, ...]
+    caption_items: NDArray[np.int64]  # (captions,): positions of items, ascending
+    words: tuple[NDArray[np.int32], ...]  # (captions,)
+    absent: int  # items left out, as the store has no features of them
+    silent: int  # items left out, as no text of the view's source describes them
+
+    @classmethod
+    def of(cls, records: Output, view: View, store: FeatureStore, vocabulary: Vocabulary) -> "Examples":
+        described = _captions(records, view)
+        silent = [item for item, captions in described.items() if not captions]
+        seen = [item for item, captions in described.items() if captions and item not in store.absent]
+        if not seen:
+            raise Trouble(
+                f"split {view.split!r} of {view.corpus} has {len(described):,} items, but none has both "
+                f"features and captions: {len(silent):,} have no {view.text} captions"
+            )
+        captions = [(place, caption) for place, item in enumerate(seen) for caption in described[item]]
+        return cls(
+            ids=tuple(seen),
+            rows=store.rows(seen),
+            caption_ids=tuple(caption.id for _, caption in captions),
+            caption_items=np.array([place for place, _ in captions], np.int64),
+            words=tuple(vocabulary.encode(caption.text) for _, caption in captions),
+            absent=len(described) - len(silent) - len(seen),
+            silent=len(silent),
+        )
+
+
+def captions(records: Output, view: View) -> Iterator[str]:
+    """Every caption of a view, also of items that have no features."""
+    return (caption.text for some in _captions(records, view).values() for caption in some)
+
+
+def _captions(records: Output, view: View) -> dict[str, list[Caption]]:
+    """Of every item of the split, in the order of the items, its first captions by position."""
+    with records.open("splits.parquet") as file:
+        names = defaultdict[str, set[str]](set)
+        for split in read_rows(file, Split):
+            names[split.name].add(split.item)
+    if not names[view.split]:
+        raise Trouble(f"{view.corpus} has no split {view.split!r}; there are: {', '.join(filter(names.get, names))}")
+    with records.open("items.parquet") as file:
+        found = {item.id: list[Caption]() for item in read_rows(file, Item) if item.id in names[view.split]}
+    with records.open("captions.parquet") as file:
+        for caption in read_rows(file, Caption):
+            if caption.item in found and caption.source == view.text:
+                found[caption.item].append(caption)
+    return {item: _first(some, view.captions_per_item) for item, some in found.items()}
+
+
+def _first(captions: list[Caption], count: int | None) -> list[Caption]:
+    return sorted(captions, key=lambda caption: caption.position)[:count]
+
+
+def choose(root: str, stage: str, identity: str | None = None, **config: object) -> Output:
+    """The one finished output of a stage: the given one, or the only one there is."""
+    there = find(root, stage, **config)
+    chosen = [output for output in there if identity is None or output.identity == identity]
+    if len(chosen) == 1:
+        return chosen[0]
+    what = " ".join([stage, *(f"of {value}" for value in config.values())])
+    if not there:
+        raise Trouble(f"there is no {what} under {root}: build it first")
+    wanted = f"no {what} is {identity}" if identity else f"there are several outputs of {what}, so say which"
+    raise Trouble(f"{wanted}; there are: {', '.join(_described(output) for output in there)}")
+
+
+def _described(output: Output) -> str:
+    config = (f"{name}={value}" for name, value in output.config.items() if name != "_type")
+    return f"{output.identity} ({', '.join(config)})"

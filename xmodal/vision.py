@@ -1,0 +1,295 @@
+"""Pictures and the networks that see them: bytes → pixels → features. Torch is imported when a network is loaded.
+
+Shapes: B pictures, H and W pixels of the crop, R places of the grid, D width of a feature.
+"""
+
+import hashlib
+import io
+import re
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from xmodal import __version__
+from xmodal.features import FeatureSpec
+from xmodal.trouble import Trouble
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Network = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
+NAMED = {  # the weights that torchvision has of each
+    "resnet18": ("IMAGENET1K_V1",),
+    "resnet34": ("IMAGENET1K_V1",),
+    "resnet50": ("IMAGENET1K_V1", "IMAGENET1K_V2"),
+    "resnet101": ("IMAGENET1K_V1", "IMAGENET1K_V2"),
+    "resnet152": ("IMAGENET1K_V1", "IMAGENET1K_V2"),
+}
+STRIDE = 32  # pixels of the crop a place of the grid
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, by which every network here was trained
+MOST_PIXELS = 1 << 26
+ORIENTATION = 0x0112
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")  # none that runs another program
+UNDECODABLE = (  # what Pillow's decoders are known to raise over bytes that are no whole picture
+    *(OSError, SyntaxError, ValueError, RuntimeError, EOFError, LookupError, OverflowError),
+    *(struct.error, zlib.error, Image.DecompressionBombError),
+)
+
+
+class UnreadableImage(Exception):
+    """Bytes that are no picture anyone can show; its text is the reason, the same for the same bytes."""
+
+
+@dataclass(frozen=True)
+class ResNet:
+    """A picture's shorter side is resized, the middle is cropped, and the last convolution's output is kept.
+
+    `weights` is a name of torchvision's, `random:<seed>`, or `sha256:<digest>` of a file with a state_dict. A "grid" is
+    that output row by row, "pooled" its mean. `batch_size` and `device` are here because they change the last bits.
+    """
+
+    network: Network = "resnet152"
+    weights: str = "IMAGENET1K_V2"
+    resize: int = 256
+    crop: int = 224
+    output: Literal["grid", "pooled"] = "grid"
+    dtype: Literal["float16", "float32"] = "float16"
+    batch_size: int = 32
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.network not in NAMED:
+            raise ValueError(f"no network {self.network!r}; there are: {', '.join(NAMED)}")
+        named = NAMED[self.network]
+        if self.weights not in named and not re.fullmatch(r"random:\d{1,18}|sha256:[0-9a-f]{64}", self.weights):
+            there = f"{', '.join(named)}, random:<seed>, and the sha256:<digest> of a file"
+            raise ValueError(f"no weights {self.weights!r} for {self.network}; there are: {there}")
+        if self.crop < STRIDE or self.crop % STRIDE or self.resize < self.crop:
+            raise ValueError(f"crop is a multiple of {STRIDE} and at most resize, not {self.crop} of {self.resize}")
+        for field, options in (("output", ("grid", "pooled")), ("dtype", ("float16", "float32"))):
+            if getattr(self, field) not in options:
+                raise ValueError(f"{field} is {' or '.join(options)}, not {getattr(self, field)!r}")
+        if self.batch_size < 1 or self.device not in ("cpu", "cuda"):
+            raise ValueError(f"batch_size is at least 1 and device cpu or cuda, not {self.batch_size}, {self.device!r}")
+
+    @property
+    def width(self) -> int:
+        return 512 if self.network in ("resnet18", "resnet34") else 2048
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """The array of its features, in shards of the usual length."""
+        row_shape = (self.width,) if self.output == "pooled" else ((self.crop // STRIDE) ** 2, self.width)
+        return FeatureSpec(f"{self.network}-{self.output}", row_shape, self.dtype)
+
+
+def open_image(data: bytes) -> Image.Image:
+    """RGB, upright; transparent parts are white, of 16 bits the upper 8 are kept, of many frames the first."""
+    with warnings.catch_warnings():  # of odd metadata, and of sizes that are refused here
+        warnings.simplefilter("ignore")
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                if image.width * image.height > MOST_PIXELS:
+                    raise UnreadableImage(f"{image.width} x {image.height} pixels are too many")
+                turn = UPRIGHT.get(_orientation(image))
+                colours = _rgb(image)
+        except UNDECODABLE as error:
+            raise UnreadableImage(_reason(error)) from error
+    return colours if turn is None else colours.transpose(turn)
+
+
+def pixels(data: bytes, config: ResNet) -> NDArray[np.float32]:
+    """(3, H, W): what the network takes, as torchvision's own transforms make it."""
+    image = open_image(data)
+    width, height = (config.resize * side // min(image.size) for side in image.size)
+    if width * height > MOST_PIXELS:
+        raise UnreadableImage(f"{image.width} x {image.height} pixels are too narrow to resize")
+    left, top = round((width - config.crop) / 2), round((height - config.crop) / 2)
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    colours_HW3 = np.asarray(resized.crop((left, top, left + config.crop, top + config.crop)), np.float32) / 255
+    normal_HW3 = (colours_HW3 - np.array(MEAN, np.float32)) / np.array(DEVIATION, np.float32)
+    return np.ascontiguousarray(normal_HW3.transpose(2, 0, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Extractor:
+    """A network with its weights. `weights_sha256` is of their file, or of the numbers where they are random."""
+
+    config: ResNet
+    trunk: "nn.Module"
+    weights_sha256: str
+
+    def __call__(self, pixels_B3HW: NDArray[np.float32]) -> NDArray[Any]:
+        """Rows of `config.spec`; by one thread, as the number of threads changes the last bits."""
+        import torch
+
+        with _reproducible(), torch.inference_mode():
+            maps_BDHW = self.trunk(torch.from_numpy(pixels_B3HW).to(self.config.device))
+            rows = maps_BDHW.flatten(2).transpose(1, 2) if self.config.output == "grid" else maps_BDHW.mean((2, 3))
+            return np.ascontiguousarray(rows.to(getattr(torch, self.config.dtype)).cpu().numpy())
+
+    def provenance(self) -> dict[str, object]:
+        """What to tell of the features, in the words of the config."""
+        config = self.config
+        preprocessing = {"resize": config.resize, "crop": config.crop, "mean": MEAN, "deviation": DEVIATION}
+        return {
+            "network": config.network,
+            "weights": config.weights,
+            "weights_sha256": self.weights_sha256,
+            "output": config.output,
+            "dtype": config.dtype,
+            "device": config.device,
+            "batch_size": config.batch_size,
+            "preprocessing": preprocessing | {"interpolation": "bilinear", "colours": "RGB"},
+            "versions": {name: version(name) for name in ("pillow", "torch", "torchvision")} | {"xmodal": __version__},
+        }
+
+
+def load(config: ResNet, weights_file: Path | None = None) -> Extractor:
+    """The network of a config on its device; `weights_file` is the file of weights that are named by a checksum."""
+    import torch
+
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise Trouble("device cuda: this machine has no GPU that torch can use; --set device=cpu does without")
+    if config.weights.startswith("random:"):
+        network, digest = _random(config)
+    else:
+        file = _given(config, weights_file) if config.weights.startswith("sha256:") else _downloaded(config)
+        network, digest = _trained(config, file), sha256_of(file)
+    trunk = torch.nn.Sequential(*list(network.children())[:-2])  # without the mean and the classes that follow
+    return Extractor(config, trunk.eval().to(config.device), digest)
+
+
+def sha256_of(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise Trouble(f"weights {file} cannot be read: {error.strerror}") from error
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(ORIENTATION, 1))
+    except (*UNDECODABLE, TypeError):  # metadata may be broken where the picture is whole
+        return 1
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F":
+        raise UnreadableImage("pixels are real numbers of no known range")
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64) >> 8
+        image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return image.convert("RGB")
+
+
+def _reason(error: Exception) -> str:
+    """Without the address of the buffer, which changes from run to run."""
+    text = "no image format that is known" if isinstance(error, UnidentifiedImageError) else str(error)
+    return " ".join(re.sub(r" at 0x[0-9a-f]+", "", text).split()) or type(error).__name__
+
+
+def _random(config: ResNet) -> "tuple[nn.Module, str]":
+    """Each block adds half as much as it would by default, else deep networks overflow float16."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(config.weights.removeprefix("random:")))
+        network = _untrained(config)
+    for name, module in network.named_modules():
+        if re.fullmatch(r"layer\d\.\d+", name):
+            torch.nn.init.constant_((module.bn3 if hasattr(module, "bn3") else module.bn2).weight, 0.5)
+    digest = hashlib.sha256()
+    for name, values in sorted(network.state_dict().items()):
+        digest.update(name.encode() + values.numpy().tobytes())
+    return network, digest.hexdigest()
+
+
+def _trained(config: ResNet, file: Path) -> "nn.Module":
+    """What belongs to the classes of ImageNet is left out, and may be missing in the file."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        network = _untrained(config)
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        network.load_state_dict({name: v for name, v in state.items() if not name.startswith("fc.")})
+    except (UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError, OSError, ValueError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise Trouble(f"weights {file} are no state_dict of a {config.network}: {line}") from error
+    return network
+
+
+def _untrained(config: ResNet) -> "nn.Module":
+    import torch
+    import torchvision  # type: ignore[import-untyped]
+
+    network: nn.Module = torchvision.models.get_model(config.network, weights=None)
+    network.fc = torch.nn.Identity()
+    return network
+
+
+def _given(config: ResNet, file: Path | None) -> Path:
+    if file is None or config.weights != f"sha256:{sha256_of(file)}":
+        raise Trouble(f"weights {config.weights} are those of a file, which {file} is not: give that file")
+    return file
+
+
+def _downloaded(config: ResNet) -> Path:
+    """The file of named weights, in torch's own cache; the end of its name is the beginning of its checksum."""
+    import torch
+    import torchvision
+
+    url: str = torchvision.models.get_model_weights(config.network)[config.weights].url
+    name = url.rpartition("/")[2]
+    file = Path(torch.hub.get_dir()) / "checkpoints" / name
+    checksum = name.removesuffix(".pth").rpartition("-")[2]
+    try:
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(url, str(file), checksum, progress=False)
+    except (OSError, RuntimeError) as error:
+        raise Trouble(
+            f"weights {config.weights} of {config.network} cannot be fetched from {url} ({error}): "
+            "fetch them elsewhere and give the file, or do without training: --set weights=random:0"
+        ) from error
+    if not sha256_of(file).startswith(checksum):
+        raise Trouble(f"weights {file} are damaged: delete the file, it is fetched again")
+    return file
+
+
+@contextmanager
+def _reproducible() -> Iterator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        torch.set_num_threads(threads)
