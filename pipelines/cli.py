@@ -119,6 +119,7 @@ def _circumstances(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, default=0, help="at most so many workers; default: all there is room for"
     )
     parser.add_argument("--serial", action="store_true", help="one after the other in this process, without Ray")
+    parser.add_argument("--weights", type=Path, help="a state_dict for the network, in place of its named weights")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; changes identity")
 
 
@@ -235,7 +236,8 @@ def _site(chosen: argparse.Namespace) -> Any:
     if chosen.raw is not None and not chosen.raw.is_dir():
         raise Trouble(f"--raw {chosen.raw} is not a folder")
     settings = parse_settings(chosen.set, CONFIGS)
-    return Site(open_storage(chosen.root), _runner(chosen), Progress(), chosen.raw, settings)
+    storage = open_storage(chosen.root)
+    return Site(storage, _runner(chosen), Progress(), chosen.raw, chosen.weights, settings)
 
 
 def _runner(chosen: argparse.Namespace) -> Any:
@@ -253,8 +255,8 @@ def _runner(chosen: argparse.Namespace) -> Any:
 
 
 def _targets(texts: list[str]) -> list[tuple[Any, list[str]]]:
-    """`coco` is all its stages, `coco/records` one; a file of your own may stand for the name."""
-    from pipelines.corpus import STAGES
+    """`coco` is its data, `coco/resnet` one stage; a file of your own may stand for the name."""
+    from pipelines.corpus import STAGES, USUAL
     from xmodal import corpora
 
     targets = []
@@ -264,7 +266,7 @@ def _targets(texts: list[str]) -> list[tuple[Any, list[str]]]:
             name, _, stage = text.rpartition("/")
         if stage and stage not in STAGES:
             raise Trouble(f"no stage {stage!r}; there are: {', '.join(STAGES)}")
-        targets.append((corpora.load(name), [stage] if stage else list(STAGES)))
+        targets.append((corpora.load(name), [stage] if stage else list(USUAL)))
     return targets
 
 

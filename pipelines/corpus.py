@@ -1,9 +1,10 @@
 """From a corpus' name to its outputs: which stages it has, what each needs before it, and the settings one may give.
 
     sources   its annotation files, sealed            media     its pictures or clips, sealed
-    records   those parsed into tables
+    records   those parsed into tables                resnet    features of its pictures
 
-Parsing needs no media, and media that corpora share (one media set) are fetched and computed on once.
+Parsing needs no media, and media that corpora share (one media set) are fetched and computed on once. Features are
+built only when they are named: they may take days.
 """
 
 from collections import Counter
@@ -17,12 +18,14 @@ from pipelines.fetch import RawFolder, fetch
 from pipelines.ledger import FOLDERS, Ledger
 from pipelines.progress import Progress
 from pipelines.records import Files, RecordsConfig, records
+from pipelines.resnet import ResNetConfig, resnet
 from pipelines.seal import current, seal
 from pipelines.settings import apply
 from pipelines.stage import Stage
 from xmodal.corpora import Corpus, Part, Source
 from xmodal.locks import raw_of
 from xmodal.outputs import Output, directories
+from xmodal.records import Item, read_rows
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
 
@@ -35,6 +38,7 @@ class Site:
     run: Runner = serial
     progress: Progress = field(default_factory=lambda: Progress(quiet=True))
     raw: Path | None = None
+    weights: Path | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -60,12 +64,33 @@ def build_media(site: Site, corpus: Corpus) -> Output:
     return _fetched(site, corpus, "media", corpus.media_set, listed_media(corpus, build_sources(site, corpus)))
 
 
+def build_resnet(site: Site, corpus: Corpus) -> Output:
+    build_records(site, corpus)
+    build_media(site, corpus)
+    stage = resnet_stage(site, corpus)
+    assert stage is not None
+    return build(stage, site.storage, site.run, site.progress)
+
+
+def resnet_stage(site: Site, corpus: Corpus) -> Stage[ResNetConfig, Any] | None:
+    """None while the items are not parsed or the media are not sealed."""
+    tables = records_stage(site, corpus)
+    media = current(site.storage, *parts(site.storage, corpus)[1])
+    if tables is None or media is None or not Output(site.storage, tables.folder).complete:
+        return None
+    with Output(site.storage, tables.folder).open("items.parquet") as file:
+        items = tuple(sorted((item.id, item.media) for item in read_rows(file, Item)))
+    return resnet(media, items, apply(ResNetConfig(), "resnet", site.settings), site.weights)
+
+
 STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
     "sources": build_sources,
     "records": build_records,
     "media": build_media,
+    "resnet": build_resnet,
 }
-CONFIGS: dict[str, object] = {"records": RecordsConfig("", 0)}  # what --set may change, at its defaults
+USUAL = ("sources", "records", "media")  # what a corpus' name alone stands for
+CONFIGS: dict[str, object] = {"records": RecordsConfig("", 0), "resnet": ResNetConfig()}  # what --set may change
 
 
 def build_stages(site: Site, corpus: Corpus, stages: Iterable[str]) -> list[dict[str, Any]]:

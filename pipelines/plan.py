@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipelines.corpus import Site, parts, records_stage
+from pipelines.corpus import Site, parts, records_stage, resnet_stage
 from pipelines.engine import pending
 from pipelines.fetch import RawFolder
 from pipelines.ledger import FOLDERS, Ledger
@@ -17,17 +17,12 @@ def plan(site: Site, corpus: Corpus, stages: list[str]) -> list[dict[str, Any]]:
     of_files = {FOLDERS[part]: (part, name, sources) for part, name, sources in parts(site.storage, corpus)}
     rows = []
     for stage in stages:
-        if _waits(site, corpus, stage):
-            row: dict[str, Any] = {"waits_for": "sources"}
+        if stage == "media" and corpus.media and not records_stage(site, corpus):
+            row: dict[str, Any] = {"waits_for": "sources"}  # which media there are is said in the annotations
         else:
-            row = _files(site, *of_files[stage]) if stage in of_files else _units(site, corpus)
+            row = _files(site, *of_files[stage]) if stage in of_files else _units(site, corpus, stage)
         rows.append({"corpus": corpus.name, "stage": stage} | row)
     return rows
-
-
-def _waits(site: Site, corpus: Corpus, stage: str) -> bool:
-    """What is parsed decides the records, and which media there are where the annotations list them."""
-    return (stage == "records" or (stage == "media" and corpus.media is not None)) and not records_stage(site, corpus)
 
 
 def _files(site: Site, part: Part, name: str, sources: list[Source]) -> dict[str, Any]:
@@ -55,8 +50,9 @@ def _bytes_a_second(site: Site, part: Part, name: str) -> float:
     return speed or ASSUMED_BYTES_A_SECOND
 
 
-def _units(site: Site, corpus: Corpus) -> dict[str, Any]:
-    stage = records_stage(site, corpus)
-    assert stage is not None
+def _units(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
+    stage = records_stage(site, corpus) if name == "records" else resnet_stage(site, corpus)
+    if stage is None:
+        return {"waits_for": "sources" if name == "records" else "records and media"}
     total, left = pending(stage, site.storage)
     return {"units": total, "done": total - left}

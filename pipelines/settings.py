@@ -26,9 +26,13 @@ def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str,
         stage, _, field = full_name.partition(".")
         try:
             settings[full_name] = _convert(value, get_type_hints(type(configs[stage]))[field])
-            apply(configs[stage], stage, settings)
         except ValueError as error:
             raise Trouble(f"--set {full_name}={value}: {error}") from None
+    for stage, config in configs.items():  # all at once, for one setting may only make sense with another
+        try:
+            apply(config, stage, settings)
+        except ValueError as error:
+            raise Trouble(f"--set {' '.join(texts)}: {error}") from None
     return settings
 
 

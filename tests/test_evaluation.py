@@ -159,10 +159,12 @@ def test_weights_of_another_network_are_refused(root: str, copy: Path, tmp_path:
         load(str(copy))
 
 
-def test_weights_cut_at_any_length_are_refused(copy: Path) -> None:
+def test_weights_cut_or_changed_anywhere_are_refused(copy: Path) -> None:
     data = (copy / runs.BEST).read_bytes()
-    for length in np.linspace(1, len(data) - 1, 12).astype(int):
-        (copy / runs.BEST).write_bytes(data[:length])
+    tensors = range(len(data) // 4, len(data) // 2, len(data) // 40)
+    changed = [data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :] for place in tensors]
+    for damaged in [data[:length] for length in np.linspace(1, len(data) - 1, 12).astype(int)] + changed:
+        (copy / runs.BEST).write_bytes(damaged)
         with pytest.raises(Trouble, match=r"best\.pt is damaged"):
             load(str(copy))
 

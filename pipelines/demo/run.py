@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.corpus import STAGES, Site, build_stages
+from pipelines.corpus import USUAL, Site, build_stages
 from pipelines.demo import coco
 from pipelines.demo.server import Behaviour, serve
 from pipelines.demo.world import World
@@ -26,7 +26,7 @@ def demo(site: Site, publisher: Path, world: World) -> list[dict[str, Any]]:
     corpus = _published(site, publisher, world)
     half = (publisher / CUT).stat().st_size // 2
     with serve(publisher, {CUT: [Behaviour(cut_after=half)]}) as server:
-        return build_stages(site, coco.serve_at(corpus, server.url), STAGES)
+        return build_stages(site, coco.serve_at(corpus, server.url), USUAL)
 
 
 def _published(site: Site, publisher: Path, world: World) -> Corpus:
