@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from pipelines.engine import build
 from tests.toy_root import Facts, facts, item_id, make_root, recipe
+from tests.toy_root import one_thread as one_thread
 from xmodal import find, runs
 from xmodal.batches import Padded
 from xmodal.dataset import Examples
@@ -21,14 +21,6 @@ from xmodal.features import FeatureStore
 from xmodal.storage import open_storage
 from xmodal.training import fit
 from xmodal.trouble import Trouble
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

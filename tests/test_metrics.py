@@ -153,7 +153,7 @@ def test_chance_is_that_of_draws_without_replacement(gallery: int, data: st.Data
 @pytest.mark.parametrize("grid", GRIDS)
 def test_ranks_and_metrics_are_those_of_the_official_code(name: str, grid: tuple[int, int]) -> None:
     official = golden(name)
-    matrix = official["img"] @ official["txt"].T  # type: ignore[operator]
+    matrix = official["img"] @ official["txt"].T
     owners = np.arange(matrix.shape[1]) * matrix.shape[0] // matrix.shape[1]
     both = ranks(Similarities.of(matrix, grid), Pairs.of_texts(owners, matrix.shape[0]))
     scores = Scores.of(both)
@@ -163,14 +163,14 @@ def test_ranks_and_metrics_are_those_of_the_official_code(name: str, grid: tuple
         np.testing.assert_array_equal(found.ranks, official[f"{side}_ranks"])
         metrics = [*direction.recall.values(), direction.median_rank, direction.mean_rank]
         np.testing.assert_allclose(metrics, official[f"{side}_metrics"].astype(float), rtol=1e-6)
-    np.testing.assert_allclose(scores.rsum, float(official["rsum"]), rtol=1e-6)  # type: ignore[arg-type]
+    np.testing.assert_allclose(scores.rsum, float(official["rsum"]), rtol=1e-6)
 
 
 def test_the_normalised_median_is_a_share_of_the_gallery_that_was_searched() -> None:
     """With five captions an image the official code divides both by the captions; the spec does not."""
     official = golden("eval_recall_5cap_k1")
     captions, images = len(official["txt"]), len(official["img"])
-    matrix = official["img"] @ official["txt"].T  # type: ignore[operator]
+    matrix = official["img"] @ official["txt"].T
     scores = Scores.of(ranks(Similarities.of(matrix), Pairs.of_texts(np.arange(captions) // 5, images)))
     expected = official["nmr"].astype(float) * [1, captions / images]
     found = [scores.visual_to_text.normalised_median, scores.text_to_visual.normalised_median]

@@ -18,28 +18,17 @@ import torch
 from torch import Tensor
 
 from tests.golden import golden
-from tests.toy_root import item_id, make_root, recipe
+from tests.toy_root import make_root, recipe
+from tests.toy_root import one_thread as one_thread
 from xmodal import find, runs
 from xmodal.corpora import View
-from xmodal.dataset import Examples, captions, choose
 from xmodal.evaluation import Silence, read_tensors
-from xmodal.features import FeatureStore
-from xmodal.models import Cosine, Features, OnePerClass, Optimiser, Phase, Plateau, Recipe, Relative, Step, Tokens
-from xmodal.models.vsepp import VSEPP
-from xmodal.text import END, START, Vocabulary
+from xmodal.models import Cosine, Features, OnePerClass, Optimiser, Phase, Plateau, Relative, Step, Tokens
 from xmodal.training import Outcome, fit, rate, total
 from xmodal.trouble import Trouble
 
 ADAM = Optimiser("adam", 5e-3)
 ABSENT = (3, 8, 40)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -77,39 +66,6 @@ def assert_same(one: Any, other: Any) -> None:
         assert torch.equal(one, other)
     else:
         assert one == other
-
-
-def test_examples_are_what_the_records_say_and_the_store_has(root: str) -> None:
-    records, store = find(root, "records")[0], FeatureStore(find(root, "resnet")[0])
-    view = View("pictures", "toy/train", captions_per_item=2)
-    vocabulary = Vocabulary.build(captions(records, view), "whitespace", 1)
-    examples = Examples.of(records, view, store, vocabulary)
-    expected = [item_id(n) for n in range(59) if n % 10 < 8 and n not in ABSENT]
-    assert list(examples.ids) == expected
-    assert (examples.absent, examples.silent) == (2, 0)
-    assert [store.ids[row] for row in examples.rows] == expected
-    assert examples.caption_items.tolist() == [place for place in range(len(expected)) for _ in range(2)]
-    lines = (Path(root).parent / "raw/captions.tsv").read_text().splitlines()
-    texts = [line.split("\t")[1] for item in expected for line in lines if line.startswith(item)]
-    first_two = [text for number, text in enumerate(texts) if number % 5 < 2]
-    for caption, words in zip(first_two, examples.words, strict=True):
-        assert [vocabulary.words[word] for word in words[1:-1]] == caption.lower().split()
-        assert (words[0], words[-1]) == (START, END)
-    assert len(list(captions(records, view))) == 2 * (len(expected) + 2)
-
-
-@pytest.mark.parametrize(
-    ("view", "message"),
-    [
-        (View("pictures", "toy/dev"), "has no split 'toy/dev'; there are: toy/train, toy/val"),
-        (View("pictures", "toy/silent"), "has 1 items, but none has both features and captions: 1 have no human"),
-        (View("pictures", "toy/train", text="semantics"), "have no semantics captions"),
-    ],
-)
-def test_a_view_without_examples_is_refused(root: str, view: View, message: str) -> None:
-    records, store = find(root, "records")[0], FeatureStore(find(root, "resnet")[0])
-    with pytest.raises(Trouble, match=message):
-        Examples.of(records, view, store, Vocabulary.build([], "whitespace", 1))
 
 
 def test_it_learns_what_it_was_shown(tmp_path: Path) -> None:
@@ -186,7 +142,7 @@ def test_a_run_that_was_interrupted_anywhere_ends_as_if_it_had_not_been(
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(root: str, whole: Outcome, tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     code = (
-        "import sys, torch; torch.set_num_threads(2);"
+        "import sys, torch; torch.set_num_threads(1);"
         "from tests.test_training import Death, fit, kill, recipe;"
         "fit(recipe(3), sys.argv[1], sys.argv[2], progress=Death(15, kill))"
     )
@@ -239,11 +195,11 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(root: str, tm
     assert not (tmp_path / "run" / runs.BEST).exists()
 
 
-def test_a_test_split_cannot_reach_fit(root: str, tmp_path: Path) -> None:
+def test_a_test_split_cannot_reach_fit() -> None:
     assert not [name for name in inspect.signature(fit).parameters if "test" in name or "split" in name]
-    for changes in ({"view": View("pictures", "toy/test")}, {"validation": View("pictures", "toy/test")}):
+    for view in ("view", "validation"):
         with pytest.raises(ValueError, match="would train or choose on split 'toy/test'"):
-            recipe(**changes)
+            replace(recipe(), **{view: View("pictures", "toy/test")})  # type: ignore[arg-type]
 
 
 def test_where_there_are_several_outputs_one_must_be_named(tmp_path: Path) -> None:
@@ -254,10 +210,6 @@ def test_where_there_are_several_outputs_one_must_be_named(tmp_path: Path) -> No
         fit(recipe(1), root, str(tmp_path / "run"))
     chosen = find(root, "resnet")[1].identity
     assert runs.read(fit(recipe(1), root, str(tmp_path / "run"), features=chosen).run).features == chosen
-    with pytest.raises(Trouble, match="no resnet is nothing; there are"):
-        choose(root, "resnet", "nothing")
-    with pytest.raises(Trouble, match=r"there is no resnet of coco under .*: build it first"):
-        choose(root, "resnet", corpus="coco")
 
 
 @pytest.mark.parametrize(
@@ -290,8 +242,6 @@ def test_a_pattern_that_matches_nothing_is_refused(root: str, tmp_path: Path, ph
 
 
 def test_multipliers_and_every_optimiser_reach_the_parameters(root: str, tmp_path: Path) -> None:
-    before = VSEPP(recipe().model, runs.Inputs(64, 50, 1))  # type: ignore[arg-type]
-    assert {name.split(".")[0] for name, _ in before.named_parameters()} == {"image", "words", "sentence"}
     for rule, momentum in (("adam", 0.0), ("amsgrad", 0.0), ("sgd", 0.9), ("nesterov", 0.9)):
         optimiser = Optimiser(rule, 1e-3, momentum=momentum, multipliers=(("words.*", 0.5), ("image.*", 2.0)))  # type: ignore[arg-type]
         run = fit(recipe(phases=(Phase(1, optimiser, {"ranking": 1.0}),)), root, str(tmp_path / rule)).run
@@ -330,37 +280,7 @@ def test_relative_weights_are_constants() -> None:
     main, extra = torch.tensor(8.0, requires_grad=True), torch.tensor(2.0, requires_grad=True)
     loss = total({"main": main, "extra": extra}, {"main": 2.0, "extra": Relative(0.1, to="main")})
     loss.backward()  # type: ignore[no-untyped-call]
-    assert (loss.item(), main.grad, extra.grad) == (pytest.approx(16.8), 2.0, pytest.approx(0.4))
+    assert loss.item() == pytest.approx(16.8)
+    assert [float(leaf.grad or 0) for leaf in (main, extra)] == pytest.approx([2.0, 0.4])
     with pytest.raises(ValueError, match=r"the objective has the terms \['main'\], the phase weighs \['mail'\]"):
         total({"main": main}, {"mail": 1.0})
-
-
-def test_a_recipe_survives_its_file(whole: Outcome) -> None:
-    everything: Recipe = recipe(
-        phases=(
-            Phase(1, replace(ADAM, schedule=Plateau(0.5, 3)), {"a": 1.0, "b": Relative(0.5, "a")}, ("words.*",)),
-            Phase(2, replace(ADAM, rule="adamp", multipliers=(("x", 0.5),)), {"a": 2.0}, sampler=OnePerClass()),
-        )
-    )
-    facts = json.loads(json.dumps(replace(runs.read(whole.run), recipe=everything).facts()))
-    assert runs.recipe_of(facts["recipe"], facts["model"]) == everything
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        (runs.RECIPE, lambda data: data.replace(b'"seed":0', b'"seed":1'), "are not what the run was started with"),
-        (runs.RECIPE, lambda data: data.replace(b'"layout":1', b'"layout":2'), "another version of xmodal"),
-        (runs.RECIPE, lambda data: data.replace(b'"batch_size"', b'"batches"'), "does not fit this version"),
-        (runs.RECIPE, lambda data: data.replace(b'"Recipe"', b'"import_module"'), "does not fit this version"),
-        (runs.VOCABULARY, lambda data: data[:-5], "is not the vocabulary that was written"),
-    ],
-)
-def test_a_damaged_run_is_refused(
-    whole: Outcome, tmp_path: Path, name: str, change: Callable[[bytes], bytes], message: str
-) -> None:
-    for file in (runs.RECIPE, runs.VOCABULARY):
-        data = (Path(whole.run) / file).read_bytes()
-        (tmp_path / file).write_bytes(change(data) if file == name else data)
-    with pytest.raises(Trouble, match=message):
-        runs.read(str(tmp_path))

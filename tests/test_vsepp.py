@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.golden import golden
+from tests.toy_root import one_thread as one_thread
 from xmodal.batches import Batch, Padded, Stream
 from xmodal.models import Inputs, Trainable, load
 from xmodal.models.vsepp import VSE0_COCO, VSEPP, VSEPP_COCO, VSEPPConfig, order_similarity, ranking_loss

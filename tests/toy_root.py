@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pytest
+import torch
 from numpy.typing import NDArray
 
 from pipelines.corpus import Site, build_records
@@ -25,6 +27,15 @@ from xmodal.storage import open_storage
 PICTURES = Path(__file__).parent / "fixtures/pictures.py"
 WORLD = World(captions_per_item=5, ambiguity=0.0, partiality=0.4, synonymy=0.0, noise=0.0)
 FACTS = [*((kind, colour) for kind in KINDS for colour in COLOURS), *BACKGROUNDS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """For test modules that import it: on a busy machine two threads that wait for each other take forever."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

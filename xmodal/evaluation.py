@@ -22,7 +22,7 @@ from xmodal.batches import Padded
 from xmodal.dataset import Examples, choose
 from xmodal.features import FeatureStore
 from xmodal.identity import fingerprint
-from xmodal.metrics import RECALLS, Direction, Numbers, Pairs, Scores, Similarities, cuts, fold_windows, ranks
+from xmodal.metrics import RECALLS, WHOLE, Direction, Numbers, Pairs, Scores, Similarities, cuts, fold_windows, ranks
 from xmodal.models import Scorer
 from xmodal.storage import LocalStorage
 from xmodal.trouble import Trouble
@@ -175,11 +175,11 @@ def measure(
 ) -> dict[str, Scores]:
     """Over all items, and over folds of 1,000 where there are enough; `blocks` changes memory and speed alone."""
     examples = reader.examples
-    items, captions = len(examples.ids), len(examples.words)
-    everything, folds = (slice(items), slice(captions)), fold_windows(examples.caption_items, items)
+    relevance = Pairs.of_texts(examples.caption_items, len(examples.ids))
+    folds = fold_windows(examples.caption_items, len(examples.ids))
     with torch.inference_mode():
         similarities = _similarities(scorer, reader, progress, blocks)
-        whole, *parts = ranks(similarities, Pairs.of_texts(examples.caption_items, items), [everything, *folds])
+        whole, *parts = ranks(similarities, relevance, [WHOLE, *folds])
     return {"all": Scores.of([whole])} | ({"1K": Scores.of(parts)} if parts else {})
 
 

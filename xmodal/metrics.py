@@ -17,7 +17,8 @@ Integers: TypeAlias = NDArray[np.integer[Any]]
 Numbers: TypeAlias = NDArray[np.floating[Any]] | Integers
 Table: TypeAlias = NDArray[np.bool_]
 Window: TypeAlias = tuple[slice, slice]  # visual rows, text rows
-
+Ties: TypeAlias = Literal["against", "for"]
+WHOLE: Window = (slice(None), slice(None))
 RECALLS = (1, 5, 10)  # rsum is the sum of these, of both directions
 
 
@@ -145,7 +146,7 @@ class Similarities:
     def of(cls, matrix: Numbers, grid: tuple[int, int] = (512, 4096)) -> "Similarities":
         if matrix.ndim != 2:
             raise ValueError(f"similarities are (visual rows, text rows), not {matrix.shape}")
-        return cls((matrix.shape[0], matrix.shape[1]), grid, lambda visual, text: matrix[visual, text])
+        return cls(matrix.shape, grid, lambda visual, text: matrix[visual, text])
 
     def cells(self) -> Iterator[Window]:
         for visual in cuts(self.shape[0], self.grid[0]):
@@ -175,18 +176,15 @@ Both: TypeAlias = tuple[Ranks, Ranks]  # visual to text, text to visual
 
 
 def ranks(
-    similarities: Similarities,
-    relevance: Relevance,
-    windows: Sequence[Window] | None = None,
-    ties: Literal["against", "for"] = "against",
+    similarities: Similarities, relevance: Relevance, windows: Sequence[Window] = (WHOLE,), ties: Ties = "against"
 ) -> list[Both]:
-    """The ranks within each window, or within the whole; all of them from one sweep over the tiles.
+    """The ranks within each window, all of them from one sweep over the tiles.
 
     Tiles with right answers are made twice: the best one must be known before what is ahead of it can be counted.
     """
     if relevance.shape != similarities.shape:
         raise ValueError(f"relevance of {relevance.shape} cannot judge similarities of {similarities.shape}")
-    counts = [_Counts(_window(window, relevance.shape), ties) for window in windows or [(slice(None), slice(None))]]
+    counts = [_Counts(_window(window, relevance.shape), ties) for window in windows]
     for visual, text in similarities.cells():
         met, right = _met(counts, visual, text), relevance.tile(visual, text)
         if met and right.any():
@@ -206,7 +204,7 @@ def ranks(
 class _Counts:
     """What is known of one window so far, on the visual side and on the text side."""
 
-    def __init__(self, window: Window, ties: Literal["against", "for"]) -> None:
+    def __init__(self, window: Window, ties: Ties) -> None:
         self._window, self._ahead = window, np.greater_equal if ties == "against" else np.greater
         lengths = [rows.stop - rows.start for rows in window]
         self._best = [np.full(length, -np.inf) for length in lengths]
