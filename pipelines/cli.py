@@ -16,6 +16,9 @@ EPILOG = """examples:
   xmodal plan coco --root data                          what it would take
   xmodal build coco/records --root data                 download, check and parse the captions
   xmodal build coco --root s3://bucket/xmodal --raw ~/Downloads
+  xmodal build coco/resnet --root data --set resnet.network=resnet50 --set resnet.weights=IMAGENET1K_V2
+  xmodal train vsepp --root data --run runs/vsepp; xmodal evaluate runs/vsepp --root data
+  xmodal publish coco --root data --out coco-captions
   xmodal status --root data; xmodal retry coco --root data
   xmodal build mine.py --root data --serial             a corpus of your own, without Ray
 
@@ -103,11 +106,30 @@ def _parser() -> argparse.ArgumentParser:
     command("status", "progress, and failures by class")
     verify = command("verify", "read every byte and compare it with the records")
     verify.add_argument("--forget", action="store_true", help="have damaged parts made again by the next build")
+    _training(command("train", "train a recipe from cached features; goes on where it stopped"))
+    _evaluating(command("evaluate", "every metric of a run on a split of its corpus"))
+    publish = command("publish", "a Hugging Face dataset in a local folder", targets="CORPUS")
+    publish.add_argument("--out", type=Path, required=True, help="the folder; one of an earlier publish is replaced")
     demo = command("demo", "everything, on a small generated world with COCO's files", root=False)
-    demo.add_argument("--items", type=int, default=600, help="scenes in the world (default: 600)")
+    demo.add_argument("--items", type=int, default=1000, help="scenes in the world (default: 1000)")
     _circumstances(demo)
     command("doctor", "what is missing on this machine and how to get it", root=False)
     return parser
+
+
+def _training(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="such as vsepp; a wrong name lists them all")
+    parser.add_argument("--run", type=Path, help="the folder of the run (default: runs/RECIPE)")
+    parser.add_argument("--records", help="identity of the records, where the root has several")
+    parser.add_argument("--features", help="identity of the features, where the root has several")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="epochs=3, model.width=512")
+
+
+def _evaluating(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument("--split", help="such as karpathy/val (default: the test split)")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
 
 
 def _circumstances(parser: argparse.ArgumentParser) -> None:
@@ -195,14 +217,39 @@ def _verify(chosen: argparse.Namespace) -> tuple[Any, int]:
     return {"root": chosen.root, "files": files, "damage": found, "forgotten": chosen.forget}, 1 if damage else 0
 
 
+def _train(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.experiments import recipe_with, train
+    from pipelines.progress import Progress
+
+    recipe = recipe_with(chosen.recipe, chosen.set)
+    run, outputs = chosen.run or Path("runs") / recipe.name, {"records": chosen.records, "features": chosen.features}
+    return train(recipe, chosen.root, run, chosen.device, Progress(), **outputs), 0
+
+
+def _evaluate(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.experiments import evaluate
+    from pipelines.progress import Progress
+
+    report = evaluate(chosen.run, chosen.root, chosen.split, chosen.device, Progress())
+    return (json.loads(report.to_json()) if chosen.json else report.to_text()), 0
+
+
+def _publish(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.publish import feature_stores, publish
+
+    if len(chosen.targets) != 1:
+        raise Trouble("publish takes one corpus, because --out is one folder")
+    storage, ((corpus, _),) = _existing(chosen.root), _targets(chosen.targets)
+    return publish(corpus, storage, chosen.out, feature_stores(corpus, storage)), 0
+
+
 def _demo(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.demo.run import demo
     from pipelines.demo.world import World
 
-    root = Path(chosen.root or "demo")
-    chosen.root = str(root / "root")
-    site = _site(chosen)
-    return {"root": site.storage.url, "outputs": demo(site, root / "publisher", World(chosen.items))}, 0
+    folder = Path(chosen.root or "demo")
+    chosen.root = str(folder / "root")
+    return demo(_site(chosen), folder, World(chosen.items)), 0
 
 
 def _doctor(chosen: argparse.Namespace) -> tuple[Any, int]:
@@ -222,6 +269,9 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
     "seal": _seal,
     "status": _status,
     "verify": _verify,
+    "train": _train,
+    "evaluate": _evaluate,
+    "publish": _publish,
     "demo": _demo,
     "doctor": _doctor,
 }

@@ -53,18 +53,50 @@ def build(result: Result) -> list[str]:
     return lines
 
 
+def train(result: Result) -> list[str]:
+    return [
+        f"{result['recipe']}: rsum {result['rsum']:.1f} on validation after epoch {result['epoch'] + 1}, "
+        f"{result['steps']:,} steps; in {result['run']}",
+        f"now `xmodal evaluate {result['run']} --root {result['root']}`",
+    ]
+
+
+def evaluate(table: str) -> list[str]:
+    return [table]
+
+
+def publish(result: Result) -> list[str]:
+    splits = [f"{name} {split} ({rows:,})" for name, of in result["rows"].items() for split, rows in of.items()]
+    withheld = [f"{part} ({most} at most)" for part, most in result["withheld"].items()]
+    return [
+        f"{result['path']}: {result['files']:,} files, {gigabytes(result['bytes'])}: {', '.join(splits)}",
+        *([f"withheld, as its release says: {', '.join(withheld)}"] if withheld else []),
+        f"look at it with datasets.load_dataset({result['path']!r}, {next(iter(result['rows']))!r})",
+    ]
+
+
 def demo(result: Result) -> list[str]:
-    root, xmodal = os.path.relpath(result["root"]), _as_typed("xmodal")
+    root, run, xmodal = os.path.relpath(result["root"]), os.path.relpath(result["training"]["run"]), _as_typed("xmodal")
     unchanged = not any(row["built"] for row in result["outputs"])
     return [
-        "everything is up to date" if unchanged else "a corpus was fetched, checked, sealed and parsed",
+        "everything is up to date" if unchanged else "a corpus was fetched, checked, sealed, parsed and learned from",
         *build(result),
+        *_recall(result["evaluation"]),
         "what to try next:",
         f"  {xmodal} status --root {root}",
-        f"  {xmodal} verify --root {root}",
-        f"  {_as_typed('python')} -c \"import xmodal; print(xmodal.find('{root}', 'records')[0].files)\"",
+        f"  {xmodal} evaluate {run} --root {root}",
+        f"  {xmodal} publish coco --root {root} --out {os.path.dirname(root)}/dataset",
         f"  {xmodal} plan coco --root data        the real corpus",
     ]
+
+
+def _recall(evaluation: Result) -> list[str]:
+    scores = evaluation["scores"]["all"]
+    lines = [f"recall on {evaluation['items']} scenes that were not trained on, features of a random network:"]
+    for side, name in (("text_to_visual", "caption to picture"), ("visual_to_text", "picture to captions")):
+        pairs = [f"R@{k} {scores[side]['recall'][k]:.1f} ({scores[side]['chance'][k]:.1f})" for k in ("1", "5", "10")]
+        lines.append(f"  {name:20} {'   '.join(pairs)}   (by chance)")
+    return lines
 
 
 def _as_typed(program: str) -> str:

@@ -1,0 +1,52 @@
+"""What `xmodal train` and `xmodal evaluate` do: recipes by name, with settings, on the outputs of a root."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.progress import Progress
+from pipelines.settings import apply, parse_settings
+from xmodal import models
+from xmodal.models import Recipe
+from xmodal.trouble import Trouble
+
+
+def recipes() -> dict[str, Recipe]:
+    """Every recipe of every model, by its name."""
+    return {recipe.name: recipe for model in models.names() for recipe in models.load(model).RECIPES}
+
+
+def recipe_with(name: str, settings: list[str]) -> Recipe:
+    """The recipe with settings: `epochs=3`, `batch_size=64`, `model.width=512`, `seed=1`."""
+    known = recipes()
+    if name not in known:
+        raise Trouble(f"no recipe {name!r}; there are: {', '.join(known)}")
+    recipe = known[name]
+    parsed = parse_settings(settings, configs_of(recipe))
+    phases = tuple(apply(phase, f"phase{n}", parsed) for n, phase in enumerate(recipe.phases, 1))
+    return replace(apply(recipe, "recipe", parsed), model=apply(recipe.model, "model", parsed), phases=phases)
+
+
+def configs_of(recipe: Recipe) -> Mapping[str, object]:
+    """What a setting may name: the recipe, its model, and its phases, counted from 1."""
+    phases: dict[str, object] = {f"phase{number}": phase for number, phase in enumerate(recipe.phases, 1)}
+    return {"recipe": recipe, "model": recipe.model} | phases
+
+
+def train(
+    recipe: Recipe, root: str, run: Path, device: str, progress: Progress, **outputs: str | None
+) -> dict[str, Any]:
+    from xmodal.training import fit
+
+    outcome = fit(recipe, root, str(run), device=device, progress=progress, **outputs)
+    return {"recipe": recipe.name, "root": root} | asdict(outcome)
+
+
+def evaluate(run: Path, root: str, split: str | None, device: str, progress: Progress) -> Any:
+    """A run on a split of its corpus; without one, on the test split beside that of its training."""
+    from xmodal import runs
+    from xmodal.evaluation import evaluate
+
+    chosen = split or runs.read(str(run)).recipe.view.split.rpartition("/")[0] + "/test"
+    return evaluate(str(run), root, chosen.lstrip("/"), device=device, progress=progress)
