@@ -223,7 +223,7 @@ def _train(chosen: argparse.Namespace) -> tuple[Any, int]:
 
     recipe = recipe_with(chosen.recipe, chosen.set)
     run, outputs = chosen.run or Path("runs") / recipe.name, {"records": chosen.records, "features": chosen.features}
-    return train(recipe, chosen.root, run, chosen.device, Progress(), **outputs), 0
+    return train(recipe, chosen.root, run, device=chosen.device, progress=Progress(), **outputs), 0
 
 
 def _evaluate(chosen: argparse.Namespace) -> tuple[Any, int]:

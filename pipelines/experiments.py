@@ -34,13 +34,11 @@ def configs_of(recipe: Recipe) -> Mapping[str, object]:
     return {"recipe": recipe, "model": recipe.model} | phases
 
 
-def train(
-    recipe: Recipe, root: str, run: Path, device: str, progress: Progress, **outputs: str | None
-) -> dict[str, Any]:
+def train(recipe: Recipe, root: str, run: Path, **circumstances: Any) -> dict[str, Any]:
+    """`circumstances` are the keywords of `xmodal.training.fit`."""
     from xmodal.training import fit
 
-    outcome = fit(recipe, root, str(run), device=device, progress=progress, **outputs)
-    return {"recipe": recipe.name, "root": root} | asdict(outcome)
+    return {"recipe": recipe.name, "root": root} | asdict(fit(recipe, root, str(run), **circumstances))
 
 
 def evaluate(run: Path, root: str, split: str | None, device: str, progress: Progress) -> Any:

@@ -1,5 +1,6 @@
 """The generated world: the same everywhere and at every size, true to what it says it shows, and hard as asked."""
 
+import io
 import re
 import subprocess
 import sys
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from PIL import Image
 
+from pipelines.demo.pictures import gif
 from pipelines.demo.world import (
     BACKGROUNDS,
     COLOURS,
@@ -248,3 +251,16 @@ def _colour_histogram(picture: NDArray[np.uint8]) -> NDArray[np.float64]:
 
 def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def test_a_moving_scene_is_a_gif_that_moves_and_is_the_same_every_time() -> None:
+    moving = scene(World(motion=1.0, image_size=64), 3)
+    data = gif(moving)
+    assert data == gif(moving)
+    with Image.open(io.BytesIO(data)) as image:
+        assert (image.format, getattr(image, "n_frames", 1)) == ("GIF", moving.frames)
+        assert moving.frames > 1
+        first = np.asarray(image.convert("RGB"), int)
+        assert abs(first - draw(moving)).mean() < 12
+        image.seek(moving.frames - 1)
+        assert abs(np.asarray(image.convert("RGB"), int) - first).mean() > 1

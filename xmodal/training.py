@@ -76,10 +76,16 @@ def fit(
     records: str | None = None,
     features: str | None = None,
     device: str = "cpu",
+    threads: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Trains in the folder `run`, or goes on there. Where a root has several outputs, identities say which are read."""
+    """Trains in the folder `run`, or goes on there. Where a root has several outputs, identities say which are read.
+
+    `threads` is torch's own choice unless given: small steps take longer on several than on one.
+    """
     _refuse_unbuilt(recipe)
+    if threads is not None:
+        torch.set_num_threads(threads)
     progress = progress or Silence()
     tables = choose(root, "records", records, corpus=recipe.view.corpus)
     store = FeatureStore(choose(root, recipe.visual.stage, features))

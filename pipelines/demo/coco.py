@@ -7,7 +7,6 @@ whose ids do not follow their order. The files are written as they are made; of 
 """
 
 import hashlib
-import io
 import json
 import re
 import zipfile
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from pipelines.demo.world import KINDS, Scene, World, box, describe, draw, scenes
+from pipelines.demo.pictures import jpeg
+from pipelines.demo.world import KINDS, Scene, World, box, describe, scenes
 from xmodal.corpora import Corpus, Source
 from xmodal.corpora.coco import CAPTIONS, CAPTIONS_MEMBER, CORPUS, FOLDERS, INSTANCES, INSTANCES_MEMBER, SPLITS
 
@@ -121,9 +120,8 @@ def _stray(text: str, scene: Scene, position: int) -> str:
 
 def _write_pictures(archive: zipfile.ZipFile, pictures: Iterable[Picture]) -> None:
     for picture in pictures:
-        image, data = Image.fromarray(draw(picture.scene)), io.BytesIO()
-        (image.convert("L") if picture.grayscale else image).save(data, "JPEG", quality=90)
-        archive.writestr(_member(f"{picture.folder}/{picture.filename}", zipfile.ZIP_STORED), data.getvalue())
+        data = jpeg(picture.scene, picture.grayscale)
+        archive.writestr(_member(f"{picture.folder}/{picture.filename}", zipfile.ZIP_STORED), data)
 
 
 def _captions(world: World, folder: str) -> dict[str, Any]:

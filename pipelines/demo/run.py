@@ -40,8 +40,9 @@ def demo(site: Site, folder: Path, world: World) -> dict[str, Any]:
     with serve(publisher, {CUT: [Behaviour(cut_after=half)]}) as server:
         site = replace(site, settings=RESNET | dict(site.settings))
         rows = build_stages(site, coco.serve_at(corpus, server.url), [*USUAL, "resnet"])
-    chosen = {row["stage"]: row["identity"] for row in rows}
-    outcome = _train(site, run, chosen)
+    identity = {row["stage"]: row["identity"] for row in rows}
+    chosen = {"records": identity["records"], "features": identity["resnet"]}
+    outcome = experiments.train(recipe(), root, run, threads=1, progress=site.progress, **chosen)
     report = experiments.evaluate(run, root, "karpathy/test", "cpu", site.progress)
     return {"root": root, "outputs": rows, "training": outcome, "evaluation": json.loads(report.to_json())}
 
@@ -59,19 +60,6 @@ def recipe() -> Recipe:
         phases=(once,),
         batch_size=64,
     )
-
-
-def _train(site: Site, run: Path, chosen: dict[str, str]) -> dict[str, Any]:
-    """On one thread: steps this small take longer on two."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        outputs = {"records": chosen["records"], "features": chosen["resnet"]}
-        return experiments.train(recipe(), site.storage.url, run, "cpu", site.progress, **outputs)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _published(site: Site, publisher: Path, world: World) -> Corpus:
