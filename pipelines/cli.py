@@ -235,18 +235,21 @@ def _evaluate(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _publish(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.progress import Progress
     from pipelines.publish import feature_stores, publish
 
     if len(chosen.targets) != 1:
         raise Trouble("publish takes one corpus, because --out is one folder")
     storage, ((corpus, _),) = _existing(chosen.root), _targets(chosen.targets)
-    return publish(corpus, storage, chosen.out, feature_stores(corpus, storage)), 0
+    return publish(corpus, storage, chosen.out, feature_stores(corpus, storage), Progress()), 0
 
 
 def _demo(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.demo.run import demo
     from pipelines.demo.world import World
 
+    if "://" in (chosen.root or ""):
+        raise Trouble("the demo takes a folder of this machine as its root")
     folder = Path(chosen.root or "demo")
     chosen.root = str(folder / "root")
     return demo(_site(chosen), folder, World(chosen.items)), 0

@@ -55,7 +55,7 @@ def build_records(site: Site, corpus: Corpus) -> Output:
 
 def records_stage(site: Site, corpus: Corpus) -> Stage[RecordsConfig, Files] | None:
     """None while the annotations are not sealed: what is parsed decides the identity."""
-    config = apply(RecordsConfig(corpus.name, corpus.version), "records", site.settings)
+    config = apply(RecordsConfig(corpus.name, corpus.version, corpus.media_set), "records", site.settings)
     sealed = current(site.storage, "annotations", corpus.name, required_sources(corpus, "annotations"))
     return records(corpus, sealed, config) if sealed else None
 
@@ -79,7 +79,9 @@ def resnet_stage(site: Site, corpus: Corpus) -> Stage[ResNetConfig, Any] | None:
     if tables is None or media is None or not Output(site.storage, tables.folder).complete:
         return None
     with Output(site.storage, tables.folder).open("items.parquet") as file:
-        items = tuple(sorted((item.id, item.media) for item in read_rows(file, Item)))
+        items = tuple(sorted((item.id, item.media) for item in read_rows(file, Item) if item.kind == "image"))
+    if not items:
+        raise Trouble(f"{corpus.name} has no pictures: resnet is for pictures, not clips")
     return resnet(media, items, apply(ResNetConfig(), "resnet", site.settings), site.weights)
 
 
@@ -90,7 +92,7 @@ STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
     "resnet": build_resnet,
 }
 USUAL = ("sources", "records", "media")  # what a corpus' name alone stands for
-CONFIGS: dict[str, object] = {"records": RecordsConfig("", 0), "resnet": ResNetConfig()}  # what --set may change
+CONFIGS: dict[str, object] = {"records": RecordsConfig("", 0, ""), "resnet": ResNetConfig()}  # what --set may change
 
 
 def build_stages(site: Site, corpus: Corpus, stages: Iterable[str]) -> list[dict[str, Any]]:
@@ -100,7 +102,7 @@ def build_stages(site: Site, corpus: Corpus, stages: Iterable[str]) -> list[dict
     for stage in stages:
         output = STAGES[stage](site, corpus)
         about = {"corpus": corpus.name, "stage": stage, "identity": output.identity, "path": output.where}
-        totals = {"bytes": output.totals["bytes"], "counts": output.totals["counts"]}
+        totals = {name: output.totals[name] for name in ("bytes", "counts", "failures")}
         rows.append(about | {"built": output.folder not in before} | totals)
     return rows
 

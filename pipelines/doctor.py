@@ -30,14 +30,17 @@ class Check:
     needed: bool = False
 
 
-PACKAGES = (
-    ("pyarrow", "records", "pip install pyarrow", True),
-    ("fsspec", "roots that are URLs", "pip install fsspec", True),
-    ("numpy", "everything", "pip install numpy", True),
-    ("ray", "building on more than one core or machine (else --serial)", "pip install 'xmodal[cluster]'", False),
-    ("s3fs", "roots on s3://", "pip install 'xmodal[s3]'", False),
-    ("torch", "training and visual features", "pip install 'xmodal[train]'", False),
-    ("torchvision", "visual features", "pip install 'xmodal[train]'", False),
+PACKAGES = (  # distribution, module, what for, remedy, whether nothing works without
+    ("pyarrow", "pyarrow", "records", "pip install pyarrow", True),
+    ("fsspec", "fsspec", "roots that are URLs", "pip install fsspec", True),
+    ("numpy", "numpy", "everything", "pip install numpy", True),
+    ("google-crc32c", "google_crc32c", "feature stores", "pip install google-crc32c", True),
+    ("pillow", "PIL", "pictures", "pip install pillow", True),
+    ("nltk", "nltk", "words of captions", "pip install nltk", False),
+    ("ray", "ray", "building on more than one core or machine (else --serial)", "pip install 'xmodal[cluster]'", False),
+    ("s3fs", "s3fs", "roots on s3://", "pip install 'xmodal[s3]'", False),
+    ("torch", "torch", "training and visual features", "pip install 'xmodal[train]'", False),
+    ("torchvision", "torchvision", "visual features", "pip install 'xmodal[train]'", False),
 )
 
 
@@ -52,8 +55,8 @@ def _python() -> Check:
     return Check("python", "ok" if fits else "broken", platform.python_version(), "everything", remedy, needed=True)
 
 
-def _package(name: str, purpose: str, remedy: str, needed: bool) -> Check:
-    if importlib.util.find_spec(name) is None:
+def _package(name: str, module: str, purpose: str, remedy: str, needed: bool) -> Check:
+    if importlib.util.find_spec(module) is None:
         return Check(name, "missing", "not installed", purpose, remedy, needed)
     return Check(name, "ok", importlib.metadata.version(name), purpose, needed=needed)
 
@@ -87,7 +90,8 @@ def _root(url: str) -> list[Check]:
     from xmodal.storage import open_storage
 
     storage = open_storage(url)
-    new = [path for path in (Path(url), *Path(url).parents) if not path.exists()]
+    places = (Path(url) / "_runs/temporary", Path(url) / "_runs", Path(url), *Path(url).parents)
+    new = [path for path in places if not path.exists()]
     checks = [_put_if_absent(storage, url)]
     free = storage.free_bytes()
     if free is not None:

@@ -18,20 +18,25 @@ def recipes() -> dict[str, Recipe]:
 
 
 def recipe_with(name: str, settings: list[str]) -> Recipe:
-    """The recipe with settings: `epochs=3`, `batch_size=64`, `model.width=512`, `seed=1`."""
+    """The recipe with settings: `epochs=3`, `batch_size=64`, `model.width=512`, `view.captions_per_item=none`."""
     known = recipes()
     if name not in known:
         raise Trouble(f"no recipe {name!r}; there are: {', '.join(known)}")
     recipe = known[name]
     parsed = parse_settings(settings, configs_of(recipe))
     phases = tuple(apply(phase, f"phase{n}", parsed) for n, phase in enumerate(recipe.phases, 1))
-    return replace(apply(recipe, "recipe", parsed), model=apply(recipe.model, "model", parsed), phases=phases)
+    parts = {name: apply(getattr(recipe, name), name, parsed) for name in ("model", "view", "validation")}
+    try:
+        return replace(apply(recipe, "recipe", parsed), phases=phases, **parts)
+    except ValueError as error:
+        raise Trouble(f"--set {' '.join(settings)}: {error}") from None
 
 
 def configs_of(recipe: Recipe) -> Mapping[str, object]:
-    """What a setting may name: the recipe, its model, and its phases, counted from 1."""
+    """What a setting may name: the recipe, its model, its two views, and its phases, counted from 1."""
     phases: dict[str, object] = {f"phase{number}": phase for number, phase in enumerate(recipe.phases, 1)}
-    return {"recipe": recipe, "model": recipe.model} | phases
+    parts = {"model": recipe.model, "view": recipe.view, "validation": recipe.validation}
+    return {"recipe": recipe} | parts | phases
 
 
 def train(recipe: Recipe, root: str, run: Path, **circumstances: Any) -> dict[str, Any]:

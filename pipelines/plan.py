@@ -51,8 +51,20 @@ def _bytes_a_second(site: Site, part: Part, name: str) -> float:
 
 
 def _units(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
-    stage = records_stage(site, corpus) if name == "records" else resnet_stage(site, corpus)
+    if name == "resnet":
+        return _features(site, corpus)
+    stage = records_stage(site, corpus)
     if stage is None:
-        return {"waits_for": "sources" if name == "records" else "records and media"}
+        return {"waits_for": "sources"}
     total, left = pending(stage, site.storage)
     return {"units": total, "done": total - left}
+
+
+def _features(site: Site, corpus: Corpus) -> dict[str, Any]:
+    """`writes` is at most what is still to be written: shards are counted as full."""
+    stage = resnet_stage(site, corpus)
+    if stage is None:
+        return {"waits_for": "records and media"}
+    total, left = pending(stage, site.storage)
+    spec = stage.config.spec
+    return {"units": total, "done": total - left, "writes": left * spec.shard_rows * spec.row_bytes}

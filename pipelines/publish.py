@@ -18,16 +18,18 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any, BinaryIO, get_args
 
 from pipelines.ledger import FOLDERS, Ledger
+from pipelines.progress import Progress
 from pipelines.records import FIRST, VERSION
-from pipelines.tables import CURE, ROWS, Config, describe, write_captions, write_index
+from pipelines.tables import CURE, ROWS, Config, describe, read_ids, write_captions, write_index
 from xmodal import corpora
 from xmodal.corpora import Corpus, Part, ReleaseClass
 from xmodal.identity import canonical_json
@@ -39,6 +41,7 @@ from xmodal.trouble import Trouble
 CARDS = Path(__file__).parents[1] / "datasets_cards"  # in a checkout and in an installed wheel
 MANIFEST = "publication.json"
 STORE = ("stage.json", "units.tsv", "complete.json")  # by which a feature store is opened and checked
+ITEMS = "items.parquet"
 LAYOUT = 1
 PIECE = 1 << 20
 NEEDED: Mapping[str, tuple[Part, ReleaseClass]] = {  # every other column is the annotations themselves
@@ -59,14 +62,26 @@ class Made:
     features: list[Output]
 
 
-def publish(corpus: Corpus, root_storage: Storage, out: Path, features: list[Output]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Copy:
+    """A file that is published as it is."""
+
+    key: str
+    open: Callable[[], BinaryIO]
+    size: int
+    sha256: str
+
+
+def publish(
+    corpus: Corpus, root_storage: Storage, out: Path, features: list[Output], progress: Progress | None = None
+) -> dict[str, Any]:
     """Fills `out`, or replaces what was published there; says the rows of each config, and what was withheld."""
     out = out.resolve()
     _refuse_what_is_not_ours(out)
     made = _made(corpus, root_storage, features)
     with _put_in_place(out) as target:
+        _copy_all(list(_copies(made, root_storage)), target, out, progress or Progress(quiet=True))
         configs = [*_write_captions(made, target), *_write_features(made, target)]
-        _write_sealed(made, root_storage, target)
         described = [describe(config, target) for config in configs]
         target.write("README.md", _card(made, configs, described).encode())
         files = _sizes(Path(target.url))
@@ -77,10 +92,17 @@ def publish(corpus: Corpus, root_storage: Storage, out: Path, features: list[Out
 
 
 def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
-    """Every finished store of features that were computed from the corpus' media as they are sealed now."""
+    """Every finished store of features that were computed from the corpus' media as they are sealed now.
+
+    Corpora share media: a store that has a row for anything else than this corpus' items is another's.
+    """
     media = _sealed(storage, "media", corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
-    return [output for output in made if ROWS in output.files]
+    stores = [output for output in made if ROWS in output.files]
+    if not stores:
+        return []
+    items = read_ids(_records(corpus, storage, _sealed(storage, "annotations", corpus.name)), ITEMS)
+    return [output for output in stores if read_ids(output, ROWS) <= items]
 
 
 def _may(corpus: Corpus, part: Part, what: ReleaseClass) -> bool:
@@ -102,7 +124,12 @@ def _made(corpus: Corpus, storage: Storage, features: list[Output]) -> Made:
         if "media" not in sealed or not _reads(output, sealed["media"]):
             raise Trouble(f"{output.where} is not of {corpus.name}'s media as they are sealed now: build it again")
     records = _records(corpus, storage, sealed.get("annotations"))
-    allowed = features if _may(corpus, "media", "features") else []
+    items = read_ids(records, ITEMS) if features else set()
+    for output in features:
+        if not read_ids(output, ROWS) <= items:
+            raise Trouble(f"{output.where} has rows that are no items of {corpus.name}: leave it out")
+    indexed = _may(corpus, "annotations", "ids")  # an index of features names items
+    allowed = features if indexed and _may(corpus, "media", "features") else []
     if not (allowed or _may(corpus, "annotations", "ids") or _may(corpus, "media", "all")):
         raise Trouble(f"{corpus.name}: its release leaves nothing to publish ({corpus.licence})")
     if _may(corpus, "media", "all") and "media" not in sealed:
@@ -203,38 +230,51 @@ def _write_captions(made: Made, target: LocalStorage) -> list[Config]:
 
 
 def _write_features(made: Made, target: LocalStorage) -> Iterator[Config]:
+    """All but the files of the stores, which are copied."""
     for output in made.features:
         folder = f"features/{output.folder}"
         for name in STORE:
             target.write(f"{folder}/{name}", output.storage.read(f"{output.folder}/{name}"))
-        for unit in output.units():
-            for name, (_, sha256) in unit.files.items():
-                _copy(output.open(name), target, f"{folder}/{name}", sha256)
         yield write_index(output, target, folder)
 
 
-def _write_sealed(made: Made, storage: Storage, target: LocalStorage) -> None:
-    """The locks, and the media themselves where they may be passed on."""
+def _copies(made: Made, storage: Storage) -> Iterator[Copy]:
+    """The features' files, the locks, and the media themselves where they may be passed on."""
+    for output in made.features:
+        for unit in output.units():
+            for name, (size, sha256) in unit.files.items():
+                yield Copy(f"features/{output.folder}/{name}", partial(output.open, name), size, sha256)
     for part, sealed in made.sealed.items():
-        _copy(sealed.open(LOCK), target, _lock_name(part), sealed.config["lock_sha256"])
+        yield Copy(_lock_name(part), partial(sealed.open, LOCK), sealed.files[LOCK], sealed.config["lock_sha256"])
     if _may(made.corpus, "media", "all"):
         for locked in read_lock(made.sealed["media"]):
             if locked.sha256:
-                _copy(storage.open(blob_key(locked.sha256)), target, f"media/{locked.path}", locked.sha256)
+                blob = partial(storage.open, blob_key(locked.sha256))
+                yield Copy(f"media/{locked.path}", blob, locked.size, locked.sha256)
 
 
 def _lock_name(part: Part) -> str:
     return LOCK if part == "annotations" else f"{part}.lock"
 
 
-def _copy(source: BinaryIO, target: LocalStorage, key: str, sha256: str) -> None:
+def _copy_all(copies: list[Copy], target: LocalStorage, out: Path, progress: Progress) -> None:
+    needed, free = sum(copy.size for copy in copies), target.free_bytes()
+    if free is not None and free < needed:
+        raise Trouble(f"{out} needs {needed:,} bytes and its disk has {free:,} free: make room, or take another disk")
+    with progress.over(f"copying to {out}", len(copies), unit="files") as tick:
+        for copy in copies:
+            _copy(copy, target)
+            tick(1)
+
+
+def _copy(copy: Copy, target: LocalStorage) -> None:
     digest = hashlib.sha256()
-    with source, target.writer(key) as file:
+    with copy.open() as source, target.writer(copy.key) as file:
         while piece := source.read(PIECE):
             digest.update(piece)
             file.write(piece)
-        if digest.hexdigest() != sha256:
-            raise Trouble(f"{key} is not what was committed: {CURE}")
+        if digest.hexdigest() != copy.sha256:
+            raise Trouble(f"{copy.key} is not what was committed: {CURE}")
 
 
 # ------------------------------------------------------------------------------------------------------------- its card

@@ -21,6 +21,7 @@ FIRST = 5  # captions an item in the papers' counts
 class RecordsConfig:
     corpus: str = field(metadata={"given": True})
     corpus_version: int = field(metadata={"given": True})
+    media_set: str = field(metadata={"given": True})
     row_group: int = 65_536
 
     def __post_init__(self) -> None:

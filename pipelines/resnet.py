@@ -96,28 +96,35 @@ def _open(weights_file: Path | None, config: ResNetConfig, inputs: Inputs) -> Ca
             return {}
         with sink.file(shard_file(spec, work.first // spec.shard_rows)) as file:
             rows = range(work.first, work.first + len(work.items))
-            write_shard(file, spec, rows, _features(extractor, archives, work.items, sink))
-        return {"rows": len(work.items)}
+            lost: list[str] = []
+            write_shard(file, spec, rows, _features(extractor, archives, work.items, sink, lost))
+        return {"rows": len(work.items) - len(lost)}
 
     return write
 
 
-def _features(extractor: Extractor, archives: Archives, items: Items, sink: Sink) -> Iterator[NDArray[Any]]:
+def _features(
+    extractor: Extractor, archives: Archives, items: Items, sink: Sink, lost: list[str]
+) -> Iterator[NDArray[Any]]:
     """Batch by batch; what cannot be had is gray for the network, so that the others stay where they are in it."""
     crop, size = extractor.config.crop, extractor.config.batch_size
     for start in range(0, len(items), size):
-        seen = [_pixels(archives, extractor.config, id, media, sink) for id, media in items[start : start + size]]
+        seen = [_pixels(archives, extractor.config, item, sink, lost) for item in items[start : start + size]]
         gray = np.zeros((3, crop, crop), np.float32)
         features = extractor(np.stack([gray if picture is None else picture for picture in seen]))
         features[[picture is None for picture in seen]] = 0
         yield features
 
 
-def _pixels(archives: Archives, config: ResNet, id: str, media: str, sink: Sink) -> NDArray[np.float32] | None:
+def _pixels(
+    archives: Archives, config: ResNet, item: tuple[str, str], sink: Sink, lost: list[str]
+) -> NDArray[np.float32] | None:
+    id, media = item
     try:
         return pixels(archives.read(media), config)
     except MissingMedia as missing:
         sink.fail(id, "absent", str(missing))
     except UnreadableImage as unreadable:
         sink.fail(id, "unreadable", str(unreadable))
+    lost.append(id)
     return None

@@ -57,6 +57,12 @@ def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str
     return list(configs.values())
 
 
+def read_ids(output: Output, name: str) -> set[str]:
+    """The ids of a table: of a feature store's rows all that were planned, also those that failed."""
+    with output.open(name) as file:
+        return set(pq.read_table(file, columns=["id"])["id"].to_pylist())
+
+
 def write_index(features: Output, target: LocalStorage, stem: str) -> Config:
     """Id and row of every item that has features: rows that failed lie in the store as zeros and are not named."""
     absent = [row for unit in features.units() for row, _, _ in unit.failures]

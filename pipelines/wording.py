@@ -9,6 +9,7 @@ from typing import Any
 from pipelines.progress import duration
 
 Result = dict[str, Any]
+PLANNED = ("bytes", "writes", "seconds", "requests")
 
 
 def corpora(rows: list[Result]) -> list[str]:
@@ -22,10 +23,13 @@ def corpora(rows: list[Result]) -> list[str]:
 
 def plan(result: Result) -> list[str]:
     rows, free = result["stages"], result["free_bytes"]
-    needed, seconds, requests = (sum(row.get(name, 0) for row in rows) for name in ("bytes", "seconds", "requests"))
-    disk = "" if free is None else f"; {gigabytes(free)} free"
+    loads, writes, seconds, requests = (sum(row.get(name, 0) for row in rows) for name in PLANNED)
+    needed = loads + writes
+    disk = f"{gigabytes(needed)} of disk" + ("" if free is None else f" of {gigabytes(free)} free")
     lines = [_planned(row) for row in rows]
-    lines.append(f"in all: {requests:,} requests, {gigabytes(needed)}, about {duration(seconds)}{disk}")
+    lines.append(f"in all: {requests:,} requests, {gigabytes(loads)}, about {duration(seconds)} to download; {disk}")
+    if waiting := [row for row in rows if "waits_for" in row]:
+        lines.append(f"{len(waiting)} of these can be reckoned only once others are done")
     if free is not None and needed > free:
         lines.append(f"this does not fit: {gigabytes(needed - free)} too little on the disk of the root")
     return lines
@@ -36,7 +40,8 @@ def _planned(row: Result) -> str:
     if "waits_for" in row:
         return f"{name:28} after {row['waits_for']}"
     if "units" in row:
-        return f"{name:28} {row['done']:,} of {row['units']:,} units done"
+        writes = f", up to {gigabytes(row['writes'])} to write" if row.get("writes") else ""
+        return f"{name:28} {row['done']:,} of {row['units']:,} units done{writes}"
     parts = [f"{row['done']:,} of {row['files']:,} files here"]
     parts += [f"{row['at_hand']:,} in the raw folder"] if row["at_hand"] else []
     parts += [f"{row['requests']:,} to download, {gigabytes(row['bytes'])}"] if row["requests"] else []
@@ -49,7 +54,8 @@ def build(result: Result) -> list[str]:
     lines = []
     for row in result["outputs"]:
         name, state = f"{row['corpus']}/{row['stage']}", "built" if row["built"] else "up to date"
-        lines += [f"{name:28} {state:10}  {row['path']}", f"{'':28} {counts(row['counts'])}"]
+        failures = "".join(f", {count:,} {kind}" for kind, count in sorted(row["failures"].items()))
+        lines += [f"{name:28} {state:10}  {row['path']}", f"{'':28} {counts(row['counts'])}{failures}"]
     return lines
 
 
@@ -71,13 +77,13 @@ def publish(result: Result) -> list[str]:
     return [
         f"{result['path']}: {result['files']:,} files, {gigabytes(result['bytes'])}: {', '.join(splits)}",
         *([f"withheld, as its release says: {', '.join(withheld)}"] if withheld else []),
-        f"look at it with datasets.load_dataset({result['path']!r}, {next(iter(result['rows']))!r})",
+        *[f"look at it with datasets.load_dataset({result['path']!r}, {name!r})" for name in list(result["rows"])[:1]],
     ]
 
 
 def demo(result: Result) -> list[str]:
     root, run, xmodal = os.path.relpath(result["root"]), os.path.relpath(result["training"]["run"]), _as_typed("xmodal")
-    unchanged = not any(row["built"] for row in result["outputs"])
+    unchanged = not any(row["built"] for row in result["outputs"]) and not result["training"]["trained"]
     return [
         "everything is up to date" if unchanged else "a corpus was fetched, checked, sealed, parsed and learned from",
         *build(result),
@@ -92,7 +98,7 @@ def demo(result: Result) -> list[str]:
 
 def _recall(evaluation: Result) -> list[str]:
     scores = evaluation["scores"]["all"]
-    lines = [f"recall on {evaluation['items']} scenes that were not trained on, features of a random network:"]
+    lines = [f"recall on {evaluation['items']} scenes that were not trained on, features by {evaluation['weights']}:"]
     for side, name in (("text_to_visual", "caption to picture"), ("visual_to_text", "picture to captions")):
         pairs = [f"R@{k} {scores[side]['recall'][k]:.1f} ({scores[side]['chance'][k]:.1f})" for k in ("1", "5", "10")]
         lines.append(f"  {name:20} {'   '.join(pairs)}   (by chance)")

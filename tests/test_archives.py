@@ -8,7 +8,8 @@ from typing import BinaryIO
 
 import pytest
 
-from xmodal.archives import Archives, MissingMedia, archive_of
+from xmodal import archives as module
+from xmodal.archives import Archives, MissingMedia, archive_of, open_archive
 from xmodal.corpora import Raw
 from xmodal.storage import LocalStorage
 from xmodal.trouble import Trouble
@@ -84,10 +85,13 @@ def test_what_is_missing_can_be_counted(tmp_path: Path, media: str, message: str
         ("../up.jpg", "leaves its folder"),
         ("train/../../up.jpg", "leaves its folder"),
         ("train\\up.jpg", "has a backslash"),
+        ("train?up.jpg", "has a backslash or a NUL"),
     ],
 )
 def test_an_unsafe_archive_is_refused_whatever_is_read(tmp_path: Path, name: str, why: str) -> None:
     archives = media_set(tmp_path, {"a.jpg": PICTURE, name: b"x"})
+    data = (tmp_path / "pictures.zip").read_bytes().replace(b"?", b"\0")  # which no zipfile writes
+    (tmp_path / "pictures.zip").write_bytes(data)
     with pytest.raises(Trouble, match=rf"pictures\.zip is not safe: its member '.*' {why}"):
         archives.read("pictures.zip!a.jpg")
 
@@ -99,6 +103,42 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
         archive.writestr(link, "/etc/passwd")
     with pytest.raises(Trouble, match=r"pictures\.zip is not safe: its member 'link\.jpg' is a link"):
         Archives(Raw.folder(tmp_path)).read("pictures.zip!link.jpg")
+
+
+def test_a_member_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    archives = media_set(tmp_path, {"a.jpg": PICTURE, "b.jpg": b"other"})
+    data = (tmp_path / "pictures.zip").read_bytes().replace(b"b.jpg", b"a.jpg")
+    (tmp_path / "pictures.zip").write_bytes(data)
+    with pytest.raises(Trouble, match=r"pictures\.zip is not safe: its member 'a\.jpg' is there twice"):
+        archives.read("pictures.zip!a.jpg")
+
+
+def test_a_member_too_large_to_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archives = media_set(tmp_path, {"a.jpg": PICTURE, "b.jpg": PICTURE + b"!"})
+    monkeypatch.setattr(module, "LARGEST", len(PICTURE))
+    assert archives.read("pictures.zip!a.jpg") == PICTURE
+    with pytest.raises(Trouble, match=r"pictures\.zip: its member b\.jpg has 381 bytes; a medium has at most 380"):
+        archives.read("pictures.zip!b.jpg")
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), OSError("mine"), EOFError("mine")])
+def test_an_error_of_the_caller_is_no_damage(tmp_path: Path, error: Exception) -> None:
+    media_set(tmp_path, {"a.jpg": PICTURE})
+    with pytest.raises(type(error), match="mine"), open_archive(Raw.folder(tmp_path), "pictures.zip"):
+        raise error
+
+
+def test_damage_met_in_streaming_is_named(tmp_path: Path) -> None:
+    media_set(tmp_path, {"a.jpg": PICTURE})
+    data = bytearray((tmp_path / "pictures.zip").read_bytes())
+    data[data.index(b"a.jpg") + 12] ^= 255
+    (tmp_path / "pictures.zip").write_bytes(data)
+    with (
+        open_archive(Raw.folder(tmp_path), "pictures.zip") as archive,
+        archive.open("a.jpg") as file,
+        pytest.raises(Trouble, match=r"pictures\.zip is damaged at a\.jpg"),
+    ):
+        file.read()
 
 
 def test_a_damaged_member_is_named(tmp_path: Path) -> None:

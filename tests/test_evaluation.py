@@ -90,10 +90,14 @@ def test_reports_are_read_by_people_and_by_programs(root: str, run: str) -> None
     plain = json.loads(report.to_json())
     assert plain["scores"]["all"]["rsum"] == report.scores["all"].rsum
     assert plain["scores"]["all"]["visual_to_text"]["recall"]["5"] == report.scores["all"].visual_to_text.recall[5]
+    assert (plain["seen"], plain["weights"]) == (0, "toynet random:0 (sha256 abcd)")
+    assert runs.read(run).weights == plain["weights"]
     assert plain["features"] == f"resnet/{find(root, 'resnet')[0].identity}"
     text = report.to_text()
     assert "toy/test: 10 items, 50 captions; left out: 1 without features, 0 without captions" in text
     assert OWN in text
+    assert plain["weights"] in text
+    assert "trained on" not in text
     rows = text.splitlines()
     assert rows[-2].split()[-1] == f"{report.scores['all'].rsum:.1f}"
     assert rows[-1].split()[:2] == ["by", "chance"]
@@ -148,6 +152,13 @@ def test_weights_of_another_network_are_refused(root: str, copy: Path, tmp_path:
     wider = recipe(1, model=replace(recipe().model, width=48))  # type: ignore[type-var]
     shutil.copy(Path(fit(wider, root, str(tmp_path / "wider")).run) / runs.BEST, copy / runs.BEST)
     with pytest.raises(Trouble, match=r"best\.pt are no weights of its recipe"):
+        load(str(copy))
+
+
+@pytest.mark.parametrize("spoiled", [[1], {1: torch.zeros(1)}, {"image.weight": "text"}])
+def test_a_checkpoint_that_holds_no_weights_is_refused(copy: Path, spoiled: object) -> None:
+    torch.save(spoiled, copy / runs.BEST)
+    with pytest.raises(Trouble, match=r"best\.pt (is damaged: it holds a list|are no weights)"):
         load(str(copy))
 
 

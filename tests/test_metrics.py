@@ -129,6 +129,9 @@ def test_folds_of_coco_are_five_thousands() -> None:
     lengths = [visual.stop - visual.start for visual, _ in fold_windows(np.arange(4998), 4998)]
     assert (sum(lengths), min(lengths), max(lengths)) == (4998, 999, 1000)
     assert fold_windows(np.arange(1014), 1014) == []
+    assert [len(fold_windows(np.arange(rows), rows)) for rows in (1500, 1980, 2500, 4949, 4950, 4996)] == [
+        *(0, 2, 0, 0, 5, 5)
+    ]
     with pytest.raises(ValueError, match="in the order of their visual rows"):
         fold_windows(np.array([1, 0]), 2)
 

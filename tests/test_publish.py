@@ -24,12 +24,13 @@ from pipelines.corpus import Site, build_media, build_records
 from pipelines.demo.coco import write
 from pipelines.demo.world import World
 from pipelines.engine import build
+from pipelines.progress import Progress
 from pipelines.publish import feature_stores, publish
 from pipelines.stage import Counts, Inputs, Sink, Stage
 from xmodal.corpora import Corpus, ReleaseClass
 from xmodal.outputs import Output
 from xmodal.records import Caption, Item, Label, Row, Split, read_rows
-from xmodal.storage import Storage, open_storage
+from xmodal.storage import LocalStorage, Storage, open_storage
 from xmodal.trouble import Trouble
 
 WORLD = World(items=30, image_size=32)
@@ -85,13 +86,13 @@ class Toy:
     weights: str = "random:0"
 
 
-def toy_features(media: Output, ids: list[str]) -> Stage[Toy, list[str]]:
+def toy_features(media: Output, ids: list[str], config: Toy = Toy()) -> Stage[Toy, list[str]]:
     """A Zarr store of two numbers an item, the first of which is its row."""
 
     def work(config: Toy, inputs: Inputs) -> Callable[[list[str], Sink], Counts]:
         return fill
 
-    return Stage("toy", Toy(), lambda config, inputs: iter([("all", ids)]), work, inputs=(media,))
+    return Stage("toy", config, lambda config, inputs: iter([("all", ids)]), work, inputs=(media,))
 
 
 def fill(ids: list[str], sink: Sink) -> Counts:
@@ -245,13 +246,56 @@ def test_ids_are_ids_and_addresses_alone(built: Built, tmp_path: Path, release: 
 
 
 def test_a_part_that_is_not_named_is_not_published(built: Built, tmp_path: Path) -> None:
-    withheld = built.publish(tmp_path / "features", media="features")["withheld"]
-    assert withheld == {"annotations": "nothing", "media": "features"}
-    assert not (tmp_path / "features/captions").exists()
-    assert not (tmp_path / "features/dataset.lock").exists()
+    withheld = built.publish(tmp_path / "media", media="all")["withheld"]
+    assert withheld == {"annotations": "nothing"}
+    assert not (tmp_path / "media/captions").exists()
+    assert not (tmp_path / "media/dataset.lock").exists()
     built.publish(tmp_path / "captions", annotations="all")
     assert not (tmp_path / "captions/features").exists()
     assert not (tmp_path / "captions/media.lock").exists()
+
+
+def test_no_features_where_ids_are_withheld(built: Built, tmp_path: Path) -> None:
+    """Their index would publish the ids."""
+    built.publish(tmp_path / "out", media="all")
+    assert not (tmp_path / "out/features").exists()
+    assert not list((tmp_path / "out").rglob("*.parquet"))
+    matter, text = card(tmp_path / "out")
+    assert (matter["configs"], built.features[0].identity in text) == ([], False)
+    with pytest.raises(Trouble, match="leaves nothing to publish"):
+        built.publish(tmp_path / "alone", media="features")
+
+
+def test_features_of_another_corpus_of_the_media_set_are_not_published(built: Built, tmp_path: Path) -> None:
+    storage = open_storage(str(shutil.copytree(built.storage.url, tmp_path / "root")))
+    ids = [item.id for item in built.rows(Item)]
+    foreign = build(toy_features(Output(storage, built.media.folder), [*ids, "secret"], Toy("random:1")), storage)
+    found = feature_stores(built.corpus, storage)
+    assert [output.folder for output in found] == [built.features[0].folder]
+    with pytest.raises(Trouble, match=f"{foreign.identity} has rows that are no items of coco"):
+        publish(built.corpus, storage, tmp_path / "out", [*found, foreign])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("annotations", "licence"), [("all", "cc-by-4.0"), ("ids", "other")])
+def test_the_licence_is_that_of_what_is_published(
+    built: Built, tmp_path: Path, annotations: ReleaseClass, licence: str
+) -> None:
+    built.publish(tmp_path / "out", annotations=annotations)
+    assert card(tmp_path / "out")[0]["license"] == licence
+
+
+def test_files_copied_are_shown(built: Built, tmp_path: Path) -> None:
+    shown = io.StringIO()
+    publish(built.corpus, built.storage, tmp_path / "out", built.features, Progress(shown))
+    assert re.search(r"out: 6/6 files \(100 %\)", shown.getvalue())
+
+
+def test_a_disk_without_room_is_refused(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalStorage, "free_bytes", lambda storage: 10)
+    with pytest.raises(Trouble, match=r"out needs [\d,]+ bytes and its disk has 10 free"):
+        built.publish(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_corpus_of_which_nothing_may_be_published_is_refused(built: Built, tmp_path: Path) -> None:

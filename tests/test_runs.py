@@ -53,6 +53,12 @@ def test_a_recipe_survives_its_file() -> None:
         (runs.RECIPE, lambda data: data.replace(b'"layout":1', b'"layout":2'), "another version of xmodal"),
         (runs.RECIPE, lambda data: data.replace(b'"batch_size"', b'"batches"'), "does not fit this version"),
         (runs.RECIPE, lambda data: data.replace(b'"Recipe"', b'"import_module"'), "does not fit this version"),
+        (runs.RECIPE, lambda data: data[:-9], r"recipe\.json is damaged"),
+        (runs.RECIPE, lambda data: b"[" * 100_000, r"recipe\.json is damaged"),
+        (runs.RECIPE, lambda data: b"[]", r"recipe\.json is damaged: it holds a list"),
+        (runs.RECIPE, lambda data: data.replace(b'"instances"', b'"instance"'), "has no usable instances"),
+        (runs.RECIPE, lambda data: data.replace(b'"batch_size":32', b'"batch_size":0'), "does not fit this version"),
+        (runs.RECIPE, lambda data: data.replace(b'"seed":0', b'"seed":NaN'), "does not fit this version"),
         (runs.VOCABULARY, lambda data: data[:-5], "is not the vocabulary that was written"),
     ],
 )

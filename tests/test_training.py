@@ -17,12 +17,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipelines.experiments import recipe_with
 from tests.golden import golden
 from tests.toy_root import make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from xmodal import find, runs
 from xmodal.corpora import View
-from xmodal.evaluation import Silence, read_tensors
+from xmodal.evaluation import Silence, evaluate, read_tensors
 from xmodal.models import Cosine, Features, OnePerClass, Optimiser, Phase, Plateau, Relative, Step, Tokens
 from xmodal.training import Outcome, fit, rate, total
 from xmodal.trouble import Trouble
@@ -54,7 +55,7 @@ def assert_same_run(one: str, other: str) -> None:
     for name in (runs.LOG, runs.RECIPE, runs.VOCABULARY):
         assert (Path(one) / name).read_bytes() == (Path(other) / name).read_bytes(), name
     for name in (runs.LAST, runs.BEST):
-        assert_same(read_tensors(one, name, "cpu"), read_tensors(other, name, "cpu"))
+        assert_same(read_tensors(one, name), read_tensors(other, name))
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -70,16 +71,17 @@ def assert_same(one: Any, other: Any) -> None:
 
 def test_it_learns_what_it_was_shown(tmp_path: Path) -> None:
     root = make_root(tmp_path, items=60)
-    seen = recipe(10, validation=View("pictures", "toy/train", captions_per_item=5))
-    run = fit(seen, root, str(tmp_path / "run")).run
-    validations = [line for line in log(run) if "rsum" in line]
-    chance = sum(sum(side["chance"].values()) for side in sides(validations[0]))
-    assert validations[-1]["rsum"] > 3 * chance
-    assert validations[-1]["rsum"] > validations[0]["rsum"]
-
-
-def sides(line: dict[str, Any]) -> list[dict[str, Any]]:
-    return [line["validation"][side] for side in ("visual_to_text", "text_to_visual")]
+    (phase,) = recipe(10).phases
+    last = recipe(phases=(replace(phase, validate_every=10),))  # so that the weights kept are those of the last epoch
+    run = fit(last, root, str(tmp_path / "run")).run
+    report = evaluate(run, root, "toy/train")
+    scores = report.scores["all"]
+    chance = sum(sum(side.chance.values()) for side in (scores.visual_to_text, scores.text_to_visual))
+    assert scores.rsum > 3 * chance
+    assert (report.seen, report.items) == (48, 48)
+    assert "48 items, 240 captions; 48 of them were trained on" in report.to_text()
+    losses = [line["loss"] for line in log(run) if "loss" in line]
+    assert losses[-1] < losses[0]
 
 
 def test_a_run_says_what_it_was_trained_on_and_keeps_its_best(root: str, whole: Outcome) -> None:
@@ -90,7 +92,7 @@ def test_a_run_says_what_it_was_trained_on_and_keeps_its_best(root: str, whole: 
     assert (run.visual_width, run.instances) == (64, 46)
     rsums = [line["rsum"] for line in log(whole.run) if "rsum" in line]
     assert len(rsums) == 3
-    assert whole == Outcome(whole.run, max(rsums), 0, rsums.index(max(rsums)), 3 * 8)
+    assert whole == Outcome(whole.run, max(rsums), 0, rsums.index(max(rsums)), 3 * 8, trained=True)
     assert [line["step"] for line in log(whole.run) if "loss" in line] == [0, 10, 20]
 
 
@@ -154,7 +156,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(root: str, whole: Outc
 
 def test_a_finished_run_is_left_as_it_is(root: str, whole: Outcome) -> None:
     before = contents(whole.run)
-    assert fit(recipe(3), root, whole.run, progress=Death(1, interrupt)) == whole
+    assert fit(recipe(3), root, whole.run, progress=Death(1, interrupt)) == replace(whole, trained=False)
     assert contents(whole.run) == before
 
 
@@ -170,7 +172,7 @@ def test_a_phase_starts_from_the_weights_of_the_one_before_and_leaves_what_is_fr
     frozen = Phase(2, ADAM, {"ranking": 1.0}, frozen=("words.*", "image.*"), validate_every=2)
     two = recipe(phases=(first, frozen))
     outcome = fit(two, root, str(tmp_path / "two"))
-    before, after = (read_tensors(run, runs.LAST, "cpu")["model"] for run in (whole.run, outcome.run))
+    before, after = (read_tensors(run, runs.LAST)["model"] for run in (whole.run, outcome.run))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {name for name in before if name.startswith("sentence.")}
     assert [line["epoch"] for line in log(outcome.run) if "rsum" in line and line["phase"] == 1] == [1]
@@ -185,6 +187,81 @@ def test_an_interrupted_second_phase_goes_on_too(root: str, tmp_path: Path) -> N
             fit(two, root, run, progress=Death(after, interrupt))
         fit(two, root, run)
         assert_same_run(whole.run, run)
+
+
+def test_what_a_phase_freezes_is_not_in_its_gradient_norm(root: str, tmp_path: Path) -> None:
+    first = Phase(1, ADAM, {"ranking": 1.0})
+    second = Phase(1, replace(ADAM, clip_norm=1e-3), {"ranking": 1.0}, frozen=("words.*", "image.*"))
+    whole = fit(recipe(phases=(first, second)), root, str(tmp_path / "whole"))
+    run = str(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):  # in the first step of the second phase
+        fit(recipe(phases=(first, second)), root, run, progress=Death(11, interrupt))
+    fit(recipe(phases=(first, second)), root, run)
+    assert_same_run(whole.run, run)
+
+
+def test_items_that_are_trained_on_cannot_choose(root: str, tmp_path: Path) -> None:
+    same = recipe(validation=View("pictures", "toy/train"))
+    with pytest.raises(Trouble, match=r"46 items are in both 'toy/train' and 'toy/train', such as 'p0000'"):
+        fit(same, root, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta"])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(
+    root: str, whole: Outcome, tmp_path: Path, device: str
+) -> None:
+    for call in (
+        lambda: fit(recipe(), root, str(tmp_path / "run"), device=device),
+        lambda: evaluate(whole.run, root, "toy/test", device=device),
+    ):
+        with pytest.raises(Trouble, match=f"device '{device}'") as found:
+            call()
+        assert "\n" not in str(found.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_threads_are_the_callers_again_afterwards(root: str, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(recipe(), root, str(tmp_path / "run"), threads=2, progress=Death(1, interrupt))
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda saved: [saved],
+        lambda saved: {},
+        lambda saved: saved | {"place": {"phases": 1}},
+        lambda saved: saved | {"place": saved["place"] | {"epoch": "1"}},
+        lambda saved: saved | {"place": saved["place"] | {"phase": 7}},
+        lambda saved: {name: saved[name] for name in ("place", "model")},
+        lambda saved: saved | {"optimiser": {"state": {}, "param_groups": []}},
+    ],
+)
+def test_a_spoiled_state_is_refused(root: str, tmp_path: Path, spoil: Callable[[Any], Any]) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        fit(recipe(), root, str(run), progress=Death(11, interrupt))
+    torch.save(spoil(read_tensors(str(run), runs.LAST)), run / runs.LAST)
+    with pytest.raises(Trouble, match=r"last\.pt is (damaged|no state of this run)"):
+        fit(recipe(), root, str(run))
+
+
+def test_features_of_another_media_set_are_refused(root: str, tmp_path: Path) -> None:
+    own, other = (make_root(tmp_path / name, items=30, media=name) for name in ("pictures", "others"))
+    run = fit(recipe(1), own, str(tmp_path / "run")).run
+    with pytest.raises(Trouble, match="has features of the media set 'others', but pictures is of 'pictures'"):
+        fit(recipe(1), other, str(tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
+    assert evaluate(run, own, "toy/test").items == 2
+
+
+def test_settings_reach_the_views() -> None:
+    changed = recipe_with("vsepp", ["view.captions_per_item=none", "validation.captions_per_item=2"])
+    assert (changed.view.captions_per_item, changed.validation.captions_per_item) == (None, 2)
+    with pytest.raises(Trouble, match=r"--set view\.split=karpathy/test: .* would train or choose on split"):
+        recipe_with("vsepp", ["view.split=karpathy/test"])
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(root: str, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from xmodal.storage import open_storage
 
 PICTURES = Path(__file__).parent / "fixtures/pictures.py"
 WORLD = World(captions_per_item=5, ambiguity=0.0, partiality=0.4, synonymy=0.0, noise=0.0)
+TOLD = {"network": "toynet", "weights": "random:0", "weights_sha256": "abcd"}
 FACTS = [*((kind, colour) for kind in KINDS for colour in COLOURS), *BACKGROUNDS]
 
 
@@ -51,23 +52,32 @@ class Facts:
         return FeatureSpec("facts", (self.width,))
 
 
-def make_root(folder: Path, items: int = 120, absent: tuple[int, ...] = (), features: int = 1) -> str:
-    """Of ten scenes eight are for training, one for validation and one for testing; the last one nobody described."""
+@dataclass(frozen=True)
+class Media:
+    name: str
+
+
+def make_root(folder: Path, items: int = 120, absent: tuple[int, ...] = (), features: int = 1, media: str = "") -> str:
+    """Of ten scenes eight are for training, one for validation and one for testing; the last one nobody described.
+
+    With `media` the features say that they are made from the media set of that name.
+    """
     root = str(folder / "root")
     splits: dict[str, list[str]] = {f"toy/{name}": [] for name in ("train", "val", "test")}
     for number in range(items - 1):
         splits["toy/" + {8: "val", 9: "test"}.get(number % 10, "train")].append(f"{item_id(number)}.jpg")
     splits["toy/silent"] = [f"{item_id(items - 1)}.jpg"]
     raw = folder / "raw"
-    raw.mkdir()
+    raw.mkdir(parents=True)
     lines = [f"{item_id(n)}.jpg\t{describe(scene(WORLD, n), WORLD, p)}\n" for n in range(items - 1) for p in range(5)]
     (raw / "captions.tsv").write_text("".join(lines))
     (raw / "splits.json").write_text(json.dumps(splits))
     (raw / "pictures.txt").write_text("")
     corpus = replace(load(str(PICTURES)), counts={})
     build_records(Site(open_storage(root), raw=raw), corpus)
+    inputs = (Stage("media", Media(media), _plan, _open_media),) if media else ()
     for seed in range(features):
-        build(facts(Facts(items, absent, seed=seed)), open_storage(root))
+        build(replace(facts(Facts(items, absent, seed=seed)), inputs=inputs), open_storage(root))
     return root
 
 
@@ -79,13 +89,17 @@ def facts(config: Facts) -> Stage[Facts, None]:
     return Stage("resnet", config, _plan, _open)
 
 
-def _plan(config: Facts, inputs: Inputs) -> Iterator[tuple[str, None]]:
+def _open_media(config: Media, inputs: Inputs) -> Callable[[None, Sink], Counts]:
+    return lambda work, sink: {}
+
+
+def _plan(config: object, inputs: Inputs) -> Iterator[tuple[str, None]]:
     yield "all", None
 
 
 def _open(config: Facts, inputs: Inputs) -> Callable[[None, Sink], Counts]:
     def write(work: None, sink: Sink) -> Counts:
-        for name, data in index_files(config.spec, [item_id(n) for n in range(config.items)], {}).items():
+        for name, data in index_files(config.spec, [item_id(n) for n in range(config.items)], TOLD).items():
             with sink.file(name) as file:
                 file.write(data)
         with sink.file(shard_file(config.spec, 0)) as file:

@@ -1,19 +1,25 @@
 """Media that lie inside archives: read one by one, never extracted, and only from archives that are safe and whole."""
 
 import errno
+import io
 import stat
 import weakref
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from lzma import LZMAError
+from typing import IO, Any
 
 from xmodal.corpora import Raw
 from xmodal.trouble import Trouble
 
 # What reading damaged bytes raises; a RuntimeError is an encrypted member or a method that nobody knows.
 DAMAGE = (zipfile.BadZipFile, zlib.error, LZMAError, EOFError, ValueError, RuntimeError, OSError)
+
+LARGEST = 256 * 2**20  # bytes of a member that is read whole: a medium; what an archive says of it may be a bomb
+BUFFER = 2**16
 
 
 class MissingMedia(LookupError):
@@ -48,31 +54,77 @@ def archive_of(media: str) -> str:
 
 @contextmanager
 def open_archive(raw: Raw, path: str) -> Iterator[zipfile.ZipFile]:
-    """A zip file whose members were looked at; damage found while it is open is a Trouble that names the archive."""
-    with _refusing_damage(path), raw.open(path) as file, zipfile.ZipFile(file) as archive:
-        for member in archive.infolist():
-            if why := _unsafe(member):
-                raise Trouble(f"{path} is not safe: its member {member.orig_filename!r} {why}; get another copy of it")
-        yield archive
+    """A zip file whose members were looked at. Damage that is met in opening or reading it is a Trouble that names it.
+
+    Members of any size can be streamed from it; `Archives.read` alone, which holds them, refuses those over LARGEST.
+    """
+    with ExitStack() as stack:
+        with _refusing_damage(path):
+            archive = stack.enter_context(_Archive(stack.enter_context(raw.open(path)), path))
+        _refuse_unsafe(archive, path)
+        with _refusing_damage(path, damage=(UnicodeDecodeError,)):  # what a caller's decoding finds is in the bytes
+            yield archive
+
+
+class _Archive(zipfile.ZipFile):
+    """Guards its own opening and reading of members, so that nobody else's errors are taken for damage."""
+
+    def __init__(self, file: IO[bytes], path: str) -> None:
+        self._path = path
+        super().__init__(file)
+
+    def open(self, name: str | zipfile.ZipInfo, *arguments: Any, **named: Any) -> IO[bytes]:
+        place = f" at {name.filename if isinstance(name, zipfile.ZipInfo) else name}"
+        with _refusing_damage(self._path, place):
+            file = super().open(name, *arguments, **named)
+        return io.BufferedReader(_Member(file, self._path, place), BUFFER)
+
+
+class _Member(io.RawIOBase):
+    def __init__(self, file: IO[bytes], path: str, place: str) -> None:
+        self._file, self._path, self._place = file, path, place
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with _refusing_damage(self._path, self._place):
+            data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _read(archive: zipfile.ZipFile, path: str, member: str) -> bytes:
+    """No more than the archive says there is, and a byte: so the checksum is always looked at, and no bomb goes off."""
     try:
         info = archive.getinfo(member)
     except KeyError:
         raise MissingMedia(f"{path} has no member {member}") from None
-    with _refusing_damage(path, f" at {member}"):
-        return archive.read(info)
+    if info.file_size > LARGEST:
+        raise Trouble(f"{path}: its member {member} has {info.file_size:,} bytes; a medium has at most {LARGEST:,}")
+    with archive.open(info) as file:
+        return file.read(info.file_size + 1)
 
 
 @contextmanager
-def _refusing_damage(path: str, place: str = "") -> Iterator[None]:
+def _refusing_damage(path: str, place: str = "", damage: tuple[type[Exception], ...] = DAMAGE) -> Iterator[None]:
     try:
         yield
-    except DAMAGE as error:
+    except damage as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise  # the disk or the network, not what was read
         raise Trouble(f"{path} is damaged{place} ({error}): delete it and fetch it again") from error
+
+
+def _refuse_unsafe(archive: zipfile.ZipFile, path: str) -> None:
+    times = Counter(archive.namelist())
+    for member in archive.infolist():
+        if why := "is there twice" if times[member.filename] > 1 else _unsafe(member):
+            raise Trouble(f"{path} is not safe: its member {member.orig_filename!r} {why}; get another copy of it")
 
 
 def _unsafe(member: zipfile.ZipInfo) -> str | None:

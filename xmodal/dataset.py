@@ -52,6 +52,11 @@ class Examples:
         )
 
 
+def items(records: Output, view: View) -> frozenset[str]:
+    """Those that a view's captions describe, also without features."""
+    return frozenset(item for item, some in _captions(records, view).items() if some)
+
+
 def captions(records: Output, view: View) -> Iterator[str]:
     """Every caption of a view, also of items that have no features."""
     return (caption.text for some in _captions(records, view).values() for caption in some)
@@ -89,6 +94,35 @@ def choose(root: str, stage: str, identity: str | None = None, **config: object)
         raise Trouble(f"there is no {what} under {root}: build it first")
     wanted = f"no {what} is {identity}" if identity else f"there are several outputs of {what}, so say which"
     raise Trouble(f"{wanted}; there are: {', '.join(_described(output) for output in there)}")
+
+
+def open_features(root: str, stage: str, identity: str | None, records: Output) -> FeatureStore:
+    """As `choose` does; features of another media set than the records' are refused, though ids may be the same."""
+    store = FeatureStore(choose(root, stage, identity))
+    wanted, found = records.config.get("media_set"), _media_set(store.output)
+    if wanted is not None and found is not None and wanted != found:
+        raise Trouble(
+            f"{store.output.where} has features of the media set {found!r}, but {records.config.get('corpus')} is of "
+            f"{wanted!r}: name other features, or build them"
+        )
+    return store
+
+
+def made_by(store: FeatureStore) -> str:
+    """The network of the features, its weights and their checksum, as far as the store tells."""
+    told = [str(store.provenance[name]) for name in ("network", "weights") if store.provenance.get(name)]
+    digest = store.provenance.get("weights_sha256")
+    return (" ".join(told) or "an unnamed network") + (f" (sha256 {digest})" if digest else "")
+
+
+def _media_set(features: Output) -> str | None:
+    """None where the features do not name their media, or the root has them no more."""
+    for made_from in features.about.get("inputs", ()):
+        media = Output(features.storage, f"media/{made_from.get('identity')}")
+        if made_from.get("stage") == "media" and media.storage.size(f"{media.folder}/stage.json") is not None:
+            name = media.config.get("name")
+            return None if name is None else str(name)
+    return None
 
 
 def _described(output: Output) -> str:

@@ -6,6 +6,7 @@ Both sides are encoded block by block, once, and compared a block with a block: 
 import json
 import pickle
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +20,7 @@ from torch import nn
 
 from xmodal import runs
 from xmodal.batches import Padded
-from xmodal.dataset import Examples, choose
+from xmodal.dataset import Examples, choose, items, made_by, open_features
 from xmodal.features import FeatureStore
 from xmodal.identity import fingerprint
 from xmodal.metrics import RECALLS, WHOLE, Direction, Numbers, Pairs, Scores, Similarities, cuts, fold_windows, ranks
@@ -28,6 +29,10 @@ from xmodal.storage import LocalStorage
 from xmodal.trouble import Trouble
 
 BLOCKS = (256, 1024)  # visual rows and texts that are encoded, and compared, at once
+DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OverflowError),
+    *(LookupError, TypeError, AttributeError, AssertionError),
+)  # what reading a checkpoint raises when its bytes are not what was written
 OWN = "pairs: a caption is right for its own item alone"
 
 
@@ -77,6 +82,7 @@ class Report:
     fingerprint: str  # of the recipe
     records: str
     features: str
+    weights: str  # the network that made the features, its weights and their checksum
     corpus: str
     split: str
     relevance: str
@@ -84,6 +90,7 @@ class Report:
     captions: int
     absent: int  # items of the split without features: nobody was asked about them
     silent: int  # and without captions
+    seen: int  # items asked about that the run was trained on
     scores: Mapping[str, Scores]
 
     def to_json(self) -> str:
@@ -91,12 +98,15 @@ class Report:
         return json.dumps(asdict(self) | {"scores": scores}, indent=2)
 
     def to_text(self) -> str:
+        seen = f"; {self.seen:,} of them were trained on" * bool(self.seen)
         left_out = f"; left out: {self.absent} without features, {self.silent} without captions"
         return "\n".join(
             [
                 f"{self.recipe} ({self.fingerprint[:12]}) on {self.corpus} {self.split}: "
-                f"{self.items:,} items, {self.captions:,} captions" + left_out * bool(self.absent or self.silent),
-                f"records {self.records}, features {self.features}; {self.relevance}",
+                f"{self.items:,} items, {self.captions:,} captions"
+                + seen
+                + left_out * bool(self.absent or self.silent),
+                f"records {self.records}, features {self.features} by {self.weights}; {self.relevance}",
                 "",
                 f"{'':22}{'visual to text':^40}  {'text to visual':^40}",
                 f"{'gallery':22}{_HEAD}  {_HEAD}    rsum",
@@ -123,42 +133,62 @@ def _cells(side: Direction) -> str:
 def load(run: str, device: str = "cpu") -> Scorer[Any, Any]:
     """The model of a run as its best validation left it."""
     started = runs.read(run)
-    model = started.recipe.model.build(started.inputs)
-    state = read_tensors(run, runs.BEST, device)
+    state = read_tensors(run, runs.BEST)
+    model = runs.network(run, started)
     assert isinstance(model, nn.Module)
     try:
         model.load_state_dict(state)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, AttributeError) as error:
         raise Trouble(f"{run}/{runs.BEST} are no weights of its recipe: {error}") from error
     return model.to(device).eval()
 
 
-def read_tensors(run: str, name: str, device: str) -> Any:
-    """A file of tensors and plain values; nothing in it is executed. Torch does not look at the checksums in it."""
+def check_device(device: str) -> None:
+    """Refuses what torch cannot compute on here."""
+    try:
+        asked = torch.device(device)
+    except RuntimeError:
+        raise Trouble(f"no device {device!r}; there are: cpu, cuda") from None
+    if asked.type not in ("cpu", "cuda"):
+        raise Trouble(f"no device {device!r}; there are: cpu, cuda")
+    if asked.type == "cuda" and (asked.index or 0) >= torch.cuda.device_count():
+        raise Trouble(f"device {device!r}: torch sees {torch.cuda.device_count()} GPUs here; cpu always works")
+
+
+def read_tensors(run: str, name: str) -> dict[str, Any]:
+    """A file of tensors, on the CPU, and plain values by name; nothing in it is executed.
+
+    Torch does not look at the checksums in it.
+    """
     try:
         data = LocalStorage(run).read(name)
         with zipfile.ZipFile(BytesIO(data)) as archive:
             if (broken := archive.testzip()) is not None:
                 raise zipfile.BadZipFile(f"{broken} has changed")
-        return torch.load(BytesIO(data), map_location=device, weights_only=True)
+        found = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise Trouble(f"{run} has no {name}: train it first") from None
-    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except DAMAGE as error:
         raise Trouble(f"{run}/{name} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise Trouble(f"{run}/{name} is damaged: it holds a {type(found).__name__}, not tensors by name")
+    return found
 
 
 def evaluate(run: str, root: str, split: str, *, device: str = "cpu", progress: Progress | None = None) -> Report:
     """Every metric of a run on a split of its corpus, from the same records and features as it was trained on."""
+    check_device(device)
     started = runs.read(run)
     recipe = started.recipe
     records = choose(root, "records", started.records, corpus=recipe.view.corpus)
-    store = FeatureStore(choose(root, recipe.visual.stage, started.features))
+    store = open_features(root, recipe.visual.stage, started.features, records)
     examples = Examples.of(records, replace(recipe.validation, split=split), store, started.vocabulary)
     return Report(
         recipe=recipe.name,
         fingerprint=fingerprint(recipe),
         records=started.records,
         features=f"{recipe.visual.stage}/{started.features}",
+        weights=made_by(store),
         corpus=recipe.view.corpus,
         split=split,
         relevance=OWN,
@@ -166,6 +196,7 @@ def evaluate(run: str, root: str, split: str, *, device: str = "cpu", progress: 
         captions=len(examples.words),
         absent=examples.absent,
         silent=examples.silent,
+        seen=len(items(records, recipe.view).intersection(examples.ids)),
         scores=measure(load(run, device), Reader(examples, store, device), progress or Silence()),
     )
 
@@ -173,7 +204,7 @@ def evaluate(run: str, root: str, split: str, *, device: str = "cpu", progress: 
 def measure(
     scorer: Scorer[Any, Any], reader: Reader, progress: Progress, blocks: tuple[int, int] = BLOCKS
 ) -> dict[str, Scores]:
-    """Over all items, and over folds of 1,000 where there are enough; `blocks` changes memory and speed alone."""
+    """Over all items, and over folds of 1,000 where they are whole ones; `blocks` changes memory and speed alone."""
     examples = reader.examples
     relevance = Pairs.of_texts(examples.caption_items, len(examples.ids))
     folds = fold_windows(examples.caption_items, len(examples.ids))

@@ -252,14 +252,15 @@ def _met(counts: list[_Counts], visual: slice, text: slice) -> list[tuple[_Count
 
 
 def fold_windows(visual_of_text: Integers, visual_rows: int, size: int = 1000) -> list[Window]:
-    """The 1K protocol: consecutive visual rows of about that number, each fold with its own texts; [] if one is all.
+    """The 1K protocol: consecutive visual rows of that number, each fold with its own texts.
 
-    COCO's 5,000 give five of exactly 1,000. Where some are missing the folds shrink alike, so that none is much easier.
+    [] where the rows are not two or more such galleries, within 1 %: a mean over others would be no 1K result. COCO's
+    5,000 give five of exactly 1,000; where a few are missing the folds shrink alike, so that none is much easier.
     """
     if np.any(visual_of_text[1:] < visual_of_text[:-1]):
         raise ValueError("folds need texts in the order of their visual rows")
     count = round(visual_rows / size)
-    if count < 2:
+    if count < 2 or abs(visual_rows - count * size) * 100 > count * size:
         return []
     cuts = [visual_rows * fold // count for fold in range(count + 1)]
     text_cuts = np.searchsorted(visual_of_text, cuts).tolist()

@@ -15,13 +15,16 @@ from typing import Any
 from xmodal import models
 from xmodal.corpora import View
 from xmodal.identity import canonical_json, fingerprint, to_plain
-from xmodal.models import Inputs, Recipe
+from xmodal.models import Inputs, Recipe, Scorer
 from xmodal.storage import LocalStorage
 from xmodal.text import Vocabulary
 from xmodal.trouble import Trouble
 
 RECIPE, VOCABULARY, LOG, LAST, BEST = "recipe.json", "vocabulary.txt", "log.jsonl", "last.pt", "best.pt"
 LAYOUT = 1
+FACTS = {"recipe": dict, "visual_width": int, "instances": int} | dict.fromkeys(
+    ("fingerprint", "model", "records", "features", "vocabulary"), str
+)  # of recipe.json, with their kinds
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Run:
     vocabulary: Vocabulary
     visual_width: int
     instances: int
+    weights: str = ""  # the network that made the features: told, not compared, as `features` decides it
 
     @property
     def inputs(self) -> Inputs:
@@ -51,6 +55,7 @@ class Run:
             "vocabulary": fingerprint(self.vocabulary),
             "visual_width": self.visual_width,
             "instances": self.instances,
+            "weights": self.weights,
         }
 
 
@@ -58,8 +63,9 @@ def start(folder: str, run: Run) -> None:
     """Writes what the run is; a folder that holds another run is refused, the same one goes on."""
     storage = LocalStorage(folder)
     if storage.size(RECIPE) is not None:
-        before, now = json.loads(storage.read(RECIPE)), json.loads(canonical_json(run.facts()))
-        changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        before, now = _facts(storage), json.loads(canonical_json(run.facts()))
+        names = (before.keys() | now.keys()) - {"weights"}
+        changed = sorted(name for name in names if before.get(name) != now.get(name))
         if changed:
             raise Trouble(f"{folder} holds another run (other {', '.join(changed)}): choose another folder for this")
         return
@@ -71,14 +77,21 @@ def read(folder: str) -> Run:
     storage = LocalStorage(folder)
     if storage.size(RECIPE) is None:
         raise Trouble(f"{folder} is no run: it has no {RECIPE}")
-    facts = json.loads(storage.read(RECIPE))
-    if facts.get("layout") != LAYOUT:
-        raise Trouble(f"{folder} was written by another version of xmodal: use that one")
+    facts = _facts(storage)
     vocabulary = _vocabulary(storage)
     recipe = recipe_of(facts["recipe"], facts["model"])
     if (fingerprint(recipe), fingerprint(vocabulary)) != (facts["fingerprint"], facts["vocabulary"]):
         raise Trouble(f"{folder}: {RECIPE} and {VOCABULARY} are not what the run was started with")
-    return Run(recipe, facts["records"], facts["features"], vocabulary, facts["visual_width"], facts["instances"])
+    names = ("records", "features", "visual_width", "instances")
+    return Run(recipe, vocabulary=vocabulary, weights=str(facts.get("weights", "")), **{n: facts[n] for n in names})
+
+
+def network(folder: str, run: Run) -> Scorer[Any, Any]:
+    """The run's network before training; sizes that no network has are refused as damage of the run."""
+    try:
+        return run.recipe.model.build(run.inputs)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise Trouble(f"{folder}/{RECIPE} describes a network that cannot be built: {error}") from error
 
 
 def read_vocabulary(folder: str) -> Vocabulary | None:
@@ -95,11 +108,13 @@ def recipe_of(plain: Mapping[str, Any], model: str) -> Recipe:
     classes = {name: known for name, known in named.items() if isinstance(known, type) and is_dataclass(known)}
     try:
         recipe = _from_plain(plain, classes)
-    except (KeyError, TypeError) as error:
+        _ = fingerprint(recipe)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise Trouble(
             f"a recipe of model {model} does not fit this version of xmodal ({error}): use that of the run"
         ) from error
-    assert isinstance(recipe, Recipe)
+    if not isinstance(recipe, Recipe):
+        raise Trouble(f"{RECIPE} holds no recipe but a {type(recipe).__name__}: the run is damaged")
     return recipe
 
 
@@ -112,8 +127,27 @@ def _from_plain(value: Any, classes: Mapping[str, Any]) -> Any:
     return classes[value["_type"]](**plain) if "_type" in value else plain
 
 
+def _facts(storage: LocalStorage) -> dict[str, Any]:
+    """recipe.json with every fact in it, of its kind."""
+    where = f"{storage.url}/{RECIPE}"
+    try:
+        facts = json.loads(storage.read(RECIPE))
+    except (ValueError, RecursionError) as error:
+        raise Trouble(f"{where} is damaged: {error}") from error
+    if not isinstance(facts, dict):
+        raise Trouble(f"{where} is damaged: it holds a {type(facts).__name__}")
+    if facts.get("layout") != LAYOUT:
+        raise Trouble(f"{where} was written by another version of xmodal: use that one")
+    if wrong := [name for name, kind in FACTS.items() if not isinstance(facts.get(name), kind)]:
+        raise Trouble(f"{where} is damaged: it has no usable {', '.join(wrong)}")
+    return facts
+
+
 def _vocabulary(storage: LocalStorage) -> Vocabulary:
     where = f"{storage.url}/{VOCABULARY}"
     if storage.size(VOCABULARY) is None:
         raise Trouble(f"{where} is missing: train again, in another folder")
-    return Vocabulary.from_bytes(storage.read(VOCABULARY), where)
+    try:
+        return Vocabulary.from_bytes(storage.read(VOCABULARY), where)
+    except ValueError as error:
+        raise Trouble(f"{where} is damaged: {error}") from error

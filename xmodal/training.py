@@ -8,7 +8,8 @@ was killed goes on after its last whole epoch and ends as it would have ended.
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from io import BytesIO
@@ -23,9 +24,8 @@ from torch.optim import SGD, Adam
 
 from xmodal import runs
 from xmodal.batches import ANNOTATED, Batch, Stream
-from xmodal.dataset import Examples, captions, choose
-from xmodal.evaluation import Progress, Reader, Silence, measure, read_tensors
-from xmodal.features import FeatureStore
+from xmodal.dataset import Examples, captions, choose, made_by, open_features
+from xmodal.evaluation import Progress, Reader, Silence, check_device, measure, read_tensors
 from xmodal.metrics import cuts
 from xmodal.models import Cosine, Optimiser, Phase, Plateau, Recipe, Relative, Step, Tokens, Trainable
 from xmodal.outputs import Output
@@ -66,6 +66,7 @@ class Outcome:
     phase: int
     epoch: int
     steps: int
+    trained: bool  # by this call; False where the run was finished already
 
 
 def fit(
@@ -81,23 +82,23 @@ def fit(
 ) -> Outcome:
     """Trains in the folder `run`, or goes on there. Where a root has several outputs, identities say which are read.
 
-    `threads` is torch's own choice unless given: small steps take longer on several than on one.
+    `threads` are torch's, as they are unless given: small steps take longer on several than on one.
     """
+    check_device(device)
     _refuse_unbuilt(recipe)
-    if threads is not None:
-        torch.set_num_threads(threads)
     progress = progress or Silence()
     tables = choose(root, "records", records, corpus=recipe.view.corpus)
-    store = FeatureStore(choose(root, recipe.visual.stage, features))
+    store = open_features(root, recipe.visual.stage, features, tables)
     vocabulary = _vocabulary(recipe, tables, run)
     train, validation = (Examples.of(tables, view, store, vocabulary) for view in (recipe.view, recipe.validation))
-    width = store.spec.row_shape[-1]
-    started = Run(recipe, tables.identity, store.output.identity, vocabulary, width, len(train.ids))
+    _refuse_common(recipe, train, validation)
+    of, width = (tables.identity, store.output.identity), store.spec.row_shape[-1]
+    started = Run(recipe, *of, vocabulary, width, len(train.ids), made_by(store))
     runs.start(run, started)
     progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
     devices = [device] if torch.device(device).type == "cuda" else []
-    with torch.random.fork_rng(devices), _log(run) as log:
-        model = _model(started, device)
+    with _threads(threads), torch.random.fork_rng(devices), _log(run) as log:
+        model = _model(run, started, device)
         work = _Work(recipe, run, model, Reader(train, store, device), Reader(validation, store, device), progress, log)
         return _go(work)
 
@@ -147,12 +148,13 @@ class _Work:
 
 def _go(work: _Work) -> Outcome:
     place, saved = _resumed(work)
+    before = place.step
     for number in range(place.phase, len(work.recipe.phases)):
         phase = work.recipe.phases[number]
         _freeze(work.model, phase.frozen)
         optimiser = RULES[phase.optimiser.rule](_groups(work.model, phase.optimiser), phase.optimiser)
         if saved and place.epoch:
-            optimiser.load_state_dict(saved["optimiser"])
+            _resume(work, optimiser, saved)
         while place.epoch < phase.epochs:
             _train_epoch(work, phase, optimiser, place)
             place.epoch += 1
@@ -162,7 +164,7 @@ def _go(work: _Work) -> Outcome:
                 _save_place(work, place, optimiser)
         place.phase, place.epoch, place.rsums = number + 1, 0, []
         _save_place(work, place, optimiser)
-    return Outcome(work.run, place.best, place.best_phase, place.best_epoch, place.step)
+    return Outcome(work.run, place.best, place.best_phase, place.best_epoch, place.step, place.step > before)
 
 
 def _train_epoch(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Place) -> None:
@@ -225,11 +227,34 @@ def _resumed(work: _Work) -> tuple[Place, dict[str, Any] | None]:
     if LocalStorage(work.run).size(runs.LAST) is None:
         work.log.truncate(0)
         return Place(), None
-    saved = read_tensors(work.run, runs.LAST, work.train.device)
-    work.model.load_state_dict(saved["model"])
-    place = Place(**saved["place"])
+    saved = read_tensors(work.run, runs.LAST)
+    with _blaming_last(work):
+        work.model.load_state_dict(saved["model"])
+        place = Place(**saved["place"])
+        _check_place(place, len(work.recipe.phases))
     work.log.truncate(min(place.log_bytes, work.log.tell()))
     return place, saved
+
+
+def _resume(work: _Work, optimiser: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    with _blaming_last(work):
+        optimiser.load_state_dict(saved["optimiser"])
+        if any("multiplier" not in group for group in optimiser.param_groups):
+            raise ValueError("its optimiser has no multipliers")
+
+
+@contextmanager
+def _blaming_last(work: _Work) -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise Trouble(f"{work.run}/{runs.LAST} is no state of this run: {type(error).__name__}: {error}") from error
+
+
+def _check_place(place: Place, phases: int) -> None:
+    wrong = [name for name, value in asdict(Place()).items() if type(getattr(place, name)) is not type(value)]
+    if wrong or not 0 <= place.phase <= phases or min(place.epoch, place.step, place.log_bytes) < 0:
+        raise ValueError(f"its place is impossible: {place}")
 
 
 def _save_place(work: _Work, place: Place, optimiser: torch.optim.Optimizer) -> None:
@@ -250,9 +275,20 @@ def _log(run: str) -> BinaryIO:
     return (Path(run) / runs.LOG).open("ab")
 
 
-def _model(started: Run, device: str) -> nn.Module:
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _model(run: str, started: Run, device: str) -> nn.Module:
     torch.manual_seed(started.recipe.seed)
-    model = started.recipe.model.build(started.inputs)
+    model = runs.network(run, started)
     if not isinstance(model, nn.Module) or not isinstance(model, Trainable):
         raise Trouble(f"{started.recipe.name}: {type(model).__name__} does not learn by gradients")
     return model.to(device)
@@ -267,9 +303,11 @@ def _vocabulary(recipe: Recipe, tables: Output, run: str) -> Vocabulary:
 
 
 def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
+    """A gradient that the phase before left would count in the clipped norm, but not in a run that goes on here."""
     _refuse_unmatched(model, patterns)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not _matches(name, patterns))
+        parameter.grad = None
 
 
 def _evaluate_frozen(model: nn.Module) -> None:
@@ -333,6 +371,15 @@ def _refuse_unmatched(model: nn.Module, patterns: Iterable[str]) -> None:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ValueError(f"no parameter is named {pattern!r}; there are: {', '.join(names)}")
+
+
+def _refuse_common(recipe: Recipe, train: Examples, validation: Examples) -> None:
+    """Weights chosen on what was learned by heart are not chosen."""
+    if common := sorted(set(train.ids).intersection(validation.ids)):
+        raise Trouble(
+            f"recipe {recipe.name!r}: {len(common):,} items are in both {recipe.view.split!r} and "
+            f"{recipe.validation.split!r}, such as {common[0]!r}: validate on items that are not trained on"
+        )
 
 
 def _refuse_unbuilt(recipe: Recipe) -> None:

@@ -34,7 +34,7 @@ RESNET = {
 
 def demo(site: Site, folder: Path, world: World) -> dict[str, Any]:
     """Builds every stage of the world's COCO, trains and evaluates; what `xmodal demo --json` prints."""
-    publisher, root, run = folder / "publisher", site.storage.url, folder / "run"
+    publisher, root = folder / "publisher", site.storage.url
     corpus = _published(site, publisher, world)
     half = (publisher / CUT).stat().st_size // 2
     with serve(publisher, {CUT: [Behaviour(cut_after=half)]}) as server:
@@ -42,6 +42,7 @@ def demo(site: Site, folder: Path, world: World) -> dict[str, Any]:
         rows = build_stages(site, coco.serve_at(corpus, server.url), [*USUAL, "resnet"])
     identity = {row["stage"]: row["identity"] for row in rows}
     chosen = {"records": identity["records"], "features": identity["resnet"]}
+    run = folder / "runs" / fingerprint([recipe(), chosen])[:12]
     outcome = experiments.train(recipe(), root, run, threads=1, progress=site.progress, **chosen)
     report = experiments.evaluate(run, root, "karpathy/test", "cpu", site.progress)
     return {"root": root, "outputs": rows, "training": outcome, "evaluation": json.loads(report.to_json())}
@@ -67,7 +68,10 @@ def _published(site: Site, publisher: Path, world: World) -> Corpus:
     memory = publisher / "world.json"
     remembered = json.loads(memory.read_text()) if memory.exists() else {}
     of = fingerprint(world)
-    if remembered.get("world") != of:
+    sizes = {source["path"]: source["bytes"] for source in remembered.get("sources", ())}
+    there = {path: open_storage(str(publisher)).size(path) for path in sizes}
+    if remembered.get("world") != of or there != sizes:
+        memory.unlink(missing_ok=True)
         site.progress.say(f"writing the publisher's files of a world of {world.items:,} scenes into {publisher}")
         corpus = coco.write(world, publisher)
         written = [asdict(source) for source in corpus.sources]
