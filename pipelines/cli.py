@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Trouble as trouble:
         return _complain(str(trouble))
     except OSError as error:
-        return _complain(_about_disk(error))
+        return _complain(_about_disk(error, chosen))
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in {"botocore", "aiobotocore", "aiohttp"}:
             raise
@@ -74,10 +74,13 @@ def _complain(text: str, code: int = 1) -> int:
     return code
 
 
-def _about_disk(error: OSError) -> str:
+def _about_disk(error: OSError, chosen: argparse.Namespace) -> str:
     where = f" ({error.filename})" if error.filename else ""
-    if error.errno == errno.ENOENT:
+    root = os.path.abspath(os.path.expanduser(chosen.root or ""))
+    if error.errno == errno.ENOENT and str(error.filename).startswith(root):
         return f"a file is missing{where}: `xmodal verify --forget` has it made again by the next build or retry"
+    if error.errno is None:
+        return f"{error}: if a file under {chosen.root} is damaged, `xmodal verify --forget` finds it"
     advice = DISK.get(error.errno or 0, str(error.strerror or error))
     return f"{advice}{where}; then run the same command again: what is committed is kept"
 
@@ -109,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     _training(command("train", "train a recipe from cached features; goes on where it stopped"))
     _evaluating(command("evaluate", "every metric of a run on a split of its corpus"))
     publish = command("publish", "a Hugging Face dataset in a local folder", targets="CORPUS")
-    publish.add_argument("--out", type=Path, required=True, help="the folder; one of an earlier publish is replaced")
+    publish.add_argument("--out", type=_local, required=True, help="the folder; one of an earlier publish is replaced")
     demo = command("demo", "everything, on a small generated world with COCO's files", root=False)
     demo.add_argument("--items", type=int, default=1000, help="scenes in the world (default: 1000)")
     _circumstances(demo)
@@ -119,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="such as vsepp; a wrong name lists them all")
-    parser.add_argument("--run", type=Path, help="the folder of the run (default: runs/RECIPE)")
+    parser.add_argument("--run", type=_local, help="the folder of the run (default: runs/RECIPE)")
     parser.add_argument("--records", help="identity of the records, where the root has several")
     parser.add_argument("--features", help="identity of the features, where the root has several")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
@@ -127,21 +130,33 @@ def _training(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluating(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument("run", type=_local, help="the folder of a run")
     parser.add_argument("--split", help="such as karpathy/val (default: the test split)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
 
 
+def _local(text: str) -> Path:
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"a path on this machine, not {text}")
+    return Path(text).expanduser()
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"a number of workers, not {text}")
+    return int(text)
+
+
 def _circumstances(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--raw", type=Path, help="a folder with files you have already; linked, not copied, if possible"
+        "--raw", type=_local, help="a folder with files you have already; linked, not copied, if possible"
     )
     parser.add_argument("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
     parser.add_argument(
-        "--workers", type=int, default=0, help="at most so many workers; default: all there is room for"
+        "--workers", type=_count, default=0, help="at most so many workers; default: all there is room for"
     )
     parser.add_argument("--serial", action="store_true", help="one after the other in this process, without Ray")
-    parser.add_argument("--weights", type=Path, help="a state_dict for the network, in place of its named weights")
+    parser.add_argument("--weights", type=_local, help="a state_dict for the network, in place of its named weights")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; changes identity")
 
 

@@ -160,7 +160,7 @@ def _finish(stage: Stage[Any, Any], inputs: Inputs, storage: Storage, commits: C
     left = next((name for done, name, _ in _compare(stage, inputs, commits) if not done), None)
     if left is not None:
         raise Trouble(f"{commits.where}: unit {left} was done but its record is gone: build again")
-    digest, totals = hashlib.sha256(), _Totals(stage.name)
+    digest, totals = hashlib.sha256(), Totals(stage.name)
     with storage.writer(f"{stage.folder}/units.tsv") as file:
         for line in commits.lines():
             file.write(line)
@@ -171,7 +171,7 @@ def _finish(stage: Stage[Any, Any], inputs: Inputs, storage: Storage, commits: C
     commits.sweep()
 
 
-class _Totals:
+class Totals:
     """What complete.json sums up; of a file's name only 64 bits are kept, to find two that are the same."""
 
     def __init__(self, stage: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from pipelines.commits import Commits
+from pipelines.engine import Totals
 from pipelines.journal import Journal
 from pipelines.ledger import ledgers
 from pipelines.progress import Progress
@@ -74,9 +75,11 @@ def _files_of(output: Output) -> int:
 def _check_output(output: Output, checked: dict[str, str | None]) -> Iterator[Damage | None]:
     """One result a file; blobs that several sets share are read once."""
     try:
-        if output.about["identity"] != output.folder.rpartition("/")[2]:
-            raise Trouble("stage.json is of another directory")
-        units = list(output.units())
+        totals, units = Totals(output.stage), list(output.units())
+        for unit in units:
+            totals.add(unit)
+        if any(output.totals.get(name) != value for name, value in totals.summary().items()):
+            raise Trouble("complete.json does not sum up what units.tsv says")
     except Trouble as error:
         yield Damage(output.folder, None, "", str(error))
         return

@@ -198,12 +198,10 @@ class _Pool:
         for name, _ in started:
             self._deaths[name] += 1
             if self._deaths[name] == DEATHS_A_UNIT:
-                raise Trouble(
-                    f"unit {name} has killed its worker {DEATHS_A_UNIT} times; the last: {_first_line(error)}"
-                )
+                raise Trouble(f"unit {name} has killed its worker {DEATHS_A_UNIT} times; the last: {_last_line(error)}")
         self._openings_failed += not started
         if self._openings_failed == DEATHS_A_UNIT * len(self._members):
-            raise Trouble(f"no worker lives long enough to open the stage; the last: {_first_line(error)}")
+            raise Trouble(f"no worker lives long enough to open the stage; the last: {_last_line(error)}")
         self._next.extendleft(reversed([[unit] for unit in started] + waiting))
         ray.kill(member.handle)  # it may only be out of reach, and would keep what it holds
         self._members[self._members.index(member)] = self._start()
@@ -228,5 +226,7 @@ def _cause(error: RayTaskError) -> Exception:
     return cause
 
 
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _last_line(error: Exception) -> str:
+    """Where the cause stands: Ray puts the worker's traceback into the text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

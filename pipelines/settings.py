@@ -54,7 +54,15 @@ def _full_name(name: str, configs: Mapping[str, object]) -> str:
 
 def _settable(config: Any) -> list[str]:
     """A field that is given by what is built, such as the corpus' name, is no setting."""
-    return [field.name for field in fields(config) if not field.metadata.get("given")]
+    hints = get_type_hints(type(config))
+    return [f.name for f in fields(config) if not f.metadata.get("given") and _is_plain(hints[f.name])]
+
+
+def _is_plain(declared: Any) -> bool:
+    """Whether a command line can say it."""
+    if get_origin(declared) is Literal or declared in (int, float, bool, str, type(None), Ellipsis):
+        return True
+    return get_origin(declared) in (Union, types.UnionType, tuple) and all(map(_is_plain, get_args(declared)))
 
 
 def _convert(text: str, declared: Any) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO
 
-from xmodal.identity import canonical_json, to_plain
+from xmodal.identity import DIGITS, canonical_json, fingerprint, to_plain
 from xmodal.storage import Storage, open_storage
 from xmodal.trouble import Trouble
 
@@ -61,8 +61,15 @@ class Output:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """stage.json."""
-        return _read_json(self.storage, f"{self.folder}/stage.json")
+        """stage.json, if it still says what decided this output: the identity is reckoned again."""
+        about = _read_json(self.storage, f"{self.folder}/stage.json")
+        decides = {name: about.get(name) for name in ("stage", "version", "config", "inputs")}
+        if (
+            fingerprint(decides)[:DIGITS] != about.get("identity")
+            or about["identity"] != self.folder.rpartition("/")[2]
+        ):
+            raise Trouble(f"{self.where}/stage.json has changed: {CURE}")
+        return about
 
     @property
     def stage(self) -> str:

@@ -12,6 +12,8 @@ from typing import Any, BinaryIO, Literal, Self, TypeVar, Union, get_args, get_o
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from xmodal.trouble import Trouble
+
 Kind = Literal["image", "clip"]
 
 
@@ -142,6 +144,8 @@ class Tables:
 
     def add(self, row: Row) -> str:
         """Returns the name of the row's table."""
+        if type(row) not in self._names:
+            raise Trouble(f"parse yields a {type(row).__name__}, which is no row of xmodal.records")
         name = self._names[type(row)]
         self._rows[name].append(row)
         self.counts[name] += 1

@@ -69,6 +69,8 @@ def start(folder: str, run: Run) -> None:
         if changed:
             raise Trouble(f"{folder} holds another run (other {', '.join(changed)}): choose another folder for this")
         return
+    if others := [name for name in storage.names("") if name != VOCABULARY and name[0] not in "_."]:
+        raise Trouble(f"{folder} is no run and not empty (it has {others[0]}): choose another folder")
     storage.write(VOCABULARY, run.vocabulary.to_bytes())
     storage.write(RECIPE, canonical_json(run.facts()))
 

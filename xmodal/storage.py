@@ -60,6 +60,8 @@ class Storage(Protocol):
 
 def open_storage(url: str) -> Storage:
     """`s3://bucket/run`, any other fsspec URL, or a path."""
+    if not url:
+        raise Trouble("the root is empty: name a folder, or a URL such as s3://bucket/run")
     if "://" in url and not url.startswith("file://"):
         return RemoteStorage(url)
     if os.path.isfile(url.removeprefix("file://")):

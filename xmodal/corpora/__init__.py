@@ -143,7 +143,7 @@ def _module_from_file(path: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up while they are made
     try:
         spec.loader.exec_module(module)
-    except (SyntaxError, ImportError, ValueError, TypeError, NameError) as error:
+    except Exception as error:  # somebody's file: whatever it does wrong is for its writer to read
         raise Trouble(f"corpus file {path} cannot be loaded: {type(error).__name__}: {error}") from error
     finally:
         del sys.modules[name]  # else workers, which cannot import it, would be sent its name in place of its code

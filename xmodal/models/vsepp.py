@@ -44,6 +44,12 @@ class VSEPPConfig:
     normalise_features: bool = True
     normalise_image: bool = True
 
+    def __post_init__(self) -> None:
+        if min(self.width, self.word_width) < 1 or self.margin < 0:
+            raise ValueError(
+                f"widths are at least 1 and the margin at least 0: {self.width}, {self.word_width}, {self.margin}"
+            )
+
     def build(self, inputs: Inputs) -> "VSEPP":
         return VSEPP(self, inputs)
 
