@@ -1,0 +1,60 @@
+"""Verify: what has changed since it was committed is found, also where it is still well-formed, and can be mended."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.engine import build
+from pipelines.inspect import forget, verify
+from pipelines.progress import Progress
+from tests.conftest import tree_digest
+from tests.toy_stages import Letters, letters
+from xmodal import runs
+from xmodal.outputs import Output, find
+from xmodal.storage import open_storage
+from xmodal.trouble import Trouble
+
+QUIET = Progress(quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("stage.json", '"count":6', '"count":7'),
+        ("stage.json", '"version":1', '"version":2'),
+        ("complete.json", '"unreadable":1', '"unreadable":0'),
+        ("complete.json", '"units":6', '"units":5'),
+        ("units.tsv", '"letters":3', '"letters":4'),
+        ("data/00003.1", "3 3", "3 4"),
+    ],
+)
+def test_a_plausible_change_is_found_and_mended(tmp_path: Path, file: str, before: str, after: str) -> None:
+    storage, stage = open_storage(str(tmp_path)), letters(Letters(6))
+    output = build(stage, storage)
+    whole = tree_digest(str(tmp_path))
+    path = tmp_path / output.folder / file
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after, 1))
+    _, damage = verify(storage, QUIET)
+    assert [found.output for found in damage] == [output.folder]
+    forget(storage, damage)
+    build(stage, storage)
+    assert verify(storage, QUIET)[1] == []
+    assert tree_digest(str(tmp_path)) == whole
+
+
+def test_an_output_that_says_it_is_another_is_not_used(tmp_path: Path) -> None:
+    output = build(letters(Letters(6)), open_storage(str(tmp_path)))
+    path = tmp_path / output.folder / "stage.json"
+    path.write_text(path.read_text().replace('"count":6', '"count":60'))
+    with pytest.raises(Trouble, match=r"stage\.json has changed: `xmodal verify --forget`"):
+        find(str(tmp_path), "letters", count=60)
+    with pytest.raises(Trouble, match=r"stage\.json has changed"):
+        _ = Output(open_storage(str(tmp_path)), output.folder).config
+
+
+def test_a_run_does_not_write_into_somebodys_folder(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text("mine")
+    with pytest.raises(Trouble, match=r"no run and not empty \(it has log\.jsonl\)"):
+        runs.start(str(tmp_path), None)  # type: ignore[arg-type]
+    assert (tmp_path / "log.jsonl").read_text() == "mine"
