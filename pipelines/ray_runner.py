@@ -140,7 +140,7 @@ class _Pool:
         )(_Actor)
         self._open = ray.put(open_worker)
         self._units, self._next, self._pace = units, deque[Call](), Pace()
-        self._deaths = Counter[str]()
+        self._suspects, self._deaths = set[str](), Counter[str]()
         self._openings_failed = 0
         self._heard = time.monotonic()
         self._members = [self._start() for _ in range(size)]
@@ -180,9 +180,14 @@ class _Pool:
         """Calls for whoever has answered and has none waiting; slow calls wait here, where any worker may take them."""
         for most in range(IN_FLIGHT if self._pace.is_quick else 1):
             for member in self._members:
-                if all(member.calls.values()) and len(member.calls) <= most and self._has_next():
+                if len(member.calls) <= most and self._has_next() and self._may_take(member, self._next[0]):
                     call = self._next.popleft()
                     member.calls[member.handle.run.remote(call)] = call
+
+    def _may_take(self, member: _Member, call: Call) -> bool:
+        """A unit that was in a dead worker's hands is tried alone, so that the next death accuses nobody else."""
+        alone = any(name in self._suspects for one in (call, *member.calls.values()) for name, _ in one)
+        return not member.calls if alone else all(member.calls.values())
 
     def _is_busy(self) -> bool:
         return any(call for member in self._members for call in member.calls.values())
@@ -193,19 +198,26 @@ class _Pool:
         return bool(self._next)
 
     def _replace(self, member: _Member, error: RayActorError) -> None:
-        """A new actor for a dead one. Only its oldest call had started; its units are tried again one by one."""
-        started, *waiting = member.calls.values()
-        for name, _ in started:
-            self._deaths[name] += 1
-            if self._deaths[name] == DEATHS_A_UNIT:
-                raise Trouble(f"unit {name} has killed its worker {DEATHS_A_UNIT} times; the last: {_last_line(error)}")
-        self._openings_failed += not started
+        """A new actor for a dead one. Whatever it had, started or not, is tried again unit by unit.
+
+        Which unit it died of is only known where it had a single one: the answer of a finished call dies with it too.
+        """
+        units = [unit for call in member.calls.values() for unit in call]
+        if len(units) == 1:
+            self._accuse(units[0][0], error)
+        self._openings_failed += not units
         if self._openings_failed == DEATHS_A_UNIT * len(self._members):
             raise Trouble(f"no worker lives long enough to open the stage; the last: {_last_line(error)}")
-        self._next.extendleft(reversed([[unit] for unit in started] + waiting))
+        self._suspects.update(name for name, _ in units)
+        self._next.extendleft([unit] for unit in reversed(units))
         ray.kill(member.handle)  # it may only be out of reach, and would keep what it holds
         self._members[self._members.index(member)] = self._start()
         self._feed()
+
+    def _accuse(self, name: str, error: RayActorError) -> None:
+        self._deaths[name] += 1
+        if self._deaths[name] == DEATHS_A_UNIT:
+            raise Trouble(f"unit {name} has killed its worker {DEATHS_A_UNIT} times; the last: {_last_line(error)}")
 
     def _complain_of_silence(self) -> None:
         """Units may take hours, but a cluster on which no worker starts at all has no room."""
