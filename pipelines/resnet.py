@@ -22,7 +22,7 @@ from xmodal.locks import raw_of, read_lock
 from xmodal.outputs import Output
 from xmodal.vision import Extractor, ResNet, UnreadableImage, load, pixels, sha256_of
 
-VERSION = 1
+VERSION = 2
 Items = tuple[tuple[str, str], ...]  # id and media of each, in order of the ids
 
 

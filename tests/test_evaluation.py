@@ -14,9 +14,9 @@ from pipelines.engine import build
 from tests.toy_root import Facts, facts, item_id, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from xmodal import find, runs
-from xmodal.batches import Padded
+from xmodal.batches import Padded, Reader
 from xmodal.dataset import Examples
-from xmodal.evaluation import OWN, Reader, Silence, evaluate, load, measure
+from xmodal.evaluation import OWN, Silence, evaluate, load, measure
 from xmodal.features import FeatureStore
 from xmodal.storage import open_storage
 from xmodal.training import fit
@@ -42,7 +42,7 @@ def copy(run: str, tmp_path: Path) -> Path:
 def reader(root: str, run: str, split: str) -> Reader:
     started, store = runs.read(run), FeatureStore(find(root, "resnet")[0])
     view = replace(started.recipe.validation, split=split)
-    return Reader(Examples.of(find(root, "records")[0], view, store, started.vocabulary), store, "cpu")
+    return Reader(Examples.of(find(root, "records")[0], view, store, started.vocabulary), store)
 
 
 def slow_recalls(matrix: Tensor, owners: list[int]) -> list[float]:
@@ -60,10 +60,8 @@ def slow_recalls(matrix: Tensor, owners: list[int]) -> list[float]:
 def test_a_report_has_the_numbers_of_the_whole_matrix(root: str, run: str) -> None:
     report, model, test = evaluate(run, root, "toy/test"), load(run), reader(root, run, "toy/test")
     with torch.no_grad():
-        everything = slice(None)
-        matrix = model.similarity(
-            model.encode_visual(test.visual(everything)), model.encode_text(test.text(everything))
-        )
+        visual, text = test.visual(slice(None)), test.text(slice(None))
+        matrix = model.similarity(model.encode_visual(Padded.whole(visual.values.float())), model.encode_text(text))
     scores = report.scores["all"]
     found = [*scores.visual_to_text.recall.values(), *scores.text_to_visual.recall.values()]
     assert found == pytest.approx(slow_recalls(matrix, test.examples.caption_items.tolist()))
@@ -82,7 +80,7 @@ def test_what_was_chosen_on_validation_is_what_is_evaluated(root: str, run: str)
 @pytest.mark.parametrize("blocks", [(1, 1), (3, 7), (4, 1000)])
 def test_tiles_equal_the_whole(root: str, run: str, blocks: tuple[int, int]) -> None:
     model, train = load(run), reader(root, run, "toy/train")
-    assert measure(model, train, Silence(), blocks) == measure(model, train, Silence())
+    assert measure(model, train, Silence(), blocks=blocks) == measure(model, train, Silence())
 
 
 def test_reports_are_read_by_people_and_by_programs(root: str, run: str) -> None:
@@ -123,7 +121,7 @@ def test_two_thousand_items_are_evaluated_in_folds_of_one_thousand_too(tmp_path:
     words = tuple(np.array([1, number, 2], np.int32) for number in range(items))
     ids = tuple(map(item_id, range(items)))
     examples = Examples(ids, store.rows(ids), ids, np.arange(items), words, absent=0, silent=0)
-    scores = measure(Oracle(), Reader(examples, store, "cpu"), Silence())
+    scores = measure(Oracle(), Reader(examples, store), Silence())
     assert (list(scores), scores["all"].galleries, scores["1K"].galleries) == (["all", "1K"], 1, 2)
     assert scores["all"].visual_to_text.recall[1] == scores["1K"].visual_to_text.recall[1] == 100
     assert scores["1K"].visual_to_text.chance[1] == pytest.approx(2 * scores["all"].visual_to_text.chance[1])

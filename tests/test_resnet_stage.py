@@ -94,7 +94,7 @@ def test_the_features_are_those_of_the_network(storage: Storage, archives: dict[
         if media in data:
             alone = extractor(pixels(data[media], TINY)[None])
             np.testing.assert_allclose(store.read([id]), alone, rtol=2e-3, atol=2e-3)
-    np.testing.assert_array_equal(zarr.open_array(f"{output.where}/values", mode="r")[...], store.take(range(20)))
+    np.testing.assert_array_equal(zarr.open_array(f"{output.where}/{store.spec.name}", mode="r")[...], store.take(range(20)))
 
 
 def test_the_store_says_what_made_it(storage: Storage, archives: dict[str, bytes]) -> None:
@@ -175,7 +175,7 @@ def test_pictures_that_are_broken_or_absent_are_counted_and_refused(
         store.read([ITEMS[0][0], BROKEN[0]])
     others = [id for id, _ in ITEMS if id not in store.absent]
     np.testing.assert_array_equal(store.read(others), whole.read(others))
-    values = np.asarray(zarr.open_array(f"{output.where}/values", mode="r")[...])
+    values = np.asarray(zarr.open_array(f"{output.where}/{store.spec.name}", mode="r")[...])
     assert not values[[3, 9]].any()
 
 

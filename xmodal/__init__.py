@@ -1,7 +1,19 @@
 """xmodal: cross-modal corpora, features and models. See README.md; nothing happens on import."""
 
+from typing import TYPE_CHECKING
+
 from xmodal.outputs import Output, find
 from xmodal.trouble import Trouble
 
-__all__ = ["Output", "Trouble", "find"]
+if TYPE_CHECKING:
+    from xmodal.dataset import Dataset
+
+__all__ = ["Output", "Trouble", "find", "open"]
 __version__ = "0.1.0"
+
+
+def open(root: str, corpus: str) -> "Dataset":
+    """A built corpus: `xmodal.open("data", "coco").loader(batch_size=128)` gives batches to train on."""
+    from xmodal.dataset import open_dataset  # tokenizers and Parquet are not for every import
+
+    return open_dataset(root, corpus)

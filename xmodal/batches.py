@@ -1,16 +1,26 @@
-"""What a training step or a tile of evaluation reads.
+"""What a training step or a tile of evaluation reads, and the loader that reads it straight from the store.
 
 Shapes: B rows, L positions, V visual rows, T text rows, P pairs.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.utils.data import IterableDataset, get_worker_info
+
+from xmodal.arrays import LINE
+from xmodal.dataset import Examples
+from xmodal.features import FeatureStore
+from xmodal.models import Features
+from xmodal.order import Draws, Order, evaluation_frames, training_frames
 
 ANNOTATED, UNANNOTATED = "annotated", "unannotated"
 
@@ -134,6 +144,242 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         return replace(self, streams={name: stream.to(device) for name, stream in self.streams.items()})
+
+
+WHOLE_CLIPS = Features(stage="")  # of `Features` a reader looks at the frames alone
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Features and words of examples as a model takes them; `frames` says how many of a clip, and by which rule."""
+
+    examples: Examples
+    store: FeatureStore
+    frames: Features = WHOLE_CLIPS
+    buffers: "Buffers" = field(default_factory=lambda: Buffers(pinned=False))
+
+    def visual(
+        self,
+        items: NDArray[np.int64] | slice,
+        draws: Draws | None = None,
+        samples: NDArray[np.int64] | None = None,
+    ) -> Padded:
+        """A row of the store is a sequence of positions: a grid is flattened, a vector is a sequence of one.
+
+        With `draws` the frames of a clip are those of training, drawn for each of `samples`.
+        """
+        rows = self.examples.rows[items]
+        if not self.store.spec.ragged:
+            values = self.store.take(rows, self._room(len(rows)))
+            return Padded.whole(torch.from_numpy(values.reshape(len(rows), -1, values.shape[-1])))
+        lengths, count = self.store.lengths(rows), self.frames.frames
+        if count is None:
+            values = self.store.take_padded(rows, None, self._room(len(rows), int(lengths.max(initial=0))))
+            return Padded(torch.from_numpy(values), torch.from_numpy(lengths))
+        if draws is None or samples is None:
+            places = evaluation_frames(lengths, count, self.frames.rule, self.frames.ends)
+        else:
+            places = training_frames(lengths, count, self.frames.rule, draws, samples)
+        return Padded.whole(torch.from_numpy(self.store.take_padded(rows, places, self._room(*places.shape))))
+
+    def text(self, captions: NDArray[np.int64] | slice) -> Padded:
+        places = np.arange(len(self.examples.words))[captions]
+        return Padded.of([self.examples.words[place] for place in places.tolist()])
+
+    def _room(self, *shape: int) -> NDArray[Any]:
+        return self.buffers.take((*shape, *self.store.spec.row_shape), np.dtype(self.store.spec.dtype))
+
+
+class Buffers:
+    """Memory for batches, used again as soon as nobody can see it any more, and never before.
+
+    What costs most in a large fresh array is the kernel's clearing of its pages. A tensor made by `torch.from_numpy`
+    holds the array that it shows: an array that only this class holds is free.
+    """
+
+    def __init__(self, pinned: bool) -> None:
+        self._pinned, self._all = pinned, list[NDArray[np.uint8]]()
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        size = int(np.prod(shape)) * dtype.itemsize
+        room = self._free(size)
+        start = -room.ctypes.data % LINE
+        return room[start : start + size].view(dtype).reshape(shape)
+
+    def _free(self, size: int) -> NDArray[np.uint8]:
+        for place in range(len(self._all)):
+            if sys.getrefcount(self._all[place]) == _OURS_ALONE:
+                if len(self._all[place]) < size + LINE:
+                    self._all[place] = self._new(size)
+                return self._all[place]
+        self._all.append(self._new(size))
+        return self._all[-1]
+
+    def _new(self, size: int) -> NDArray[np.uint8]:
+        memory: NDArray[np.uint8] = torch.empty(size + LINE, dtype=torch.uint8, pin_memory=self._pinned).numpy()
+        return memory
+
+
+_OURS_ALONE = 2  # references: the list's, and the question's own
+
+Captions = Literal["each", "one", "all"]
+
+
+class Loader(IterableDataset[Batch]):
+    """Batches of a training, straight from the store: read ahead by a thread, into memory that is used again.
+
+    A sample is a caption with its item ("each"), an item with one of its captions, drawn anew every epoch ("one"), or
+    an item with all of them ("all"). All samples come once an epoch, in an order that only the seed decides.
+    `batch_size` counts the samples of a step over all ranks: each of `world` gets an equal part of the same batches, so
+    more or fewer processes go on alike. Only where the last, shorter batch of an epoch cannot be shared equally does it
+    borrow up to world - 1 samples of the next epoch. Several streams advance together; an epoch is one of the first.
+
+    `state_dict` is seed, epoch and cursor: samples of the epoch that were handed out. An iteration that was broken off
+    goes on there; one that ended is followed by the next epoch. With `torch.utils.data.DataLoader(loader,
+    batch_size=None, num_workers=2)` each worker makes every other batch, but one thread is faster than any worker.
+    """
+
+    def __init__(
+        self,
+        streams: Reader | Mapping[str, Reader],
+        batch_size: int,
+        *,
+        captions: Captions = "each",
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world: int | None = None,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        ahead: int = 2,
+    ) -> None:
+        """rank and world are torch.distributed's unless given; values keep the store's dtype unless one is given."""
+        self.batch_size, self.captions, self.drop_last, self.ahead = batch_size, captions, drop_last, ahead
+        self._device, self._dtype = torch.device(device), dtype
+        self._rank, self._world = _place_among(rank, world)
+        buffers = Buffers(pinned=self._device.type == "cuda")
+        given = {ANNOTATED: streams} if isinstance(streams, Reader) else dict(streams)
+        self._readers = {name: replace(reader, buffers=buffers) for name, reader in given.items()}
+        self._counts = {name: self._samples(reader) for name, reader in self._readers.items()}
+        self._converted = buffers
+        self.seed, self.epoch, self.cursor = seed, 0, 0
+        self._check()
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, for every rank."""
+        return self._length // self.batch_size if self.drop_last else -(-self._length // self.batch_size)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self.seed, "epoch": self.epoch, "cursor": self.cursor}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.seed, self.epoch, self.cursor = (int(state[name]) for name in ("seed", "epoch", "cursor"))
+        if not 0 <= self.cursor <= self._length or self.epoch < 0:
+            raise ValueError(f"{dict(state)} is no place in epochs of {self._length:,} samples")
+
+    def set_epoch(self, epoch: int) -> None:
+        """To the beginning of an epoch."""
+        self.epoch, self.cursor = epoch, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch = self.epoch
+        for start, batch in self._read_ahead(epoch):
+            self.cursor = start + self._size(start)
+            yield batch
+        self.set_epoch(epoch + 1)
+
+    def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
+        starts, waiting = deque(self._starts()), deque[tuple[int, Future[Batch]]]()
+        with ThreadPoolExecutor(1, "xmodal-loader") as thread:
+            try:
+                while starts or waiting:
+                    while starts and len(waiting) <= self.ahead:
+                        waiting.append((starts[0], thread.submit(self._batch, epoch, starts.popleft())))
+                    start, batch = waiting.popleft()
+                    yield start, batch.result()
+            finally:
+                thread.shutdown(cancel_futures=True)
+
+    @property
+    def _length(self) -> int:
+        return next(iter(self._counts.values()))
+
+    def _size(self, start: int) -> int:
+        return min(self.batch_size, self._length - start)
+
+    def _starts(self) -> list[int]:
+        """Where the batches that are left begin; of them, those of this worker of a DataLoader."""
+        stop = self._length - (self.batch_size - 1 if self.drop_last else 0)
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        return list(range(self.cursor, stop, self.batch_size))[first::step]
+
+    def _batch(self, epoch: int, start: int) -> Batch:
+        first = epoch * self._length + start
+        share = -(-self._size(start) // self._world)
+        mine = first + self._rank * share
+        streams = {}
+        for number, (name, reader) in enumerate(self._readers.items()):
+            samples = Order(self._counts[name], self.seed, number).take(mine, mine + share)
+            streams[name] = self._stream(reader, samples, Draws(self.seed, epoch))
+        return Batch(streams)
+
+    def _stream(self, reader: Reader, samples: NDArray[np.int64], draws: Draws) -> Stream:
+        items, captions = self._chosen(reader.examples, samples, draws)
+        text_items = reader.examples.caption_items[captions]
+        rows = np.arange(len(captions))
+        of_item = np.searchsorted(np.cumsum(reader.examples.caption_counts[items]), rows, "right")
+        pairs = np.stack([of_item if self.captions == "all" else rows, rows], axis=1)
+        visual, text = reader.visual(items, draws, samples), reader.text(captions)
+        stream = Stream(self._placed(visual), text, *map(torch.from_numpy, (items, text_items, captions, pairs)))
+        return stream.to(self._device) if self._device.type != "cpu" else stream
+
+    def _chosen(
+        self, examples: Examples, samples: NDArray[np.int64], draws: Draws
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Items, one for each visual row, and captions, one for each text row."""
+        if self.captions == "each":
+            return examples.caption_items[samples], samples
+        counts, firsts = examples.caption_counts[samples], examples.caption_starts[samples]
+        if self.captions == "one":
+            return samples, firsts + draws.below(counts, samples, which=2)
+        return samples, np.concatenate(
+            [np.arange(n) + f for f, n in zip(firsts.tolist(), counts.tolist(), strict=True)]
+        )
+
+    def _placed(self, visual: Padded) -> Padded:
+        """On the device, as the dtype asked for; what is stored in half precision also travels in it."""
+        values = visual.values.to(self._device)
+        if self._dtype is None or values.dtype == self._dtype:
+            return Padded(values, visual.lengths)
+        if values.is_cuda or self._dtype != torch.float32:
+            return Padded(values.to(self._dtype), visual.lengths)
+        room = self._converted.take(tuple(values.shape), np.dtype(np.float32))
+        return Padded(torch.from_numpy(room).copy_(values), visual.lengths)
+
+    def _samples(self, reader: Reader) -> int:
+        return len(reader.examples.words) if self.captions == "each" else len(reader.examples.ids)
+
+    def _check(self) -> None:
+        if self.batch_size < 1 or self.ahead < 1:
+            raise ValueError(f"batch_size {self.batch_size} and ahead {self.ahead} must be 1 or more")
+        if self.batch_size % self._world:
+            near = self.batch_size // self._world * self._world
+            raise ValueError(
+                f"{self.batch_size} samples a step cannot be shared equally by {self._world} ranks: "
+                f"take {near + self._world}" + f" or {near}" * bool(near)
+            )
+        if not len(self):
+            raise ValueError(f"{self._length} samples are less than one batch of {self.batch_size}")
+
+
+def _place_among(rank: int | None, world: int | None) -> tuple[int, int]:
+    together = distributed.is_available() and distributed.is_initialized()
+    rank = (distributed.get_rank() if together else 0) if rank is None else rank
+    world = (distributed.get_world_size() if together else 1) if world is None else world
+    if not 0 <= rank < world:
+        raise ValueError(f"rank {rank} is not one of {world}")
+    return rank, world
 
 
 def _common_row(arrays: Sequence[NDArray[Any]]) -> tuple[tuple[int, ...], np.dtype[Any]]:

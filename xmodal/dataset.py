@@ -1,18 +1,23 @@
-"""One view of a corpus as a reader of features sees it: which rows of the store, and captions as word ids."""
+"""A corpus under a root as a reader of features sees it: what is there, and of one view the rows and the words."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.corpora import View
-from xmodal.features import FeatureStore
+from xmodal.features import ROWS, FeatureStore
 from xmodal.outputs import Output, find
 from xmodal.records import Caption, Item, Split, read_rows
 from xmodal.text import Vocabulary
 from xmodal.trouble import Trouble
+
+if TYPE_CHECKING:
+    from xmodal.batches import Loader, Reader
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +34,16 @@ class Examples:
     words: tuple[NDArray[np.int32], ...]  # (captions,)
     absent: int  # items left out, as the store has no features of them
     silent: int  # items left out, as no text of the view's source describes them
+
+    @cached_property
+    def caption_counts(self) -> NDArray[np.int64]:
+        """(items,)"""
+        return np.bincount(self.caption_items, minlength=len(self.ids)).astype(np.int64)
+
+    @cached_property
+    def caption_starts(self) -> NDArray[np.int64]:
+        """(items,): where each item's captions begin."""
+        return np.cumsum(self.caption_counts) - self.caption_counts
 
     @classmethod
     def of(cls, records: Output, view: View, store: FeatureStore, vocabulary: Vocabulary) -> "Examples":
@@ -50,6 +65,74 @@ class Examples:
             absent=len(described) - len(silent) - len(seen),
             silent=len(silent),
         )
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What `xmodal.open` finds of a corpus: its records, and every set of features that its pictures or clips have."""
+
+    root: str
+    corpus: str
+    records: Output
+    features: tuple[Output, ...]
+
+    def __str__(self) -> str:
+        splits = ", ".join(f"{name} ({count:,})" for name, count in self.splits.items())
+        sets = "".join(f"\n  {_named(output)}" for output in self.features) or " none yet"
+        return f"{self.corpus} in {self.root}\nsplits: {splits}\nfeatures:{sets}"
+
+    @cached_property
+    def splits(self) -> dict[str, int]:
+        """The items of each split."""
+        with self.records.open("splits.parquet") as file:
+            return dict(Counter(split.name for split in read_rows(file, Split)))
+
+    def store(self, features: str | None = None) -> FeatureStore:
+        """By stage, identity, or stage/identity; nothing needs to be said where there is just one."""
+        chosen = [output for output in self.features if _is_meant(output, features)]
+        if len(chosen) == 1:
+            return FeatureStore(chosen[0])
+        names = "; ".join(map(_named, self.features)) or "none: build some first"
+        several = (
+            f"{len(chosen)} sets of features are {features!r}" if features else "there are several sets of features"
+        )
+        what = several if len(chosen) > 1 else f"no features {features!r}" if features else "there are no features"
+        raise Trouble(f"{self.corpus} in {self.root}: {what}; there are: {names}")
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The words that occur four times or more in the training captions."""
+        return Vocabulary.build(captions(self.records, View(self.corpus, self._training)), "nltk", minimum_count=4)
+
+    def reader(self, split: str, features: str | None = None, frames: int | None = None) -> "Reader":
+        """A split's examples with their features, for a `batches.Loader` or for evaluation; of clips so many frames."""
+        from xmodal.batches import Reader  # torch comes in here
+        from xmodal.models import Features
+
+        store = self.store(features)
+        examples = Examples.of(self.records, View(self.corpus, split), store, self.vocabulary)
+        return Reader(examples, store, Features(store.output.stage, frames))
+
+    def loader(self, split: str | None = None, features: str | None = None, **settings: Any) -> "Loader":
+        """Batches of a split, the training split unless one is named; `settings` are those of `batches.Loader`."""
+        from xmodal.batches import Loader
+
+        return Loader(self.reader(split or self._training, features), **{"batch_size": 128, **settings})
+
+    @property
+    def _training(self) -> str:
+        names = [name for name in self.splits if name.rpartition("/")[2] == "train"]
+        if len(names) != 1:
+            raise Trouble(f"{self.corpus}: name the split to load; there are: {', '.join(self.splits)}")
+        return names[0]
+
+
+def open_dataset(root: str, corpus: str) -> Dataset:
+    """What is built of a corpus under a root. Features of other media than its own are left out."""
+    records = choose(root, "records", corpus=corpus)
+    made = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
+    wanted = records.config.get("media_set")
+    return Dataset(root, corpus, records, tuple(o for o in made if _media_set(o) in (None, wanted) or wanted is None))
 
 
 def items(records: Output, view: View) -> frozenset[str]:
@@ -123,6 +206,14 @@ def _media_set(features: Output) -> str | None:
             name = media.config.get("name")
             return None if name is None else str(name)
     return None
+
+
+def _is_meant(output: Output, features: str | None) -> bool:
+    return features in (None, output.stage, output.identity, f"{output.stage}/{output.identity}")
+
+
+def _named(output: Output) -> str:
+    return f"{output.stage}/{_described(output)}"
 
 
 def _described(output: Output) -> str:

@@ -15,13 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from xmodal import runs
-from xmodal.batches import Padded
+from xmodal.batches import Padded, Reader
 from xmodal.dataset import Examples, choose, items, made_by, open_features
-from xmodal.features import FeatureStore
 from xmodal.identity import fingerprint
 from xmodal.metrics import RECALLS, WHOLE, Direction, Numbers, Pairs, Scores, Similarities, cuts, fold_windows, ranks
 from xmodal.models import Scorer
@@ -54,24 +52,6 @@ class Silence:
     @contextmanager
     def over(self, name: str, total: int, done: int = 0, unit: str = "units") -> Iterator[Callable[[int], None]]:
         yield lambda count: None
-
-
-@dataclass(frozen=True, eq=False)
-class Reader:
-    """Features and words of examples as a model takes them, on its device."""
-
-    examples: Examples
-    store: FeatureStore
-    device: str
-
-    def visual(self, items: NDArray[np.int64] | slice) -> Padded:
-        """A row of the store is a sequence of positions: a grid is flattened, a vector is a sequence of one."""
-        values = torch.from_numpy(self.store.take(self.examples.rows[items]))
-        return Padded.whole(values.reshape(len(values), -1, values.shape[-1]).to(self.device).float())
-
-    def text(self, captions: NDArray[np.int64] | slice) -> Padded:
-        places = np.arange(len(self.examples.words))[captions]
-        return Padded.of([self.examples.words[place] for place in places]).to(self.device)
 
 
 @dataclass(frozen=True)
@@ -197,38 +177,52 @@ def evaluate(run: str, root: str, split: str, *, device: str = "cpu", progress: 
         absent=examples.absent,
         silent=examples.silent,
         seen=len(items(records, recipe.view).intersection(examples.ids)),
-        scores=measure(load(run, device), Reader(examples, store, device), progress or Silence()),
+        scores=measure(load(run, device), Reader(examples, store, recipe.visual), progress or Silence(), device),
     )
 
 
 def measure(
-    scorer: Scorer[Any, Any], reader: Reader, progress: Progress, blocks: tuple[int, int] = BLOCKS
+    scorer: Scorer[Any, Any],
+    reader: Reader,
+    progress: Progress,
+    device: str = "cpu",
+    blocks: tuple[int, int] = BLOCKS,
 ) -> dict[str, Scores]:
     """Over all items, and over folds of 1,000 where they are whole ones; `blocks` changes memory and speed alone."""
     examples = reader.examples
     relevance = Pairs.of_texts(examples.caption_items, len(examples.ids))
     folds = fold_windows(examples.caption_items, len(examples.ids))
     with torch.inference_mode():
-        similarities = _similarities(scorer, reader, progress, blocks)
+        similarities = _similarities(scorer, reader, progress, device, blocks)
         whole, *parts = ranks(similarities, relevance, [WHOLE, *folds])
     return {"all": Scores.of([whole])} | ({"1K": Scores.of(parts)} if parts else {})
 
 
 def _similarities(
-    scorer: Scorer[Any, Any], reader: Reader, progress: Progress, blocks: tuple[int, int]
+    scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str, blocks: tuple[int, int]
 ) -> Similarities:
     if isinstance(scorer, nn.Module):
         scorer.eval()
     shape = len(reader.examples.ids), len(reader.examples.words)
     with progress.over("encode", sum(shape), unit="rows") as tick:
-        visual = [_ticked(scorer.encode_visual(reader.visual(rows)), rows, tick) for rows in cuts(shape[0], blocks[0])]
-        text = [_ticked(scorer.encode_text(reader.text(rows)), rows, tick) for rows in cuts(shape[1], blocks[1])]
+        visual = [
+            _ticked(scorer.encode_visual(_numbers(reader.visual(rows), device)), rows, tick)
+            for rows in cuts(shape[0], blocks[0])
+        ]
+        text = [
+            _ticked(scorer.encode_text(reader.text(rows).to(device)), rows, tick) for rows in cuts(shape[1], blocks[1])
+        ]
 
     def tile(visual_rows: slice, text_rows: slice) -> Numbers:
         some, others = visual[visual_rows.start // blocks[0]], text[text_rows.start // blocks[1]]
         return np.asarray(scorer.similarity(some, others).cpu().numpy())
 
     return Similarities(shape, blocks, tile)
+
+
+def _numbers(visual: Padded, device: str) -> Padded:
+    """On the device; features are stored and moved in half precision, and computed with in single."""
+    return Padded(visual.values.to(device).float(), visual.lengths)
 
 
 def _ticked(encoded: Any, rows: slice, tick: Callable[[int], None]) -> Any:

@@ -104,15 +104,32 @@ class Output:
         """Every file with the size it must have."""
         return {name: size for unit in self.units() for name, (size, _) in unit.files.items()}
 
+    @cached_property
+    def checksums(self) -> dict[str, str]:
+        """Every file with the sha256 of the bytes it must have."""
+        return {name: sha256 for unit in self.units() for name, (_, sha256) in unit.files.items()}
+
+    def read(self, name: str) -> bytes:
+        """One small file, refused where its bytes are not the committed ones."""
+        with self.open(name) as file:
+            data = file.read()
+        if hashlib.sha256(data).hexdigest() != self.checksums[name]:
+            raise Trouble(f"{self.where}/{name} is not what was committed: {CURE}")
+        return data
+
     def open(self, name: str) -> BinaryIO:
         """One file, refused where it is missing or its size is not the committed one."""
+        self.check(name)
+        return self.storage.open(f"{self.folder}/{name}")
+
+    def check(self, name: str) -> None:
+        """Refuses a file that is missing, or whose size is not the committed one."""
         if name not in self.files:
             raise Trouble(f"{self.where} has no file {name!r}; it has: {', '.join(list(self.files)[:8])}")
         actual = self.storage.size(f"{self.folder}/{name}")
         if actual != self.files[name]:
             found = "missing" if actual is None else f"{actual} bytes instead of {self.files[name]}"
             raise Trouble(f"{self.where}/{name} is {found}: `xmodal verify --forget`, then build again")
-        return self.storage.open(f"{self.folder}/{name}")
 
     @property
     def where(self) -> str:

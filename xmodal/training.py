@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from io import BytesIO
 from pathlib import Path
@@ -18,15 +18,13 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from xmodal import runs
-from xmodal.batches import ANNOTATED, Batch, Stream
+from xmodal.batches import Batch, Loader, Reader
 from xmodal.dataset import Examples, captions, choose, made_by, open_features
-from xmodal.evaluation import Progress, Reader, Silence, check_device, measure, read_tensors
-from xmodal.metrics import cuts
+from xmodal.evaluation import Progress, Silence, check_device, measure, read_tensors
 from xmodal.models import Cosine, Optimiser, Phase, Plateau, Recipe, Relative, Step, Tokens, Trainable
 from xmodal.outputs import Output
 from xmodal.runs import Run
@@ -99,8 +97,11 @@ def fit(
     devices = [device] if torch.device(device).type == "cuda" else []
     with _threads(threads), torch.random.fork_rng(devices), _log(run) as log:
         model = _model(run, started, device)
-        work = _Work(recipe, run, model, Reader(train, store, device), Reader(validation, store, device), progress, log)
-        return _go(work)
+        loader = Loader(
+            Reader(train, store, recipe.visual), recipe.batch_size, seed=recipe.seed, device=device, dtype=torch.float32
+        )
+        chooser = Reader(validation, store, recipe.visual)
+        return _go(_Work(recipe, run, model, loader, chooser, device, progress, log))
 
 
 def rate(optimiser: Optimiser, epoch: int, rsums: Sequence[float]) -> float:
@@ -129,18 +130,15 @@ class _Work:
     recipe: Recipe
     run: str
     model: nn.Module
-    train: Reader
+    loader: Loader
     validation: Reader
+    device: str
     progress: Progress
     log: BinaryIO
 
     @property
-    def steps_an_epoch(self) -> int:
-        return math.ceil(len(self.train.examples.words) / self.recipe.batch_size)
-
-    @property
     def steps(self) -> int:
-        return self.steps_an_epoch * sum(phase.epochs for phase in self.recipe.phases)
+        return len(self.loader) * sum(phase.epochs for phase in self.recipe.phases)
 
     def say(self, **facts: object) -> None:
         self.log.write(json.dumps(facts).encode() + b"\n")
@@ -169,7 +167,6 @@ def _go(work: _Work) -> Outcome:
 
 def _train_epoch(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Place) -> None:
     chance = np.random.default_rng([work.recipe.seed, place.phase, place.epoch])
-    order = chance.permutation(len(work.train.examples.words))
     torch.manual_seed(int(chance.integers(2**63)))
     work.model.train()
     _evaluate_frozen(work.model)
@@ -177,15 +174,15 @@ def _train_epoch(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, pl
     for group in optimiser.param_groups:
         group["lr"] = now * group["multiplier"]
     name = f"phase {place.phase} epoch {place.epoch}" if len(work.recipe.phases) > 1 else f"epoch {place.epoch}"
-    with work.progress.over(name, len(order), unit="pairs") as tick:
-        for rows in cuts(len(order), work.recipe.batch_size):
-            _step(work, phase, optimiser, place, order[rows])
+    work.loader.set_epoch(sum(earlier.epochs for earlier in work.recipe.phases[: place.phase]) + place.epoch)
+    with work.progress.over(name, len(work.loader), unit="steps") as tick:
+        for batch in work.loader:
+            _step(work, phase, optimiser, place, replace(batch, progress=place.step / work.steps))
             place.step += 1
-            tick(rows.stop - rows.start)
+            tick(1)
 
 
-def _step(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Place, chosen: NDArray[np.int64]) -> None:
-    batch = Batch({ANNOTATED: _stream(work.train, chosen)}, place.step / work.steps).to(work.train.device)
+def _step(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Place, batch: Batch) -> None:
     terms = cast(Trainable[Any, Any], work.model).objective(batch)
     loss = total(terms, phase.weights)
     _refuse_infinite("loss", loss, terms, place)
@@ -201,16 +198,10 @@ def _step(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Pl
         work.say(**where, loss=loss.item(), terms=values, norm=norm.item(), rates=rates)
 
 
-def _stream(reader: Reader, chosen: NDArray[np.int64]) -> Stream:
-    items = reader.examples.caption_items[chosen]
-    ids = (torch.from_numpy(items), torch.from_numpy(chosen))
-    return Stream.paired(reader.visual(items), reader.text(chosen), *ids)
-
-
 def _validate(work: _Work, place: Place) -> None:
     """Keeps the weights if they are the best so far."""
     try:
-        scores = measure(cast(Trainable[Any, Any], work.model), work.validation, work.progress)["all"]
+        scores = measure(cast(Trainable[Any, Any], work.model), work.validation, work.progress, work.device)["all"]
     except ValueError as error:
         raise Trouble(f"{work.recipe.name} cannot be validated after step {place.step - 1}: {error}") from error
     place.rsums.append(scores.rsum)

@@ -1,0 +1,450 @@
+"""One Zarr v3 array of equal rows: its layout, its shards, and a reader that maps all of them as one flat ndarray.
+
+A shard as we write it is uncompressed and in order, so that it can be mapped, and any Zarr v3 reader opens it:
+
+    chunk 0 | chunk 1 | … | crc32c of each chunk | offset and length of each chunk | crc32c of those
+
+Shards may be short: chunks after the last row are marked as not there and take no bytes. The checksums lie where other
+readers see a gap; here a chunk is checked the first time that one of its rows is read, and never again.
+
+What others wrote is read too. Where chunks are uncompressed but in another order, or left out because they hold the
+fill value alone, rows are copied one by one. All else is decoded by zarr-python: right, and slow; for archives only.
+"""
+
+import ctypes
+import json
+import math
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+from weakref import finalize
+
+import numpy as np
+from google_crc32c import extend
+from numpy.typing import NDArray
+
+from xmodal.trouble import Trouble
+
+LINE = 64  # bytes of a cache line
+HUGE = 2 * 1024 * 1024  # mappings start on such an address, so that the kernel may use huge pages
+NO_CHUNK = 2**64 - 1  # offset and length, in a shard's index, of a chunk that is not there
+CHECKSUMS = {"checksums": "crc32c of every chunk, little-endian, between the last chunk and the index"}
+PLAIN = {"name": "bytes", "configuration": {"endian": "little"}}
+KEYS = ({"name": "default", "configuration": {"separator": "/"}}, {"name": "default"})
+INDEX_CODECS = [PLAIN, {"name": "crc32c"}]
+PROBES = 8  # rows of a batch that are asked for before it is copied: is the file in memory?
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What values/zarr.json says of an array that can be mapped: every chunk holds whole rows."""
+
+    rows: int
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk_rows: int
+    shard_rows: int
+    fill: object = 0
+    checksums: bool = True
+    index_first: bool = False  # written by others
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.row_shape) * self.dtype.itemsize
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self.chunk_rows * self.row_bytes
+
+    @property
+    def shard_bytes(self) -> int:
+        return self.shard_rows * self.row_bytes
+
+    @property
+    def shard_chunks(self) -> int:
+        return self.shard_rows // self.chunk_rows
+
+    @property
+    def index_bytes(self) -> int:
+        return 16 * self.shard_chunks + 4
+
+    @property
+    def shards(self) -> int:
+        return -(-self.rows // self.shard_rows)
+
+    def shard_key(self, shard: int) -> str:
+        return f"c/{shard}" + "/0" * len(self.row_shape)
+
+    def chunks_of(self, shard: int) -> int:
+        """How many chunks a shard has rows in; the last one may be short."""
+        return -(-min(self.shard_rows, self.rows - shard * self.shard_rows) // self.chunk_rows)
+
+    def metadata(self) -> dict[str, object]:
+        """zarr.json of an array as we write it."""
+        sharding = {
+            "chunk_shape": [self.chunk_rows, *self.row_shape],
+            "codecs": [PLAIN],
+            "index_codecs": INDEX_CODECS,
+            "index_location": "end",
+        }
+        grid = {"chunk_shape": [self.shard_rows, *self.row_shape]}
+        return {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": [self.rows, *self.row_shape],
+            "data_type": self.dtype.name,
+            "chunk_grid": {"name": "regular", "configuration": grid},
+            "chunk_key_encoding": KEYS[0],
+            "fill_value": 0,
+            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+            "attributes": CHECKSUMS,
+        }
+
+    @staticmethod
+    def of(array: dict[str, Any]) -> "Layout | None":
+        """None where an array cannot be mapped: it is compressed, not sharded, or a chunk does not hold whole rows."""
+        rows, *row_shape = array["shape"]
+        codecs, grid = array["codecs"], array["chunk_grid"]["configuration"]["chunk_shape"]
+        if [codec["name"] for codec in codecs] != ["sharding_indexed"]:
+            return None
+        sharding = codecs[0]["configuration"]
+        whole_rows = sharding["chunk_shape"][1:] == row_shape and grid[1:] == row_shape and 0 not in row_shape
+        dtype = _plain_dtype(array["data_type"], sharding["codecs"])
+        usual = sharding["index_codecs"] == INDEX_CODECS and array["chunk_key_encoding"] in KEYS
+        if not whole_rows or dtype is None or not usual or isinstance(array["fill_value"], str):
+            return None
+        return Layout(
+            *(rows, tuple(row_shape), dtype, sharding["chunk_shape"][0], grid[0]),
+            fill=array["fill_value"],
+            checksums="checksums" in array.get("attributes", {}),
+            index_first=sharding.get("index_location", "end") == "start",
+        )
+
+
+class ShardWriter:
+    """Streams one shard: rows in, chunks and their checksums out; only the checksums are held."""
+
+    def __init__(self, file: BinaryIO, layout: Layout) -> None:
+        self._file, self._layout = file, layout
+        self._checksums = [0]  # the last one is of the chunk in work
+        self._room = layout.chunk_bytes  # what that chunk lacks
+
+    def append(self, rows: NDArray[Any]) -> None:
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+        data.flags.writeable = False  # or its checksum would be refused
+        self._file.write(data.data)
+        while len(data):
+            part, data = data[: self._room], data[self._room :]
+            self._checksums[-1] = extend(self._checksums[-1], part)
+            self._room -= len(part)
+            if not self._room:
+                self._checksums.append(0)
+                self._room = self._layout.chunk_bytes
+
+    def finish(self) -> None:
+        if self._room < self._layout.chunk_bytes:
+            self.append(np.zeros(self._room, np.uint8))
+        *checksums, _ = self._checksums
+        self._file.write(np.array(checksums, "<u4").tobytes())
+        self._file.write(_index(self._layout, len(checksums)))
+
+
+class Rows(Protocol):
+    """The rows of an array, wherever and however they lie."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """`rows` lie within the array; `out` has their shape and dtype."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """A shard's file on this machine, once its index was read and found whole."""
+
+    path: str
+    starts: NDArray[np.int64]  # of every chunk, in the file; below zero where there is none
+    checksums: NDArray[np.uint32] | None
+    in_order: int | None  # chunks, where they begin the file one after the other and none is left out
+
+    @staticmethod
+    def read(path: str, layout: Layout) -> "Shard":
+        try:
+            with open(path, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(0 if layout.index_first else max(size - layout.index_bytes, 0))
+                starts = _read_index(file.read(layout.index_bytes), layout, size)
+                chunks = int(np.count_nonzero(starts >= 0))
+                checksums = _read_checksums(file, chunks, layout, size) if layout.checksums else None
+        except ValueError as error:
+            raise Trouble(f"{path} is damaged: {error}") from None
+        in_order = np.array_equal(starts[:chunks], np.arange(chunks) * layout.chunk_bytes)
+        return Shard(path, starts, checksums, chunks if in_order else None)
+
+    def holds(self, chunks: int) -> bool:
+        """At least the first so many, in order."""
+        return self.in_order is not None and self.in_order >= chunks
+
+
+class MappedRows:
+    """Shards that lie in order, one behind the other in one range of addresses: a single flat, read-only ndarray.
+
+    `shard` gives one by its number, when a row of it is first wanted. Safe to fork: mappings stay. A file that is
+    cut off while it is mapped ends the process (SIGBUS), as it does with np.memmap; outputs are never changed in place.
+    """
+
+    def __init__(self, layout: Layout, shard: Callable[[int], Shard]) -> None:
+        self.layout, self._shard = layout, shard
+        if layout.shard_bytes % mmap.PAGESIZE:
+            rows = math.lcm(layout.row_bytes, mmap.PAGESIZE) // layout.row_bytes
+            raise Trouble(
+                f"shards of {layout.shard_rows:,} rows do not end on this machine's pages of {mmap.PAGESIZE:,} bytes: "
+                f"build them with rows_per_shard a multiple of {rows:,}"
+            )
+        self._space = _Addresses(layout.shards * layout.shard_bytes)
+        self._bytes = np.asarray(self._space)
+        self._values = self._bytes.view(layout.dtype).reshape(-1, *layout.row_shape)
+        self._mapped = np.zeros(layout.shards, bool)
+        self._paths = [""] * layout.shards
+        chunks = layout.shards * layout.shard_chunks
+        self._unchecked = np.zeros(chunks, bool)
+        self._checksums = np.empty(chunks, np.uint32)  # both take memory only where a shard is mapped
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.layout.rows, *self.layout.row_shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.layout.dtype
+
+    def map(self, shard: int) -> None:
+        found = self._shard(shard)
+        if found.in_order is None:
+            raise Trouble(f"{found.path} is damaged: its chunks are not in order")
+        self._space.place(shard * self.layout.shard_bytes, found.path, found.in_order * self.layout.chunk_bytes)
+        if found.checksums is not None:
+            first = shard * self.layout.shard_chunks
+            self._checksums[first : first + found.in_order] = found.checksums
+            self._unchecked[first : first + found.in_order] = True
+        self._mapped[shard], self._paths[shard] = True, found.path
+
+    def map_all(self) -> None:
+        for shard in np.flatnonzero(~self._mapped).tolist():
+            self.map(shard)
+
+    def check_all(self) -> None:
+        """Reads everything once."""
+        self.map_all()
+        self._check(np.flatnonzero(self._unchecked))
+
+    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        if not self._mapped.all():
+            shards = np.unique(rows // self.layout.shard_rows)
+            for shard in shards[~self._mapped[shards]].tolist():
+                self.map(shard)
+        self._ask_for(rows)
+        self._check(rows // self.layout.chunk_rows)
+        np.take(self._values, rows, axis=0, out=out, mode="clip")  # "raise" would copy twice; the bounds were checked
+
+    def _ask_for(self, rows: NDArray[np.int64]) -> None:
+        """All that a batch needs from a cold disk, at once: a fault at a time the disk would wait for us."""
+        size = self.layout.row_bytes
+        some = rows[:: max(1, len(rows) // PROBES)].tolist()
+        if not all(self._space.in_memory(row * size + size // 2) for row in some):
+            for row in np.unique(rows).tolist():
+                self._space.will_need(row * size, size)
+
+    def _check(self, chunks: NDArray[np.int64]) -> None:
+        """The checksums of those that nobody has read yet."""
+        size = self.layout.chunk_bytes
+        for chunk in np.unique(chunks[self._unchecked[chunks]]).tolist():
+            if extend(0, self._bytes[chunk * size : (chunk + 1) * size]) != self._checksums[chunk]:
+                first, stop = chunk * self.layout.chunk_rows, (chunk + 1) * self.layout.chunk_rows
+                rows = f"row {first}" if stop == first + 1 else f"one of the rows {first} to {stop - 1}"
+                path = self._paths[first // self.layout.shard_rows]
+                raise Trouble(f"{path} is damaged: {rows} is not what was written")
+            self._unchecked[chunk] = False
+
+
+class ScatteredRows:
+    """Shards of others: chunks in any order and place, those that hold the fill value alone often left out."""
+
+    def __init__(self, layout: Layout, shards: list[Shard | None]) -> None:
+        self.layout = layout
+        lengths = [-(-os.path.getsize(shard.path) // mmap.PAGESIZE) * mmap.PAGESIZE if shard else 0 for shard in shards]
+        offsets = np.cumsum([0, *lengths])
+        self._space = _Addresses(int(offsets[-1]))
+        self._starts = np.full(len(shards) * layout.shard_chunks, -1, np.int64)
+        for number, shard in enumerate(shards):
+            if shard is not None:
+                self._space.place(int(offsets[number]), shard.path, os.path.getsize(shard.path))
+                first = number * layout.shard_chunks
+                here = np.where(shard.starts < 0, -1, shard.starts + offsets[number])
+                self._starts[first : first + layout.shard_chunks] = here
+        self._bytes = np.asarray(self._space)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.layout.rows, *self.layout.row_shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.layout.dtype
+
+    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        layout = self.layout
+        starts = self._starts[rows // layout.chunk_rows]
+        places = np.where(starts < 0, -1, starts + rows % layout.chunk_rows * layout.row_bytes)
+        for to, place in enumerate(places.tolist()):
+            if place < 0:
+                out[to] = layout.fill
+            else:
+                row = self._bytes[place : place + layout.row_bytes]
+                out[to] = np.frombuffer(row, layout.dtype).reshape(layout.row_shape)
+
+
+class DecodedRows:
+    """Any other array, through zarr-python."""
+
+    def __init__(self, folder: str) -> None:
+        import zarr  # only archives need it
+
+        array = zarr.open_array(folder, mode="r")
+        self._array = array
+        self.shape, self.dtype = array.shape, np.dtype(array.dtype)
+
+    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        out[...] = self._array.oindex[rows]
+
+
+def open_array(folder: str) -> Rows:
+    """Any Zarr v3 array in a local folder, whoever wrote it. What a writer left out reads as the fill value."""
+    try:
+        with open(f"{folder}/zarr.json", "rb") as file:
+            about = json.load(file)
+        layout = Layout.of(about)
+    except FileNotFoundError:
+        raise Trouble(f"{folder} is no Zarr v3 array: it has no zarr.json") from None
+    except (ValueError, LookupError, TypeError) as error:
+        raise Trouble(f"{folder}/zarr.json describes no array ({error!r})") from error
+    if layout is None:
+        return DecodedRows(folder)
+    paths = [f"{folder}/{layout.shard_key(shard)}" for shard in range(layout.shards)]
+    shards = [Shard.read(path, layout) if os.path.exists(path) else None for path in paths]
+    whole = [shard for number, shard in enumerate(shards) if shard and shard.holds(layout.chunks_of(number))]
+    if len(whole) < len(shards) or layout.shard_bytes % mmap.PAGESIZE:
+        return ScatteredRows(layout, shards)
+    rows = MappedRows(layout, whole.__getitem__)
+    rows.map_all()
+    return rows
+
+
+def buffer(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Memory to copy rows into, on a cache line. What np.empty gives begins 16 bytes after one.
+
+    Rows begin on a page, and a processor that stores a little behind where it loads waits for itself: the same copy
+    into a buffer of np.empty takes two to three times as long.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    room = np.empty(size + LINE, np.uint8)
+    start = -room.ctypes.data % LINE
+    found: NDArray[Any] = room[start : start + size].view(dtype).reshape(shape)
+    return found
+
+
+class _Addresses:
+    """A range of addresses without memory, into which files are mapped; as an ndarray it is read-only bytes."""
+
+    def __init__(self, size: int) -> None:
+        self._length = size + HUGE
+        self._whole = _map(None, self._length, _NO_ACCESS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+        self._start = -(-self._whole // HUGE) * HUGE
+        unmapped = finalize(self, _LIBC.munmap, self._whole, self._length)
+        unmapped.atexit = False  # a thread may still be reading
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (self._start, True)}
+
+    def place(self, offset: int, path: str, size: int) -> None:
+        """The first bytes of a file; beyond them there is nothing to be read."""
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            if size:
+                _map(self._start + offset, size, mmap.PROT_READ, mmap.MAP_SHARED | _AT_THIS_ADDRESS, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def in_memory(self, offset: int) -> bool:
+        """Whether the page of a byte is there, so that reading it waits for no disk."""
+        there = ctypes.c_ubyte()
+        page = (self._start + offset) & -mmap.PAGESIZE
+        return _LIBC.mincore(page, 1, ctypes.byref(there)) != 0 or bool(there.value & 1)
+
+    def will_need(self, offset: int, size: int) -> None:
+        start = (self._start + offset) & -mmap.PAGESIZE
+        _LIBC.madvise(start, self._start + offset + size - start, mmap.MADV_WILLNEED)
+
+
+_NO_ACCESS, _AT_THIS_ADDRESS = 0, 0x10  # PROT_NONE and MAP_FIXED, which Python's mmap does not name
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_longlong)
+_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_LIBC.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+
+
+def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:
+    """Python's own mmap cannot map to a given address."""
+    found = _LIBC.mmap(address, size, protection, flags, descriptor, 0)
+    if found is None or found == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{os.strerror(number)}: {size:,} bytes cannot be mapped into memory")
+    return int(found)
+
+
+def _index(layout: Layout, chunks: int) -> bytes:
+    index = np.full((layout.shard_chunks, 2), NO_CHUNK, "<u8")
+    index[:chunks, 0] = np.arange(chunks) * layout.chunk_bytes
+    index[:chunks, 1] = layout.chunk_bytes
+    return _with_checksum(index.tobytes())
+
+
+def _with_checksum(data: bytes) -> bytes:
+    return data + int(extend(0, data)).to_bytes(4, "little")
+
+
+def _read_index(data: bytes, layout: Layout, size: int) -> NDArray[np.int64]:
+    """Where each chunk starts, -1 where there is none."""
+    if len(data) < layout.index_bytes or data != _with_checksum(data[:-4]):
+        raise ValueError("it does not hold the index of its chunks")
+    offsets, lengths = np.frombuffer(data[:-4], "<u8").reshape(-1, 2).T
+    there = (offsets != NO_CHUNK) | (lengths != NO_CHUNK)
+    starts = np.where(there, offsets, 0).astype(np.int64)
+    if (
+        (lengths[there] != layout.chunk_bytes).any()
+        or (starts < 0).any()
+        or (starts > size - layout.chunk_bytes)[there].any()
+    ):
+        raise ValueError("its index points outside of it")
+    return np.where(there, starts, -1)
+
+
+def _read_checksums(file: BinaryIO, chunks: int, layout: Layout, size: int) -> NDArray[np.uint32]:
+    """They follow the chunks, which are in order and begin the file."""
+    if size != chunks * (layout.chunk_bytes + 4) + layout.index_bytes:
+        raise ValueError(f"its {size:,} bytes are not those of {chunks:,} chunks")
+    file.seek(chunks * layout.chunk_bytes)
+    return np.frombuffer(file.read(4 * chunks), "<u4")
+
+
+def _plain_dtype(name: object, codecs: object) -> np.dtype[Any] | None:
+    """None where the bytes of a chunk are not the rows as numpy has them."""
+    known = {"bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}
+    if name not in known | {"float16", "float32", "float64"}:
+        return None
+    dtype = np.dtype(str(name)).newbyteorder("<")
+    return dtype if codecs == [PLAIN] or (codecs == [{"name": "bytes"}] and dtype.itemsize == 1) else None
