@@ -14,6 +14,11 @@ install: .venv/installed
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+.venv/bench-installed: .venv/installed
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev,bench]'
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --no-deps mosaicml-streaming
+	@touch $@
+
 demo: install
 	$(BIN)/xmodal demo
 
@@ -26,7 +31,7 @@ check: install
 	$(BIN)/mypy
 
 # make bench ONLY=engine; ANCHORS=DIR names a folder of public checkouts to compare with.
-bench: install
+bench: .venv/bench-installed
 	$(BIN)/python -m tests.benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(ANCHORS),--anchors $(ANCHORS))
 
 # make chaos SCHEDULES=50: more kill schedules than make test runs.

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ EPILOG = """examples:
   xmodal build coco/resnet --root data --set resnet.network=resnet50 --set resnet.weights=IMAGENET1K_V2
   xmodal train vsepp --root data --run runs/vsepp; xmodal evaluate runs/vsepp --root data
   xmodal publish coco --root data --out coco-captions
+  xmodal import dev_ims.npy --root data --name scan36; xmodal export data/scan36/IDENTITY features.h5
   xmodal status --root data; xmodal retry coco --root data
   xmodal build mine.py --root data --serial             a corpus of your own, without Ray
 
@@ -63,7 +65,8 @@ def _show(chosen: argparse.Namespace, result: Any) -> None:
     from pipelines import wording
 
     try:
-        print(json.dumps(result, indent=1) if chosen.json else "\n".join(getattr(wording, chosen.command)(result)))
+        said = getattr(wording, chosen.command + "_" * iskeyword(chosen.command))  # `import` is no name in Python
+        print(json.dumps(result, indent=1) if chosen.json else "\n".join(said(result)))
         sys.stdout.flush()
     except BrokenPipeError:  # `xmodal status | head`: whoever read has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -91,11 +94,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
-    def command(name: str, text: str, *, targets: str | None = None, root: bool = True) -> argparse.ArgumentParser:
+    def command(name: str, text: str, *, targets: str = "", root: bool | None = True) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         if targets:
             sub.add_argument("targets", nargs="+", metavar=targets, help="a corpus or a file mine.py; /STAGE for one")
-        sub.add_argument("--root", required=root, help="where outputs are: a folder, or a URL such as s3://bucket/run")
+        sub.set_defaults(root=None)
+        if root is not None:
+            sub.add_argument("--root", required=root, help="where outputs are: a folder, or a URL, s3://bucket/run")
         sub.add_argument("--json", action="store_true", help="the result as JSON on stdout")
         return sub
 
@@ -113,6 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     _evaluating(command("evaluate", "every metric of a run on a split of its corpus"))
     publish = command("publish", "a Hugging Face dataset in a local folder", targets="CORPUS")
     publish.add_argument("--out", type=_local, required=True, help="the folder; one of an earlier publish is replaced")
+    _importing(command("import", "features that you have already, as the output of a stage; goes on where it stopped"))
+    _exporting(command("export", "features as .npy, .h5, webdataset .tar, or an npz an item", root=None))
     demo = command("demo", "everything, on a small generated world with COCO's files", root=False)
     demo.add_argument("--items", type=int, default=1000, help="scenes in the world (default: 1000)")
     _circumstances(demo)
@@ -135,6 +142,24 @@ def _evaluating(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
 
 
+def _importing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=_local, help="x.npy, x.h5, x.tar, a Zarr array, or a folder of .npz, .npy, .tar")
+    parser.add_argument("--name", required=True, help="the stage that it becomes, as recipes name it (visual.stage)")
+    parser.add_argument("--ids", type=_local, help="a file with one id a line (default: x_ids.txt or ids.txt beside)")
+    parser.add_argument("--key", help="which array of an .h5 or of every .npz; of a tar, the KEY of ID.KEY.npy")
+    _workers(parser)
+
+
+def _exporting(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("features", help="the directory of the features: ROOT/STAGE/IDENTITY")
+    parser.add_argument("out", type=_local, help="x.npy, x.h5 or x.tar; any other name is a folder of .npz")
+    parser.add_argument("--array", help="which array of the features (default: the first)")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--ids", type=_local, help="a file with one id a line: these alone, in this order")
+    chosen.add_argument("--split", help="such as karpathy/test: its items; x_ims.npy gets captions in x_caps.txt")
+    parser.add_argument("--corpus", help="of the split, where the root has several")
+
+
 def _local(text: str) -> Path:
     if "://" in text:
         raise argparse.ArgumentTypeError(f"a path on this machine, not {text}")
@@ -151,12 +176,14 @@ def _circumstances(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--raw", type=_local, help="a folder with files you have already; linked, not copied, if possible"
     )
-    parser.add_argument("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
-    parser.add_argument(
-        "--workers", type=_count, default=0, help="at most so many workers; default: all there is room for"
-    )
-    parser.add_argument("--serial", action="store_true", help="one after the other in this process, without Ray")
+    _workers(parser)
     parser.add_argument("--weights", type=_local, help="a state_dict for the network, in place of its named weights")
+
+
+def _workers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
+    parser.add_argument("--workers", type=_count, default=0, help="at most so many; default: all there is room for")
+    parser.add_argument("--serial", action="store_true", help="one after the other in this process, without Ray")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; changes identity")
 
 
@@ -259,6 +286,25 @@ def _publish(chosen: argparse.Namespace) -> tuple[Any, int]:
     return publish(corpus, storage, chosen.out, feature_stores(corpus, storage), Progress()), 0
 
 
+def _import(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.exchange import import_features
+    from pipelines.progress import Progress
+    from xmodal.exchange import open_source
+    from xmodal.storage import open_storage
+
+    source = open_source(chosen.source, chosen.ids, chosen.key)
+    where = open_storage(chosen.root)
+    return import_features(where, chosen.name, source, chosen.set, _runner(chosen), Progress()), 0
+
+
+def _export(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.exchange import export_features
+    from pipelines.progress import Progress
+
+    some = (chosen.ids, chosen.split, chosen.corpus)
+    return export_features(chosen.features, chosen.out, chosen.array, *some, Progress()), 0
+
+
 def _demo(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.demo.run import demo
     from pipelines.demo.world import World
@@ -290,6 +336,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
     "train": _train,
     "evaluate": _evaluate,
     "publish": _publish,
+    "import": _import,
+    "export": _export,
     "demo": _demo,
     "doctor": _doctor,
 }

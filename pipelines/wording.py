@@ -81,6 +81,27 @@ def publish(result: Result) -> list[str]:
     ]
 
 
+def import_(result: Result) -> list[str]:
+    remarks = [f"from {result['source_dtype']}"] if result["source_dtype"] != result["dtype"] else []
+    remarks += [f"one of the {result['copies']} equal rows of each"] if result["copies"] > 1 else []
+    state = "imported" if result["built"] else "up to date"
+    return [
+        f"{result['path']}: {state}, {_features(result)}" + "".join(f", {remark}" for remark in remarks),
+        f"recipes whose visual.stage is {result['stage']!r} read it",
+    ]
+
+
+def export(result: Result) -> list[str]:
+    absent = f"; {result['absent']:,} absent ones are left out" if result["absent"] else ""
+    beside = f", beside it {' and '.join(result['beside'])}" if result["beside"] else ""
+    return [f"{result['path']}: {_features(result)}{beside}{absent}"]
+
+
+def _features(result: Result) -> str:
+    shape = " x ".join(map(str, ["rows"] * result["ragged"] + result["row_shape"])) or "one number"
+    return f"{result['items']:,} items, each {shape}, {result['dtype']}"
+
+
 def demo(result: Result) -> list[str]:
     root, run, xmodal = os.path.relpath(result["root"]), os.path.relpath(result["training"]["run"]), _as_typed("xmodal")
     unchanged = not any(row["built"] for row in result["outputs"]) and not result["training"]["trained"]

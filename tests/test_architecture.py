@@ -18,7 +18,7 @@ MODULES = {
 }
 TORCH = {f"xmodal/{name}.py" for name in ("batches", "vision", "regions", "losses", "training", "evaluation")}
 DOORS = {"ray": {"pipelines/ray_runner.py"}, "fsspec": {"xmodal/storage.py"}}
-SINGLE_DOOR = ("zarr", "tensorstore", "av", "cv2", "detectron2", "transformers", "s3fs")
+SINGLE_DOOR = ("zarr", "tensorstore", "av", "cv2", "detectron2", "transformers", "s3fs", "h5py")
 WITHOUT_TORCH_OR_RAY = (
     "xmodal",
     "xmodal.trouble",
@@ -29,6 +29,10 @@ WITHOUT_TORCH_OR_RAY = (
     "xmodal.records",
     "xmodal.corpora",
     "xmodal.features",
+    "xmodal.arrays",
+    "xmodal.order",
+    "xmodal.exchange",
+    "pipelines.exchange",
     "xmodal.metrics",
     "xmodal.archives",
     "xmodal.vision",

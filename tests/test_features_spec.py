@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xmodal.features import FeatureSpec
+from xmodal.features import FeatureSpec, extents_file, shard_file, shard_ranges
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -54,6 +54,25 @@ def test_short_shards_for_slow_extractors() -> None:
     assert (boxes.shard_rows, boxes.chunk_rows) == (128, 128)
 
 
+@pytest.mark.parametrize(
+    ("row_shape", "dtype"), [((2048,), "float16"), ((), "uint8"), ((), "int32"), ((300,), "float32")]
+)
+def test_default_ragged_shards_have_room_for_many_long_items(row_shape: tuple[int, ...], dtype: str) -> None:
+    """Of 256 items; what they do not need takes no bytes."""
+    spec = FeatureSpec("clips", row_shape, dtype, ragged=True)  # type: ignore[arg-type]
+    assert spec.shard_items == 256
+    assert 512 * MIB < spec.shard_rows * spec.row_bytes <= 1024 * MIB
+    assert spec.shard_rows % spec.chunk_rows == 0
+    assert 128 * KIB < spec.chunk_rows * spec.row_bytes <= 256 * KIB
+
+
+def test_a_ragged_array_has_the_rows_that_its_items_may_have() -> None:
+    spec = FeatureSpec("clips", (64,), "float16", True, 4, 32, 5)
+    assert [spec.layout(items).rows for items in (0, 1, 5, 6, 12)] == [0, 32, 32, 64, 96]
+    assert [list(items) for items in shard_ranges(spec, 7)] == [[0, 1, 2, 3, 4], [5, 6]]
+    assert (shard_file(spec, 2), extents_file(spec, 2)) == ("clips/c/2/0", "clips_extents/c/2/0")
+
+
 def test_defaults_follow_a_replaced_dtype() -> None:
     half = FeatureSpec("pooled", (2048,))
     assert replace(half, dtype="float32").chunk_rows == half.chunk_rows // 2
@@ -72,6 +91,8 @@ def test_defaults_follow_a_replaced_dtype() -> None:
         ({"rows_per_chunk": -1}, "needs at least one"),
         ({"rows_per_shard": 100, "rows_per_chunk": 64}, "not whole chunks of 64"),
         ({"row_shape": (3,), "rows_per_shard": 1024}, "take a multiple of 2048 rows"),
+        ({"items_per_shard": 5}, "items_per_shard is for ragged arrays"),
+        ({"ragged": True, "items_per_shard": 0}, "needs at least one"),
     ],
 )
 def test_wrong_specs_are_refused(changes: dict[str, object], message: str) -> None:

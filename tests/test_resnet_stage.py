@@ -94,7 +94,9 @@ def test_the_features_are_those_of_the_network(storage: Storage, archives: dict[
         if media in data:
             alone = extractor(pixels(data[media], TINY)[None])
             np.testing.assert_allclose(store.read([id]), alone, rtol=2e-3, atol=2e-3)
-    np.testing.assert_array_equal(zarr.open_array(f"{output.where}/{store.spec.name}", mode="r")[...], store.take(range(20)))
+    np.testing.assert_array_equal(
+        zarr.open_array(f"{output.where}/{store.spec.name}", mode="r")[...], store.take(range(20))
+    )
 
 
 def test_the_store_says_what_made_it(storage: Storage, archives: dict[str, bytes]) -> None:

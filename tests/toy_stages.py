@@ -4,8 +4,22 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.stage import Counts, Inputs, Resources, Sink, Stage
+from xmodal.features import (
+    FeatureSpec,
+    extents_file,
+    index_files,
+    shard_file,
+    shard_ranges,
+    write_ragged_shard,
+    write_shard,
+)
 
 HALF = Resources(cpus=0.5)
 
@@ -93,3 +107,82 @@ def _open_failing(config: Letters, inputs: Inputs) -> Callable[[int, Sink], Coun
         return {}
 
     return fail
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """How many items; each has a row or a run of rows in every one of ARRAYS."""
+
+    items: int = 160
+
+
+ARRAYS = (
+    FeatureSpec("regions", (36, 16), rows_per_chunk=4, rows_per_shard=64),
+    FeatureSpec("grids", (4, 4, 16), rows_per_chunk=8, rows_per_shard=64),
+    FeatureSpec("boxes", (36, 4), "float32", rows_per_chunk=16, rows_per_shard=64),
+    FeatureSpec("frames", (16,), "float16", True, 128, 1024, 64),
+    FeatureSpec("jpegs", (), "uint8", True, 4096, 32_768, 64),
+    FeatureSpec("tokens", (), "int32", True, 64, 2048, 64),
+)
+LONGEST = {"frames": 12, "jpegs": 300, "tokens": 30}
+
+
+def arrays(config: Arrays, ledger: str = "", victim: str = "") -> Stage[Arrays, range]:
+    """A unit a shard, with that shard of every array; every shard that is begun is a line of `ledger`.
+
+    `victim` is an array and a shard, as in "frames/2": whoever is in the middle of that one is killed.
+    """
+    opened = partial(_open_arrays, ledger, victim)
+    return Stage("arrays", config, _plan_arrays, opened, resources=HALF)
+
+
+def array_values(spec: FeatureSpec, item: int) -> NDArray[Any]:
+    """What an item has: (1, *row_shape), or of a ragged array (length, *row_shape) where every seventh has none."""
+    random = np.random.default_rng([item, len(spec.name)])
+    length = int(random.integers(1, LONGEST[spec.name] + 1)) * bool(item % 7) if spec.ragged else 1
+    return random.integers(0, 200, (length, *spec.row_shape)).astype(spec.dtype)
+
+
+def _plan_arrays(config: Arrays, inputs: Inputs) -> Iterator[tuple[str, range]]:
+    yield "index", range(0)
+    for number, items in enumerate(shard_ranges(ARRAYS[0], config.items)):
+        yield f"shard-{number:05d}", items
+
+
+def _open_arrays(ledger: str, victim: str, config: Arrays, inputs: Inputs) -> Callable[[range, Sink], Counts]:
+    def write(items: range, sink: Sink) -> Counts:
+        if not items:
+            for name, data in index_files(ARRAYS, [f"i{n:05d}" for n in range(config.items)], {"by": "toy"}).items():
+                with sink.file(name) as file:
+                    file.write(data)
+            return {}
+        shard = items.start // 64
+        if ledger:
+            with open(ledger, "a") as file:
+                file.write(f"{shard}\n")
+        for spec in ARRAYS:
+            _write_array(spec, shard, items, sink, victim == f"{spec.name}/{shard}")
+        if shard == 1:
+            sink.fail("i00099", "unreadable", "it is to be so")
+        return {"items": len(items)}
+
+    return write
+
+
+def _write_array(spec: FeatureSpec, shard: int, items: range, sink: Sink, dies: bool) -> None:
+    blocks = _blocks(spec, items, dies)
+    if not spec.ragged:
+        with sink.file(shard_file(spec, shard)) as file:
+            write_shard(file, spec, items, blocks)
+        return
+    with sink.file(shard_file(spec, shard)) as file:
+        extents = write_ragged_shard(file, spec, items, blocks)
+    with sink.file(extents_file(spec, shard)) as file:
+        file.write(extents)
+
+
+def _blocks(spec: FeatureSpec, items: range, dies: bool) -> Iterator[NDArray[Any]]:
+    for item in items:
+        if dies and item == items[len(items) // 2]:
+            os.kill(os.getpid(), 9)
+        yield array_values(spec, item)

@@ -12,8 +12,11 @@ __all__ = ["Output", "Trouble", "find", "open"]
 __version__ = "0.1.0"
 
 
-def open(root: str, corpus: str) -> "Dataset":
-    """A built corpus: `xmodal.open("data", "coco").loader(batch_size=128)` gives batches to train on."""
+def open(root: str, corpus: str, records: str | None = None) -> "Dataset":
+    """A built corpus: `xmodal.open("data", "coco").loader(batch_size=128)` gives batches to train on.
+
+    Where a root has several records of a corpus, `records` is the identity of those to open.
+    """
     from xmodal.dataset import open_dataset  # tokenizers and Parquet are not for every import
 
-    return open_dataset(root, corpus)
+    return open_dataset(root, corpus, records)

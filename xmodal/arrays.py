@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 
 from xmodal.trouble import Trouble
 
+PIECE = 2 * 1024 * 1024
+READ_AROUND = 64 * 1024  # what the kernel reads beside a page helps larger rows, and drives smaller ones out of memory
 LINE = 64  # bytes of a cache line
 HUGE = 2 * 1024 * 1024  # mappings start on such an address, so that the kernel may use huge pages
 NO_CHUNK = 2**64 - 1  # offset and length, in a shard's index, of a chunk that is not there
@@ -34,6 +36,7 @@ CHECKSUMS = {"checksums": "crc32c of every chunk, little-endian, between the las
 PLAIN = {"name": "bytes", "configuration": {"endian": "little"}}
 KEYS = ({"name": "default", "configuration": {"separator": "/"}}, {"name": "default"})
 INDEX_CODECS = [PLAIN, {"name": "crc32c"}]
+CURE = "build or fetch it again"
 PROBES = 8  # rows of a batch that are asked for before it is copied: is the file in memory?
 
 
@@ -124,15 +127,36 @@ class Layout:
 
 
 class ShardWriter:
-    """Streams one shard: rows in, chunks and their checksums out; only the checksums are held."""
+    """Streams one shard: rows in, chunks and their checksums out; only the checksums are held.
 
-    def __init__(self, file: BinaryIO, layout: Layout) -> None:
-        self._file, self._layout = file, layout
+    A number that is not finite is a Trouble with its row, counted from `first`.
+    """
+
+    def __init__(self, file: BinaryIO, layout: Layout, name: str, first: int) -> None:
+        self._file, self._layout, self._name, self._row = file, layout, name, first
         self._checksums = [0]  # the last one is of the chunk in work
         self._room = layout.chunk_bytes  # what that chunk lacks
 
-    def append(self, rows: NDArray[Any]) -> None:
-        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+    def append(self, rows: NDArray[Any], whose: str | None = None) -> None:
+        """In pieces that stay in the processor's cache from the first look to the last; `whose` is for a message."""
+        size = max(1, PIECE // self._layout.row_bytes)
+        for start in range(0, len(rows), size):
+            piece = np.ascontiguousarray(rows[start : start + size])
+            if not all_finite(piece):
+                row = self._row + int(np.flatnonzero(~np.isfinite(piece.reshape(len(piece), -1)).all(axis=1))[0])
+                what = whose or f"row {row}"
+                raise Trouble(f"{self._name}: {what} is NaN or infinite: mend the weights, or take float32")
+            self._write(piece.reshape(-1).view(np.uint8))
+            self._row += len(piece)
+
+    def finish(self) -> None:
+        if self._room < self._layout.chunk_bytes:
+            self._write(np.zeros(self._room, np.uint8))
+        *checksums, _ = self._checksums
+        self._file.write(np.array(checksums, "<u4").tobytes())
+        self._file.write(_index(self._layout, len(checksums)))
+
+    def _write(self, data: NDArray[np.uint8]) -> None:
         data.flags.writeable = False  # or its checksum would be refused
         self._file.write(data.data)
         while len(data):
@@ -143,12 +167,18 @@ class ShardWriter:
                 self._checksums.append(0)
                 self._room = self._layout.chunk_bytes
 
-    def finish(self) -> None:
-        if self._room < self._layout.chunk_bytes:
-            self.append(np.zeros(self._room, np.uint8))
-        *checksums, _ = self._checksums
-        self._file.write(np.array(checksums, "<u4").tobytes())
-        self._file.write(_index(self._layout, len(checksums)))
+
+def all_finite(numbers: NDArray[Any]) -> bool:
+    """Ten times as fast as numpy's isfinite on half precision: the exponents are compared, as integers.
+
+    Read as signed integers, what is infinite or NaN and positive is the largest; as unsigned ones, what is negative.
+    """
+    if numbers.dtype.kind != "f" or not numbers.size:
+        return True
+    signed, unsigned = numbers.view(f"i{numbers.itemsize}"), numbers.view(f"u{numbers.itemsize}")
+    infinite = np.array([np.inf, -np.inf], numbers.dtype)
+    positive, negative = infinite.view(signed.dtype)[0], infinite.view(unsigned.dtype)[1]
+    return bool(signed.max() < positive and unsigned.max() < negative)
 
 
 class Rows(Protocol):
@@ -181,7 +211,7 @@ class Shard:
                 chunks = int(np.count_nonzero(starts >= 0))
                 checksums = _read_checksums(file, chunks, layout, size) if layout.checksums else None
         except ValueError as error:
-            raise Trouble(f"{path} is damaged: {error}") from None
+            raise Trouble(f"{path} is damaged: {error}; {CURE}") from None
         in_order = np.array_equal(starts[:chunks], np.arange(chunks) * layout.chunk_bytes)
         return Shard(path, starts, checksums, chunks if in_order else None)
 
@@ -208,6 +238,7 @@ class MappedRows:
         self._space = _Addresses(layout.shards * layout.shard_bytes)
         self._bytes = np.asarray(self._space)
         self._values = self._bytes.view(layout.dtype).reshape(-1, *layout.row_shape)
+        self._is_small = layout.row_bytes < READ_AROUND
         self._mapped = np.zeros(layout.shards, bool)
         self._paths = [""] * layout.shards
         chunks = layout.shards * layout.shard_chunks
@@ -225,13 +256,16 @@ class MappedRows:
     def map(self, shard: int) -> None:
         found = self._shard(shard)
         if found.in_order is None:
-            raise Trouble(f"{found.path} is damaged: its chunks are not in order")
-        self._space.place(shard * self.layout.shard_bytes, found.path, found.in_order * self.layout.chunk_bytes)
+            raise Trouble(f"{found.path} is damaged: its chunks are not in order; {CURE}")
+        self._space.place(
+            shard * self.layout.shard_bytes, found.path, found.in_order * self.layout.chunk_bytes, self._is_small
+        )
         if found.checksums is not None:
             first = shard * self.layout.shard_chunks
             self._checksums[first : first + found.in_order] = found.checksums
             self._unchecked[first : first + found.in_order] = True
-        self._mapped[shard], self._paths[shard] = True, found.path
+        self._paths[shard] = found.path
+        self._mapped[shard] = True  # only now may another thread read it
 
     def map_all(self) -> None:
         for shard in np.flatnonzero(~self._mapped).tolist():
@@ -247,17 +281,21 @@ class MappedRows:
             shards = np.unique(rows // self.layout.shard_rows)
             for shard in shards[~self._mapped[shards]].tolist():
                 self.map(shard)
-        self._ask_for(rows)
-        self._check(rows // self.layout.chunk_rows)
+        chunks = rows // self.layout.chunk_rows
+        self._ask_for(rows, chunks)
+        self._check(chunks)
         np.take(self._values, rows, axis=0, out=out, mode="clip")  # "raise" would copy twice; the bounds were checked
 
-    def _ask_for(self, rows: NDArray[np.int64]) -> None:
+    def _ask_for(self, rows: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
         """All that a batch needs from a cold disk, at once: a fault at a time the disk would wait for us."""
-        size = self.layout.row_bytes
-        some = rows[:: max(1, len(rows) // PROBES)].tolist()
-        if not all(self._space.in_memory(row * size + size // 2) for row in some):
-            for row in np.unique(rows).tolist():
-                self._space.will_need(row * size, size)
+        size, chunk_size = self.layout.row_bytes, self.layout.chunk_bytes
+        if all(self._space.in_memory(row * size + size // 2) for row in rows[:: max(1, len(rows) // PROBES)].tolist()):
+            return
+        fresh = self._unchecked[chunks]
+        for chunk in np.unique(chunks[fresh]).tolist():
+            self._space.will_need(chunk * chunk_size, chunk_size)
+        for row in np.unique(rows[~fresh]).tolist():
+            self._space.will_need(row * size, size)
 
     def _check(self, chunks: NDArray[np.int64]) -> None:
         """The checksums of those that nobody has read yet."""
@@ -267,7 +305,7 @@ class MappedRows:
                 first, stop = chunk * self.layout.chunk_rows, (chunk + 1) * self.layout.chunk_rows
                 rows = f"row {first}" if stop == first + 1 else f"one of the rows {first} to {stop - 1}"
                 path = self._paths[first // self.layout.shard_rows]
-                raise Trouble(f"{path} is damaged: {rows} is not what was written")
+                raise Trouble(f"{path} is damaged: {rows} is not what was written; {CURE}")
             self._unchecked[chunk] = False
 
 
@@ -280,6 +318,7 @@ class ScatteredRows:
         offsets = np.cumsum([0, *lengths])
         self._space = _Addresses(int(offsets[-1]))
         self._starts = np.full(len(shards) * layout.shard_chunks, -1, np.int64)
+        self._shards = shards
         for number, shard in enumerate(shards):
             if shard is not None:
                 self._space.place(int(offsets[number]), shard.path, os.path.getsize(shard.path))
@@ -298,6 +337,8 @@ class ScatteredRows:
 
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         layout = self.layout
+        for chunk in np.unique(rows // layout.chunk_rows).tolist() if layout.checksums else ():
+            self._check(*divmod(chunk, layout.shard_chunks))
         starts = self._starts[rows // layout.chunk_rows]
         places = np.where(starts < 0, -1, starts + rows % layout.chunk_rows * layout.row_bytes)
         for to, place in enumerate(places.tolist()):
@@ -307,13 +348,26 @@ class ScatteredRows:
                 row = self._bytes[place : place + layout.row_bytes]
                 out[to] = np.frombuffer(row, layout.dtype).reshape(layout.row_shape)
 
+    def _check(self, number: int, chunk: int) -> None:
+        """Every time: what we wrote is read here only where its shards are short and somebody wants the gaps."""
+        shard, size = self._shards[number], self.layout.chunk_bytes
+        start = self._starts[number * self.layout.shard_chunks + chunk]
+        if shard is None or shard.checksums is None or start < 0:
+            return
+        if extend(0, self._bytes[start : start + size]) != shard.checksums[chunk]:
+            raise Trouble(f"{shard.path} is damaged: chunk {chunk} is not what was written; {CURE}")
+
 
 class DecodedRows:
     """Any other array, through zarr-python."""
 
     def __init__(self, folder: str) -> None:
-        import zarr  # only archives need it
-
+        try:
+            import zarr  # only archives need it
+        except ImportError:
+            raise Trouble(
+                f"{folder} is not stored plainly, and to decode it takes zarr-python: pip install zarr"
+            ) from None
         array = zarr.open_array(folder, mode="r")
         self._array = array
         self.shape, self.dtype = array.shape, np.dtype(array.dtype)
@@ -335,6 +389,8 @@ def open_array(folder: str) -> Rows:
     if layout is None:
         return DecodedRows(folder)
     paths = [f"{folder}/{layout.shard_key(shard)}" for shard in range(layout.shards)]
+    if layout.checksums and (missing := [path for path in paths if not os.path.exists(path)]):
+        raise Trouble(f"{missing[0]} is missing: xmodal wrote this array, and would have written that too; {CURE}")
     shards = [Shard.read(path, layout) if os.path.exists(path) else None for path in paths]
     whole = [shard for number, shard in enumerate(shards) if shard and shard.holds(layout.chunks_of(number))]
     if len(whole) < len(shards) or layout.shard_bytes % mmap.PAGESIZE:
@@ -368,12 +424,14 @@ class _Addresses:
         unmapped.atexit = False  # a thread may still be reading
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (self._start, True)}
 
-    def place(self, offset: int, path: str, size: int) -> None:
-        """The first bytes of a file; beyond them there is nothing to be read."""
+    def place(self, offset: int, path: str, size: int, alone: bool = False) -> None:
+        """The first bytes of a file; beyond them there is nothing to be read. `alone`: a page brings no neighbours."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             if size:
                 _map(self._start + offset, size, mmap.PROT_READ, mmap.MAP_SHARED | _AT_THIS_ADDRESS, descriptor)
+            if alone:
+                _LIBC.madvise(self._start + offset, size, mmap.MADV_RANDOM)
         finally:
             os.close(descriptor)
 
@@ -444,7 +502,7 @@ def _read_checksums(file: BinaryIO, chunks: int, layout: Layout, size: int) -> N
 def _plain_dtype(name: object, codecs: object) -> np.dtype[Any] | None:
     """None where the bytes of a chunk are not the rows as numpy has them."""
     known = {"bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}
-    if name not in known | {"float16", "float32", "float64"}:
+    if not isinstance(name, str) or name not in known | {"float16", "float32", "float64"}:
         return None
-    dtype = np.dtype(str(name)).newbyteorder("<")
+    dtype = np.dtype(name).newbyteorder("<")
     return dtype if codecs == [PLAIN] or (codecs == [{"name": "bytes"}] and dtype.itemsize == 1) else None

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from xmodal.dataset import Examples
 from xmodal.features import FeatureStore
 from xmodal.models import Features
 from xmodal.order import Draws, Order, evaluation_frames, training_frames
+from xmodal.trouble import Trouble
 
 ANNOTATED, UNANNOTATED = "annotated", "unannotated"
 
@@ -158,6 +159,10 @@ class Reader:
     frames: Features = WHOLE_CLIPS
     buffers: "Buffers" = field(default_factory=lambda: Buffers(pinned=False))
 
+    def __post_init__(self) -> None:
+        if self.frames.frames is not None and not self.store.spec.ragged:
+            raise Trouble(f"{self.store.output.where} holds no clips of which to take {self.frames.frames} frames")
+
     def visual(
         self,
         items: NDArray[np.int64] | slice,
@@ -172,7 +177,7 @@ class Reader:
         if not self.store.spec.ragged:
             values = self.store.take(rows, self._room(len(rows)))
             return Padded.whole(torch.from_numpy(values.reshape(len(rows), -1, values.shape[-1])))
-        lengths, count = self.store.lengths(rows), self.frames.frames
+        lengths, count = self._lengths(rows), self.frames.frames
         if count is None:
             values = self.store.take_padded(rows, None, self._room(len(rows), int(lengths.max(initial=0))))
             return Padded(torch.from_numpy(values), torch.from_numpy(lengths))
@@ -185,6 +190,13 @@ class Reader:
     def text(self, captions: NDArray[np.int64] | slice) -> Padded:
         places = np.arange(len(self.examples.words))[captions]
         return Padded.of([self.examples.words[place] for place in places.tolist()])
+
+    def _lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        lengths = self.store.lengths(rows)
+        if not lengths.all():
+            id = self.store.ids[rows[lengths == 0][0]]
+            raise Trouble(f"{self.store.output.where}: {id!r} has nothing to read: its {self.store.spec.name} are none")
+        return lengths
 
     def _room(self, *shape: int) -> NDArray[Any]:
         return self.buffers.take((*shape, *self.store.spec.row_shape), np.dtype(self.store.spec.dtype))
@@ -236,7 +248,8 @@ class Loader(IterableDataset[Batch]):
 
     `state_dict` is seed, epoch and cursor: samples of the epoch that were handed out. An iteration that was broken off
     goes on there; one that ended is followed by the next epoch. With `torch.utils.data.DataLoader(loader,
-    batch_size=None, num_workers=2)` each worker makes every other batch, but one thread is faster than any worker.
+    batch_size=None, num_workers=2)` each worker makes every other batch, in a copy of this loader: call `set_epoch`
+    before each epoch then, and do not ask this one where they are. One thread is faster than any worker.
     """
 
     def __init__(
@@ -257,11 +270,9 @@ class Loader(IterableDataset[Batch]):
         self.batch_size, self.captions, self.drop_last, self.ahead = batch_size, captions, drop_last, ahead
         self._device, self._dtype = torch.device(device), dtype
         self._rank, self._world = _place_among(rank, world)
-        buffers = Buffers(pinned=self._device.type == "cuda")
-        given = {ANNOTATED: streams} if isinstance(streams, Reader) else dict(streams)
-        self._readers = {name: replace(reader, buffers=buffers) for name, reader in given.items()}
+        self._readers = {ANNOTATED: streams} if isinstance(streams, Reader) else dict(streams)
+        self._check_streams()
         self._counts = {name: self._samples(reader) for name, reader in self._readers.items()}
-        self._converted = buffers
         self.seed, self.epoch, self.cursor = seed, 0, 0
         self._check()
 
@@ -278,27 +289,33 @@ class Loader(IterableDataset[Batch]):
             raise ValueError(f"{dict(state)} is no place in epochs of {self._length:,} samples")
 
     def set_epoch(self, epoch: int) -> None:
-        """To the beginning of an epoch."""
-        self.epoch, self.cursor = epoch, 0
+        """To the beginning of an epoch, unless that is where the loader is already."""
+        if epoch != self.epoch:
+            self.epoch, self.cursor = epoch, 0
 
     def __iter__(self) -> Iterator[Batch]:
         epoch = self.epoch
         for start, batch in self._read_ahead(epoch):
-            self.cursor = start + self._size(start)
+            after = start + self.batch_size
+            is_last = after + (self.batch_size - 1 if self.drop_last else 0) >= self._length
+            self.epoch, self.cursor = (epoch + 1, 0) if is_last else (epoch, after)
             yield batch
-        self.set_epoch(epoch + 1)
 
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
+        """Each iteration has buffers of its own, so that two at once do not share any."""
+        buffers = Buffers(pinned=self._device.type == "cuda")
+        readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
         starts, waiting = deque(self._starts()), deque[tuple[int, Future[Batch]]]()
         with ThreadPoolExecutor(1, "xmodal-loader") as thread:
             try:
                 while starts or waiting:
                     while starts and len(waiting) <= self.ahead:
-                        waiting.append((starts[0], thread.submit(self._batch, epoch, starts.popleft())))
+                        waiting.append((starts[0], thread.submit(self._batch, readers, epoch, starts.popleft())))
                     start, batch = waiting.popleft()
                     yield start, batch.result()
             finally:
-                thread.shutdown(cancel_futures=True)
+                for _, unread in waiting:
+                    unread.cancel()
 
     @property
     def _length(self) -> int:
@@ -314,14 +331,14 @@ class Loader(IterableDataset[Batch]):
         first, step = (info.id, info.num_workers) if info else (0, 1)
         return list(range(self.cursor, stop, self.batch_size))[first::step]
 
-    def _batch(self, epoch: int, start: int) -> Batch:
+    def _batch(self, readers: Mapping[str, Reader], epoch: int, start: int) -> Batch:
         first = epoch * self._length + start
         share = -(-self._size(start) // self._world)
         mine = first + self._rank * share
         streams = {}
-        for number, (name, reader) in enumerate(self._readers.items()):
+        for number, (name, reader) in enumerate(readers.items()):
             samples = Order(self._counts[name], self.seed, number).take(mine, mine + share)
-            streams[name] = self._stream(reader, samples, Draws(self.seed, epoch))
+            streams[name] = self._stream(reader, samples, Draws(self.seed, epoch, number))
         return Batch(streams)
 
     def _stream(self, reader: Reader, samples: NDArray[np.int64], draws: Draws) -> Stream:
@@ -331,7 +348,9 @@ class Loader(IterableDataset[Batch]):
         of_item = np.searchsorted(np.cumsum(reader.examples.caption_counts[items]), rows, "right")
         pairs = np.stack([of_item if self.captions == "all" else rows, rows], axis=1)
         visual, text = reader.visual(items, draws, samples), reader.text(captions)
-        stream = Stream(self._placed(visual), text, *map(torch.from_numpy, (items, text_items, captions, pairs)))
+        stream = Stream(
+            self._placed(visual, reader.buffers), text, *map(torch.from_numpy, (items, text_items, captions, pairs))
+        )
         return stream.to(self._device) if self._device.type != "cpu" else stream
 
     def _chosen(
@@ -347,20 +366,28 @@ class Loader(IterableDataset[Batch]):
             [np.arange(n) + f for f, n in zip(firsts.tolist(), counts.tolist(), strict=True)]
         )
 
-    def _placed(self, visual: Padded) -> Padded:
+    def _placed(self, visual: Padded, buffers: Buffers) -> Padded:
         """On the device, as the dtype asked for; what is stored in half precision also travels in it."""
         values = visual.values.to(self._device)
         if self._dtype is None or values.dtype == self._dtype:
             return Padded(values, visual.lengths)
         if values.is_cuda or self._dtype != torch.float32:
             return Padded(values.to(self._dtype), visual.lengths)
-        room = self._converted.take(tuple(values.shape), np.dtype(np.float32))
+        room = buffers.take(tuple(values.shape), np.dtype(np.float32))
         return Padded(torch.from_numpy(room).copy_(values), visual.lengths)
 
     def _samples(self, reader: Reader) -> int:
         return len(reader.examples.words) if self.captions == "each" else len(reader.examples.ids)
 
+    def _check_streams(self) -> None:
+        if ANNOTATED not in self._readers or not self._readers.keys() <= {ANNOTATED, UNANNOTATED}:
+            raise ValueError(f"streams are {ANNOTATED!r} and, if need be, {UNANNOTATED!r}, not {[*self._readers]}")
+        if self.captions not in get_args(Captions):
+            raise ValueError(f"captions are {', '.join(get_args(Captions))}, not {self.captions!r}")
+
     def _check(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"the seed is 0 or more, not {self.seed}")
         if self.batch_size < 1 or self.ahead < 1:
             raise ValueError(f"batch_size {self.batch_size} and ahead {self.ahead} must be 1 or more")
         if self.batch_size % self._world:
@@ -374,6 +401,8 @@ class Loader(IterableDataset[Batch]):
 
 
 def _place_among(rank: int | None, world: int | None) -> tuple[int, int]:
+    if (rank is None) != (world is None):
+        raise ValueError("rank and world are given both or not at all")
     together = distributed.is_available() and distributed.is_initialized()
     rank = (distributed.get_rank() if together else 0) if rank is None else rank
     world = (distributed.get_world_size() if together else 1) if world is None else world

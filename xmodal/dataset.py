@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,10 +99,9 @@ class Dataset:
         what = several if len(chosen) > 1 else f"no features {features!r}" if features else "there are no features"
         raise Trouble(f"{self.corpus} in {self.root}: {what}; there are: {names}")
 
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """The words that occur four times or more in the training captions."""
-        return Vocabulary.build(captions(self.records, View(self.corpus, self._training)), "nltk", minimum_count=4)
+    def vocabulary(self, split: str | None = None) -> Vocabulary:
+        """The words that occur four times or more in the captions to train on: also of other splits it has these."""
+        return _words(self.records, View(self.corpus, self._training(split)))
 
     def reader(self, split: str, features: str | None = None, frames: int | None = None) -> "Reader":
         """A split's examples with their features, for a `batches.Loader` or for evaluation; of clips so many frames."""
@@ -110,26 +109,35 @@ class Dataset:
         from xmodal.models import Features
 
         store = self.store(features)
-        examples = Examples.of(self.records, View(self.corpus, split), store, self.vocabulary)
+        examples = Examples.of(self.records, View(self.corpus, split), store, self.vocabulary(split))
         return Reader(examples, store, Features(store.output.stage, frames))
 
-    def loader(self, split: str | None = None, features: str | None = None, **settings: Any) -> "Loader":
+    def loader(
+        self, split: str | None = None, features: str | None = None, frames: int | None = None, **settings: Any
+    ) -> "Loader":
         """Batches of a split, the training split unless one is named; `settings` are those of `batches.Loader`."""
         from xmodal.batches import Loader
 
-        return Loader(self.reader(split or self._training, features), **{"batch_size": 128, **settings})
+        return Loader(self.reader(split or self._training(), features, frames), **{"batch_size": 128, **settings})
 
-    @property
-    def _training(self) -> str:
+    def _training(self, beside: str | None = None) -> str:
+        """The split to train on; of several the one that belongs with another split."""
         names = [name for name in self.splits if name.rpartition("/")[2] == "train"]
-        if len(names) != 1:
-            raise Trouble(f"{self.corpus}: name the split to load; there are: {', '.join(self.splits)}")
-        return names[0]
+        near = [name for name in names if beside and name.rpartition("/")[0] == beside.rpartition("/")[0]]
+        if len(names) != 1 and len(near) != 1:
+            why = f"there is no training split, whose words {beside!r} needs" if beside else "name the split to load"
+            raise Trouble(f"{self.corpus}: {why}; there are: {', '.join(self.splits)}")
+        return near[0] if len(near) == 1 else names[0]
 
 
-def open_dataset(root: str, corpus: str) -> Dataset:
-    """What is built of a corpus under a root. Features of other media than its own are left out."""
-    records = choose(root, "records", corpus=corpus)
+@lru_cache(maxsize=2)
+def _words(records: Output, view: View) -> Vocabulary:
+    return Vocabulary.build(captions(records, view), "nltk", minimum_count=4)
+
+
+def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset:
+    """What is built of a corpus under a root; `identity` is of its records. Features of other media are left out."""
+    records = choose(root, "records", identity, corpus=corpus)
     made = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
     wanted = records.config.get("media_set")
     return Dataset(root, corpus, records, tuple(o for o in made if _media_set(o) in (None, wanted) or wanted is None))

@@ -153,12 +153,11 @@ def write_shard(file: BinaryIO, spec: FeatureSpec, rows: range, blocks: Iterable
     """
     if not 0 < len(rows) <= spec.shard_rows or rows.start % spec.shard_rows or spec.ragged:
         raise ValueError(f"{spec.name}: {rows} is no shard of an array of fixed rows, {spec.shard_rows} a shard")
-    writer, row = ShardWriter(file, spec.layout(rows.stop)), rows.start
+    writer, row = ShardWriter(file, spec.layout(rows.stop), spec.name, rows.start), rows.start
     for block in blocks:
         _check_block(spec, block, f"rows from {row} on")
         if row + len(block) > rows.stop:
             raise ValueError(f"{spec.name}: row {rows.stop} and those after it are more than the shard was to have")
-        _check_finite(spec, block, row)
         writer.append(block)
         row += len(block)
     if row != rows.stop:
@@ -170,20 +169,19 @@ def write_ragged_shard(file: BinaryIO, spec: FeatureSpec, items: range, arrays: 
     """Streams the rows of each item, (length, …), of length 0 where it is absent; returns what `extents_file` holds."""
     if not 0 < len(items) <= spec.shard_items or items.start % spec.shard_items or not spec.ragged:
         raise ValueError(f"{spec.name}: {items} is no shard of a ragged array, {spec.shard_items} items a shard")
-    writer, extents = ShardWriter(file, spec.layout(items.stop)), np.zeros((spec.shard_items, 2), "<i8")
     first = row = items.start // spec.shard_items * spec.shard_rows
-    written = 0
+    writer, written = ShardWriter(file, spec.layout(items.stop), spec.name, first), 0
+    extents = np.zeros((spec.shard_items, 2), "<i8")
     for place, array in enumerate(arrays):
         if place == len(items):
             raise ValueError(f"{spec.name}: item {items.stop} and those after it are more than the shard was to have")
         _check_block(spec, array, f"the rows of item {items.start + place}")
-        _check_finite(spec, array, row)
         if row + len(array) > first + spec.shard_rows:
             raise Trouble(
                 f"{spec.name}: items {items.start} to {items.start + place} have more than the {spec.shard_rows:,} "
                 "rows of a shard: set fewer items_per_shard or more rows_per_shard"
             )
-        writer.append(array)
+        writer.append(array, f"item {items.start + place}")
         extents[place] = row, len(array)
         row, written = row + len(array), place + 1
     if written != len(items):
@@ -197,6 +195,9 @@ def index_files(
 ) -> dict[str, bytes]:
     """Name and bytes of all but the shards. `provenance` is plain JSON: the network, its weights, what was done."""
     several = [specs] if isinstance(specs, FeatureSpec) else list(specs)
+    names = [name for s in several for name in (s.name, *([f"{s.name}_extents"] if s.ragged else []))]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two arrays of a store have one name: {', '.join(names)}")
     features = [{"name": s.name, "ragged": s.ragged, "items_per_shard": s.shard_items} for s in several]
     attributes = {"layout": LAYOUT, "features": features, "provenance": provenance}
     files = {
@@ -214,8 +215,9 @@ class FeatureStore:
     """One array of a finished feature store, read by id or by row; safe to fork and to pickle.
 
     Which rows are absent is not in the array but known from the failures of the units that made it: every row that
-    failed there is refused here, never given as zeros. Opening checks every file but the shards' values, and those are
-    checked when they are first read. Shards of a remote store come to `cache` when they are first read, and stay.
+    failed there is refused here, never given as zeros. Opening checks every file of the array but the values in its
+    shards, and those are checked when they are first read. Shards of a remote store come to `cache` when they are
+    first read, and stay.
 
     `name` may be left out: the first array of the store. In `spec` the lengths of chunks and shards are always given.
     """
@@ -230,10 +232,11 @@ class FeatureStore:
         self._cache = str(Path(cache).expanduser())
         self._rows = {id: row for row, id in enumerate(self.ids)}
         self._refused = np.fromiter((id in self.absent for id in self.ids), bool, len(self.ids))
+        self._process = os.getpid()
+        self._extents = _read_extents(self.output, self.spec, len(self.ids)) if self.spec.ragged else None
         self._values = MappedRows(self.spec.layout(len(self.ids)), self._shard)
         if self._is_local:
             self._values.map_all()
-        self._extents = _read_extents(self.output, self.spec, len(self.ids)) if self.spec.ragged else None
 
     def __reduce__(self) -> tuple[type["FeatureStore"], tuple[str, str, str]]:
         return FeatureStore, (self.output.where, self.spec.name, self._cache)
@@ -272,7 +275,9 @@ class FeatureStore:
         """
         extents_I2 = self._extent(rows)
         starts_I1, lengths_I1 = extents_I2[:, :1], extents_I2[:, 1:]
-        places_IL = np.arange(lengths_I1.max(initial=0))[None] if places is None else places
+        places_IL = np.arange(lengths_I1.max(initial=0))[None] if places is None else places.astype(np.int64)
+        if places is not None and (places.ndim != 2 or len(places) != len(extents_I2)):
+            raise ValueError(f"places are (items, L) for {len(extents_I2)} items, not {places.shape}")
         beyond_IL = (places_IL < 0) | (places_IL >= lengths_I1)
         if places is not None and beyond_IL.any():
             item, place = np.argwhere(beyond_IL)[0]
@@ -301,11 +306,24 @@ class FeatureStore:
         return isinstance(self.output.storage, LocalStorage)
 
     def _shard(self, shard: int) -> Shard:
+        if os.getpid() != self._process:  # connections do not survive a fork
+            self.output, self._process = _output_at(self.output.where), os.getpid()
         name, layout = shard_file(self.spec, shard), self._values.layout
         found = Shard.read(_local_file(self.output, name, self._cache), layout)
         if not self.spec.ragged and found.in_order != layout.chunks_of(shard):
             raise Trouble(f"{self.output.where}/{name} does not hold its {layout.chunks_of(shard):,} chunks: {CURE}")
+        if self._extents is not None:
+            self._check_extents(shard, (found.in_order or 0) * layout.chunk_rows)
         return found
+
+    def _check_extents(self, shard: int, rows: int) -> None:
+        """Beyond the rows of a shard there is no memory: who reads there dies."""
+        assert self._extents is not None
+        first, size = shard * self.spec.shard_rows, self.spec.shard_items
+        starts, lengths = self._extents[shard * size : (shard + 1) * size].T
+        if (lengths < 0).any() or ((starts < first) | (starts - first > rows - lengths))[lengths > 0].any():
+            where = f"{self.output.where}/{extents_file(self.spec, shard)}"
+            raise Trouble(f"{where} points outside of the {rows:,} rows of its shard: {CURE}")
 
     def _extent(self, rows: ArrayLike) -> NDArray[np.int64]:
         if self._extents is None:
@@ -343,20 +361,6 @@ def _check_block(spec: FeatureSpec, block: NDArray[Any], what: str) -> None:
         raise ValueError(f"{spec.name}: {what} are {here}, not {spec.row_shape} {spec.dtype}")
 
 
-def _check_finite(spec: FeatureSpec, block: NDArray[Any], row: int) -> None:
-    """By the largest number without its sign, several times as fast as isfinite. `row` is the block's first."""
-    if block.dtype.kind != "f" or not block.size:
-        return
-    infinite = np.array(np.inf, block.dtype).view(f"u{block.itemsize}")
-    bits = np.ascontiguousarray(block).view(infinite.dtype)
-    if (bits & _WITHOUT_SIGN[block.itemsize]).max() >= infinite:
-        row += int(np.flatnonzero(~np.isfinite(block).reshape(len(block), -1).all(axis=1))[0])
-        raise Trouble(f"{spec.name}: row {row} is NaN or infinite: mend the weights, or take float32 if it overflows")
-
-
-_WITHOUT_SIGN = {2: np.uint16(0x7FFF), 4: np.uint32(0x7FFFFFFF)}
-
-
 def _extents_metadata(spec: FeatureSpec, items: int) -> dict[str, object]:
     grid = {"chunk_shape": [spec.shard_items, 2]}
     return Layout(items, (2,), np.dtype("int64"), spec.shard_items, spec.shard_items).metadata() | {
@@ -392,6 +396,8 @@ def _read_metadata(output: Output, name: str | None, items: int) -> tuple[Featur
         about = features[name or next(iter(features))]
         layout = Layout.of(json.loads(output.read(f"{about['name']}/zarr.json")))
         spec = _spec_of(about, layout)
+        if spec.ragged:
+            output.read(f"{spec.name}_extents/zarr.json")  # it says no more, but must be what was written
         if layout != spec.layout(items):
             raise ValueError(f"{layout} is not of {items} items")
     except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
-Rule = Literal["official", "linspace"]
+FrameRule = Literal["official", "linspace"]
 SKIPS = 3  # spec, models, 1.7: in training every frame, every second or every third one is taken
 
 
@@ -25,7 +25,7 @@ class Order:
     stream: int = 0
 
     def take(self, start: int, stop: int) -> Integers:
-        parts = []
+        parts = [np.zeros(0, np.int64)]
         while start < stop:
             epoch, first = divmod(start, self.count)
             parts.append(_shuffled(self.count, self.seed, self.stream, epoch)[first : first + stop - start])
@@ -46,13 +46,14 @@ class Draws:
 
     seed: int
     epoch: int
+    stream: int = 0
 
     def below(self, bounds: Integers, samples: Integers, which: int) -> Integers:
         """For each sample a number in 0..bound-1; `which` tells draws of one sample from each other.
 
         The finaliser of splitmix64 over a counter: numpy's generators cannot be entered at ten thousand places at once.
         """
-        first = np.random.SeedSequence([self.seed, self.epoch, which]).generate_state(1, np.uint64)
+        first = np.random.SeedSequence([self.seed, self.epoch, self.stream, which]).generate_state(1, np.uint64)
         mixed = first + samples.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
@@ -60,7 +61,7 @@ class Draws:
         return (mixed % bounds.astype(np.uint64)).astype(np.int64)
 
 
-def training_frames(lengths_B: Integers, frames: int, rule: Rule, draws: Draws, samples_B: Integers) -> Integers:
+def training_frames(lengths_B: Integers, frames: int, rule: FrameRule, draws: Draws, samples_B: Integers) -> Integers:
     """(B, frames) places in clips of these lengths (spec, models, 1.7): a random stride, a random start.
 
     A clip that ends too early repeats its last frame. `linspace` spreads the frames evenly, as the paper says.
@@ -73,7 +74,7 @@ def training_frames(lengths_B: Integers, frames: int, rule: Rule, draws: Draws, 
     return _held(places_BL, lengths_B)
 
 
-def evaluation_frames(lengths_B: Integers, frames: int, rule: Rule, ends: int) -> Integers:
+def evaluation_frames(lengths_B: Integers, frames: int, rule: FrameRule, ends: int) -> Integers:
     """(B, frames): a fixed stride from the first frame after `ends` dropped ones, so more from a clip's beginning.
 
     Clips that are not longer than the two ends keep them: the official code fails there.
@@ -87,7 +88,9 @@ def evaluation_frames(lengths_B: Integers, frames: int, rule: Rule, ends: int) -
 
 
 def _spread(lengths_B: Integers, frames: int) -> Integers:
-    return np.rint(np.linspace(0, lengths_B - 1, frames, axis=1)).astype(np.int64)
+    """Clip by clip what numpy's linspace gives, which over several clips at once rounds otherwise."""
+    steps_B = (lengths_B - 1) / max(frames - 1, 1)
+    return np.rint(np.arange(frames) * steps_B[:, None]).astype(np.int64)
 
 
 def _held(places_BL: Integers, lengths_B: Integers) -> Integers:

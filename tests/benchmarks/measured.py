@@ -27,6 +27,8 @@ class Bar:
         return above and (self.maximum is None or value <= self.maximum)
 
     def __str__(self) -> str:
+        if self == Bar():
+            return "(no bar)"
         return f"(at least {self.minimum:g})" if self.minimum is not None else f"(at most {self.maximum:g})"
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.corpora import View
+from xmodal.order import FrameRule
 from xmodal.trouble import Trouble
 
 if TYPE_CHECKING:
@@ -77,7 +78,11 @@ class Features:
     stage: str
     frames: int | None = None  # of a clip
     ends: int = 0  # frames dropped at both ends in evaluation
-    rule: Literal["official", "linspace"] = "official"
+    rule: FrameRule = "official"
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(FrameRule):
+            raise ValueError(f"no rule {self.rule!r} for frames; there are: {', '.join(get_args(FrameRule))}")
 
 
 @dataclass(frozen=True)

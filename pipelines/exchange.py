@@ -1,0 +1,315 @@
+"""`xmodal import` and `xmodal export`: others' features as the output of a stage, and outputs as others have them.
+
+An import's units are its shards, so that it goes on where it stopped. It is named by the source's bytes, not by where
+they lie; the source must stay as it is while it is imported. Workers read it where it lies: on a cluster all see it.
+"""
+
+import hashlib
+import io
+import os
+import re
+import socket
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from pipelines.engine import Runner, build
+from pipelines.ledger import FOLDERS
+from pipelines.progress import Progress
+from pipelines.settings import apply, parse_settings
+from pipelines.stage import Counts, Inputs, Sink, Stage
+from xmodal.dataset import choose
+from xmodal.exchange import BLOCK, COPIES, HDF5, Source, open_hdf5, read_ids, reading, refuse_twice
+from xmodal.features import (
+    ROWS,
+    Dtype,
+    FeatureSpec,
+    FeatureStore,
+    extents_file,
+    index_files,
+    shard_file,
+    shard_ranges,
+    write_ragged_shard,
+    write_shard,
+)
+from xmodal.identity import fingerprint
+from xmodal.outputs import Output, directories
+from xmodal.records import Caption, Split, read_rows
+from xmodal.storage import Storage
+from xmodal.trouble import Trouble
+
+VERSION = 1
+GIVEN = {"given": True}
+RESERVED = {"records", "blobs", *FOLDERS.values()}
+Tick = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class ImportConfig:
+    """What decides an import: the sha256 of the source, which of its arrays, whose its rows are, and the layout."""
+
+    source: str = field(default="", metadata=GIVEN)
+    key: str | None = field(default=None, metadata=GIVEN)
+    ids: str = field(default="", metadata=GIVEN)
+    row_shape: tuple[int, ...] = field(default=(), metadata=GIVEN)
+    dtype: Dtype = field(default="float32", metadata=GIVEN)
+    ragged: bool = field(default=False, metadata=GIVEN)
+    rows_per_chunk: int | None = None
+    rows_per_shard: int | None = None
+    items_per_shard: int | None = None
+
+    @property
+    def spec(self) -> FeatureSpec:
+        lengths = (self.rows_per_chunk, self.rows_per_shard, self.items_per_shard)
+        return FeatureSpec("features", self.row_shape, self.dtype, self.ragged, *lengths)
+
+
+def import_features(
+    storage: Storage, name: str, source: Source, settings: Sequence[str], run: Runner, progress: Progress
+) -> dict[str, Any]:
+    """Brings the output of stage `name` that holds a source's features up to date, and says what it is."""
+    _refuse_name(storage, name)
+    parsed = parse_settings(list(settings), {"import": ImportConfig()})
+    try:
+        spec = source.spec("features")
+        given = ImportConfig(row_shape=spec.row_shape, dtype=spec.dtype, ragged=spec.ragged)
+        spec = apply(given, "import", parsed).spec
+    except ValueError as error:
+        raise Trouble(f"{source.files[0]} cannot be imported so: {error}") from None
+    stage = imported(name, source, spec, progress)
+    there = Output(storage, stage.folder).complete
+    output = build(stage, storage, run, progress)
+    about = {"stage": name, "identity": output.identity, "path": output.where, "built": not there}
+    about |= {"items": len(source.ids), "row_shape": list(spec.row_shape), "ragged": spec.ragged}
+    return about | {"dtype": spec.dtype, "source_dtype": source.dtype, "copies": source.copies}
+
+
+def imported(name: str, source: Source, spec: FeatureSpec, progress: Progress) -> Stage[ImportConfig, range]:
+    seen = _stamp(source)
+    lengths = (spec.chunk_rows, spec.shard_rows, spec.shard_items if spec.ragged else None)
+    layout = (spec.row_shape, spec.dtype, spec.ragged, *lengths)
+    config = ImportConfig(_sha256(source, progress), source.key, fingerprint(source.ids), *layout)
+    return Stage(name, config, partial(_plan, len(source.ids)), partial(_open, source, seen), version=VERSION)
+
+
+def _plan(items: int, config: ImportConfig, inputs: Inputs) -> Iterator[tuple[str, range]]:
+    yield "index", range(0)
+    for shard, rows in enumerate(shard_ranges(config.spec, items)):
+        yield f"shard-{shard:05d}", rows
+
+
+def _open(source: Source, seen: str, config: ImportConfig, inputs: Inputs) -> Callable[[range, Sink], Counts]:
+    if _stamp(source) != seen:
+        raise Trouble(f"{source.files[0]} has changed while it was imported: import it again")
+    spec = config.spec
+    provenance = {"imported_sha256": config.source, "key": config.key}
+
+    def write(items: range, sink: Sink) -> Counts:
+        if not items:
+            for name, data in index_files(spec, source.ids, provenance).items():
+                with sink.file(name) as file:
+                    file.write(data)
+            return {}
+        shard, values = items.start // spec.shard_items, source.rows(items)
+        with sink.file(shard_file(spec, shard)) as file:
+            extents = (write_ragged_shard if spec.ragged else write_shard)(file, spec, items, values)
+        if extents is not None:
+            with sink.file(extents_file(spec, shard)) as file:
+                file.write(extents)
+        return {"rows": len(items)}
+
+    return write
+
+
+def _refuse_name(storage: Storage, name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise Trouble(f"--name {name}: a stage is named by letters, digits and ._-")
+    others = (o for o in directories(storage, name) if o.complete and storage.size(f"{o.folder}/{ROWS}") is None)
+    if name in RESERVED or next(others, None) is not None:
+        raise Trouble(f"--name {name}: that is the name of a stage that makes no features: take another")
+
+
+def _stamp(source: Source) -> str:
+    """What is different when a source was changed, for much less than its sha256."""
+    try:
+        stats = [os.stat(file) for file in source.files]
+    except FileNotFoundError as error:
+        host = socket.gethostname()
+        raise Trouble(f"{host} does not see {error.filename}: on a cluster it lies where all nodes see it") from None
+    return fingerprint([(found.st_size, found.st_mtime_ns) for found in stats])
+
+
+def _sha256(source: Source, progress: Progress) -> str:
+    """Of a source's file, or of those of all its files, in their order."""
+    found = []
+    total = sum(os.path.getsize(file) for file in source.files)
+    with progress.over("sha256", total=total, unit="bytes") as tick:
+        for path in source.files:
+            digest = hashlib.sha256()
+            with reading(path), open(path, "rb") as file:
+                while block := file.read(BLOCK):
+                    digest.update(block)
+                    tick(len(block))
+            found.append(digest.hexdigest())
+    return found[0] if len(found) == 1 else fingerprint(found)
+
+
+# --------------------------------------------------------------------------------------------------------------- export
+
+
+def export_features(
+    features: str, out: Path, array: str | None, ids: Path | None, split: str | None, corpus: str | None, show: Progress
+) -> dict[str, Any]:
+    """Features as the name of `out` says: x.npy, x.h5, x.tar, or a folder with an npz an item; absent ones left out.
+
+    They are those of a file of ids, or of a split, in that order, or all. x.npy has its ids beside it, one a line in
+    x_ids.txt. With a split prefix_ims.npy has captions in prefix_caps.txt too, as SCAN reads the two: a row an item,
+    five captions of each in the order of the rows, so that line i belongs to row i // 5.
+    """
+    if corpus and not split:
+        raise Trouble("--corpus says whose the split is: name that with --split")
+    store = FeatureStore(features, array)
+    root = store.output.storage.url.rpartition("/")[0]
+    records = choose(root, "records", **({"corpus": corpus} if corpus else {})) if split else None
+    wanted = _split(records, str(split)) if records else read_ids(ids) if ids else store.ids
+    some = [id for id in wanted if id not in store.absent]
+    beside = _beside(out, with_captions=records is not None)
+    _refuse_to_export(store, some, out, beside)
+    texts = ([*some], *([five_captions(records, some)] if records and len(beside) == 2 else []))
+    lines = dict(zip(beside, texts, strict=False))
+    with show.over("export", total=len(some), unit="items") as tick:
+        _export(store, some, out, lines, tick)
+    about = {"path": str(out), "beside": list(lines), "items": len(some), "absent": len(wanted) - len(some)}
+    return about | {"dtype": store.spec.dtype, "row_shape": list(store.spec.row_shape), "ragged": store.spec.ragged}
+
+
+def _split(records: Output, name: str) -> list[str]:
+    with records.open("splits.parquet") as file:
+        splits = list(read_rows(file, Split))
+    if found := [split.item for split in splits if split.name == name]:
+        return found
+    raise Trouble(f"there is no split {name!r}; there are: {', '.join(sorted({split.name for split in splits}))}")
+
+
+def _beside(out: Path, with_captions: bool) -> list[str]:
+    """What is written beside an .npy: its ids, and captions."""
+    ids = [f"{out.stem}_ids.txt"] if out.suffix == ".npy" else []
+    return ids + [f"{out.name.removesuffix('_ims.npy')}_caps.txt"] * (with_captions and out.name.endswith("_ims.npy"))
+
+
+def _export(store: FeatureStore, ids: Sequence[str], out: Path, lines: Mapping[str, Sequence[str]], tick: Tick) -> None:
+    """Written in a hidden folder beside its place, and renamed when it is whole, itself the last."""
+    writers = {".npy": _write_npy, ".tar": _write_tar} | dict.fromkeys(HDF5, _write_hdf5)
+    try:
+        with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+            for name, texts in lines.items():
+                Path(folder, name).write_text("".join(f"{text}\n" for text in texts), "utf-8")
+            writers.get(out.suffix, _write_folder)(Path(folder, out.name), store, ids, tick)
+            for name in (*lines, out.name):
+                Path(folder, name).rename(out.with_name(name))
+    except OSError as error:
+        raise Trouble(f"{out} cannot be written: {error.strerror or error}") from error
+
+
+def five_captions(records: Output, ids: Sequence[str]) -> list[str]:
+    """SCAN's lines: of each item its first five captions."""
+    found: dict[str, list[Caption]] = {id: [] for id in ids}
+    with records.open("captions.parquet") as file:
+        for caption in read_rows(file, Caption):
+            if caption.item in found and caption.source == "human":
+                found[caption.item].append(caption)
+    for id, some in found.items():
+        if len(some) < COPIES:
+            raise Trouble(f"{id!r} has {len(some)} captions, but SCAN's files have {COPIES} of each item")
+    ordered = (sorted(found[id], key=lambda caption: caption.position)[:COPIES] for id in ids)
+    return [" ".join(caption.text.split()) for some in ordered for caption in some]
+
+
+def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside: list[str]) -> None:
+    if not out.parent.is_dir():
+        raise Trouble(f"there is no folder {out.parent} to write {out.name} to")
+    for path in (out, *map(out.with_name, beside)):
+        if os.path.lexists(path):
+            raise Trouble(f"{path} is there already: move it away, or give another name")
+    if not ids:
+        raise Trouble(f"{store.output.where} has none of these items: there is nothing to export")
+    refuse_twice(ids, out)
+    if store.spec.ragged and out.suffix == ".npy":
+        raise Trouble(f"{store.spec.name} is ragged, which no .npy can be: export to x.h5, x.tar or a folder")
+    can_hold = {".npy": _is_line} | dict.fromkeys(HDF5, _is_text)
+    if bad := [id for id in ids if not can_hold.get(out.suffix, _is_file_name)(id)]:
+        raise Trouble(f"id {bad[0]!r} cannot be written to {out}: export to x.h5")
+
+
+def _is_text(id: str) -> bool:
+    return "\0" not in id  # where HDF5 ends it
+
+
+def _is_line(id: str) -> bool:
+    return "\n" not in id and id == id.strip()
+
+
+def _is_file_name(id: str) -> bool:
+    plain = id.isprintable() and not id.startswith(".") and not {"/", "\\", ":"} & set(id)
+    return plain and len(f"{id}.npz".encode()) <= 255
+
+
+def _blocks(store: FeatureStore, ids: Sequence[str], tick: Tick) -> Iterator[NDArray[Any]]:
+    """Some rows at a time, or of a ragged array an item."""
+    rows = store.rows(ids)
+    length = 1 if store.spec.ragged else max(1, BLOCK // store.spec.row_bytes)
+    for start in range(0, len(rows), length):
+        some = rows[start : start + length]
+        yield store.take_padded(some)[0] if store.spec.ragged else store.take(some)
+        tick(len(some))
+
+
+def _items(store: FeatureStore, ids: Sequence[str], tick: Tick) -> Iterator[tuple[str, NDArray[Any]]]:
+    blocks = _blocks(store, ids, tick)
+    return zip(ids, blocks if store.spec.ragged else (row for block in blocks for row in block), strict=True)
+
+
+def _write_npy(path: Path, store: FeatureStore, ids: Sequence[str], tick: Tick) -> None:
+    shape, descr = (len(ids), *store.spec.row_shape), npy.dtype_to_descr(np.dtype(store.spec.dtype))
+    with path.open("xb") as file:
+        npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+        for block in _blocks(store, ids, tick):
+            file.write(block.data)
+
+
+def _write_hdf5(path: Path, store: FeatureStore, ids: Sequence[str], tick: Tick) -> None:
+    lengths = store.lengths(store.rows(ids)) if store.spec.ragged else np.ones(len(ids), np.int64)
+    with open_hdf5(path, "x") as file:
+        file["ids"] = np.array(ids, object)
+        if store.spec.ragged:
+            file["offsets"] = np.concatenate([[0], np.cumsum(lengths)])
+        features = file.create_dataset("features", (int(lengths.sum()), *store.spec.row_shape), store.spec.dtype)
+        row = 0
+        for block in _blocks(store, ids, tick):
+            features[row : row + len(block)] = block
+            row += len(block)
+
+
+def _write_tar(path: Path, store: FeatureStore, ids: Sequence[str], tick: Tick) -> None:
+    with tarfile.open(path, "x") as archive:
+        for id, values in _items(store, ids, tick):
+            data = io.BytesIO()
+            npy.write_array(data, values, (1, 0), allow_pickle=False)
+            member = tarfile.TarInfo(f"{id}.npy")
+            member.size = data.tell()
+            data.seek(0)
+            archive.addfile(member, data)
+
+
+def _write_folder(path: Path, store: FeatureStore, ids: Sequence[str], tick: Tick) -> None:
+    path.mkdir()
+    for id, values in _items(store, ids, tick):
+        np.savez(path / f"{id}.npz", features=values)

@@ -1,0 +1,57 @@
+"""Files out of the page cache, also where this process has them mapped."""
+
+import ctypes
+import math
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def evict(files: Iterable[Path]) -> None:
+    """A page that is mapped stays in the cache whatever is advised, so our mappings let go of theirs first."""
+    wanted = {str(file.resolve()) for file in files}
+    for begin, end in _mappings(wanted):
+        _checked(LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED))
+    for name in wanted:
+        _drop(name)
+    pages, resident = map(sum, zip(*map(_residency, wanted), strict=True))
+    if resident > pages / 1000:
+        raise RuntimeError(f"{resident} of {pages} pages stayed in the page cache: TMPDIR must be on a disk")
+
+
+def _mappings(names: set[str]) -> list[tuple[int, int]]:
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    spans = [line[0].split("-") for line in lines if len(line) == 6 and line[5] in names]
+    return [(int(begin, 16), int(end, 16)) for begin, end in spans]
+
+
+def _drop(name: str) -> None:
+    descriptor = os.open(name, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # a page that is not on disk yet cannot be dropped
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _residency(name: str) -> tuple[int, int]:
+    """Pages of a file, and how many of them the page cache holds."""
+    mapped = np.memmap(name, np.uint8, "r")
+    resident = np.zeros(math.ceil(len(mapped) / mmap.PAGESIZE), np.uint8)
+    _checked(LIBC.mincore(_address(mapped), ctypes.c_size_t(len(mapped)), _address(resident)))
+    return len(resident), int((resident & 1).sum())
+
+
+def _address(array: NDArray[np.uint8]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def _checked(result: int) -> None:
+    if result:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
