@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from xmodal.trouble import Trouble
 
-PIECE = 2 * 1024 * 1024
 READ_AROUND = 64 * 1024  # what the kernel reads beside a page helps larger rows, and drives smaller ones out of memory
 LINE = 64  # bytes of a cache line
 HUGE = 2 * 1024 * 1024  # mappings start on such an address, so that the kernel may use huge pages
@@ -133,25 +132,28 @@ class ShardWriter:
     """
 
     def __init__(self, file: BinaryIO, layout: Layout, name: str, first: int) -> None:
-        self._file, self._layout, self._name, self._row = file, layout, name, first
+        self._file, self._layout, self._name, self._first = file, layout, name, first
         self._checksums = [0]  # the last one is of the chunk in work
-        self._room = layout.chunk_bytes  # what that chunk lacks
+        self._written = 0  # bytes
 
     def append(self, rows: NDArray[Any], whose: str | None = None) -> None:
-        """In pieces that stay in the processor's cache from the first look to the last; `whose` is for a message."""
-        size = max(1, PIECE // self._layout.row_bytes)
-        for start in range(0, len(rows), size):
-            piece = np.ascontiguousarray(rows[start : start + size])
+        """In pieces that stay in the processor's cache from the first look to the last; `whose` is for a message.
+
+        They end where the file's huge pages do: what the system keeps of the file can then be read faster.
+        """
+        numbers, done = np.ascontiguousarray(rows).reshape(-1), 0
+        while done < len(numbers):
+            piece = numbers[done : done + (HUGE - self._written % HUGE) // numbers.itemsize]
             if not all_finite(piece):
-                row = self._row + int(np.flatnonzero(~np.isfinite(piece.reshape(len(piece), -1)).all(axis=1))[0])
-                what = whose or f"row {row}"
+                at = self._written + int(np.flatnonzero(~np.isfinite(piece))[0]) * piece.itemsize
+                what = whose or f"row {self._first + at // self._layout.row_bytes}"
                 raise Trouble(f"{self._name}: {what} is NaN or infinite: mend the weights, or take float32")
-            self._write(piece.reshape(-1).view(np.uint8))
-            self._row += len(piece)
+            self._write(piece.view(np.uint8))
+            done += len(piece)
 
     def finish(self) -> None:
-        if self._room < self._layout.chunk_bytes:
-            self._write(np.zeros(self._room, np.uint8))
+        if rest := self._written % self._layout.chunk_bytes:
+            self._write(np.zeros(self._layout.chunk_bytes - rest, np.uint8))
         *checksums, _ = self._checksums
         self._file.write(np.array(checksums, "<u4").tobytes())
         self._file.write(_index(self._layout, len(checksums)))
@@ -160,12 +162,12 @@ class ShardWriter:
         data.flags.writeable = False  # or its checksum would be refused
         self._file.write(data.data)
         while len(data):
-            part, data = data[: self._room], data[self._room :]
+            room = self._layout.chunk_bytes - self._written % self._layout.chunk_bytes
+            part, data = data[:room], data[room:]
             self._checksums[-1] = extend(self._checksums[-1], part)
-            self._room -= len(part)
-            if not self._room:
+            self._written += len(part)
+            if len(part) == room:
                 self._checksums.append(0)
-                self._room = self._layout.chunk_bytes
 
 
 def all_finite(numbers: NDArray[Any]) -> bool:

@@ -77,6 +77,7 @@ def measure(anchors: Path | None) -> dict[str, Measured]:
 def _grids(folder: Path) -> dict[str, Measured]:
     material, store = _material(folder, GRID, ROWS)
     readers = {c.key: c.reader(material) for c in COMPETITORS}
+    _warm(folder)
     seconds = _take_turns({"ours": _ours(store)} | readers, material.values)
     _draw(seconds)
     results = {f"random_vs_{c.key}": _ratio(seconds, c.key, c.library) for c in COMPETITORS}
@@ -88,6 +89,7 @@ def _grids(folder: Path) -> dict[str, Measured]:
 def _wide(folder: Path) -> dict[str, Measured]:
     """Against the fastest that numpy has: a reused buffer, and the mode that does not buffer once more."""
     material, store = _material(folder, WIDE, WIDE_ROWS)
+    _warm(folder)
     out = buffer((BATCH, *WIDE.row_shape), WIDE.dtype)
     take = Reader(lambda rows: (rows, np.take(material.values, rows, axis=0, out=out, mode="clip")), WIDE_ROWS)
     seconds = _take_turns({"ours": _ours(store), "take": take}, material.values)
@@ -97,6 +99,7 @@ def _wide(folder: Path) -> dict[str, Measured]:
 def _pooled(folder: Path) -> dict[str, Measured]:
     material, store = _material(folder, POOLED, POOLED_ROWS)
     some = [c for c in COMPETITORS if c.key in ("memmap", "h5py_sorted")]
+    _warm(folder)
     seconds = _take_turns({"ours": _ours(store)} | {c.key: c.reader(material) for c in some}, material.values)
     return {f"pooled_vs_{c.key}": _ratio(seconds, c.key, f"{c.library}, rows of 2048 fp16") for c in some}
 
@@ -232,6 +235,16 @@ def _take_turns(readers: Mapping[str, Reader], truth: Values) -> dict[str, list[
         if len(rounds) == ROUNDS:
             return {key: [spent[key] for spent in rounds] for key in readers}
     raise RuntimeError("the files do not stay in the page cache: too little memory is free to measure warm reads")
+
+
+def _warm(folder: Path) -> None:
+    """Everybody's files alike, from start to end: what is kept as it was written is kept in pieces of other sizes."""
+    files = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_size]
+    evict(files)
+    for file in files:
+        with open(file, "rb", buffering=0) as data:
+            while data.read(8 << 20):
+                pass
 
 
 def _bytes_from_disk() -> int:
