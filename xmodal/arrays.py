@@ -36,7 +36,7 @@ PLAIN = {"name": "bytes", "configuration": {"endian": "little"}}
 KEYS = ({"name": "default", "configuration": {"separator": "/"}}, {"name": "default"})
 INDEX_CODECS = [PLAIN, {"name": "crc32c"}]
 CURE = "build or fetch it again"
-PROBES = 8  # rows of a batch that are asked for before it is copied: is the file in memory?
+PROBES = 4  # rows of a batch that are asked for before it is copied: is the file in memory?
 
 
 @dataclass(frozen=True)
@@ -301,8 +301,8 @@ class MappedRows:
 
     def _check(self, chunks: NDArray[np.int64]) -> None:
         """The checksums of those that nobody has read yet."""
-        size = self.layout.chunk_bytes
-        for chunk in np.unique(chunks[self._unchecked[chunks]]).tolist():
+        size, fresh = self.layout.chunk_bytes, self._unchecked[chunks]
+        for chunk in np.unique(chunks[fresh]).tolist() if fresh.any() else ():
             if extend(0, self._bytes[chunk * size : (chunk + 1) * size]) != self._checksums[chunk]:
                 first, stop = chunk * self.layout.chunk_rows, (chunk + 1) * self.layout.chunk_rows
                 rows = f"row {first}" if stop == first + 1 else f"one of the rows {first} to {stop - 1}"

@@ -3,11 +3,13 @@
 Shapes: B rows, L positions, V visual rows, T text rows, P pairs.
 """
 
+import math
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
+from threading import Lock
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -210,13 +212,17 @@ class Buffers:
     """
 
     def __init__(self, pinned: bool) -> None:
-        self._pinned, self._all = pinned, list[NDArray[np.uint8]]()
+        self._pinned, self._all, self._lock = pinned, list[NDArray[np.uint8]](), Lock()
+
+    def __reduce__(self) -> tuple[type["Buffers"], tuple[bool]]:
+        return Buffers, (self._pinned,)
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        size = int(np.prod(shape)) * dtype.itemsize
-        room = self._free(size)
-        start = -room.ctypes.data % LINE
-        return room[start : start + size].view(dtype).reshape(shape)
+        size = math.prod(shape) * dtype.itemsize
+        with self._lock:  # until it is seen again by the caller
+            room = self._free(size)
+            start = -room.ctypes.data % LINE
+            return room[start : start + size].view(dtype).reshape(shape)
 
     def _free(self, size: int) -> NDArray[np.uint8]:
         for place in range(len(self._all)):
@@ -232,13 +238,14 @@ class Buffers:
         return memory
 
 
+THREADS = 2  # one copies rows while the other looks up words
 _OURS_ALONE = 2  # references: the list's, and the question's own
 
 Captions = Literal["each", "one", "all"]
 
 
 class Loader(IterableDataset[Batch]):
-    """Batches of a training, straight from the store: read ahead by a thread, into memory that is used again.
+    """Batches of a training, straight from the store: read ahead by threads, into memory that is used again.
 
     A sample is a caption with its item ("each"), an item with one of its captions, drawn anew every epoch ("one"), or
     an item with all of them ("all"). All samples come once an epoch, in an order that only the seed decides.
@@ -249,7 +256,7 @@ class Loader(IterableDataset[Batch]):
     `state_dict` is seed, epoch and cursor: samples of the epoch that were handed out. An iteration that was broken off
     goes on there; one that ended is followed by the next epoch. With `torch.utils.data.DataLoader(loader,
     batch_size=None, num_workers=2)` each worker makes every other batch, in a copy of this loader: call `set_epoch`
-    before each epoch then, and do not ask this one where they are. One thread is faster than any worker.
+    before each epoch then, and do not ask this one where they are. The threads here are faster than such workers.
     """
 
     def __init__(
@@ -306,7 +313,7 @@ class Loader(IterableDataset[Batch]):
         buffers = Buffers(pinned=self._device.type == "cuda")
         readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
         starts, waiting = deque(self._starts()), deque[tuple[int, Future[Batch]]]()
-        with ThreadPoolExecutor(1, "xmodal-loader") as thread:
+        with ThreadPoolExecutor(THREADS, "xmodal-loader") as thread:
             try:
                 while starts or waiting:
                     while starts and len(waiting) <= self.ahead:
