@@ -19,12 +19,21 @@ EPILOG = """examples:
   xmodal build coco --root s3://bucket/xmodal --raw ~/Downloads
   xmodal build coco/resnet --root data --set resnet.network=resnet50 --set resnet.weights=IMAGENET1K_V2
   xmodal train vsepp --root data --run runs/vsepp; xmodal evaluate runs/vsepp --root data
+  xmodal reproduce pvse; xmodal reproduce "pvse table 2" --root data --runs runs
+  xmodal evaluate --scores sims.npy --corpus coco --root data    anybody's similarity matrix
   xmodal publish coco --root data --out coco-captions
   xmodal import dev_ims.npy --root data --name scan36; xmodal export data/scan36/IDENTITY features.h5
   xmodal status --root data; xmodal retry coco --root data
   xmodal build mine.py --root data --serial             a corpus of your own, without Ray
 
 A command that was stopped, by whatever, is continued by running it again."""
+
+REPRODUCE = """examples:
+  xmodal reproduce                                      every experiment, one a line
+  xmodal reproduce pvse                                 those of a paper, with their rows
+  xmodal reproduce pvse table 2                         one, with all that is printed and the commands to run it
+  xmodal reproduce dualpath:VIII --json
+  xmodal reproduce pvse-2 --root data --runs runs       trains and evaluates what is ready of it; finished runs stay"""
 
 DISK = {
     errno.ENOSPC: "the disk is full: free some space",
@@ -115,7 +124,10 @@ def _parser() -> argparse.ArgumentParser:
     verify = command("verify", "read every byte and compare it with the records")
     verify.add_argument("--forget", action="store_true", help="have damaged parts made again by the next build")
     _training(command("train", "train a recipe from cached features; goes on where it stopped"))
-    _evaluating(command("evaluate", "every metric of a run on a split of its corpus"))
+    _evaluating(command("evaluate", "every metric of a run, or of a similarity matrix, on a split of a corpus"))
+    _reproducing(
+        command("reproduce", "every table and figure of the five papers: what it takes, and its state", root=False)
+    )
     publish = command("publish", "a Hugging Face dataset in a local folder", targets="CORPUS")
     publish.add_argument("--out", type=_local, required=True, help="the folder; one of an earlier publish is replaced")
     _importing(command("import", "features that you have already, as the output of a stage; goes on where it stopped"))
@@ -133,13 +145,36 @@ def _training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--records", help="identity of the records, where the root has several")
     parser.add_argument("--features", help="identity of the features, where the root has several")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
+    parser.add_argument("--pixels", help="identity of the resized pictures, where the root has several")
+    parser.add_argument(
+        "--vectors", type=_local, metavar="FILE", help="the word vectors that the recipe names, as text"
+    )
+    parser.add_argument("--weights", type=_local, metavar="FILE", help="of the features' network, to train it further")
+    parser.add_argument("--tensorboard", action="store_true", help="write RUN/tensorboard beside RUN/log.jsonl")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="epochs=3, model.width=512")
 
 
 def _evaluating(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=_local, help="the folder of a run")
+    parser.add_argument("run", type=_local, nargs="?", help="the folder of a run; or use --scores")
     parser.add_argument("--split", help="such as karpathy/val (default: the test split)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
+    parser.add_argument("--distance", help="another score of the same weights: elk, js, wasserstein, … (PCME)")
+    parser.add_argument("--eccv", type=_local, metavar="DIR", help="a folder with ECCV-Caption's two JSON files")
+    parser.add_argument("--latex", action="store_true", help="the result as LaTeX tables on stdout")
+    parser.add_argument(
+        "--scores",
+        type=_local,
+        metavar="FILE",
+        help="a .npy matrix of similarities, greater is closer: rows are the split's items, columns the captions of "
+        "the first item, of the second, …, as --write-ids lists them; or the first captions of each, 5 for example",
+    )
+    parser.add_argument("--corpus", help="the corpus of --scores")
+    parser.add_argument(
+        "--ids", metavar="PREFIX", help="rows and columns as PREFIX.items.txt and PREFIX.captions.txt say"
+    )
+    parser.add_argument(
+        "--write-ids", metavar="PREFIX", help="writes these two files for --corpus, and does nothing else"
+    )
 
 
 def _importing(parser: argparse.ArgumentParser) -> None:
@@ -158,6 +193,16 @@ def _exporting(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument("--ids", type=_local, help="a file with one id a line: these alone, in this order")
     chosen.add_argument("--split", help="such as karpathy/test: its items; x_ims.npy gets captions in x_caps.txt")
     parser.add_argument("--corpus", help="of the split, where the root has several")
+
+
+def _reproducing(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = REPRODUCE
+    parser.add_argument("names", nargs="*", metavar="PAPER|TABLE", help="a paper, or one of its tables (default: all)")
+    parser.add_argument("--runs", type=_local, default=Path("runs"), help="the folder of all runs (default: runs)")
+    parser.add_argument("--records", help="identity of the records, where the root has several")
+    parser.add_argument("--features", help="identity of the features, where the root has several")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
 
 
 def _local(text: str) -> Path:
@@ -264,16 +309,48 @@ def _train(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.progress import Progress
 
     recipe = recipe_with(chosen.recipe, chosen.set)
-    run, outputs = chosen.run or Path("runs") / recipe.name, {"records": chosen.records, "features": chosen.features}
-    return train(recipe, chosen.root, run, device=chosen.device, progress=Progress(), **outputs), 0
+    run = chosen.run or Path("runs") / recipe.name
+    told = ("records", "features", "pixels", "vectors", "weights", "device", "tensorboard")
+    circumstances = {name: getattr(chosen, name) for name in told}
+    return train(recipe, chosen.root, run, progress=Progress(), **circumstances), 0
 
 
 def _evaluate(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.experiments import evaluate
     from pipelines.progress import Progress
+    from xmodal.scoring import score, write_ids
 
-    report = evaluate(chosen.run, chosen.root, chosen.split, chosen.device, Progress())
-    return (json.loads(report.to_json()) if chosen.json else report.to_text()), 0
+    _check_evaluated(chosen)
+    if chosen.write_ids:
+        written = write_ids(chosen.write_ids, chosen.root, chosen.corpus, chosen.split)
+        return (written if chosen.json else "\n".join(written)), 0
+    if chosen.scores:
+        names = {"prefix": chosen.ids, "extended": chosen.eccv}
+        report = score(chosen.scores, chosen.root, chosen.corpus, chosen.split, **names)
+    else:
+        asked = {"distance": chosen.distance, "extended": chosen.eccv}
+        report = evaluate(chosen.run, chosen.root, chosen.split, chosen.device, Progress(), **asked)
+    if chosen.json:
+        return json.loads(report.to_json()), 0
+    return report.to_latex() if chosen.latex else report.to_text(), 0
+
+
+def _check_evaluated(chosen: argparse.Namespace) -> None:
+    if sum(map(bool, (chosen.run, chosen.scores, chosen.write_ids))) != 1:
+        raise Trouble("say what to evaluate: the folder of a run, or --scores with a matrix")
+    if bool(chosen.corpus) == bool(chosen.run):
+        raise Trouble("--scores and --write-ids need --corpus; a run knows its own")
+    if chosen.ids and not chosen.scores:
+        raise Trouble("--ids belongs to --scores: it says what the matrix' rows and columns are")
+
+
+def _reproduce(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.progress import Progress
+    from pipelines.reproduce import reproduce
+
+    circumstances = {"records": chosen.records, "features": chosen.features, "device": chosen.device}
+    text = " ".join(chosen.names)
+    return reproduce(text, chosen.root, chosen.runs, progress=Progress(), **circumstances), 0
 
 
 def _publish(chosen: argparse.Namespace) -> tuple[Any, int]:
@@ -335,6 +412,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
     "verify": _verify,
     "train": _train,
     "evaluate": _evaluate,
+    "reproduce": _reproduce,
     "publish": _publish,
     "import": _import,
     "export": _export,

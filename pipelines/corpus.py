@@ -2,6 +2,7 @@
 
     sources   its annotation files, sealed            media     its pictures or clips, sealed
     records   those parsed into tables                resnet    features of its pictures
+                                                      pixels    its pictures, resized, for training from pixels
 
 Parsing needs no media, and media that corpora share (one media set) are fetched and computed on once. Features are
 built only when they are named: they may take days.
@@ -10,12 +11,15 @@ built only when they are named: they may take days.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipelines.engine import Runner, build, serial
 from pipelines.fetch import RawFolder, fetch
 from pipelines.ledger import FOLDERS, Ledger
+from pipelines.pictures import Index, Items, Shard
+from pipelines.pixels import PixelsConfig, pixels
 from pipelines.progress import Progress
 from pipelines.records import Files, RecordsConfig, records
 from pipelines.resnet import ResNetConfig, resnet
@@ -64,16 +68,30 @@ def build_media(site: Site, corpus: Corpus) -> Output:
     return _fetched(site, corpus, "media", corpus.media_set, listed_media(corpus, build_sources(site, corpus)))
 
 
-def build_resnet(site: Site, corpus: Corpus) -> Output:
+def build_features(name: str, site: Site, corpus: Corpus) -> Output:
     build_records(site, corpus)
     build_media(site, corpus)
-    stage = resnet_stage(site, corpus)
+    stage = FEATURES[name](site, corpus)
     assert stage is not None
     return build(stage, site.storage, site.run, site.progress)
 
 
-def resnet_stage(site: Site, corpus: Corpus) -> Stage[ResNetConfig, Any] | None:
+def resnet_stage(site: Site, corpus: Corpus) -> Stage[ResNetConfig, Index | Shard] | None:
     """None while the items are not parsed or the media are not sealed."""
+    config = apply(ResNetConfig(), "resnet", site.settings)
+    found = _pictures(site, corpus, "resnet")
+    return resnet(*found, config, site.weights) if found else None
+
+
+def pixels_stage(site: Site, corpus: Corpus) -> Stage[PixelsConfig, Index | Shard] | None:
+    """None as for resnet."""
+    config = apply(PixelsConfig(), "pixels", site.settings)
+    found = _pictures(site, corpus, "pixels")
+    return pixels(*found, config) if found else None
+
+
+def _pictures(site: Site, corpus: Corpus, stage: str) -> tuple[Output, Items] | None:
+    """The sealed media and the items that are pictures, None as long as either is missing."""
     tables = records_stage(site, corpus)
     media = current(site.storage, *parts(site.storage, corpus)[1])
     if tables is None or media is None or not Output(site.storage, tables.folder).complete:
@@ -81,18 +99,26 @@ def resnet_stage(site: Site, corpus: Corpus) -> Stage[ResNetConfig, Any] | None:
     with Output(site.storage, tables.folder).open("items.parquet") as file:
         items = tuple(sorted((item.id, item.media) for item in read_rows(file, Item) if item.kind == "image"))
     if not items:
-        raise Trouble(f"{corpus.name} has no pictures: resnet is for pictures, not clips")
-    return resnet(media, items, apply(ResNetConfig(), "resnet", site.settings), site.weights)
+        raise Trouble(f"{corpus.name} has no pictures: {stage} is for pictures, not clips")
+    return media, items
 
 
+FEATURES: dict[str, Callable[[Site, Corpus], Stage[Any, Any] | None]] = {
+    "resnet": resnet_stage,
+    "pixels": pixels_stage,
+}
 STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
     "sources": build_sources,
     "records": build_records,
     "media": build_media,
-    "resnet": build_resnet,
+    **{name: partial(build_features, name) for name in FEATURES},
 }
 USUAL = ("sources", "records", "media")  # what a corpus' name alone stands for
-CONFIGS: dict[str, object] = {"records": RecordsConfig("", 0, ""), "resnet": ResNetConfig()}  # what --set may change
+CONFIGS: dict[str, object] = {  # what --set may change
+    "records": RecordsConfig("", 0, ""),
+    "resnet": ResNetConfig(),
+    "pixels": PixelsConfig(),
+}
 
 
 def build_stages(site: Site, corpus: Corpus, stages: Iterable[str]) -> list[dict[str, Any]]:

@@ -11,6 +11,8 @@ from xmodal import models
 from xmodal.models import Recipe
 from xmodal.trouble import Trouble
 
+PARTS = ("model", "view", "validation", "visual", "text")
+
 
 def recipes() -> dict[str, Recipe]:
     """Every recipe of every model, by its name."""
@@ -25,7 +27,7 @@ def recipe_with(name: str, settings: list[str]) -> Recipe:
     recipe = known[name]
     parsed = parse_settings(settings, configs_of(recipe))
     phases = tuple(apply(phase, f"phase{n}", parsed) for n, phase in enumerate(recipe.phases, 1))
-    parts = {name: apply(getattr(recipe, name), name, parsed) for name in ("model", "view", "validation")}
+    parts = {name: apply(getattr(recipe, name), name, parsed) for name in PARTS}
     try:
         return replace(apply(recipe, "recipe", parsed), phases=phases, **parts)
     except ValueError as error:
@@ -33,10 +35,9 @@ def recipe_with(name: str, settings: list[str]) -> Recipe:
 
 
 def configs_of(recipe: Recipe) -> Mapping[str, object]:
-    """What a setting may name: the recipe, its model, its two views, and its phases, counted from 1."""
+    """What a setting may name: the recipe, its parts, and its phases, counted from 1."""
     phases: dict[str, object] = {f"phase{number}": phase for number, phase in enumerate(recipe.phases, 1)}
-    parts = {"model": recipe.model, "view": recipe.view, "validation": recipe.validation}
-    return {"recipe": recipe} | parts | phases
+    return {"recipe": recipe} | {name: getattr(recipe, name) for name in PARTS} | phases
 
 
 def train(recipe: Recipe, root: str, run: Path, **circumstances: Any) -> dict[str, Any]:
@@ -46,10 +47,12 @@ def train(recipe: Recipe, root: str, run: Path, **circumstances: Any) -> dict[st
     return {"recipe": recipe.name, "root": root} | asdict(fit(recipe, root, str(run), **circumstances))
 
 
-def evaluate(run: Path, root: str, split: str | None, device: str, progress: Progress) -> Any:
-    """A run on a split of its corpus; without one, on the test split beside that of its training."""
+def evaluate(run: Path, root: str, split: str | None, device: str, progress: Progress, **asked: Any) -> Any:
+    """A run on a split of its corpus; without one, on the test split beside that of its training. `asked`: `distance`
+    and `extended` of `xmodal.evaluation.evaluate`.
+    """
     from xmodal import runs
     from xmodal.evaluation import evaluate
 
     chosen = split or runs.read(str(run)).recipe.view.split.rpartition("/")[0] + "/test"
-    return evaluate(str(run), root, chosen.lstrip("/"), device=device, progress=progress)
+    return evaluate(str(run), root, chosen.lstrip("/"), device=device, progress=progress, **asked)

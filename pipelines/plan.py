@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipelines.corpus import Site, parts, records_stage, resnet_stage
+from pipelines.corpus import FEATURES, Site, parts, records_stage
 from pipelines.engine import pending
 from pipelines.fetch import RawFolder
 from pipelines.ledger import FOLDERS, Ledger
@@ -51,8 +51,8 @@ def _bytes_a_second(site: Site, part: Part, name: str) -> float:
 
 
 def _units(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
-    if name == "resnet":
-        return _features(site, corpus)
+    if name in FEATURES:
+        return _features(site, corpus, name)
     stage = records_stage(site, corpus)
     if stage is None:
         return {"waits_for": "sources"}
@@ -60,9 +60,9 @@ def _units(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
     return {"units": total, "done": total - left}
 
 
-def _features(site: Site, corpus: Corpus) -> dict[str, Any]:
+def _features(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
     """`writes` is at most what is still to be written: shards are counted as full."""
-    stage = resnet_stage(site, corpus)
+    stage = FEATURES[name](site, corpus)
     if stage is None:
         return {"waits_for": "records and media"}
     total, left = pending(stage, site.storage)

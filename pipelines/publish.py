@@ -27,6 +27,7 @@ from string import Template
 from typing import Any, BinaryIO, get_args
 
 from pipelines.ledger import FOLDERS, Ledger
+from pipelines.pixels import NAME as PIXELS
 from pipelines.progress import Progress
 from pipelines.records import FIRST, VERSION
 from pipelines.tables import CURE, ROWS, Config, describe, read_ids, write_captions, write_index
@@ -94,11 +95,12 @@ def publish(
 def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
     """Every finished store of features that were computed from the corpus' media as they are sealed now.
 
-    Corpora share media: a store that has a row for anything else than this corpus' items is another's.
+    Corpora share media: a store that has a row for anything else than this corpus' items is another's. Resized pixels
+    are the media over again, not features: whoever may have those can make them.
     """
     media = _sealed(storage, "media", corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
-    stores = [output for output in made if ROWS in output.files]
+    stores = [output for output in made if ROWS in output.files and output.stage != PIXELS]
     if not stores:
         return []
     items = read_ids(_records(corpus, storage, _sealed(storage, "annotations", corpus.name)), ITEMS)
@@ -121,6 +123,8 @@ def _made(corpus: Corpus, storage: Storage, features: list[Output]) -> Made:
     found = {part: _sealed(storage, part, name) for part, name in names.items()}
     sealed = {part: output for part, output in found.items() if output}
     for output in features:
+        if output.stage == PIXELS:
+            raise Trouble(f"{output.where} holds the pictures themselves, smaller: they are no features to publish")
         if "media" not in sealed or not _reads(output, sealed["media"]):
             raise Trouble(f"{output.where} is not of {corpus.name}'s media as they are sealed now: build it again")
     records = _records(corpus, storage, sealed.get("annotations"))

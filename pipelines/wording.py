@@ -71,6 +71,58 @@ def evaluate(table: str) -> list[str]:
     return [table]
 
 
+def reproduce(shown: list[Result]) -> list[str]:
+    """Experiments of several papers are a line each, those of one paper have their rows, one alone is told in full."""
+    if len(shown) == 1:
+        return _experiment(shown[0])
+    if len({each["paper"] for each in shown}) == 1:
+        return [line for each in shown for line in [*_headed(each), *(f"    {_row(row)}" for row in each["rows"])]]
+    ready = sum(each["state"] == "ready" for each in shown)
+    lines = [f"{each['name']:21} {each['state'].partition(':')[0]:24} {each['title']}" for each in shown]
+    return [*lines, f"{ready} of {len(shown)} are ready; name a paper, or a table such as pvse table 2, for more"]
+
+
+def _headed(each: Result) -> list[str]:
+    return [f"{each['name']}: {each['title']}", f"    {each['state']}"]
+
+
+def _row(row: Result) -> str:
+    settings = "".join(f" --set {setting}" for setting in row["settings"])
+    waiting = "" if row["ready"] or not row["recipe"] else " (not yet)"
+    return f"{row['name']:44} {row['recipe']}{settings}{waiting}".rstrip()
+
+
+def _experiment(each: Result) -> list[str]:
+    parts = [(name, each[name]) for name in ("data", "features", "compute") if each[name]]
+    lines = [*_headed(each), *(f"    {name}: {text}" for name, text in parts)]
+    lines += [f"    note: {note}" for note in each["notes"]]
+    if any("measured" in row for row in each["rows"]):
+        return [*lines, *_compared(each)]
+    lines += ["rows:", *(f"  {_row(row)}" for row in each["rows"])] if each["rows"] else []
+    lines += _printed(each) if any(row["printed"] for row in each["rows"]) else []
+    return [*lines, *(["to run it:", *(f"  {command}" for command in each["to_run"])] if each["to_run"] else [])]
+
+
+def _printed(each: Result) -> list[str]:
+    """The paper's table; the last word of a column stands below the others."""
+    above, below = zip(*(column.rpartition(" ")[::2] for column in each["columns"]), strict=True)
+    told = [(row["name"], row["printed"].split()) for row in each["rows"] if row["printed"]]
+    width = max(map(len, (*above, *below, *(value for _, values in told for value in values)))) + 2
+    lines = [("printed:", above), ("", below), *((f"  {name}", values) for name, values in told)]
+    return [f"{name[:40]:40}{''.join(f'{value:>{width}}' for value in values)}".rstrip() for name, values in lines]
+
+
+def _compared(each: Result) -> list[str]:
+    """Measured beside printed, a value a line."""
+    lines = [f"{'':44} {'':24} {'printed':>10} {'measured':>10}"]
+    for row in each["rows"]:
+        values, measured = row["printed"].split() or ["-"] * len(each["columns"]), row["measured"] or {}
+        for column, value in zip(each["columns"], values, strict=True):
+            found = f"{measured[column]:.2f}" if column in measured else "-"
+            lines += [f"{row['name']:44} {column:24} {value:>10} {found:>10}"] if row["recipe"] else []
+    return lines
+
+
 def publish(result: Result) -> list[str]:
     splits = [f"{name} {split} ({rows:,})" for name, of in result["rows"].items() for split, rows in of.items()]
     withheld = [f"{part} ({most} at most)" for part, most in result["withheld"].items()]

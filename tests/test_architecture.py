@@ -16,7 +16,8 @@ MODULES = {
     for package in ("xmodal", "pipelines")
     for path in sorted((ROOT / package).rglob("*.py"))
 }
-TORCH = {f"xmodal/{name}.py" for name in ("batches", "vision", "regions", "losses", "training", "evaluation")}
+COMPUTING = ("batches", "vision", "trunk", "densities", "uncertainty", "adamp", "optimisers", "together", "checkpoints")
+TORCH = {*(f"xmodal/{name}.py" for name in (*COMPUTING, "training", "evaluation")), "pipelines/toy_pcme.py"}
 DOORS = {"ray": {"pipelines/ray_runner.py"}, "fsspec": {"xmodal/storage.py"}}
 SINGLE_DOOR = ("zarr", "tensorstore", "av", "cv2", "detectron2", "transformers", "s3fs", "h5py")
 WITHOUT_TORCH_OR_RAY = (
@@ -34,13 +35,20 @@ WITHOUT_TORCH_OR_RAY = (
     "xmodal.exchange",
     "pipelines.exchange",
     "xmodal.metrics",
+    "xmodal.ranked",
+    "xmodal.judging",
+    "xmodal.reports",
+    "xmodal.scoring",
     "xmodal.archives",
     "xmodal.vision",
     "xmodal.text",
     "xmodal.dataset",
     "xmodal.runs",
+    "pipelines.pictures",
+    "pipelines.pixels",
     "pipelines.resnet",
     "pipelines.publish",
+    "pipelines.reproduce",
     "xmodal.models",
     "pipelines.corpus",
     "pipelines.plan",

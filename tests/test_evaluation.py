@@ -16,8 +16,9 @@ from tests.toy_root import one_thread as one_thread
 from xmodal import find, runs
 from xmodal.batches import Padded, Reader
 from xmodal.dataset import Examples
-from xmodal.evaluation import OWN, Silence, evaluate, load, measure
+from xmodal.evaluation import Silence, evaluate, load, measure
 from xmodal.features import FeatureStore
+from xmodal.reports import OWN
 from xmodal.storage import open_storage
 from xmodal.training import fit
 from xmodal.trouble import Trouble
@@ -96,10 +97,15 @@ def test_reports_are_read_by_people_and_by_programs(root: str, run: str) -> None
     assert OWN in text
     assert plain["weights"] in text
     assert "trained on" not in text
-    rows = text.splitlines()
-    assert rows[-2].split()[-1] == f"{report.scores['all'].rsum:.1f}"
-    assert rows[-1].split()[:2] == ["by", "chance"]
-    assert len(rows[-1]) == len(rows[-2]) == len(rows[-3])
+    (recalls,) = [line for line in text.splitlines() if line.startswith("all ")]
+    chance = text.splitlines()[text.splitlines().index(recalls) + 1]
+    assert recalls.split()[-1] == f"{report.scores['all'].rsum:.1f}"
+    assert chance.split()[:2] == ["by", "chance"]
+    heads = [line for line in text.splitlines() if line.startswith("gallery ")]
+    assert len(chance) == len(recalls) == len(heads[0])
+    lists = report.findings.lists["own captions"]
+    assert plain["lists"]["own captions"]["text_to_visual"]["r_precision"] == lists[1].r_precision
+    assert lists[1].r_precision == pytest.approx(report.scores["all"].text_to_visual.recall[1])
 
 
 class Oracle:
@@ -179,3 +185,8 @@ def test_a_run_is_evaluated_on_what_it_was_trained_on_or_not_at_all(run: str, tm
 def test_a_split_that_is_not_there_is_refused(root: str, run: str) -> None:
     with pytest.raises(Trouble, match="has no split 'karpathy/test'; there are: toy/train"):
         evaluate(run, root, "karpathy/test")
+
+
+def test_extended_matches_are_read_before_anything_is_compared(root: str, run: str, tmp_path: Path) -> None:
+    with pytest.raises(Trouble, match=r"eccv_image_to_caption\.json is not there: --eccv takes the folder"):
+        evaluate(run, root, "toy/test", extended=tmp_path)

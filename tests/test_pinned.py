@@ -54,6 +54,7 @@ def digests(folder: Path) -> dict[str, dict[str, Any]]:
     raw = folder / "raw"
     _publish(raw)
     settings = {"resnet.network": "resnet18", "resnet.weights": "random:0", "resnet.resize": 32, "resnet.crop": 32}
+    settings |= {"pixels.side": 32}
     site = Site(open_storage(str(folder / "root")), raw=raw, settings=settings)
     outputs = {stage: build(site, load(str(CORPUS))) for stage, build in STAGES.items()}
     return {stage: {"version": output.about["version"]} | _bytes(output) for stage, output in outputs.items()}

@@ -17,7 +17,8 @@ import zarr
 from pipelines.demo.coco import Picture, pictures, write
 from pipelines.demo.world import World
 from pipelines.engine import Worker, build, pending, serial
-from pipelines.resnet import Items, ResNetConfig, resnet
+from pipelines.pictures import Items
+from pipelines.resnet import ResNetConfig, resnet
 from pipelines.seal import Sealed
 from pipelines.settings import parse_settings
 from pipelines.stage import Counts, Inputs, Resources, Sink, Stage

@@ -21,8 +21,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from xmodal.arrays import LINE
 from xmodal.dataset import Examples
 from xmodal.features import FeatureStore
-from xmodal.models import Features
-from xmodal.order import Draws, Order, evaluation_frames, training_frames
+from xmodal.models import Features, OnePerClass, Tokens
+from xmodal.order import ClassOrder, Draws, Order, evaluation_frames, training_frames
+from xmodal.text import UNKNOWN
 from xmodal.trouble import Trouble
 
 ANNOTATED, UNANNOTATED = "annotated", "unannotated"
@@ -154,11 +155,16 @@ WHOLE_CLIPS = Features(stage="")  # of `Features` a reader looks at the frames a
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """Features and words of examples as a model takes them; `frames` says how many of a clip, and by which rule."""
+    """Features and words of examples as a model takes them.
+
+    `frames` says how many of a clip, and by which rule; `tokens` how long a caption is, and what training leaves out.
+    """
 
     examples: Examples
     store: FeatureStore
     frames: Features = WHOLE_CLIPS
+    tokens: Tokens | None = None
+    classes: NDArray[np.int64] | None = None  # (items,)
     buffers: "Buffers" = field(default_factory=lambda: Buffers(pinned=False))
 
     def __post_init__(self) -> None:
@@ -189,9 +195,15 @@ class Reader:
             places = training_frames(lengths, count, self.frames.rule, draws, samples)
         return Padded.whole(torch.from_numpy(self.store.take_padded(rows, places, self._room(*places.shape))))
 
-    def text(self, captions: NDArray[np.int64] | slice) -> Padded:
-        places = np.arange(len(self.examples.words))[captions]
-        return Padded.of([self.examples.words[place] for place in places.tolist()])
+    def text(self, captions: NDArray[np.int64] | slice, draws: Draws | None = None) -> Padded:
+        places = np.arange(len(self.examples.words))[captions].tolist()
+        words = [self.examples.words[place] for place in places]
+        if self.tokens is not None and self.tokens.longest is not None:
+            words = [shortened(some, self.tokens.longest) for some in words]
+        if self.tokens is not None and draws is not None and (self.tokens.marked or self.tokens.deleted):
+            chance = [np.random.default_rng([draws.seed, draws.epoch, place]) for place in places]
+            words = [thinned(some, self.tokens, one) for some, one in zip(words, chance, strict=True)]
+        return Padded.of(words)
 
     def _lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         lengths = self.store.lengths(rows)
@@ -202,6 +214,19 @@ class Reader:
 
     def _room(self, *shape: int) -> NDArray[Any]:
         return self.buffers.take((*shape, *self.store.spec.row_shape), np.dtype(self.store.spec.dtype))
+
+
+def shortened(words: NDArray[np.int32], longest: int) -> NDArray[np.int32]:
+    """The first words; <start> and <end> are not counted, and stay."""
+    return words if len(words) - 2 <= longest else np.concatenate([words[: longest + 1], words[-1:]])
+
+
+def thinned(words: NDArray[np.int32], tokens: Tokens, chance: np.random.Generator) -> NDArray[np.int32]:
+    """First some words become <unk>, then a share of all is deleted; <start> and <end> stay (spec, models, 2.4)."""
+    inner = words[1:-1].copy()
+    inner[chance.random(len(inner)) < tokens.marked] = UNKNOWN
+    kept = np.sort(chance.permutation(len(inner))[int(tokens.deleted * len(inner)) :])
+    return np.concatenate([words[:1], inner[kept], words[-1:]])
 
 
 class Buffers:
@@ -265,6 +290,7 @@ class Loader(IterableDataset[Batch]):
         batch_size: int,
         *,
         captions: Captions = "each",
+        sampler: OnePerClass | None = None,
         seed: int = 0,
         drop_last: bool = False,
         rank: int | None = None,
@@ -279,8 +305,10 @@ class Loader(IterableDataset[Batch]):
         self._rank, self._world = _place_among(rank, world)
         self._readers = {ANNOTATED: streams} if isinstance(streams, Reader) else dict(streams)
         self._check_streams()
-        self._counts = {name: self._samples(reader) for name, reader in self._readers.items()}
         self.seed, self.epoch, self.cursor = seed, 0, 0
+        self._orders = {name: self._order(number, name, sampler) for number, name in enumerate(self._readers)}
+        first = self._orders[next(iter(self._orders))]
+        self.batch_size = first.batch if isinstance(first, ClassOrder) else batch_size
         self._check()
 
     def __len__(self) -> int:
@@ -326,7 +354,7 @@ class Loader(IterableDataset[Batch]):
 
     @property
     def _length(self) -> int:
-        return next(iter(self._counts.values()))
+        return next(iter(self._orders.values())).count
 
     def _size(self, start: int) -> int:
         return min(self.batch_size, self._length - start)
@@ -344,7 +372,7 @@ class Loader(IterableDataset[Batch]):
         mine = first + self._rank * share
         streams = {}
         for number, (name, reader) in enumerate(readers.items()):
-            samples = Order(self._counts[name], self.seed, number).take(mine, mine + share)
+            samples = replace(self._orders[name], seed=self.seed).take(mine, mine + share)
             streams[name] = self._stream(reader, samples, Draws(self.seed, epoch, number))
         return Batch(streams)
 
@@ -354,10 +382,13 @@ class Loader(IterableDataset[Batch]):
         rows = np.arange(len(captions))
         of_item = np.searchsorted(np.cumsum(reader.examples.caption_counts[items]), rows, "right")
         pairs = np.stack([of_item if self.captions == "all" else rows, rows], axis=1)
-        visual, text = reader.visual(items, draws, samples), reader.text(captions)
+        visual, text = reader.visual(items, draws, samples), reader.text(captions, draws)
         stream = Stream(
             self._placed(visual, reader.buffers), text, *map(torch.from_numpy, (items, text_items, captions, pairs))
         )
+        if reader.classes is not None:
+            of_visual, of_text = (torch.from_numpy(reader.classes[some]) for some in (items, text_items))
+            stream = replace(stream, visual_classes=of_visual, text_classes=of_text)
         return stream.to(self._device) if self._device.type != "cpu" else stream
 
     def _chosen(
@@ -383,8 +414,14 @@ class Loader(IterableDataset[Batch]):
         room = buffers.take(tuple(values.shape), np.dtype(np.float32))
         return Padded(torch.from_numpy(room).copy_(values), visual.lengths)
 
-    def _samples(self, reader: Reader) -> int:
-        return len(reader.examples.words) if self.captions == "each" else len(reader.examples.ids)
+    def _order(self, number: int, name: str, sampler: OnePerClass | None) -> Order | ClassOrder:
+        reader = self._readers[name]
+        each = self.captions == "each"
+        if sampler is None:
+            return Order(len(reader.examples.words if each else reader.examples.ids), self.seed, number)
+        if reader.classes is None:
+            raise ValueError("one sample of every class needs the reader's classes")
+        return ClassOrder(reader.classes[reader.examples.caption_items] if each else reader.classes, self.seed, number)
 
     def _check_streams(self) -> None:
         if ANNOTATED not in self._readers or not self._readers.keys() <= {ANNOTATED, UNANNOTATED}:

@@ -1,7 +1,7 @@
 """A corpus under a root as a reader of features sees it: what is there, and of one view the rows and the words."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xmodal.corpora import View
 from xmodal.features import ROWS, FeatureStore
 from xmodal.outputs import Output, find
-from xmodal.records import Caption, Item, Split, read_rows
+from xmodal.records import Caption, Item, Label, Split, read_rows
 from xmodal.text import Vocabulary
 from xmodal.trouble import Trouble
 
@@ -47,22 +47,22 @@ class Examples:
 
     @classmethod
     def of(cls, records: Output, view: View, store: FeatureStore, vocabulary: Vocabulary) -> "Examples":
-        described = _captions(records, view)
-        silent = [item for item, captions in described.items() if not captions]
-        seen = [item for item, captions in described.items() if captions and item not in store.absent]
+        found = described(records, view)
+        silent = [item for item, captions in found.items() if not captions]
+        seen = [item for item, captions in found.items() if captions and item not in store.absent]
         if not seen:
             raise Trouble(
-                f"split {view.split!r} of {view.corpus} has {len(described):,} items, but none has both "
+                f"split {view.split!r} of {view.corpus} has {len(found):,} items, but none has both "
                 f"features and captions: {len(silent):,} have no {view.text} captions"
             )
-        captions = [(place, caption) for place, item in enumerate(seen) for caption in described[item]]
+        captions = [(place, caption) for place, item in enumerate(seen) for caption in found[item]]
         return cls(
             ids=tuple(seen),
             rows=store.rows(seen),
             caption_ids=tuple(caption.id for _, caption in captions),
             caption_items=np.array([place for place, _ in captions], np.int64),
             words=tuple(vocabulary.encode(caption.text) for _, caption in captions),
-            absent=len(described) - len(silent) - len(seen),
+            absent=len(found) - len(silent) - len(seen),
             silent=len(silent),
         )
 
@@ -145,22 +145,29 @@ def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset
 
 def items(records: Output, view: View) -> frozenset[str]:
     """Those that a view's captions describe, also without features."""
-    return frozenset(item for item, some in _captions(records, view).items() if some)
+    return frozenset(item for item, some in described(records, view).items() if some)
+
+
+def classes(records: Output, ids: Sequence[str]) -> NDArray[np.int64]:
+    """(ids,): the class or identity of each item, counted from 0 in order of the classes' names."""
+    with records.open("labels.parquet") as file:
+        found = {label.item: label.name for label in read_rows(file, Label) if label.kind in ("class", "identity")}
+    if without := [id for id in ids if id not in found]:
+        raise Trouble(f"{records.config.get('corpus')}: {len(without):,} items have no class, such as {without[0]!r}")
+    numbers = {name: number for number, name in enumerate(sorted({found[id] for id in ids}))}
+    return np.array([numbers[found[id]] for id in ids], np.int64)
 
 
 def captions(records: Output, view: View) -> Iterator[str]:
     """Every caption of a view, also of items that have no features."""
-    return (caption.text for some in _captions(records, view).values() for caption in some)
+    return (caption.text for some in described(records, view).values() for caption in some)
 
 
-def _captions(records: Output, view: View) -> dict[str, list[Caption]]:
-    """Of every item of the split, in the order of the items, its first captions by position."""
-    with records.open("splits.parquet") as file:
-        names = defaultdict[str, set[str]](set)
-        for split in read_rows(file, Split):
-            names[split.name].add(split.item)
-    if not names[view.split]:
-        raise Trouble(f"{view.corpus} has no split {view.split!r}; there are: {', '.join(filter(names.get, names))}")
+def described(records: Output, view: View) -> dict[str, list[Caption]]:
+    """Of every item of the split, in the order of the records, its first captions by position."""
+    names = splits(records)
+    if view.split not in names:
+        raise Trouble(f"{view.corpus} has no split {view.split!r}; there are: {', '.join(names)}")
     with records.open("items.parquet") as file:
         found = {item.id: list[Caption]() for item in read_rows(file, Item) if item.id in names[view.split]}
     with records.open("captions.parquet") as file:
@@ -168,6 +175,15 @@ def _captions(records: Output, view: View) -> dict[str, list[Caption]]:
             if caption.item in found and caption.source == view.text:
                 found[caption.item].append(caption)
     return {item: _first(some, view.captions_per_item) for item, some in found.items()}
+
+
+def splits(records: Output) -> dict[str, set[str]]:
+    """Items by the name of their split."""
+    names = defaultdict[str, set[str]](set)
+    with records.open("splits.parquet") as file:
+        for split in read_rows(file, Split):
+            names[split.name].add(split.item)
+    return dict(names)
 
 
 def _first(captions: list[Caption], count: int | None) -> list[Caption]:

@@ -3,15 +3,16 @@
 Both sides are encoded block by block, once, and compared a block with a block: the whole matrix is never there.
 """
 
-import json
 import pickle
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from io import BytesIO
-from typing import Any, Protocol
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -20,18 +21,24 @@ from torch import nn
 from xmodal import runs
 from xmodal.batches import Padded, Reader
 from xmodal.dataset import Examples, choose, items, made_by, open_features
+from xmodal.features import FeatureStore
 from xmodal.identity import fingerprint
-from xmodal.metrics import RECALLS, WHOLE, Direction, Numbers, Pairs, Scores, Similarities, cuts, fold_windows, ranks
-from xmodal.models import Scorer
+from xmodal.judging import Findings, Gallery, eccv, judge, labels_of, recalls
+from xmodal.metrics import Numbers, Scores, Similarities, cuts
+from xmodal.models import Recipe, Scorer, Tokens
+from xmodal.outputs import Output
+from xmodal.ranked import kept
+from xmodal.reports import OWN, Report
+from xmodal.runs import Run
 from xmodal.storage import LocalStorage
 from xmodal.trouble import Trouble
+from xmodal.trunk import Fronted, front_without_weights, pictures
 
 BLOCKS = (256, 1024)  # visual rows and texts that are encoded, and compared, at once
 DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OverflowError),
     *(LookupError, TypeError, AttributeError, AssertionError),
 )  # what reading a checkpoint raises when its bytes are not what was written
-OWN = "pairs: a caption is right for its own item alone"
 
 
 class Progress(Protocol):
@@ -54,73 +61,38 @@ class Silence:
         yield lambda count: None
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a table prints. `scores` go by the gallery: "all", and "1K" as the mean over its folds."""
+def load(
+    run: str, device: str = "cpu", features: FeatureStore | None = None, distance: str | None = None
+) -> Scorer[Any, Any]:
+    """The model of a run as its best validation left it; `features` are those it read, where it has their network too.
 
-    recipe: str
-    fingerprint: str  # of the recipe
-    records: str
-    features: str
-    weights: str  # the network that made the features, its weights and their checksum
-    corpus: str
-    split: str
-    relevance: str
-    items: int
-    captions: int
-    absent: int  # items of the split without features: nobody was asked about them
-    silent: int  # and without captions
-    seen: int  # items asked about that the run was trained on
-    scores: Mapping[str, Scores]
-
-    def to_json(self) -> str:
-        scores = {name: asdict(scores) | {"rsum": scores.rsum} for name, scores in self.scores.items()}
-        return json.dumps(asdict(self) | {"scores": scores}, indent=2)
-
-    def to_text(self) -> str:
-        seen = f"; {self.seen:,} of them were trained on" * bool(self.seen)
-        left_out = f"; left out: {self.absent} without features, {self.silent} without captions"
-        return "\n".join(
-            [
-                f"{self.recipe} ({self.fingerprint[:12]}) on {self.corpus} {self.split}: "
-                f"{self.items:,} items, {self.captions:,} captions"
-                + seen
-                + left_out * bool(self.absent or self.silent),
-                f"records {self.records}, features {self.features} by {self.weights}; {self.relevance}",
-                "",
-                f"{'':22}{'visual to text':^40}  {'text to visual':^40}",
-                f"{'gallery':22}{_HEAD}  {_HEAD}    rsum",
-                *(line for name, scores in self.scores.items() for line in _lines(name, scores)),
-            ]
-        )
-
-
-_HEAD = "".join(f"{f'R@{k}':>8}" for k in RECALLS) + f"{'median':>8}{'mean':>8}"
-
-
-def _lines(name: str, scores: Scores) -> Iterator[str]:
-    sides = (scores.visual_to_text, scores.text_to_visual)
-    folds = f" ({scores.galleries} folds)" if scores.galleries > 1 else ""
-    yield f"{name + folds:22}{'  '.join(map(_cells, sides))}{scores.rsum:8.1f}"
-    chances = ["".join(f"{side.chance[k]:8.2f}" for k in RECALLS) + " " * 16 for side in sides]
-    yield f"{'  by chance':22}{'  '.join(chances)}{sum(sum(side.chance.values()) for side in sides):8.1f}"
-
-
-def _cells(side: Direction) -> str:
-    return "".join(f"{side.recall[k]:8.2f}" for k in RECALLS) + f"{side.median_rank:8.1f}{side.mean_rank:8.1f}"
-
-
-def load(run: str, device: str = "cpu") -> Scorer[Any, Any]:
-    """The model of a run as its best validation left it."""
+    `distance` is another score of the same weights, where the model has several.
+    """
     started = runs.read(run)
     state = read_tensors(run, runs.BEST)
+    if distance is not None:
+        started = replace(started, recipe=_with_distance(started.recipe, distance))
     model = runs.network(run, started)
     assert isinstance(model, nn.Module)
+    if any(name.startswith("trunk.") for name in state):
+        if features is None:
+            raise Trouble(f"{run} was trained from pictures: load it with the features that it started from")
+        model = front_without_weights(model, features)
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
         raise Trouble(f"{run}/{runs.BEST} are no weights of its recipe: {error}") from error
-    return model.to(device).eval()
+    return cast(Scorer[Any, Any], model.to(device).eval())
+
+
+def _with_distance(recipe: Recipe, distance: str) -> Recipe:
+    config: Any = recipe.model
+    if not hasattr(config, "distance"):
+        raise Trouble(f"{recipe.name} has one score, so {distance!r} cannot be chosen")
+    try:
+        return replace(recipe, model=replace(config, distance=distance))
+    except ValueError as error:
+        raise Trouble(str(error)) from None
 
 
 def check_device(device: str) -> None:
@@ -155,16 +127,37 @@ def read_tensors(run: str, name: str) -> dict[str, Any]:
     return found
 
 
-def evaluate(run: str, root: str, split: str, *, device: str = "cpu", progress: Progress | None = None) -> Report:
-    """Every metric of a run on a split of its corpus, from the same records and features as it was trained on."""
+def evaluate(
+    run: str,
+    root: str,
+    split: str,
+    *,
+    device: str = "cpu",
+    distance: str | None = None,
+    extended: Path | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Every metric of a run on a split of its corpus, from the same records and features as it was trained on.
+
+    `distance` is another score of the same weights (PCME), `extended` a folder with ECCV-Caption's files.
+    """
+    progress = progress or Silence()
     check_device(device)
     started = runs.read(run)
     recipe = started.recipe
     records = choose(root, "records", started.records, corpus=recipe.view.corpus)
     store = open_features(root, recipe.visual.stage, started.features, records)
     examples = Examples.of(records, replace(recipe.validation, split=split), store, started.vocabulary)
+    scorer = load(run, device, store, distance)
+    reader = _as_trained(
+        Reader(examples, store, recipe.visual, recipe.text if isinstance(recipe.text, Tokens) else None),
+        scorer,
+        started,
+        root,
+        records,
+    )
     return Report(
-        recipe=recipe.name,
+        recipe=recipe.name + (f" by {distance}" if distance else ""),
         fingerprint=fingerprint(recipe),
         records=started.records,
         features=f"{recipe.visual.stage}/{started.features}",
@@ -177,8 +170,32 @@ def evaluate(run: str, root: str, split: str, *, device: str = "cpu", progress: 
         absent=examples.absent,
         silent=examples.silent,
         seen=len(items(records, recipe.view).intersection(examples.ids)),
-        scores=measure(load(run, device), Reader(examples, store, recipe.visual), progress or Silence(), device),
+        findings=_findings(scorer, reader, records, extended, progress, device),
     )
+
+
+def _as_trained(reader: Reader, scorer: Scorer[Any, Any], started: Run, root: str, records: Output) -> Reader:
+    """Weights that were trained from pictures are asked about pictures."""
+    if not isinstance(scorer, Fronted):
+        return reader
+    plans = [phase.pixels for phase in started.recipe.phases if phase.pixels]
+    return pictures(reader, open_features(root, "pixels", started.pixels, records), plans[-1])
+
+
+def _findings(
+    scorer: Scorer[Any, Any],
+    reader: Reader,
+    records: Output,
+    extended: Path | None,
+    progress: Progress,
+    device: str,
+) -> Findings:
+    gallery = _gallery(reader.examples)
+    positives = eccv(extended, gallery) if extended else None
+    with torch.inference_mode(), TemporaryFile() as file:
+        similarities = _similarities(scorer, reader, progress, device, BLOCKS)
+        with progress.over("compare", sum(1 for _ in similarities.cells()), unit="tiles") as tick:
+            return judge(kept(similarities, file, tick), gallery, labels_of(records, gallery.ids), positives)
 
 
 def measure(
@@ -189,13 +206,12 @@ def measure(
     blocks: tuple[int, int] = BLOCKS,
 ) -> dict[str, Scores]:
     """Over all items, and over folds of 1,000 where they are whole ones; `blocks` changes memory and speed alone."""
-    examples = reader.examples
-    relevance = Pairs.of_texts(examples.caption_items, len(examples.ids))
-    folds = fold_windows(examples.caption_items, len(examples.ids))
     with torch.inference_mode():
-        similarities = _similarities(scorer, reader, progress, device, blocks)
-        whole, *parts = ranks(similarities, relevance, [WHOLE, *folds])
-    return {"all": Scores.of([whole])} | ({"1K": Scores.of(parts)} if parts else {})
+        return recalls(_similarities(scorer, reader, progress, device, blocks), _gallery(reader.examples))
+
+
+def _gallery(examples: Examples) -> Gallery:
+    return Gallery(examples.ids, examples.caption_ids, examples.caption_items)
 
 
 def _similarities(

@@ -112,12 +112,7 @@ class LabelBits:
     def tile(self, visual_rows: slice, text_rows: slice) -> Table:
         visual_VW = self.visual[slice(*_bounds(visual_rows, self.shape[0]))]
         text_TW = self.text[slice(*_bounds(text_rows, self.shape[1]))]
-        distance_VT = np.zeros((len(visual_VW), len(text_TW)), np.uint32)
-        for visual_V, text_T in zip(
-            visual_VW.T, text_TW.T, strict=True
-        ):  # a word at a time: 8 bytes a cell, not 8 x words
-            distance_VT += np.bitwise_count(np.bitwise_xor.outer(visual_V, text_T))
-        return distance_VT <= self.zeta
+        return differing_labels(visual_VW, text_TW) <= self.zeta
 
 
 Relevance: TypeAlias = Pairs | Classes | LabelBits
@@ -129,6 +124,15 @@ def pack_labels(labels: Table) -> NDArray[np.uint64]:
         raise ValueError(f"labels must be (rows, labels) booleans, not {labels.shape} {labels.dtype}")
     padded = np.pad(labels, ((0, 0), (0, -labels.shape[1] % 64)))
     return np.packbits(padded, axis=1).view(np.uint64)
+
+
+def differing_labels(visual_VW: NDArray[np.uint64], text_TW: NDArray[np.uint64]) -> Integers:
+    """(V, T): in how many labels two rows of `pack_labels` differ."""
+    words = visual_VW.shape[1]
+    differing_VT = np.zeros((len(visual_VW), len(text_TW)), np.min_scalar_type(64 * words))
+    for visual_V, text_T in zip(visual_VW.T, text_TW.T, strict=True):  # a word at a time: 8 bytes a cell, not 8 x words
+        differing_VT += np.bitwise_count(np.bitwise_xor.outer(visual_V, text_T))
+    return differing_VT
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,9 +159,8 @@ class Similarities:
     def checked(self, visual: slice, text: slice) -> Numbers:
         tile = self.tile(visual, text)
         assert tile.shape == (visual.stop - visual.start, text.stop - text.start)
-        wrong = np.argwhere(~np.isfinite(tile))
-        if len(wrong):
-            row, column = wrong[0].tolist()
+        if not np.isfinite(tile).all():
+            row, column = np.argwhere(~np.isfinite(tile))[0].tolist()
             where = f"visual row {visual.start + row} and text row {text.start + column}"
             raise ValueError(f"the similarity of {where} is {tile[row, column]}; only finite numbers can be ranked")
         return tile
@@ -184,7 +187,7 @@ def ranks(
     """
     if relevance.shape != similarities.shape:
         raise ValueError(f"relevance of {relevance.shape} cannot judge similarities of {similarities.shape}")
-    counts = [_Counts(_window(window, relevance.shape), ties) for window in windows]
+    counts = [_Counts(bounded(window, relevance.shape), ties) for window in windows]
     for visual, text in similarities.cells():
         met, right = _met(counts, visual, text), relevance.tile(visual, text)
         if met and right.any():
@@ -327,7 +330,7 @@ def cuts(length: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
-def _window(window: Window, shape: tuple[int, int]) -> Window:
+def bounded(window: Window, shape: tuple[int, int]) -> Window:
     (first, last), (start, stop) = (_bounds(rows, length) for rows, length in zip(window, shape, strict=True))
     if first == last or start == stop:
         raise ValueError(f"an empty gallery cannot be searched: {last - first} visual rows, {stop - start} text rows")

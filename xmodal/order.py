@@ -40,6 +40,41 @@ def _shuffled(count: int, *seeds: int) -> Integers:
     return order
 
 
+@dataclass(frozen=True, eq=False)
+class ClassOrder:
+    """Batches of one sample of every class, endless as well: PCME's for CUB (spec, models, 2.4).
+
+    The shuffled samples give each batch its first one, chance gives one of every other class. An epoch has as many
+    whole batches as its samples would fill.
+    """
+
+    classes: Integers  # (samples,): from 0, each with a sample
+    seed: int
+    stream: int = 0
+
+    @property
+    def batch(self) -> int:
+        return int(self.classes.max()) + 1
+
+    @property
+    def count(self) -> int:
+        return len(self.classes) // self.batch * self.batch
+
+    def take(self, start: int, stop: int) -> Integers:
+        batches, places = np.divmod(np.arange(start, stop), self.batch)
+        firsts = self._firsts(batches)
+        classes = places - 1 + (places - 1 >= self.classes[firsts])
+        members = np.argsort(self.classes, kind="stable")
+        counts = np.bincount(self.classes)
+        drawn = Draws(self.seed, self.stream).below(counts[classes], batches * self.batch + classes, which=3)
+        return np.where(places == 0, firsts, members[(np.cumsum(counts) - counts)[classes] + drawn])
+
+    def _firsts(self, batches: Integers) -> Integers:
+        epochs, numbers = np.divmod(batches, self.count // self.batch)
+        shuffled = {e: _shuffled(len(self.classes), self.seed, self.stream, e) for e in np.unique(epochs).tolist()}
+        return np.array([shuffled[e][n] for e, n in zip(epochs.tolist(), numbers.tolist(), strict=True)], np.int64)
+
+
 @dataclass(frozen=True)
 class Draws:
     """Numbers for the samples of an epoch, the same wherever and whenever a sample is read."""

@@ -9,8 +9,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from xmodal import models
 from xmodal.corpora import View
@@ -38,6 +41,8 @@ class Run:
     visual_width: int
     instances: int
     weights: str = ""  # the network that made the features: told, not compared, as `features` decides it
+    vectors: str = ""  # sha256 of the file of word vectors that the words start from
+    pixels: str = ""  # the identity of the pictures that later phases read
 
     @property
     def inputs(self) -> Inputs:
@@ -56,6 +61,8 @@ class Run:
             "visual_width": self.visual_width,
             "instances": self.instances,
             "weights": self.weights,
+            "vectors": self.vectors,
+            "pixels": self.pixels,
         }
 
 
@@ -85,13 +92,16 @@ def read(folder: str) -> Run:
     if (fingerprint(recipe), fingerprint(vocabulary)) != (facts["fingerprint"], facts["vocabulary"]):
         raise Trouble(f"{folder}: {RECIPE} and {VOCABULARY} are not what the run was started with")
     names = ("records", "features", "visual_width", "instances")
-    return Run(recipe, vocabulary=vocabulary, weights=str(facts.get("weights", "")), **{n: facts[n] for n in names})
+    facts = {"weights": "", "vectors": "", "pixels": ""} | facts
+    return Run(
+        recipe, vocabulary=vocabulary, **{name: facts[name] for name in (*names, "weights", "vectors", "pixels")}
+    )
 
 
-def network(folder: str, run: Run) -> Scorer[Any, Any]:
+def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = None) -> Scorer[Any, Any]:
     """The run's network before training; sizes that no network has are refused as damage of the run."""
     try:
-        return run.recipe.model.build(run.inputs)
+        return run.recipe.model.build(replace(run.inputs, word_vectors=word_vectors))
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise Trouble(f"{folder}/{RECIPE} describes a network that cannot be built: {error}") from error
 

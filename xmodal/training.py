@@ -1,17 +1,20 @@
 """Training from cached features: what a recipe says, and nothing that it does not.
 
 Choosing happens on the recipe's validation view; there is no way to name a test split here. The weights kept are those
-with the highest rsum there, the first of equals. All chance comes from the seed, the phase and the epoch, so a run that
-was killed goes on after its last whole epoch and ends as it would have ended.
+with the highest rsum there, the first of equals. All chance comes from the seed and the step, so a run that was killed
+goes on from where it was last saved, with any number of processes, and ends as it would have ended.
+
+Several processes (torchrun, Ray) share every batch: see `together`. The first one alone writes and validates.
 """
 
+import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from fnmatch import fnmatchcase
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -19,26 +22,22 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
 
-from xmodal import runs
+from xmodal import optimisers, runs, together
 from xmodal.batches import Batch, Loader, Reader
-from xmodal.dataset import Examples, captions, choose, made_by, open_features
+from xmodal.dataset import Examples, captions, choose, classes, made_by, open_features
 from xmodal.evaluation import Progress, Silence, check_device, measure, read_tensors
-from xmodal.models import Cosine, Optimiser, Phase, Plateau, Recipe, Relative, Step, Tokens, Trainable
+from xmodal.features import FeatureStore
+from xmodal.models import OnePerClass, Phase, Recipe, Tokens, Trainable
 from xmodal.outputs import Output
 from xmodal.runs import Run
 from xmodal.storage import LocalStorage
 from xmodal.text import Vocabulary
 from xmodal.trouble import Trouble
+from xmodal.trunk import Fronted, front, front_without_weights, pictures
+from xmodal.vectors import read_vectors
 
-LOG_EVERY = 10  # steps
-RULES: dict[str, Callable[[Any, Optimiser], torch.optim.Optimizer]] = {
-    "adam": lambda groups, o: Adam(groups, o.learning_rate, weight_decay=o.weight_decay),
-    "amsgrad": lambda groups, o: Adam(groups, o.learning_rate, weight_decay=o.weight_decay, amsgrad=True),
-    "sgd": lambda groups, o: SGD(groups, o.learning_rate, o.momentum, weight_decay=o.weight_decay),
-    "nesterov": lambda groups, o: SGD(groups, o.learning_rate, o.momentum, 0, o.weight_decay, nesterov=True),
-}
+LOG_EVERY, SAVE_EVERY = 10, 500  # steps; a place is saved after every epoch too
 
 
 @dataclass
@@ -47,11 +46,13 @@ class Place:
 
     phase: int = 0
     epoch: int = 0  # of the phase: those before it are whole
+    cursor: int = 0  # of the epoch: samples
     step: int = 0
     rsums: list[float] = field(default_factory=list)  # of the phase: a plateau goes by them
     best: float = -math.inf
     best_phase: int = 0
     best_epoch: int = 0
+    waited: int = 0  # validations since the best of the phase
     log_bytes: int = 0
 
 
@@ -74,74 +75,118 @@ def fit(
     *,
     records: str | None = None,
     features: str | None = None,
+    pixels: str | None = None,
+    vectors: str | None = None,
+    weights: str | None = None,
     device: str = "cpu",
     threads: int | None = None,
+    tensorboard: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
     """Trains in the folder `run`, or goes on there. Where a root has several outputs, identities say which are read.
 
-    `threads` are torch's, as they are unless given: small steps take longer on several than on one.
+    `vectors` is the file of word vectors that the recipe names, `weights` that of the network of the features, where
+    a phase trains it too and it is not one of torchvision's. `threads` are torch's, as they are unless given: small
+    steps take longer on several than on one. With `tensorboard` the run has a folder of that name too.
     """
     check_device(device)
     _refuse_unbuilt(recipe)
-    progress = progress or Silence()
-    tables = choose(root, "records", records, corpus=recipe.view.corpus)
-    store = open_features(root, recipe.visual.stage, features, tables)
-    vocabulary = _vocabulary(recipe, tables, run)
-    train, validation = (Examples.of(tables, view, store, vocabulary) for view in (recipe.view, recipe.validation))
-    _refuse_common(recipe, train, validation)
-    of, width = (tables.identity, store.output.identity), store.spec.row_shape[-1]
-    started = Run(recipe, *of, vocabulary, width, len(train.ids), made_by(store))
-    runs.start(run, started)
-    progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
-    devices = [device] if torch.device(device).type == "cuda" else []
-    with _threads(threads), torch.random.fork_rng(devices), _log(run) as log:
-        model = _model(run, started, device)
-        loader = Loader(
-            Reader(train, store, recipe.visual), recipe.batch_size, seed=recipe.seed, device=device, dtype=torch.float32
+    with together.joined(device):
+        device, progress = together.own_device(device), (progress if together.rank() == 0 else None) or Silence()
+        tables = choose(root, "records", records, corpus=recipe.view.corpus)
+        store = open_features(root, recipe.visual.stage, features, tables)
+        squares = open_features(root, "pixels", pixels, tables) if any(p.pixels for p in recipe.phases) else None
+        vocabulary = _vocabulary(recipe, tables, run)
+        train, validation = (Examples.of(tables, view, store, vocabulary) for view in (recipe.view, recipe.validation))
+        _refuse_common(recipe, train, validation)
+        started = Run(
+            *(recipe, tables.identity, store.output.identity, vocabulary, store.spec.row_shape[-1], len(train.ids)),
+            weights=made_by(store),
+            vectors=_vectors_sha256(recipe, run, vectors),
+            pixels=squares.output.identity if squares else "",
         )
-        chooser = Reader(validation, store, recipe.visual)
-        return _go(_Work(recipe, run, model, loader, chooser, device, progress, log))
-
-
-def rate(optimiser: Optimiser, epoch: int, rsums: Sequence[float]) -> float:
-    """Of an epoch of a phase, from 0, after validations with these rsums."""
-    first = optimiser.learning_rate
-    match optimiser.schedule:
-        case Step(after, factor):
-            return first * factor ** sum(epoch >= passed for passed in after)
-        case Cosine(epochs):
-            return first * (1 + math.cos(math.pi * min(epoch, epochs) / epochs)) / 2
-        case Plateau() as plateau:
-            return _after_plateaus(first, plateau, rsums)
-        case None:
-            return first
-
-
-def total(terms: Mapping[str, Tensor], weights: Mapping[str, float | Relative]) -> Tensor:
-    """The weighted sum; a relative weight is a constant to the gradient."""
-    if terms.keys() != weights.keys():
-        raise ValueError(f"the objective has the terms {sorted(terms)}, the phase weighs {sorted(weights)}")
-    return torch.stack([_weight(terms, name, weights[name]) * term for name, term in terms.items()]).sum()
+        together.in_turn(lambda: runs.start(run, started))
+        progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
+        devices = [device] if torch.device(device).type == "cuda" else []
+        with _threads(threads), torch.random.fork_rng(devices), _log(run) as log, _board(run, tensorboard) as board:
+            seen = [Reader(examples, store, recipe.visual, _tokens(recipe)) for examples in (train, validation)]
+            if any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases):
+                seen[0] = replace(seen[0], classes=classes(tables, train.ids))
+            model = _model(run, started, device, vectors)
+            readers = _Readers(seen[0], seen[1], squares)
+            return _go(_Work(recipe, run, model, readers, weights, device, progress, log, board))
 
 
 @dataclass(frozen=True, eq=False)
+class _Readers:
+    train: Reader
+    validation: Reader
+    squares: FeatureStore | None
+
+    @property
+    def features(self) -> FeatureStore:
+        return self.train.store
+
+    def of(self, phase: Phase) -> "_Readers":
+        """What a phase reads: features, or the same items as pictures."""
+        if phase.pixels is None:
+            return self
+        assert self.squares is not None
+        return replace(
+            self,
+            train=pictures(self.train, self.squares, phase.pixels),
+            validation=pictures(self.validation, self.squares, phase.pixels),
+        )
+
+
+@dataclass(eq=False)
 class _Work:
     recipe: Recipe
     run: str
     model: nn.Module
-    loader: Loader
-    validation: Reader
+    readers: "_Readers"
+    weights: str | None
     device: str
     progress: Progress
     log: BinaryIO
+    board: Any  # a SummaryWriter of TensorBoard, or None
 
-    @property
+    def enter(self, phase: Phase) -> None:
+        """Where a phase reads pictures, the network that made the features comes in front of the model, and stays."""
+        if phase.pixels and not isinstance(self.model, Fronted):
+            file = Path(self.weights) if self.weights else None
+            self.model = front(self.model, self.readers.features, file).to(self.device)
+
+    def load(self, state: dict[str, Any]) -> None:
+        if any(name.startswith("trunk.") for name in state) and not isinstance(self.model, Fronted):
+            self.model = front_without_weights(self.model, self.readers.features).to(self.device)
+        self.model.load_state_dict(state)
+
+    @cached_property
+    def loaders(self) -> list[Loader]:
+        """One a phase."""
+        size, seed = self.recipe.batch_size, self.recipe.seed
+        settings: dict[str, Any] = {"seed": seed, "device": self.device, "dtype": torch.float32}
+        samplers = [phase.sampler if isinstance(phase.sampler, OnePerClass) else None for phase in self.recipe.phases]
+        return [
+            Loader(self.readers.of(phase).train, size, sampler=sampler, **settings)
+            for phase, sampler in zip(self.recipe.phases, samplers, strict=True)
+        ]
+
+    @cached_property
     def steps(self) -> int:
-        return len(self.loader) * sum(phase.epochs for phase in self.recipe.phases)
+        return sum(len(loader) * phase.epochs for loader, phase in zip(self.loaders, self.recipe.phases, strict=True))
 
-    def say(self, **facts: object) -> None:
+    def epoch(self, place: Place) -> int:
+        """Of the whole training: phases do not repeat each other's orders."""
+        return sum(earlier.epochs for earlier in self.recipe.phases[: place.phase]) + place.epoch
+
+    def say(self, **facts: Any) -> None:
         self.log.write(json.dumps(facts).encode() + b"\n")
+        if self.board is not None:
+            numbers = {name: facts[name] for name in ("loss", "norm", "rsum") if name in facts}
+            for name, value in (numbers | facts.get("terms", {})).items():
+                self.board.add_scalar(name, value, facts["step"])
 
 
 def _go(work: _Work) -> Outcome:
@@ -149,46 +194,55 @@ def _go(work: _Work) -> Outcome:
     before = place.step
     for number in range(place.phase, len(work.recipe.phases)):
         phase = work.recipe.phases[number]
-        _freeze(work.model, phase.frozen)
-        optimiser = RULES[phase.optimiser.rule](_groups(work.model, phase.optimiser), phase.optimiser)
-        if saved and place.epoch:
+        work.enter(phase)
+        optimisers.freeze(work.model, phase.frozen)
+        optimiser = optimisers.build(work.model, phase.optimiser)
+        if saved and (place.epoch or place.cursor):
             _resume(work, optimiser, saved)
-        while place.epoch < phase.epochs:
+        saved = None
+        while place.epoch < phase.epochs and not _is_over(phase, place):
             _train_epoch(work, phase, optimiser, place)
-            place.epoch += 1
+            place.epoch, place.cursor = place.epoch + 1, 0
             if place.epoch % phase.validate_every == 0 or place.epoch == phase.epochs:
                 _validate(work, place)
-            if place.epoch < phase.epochs:
-                _save_place(work, place, optimiser)
-        place.phase, place.epoch, place.rsums = number + 1, 0, []
+            _save_place(work, place, optimiser)
+        place.phase, place.epoch, place.rsums, place.waited = number + 1, 0, [], 0
         _save_place(work, place, optimiser)
     return Outcome(work.run, place.best, place.best_phase, place.best_epoch, place.step, place.step > before)
 
 
+def _is_over(phase: Phase, place: Place) -> bool:
+    return phase.patience is not None and place.waited >= phase.patience
+
+
 def _train_epoch(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Place) -> None:
-    chance = np.random.default_rng([work.recipe.seed, place.phase, place.epoch])
-    torch.manual_seed(int(chance.integers(2**63)))
     work.model.train()
-    _evaluate_frozen(work.model)
-    now = rate(phase.optimiser, place.epoch, place.rsums)
+    optimisers.evaluate_frozen(work.model)
+    now = optimisers.rate(phase.optimiser, place.epoch, place.rsums)
     for group in optimiser.param_groups:
         group["lr"] = now * group["multiplier"]
+    loader = work.loaders[place.phase]
+    loader.load_state_dict({"seed": work.recipe.seed, "epoch": work.epoch(place), "cursor": place.cursor})
     name = f"phase {place.phase} epoch {place.epoch}" if len(work.recipe.phases) > 1 else f"epoch {place.epoch}"
-    work.loader.set_epoch(sum(earlier.epochs for earlier in work.recipe.phases[: place.phase]) + place.epoch)
-    with work.progress.over(name, len(work.loader), unit="steps") as tick:
-        for batch in work.loader:
+    with work.progress.over(name, len(loader), place.cursor // loader.batch_size, unit="steps") as tick:
+        for batch in loader:
             _step(work, phase, optimiser, place, replace(batch, progress=place.step / work.steps))
-            place.step += 1
+            place.step, place.cursor = place.step + 1, loader.cursor
+            if place.step % SAVE_EVERY == 0 and place.cursor:  # at the end of an epoch it is saved once it was measured
+                _save_place(work, place, optimiser)
             tick(1)
 
 
 def _step(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Place, batch: Batch) -> None:
-    terms = cast(Trainable[Any, Any], work.model).objective(batch)
-    loss = total(terms, phase.weights)
+    torch.manual_seed(int(np.random.SeedSequence([work.recipe.seed, place.step]).generate_state(1, np.uint64)[0] >> 1))
+    with torch.autocast(torch.device(work.device).type, torch.bfloat16, work.recipe.precision == "mixed"):
+        terms = cast(Trainable[Any, Any], work.model).objective(batch)
+        loss = optimisers.total(terms, phase.weights)
     _refuse_infinite("loss", loss, terms, place)
     optimiser.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
-    norm = _clip(work.model, phase.optimiser)
+    together.average_gradients(work.model.parameters())
+    norm = optimisers.clip(work.model, phase.optimiser)
     _refuse_infinite("gradient's norm", norm, terms, place)
     optimiser.step()
     if place.step % LOG_EVERY == 0:
@@ -200,27 +254,37 @@ def _step(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Pl
 
 def _validate(work: _Work, place: Place) -> None:
     """Keeps the weights if they are the best so far."""
+    rsum = together.from_first(lambda: _measured(work, place))
+    place.waited = 0 if rsum > max(place.rsums, default=-math.inf) else place.waited + 1
+    place.rsums.append(rsum)
+    better = rsum > place.best
+    if better:
+        place.best, place.best_phase, place.best_epoch = rsum, place.phase, place.epoch - 1
+        _save(work.run, runs.BEST, work.model.state_dict())
+    work.progress.say(f"rsum {rsum:.1f} on {work.recipe.validation.split}" + ", the best so far" * better)
+
+
+def _measured(work: _Work, place: Place) -> float:
     try:
-        scores = measure(cast(Trainable[Any, Any], work.model), work.validation, work.progress, work.device)["all"]
+        reader = work.readers.of(work.recipe.phases[place.phase]).validation
+        scores = measure(cast(Trainable[Any, Any], work.model), reader, work.progress, work.device)["all"]
     except ValueError as error:
         raise Trouble(f"{work.recipe.name} cannot be validated after step {place.step - 1}: {error}") from error
-    place.rsums.append(scores.rsum)
     better = scores.rsum > place.best
-    if better:
-        place.best, place.best_phase, place.best_epoch = scores.rsum, place.phase, place.epoch - 1
-        _save(work.run, runs.BEST, work.model.state_dict())
-    work.say(phase=place.phase, epoch=place.epoch - 1, rsum=scores.rsum, best=better, validation=asdict(scores))
-    work.progress.say(f"rsum {scores.rsum:.1f} on {work.recipe.validation.split}" + ", the best so far" * better)
+    where = {"phase": place.phase, "epoch": place.epoch - 1, "step": place.step}
+    work.say(**where, rsum=scores.rsum, best=better, validation=asdict(scores))
+    return scores.rsum
 
 
 def _resumed(work: _Work) -> tuple[Place, dict[str, Any] | None]:
-    """The place after the last whole epoch; what was logged after it is cut off."""
+    """The place that was saved last; what was logged after it is cut off."""
+    together.wait_for_all()
     if LocalStorage(work.run).size(runs.LAST) is None:
         work.log.truncate(0)
         return Place(), None
     saved = read_tensors(work.run, runs.LAST)
     with _blaming_last(work):
-        work.model.load_state_dict(saved["model"])
+        work.load(saved["model"])
         place = Place(**saved["place"])
         _check_place(place, len(work.recipe.phases))
     work.log.truncate(min(place.log_bytes, work.log.tell()))
@@ -244,11 +308,13 @@ def _blaming_last(work: _Work) -> Iterator[None]:
 
 def _check_place(place: Place, phases: int) -> None:
     wrong = [name for name, value in asdict(Place()).items() if type(getattr(place, name)) is not type(value)]
-    if wrong or not 0 <= place.phase <= phases or min(place.epoch, place.step, place.log_bytes) < 0:
+    if wrong or not 0 <= place.phase <= phases or min(place.epoch, place.cursor, place.step, place.log_bytes) < 0:
         raise ValueError(f"its place is impossible: {place}")
 
 
 def _save_place(work: _Work, place: Place, optimiser: torch.optim.Optimizer) -> None:
+    if together.rank():
+        return
     work.log.flush()
     os.fsync(work.log.fileno())
     place.log_bytes = os.fstat(work.log.fileno()).st_size
@@ -257,13 +323,29 @@ def _save_place(work: _Work, place: Place, optimiser: torch.optim.Optimizer) -> 
 
 
 def _save(run: str, name: str, state: object) -> None:
+    if together.rank():
+        return
     buffer = BytesIO()
     torch.save(state, buffer)
     LocalStorage(run).write(name, buffer.getvalue())
 
 
 def _log(run: str) -> BinaryIO:
-    return (Path(run) / runs.LOG).open("ab")
+    return (Path(run) / runs.LOG).open("ab") if together.rank() == 0 else open(os.devnull, "ab")
+
+
+@contextmanager
+def _board(run: str, wanted: bool) -> Iterator[Any]:
+    """Steps that are done again after a kill are written again: TensorBoard shows the later ones."""
+    if not wanted or together.rank():
+        yield None
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise Trouble("TensorBoard is not installed: pip install tensorboard") from None
+    with SummaryWriter(f"{run}/tensorboard") as board:
+        yield board
 
 
 @contextmanager
@@ -277,9 +359,10 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _model(run: str, started: Run, device: str) -> nn.Module:
+def _model(run: str, started: Run, device: str, vectors: str | None) -> nn.Module:
     torch.manual_seed(started.recipe.seed)
-    model = runs.network(run, started)
+    given = read_vectors(Path(vectors), started.vocabulary.words) if vectors else None
+    model = runs.network(run, started, given)
     if not isinstance(model, nn.Module) or not isinstance(model, Trainable):
         raise Trouble(f"{started.recipe.name}: {type(model).__name__} does not learn by gradients")
     return model.to(device)
@@ -289,59 +372,31 @@ def _vocabulary(recipe: Recipe, tables: Output, run: str) -> Vocabulary:
     """Of the training captions; a run that goes on has it already."""
     if (known := runs.read_vocabulary(run)) is not None:
         return known
+    tokens = _tokens(recipe)
+    return Vocabulary.build(captions(tables, recipe.view), tokens.tokenizer, tokens.minimum_count)
+
+
+def _vectors_sha256(recipe: Recipe, run: str, file: str | None) -> str:
+    """Of the file that the words start from; a run that goes on knows it already."""
+    named = _tokens(recipe).vectors
+    if file is not None:
+        if named is None:
+            raise Trouble(f"recipe {recipe.name!r} starts its words from no vectors, so {file} is of no use")
+        with open(file, "rb") as data:
+            return hashlib.file_digest(data, "sha256").hexdigest()
+    if named is None:
+        return ""
+    if LocalStorage(run).size(runs.RECIPE) is None:
+        raise Trouble(
+            f"recipe {recipe.name!r} starts its words from {named}: give the file (--vectors FILE), or start them at "
+            "random (--set text.vectors=none)"
+        )
+    return runs.read(run).vectors
+
+
+def _tokens(recipe: Recipe) -> Tokens:
     assert isinstance(recipe.text, Tokens)
-    return Vocabulary.build(captions(tables, recipe.view), recipe.text.tokenizer, recipe.text.minimum_count)
-
-
-def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
-    """A gradient that the phase before left would count in the clipped norm, but not in a run that goes on here."""
-    _refuse_unmatched(model, patterns)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not _matches(name, patterns))
-        parameter.grad = None
-
-
-def _evaluate_frozen(model: nn.Module) -> None:
-    for module in model.modules():
-        parameters = list(module.parameters())
-        if parameters and not any(parameter.requires_grad for parameter in parameters):
-            module.eval()
-
-
-def _groups(model: nn.Module, optimiser: Optimiser) -> list[dict[str, Any]]:
-    """Parameters that share a multiplier."""
-    _refuse_unmatched(model, [*optimiser.unclipped, *(pattern for pattern, _ in optimiser.multipliers)])
-    groups: dict[float, list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            found = (factor for pattern, factor in optimiser.multipliers if fnmatchcase(name, pattern))
-            groups.setdefault(next(found, 1.0), []).append(parameter)
-    return [{"params": parameters, "multiplier": multiplier} for multiplier, parameters in groups.items()]
-
-
-def _clip(model: nn.Module, optimiser: Optimiser) -> Tensor:
-    """The norm before clipping, of everything that may be clipped."""
-    clipped = [p for name, p in model.named_parameters() if not _matches(name, optimiser.unclipped)]
-    return nn.utils.clip_grad_norm_(clipped, optimiser.clip_norm or math.inf)
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _weight(terms: Mapping[str, Tensor], name: str, weight: float | Relative) -> float | Tensor:
-    if not isinstance(weight, Relative):
-        return weight
-    return weight.factor * (terms[weight.to] / terms[name]).detach()
-
-
-def _after_plateaus(first: float, plateau: Plateau, rsums: Sequence[float]) -> float:
-    best, waited, now = -math.inf, 0, first
-    for rsum in rsums:
-        best, waited = (rsum, 0) if rsum > best else (best, waited + 1)
-        if waited > plateau.patience:  # as torch counts
-            now, waited = max(now * plateau.factor, plateau.minimum), 0
-    return now
+    return recipe.text
 
 
 def _counted(examples: Examples) -> str:
@@ -357,13 +412,6 @@ def _refuse_infinite(what: str, value: Tensor, terms: Mapping[str, Tensor], plac
         raise Trouble(f"the {what} is {value.item()} at {where}; the terms were: {values}")
 
 
-def _refuse_unmatched(model: nn.Module, patterns: Iterable[str]) -> None:
-    names = [name for name, _ in model.named_parameters()]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(f"no parameter is named {pattern!r}; there are: {', '.join(names)}")
-
-
 def _refuse_common(recipe: Recipe, train: Examples, validation: Examples) -> None:
     """Weights chosen on what was learned by heart are not chosen."""
     if common := sorted(set(train.ids).intersection(validation.ids)):
@@ -375,17 +423,16 @@ def _refuse_common(recipe: Recipe, train: Examples, validation: Examples) -> Non
 
 def _refuse_unbuilt(recipe: Recipe) -> None:
     """What a recipe can say and training cannot do yet must not pass as if it were done."""
-    tokens = recipe.text
-    unbuilt = {
-        "dense texts": not isinstance(tokens, Tokens),
-        "a text beyond tokenizer and minimum count": isinstance(tokens, Tokens)
-        and tokens != Tokens(tokens.tokenizer, tokens.minimum_count),
-        "frames": recipe.visual != type(recipe.visual)(recipe.visual.stage),
+    if found := unbuilt(recipe):
+        raise Trouble(f"recipe {recipe.name!r} asks for what training cannot do: {', '.join(found)}")
+
+
+def unbuilt(recipe: Recipe) -> list[str]:
+    asks = {
+        "dense texts": not isinstance(recipe.text, Tokens),
+        "skipped words": isinstance(recipe.text, Tokens) and recipe.text.unknown == "skip",
         "an un-annotated stream": recipe.unannotated is not None,
         "a closed form": not recipe.phases,
-        "pixels": any(phase.pixels for phase in recipe.phases),
-        "a sampler": any(phase.sampler for phase in recipe.phases),
-        "adamp": any(phase.optimiser.rule not in RULES for phase in recipe.phases),
+        "a sampler": any(not isinstance(phase.sampler, OnePerClass | None) for phase in recipe.phases),
     }
-    if found := [name for name, asked in unbuilt.items() if asked]:
-        raise Trouble(f"recipe {recipe.name!r} asks for what training cannot do: {', '.join(found)}")
+    return [name for name, asked in asks.items() if asked]

@@ -118,17 +118,26 @@ def open_image(data: bytes) -> Image.Image:
     return colours if turn is None else colours.transpose(turn)
 
 
-def pixels(data: bytes, config: ResNet) -> NDArray[np.float32]:
-    """(3, H, W): what the network takes, as torchvision's own transforms make it."""
+def square(data: bytes, resize: int, crop: int) -> NDArray[np.uint8]:
+    """(H, W, 3): the middle of a picture whose shorter side is resized, as torchvision's own transforms cut it."""
     image = open_image(data)
-    width, height = (config.resize * side // min(image.size) for side in image.size)
+    width, height = (resize * side // min(image.size) for side in image.size)
     if width * height > MOST_PIXELS:
         raise UnreadableImage(f"{image.width} x {image.height} pixels are too narrow to resize")
-    left, top = round((width - config.crop) / 2), round((height - config.crop) / 2)
+    left, top = round((width - crop) / 2), round((height - crop) / 2)
     resized = image.resize((width, height), Image.Resampling.BILINEAR)
-    colours_HW3 = np.asarray(resized.crop((left, top, left + config.crop, top + config.crop)), np.float32) / 255
-    normal_HW3 = (colours_HW3 - np.array(MEAN, np.float32)) / np.array(DEVIATION, np.float32)
+    return np.asarray(resized.crop((left, top, left + crop, top + crop)))
+
+
+def normalised(colours_HW3: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """(3, H, W): what a network takes."""
+    normal_HW3 = (colours_HW3.astype(np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(DEVIATION, np.float32)
     return np.ascontiguousarray(normal_HW3.transpose(2, 0, 1))
+
+
+def pixels(data: bytes, config: ResNet) -> NDArray[np.float32]:
+    """(3, H, W): a picture as the network of a config takes it."""
+    return normalised(square(data, config.resize, config.crop))
 
 
 @dataclass(frozen=True, eq=False)

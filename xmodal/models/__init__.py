@@ -207,10 +207,11 @@ class Phase:
     pixels: Pixels | None = None
     sampler: Neighbours | OnePerClass | Candidates | Phrases | None = None  # None: every pair once an epoch, shuffled
     validate_every: int = 1  # epochs
+    patience: int | None = None  # validations without a higher rsum after which the phase ends early
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.validate_every < 1 or not self.weights:
-            raise ValueError("a phase needs epochs and validate_every of 1 or more, and a term to weigh")
+        if min(self.epochs, self.validate_every, self.patience or 1) < 1 or self.patience == 0 or not self.weights:
+            raise ValueError("a phase needs epochs, validate_every and patience of 1 or more, and a term to weigh")
         for name, weight in self.weights.items():
             if isinstance(weight, Relative) and weight.to not in self.weights.keys() - {name}:
                 raise ValueError(f"{name!r} is weighed relative to {weight.to!r}, which is no other term of the phase")
@@ -231,10 +232,11 @@ class Recipe:
     batch_size: int  # pairs, in each stream
     seed: int = 0
     unannotated: View | None = None  # the second stream (A3VSE)
+    precision: Literal["single", "mixed"] = "single"  # mixed: matrix products in bfloat16
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"recipe {self.name!r}: batch_size {self.batch_size} must be 1 or more")
+        if self.batch_size < 1 or self.precision not in ("single", "mixed"):
+            raise ValueError(f"recipe {self.name!r}: batch_size {self.batch_size} must be 1 or more, precision known")
         for view in (self.view, self.validation, self.unannotated):
             if view is not None and "test" in view.split:
                 raise ValueError(f"recipe {self.name!r} would train or choose on split {view.split!r}")

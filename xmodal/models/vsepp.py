@@ -30,6 +30,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from xmodal.batches import ANNOTATED, Batch, Padded
 from xmodal.corpora import View
 from xmodal.models import Features, Inputs, Optimiser, Phase, Recipe, Step, Tokens
+from xmodal.together import gather, gather_pairs
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,9 @@ class VSEPP(nn.Module):
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         stream = batch.streams[ANNOTATED]
-        similarity_VT = self.similarity(self.encode_visual(stream.visual), self.encode_text(stream.text))
-        return {"ranking": ranking_loss(similarity_VT, stream.positives, self.config.margin, self.config.negatives)}
+        visual, text = gather(self.encode_visual(stream.visual)), gather(self.encode_text(stream.text))
+        pairs, similarity_VT = gather_pairs(stream), self.similarity(visual, text)
+        return {"ranking": ranking_loss(similarity_VT, pairs, self.config.margin, self.config.negatives)}
 
     def _placed(self, vectors_BD: Tensor) -> Tensor:
         return vectors_BD.abs() if self.config.similarity == "order" else vectors_BD

@@ -1,0 +1,48 @@
+"""Attention maps drawn over the picture that they look at: one panel a map, warm where it looks most.
+
+Shapes: L places of a grid, row by row; K maps; H and W pixels.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+GAP = 4  # white pixels between panels
+
+
+def attention_picture(
+    picture_HW3: NDArray[np.uint8], attention_LK: NDArray[np.floating[Any]], grid: tuple[int, int] | None = None
+) -> NDArray[np.uint8]:
+    """The picture, then each map over it, side by side; every map fills its own range.
+
+    The picture must be what the network saw of it, its crop. `grid` is rows and columns, by default a square.
+    """
+    rows, columns = grid or (math.isqrt(len(attention_LK)),) * 2
+    if attention_LK.ndim != 2 or rows * columns != len(attention_LK) or not np.isfinite(attention_LK).all():
+        raise ValueError(
+            f"attention must be finite (places, maps) of a grid of {rows} x {columns}, not {attention_LK.shape}"
+        )
+    if picture_HW3.ndim != 3 or picture_HW3.shape[2] != 3 or picture_HW3.dtype != np.uint8:
+        raise ValueError(f"a picture is (H, W, 3) uint8, not {picture_HW3.shape} {picture_HW3.dtype}")
+    panels = [picture_HW3, *(_over(picture_HW3, map_L.reshape(rows, columns)) for map_L in attention_LK.T)]
+    gap = np.full((len(picture_HW3), GAP, 3), 255, np.uint8)
+    return np.concatenate([part for panel in panels for part in (gap, panel)][1:], axis=1)
+
+
+def _over(picture_HW3: NDArray[np.uint8], map_RC: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
+    """Grey where a map does not look, in red to yellow where it does."""
+    heat_HW1 = _smooth(map_RC, picture_HW3.shape[:2])[..., None]
+    grey_HW1 = picture_HW3.mean(axis=2, keepdims=True)
+    warm_HW3 = np.concatenate([np.full_like(heat_HW1, 255), 255 * heat_HW1**2, np.zeros_like(heat_HW1)], axis=2)
+    return np.asarray(np.round((1 - 0.7 * heat_HW1) * grey_HW1 + 0.7 * heat_HW1 * warm_HW3), np.uint8)
+
+
+def _smooth(map_RC: NDArray[np.floating[Any]], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """In 0..1, at the picture's size; a map that is the same everywhere points nowhere."""
+    lowest, range_ = map_RC.min(), np.ptp(map_RC)
+    scaled = (map_RC - lowest) / range_ if range_ > 0 else np.zeros_like(map_RC)
+    image = Image.fromarray(scaled.astype(np.float32)).resize((shape[1], shape[0]), Image.Resampling.BILINEAR)
+    return np.asarray(image, np.float32).clip(0, 1)

@@ -1,0 +1,337 @@
+"""PCME (Chun et al., CVPR 2021): an image and a caption are Gaussians, and match as far as their samples are near.
+
+Below, [P] is the paper, [C] the official code (naver-ai/pcme 4947684) and "spec" is models, section 2. Where [P] and
+[C] differ, what we do comes first.
+
+- Input: the positions of a grid (7 x 7), and the vectors of words (300, GloVe; [P] 4.1). A word that GloVe lacks starts
+  from N(0, 1); without GloVe the whole table is Xavier (spec 1.4).
+- Mean ([P] figure 3, spec 2.1): n(LN(whole + sigmoid(W attention))), where `whole` is one linear layer on the averaged
+  grid, or a bi-directional GRU of half the width a direction, read at the last word for both directions, so that the
+  backward half has seen one word. The attention has one head and half its input's width. No dropout.
+- Spread ([P] 3.2.1): whole + W attention, with weights of its own and no sigmoid, LN or l2. It is the LOG OF SIGMA, as
+  in [C]; [P] equation 4 calls it the variance. Captions have a second GRU for it, as in [C], where [P] figure 3 shows
+  one structure on shared features.
+- Samples: mean + noise * sigma, 7 in training and for scores (spec 2.2), not normalised.
+- Loss ([P] equations 1-3): a pair matches with probability 1/J^2 sum_jj' s(b - a ||v_j - t_j'||), a and b are learned,
+  and `matching` is its negative log likelihood, summed over ALL pairs of the batch and twice, once a direction. A pair
+  that is not listed does not match, even where its caption describes the same image. Distances are
+  sqrt(squares + 1e-6). s(x) is sigmoid(2x) as in [C]; `sigmoid_scale=1` is the sigmoid of [P].
+- `kl`: from N(0, I), summed over everything. "official" is [C]: it reads log sigma as a log variance and the mean of
+  the samples as the mean, which is a BUG; "exact" is the divergence of what is sampled.
+- `uniformity`: log mean exp(-2 ||x - y||^2) over all pairs of samples, both modalities together. Of more than 128, 128
+  are drawn; [C] draws them with replacement, we do not unless told to. Off for COCO in [C], although [P] has it in
+  general; its weight is 10 for CUB.
+- Deterministic twin ("mu only", [P] table 1): `samples=0`, means in place of samples, no spread, no `kl`. [C] fails on
+  it; the spec defines it.
+- Scores ([P] 3.2.3, spec 2.5): every one of `xmodal.densities`; the match probability is the one for tables. It is
+  given as log p - log(1 - p): the same order, also where p rounds to 0 or 1. Noise depends on the item's own features
+  or words alone, so that nothing beside it decides its scores.
+- Training ([P] 4.1, spec 2.4): AdamP, cosine; gradient norm 2 without a and b. First the heads, from cached features of
+  a centre crop (ours: [C] augments pictures here too), then all, from pixels; every fifth picture has a rectangle
+  erased ([P] reads as a fifth of the area). Of words, 0.1 become <unk>, then 0.1 are deleted. [C] uses half precision,
+  we do not.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, normalize, pdist
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from xmodal.batches import ANNOTATED, Batch, Padded
+from xmodal.corpora import View
+from xmodal.densities import MEANS, SAMPLES, Distance, Gaussians, closeness, compare_samples, squared_between_samples
+from xmodal.models import Cosine, Features, Inputs, OnePerClass, Optimiser, Phase, Pixels, Recipe, Tokens
+from xmodal.together import gather, gather_pairs
+
+DRAWN = 128  # points that uniformity sees at most
+
+
+@dataclass(frozen=True)
+class PCMEConfig:
+    """The defaults are the COCO model: [P] 4.1 for the width, spec 2.2 and 2.3 for the rest."""
+
+    width: int = 1024
+    word_width: int = 300
+    samples: int = 7
+    scale: float = 15.0  # a, which is learned from here on
+    shift: float = 15.0  # b
+    sigmoid_scale: float = 2.0
+    kl: Literal["official", "exact", "off"] = "official"
+    uniformity: Literal["distinct", "repeated", "off"] = "off"  # whether a point may be drawn twice
+    distance: Distance = "match_probability"
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.word_width) < 2 or self.width % 2 or self.samples < 0 or self.sigmoid_scale <= 0:
+            raise ValueError(
+                f"the width {self.width} is even, that of a word {self.word_width} at least 2, the number of samples "
+                f"{self.samples} at least 0, and sigmoid_scale {self.sigmoid_scale} above 0"
+            )
+        if self.samples == 0 and (self.kl != "off" or self.distance not in MEANS):
+            means = ", ".join(MEANS)
+            raise ValueError(f"without samples kl must be off, not {self.kl}, and distance of {means}: {self.distance}")
+
+    def build(self, inputs: Inputs) -> "PCME":
+        return PCME(self, inputs)
+
+
+class PCME(nn.Module):
+    """Shapes: B rows, L positions, F features, W word width, D joint width, J samples, V visual rows, T text rows."""
+
+    def __init__(self, config: PCMEConfig, inputs: Inputs) -> None:
+        super().__init__()
+        self.config = config
+        visual, word, width = inputs.visual_width, config.word_width, config.width
+        self.words = nn.Embedding(inputs.text_width, word)
+        self.image, self.sentence = nn.Linear(visual, width), _gru(word, width)
+        self.image_mean, self.text_mean = MeanHead(visual, width), MeanHead(word, width)
+        if config.samples:
+            self.image_spread, self.sentence_spread = nn.Linear(visual, width), _gru(word, width)
+            self.image_sigma, self.text_sigma = SigmaHead(visual, width), SigmaHead(word, width)
+        self.scale = nn.Parameter(torch.tensor([float(config.scale)]))
+        self.shift = nn.Parameter(torch.tensor([float(config.shift)]))
+        self._start_words(inputs)
+
+    def encode_visual(self, visual: Padded) -> Gaussians:
+        return self._for_scores(self.image_gaussians(visual), visual)
+
+    def encode_text(self, text: Padded) -> Gaussians:
+        return self._for_scores(self.text_gaussians(text), text)
+
+    def similarity(self, visual: Gaussians, text: Gaussians) -> Tensor:
+        if self.config.distance == "match_probability":
+            return compare_samples(visual, text, lambda some, others: log_odds(self.logits(some, others)))
+        return closeness(visual, text, self.config.distance)
+
+    def objective(self, batch: Batch) -> dict[str, Tensor]:
+        stream = batch.streams[ANNOTATED]
+        visual = self._sampled(_gathered(self.image_gaussians(stream.visual)))
+        text = self._sampled(_gathered(self.text_gaussians(stream.text)))
+        matched_VT = torch.zeros(len(visual.mean), len(text.mean), dtype=torch.bool, device=text.mean.device)
+        matched_VT[gather_pairs(stream).unbind(1)] = True
+        zero, kl, draw = visual.mean.new_zeros(()), self.config.kl, self.config.uniformity
+        points_ND = torch.cat([visual.drawn.flatten(0, 1), text.drawn.flatten(0, 1)])
+        return {
+            "matching": 2 * pair_losses(self.logits(visual.drawn, text.drawn), matched_VT).sum(),
+            "uniformity": zero if draw == "off" else uniformity(points_ND, draw),
+            "kl": zero if kl == "off" else kl_divergence(visual, kl) + kl_divergence(text, kl),
+        }
+
+    def logits(self, visual_VJD: Tensor, text_TJD: Tensor) -> Tensor:
+        """(V, J, T, J): the sigmoid of one is the probability that two samples match."""
+        distances_VJTJ = (squared_between_samples(visual_VJD, text_TJD) + 1e-6).sqrt()
+        return self.config.sigmoid_scale * (self.shift - self.scale * distances_VJTJ)
+
+    def image_gaussians(self, visual: Padded) -> Gaussians:
+        mask_BL = visual.mask
+        grid_BLF = visual.values.masked_fill(~mask_BL[..., None], 0)
+        average_BF = grid_BLF.sum(1) / mask_BL.sum(1, keepdim=True)
+        mean_BD = self.image_mean(self.image(average_BF), grid_BLF, mask_BL)
+        if not self.config.samples:
+            return Gaussians.points(mean_BD)
+        return Gaussians(mean_BD, self.image_sigma(self.image_spread(average_BF), grid_BLF, mask_BL))
+
+    def text_gaussians(self, text: Padded) -> Gaussians:
+        mask_BL = text.mask
+        words_BLW = self.words(text.values.masked_fill(~mask_BL, 0))
+        mean_BD = self.text_mean(_read(self.sentence, words_BLW, text.lengths), words_BLW, mask_BL)
+        if not self.config.samples:
+            return Gaussians.points(mean_BD)
+        whole_BD = _read(self.sentence_spread, words_BLW, text.lengths)
+        return Gaussians(mean_BD, self.text_sigma(whole_BD, words_BLW, mask_BL))
+
+    def _sampled(self, items: Gaussians) -> Gaussians:
+        """By torch's generator."""
+        if not self.config.samples:
+            return replace(items, samples=items.mean[:, None])
+        noise_BJD = torch.randn_like(items.mean[:, None].expand(-1, self.config.samples, -1))
+        return replace(items, samples=items.at(noise_BJD))
+
+    def _for_scores(self, items: Gaussians, given: Padded) -> Gaussians:
+        if self.config.distance not in SAMPLES:
+            return items
+        return replace(items, samples=items.at(own_noise(given, self.config.samples, self.config.width)))
+
+    def _start_words(self, inputs: Inputs) -> None:
+        if inputs.word_vectors is None:
+            nn.init.xavier_uniform_(self.words.weight)
+            return
+        vectors_NW = torch.from_numpy(inputs.word_vectors)
+        if vectors_NW.shape != self.words.weight.shape:
+            raise ValueError(f"word vectors are {tuple(vectors_NW.shape)}, not {tuple(self.words.weight.shape)}")
+        found_N = ~vectors_NW.isnan().any(1)
+        self.words.weight.data[found_N] = vectors_NW[found_N]
+
+
+class Attention(nn.Module):
+    """A weighted mean of the positions."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.hidden, self.score = nn.Linear(width, width // 2, bias=False), nn.Linear(width // 2, 1, bias=False)
+        nn.init.xavier_uniform_(self.hidden.weight)
+        nn.init.xavier_uniform_(self.score.weight)
+
+    def forward(self, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
+        scores_BL = self.score(self.hidden(positions_BLF).tanh())[..., 0].masked_fill(~mask_BL, -math.inf)
+        mean_B1F: Tensor = scores_BL.softmax(1)[:, None] @ positions_BLF
+        return mean_B1F[:, 0]
+
+
+class SigmaHead(nn.Module):
+    def __init__(self, positions_width: int, width: int) -> None:
+        super().__init__()
+        self.attention, self.local = Attention(positions_width), nn.Linear(positions_width, width)
+        nn.init.xavier_uniform_(self.local.weight)
+        nn.init.zeros_(self.local.bias)
+
+    def forward(self, whole_BD: Tensor, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
+        local_BD: Tensor = self.local(self.attention(positions_BLF, mask_BL))
+        return whole_BD + local_BD
+
+
+class MeanHead(nn.Module):
+    def __init__(self, positions_width: int, width: int) -> None:
+        super().__init__()
+        self.attention, self.local = Attention(positions_width), nn.Linear(positions_width, width)
+        self.norm = nn.LayerNorm(width)
+        nn.init.xavier_uniform_(self.local.weight)
+        nn.init.zeros_(self.local.bias)
+
+    def forward(self, whole_BD: Tensor, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
+        residual_BD = self.local(self.attention(positions_BLF, mask_BL)).sigmoid()
+        mean_BD: Tensor = self.norm(whole_BD + residual_BD)
+        return normalize(mean_BD, dim=1)
+
+
+def pair_losses(logits_VJTJ: Tensor, matched_VT: Tensor) -> Tensor:
+    """(V, T): the negative log likelihood that each pair is what it is."""
+    sign_VT = matched_VT.to(logits_VJTJ.dtype) * 2 - 1
+    likely_VT = logsigmoid(sign_VT[:, None, :, None] * logits_VJTJ).logsumexp((1, 3))
+    return math.log(logits_VJTJ.shape[1] * logits_VJTJ.shape[3]) - likely_VT
+
+
+def log_odds(logits_VJTJ: Tensor) -> Tensor:
+    """(V, T): of the match probability; its sigmoid is the probability."""
+    return logsigmoid(logits_VJTJ).logsumexp((1, 3)) - logsigmoid(-logits_VJTJ).logsumexp((1, 3))
+
+
+def kl_divergence(items: Gaussians, kind: Literal["official", "exact"]) -> Tensor:
+    mean_BD = items.drawn.mean(1) if kind == "official" else items.mean
+    log_variance_BD = items.log_sigma if kind == "official" else 2 * items.log_sigma
+    return -0.5 * (1 + log_variance_BD - mean_BD.square() - log_variance_BD.exp()).sum()
+
+
+def uniformity(points_ND: Tensor, draw: Literal["distinct", "repeated"]) -> Tensor:
+    count = len(points_ND)
+    if count > DRAWN:
+        rows = torch.randperm(count)[:DRAWN] if draw == "distinct" else torch.randint(count, (DRAWN,))
+        points_ND = points_ND[rows.to(points_ND.device)]
+    near_P = -2 * pdist(points_ND).square()
+    return near_P.logsumexp(0) - math.log(len(near_P))
+
+
+def own_noise(given: Padded, samples: int, width: int) -> Tensor:
+    """(B, J, D): an item's noise comes from its own values, so the same item has the same in any block."""
+    rows = zip(given.values.cpu(), given.lengths.tolist(), strict=True)
+    digests = [hashlib.blake2b(row[:length].numpy().tobytes(), digest_size=7).digest() for row, length in rows]
+    generators = [torch.Generator().manual_seed(int.from_bytes(digest, "big")) for digest in digests]
+    noise_BJD = torch.stack([torch.randn(samples, width, generator=generator) for generator in generators])
+    return noise_BJD.to(given.values.device)
+
+
+def _gathered(items: Gaussians) -> Gaussians:
+    return Gaussians(gather(items.mean), gather(items.log_sigma))
+
+
+def _gru(word_width: int, width: int) -> nn.GRU:
+    return nn.GRU(word_width, width // 2, batch_first=True, bidirectional=True)
+
+
+def _read(gru: nn.GRU, words_BLW: Tensor, lengths_B: Tensor) -> Tensor:
+    """(B, D): what both directions say at the last word."""
+    packed = pack_padded_sequence(words_BLW, lengths_B, batch_first=True, enforce_sorted=False)
+    outputs_BLD = pad_packed_sequence(gru(packed)[0], batch_first=True)[0]
+    last_B = lengths_B.to(outputs_BLD.device) - 1
+    return outputs_BLD[torch.arange(len(last_B), device=last_B.device), last_B]
+
+
+OFFICIAL_NAMES = {  # of parts of a name, replaced in this order
+    "img_enc.fc.": "image.",
+    "img_enc.pie_net.": "image_mean.",
+    "img_enc.uncertain_net.fc2.": "image_spread.",
+    "img_enc.uncertain_net.": "image_sigma.",
+    "txt_enc.embed.": "words.",
+    "txt_enc.rnn.": "sentence.",
+    "txt_enc.pie_net.": "text_mean.",
+    "txt_enc.uncertain_net.rnn.": "sentence_spread.",
+    "txt_enc.uncertain_net.": "text_sigma.",
+    "negative_scale": "scale",
+    ".fc.": ".local.",
+    ".w_1.": ".hidden.",
+    ".w_2.": ".score.",
+    ".layer_norm.": ".norm.",
+}
+
+
+def own_name(official: str) -> str:
+    """Of a parameter of [C]'s model or criterion; `img_enc.cnn` is the trunk, and no part of this model.
+
+    [C]'s deterministic twin has a `txt_enc.uncertain_net` that it never uses, and this one has not.
+    """
+    return reduce(lambda name, pair: name.replace(*pair), OFFICIAL_NAMES.items(), official)
+
+
+WARM_UP = Optimiser("adamp", 2e-4, clip_norm=2.0, unclipped=("scale", "shift"), schedule=Cosine(30))
+COCO_WEIGHTS = {"matching": 1.0, "uniformity": 0.0, "kl": 1e-5}
+PCME_COCO = Recipe(
+    name="pcme-coco",
+    cites="[P] 4.1; spec, models, sections 2.1 to 2.4: the published configuration for COCO",
+    view=View("coco", "karpathy/train", captions_per_item=5),
+    validation=View("coco", "karpathy/val", captions_per_item=5),
+    visual=Features("resnet"),  # a grid of ResNet-152
+    text=Tokens("nltk", minimum_count=4, vectors="glove.840B.300d", marked=0.1, deleted=0.1),
+    model=PCMEConfig(),
+    phases=(
+        Phase(30, WARM_UP, COCO_WEIGHTS, frozen=("words.*",), validate_every=10),
+        Phase(
+            30,
+            replace(WARM_UP, learning_rate=2e-5),
+            COCO_WEIGHTS,
+            pixels=Pixels("resized", flip=True, erase=0.2),
+            validate_every=10,
+        ),
+    ),
+    batch_size=128,
+)
+CUB_ADAMP = replace(WARM_UP, learning_rate=1e-4, schedule=Cosine(50))
+CUB_WEIGHTS = {"matching": 1.0, "uniformity": 10.0, "kl": 1e-3}
+CUB_PIXELS = Pixels("centre", flip=False, erase=0.2)  # [C] forgets to ask for crops and flips
+PCME_CUB = Recipe(
+    name="pcme-cub",
+    cites="[P] 4.1; spec, models, sections 2.1 to 2.4: the published configuration for CUB",
+    view=View("cub", "xian/trainval"),
+    validation=View("cub", "xian/seen"),
+    visual=Features("resnet"),  # a grid of ResNet-50
+    text=Tokens("nltk", minimum_count=4, vectors="glove.840B.300d", marked=0.1, deleted=0.1),
+    model=PCMEConfig(width=512, scale=5.0, shift=5.0, uniformity="distinct"),
+    phases=(
+        Phase(10, CUB_ADAMP, CUB_WEIGHTS, frozen=("words.*",), sampler=OnePerClass(), validate_every=50),
+        Phase(50, CUB_ADAMP, CUB_WEIGHTS, pixels=CUB_PIXELS, sampler=OnePerClass(), validate_every=50),
+    ),
+    batch_size=150,  # one pair of each class
+)
+
+
+def twin(recipe: Recipe, name: str) -> Recipe:
+    """The same, deterministic ("mu only", [P] tables 1 to 3)."""
+    assert isinstance(recipe.model, PCMEConfig)
+    return replace(recipe, name=name, model=replace(recipe.model, samples=0, kl="off", distance="mean"))
+
+
+RECIPES = (PCME_COCO, twin(PCME_COCO, "pcme-coco-mu"), PCME_CUB, twin(PCME_CUB, "pcme-cub-mu"))

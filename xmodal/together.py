@@ -1,0 +1,110 @@
+"""Several processes that train one model: each encodes its part of a batch, and the loss is of the whole batch.
+
+Every process has the same weights, gathers what the others have encoded, and reckons the same loss. Its gradient flows
+back to whoever encoded a row; averaged over the processes it is the gradient that one process would have found.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, distributed, nn
+
+from xmodal.batches import Stream
+
+
+def world() -> int:
+    return distributed.get_world_size() if _is_joined() else 1
+
+
+def rank() -> int:
+    return distributed.get_rank() if _is_joined() else 0
+
+
+@contextmanager
+def joined(device: str) -> Iterator[None]:
+    """Joins the processes that torchrun started; nothing where this is the only one, or where others have joined it."""
+    if _is_joined() or not distributed.is_available() or not distributed.is_torchelastic_launched():
+        yield
+        return
+    distributed.init_process_group("nccl" if torch.device(device).type == "cuda" else "gloo")
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def own_device(device: str) -> str:
+    """A GPU of its own for each process of this machine."""
+    return f"cuda:{distributed.get_node_local_rank(rank())}" if device == "cuda" and world() > 1 else device
+
+
+def gather(rows: Tensor) -> Tensor:
+    """The rows of all processes, in order of their ranks; each has equally many."""
+    return rows if world() == 1 else cast(Tensor, _Gather.apply(rows))
+
+
+def gather_pairs(stream: Stream) -> Tensor:
+    """The positives of all processes, (P, 2), as rows of what `gather` gives."""
+    rows = torch.tensor([len(stream.visual), len(stream.text)], device=stream.positives.device)
+    return gather(stream.positives + rows * rank())
+
+
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """One message for all of them. A parameter that had no gradient anywhere keeps none."""
+    moving = [parameter for parameter in parameters if parameter.requires_grad]
+    if world() == 1 or not moving:
+        return
+    flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in moving])
+    distributed.all_reduce(flat)
+    parts = torch.split(flat, [parameter.numel() for parameter in moving])
+    for parameter, part in zip(moving, parts, strict=True):
+        if parameter.grad is not None:
+            parameter.grad.copy_(part.view_as(parameter) / world())
+
+
+def from_first(ask: Callable[[], float]) -> float:
+    """What the first process finds; the others wait for it."""
+    if world() == 1:
+        return ask()
+    told: list[Any] = [ask() if rank() == 0 else None]
+    distributed.broadcast_object_list(told)
+    return float(told[0])
+
+
+def in_turn(act: Callable[[], None]) -> None:
+    """The first process before the others, who find what it has made."""
+    if rank() == 0:
+        act()
+    wait_for_all()
+    if rank():
+        act()
+
+
+def wait_for_all() -> None:
+    if world() > 1:
+        distributed.barrier()
+
+
+def _is_joined() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, rows: Tensor) -> Tensor:
+        parts = [torch.empty_like(rows) for _ in range(world())]
+        distributed.all_gather(parts, rows.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        """Everybody's loss depends on my rows; the sum is world times one loss, which the average undoes."""
+        whole = gradient.contiguous()
+        distributed.all_reduce(whole)
+        return whole.chunk(world())[rank()]
