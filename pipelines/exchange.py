@@ -119,6 +119,8 @@ def _open(source: Source, seen: str, config: ImportConfig, inputs: Inputs) -> Ca
                     file.write(data)
             return {}
         shard, values = items.start // spec.shard_items, source.rows(items)
+        if spec.ragged:
+            values = _counted(values, source.ids[items.start :], sink)
         with sink.file(shard_file(spec, shard)) as file:
             extents = (write_ragged_shard if spec.ragged else write_shard)(file, spec, items, values)
         if extents is not None:
@@ -127,6 +129,14 @@ def _open(source: Source, seen: str, config: ImportConfig, inputs: Inputs) -> Ca
         return {"rows": len(items)}
 
     return write
+
+
+def _counted(arrays: Iterator[NDArray[Any]], ids: Sequence[str], sink: Sink) -> Iterator[NDArray[Any]]:
+    """An item of which there is nothing is absent: a reader has nothing to give for it."""
+    for id, array in zip(ids, arrays, strict=False):
+        if not len(array):
+            sink.fail(id, "empty", "its length is 0")
+        yield array
 
 
 def _refuse_name(storage: Storage, name: str) -> None:
@@ -207,12 +217,12 @@ def _beside(out: Path, with_captions: bool) -> list[str]:
 
 def _export(store: FeatureStore, ids: Sequence[str], out: Path, lines: Mapping[str, Sequence[str]], tick: Tick) -> None:
     """Written in a hidden folder beside its place, and renamed when it is whole, itself the last."""
-    writers = {".npy": _write_npy, ".tar": _write_tar} | dict.fromkeys(HDF5, _write_hdf5)
+    writers = {".npy": _write_npy, ".tar": _write_tar, "": _write_folder} | dict.fromkeys(HDF5, _write_hdf5)
     try:
         with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
             for name, texts in lines.items():
                 Path(folder, name).write_text("".join(f"{text}\n" for text in texts), "utf-8")
-            writers.get(out.suffix, _write_folder)(Path(folder, out.name), store, ids, tick)
+            writers[out.suffix](Path(folder, out.name), store, ids, tick)
             for name in (*lines, out.name):
                 Path(folder, name).rename(out.with_name(name))
     except OSError as error:
@@ -234,6 +244,8 @@ def five_captions(records: Output, ids: Sequence[str]) -> list[str]:
 
 
 def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside: list[str]) -> None:
+    if out.suffix not in ("", ".npy", ".tar", *HDF5):
+        raise Trouble(f"{out}: x.npy, x.h5 and x.tar are known, and x without an ending, a folder with an npz an item")
     if not out.parent.is_dir():
         raise Trouble(f"there is no folder {out.parent} to write {out.name} to")
     for path in (out, *map(out.with_name, beside)):

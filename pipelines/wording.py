@@ -139,7 +139,7 @@ def import_(result: Result) -> list[str]:
     state = "imported" if result["built"] else "up to date"
     return [
         f"{result['path']}: {state}, {_features(result)}" + "".join(f", {remark}" for remark in remarks),
-        f"recipes whose visual.stage is {result['stage']!r} read it",
+        f"`xmodal train RECIPE --set visual.stage={result['stage']}` reads it",
     ]
 
 

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,9 +30,11 @@ from tests.test_training import Death, assert_same, assert_same_run, contents, i
 from tests.toy_root import PICTURES, Facts, facts, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from xmodal import runs, together, training
-from xmodal.corpora import Raw, load
+from xmodal.batches import ANNOTATED, Batch, Loader, Stream
+from xmodal.corpora import Raw, View, load
+from xmodal.dataset import open_dataset
 from xmodal.evaluation import evaluate, read_tensors
-from xmodal.models import OnePerClass, Optimiser, Phase, Recipe, Tokens
+from xmodal.models import OnePerClass, Optimiser, Phase, Recipe, Tokens, pcme
 from xmodal.models.pcme import PCMEConfig
 from xmodal.models.pvse import PVSEConfig
 from xmodal.records import Label, Row
@@ -87,8 +89,8 @@ def train_all(root: str, folder: str) -> None:
             train(known, root, f"{folder}/{name}")
 
 
-def train_twice(root: str, folder: str) -> None:
-    for seed in range(3):
+def train_often(root: str, folder: str) -> None:
+    for seed in range(6):
         fit(recipe(1, seed=seed), root, f"{folder}/{seed}")
 
 
@@ -131,21 +133,20 @@ def curve(run: str) -> list[dict[str, Any]]:
     return [line for line in log(run) if "loss" in line]
 
 
-def assert_near(one: str, other: str, weights: bool = True) -> None:
+def assert_near(one: str, other: str, rel: float = 1e-4) -> None:
     """The same steps with the same losses, but for rounding; the same choice; weights as near as rounding leaves."""
     ours, theirs = log(one), log(other)
     assert [line.keys() for line in ours] == [line.keys() for line in theirs]
     for mine, other_line in zip(ours, theirs, strict=True):
         assert all(mine[name] == other_line[name] for name in ("phase", "epoch", "step"))
         for name in mine.keys() & {"loss", "norm", "rsum"}:
-            near = 1e-3 if name == "norm" else 1e-4
+            near = 10 * rel if name == "norm" else rel
             assert mine[name] == pytest.approx(other_line[name], rel=near), (name, mine["step"])
         for name, value in mine.get("terms", {}).items():
-            assert value == pytest.approx(other_line["terms"][name], rel=1e-4, abs=1e-6), (name, mine["step"])
-    if weights:
-        before, after = (read_tensors(run, runs.BEST) for run in (one, other))
-        for name in before:
-            torch.testing.assert_close(before[name], after[name], rtol=1e-3, atol=2e-4, msg=name)
+            assert value == pytest.approx(other_line["terms"][name], rel=rel, abs=1e-6), (name, mine["step"])
+    before, after = (read_tensors(run, runs.BEST) for run in (one, other))
+    for name in before:
+        torch.testing.assert_close(before[name], after[name], rtol=10 * rel, atol=2 * rel, msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +249,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
     """A tick is a step, or a block that is encoded for validation: every process dies in the middle of something."""
     dice, run, deaths, codes = random.Random(), str(tmp_path / "run"), list[int](), {-signal.SIGKILL}
     while codes == {-signal.SIGKILL} and len(deaths) < 20:
-        deaths.append(dice.randint(4, 9))
+        deaths.append(dice.randint(5, 10))
         codes = set(processes(1, train, PCME, root, run, 3, deaths[-1]))
     assert codes == {0}, deaths
     assert len(deaths) > 2
@@ -275,11 +276,10 @@ def test_a_run_of_two_that_is_killed_in_an_epoch_goes_on_with_one_and_with_two(
 def classed_root(folder: Path, unnamed: str | None = None) -> str:
     """60 pictures, every one of one of six classes, but for one that is `unnamed`."""
     corpus = load(str(PICTURES))
-    plain = make_root(folder / "plain", items=60)  # for its raw files
+    make_root(folder / "plain", items=60)  # for its raw files
 
-    def parse(raw: Raw) -> Any:
-        rows: list[Row] = list(corpus.parse(raw))
-        yield from rows
+    def parse(raw: Raw) -> Iterator[Row]:
+        yield from corpus.parse(raw)
         for number in range(60):
             if (item := f"p{number:04d}") != unnamed:
                 yield Label(item, "class", f"class {(number * 7) % CLASSES if number > 2 else 0}")
@@ -287,7 +287,6 @@ def classed_root(folder: Path, unnamed: str | None = None) -> str:
     storage = open_storage(str(folder / "root"))
     build_records(Site(storage, raw=folder / "plain/raw"), replace(corpus, counts={}, parse=parse))
     build(facts(Facts(60)), storage)
-    assert plain != storage.url
     return storage.url
 
 
@@ -296,33 +295,30 @@ def classed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return classed_root(tmp_path_factory.mktemp("classed"))
 
 
-BY_CLASS = replace(PCME, phases=(replace(PCME.phases[0], epochs=2, sampler=OnePerClass()),))
-STEPS = 48 * 5 // CLASSES
-
-
-class Batches:
-    """The objective's own batches, without a change to what it computes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen: list[Any] = []
-        objective = BY_CLASS.model.build.__globals__["PCME"].objective  # type: ignore[attr-defined]
-        monkeypatch.setattr(
-            BY_CLASS.model.build.__globals__["PCME"],  # type: ignore[attr-defined]
-            "objective",
-            lambda model, batch: (self.seen.append(batch.streams["annotated"]), objective(model, batch))[1],
-        )
+BY_CLASS = replace(
+    PCME,
+    view=View("pictures", "toy/train", captions_per_item=2),
+    phases=(replace(PCME.phases[0], epochs=2, sampler=OnePerClass()),),
+)
+STEPS = 48 * 2 // CLASSES
 
 
 @pytest.fixture(scope="module")
-def by_class(classed: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Any]]:
+def by_class(classed: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Stream]]:
+    """A run, and every batch that its objective was given."""
+    run, seen, objective = str(tmp_path_factory.mktemp("class") / "run"), list[Stream](), pcme.PCME.objective
+
+    def watched(model: pcme.PCME, batch: Batch) -> dict[str, Tensor]:
+        seen.append(batch.streams[ANNOTATED])
+        return objective(model, batch)
+
     with pytest.MonkeyPatch.context() as patch:
-        batches = Batches(patch)
-        run = str(tmp_path_factory.mktemp("class") / "run")
+        patch.setattr(pcme.PCME, "objective", watched)
         train(BY_CLASS, classed, run, save_every=7)
-    return run, batches.seen
+    return run, seen
 
 
-def test_a_batch_has_one_caption_of_every_class(by_class: tuple[str, list[Any]]) -> None:
+def test_a_batch_has_one_caption_of_every_class(by_class: tuple[str, list[Stream]]) -> None:
     """The recipe's batch size says nothing then."""
     run, streams = by_class
     assert len(streams) == len(curve(run)) == 2 * STEPS
@@ -335,19 +331,19 @@ def test_a_batch_has_one_caption_of_every_class(by_class: tuple[str, list[Any]])
         assert len(set(epoch)) == STEPS, "the first ones are a shuffled list"
     assert firsts[:STEPS] != firsts[STEPS:]
     others = np.concatenate([stream.captions[1:].numpy() for stream in streams])
-    assert len(set(others.tolist())) > 100
+    assert len(set(others.tolist())) > 60
 
 
 def test_one_per_class_goes_on_after_a_kill_and_with_two_processes(
-    classed: str, by_class: tuple[str, list[Any]], tmp_path: Path
+    classed: str, by_class: tuple[str, list[Stream]], tmp_path: Path
 ) -> None:
     run, two = str(tmp_path / "run"), str(tmp_path / "two")
     assert processes(1, train, BY_CLASS, classed, run, 7, 25) == [-signal.SIGKILL]
-    assert read_tensors(run, runs.LAST)["place"]["cursor"] == 21 * CLASSES
+    assert read_tensors(run, runs.LAST)["place"]["cursor"] == (21 - STEPS) * CLASSES
     train(BY_CLASS, classed, run, save_every=7)
     assert_same_run(by_class[0], run)
     assert processes(2, train, BY_CLASS, classed, two, 7) == [0, 0]
-    assert_near(by_class[0], two)
+    assert_near(by_class[0], two, rel=1e-3)  # small batches of steep losses: rounding grows
 
 
 def test_an_item_without_a_class_is_named(root: str, tmp_path: Path) -> None:
@@ -363,12 +359,8 @@ def test_classes_that_cannot_be_shared_are_refused_with_advice_that_can_be_follo
     classed: str, tmp_path: Path
 ) -> None:
     """The number of classes is what it is: only the number of processes can be another."""
-    from xmodal.batches import Loader, Reader
-    from xmodal.dataset import classes, open_dataset
-
-    reader: Reader = open_dataset(classed, "pictures").reader("toy/train")
+    reader = open_dataset(classed, "pictures").reader("toy/train")
     reader = replace(reader, classes=np.arange(len(reader.examples.ids)) % 5)
-    assert len(classes(open_dataset(classed, "pictures").records, reader.examples.ids)) == 48
     with pytest.raises((ValueError, Trouble)) as found:
         Loader(reader, 32, sampler=OnePerClass(), rank=0, world=2)
     assert "5" in str(found.value)
@@ -401,7 +393,7 @@ def test_torchrun_trains_a_named_recipe(root: str, tmp_path: Path) -> None:
 
 
 def test_the_same_processes_train_one_run_after_the_other(root: str, tmp_path: Path) -> None:
-    assert processes(2, train_twice, root, str(tmp_path), time_limit=15) == [0, 0]
+    assert processes(2, train_often, root, str(tmp_path), time_limit=10) == [0, 0]
 
 
 def test_two_processes_that_cannot_share_a_batch_say_so(root: str, tmp_path: Path) -> None:

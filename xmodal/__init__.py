@@ -6,17 +6,19 @@ from xmodal.outputs import Output, find
 from xmodal.trouble import Trouble
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from xmodal.dataset import Dataset
 
 __all__ = ["Output", "Trouble", "find", "open"]
 __version__ = "0.1.0"
 
 
-def open(root: str, corpus: str, records: str | None = None) -> "Dataset":
+def open(root: "str | Path", corpus: str, records: str | None = None) -> "Dataset":
     """A built corpus: `xmodal.open("data", "coco").loader(batch_size=128)` gives batches to train on.
 
     Where a root has several records of a corpus, `records` is the identity of those to open.
     """
     from xmodal.dataset import open_dataset  # tokenizers and Parquet are not for every import
 
-    return open_dataset(root, corpus, records)
+    return open_dataset(str(root), corpus, records)

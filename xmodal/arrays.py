@@ -35,7 +35,9 @@ CHECKSUMS = {"checksums": "crc32c of every chunk, little-endian, between the las
 PLAIN = {"name": "bytes", "configuration": {"endian": "little"}}
 KEYS = ({"name": "default", "configuration": {"separator": "/"}}, {"name": "default"})
 INDEX_CODECS = [PLAIN, {"name": "crc32c"}]
-CURE = "build or fetch it again"
+CURE = (
+    "`xmodal verify --forget` removes it where it was built, a copy in a cache is yours to remove; then make it again"
+)
 PROBES = 4  # rows of a batch that are asked for before it is copied: is the file in memory?
 
 
@@ -112,6 +114,13 @@ class Layout:
         if [codec["name"] for codec in codecs] != ["sharding_indexed"]:
             return None
         sharding = codecs[0]["configuration"]
+        lengths = [rows, *row_shape, *sharding["chunk_shape"], *grid]
+        if any(type(length) is not int or length < 0 for length in lengths) or not all(
+            (*sharding["chunk_shape"], *grid)
+        ):
+            raise ValueError(f"no array has the lengths {lengths}")
+        if len(grid) != len(sharding["chunk_shape"]) or grid[0] % sharding["chunk_shape"][0]:
+            raise ValueError("its shards are not whole chunks")
         whole_rows = sharding["chunk_shape"][1:] == row_shape and grid[1:] == row_shape and 0 not in row_shape
         dtype = _plain_dtype(array["data_type"], sharding["codecs"])
         usual = sharding["index_codecs"] == INDEX_CODECS and array["chunk_key_encoding"] in KEYS
@@ -208,7 +217,9 @@ class Shard:
         try:
             with open(path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(0 if layout.index_first else max(size - layout.index_bytes, 0))
+                if size < layout.index_bytes:
+                    raise ValueError("it does not hold the index of its chunks")
+                file.seek(0 if layout.index_first else size - layout.index_bytes)
                 starts = _read_index(file.read(layout.index_bytes), layout, size)
                 chunks = int(np.count_nonzero(starts >= 0))
                 checksums = _read_checksums(file, chunks, layout, size) if layout.checksums else None
@@ -273,11 +284,6 @@ class MappedRows:
         for shard in np.flatnonzero(~self._mapped).tolist():
             self.map(shard)
 
-    def check_all(self) -> None:
-        """Reads everything once."""
-        self.map_all()
-        self._check(np.flatnonzero(self._unchecked))
-
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         if not self._mapped.all():
             shards = np.unique(rows // self.layout.shard_rows)
@@ -290,10 +296,10 @@ class MappedRows:
 
     def _ask_for(self, rows: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
         """All that a batch needs from a cold disk, at once: a fault at a time the disk would wait for us."""
-        size, chunk_size = self.layout.row_bytes, self.layout.chunk_bytes
-        if all(self._space.in_memory(row * size + size // 2) for row in rows[:: max(1, len(rows) // PROBES)].tolist()):
+        size, chunk_size, fresh = self.layout.row_bytes, self.layout.chunk_bytes, self._unchecked[chunks]
+        some = rows[:: max(1, len(rows) // PROBES)].tolist()
+        if not fresh.any() and all(self._space.in_memory(row * size + size // 2) for row in some):
             return
-        fresh = self._unchecked[chunks]
         for chunk in np.unique(chunks[fresh]).tolist():
             self._space.will_need(chunk * chunk_size, chunk_size)
         for row in np.unique(rows[~fresh]).tolist():
@@ -438,7 +444,7 @@ class _Addresses:
             os.close(descriptor)
 
     def in_memory(self, offset: int) -> bool:
-        """Whether the page of a byte is there, so that reading it waits for no disk."""
+        """Whether the page of a byte is there, so that reading it waits for no disk; of others' files always yes."""
         there = ctypes.c_ubyte()
         page = (self._start + offset) & -mmap.PAGESIZE
         return _LIBC.mincore(page, 1, ctypes.byref(there)) != 0 or bool(there.value & 1)

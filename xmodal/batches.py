@@ -170,6 +170,8 @@ class Reader:
     def __post_init__(self) -> None:
         if self.frames.frames is not None and not self.store.spec.ragged:
             raise Trouble(f"{self.store.output.where} holds no clips of which to take {self.frames.frames} frames")
+        if not self.store.spec.ragged and not self.store.spec.row_shape:
+            raise Trouble(f"{self.store.output.where} has a single number an item, which is no sequence of positions")
 
     def visual(
         self,
@@ -196,7 +198,9 @@ class Reader:
         return Padded.whole(torch.from_numpy(self.store.take_padded(rows, places, self._room(*places.shape))))
 
     def text(self, captions: NDArray[np.int64] | slice, draws: Draws | None = None) -> Padded:
-        places = np.arange(len(self.examples.words))[captions].tolist()
+        places = (
+            range(*captions.indices(len(self.examples.words))) if isinstance(captions, slice) else captions.tolist()
+        )
         words = [self.examples.words[place] for place in places]
         if self.tokens is not None and self.tokens.longest is not None:
             words = [shortened(some, self.tokens.longest) for some in words]
@@ -319,12 +323,15 @@ class Loader(IterableDataset[Batch]):
         return {"seed": self.seed, "epoch": self.epoch, "cursor": self.cursor}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.seed, self.epoch, self.cursor = (int(state[name]) for name in ("seed", "epoch", "cursor"))
-        if not 0 <= self.cursor <= self._length or self.epoch < 0:
+        place = {name: state.get(name) for name in ("seed", "epoch", "cursor")}
+        if any(type(value) is not int or value < 0 for value in place.values()) or state["cursor"] > self._length:
             raise ValueError(f"{dict(state)} is no place in epochs of {self._length:,} samples")
+        self.seed, self.epoch, self.cursor = state["seed"], state["epoch"], state["cursor"]
 
     def set_epoch(self, epoch: int) -> None:
         """To the beginning of an epoch, unless that is where the loader is already."""
+        if type(epoch) is not int or epoch < 0:
+            raise ValueError(f"epochs are counted from 0, and {epoch!r} is none")
         if epoch != self.epoch:
             self.epoch, self.cursor = epoch, 0
 
@@ -335,6 +342,7 @@ class Loader(IterableDataset[Batch]):
             is_last = after + (self.batch_size - 1 if self.drop_last else 0) >= self._length
             self.epoch, self.cursor = (epoch + 1, 0) if is_last else (epoch, after)
             yield batch
+        self.epoch, self.cursor = epoch + 1, 0  # also in a worker that did not have the last batch
 
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
         """Each iteration has buffers of its own, so that two at once do not share any."""
@@ -372,16 +380,15 @@ class Loader(IterableDataset[Batch]):
         mine = first + self._rank * share
         streams = {}
         for number, (name, reader) in enumerate(readers.items()):
-            samples = replace(self._orders[name], seed=self.seed).take(mine, mine + share)
-            streams[name] = self._stream(reader, samples, Draws(self.seed, epoch, number))
+            order = replace(self._orders[name], seed=self.seed)
+            samples, own_epoch = order.take(mine, mine + share), mine // order.count
+            streams[name] = self._stream(reader, samples, Draws(self.seed, own_epoch, number))
         return Batch(streams)
 
     def _stream(self, reader: Reader, samples: NDArray[np.int64], draws: Draws) -> Stream:
-        items, captions = self._chosen(reader.examples, samples, draws)
+        items, captions, visual_rows = self._chosen(reader.examples, samples, draws)
         text_items = reader.examples.caption_items[captions]
-        rows = np.arange(len(captions))
-        of_item = np.searchsorted(np.cumsum(reader.examples.caption_counts[items]), rows, "right")
-        pairs = np.stack([of_item if self.captions == "all" else rows, rows], axis=1)
+        pairs = np.stack([visual_rows, np.arange(len(captions))], axis=1)
         visual, text = reader.visual(items, draws, samples), reader.text(captions, draws)
         stream = Stream(
             self._placed(visual, reader.buffers), text, *map(torch.from_numpy, (items, text_items, captions, pairs))
@@ -393,23 +400,23 @@ class Loader(IterableDataset[Batch]):
 
     def _chosen(
         self, examples: Examples, samples: NDArray[np.int64], draws: Draws
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Items, one for each visual row, and captions, one for each text row."""
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Items, one for each visual row; captions, one for each text row; and the visual row of each caption."""
+        rows = np.arange(len(samples))
         if self.captions == "each":
-            return examples.caption_items[samples], samples
+            return examples.caption_items[samples], samples, rows
         counts, firsts = examples.caption_counts[samples], examples.caption_starts[samples]
         if self.captions == "one":
-            return samples, firsts + draws.below(counts, samples, which=2)
-        return samples, np.concatenate(
-            [np.arange(n) + f for f, n in zip(firsts.tolist(), counts.tolist(), strict=True)]
-        )
+            return samples, firsts + draws.below(counts, samples, which=2), rows
+        captions = np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
+        return samples, captions, np.repeat(rows, counts)
 
     def _placed(self, visual: Padded, buffers: Buffers) -> Padded:
         """On the device, as the dtype asked for; what is stored in half precision also travels in it."""
         values = visual.values.to(self._device)
         if self._dtype is None or values.dtype == self._dtype:
             return Padded(values, visual.lengths)
-        if values.is_cuda or self._dtype != torch.float32:
+        if _on_device(values) or self._dtype != torch.float32:
             return Padded(values.to(self._dtype), visual.lengths)
         room = buffers.take(tuple(values.shape), np.dtype(np.float32))
         return Padded(torch.from_numpy(room).copy_(values), visual.lengths)
@@ -430,9 +437,11 @@ class Loader(IterableDataset[Batch]):
             raise ValueError(f"captions are {', '.join(get_args(Captions))}, not {self.captions!r}")
 
     def _check(self) -> None:
+        if empty := [name for name, order in self._orders.items() if not order.count]:
+            raise ValueError(f"the {empty[0]} stream has no samples")
         if self.seed < 0:
             raise ValueError(f"the seed is 0 or more, not {self.seed}")
-        if self.batch_size < 1 or self.ahead < 1:
+        if type(self.batch_size) is not int or self.batch_size < 1 or self.ahead < 1:
             raise ValueError(f"batch_size {self.batch_size} and ahead {self.ahead} must be 1 or more")
         if self.batch_size % self._world:
             near = self.batch_size // self._world * self._world

@@ -49,7 +49,7 @@ class Examples:
     def of(cls, records: Output, view: View, store: FeatureStore, vocabulary: Vocabulary) -> "Examples":
         found = described(records, view)
         silent = [item for item, captions in found.items() if not captions]
-        seen = [item for item, captions in found.items() if captions and item not in store.absent]
+        seen = [item for item, captions in found.items() if captions and item in store]
         if not seen:
             raise Trouble(
                 f"split {view.split!r} of {view.corpus} has {len(found):,} items, but none has both "

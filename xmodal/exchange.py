@@ -5,6 +5,7 @@ It may come from anybody: nothing is unpickled, nothing is as long as it says of
 its file, nothing leads to another file, and all damage is a Trouble that names what is damaged.
 """
 
+import json
 import math
 import os
 import tarfile
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO, Literal, Protocol, cast, get_args
 
 import numpy as np
@@ -75,7 +77,11 @@ def _kind(path: Path) -> str:
         return kinds[path.suffix]
     if (path / "zarr.json").is_file():
         return "zarr"
-    within = {file.suffix for file in path.iterdir()} & {".npz", ".npy", ".tar"} if path.is_dir() else set()
+    within = (
+        {file.suffix for file in path.iterdir() if file.name[0] != "."} & {".npz", ".npy", ".tar"}
+        if path.is_dir()
+        else set()
+    )
     if len(within) != 1:
         found = f"{', '.join(sorted(within))} together" if within else "nothing of these"
         raise Trouble(f"{path} is {found}: give x.npy, x.h5, x.tar, a Zarr v3 array, or a folder of .npz, .npy or .tar")
@@ -207,6 +213,7 @@ def _array(path: str, kind: str, key: str | None) -> Iterator[_Array]:
             found = _dataset(file, str(key))
             yield _Array(found.shape, found.dtype, lambda start, stop: found[start:stop])
     elif kind == "zarr":
+        _refuse_lost_shards(path)
         array = open_array(path)
         yield _Array(array.shape, array.dtype, lambda start, stop: _taken(array, np.arange(start, stop)))
     else:
@@ -215,6 +222,21 @@ def _array(path: str, kind: str, key: str | None) -> Iterator[_Array]:
             begin = npy_file.tell()
         mapped = np.memmap(path, dtype, "r", begin, shape, order) if 0 not in shape else np.empty(shape, dtype)
         yield _Array(shape, dtype, lambda start, stop: mapped[start:stop])
+
+
+def _refuse_lost_shards(path: str) -> None:
+    """What is not there reads as zeros: right for others' arrays, unless somebody lost the files."""
+    with open(f"{path}/zarr.json", "rb") as file:
+        about = json.load(file)
+    if "checksums" in about.get("attributes", {}):
+        raise Trouble(
+            f"{path} is of a store of xmodal: `xmodal export` knows which of its items are absent, this does not"
+        )
+    grid = about["chunk_grid"]["configuration"]["chunk_shape"]
+    wanted = math.prod(-(-length // chunk) for length, chunk in zip(about["shape"], grid, strict=True))
+    there = sum(file.is_file() for file in Path(path, "c").rglob("*"))
+    if there < wanted:
+        raise Trouble(f"{path} has {there:,} of {wanted:,} files of values: what is not there would be read as zeros")
 
 
 def _taken(array: Rows, rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -230,7 +252,10 @@ def _header(file: BinaryIO, size: int) -> Header:
         raise ValueError(f"it is .npy of version {version}, no plain array")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # numpy's, of headers by Python 2, which SCAN's files have
-        shape, fortran, dtype = npy.read_array_header_1_0(file)
+        try:
+            shape, fortran, dtype = npy.read_array_header_1_0(file)
+        except (TokenError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+            raise ValueError("it has no readable header") from error
     if dtype.hasobject:
         raise ValueError("it holds pickled objects, which may do anything when they are read")
     whole = file.tell() - begin + math.prod(shape) * dtype.itemsize
@@ -243,7 +268,7 @@ def _header(file: BinaryIO, size: int) -> Header:
 
 def read_ids(path: Path) -> tuple[str, ...]:
     with reading(path):
-        lines = path.read_text("utf-8").split("\n")
+        lines = path.read_text("utf-8-sig").split("\n")
     return tuple(line.strip() for line in (lines if lines[-1] else lines[:-1]))
 
 
@@ -273,6 +298,13 @@ def _dataset(file: Any, name: str) -> Any:
         raise ValueError(f"{name} is no array")
     if found.file.filename != file.filename or found.external or found.is_virtual:
         raise ValueError(f"{name} lies in another file")
+    if found.chunks is None:
+        lacks = found.nbytes > found.id.get_storage_size()
+    else:
+        lengths = zip(found.shape, found.chunks, strict=True)
+        lacks = found.id.get_num_chunks() < math.prod(-(-length // chunk) for length, chunk in lengths)
+    if lacks:
+        raise ValueError(f"{name} was never written as a whole: what it lacks would be read as zeros")
     return found
 
 
@@ -298,7 +330,9 @@ def _choose(arrays: Arrays, key: str | None) -> str:
         if not arrays:
             raise ValueError("there is no array in it")
         what = "has several arrays, so say which by --key" if key is None else f"has no array {key!r}"
-        raise ValueError(f"it {what}; there are: {', '.join(sorted(arrays))}")
+        names = sorted(arrays)
+        more = f" and {len(names) - 8} more" * (len(names) > 8)
+        raise ValueError(f"it {what}; there are: {', '.join(names[:8])}{more}")
     return names[0]
 
 
@@ -382,7 +416,7 @@ class ItemSource:
 def _look_at_items(path: Path, kind: str, key: str | None) -> ItemSource:
     ending = ".npz" if kind == "npz" else f".{key}.npy" if key else ".npy"
     with reading(path):
-        files = [path] if path.is_file() else sorted(path.iterdir())
+        files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name[0] != ".")
         found = (_members(file, ending) if kind == "tar" else _whole(file, ending) for file in files)
         pieces = tuple(piece for some in found for piece in some)
     if not pieces:

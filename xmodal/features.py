@@ -46,6 +46,7 @@ CHUNK, SHARD = 256 * KIB, 256 * MIB
 PAGE = 4 * KIB  # shards lie end to end in one mapping, so each must end on a page
 CAPACITY = 1024 * MIB  # of a ragged shard: it takes no more room than its rows
 ITEMS = 256
+MOST_SHARDS = 15_000  # a process may have 65,530 mappings; an isolated one counts twice, and a store may be open twice
 LAYOUT = 2
 GROUP, ROWS = "zarr.json", "rows.parquet"
 CACHE = "~/.cache/xmodal/shards"
@@ -142,8 +143,13 @@ def extents_file(spec: FeatureSpec, shard: int) -> str:
 
 
 def shard_ranges(spec: FeatureSpec, items: int) -> list[range]:
-    """The items of each shard; the last one may have fewer."""
-    return [range(start, min(start + spec.shard_items, items)) for start in range(0, items, spec.shard_items)]
+    """The items of each shard; the last one may have fewer. More shards than can be mapped are refused."""
+    starts = range(0, items, spec.shard_items)
+    if len(starts) > MOST_SHARDS:
+        raise Trouble(
+            f"{spec.name}: {len(starts):,} shards cannot all be mapped ({MOST_SHARDS:,} can): make them longer"
+        )
+    return [range(start, min(start + spec.shard_items, items)) for start in starts]
 
 
 def write_shard(file: BinaryIO, spec: FeatureSpec, rows: range, blocks: Iterable[NDArray[Any]]) -> None:
@@ -222,8 +228,8 @@ class FeatureStore:
     `name` may be left out: the first array of the store. In `spec` the lengths of chunks and shards are always given.
     """
 
-    def __init__(self, source: str | Output, name: str | None = None, cache: str = CACHE) -> None:
-        self.output = source if isinstance(source, Output) else _output_at(source)
+    def __init__(self, source: str | Path | Output, name: str | None = None, cache: str = CACHE) -> None:
+        self.output = source if isinstance(source, Output) else _output_at(str(source))
         if not self.output.complete:
             raise Trouble(f"{self.output.where} holds no finished features: build them, or name the output's directory")
         self.ids = _read_ids(self.output)
@@ -243,6 +249,10 @@ class FeatureStore:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __contains__(self, id: object) -> bool:
+        """Whether there are features of an item: one that is absent has a row, and none."""
+        return id in self._rows and id not in self.absent
 
     def rows(self, ids: Iterable[str]) -> NDArray[np.int64]:
         """The row of each id, in the order given; ids that are unknown or absent are refused by name."""
@@ -298,8 +308,12 @@ class FeatureStore:
         return [self.take_padded(rows[place : place + 1])[0] for place in range(len(rows))]
 
     def verify(self) -> None:
-        """Reads everything once: what has changed is a Trouble that names the file and a row."""
-        self._values.check_all()
+        """Reads every file of the array once: one that is not what was committed is a Trouble that names it."""
+        for shard in range(self._values.layout.shards):
+            name = shard_file(self.spec, shard)
+            with open(_local_file(self.output, name, self._cache), "rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != self.output.checksums[name]:
+                    raise Trouble(f"{self.output.where}/{name} is not what was committed: {CURE}")
 
     @property
     def _is_local(self) -> bool:
@@ -416,7 +430,8 @@ def _spec_of(about: Mapping[str, Any], layout: Layout | None) -> FeatureSpec:
 
 def _read_ids(output: Output) -> tuple[str, ...]:
     try:
-        table = pq.read_table(io.BytesIO(output.read(ROWS))).to_pydict()
+        file = pq.ParquetFile(pa.BufferReader(output.read(ROWS)))  # for files Arrow starts threads, which may end badly
+        table = file.read(use_threads=False).to_pydict()
     except pa.ArrowInvalid as error:
         raise Trouble(f"{output.where}/{ROWS} is corrupt ({error}): {CURE}") from error
     if table.keys() != {"row", "id"} or table["row"] != list(range(len(table["row"]))):
@@ -443,6 +458,8 @@ def _local_file(output: Output, name: str, cache: str) -> str:
         try:
             with output.open(name) as source, temporary.open("xb") as file:
                 found = _copy(source, file)
+                file.flush()
+                os.fsync(file.fileno())  # later it is trusted by its size
             if found != sha256:
                 raise Trouble(f"{output.where}/{name} is not what was committed: {CURE}")
             temporary.replace(path)

@@ -100,14 +100,18 @@ class Output:
         return map(Unit.from_line, data.splitlines())
 
     @cached_property
+    def _committed(self) -> dict[str, tuple[int, str]]:
+        return {name: facts for unit in self.units() for name, facts in unit.files.items()}
+
+    @cached_property
     def files(self) -> dict[str, int]:
         """Every file with the size it must have."""
-        return {name: size for unit in self.units() for name, (size, _) in unit.files.items()}
+        return {name: size for name, (size, _) in self._committed.items()}
 
     @cached_property
     def checksums(self) -> dict[str, str]:
         """Every file with the sha256 of the bytes it must have."""
-        return {name: sha256 for unit in self.units() for name, (_, sha256) in unit.files.items()}
+        return {name: sha256 for name, (_, sha256) in self._committed.items()}
 
     def read(self, name: str) -> bytes:
         """One small file, refused where its bytes are not the committed ones."""

@@ -176,11 +176,13 @@ def _parquet_writer(file: BinaryIO, row: type[Row]) -> pq.ParquetWriter:
 
 def read_rows(file: BinaryIO, row: type[R]) -> Iterator[R]:
     """The rows of one table, batch by batch; a file with other columns is refused."""
-    table = pq.ParquetFile(file)
+    table = pq.ParquetFile(
+        pa.BufferReader(file.read())
+    )  # for files Arrow starts threads: processes die of them at exit
     expected = [f.name for f in fields(row)]
     if table.schema_arrow.names != expected:
         raise ValueError(f"not a table of {row.__name__}: it has {table.schema_arrow.names}, not {expected}")
-    for batch in table.iter_batches():
+    for batch in table.iter_batches(use_threads=False):
         for values in batch.to_pylist():
             yield row(**{name: _as_tuple(value) for name, value in values.items()})
 
