@@ -29,7 +29,7 @@ from pipelines.reproduce import (
 )
 from tests.toy_root import make_root
 from tests.toy_root import one_thread as one_thread
-from xmodal.models import Features, Relative
+from xmodal.models import Relative, Tokens
 from xmodal.models.vsepp import VSEPP_COCO
 from xmodal.trouble import Trouble
 
@@ -197,8 +197,8 @@ def test_what_is_lacking_is_named(experiment: Experiment, known: Known, lacking:
 
 
 def test_a_recipe_that_training_refuses_is_not_ready() -> None:
-    framed = replace(VSEPP_COCO, visual=Features("resnet", frames=8))
-    assert state(TINY, replace(ALL, recipes={"vsepp": framed})) == "not yet: no training with frames"
+    skipping = replace(VSEPP_COCO, text=Tokens("nltk", 4, unknown="skip"))
+    assert state(TINY, replace(ALL, recipes={"vsepp": skipping})) == "not yet: no training with skipped words"
 
 
 def test_columns_that_evaluation_gives_are_known() -> None:

@@ -74,7 +74,7 @@ def load(
         started = replace(started, recipe=_with_distance(started.recipe, distance))
     model = runs.network(run, started)
     assert isinstance(model, nn.Module)
-    if any(name.startswith("trunk.") for name in state):
+    if any(str(name).startswith("trunk.") for name in state):
         if features is None:
             raise Trouble(f"{run} was trained from pictures: load it with the features that it started from")
         model = front_without_weights(model, features)

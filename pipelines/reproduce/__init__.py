@@ -18,8 +18,10 @@ from typing import Any
 from pipelines import cli, experiments
 from pipelines.corpus import STAGES
 from xmodal import corpora
-from xmodal.metrics import RECALLS, Direction, Scores
+from xmodal.judging import OWN
+from xmodal.metrics import RECALLS, Direction
 from xmodal.models import Features, Recipe
+from xmodal.reports import Report
 from xmodal.trouble import Trouble
 
 KINDS = {"Table": ("table", "tab", "t", ""), "Figure": ("figure", "fig", "f", ""), "§": ("section", "sec", "text", "")}
@@ -27,9 +29,8 @@ SIDES = {"i2t": "visual_to_text", "v2t": "visual_to_text", "t2i": "text_to_visua
 MEASURES = {f"R@{k}": "recall" for k in RECALLS} | {
     "Med R": "median_rank",
     "nMR": "normalised_median",
-    "R-P": "r_precision",
-    "PMRP": "pmrp",
 }  # as papers call them, to fields of Direction
+LISTS = ("R-P", "PMRP")  # these a report has beside
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Row:
     printed: str = ""  # a value a column, "-" where the paper has none; nothing at all where it prints no number
     recipe: str = ""
     settings: tuple[str, ...] = ()  # as `xmodal train --set` takes them
+    score: str = ""  # by which the run is evaluated, where it is not the one it was chosen by
     lacks: str = ""  # what is not built and no name tells
 
     @property
@@ -249,7 +251,8 @@ def to_run(experiment: Experiment, known: Known, root: str = "data", runs: str =
         settings = "".join(f" --set {shlex.quote(setting)}" for setting in row.settings)
         trained.append(f"xmodal train {row.recipe} --root {root} --run {run}{settings}")
         split = f" --split {recipe.validation.split}" if experiment.on_validation else ""
-        trained.append(f"xmodal evaluate {run} --root {root}{split}")
+        scores = [f" --distance {each.score}" * bool(each.score) for each in experiment.rows if each.run == row.run]
+        trained += [f"xmodal evaluate {run} --root {root}{split}{score}" for score in dict.fromkeys(scores)]
     others = [f"xmodal {text}" for text in experiment.commands if text.split()[0] in known.commands]
     return [*built, *trained, *others]
 
@@ -263,14 +266,18 @@ def run(experiment: Experiment, known: Known, root: str, runs: Path, **circumsta
     if not ready:
         raise Trouble(f"{experiment.name} has no row that can be run; {state(experiment, known)}")
     device, progress = circumstances["device"], circumstances["progress"]
-    measured: dict[str, dict[str, float]] = {}
     for row in ready:
         recipe = experiments.recipe_with(row.recipe, list(row.settings))
         experiments.train(recipe, root, runs / row.run, **circumstances)
-        split = recipe.validation.split if experiment.on_validation else None
-        report = experiments.evaluate(runs / row.run, root, split, device, progress)
-        measured[row.run] = {column: _measured(report.scores, column) for column in _given(experiment, report.scores)}
-    return [asdict(row) | {"measured": measured.get(row.run) if not row.lacks else None} for row in experiment.rows]
+    measured = []
+    for row in experiment.rows:
+        found = None
+        if _is_ready(row, known):
+            split = known.recipes[row.recipe].validation.split if experiment.on_validation else None
+            report = experiments.evaluate(runs / row.run, root, split, device, progress, distance=row.score or None)
+            found = {column: _measured(report, column) for column in _given(experiment, report)}
+        measured.append(asdict(row) | {"measured": found})
+    return measured
 
 
 def _ready_runs(experiment: Experiment, known: Known) -> list[Row]:
@@ -290,16 +297,39 @@ def _parts(column: str) -> tuple[str, str, str]:
 
 def is_measured(column: str) -> bool:
     _, side, measure = _parts(column)
-    return measure == "rsum" or (bool(side) and MEASURES.get(measure) in {field.name for field in fields(Direction)})
+    return (
+        measure == "rsum"
+        or (bool(side) and measure in LISTS)
+        or (bool(side) and MEASURES.get(measure) in {field.name for field in fields(Direction)})
+    )
 
 
-def _given(experiment: Experiment, scores: Mapping[str, Scores]) -> list[str]:
-    return [column for column in experiment.columns if is_measured(column) and _parts(column)[0] in scores]
+def _given(experiment: Experiment, report: Report) -> list[str]:
+    return [column for column in experiment.columns if is_measured(column) and _has(report, *_parts(column))]
 
 
-def _measured(scores: Mapping[str, Scores], column: str) -> float:
+def _has(report: Report, gallery: str, side: str, measure: str) -> bool:
+    if measure == "PMRP":
+        return gallery in report.findings.plausible
+    return gallery in report.scores and (measure != "R-P" or gallery == "all")
+
+
+def _measured(report: Report, column: str) -> float:
     gallery, side, measure = _parts(column)
     if measure == "rsum":
-        return scores[gallery].rsum
-    value = getattr(getattr(scores[gallery], side), MEASURES[measure])
+        return report.scores[gallery].rsum
+    if measure in LISTS:
+        of_visual, of_text = _lists(report, gallery, measure)
+        return of_visual if side == "visual_to_text" else of_text
+    value = getattr(getattr(report.scores[gallery], side), MEASURES[measure])
     return float(value[int(measure.removeprefix("R@"))] if measure.startswith("R@") else value)
+
+
+def _lists(report: Report, gallery: str, measure: str) -> tuple[float, float]:
+    """R-Precision is by classes where a corpus has them."""
+    findings = report.findings
+    if measure == "PMRP":
+        of_visual, of_text = findings.plausible[gallery]
+        return of_visual.mean, of_text.mean
+    found = findings.lists["class"] if "class" in findings.lists else findings.lists[OWN]
+    return found[0].r_precision, found[1].r_precision
