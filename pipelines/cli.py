@@ -66,8 +66,14 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         if "pipelines.ray_runner" in sys.modules:
             sys.modules["pipelines.ray_runner"].disconnect()
-    _show(chosen, result)
+    if not _is_second():
+        _show(chosen, result)
     return code
+
+
+def _is_second() -> bool:
+    """Of several processes that train together the first one says how it went."""
+    return "xmodal.together" in sys.modules and sys.modules["xmodal.together"].rank() > 0
 
 
 def _show(chosen: argparse.Namespace, result: Any) -> None:

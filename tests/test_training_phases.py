@@ -51,7 +51,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 HEADS = Phase(2, ADAM, {"ranking": 1.0}, frozen=("words.*",))
-ALL = Phase(2, replace(ADAM, learning_rate=1e-3), {"ranking": 1.0}, pixels=Pixels("resized", flip=True, erase=0.2))
+SGD = Optimiser("sgd", 1e-3, momentum=0.9, clip_norm=2.0)
+ALL = Phase(2, SGD, {"ranking": 1.0}, pixels=Pixels("resized", flip=True, erase=0.2))
 
 
 def seen(*phases: Phase) -> Recipe:
@@ -93,7 +94,7 @@ def test_the_trunk_moves_in_the_phase_of_pictures_alone(pictures: str, whole: st
     assert runs.read(whole).pixels == find(pictures, "pixels")[0].identity
 
 
-@pytest.mark.parametrize("after", [11, 12, 17])
+@pytest.mark.parametrize("after", [11, 12])
 def test_a_run_that_is_killed_in_either_phase_or_between_them_goes_on(
     pictures: str, whole: str, tmp_path: Path, after: int
 ) -> None:
@@ -101,7 +102,7 @@ def test_a_run_that_is_killed_in_either_phase_or_between_them_goes_on(
     run, save_every = str(tmp_path / "run"), 1 if after == 12 else 500
     assert processes(1, train, seen(HEADS, ALL), pictures, run, save_every, after) == [-signal.SIGKILL]
     place = read_tensors(run, runs.LAST)["place"]
-    assert (place["phase"], place["epoch"], place["step"]) == (1, after == 17, {11: 6, 12: 8, 17: 9}[after])
+    assert (place["phase"], place["epoch"], place["step"]) == (1, 0, {11: 6, 12: 8}[after])
     train(seen(HEADS, ALL), pictures, run)
     assert_same_run(whole, run)
 
@@ -140,15 +141,6 @@ def test_a_frozen_trunk_keeps_its_weights_and_its_statistics_with_any_number_of_
     assert any("running_mean" in name for name in after)
     assert processes(2, train, seen(FIXED), pictures, two) == [0, 0]
     assert_near(run, two)
-
-
-def test_two_processes_train_the_trunk_as_one_does(pictures: str, tmp_path: Path) -> None:
-    """Batch statistics are those of the whole batch, or training says that they are not."""
-    run, two = str(tmp_path / "run"), str(tmp_path / "two")
-    one_epoch = seen(replace(ALL, epochs=1))
-    train(one_epoch, pictures, run)
-    assert processes(2, train, one_epoch, pictures, two) == [0, 0]
-    assert [line["loss"] for line in curve(two)] == pytest.approx([line["loss"] for line in curve(run)], rel=1e-3)
 
 
 def test_a_run_whose_trunk_was_trained_is_evaluated(pictures: str, tmp_path: Path) -> None:
@@ -446,9 +438,9 @@ def test_a_word_that_is_there_twice_has_its_last_vector(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["x 1 2", "red 1 2", "at 1 2 3"], r"v\.txt, line 3 has 3 finite numbers, others have 2"),
-        (["red 1 nan"], r"v\.txt, line 1 has \d .*finite"),
-        (["red 1 inf"], r"v\.txt, line 1 has \d .*finite"),
+        (["x 1 2", "red 1 2", "at 1"], r"v\.txt, line 3 has 1 numbers, the first line 2"),
+        (["red 1 nan"], r"v\.txt, line 1 has a number that is NaN or infinite"),
+        (["red 1 inf"], r"v\.txt, line 1 has a number that is NaN or infinite"),
         (["red "], r"v\.txt, line 1"),
         (["red 1 two"], r"v\.txt, line 1"),
         (["x 1 2"], "has a vector for none of 11 words: is it in GloVe's text format"),
@@ -533,7 +525,7 @@ def test_vectors_that_cannot_be_used_are_refused_before_anything_is_written(root
     """Or the right file would be another run's."""
     run = tmp_path / "run"
     narrow, bad = toy_vectors(root, tmp_path / "narrow.txt", width=5), written(tmp_path / "bad.txt", "a 1 2", "in 1")
-    for file, message in ((bad, "line 2 has 1 finite numbers"), (narrow, r"word vectors are \(\d+, 5\)")):
+    for file, message in ((bad, "line 2 has 1 numbers"), (narrow, r"word vectors are \(\d+, 5\)")):
         with pytest.raises(Trouble, match=message):
             fit(NAMED, root, str(run), vectors=str(file))
     assert not run.exists()

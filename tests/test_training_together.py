@@ -43,7 +43,7 @@ from xmodal.training import fit
 from xmodal.trouble import Trouble
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.test_training_together"])
+FORKS.set_forkserver_preload([__name__, "nltk.tokenize.destructive", "torch._dynamo"])  # what a first step imports
 TIME = 90  # seconds after which processes wait for each other for ever
 HERE = Path(__file__).parents[1]
 CLASSES = 6
@@ -90,7 +90,7 @@ def train_all(root: str, folder: str) -> None:
 
 
 def train_often(root: str, folder: str) -> None:
-    for seed in range(6):
+    for seed in range(5):
         fit(recipe(1, seed=seed), root, f"{folder}/{seed}")
 
 
@@ -249,10 +249,10 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
     """A tick is a step, or a block that is encoded for validation: every process dies in the middle of something."""
     dice, run, deaths, codes = random.Random(), str(tmp_path / "run"), list[int](), {-signal.SIGKILL}
     while codes == {-signal.SIGKILL} and len(deaths) < 20:
-        deaths.append(dice.randint(5, 10))
+        deaths.append(dice.randint(6, 12))
         codes = set(processes(1, train, PCME, root, run, 3, deaths[-1]))
     assert codes == {0}, deaths
-    assert len(deaths) > 2
+    assert len(deaths) > 1
     assert_same_run(saving, run)
 
 
@@ -393,7 +393,7 @@ def test_torchrun_trains_a_named_recipe(root: str, tmp_path: Path) -> None:
 
 
 def test_the_same_processes_train_one_run_after_the_other(root: str, tmp_path: Path) -> None:
-    assert processes(2, train_often, root, str(tmp_path), time_limit=10) == [0, 0]
+    assert processes(2, train_often, root, str(tmp_path), time_limit=8) == [0, 0]
 
 
 def test_two_processes_that_cannot_share_a_batch_say_so(root: str, tmp_path: Path) -> None:

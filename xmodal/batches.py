@@ -443,6 +443,10 @@ class Loader(IterableDataset[Batch]):
             raise ValueError(f"the seed is 0 or more, not {self.seed}")
         if type(self.batch_size) is not int or self.batch_size < 1 or self.ahead < 1:
             raise ValueError(f"batch_size {self.batch_size} and ahead {self.ahead} must be 1 or more")
+        if self.batch_size % self._world and any(isinstance(order, ClassOrder) for order in self._orders.values()):
+            raise ValueError(
+                f"one of each of {self.batch_size} classes cannot be shared equally by {self._world} ranks"
+            )
         if self.batch_size % self._world:
             near = self.batch_size // self._world * self._world
             raise ValueError(

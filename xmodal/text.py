@@ -46,6 +46,7 @@ def _whitespace() -> Tokenizer:
 
 
 _TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {"nltk": _nltk, "whitespace": _whitespace}
+TOKENIZERS = tuple(_TOKENIZERS)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Every process has the same weights, gathers what the others have encoded, and re
 back to whoever encoded a row; averaged over the processes it is the gradient that one process would have found.
 """
 
+import atexit
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -24,15 +25,11 @@ def rank() -> int:
 
 @contextmanager
 def joined(device: str) -> Iterator[None]:
-    """Joins the processes that torchrun started; nothing where this is the only one, or where others have joined it."""
-    if _is_joined() or not distributed.is_available() or not distributed.is_torchelastic_launched():
-        yield
-        return
-    distributed.init_process_group("nccl" if torch.device(device).type == "cuda" else "gloo")
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()
+    """Joins the processes that torchrun started, until this one ends; nothing where there is only one, or a group."""
+    if not _is_joined() and distributed.is_available() and distributed.is_torchelastic_launched():
+        distributed.init_process_group("nccl" if torch.device(device).type == "cuda" else "gloo")
+        atexit.register(distributed.destroy_process_group)
+    yield
 
 
 def own_device(device: str) -> str:
@@ -105,6 +102,6 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Tensor:
         """Everybody's loss depends on my rows; the sum is world times one loss, which the average undoes."""
-        whole = gradient.contiguous()
+        whole = gradient.clone(memory_format=torch.contiguous_format)
         distributed.all_reduce(whole)
         return whole.chunk(world())[rank()]

@@ -4,7 +4,8 @@ Choosing happens on the recipe's validation view; there is no way to name a test
 with the highest rsum there, the first of equals. All chance comes from the seed and the step, so a run that was killed
 goes on from where it was last saved, with any number of processes, and ends as it would have ended.
 
-Several processes (torchrun, Ray) share every batch: see `together`. The first one alone writes and validates.
+Several processes (torchrun) share every batch: see `together`. The first one alone writes and validates. What a trunk's
+batch normalisation learns from pictures is of each process's own part, so freeze it to train as one process would.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -105,16 +107,17 @@ def fit(
             vectors=_vectors_sha256(recipe, run, vectors),
             pixels=squares.output.identity if squares else "",
         )
-        together.in_turn(lambda: runs.start(run, started))
         progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
         devices = [device] if torch.device(device).type == "cuda" else []
-        with _threads(threads), torch.random.fork_rng(devices), _log(run) as log, _board(run, tensorboard) as board:
+        with _threads(threads), torch.random.fork_rng(devices):
             seen = [Reader(examples, store, recipe.visual, _tokens(recipe)) for examples in (train, validation)]
             if any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases):
                 seen[0] = replace(seen[0], classes=classes(tables, train.ids))
             model = _model(run, started, device, vectors)
+            together.in_turn(lambda: runs.start(run, started))  # only now: what is refused before leaves nothing behind
             readers = _Readers(seen[0], seen[1], squares)
-            return _go(_Work(recipe, run, model, readers, weights, device, progress, log, board))
+            with _log(run) as log, _board(run, tensorboard) as board:
+                return _go(_Work(recipe, run, model, readers, weights, device, progress, log, board))
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,7 +334,7 @@ def _save(run: str, name: str, state: object) -> None:
 
 
 def _log(run: str) -> BinaryIO:
-    return (Path(run) / runs.LOG).open("ab") if together.rank() == 0 else open(os.devnull, "ab")
+    return (Path(run) / runs.LOG).open("ab") if together.rank() == 0 else BytesIO()
 
 
 @contextmanager
@@ -391,6 +394,8 @@ def _vectors_sha256(recipe: Recipe, run: str, file: str | None) -> str:
             f"recipe {recipe.name!r} starts its words from {named}: give the file (--vectors FILE), or start them at "
             "random (--set text.vectors=none)"
         )
+    if LocalStorage(run).size(runs.LAST) is None and runs.read(run).vectors:
+        raise Trouble(f"{run} was stopped before anything was saved: give its word vectors again (--vectors FILE)")
     return runs.read(run).vectors
 
 
@@ -433,6 +438,7 @@ def unbuilt(recipe: Recipe) -> list[str]:
         "skipped words": isinstance(recipe.text, Tokens) and recipe.text.unknown == "skip",
         "an un-annotated stream": recipe.unannotated is not None,
         "a closed form": not recipe.phases,
+        "features after pictures": any(before.pixels and not after.pixels for before, after in pairwise(recipe.phases)),
         "a sampler": any(not isinstance(phase.sampler, OnePerClass | None) for phase in recipe.phases),
     }
     return [name for name, asked in asks.items() if asked]

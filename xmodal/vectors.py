@@ -1,6 +1,6 @@
 """Word vectors in GloVe's text format: a line a word, its numbers after it, with single spaces between."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,21 +31,25 @@ def _spellings(word: str) -> Sequence[str]:
     return tuple(dict.fromkeys(filter(None, (word, bare, bare.partition("/")[0]))))
 
 
-def _lines(path: Path, wanted: set[bytes]) -> list[tuple[bytes, NDArray[np.float32]]]:
-    found = list[tuple[bytes, NDArray[np.float32]]]()
+def _lines(path: Path, wanted: set[bytes]) -> Iterator[tuple[bytes, NDArray[np.float32]]]:
+    """Words may have spaces in them (published files have such), so numbers are counted from a line's end."""
     with open(path, "rb") as file:
+        width = len(file.readline().split()) - 1
+        file.seek(0)
         for number, line in enumerate(file, 1):
-            word, _, numbers = line.partition(b" ")
-            if word in wanted:
-                found.append((word, _numbers(path, number, numbers, len(found[0][1]) if found else None)))
-    return found
+            if line.partition(b" ")[0] in wanted:
+                word, *numbers = line.rstrip().rsplit(b" ", width)
+                if word in wanted:
+                    yield word, _numbers(f"{path}, line {number}", numbers, width)
 
 
-def _numbers(path: Path, number: int, text: bytes, width: int | None) -> NDArray[np.float32]:
+def _numbers(where: str, texts: Sequence[bytes], width: int) -> NDArray[np.float32]:
+    if len(texts) != width or not width:
+        raise Trouble(f"{where} has {len(texts)} numbers, the first line {width}")
     try:
-        values = np.array(text.split(), np.float32)
+        values = np.array(texts, np.float32)
     except ValueError as error:
-        raise Trouble(f"{path}, line {number}: {error}") from None
-    if not len(values) or (width is not None and len(values) != width) or not np.isfinite(values).all():
-        raise Trouble(f"{path}, line {number} has {len(values)} finite numbers, others have {width}")
+        raise Trouble(f"{where}: {error}") from None
+    if not np.isfinite(values).all():
+        raise Trouble(f"{where} has a number that is NaN or infinite")
     return values

@@ -1,20 +1,45 @@
-"""What models cost beside the papers' own code: evaluation, on data of COCO's test size and the same for both sides."""
+"""What models cost beside the papers' own code, with the same data for both sides, and what training waits for.
 
+Evaluation is of COCO's test size. A step of training is the whole of one, from cached maps to the moved weights, of the
+same weights and with one thread.
+"""
+
+import math
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 
 from tests.benchmarks.measured import Bar, Measured
-from tests.benchmarks.official import pcme_pmrp, pvse_evaluation
+from tests.benchmarks.official import Flags, pcme_pmrp, pcme_training, pvse_evaluation, pvse_training
+from tests.test_features import write_store
+from xmodal import checkpoints, optimisers
+from xmodal.batches import ANNOTATED, Batch, Loader, Padded, Reader, Stream
+from xmodal.dataset import Examples
+from xmodal.evaluation import Silence
+from xmodal.features import FeatureSpec, FeatureStore
 from xmodal.metrics import WHOLE, Both, Pairs, Similarities, fold_windows, pack_labels, ranks
+from xmodal.models import Inputs, Phase, Recipe
+from xmodal.models.pcme import PCME_COCO
+from xmodal.models.pvse import PVSE_COCO
+from xmodal.models.vsepp import VSEPP_COCO
 from xmodal.ranked import ZETAS, plausible
+from xmodal.training import Place, _step, _Work
 
 BARS = {
+    "train_step_vs_official": Bar(minimum=1.0),  # PVSE and PCME heads from cached features
+    "data_wait_fraction": Bar(maximum=0.02),
     "evaluate_5k_25k_vs_official": Bar(minimum=10),
     "pmrp_vs_official": Bar(minimum=100),
 }
@@ -22,21 +47,29 @@ ITEMS, CAPTIONS, WIDTH, FOLD = 5000, 25_000, 1024, 1000
 GRID = (256, 1024)
 OWNERS = np.arange(CAPTIONS) // 5
 ROUNDS = 3
+VOCABULARY = 11_755  # of COCO
+BATCH, STEPS = 64, 7
+STORED = FeatureSpec("grid", (36, 2048))
+STORED_ROWS, READ_BATCH = 4096, 128
 
 
 def measure(anchors: Path | None) -> dict[str, Measured]:
-    """Both keys need the checkouts."""
-    if anchors is None:
-        return {}
-    return {"evaluate_5k_25k_vs_official": _evaluation(anchors), "pmrp_vs_official": _pmrp(anchors)}
+    """All but the waiting for data need the checkouts."""
+    with _one_thread():
+        measured = {"data_wait_fraction": _data_wait()}
+        if anchors is not None:
+            measured["train_step_vs_official"] = _train_steps(anchors)
+    if anchors is not None:
+        measured |= {"evaluate_5k_25k_vs_official": _evaluation(anchors), "pmrp_vs_official": _pmrp(anchors)}
+    return measured
 
 
-def _ratio(theirs: Callable[[], float], ours: Callable[[], float], against: str) -> Measured:
+def _ratio(theirs: Callable[[], float], ours: Callable[[], float], against: str, times: int = ROUNDS) -> Measured:
     """Theirs and ours in turns; each call says how many seconds the whole would take."""
-    rounds = [(theirs(), ours()) for _ in range(ROUNDS)]
+    rounds = [(theirs(), ours()) for _ in range(times)]
     runs = tuple(round(slow / fast, 2) for slow, fast in rounds)
     slow, fast = (statistics.median(seconds) for seconds in zip(*rounds, strict=True))
-    return Measured(statistics.median(runs), "x", f"{against}: {slow:.1f} s there, {fast:.2f} s here", runs)
+    return Measured(statistics.median(runs), "x", f"{against}: {slow:.3g} s there, {fast:.3g} s here", runs)
 
 
 def _seconds(work: Callable[[], Any]) -> float:
@@ -137,3 +170,161 @@ def coco_like_labels(random: np.random.Generator, items: int) -> NDArray[np.bool
 
 def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, eq=False)
+class _Official:
+    """Model and loss of a paper's code; `arguments` are those of the loss, from what the model gives."""
+
+    model: nn.Module
+    criterion: nn.Module
+    arguments: Callable[[Any], Any]
+    optimiser: torch.optim.Optimizer
+
+    def loss(self, stream: Stream, maps: Tensor) -> Tensor:
+        found = self.arguments(self.model(maps, stream.text.values.long(), stream.text.lengths))
+        loss: Tensor = (self.criterion(**found) if isinstance(found, dict) else self.criterion(*found))[0]
+        return loss
+
+    def step(self, stream: Stream, maps: Tensor) -> None:
+        """What both of their training loops do."""
+        loss = self.loss(stream, maps)
+        loss.item()
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        clip_grad_norm_(self.model.parameters(), 2.0)
+        self.optimiser.step()
+
+
+def _train_steps(anchors: Path) -> Measured:
+    """The smaller of two ratios. With dropout 0 and frozen words, as in the first phase of both."""
+    found = _pvse_step(anchors), _pcme_step(anchors)
+    smaller = min(found, key=lambda one: one.value)
+    return replace(smaller, against="; ".join(f"{one.against} ({one.value:g} x)" for one in found))
+
+
+def _pvse_step(anchors: Path) -> Measured:
+    model_class, loss_class = pvse_training(anchors)
+    flags = Flags(num_embeds=2, embed_size=1024, word_dim=300, dropout=0.0, max_video_length=1, cnn_type="resnet152")
+    flags.img_attention, flags.txt_attention, flags.img_finetune, flags.txt_finetune = True, True, False, False
+    flags.wemb_type, flags.legacy, flags.margin, flags.max_violation = None, False, 0.1, True
+    flags.div_weight, flags.mmd_weight = 0.1, 0.01
+    torch.manual_seed(0)
+    model, criterion = model_class(range(VOCABULARY), flags), loss_class(flags)
+    adam = torch.optim.Adam(model.parameters(), 2e-4, amsgrad=True)
+    theirs = _Official(model, criterion, lambda out: (*out[:2], *out[4:]), adam)
+    ours = checkpoints.convert(model.state_dict(), vars(flags)).build()
+    return _compare(theirs, ours, PVSE_COCO, PVSE_COCO.phases[0], f"PVSE's, K = 2, batch {BATCH}")
+
+
+def _pcme_step(anchors: Path) -> Measured:
+    """Theirs asks for AdamP as another package has it: both sides take torch's Adam."""
+    model_class, loss_class = pcme_training(anchors)
+    flags = Flags(embed_dim=1024, word_dim=300, cnn_type="resnet152", wemb_type=None, cache_dir=None)
+    flags.img_attention, flags.txt_attention, flags.img_finetune, flags.txt_finetune = True, True, False, False
+    flags.img_probemb, flags.txt_probemb, flags.n_samples_inference = True, True, 7
+    flags.init_shift, flags.init_negative_scale, flags.num_samples, flags.vib_beta = 15, 15, 7, 1e-5
+    torch.manual_seed(0)
+    model, criterion = model_class(range(VOCABULARY), flags), loss_class(flags)
+    adam = torch.optim.Adam([*model.parameters(), *criterion.parameters()], 2e-4)
+    theirs = _Official(model, criterion, lambda out: out, adam)
+    state = model.state_dict() | {f"criterion.{name}": value for name, value in criterion.state_dict().items()}
+    phase = PCME_COCO.phases[0]
+    phase = replace(phase, optimiser=replace(phase.optimiser, rule="adam"))
+    against = f"PCME's, J = 7, batch {BATCH}, with torch's Adam for both"
+    return _compare(theirs, checkpoints.convert(state).build(), PCME_COCO, phase, against)
+
+
+def _compare(theirs: _Official, ours: nn.Module, recipe: Recipe, phase: Phase, against: str) -> Measured:
+    """Maps are the same memory for both; theirs sees them as (B, 2048, 7, 7), which costs it nothing."""
+    random = torch.Generator().manual_seed(0)
+    grid_BLF = torch.rand(BATCH, 49, 2048, generator=random)
+    maps = grid_BLF.mT.view(BATCH, 2048, 7, 7)
+    lengths = torch.randint(8, 17, (BATCH,), generator=random).sort(descending=True).values  # theirs wants them sorted
+    words = torch.randint(4, VOCABULARY, (BATCH, int(lengths[0])), generator=random, dtype=torch.int32)
+    text = Padded(words.masked_fill(torch.arange(words.shape[1]) >= lengths[:, None], 0), lengths)
+    stream = Stream.paired(Padded.whole(grid_BLF), text, torch.arange(BATCH), torch.arange(BATCH))
+    step = _steps(ours, recipe, phase)
+    _check_loss(theirs, ours, stream, maps, phase)
+    theirs.step(stream, maps)
+    step(Batch({ANNOTATED: stream}))
+    return _ratio(
+        lambda: _seconds(lambda: theirs.step(stream, maps)),
+        lambda: _seconds(lambda: step(Batch({ANNOTATED: stream}))),
+        against,
+        STEPS,
+    )
+
+
+def _steps(model: nn.Module, recipe: Recipe, phase: Phase) -> Callable[[Batch], None]:
+    """One step of the training itself a call; what it logs goes to memory."""
+    readers: Any = None
+    work = _Work(recipe, "", model.train(), readers, None, "cpu", Silence(), BytesIO(), None)
+    optimisers.freeze(model, phase.frozen)
+    optimiser, place = optimisers.build(model, phase.optimiser), Place()
+
+    def step(batch: Batch) -> None:
+        _step(work, phase, optimiser, place, batch)
+        place.step += 1
+
+    return step
+
+
+def _check_loss(theirs: _Official, ours: nn.Module, stream: Stream, maps: Tensor, phase: Phase) -> None:
+    """The loss and the norm of its gradient are the same, with the same noise."""
+    objective: Any = ours
+    losses: dict[nn.Module, Callable[[], Tensor]] = {
+        theirs.model: lambda: theirs.loss(stream, maps),
+        ours: lambda: optimisers.total(objective.objective(Batch({ANNOTATED: stream})), phase.weights),
+    }
+    found = []
+    for model, reckon in losses.items():
+        torch.manual_seed(1)
+        loss = reckon()
+        loss.backward()  # type: ignore[no-untyped-call]
+        clipped = [p for name, p in model.named_parameters() if name not in phase.optimiser.unclipped]
+        found.append(np.array([loss.item(), clip_grad_norm_(clipped, math.inf).item()]))
+    np.testing.assert_allclose(*found, rtol=1e-4)
+
+
+def _data_wait() -> Measured:
+    """Epochs of VSE++, whose steps are the shortest, from a grid that is read whole for every step."""
+    random = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        block = random.random((64, *STORED.row_shape), np.float32).astype(STORED.dtype)
+        values = np.broadcast_to(block, (STORED_ROWS // 64, *block.shape)).reshape(-1, *STORED.row_shape)
+        store = FeatureStore(write_store(folder, STORED, values, 64, {}))
+        words = tuple(random.integers(4, VOCABULARY, length, np.int32) for length in random.integers(8, 17, len(store)))
+        places = np.arange(len(store))
+        examples = Examples(store.ids, places, store.ids, places, words, absent=0, silent=0)
+        loader = Loader(Reader(examples, store), READ_BATCH, dtype=torch.float32)
+        model: Any = VSEPP_COCO.model.build(Inputs(2048, VOCABULARY, len(store)))
+        step = _steps(model, VSEPP_COCO, VSEPP_COCO.phases[0])
+        epochs = [_epoch(loader, step) for _ in range(ROUNDS)]
+    fractions = tuple(round(waited / whole, 5) for waited, whole in epochs)
+    seconds = statistics.median(whole for _, whole in epochs) / (len(loader) - 1)
+    against = f"VSE++, batches of {READ_BATCH} of 36 x 2048 fp16, warm, {seconds:.2f} s a step with one thread"
+    return Measured(statistics.median(fractions), "of the time", against, fractions)
+
+
+def _epoch(loader: Loader, step: Callable[[Batch], None]) -> tuple[float, float]:
+    """Seconds of waiting, and of the whole, after the first batch has come."""
+    batches, waited = iter(loader), 0.0
+    batch: Batch | None = next(batches)
+    started = time.perf_counter()
+    while batch is not None:
+        step(batch)
+        asked = time.perf_counter()
+        batch = next(batches, None)
+        waited += time.perf_counter() - asked
+    return waited, time.perf_counter() - started

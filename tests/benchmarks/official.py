@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from torch import Tensor, nn
 
 
 def imported(path: Path, *stubs: str) -> Any:
@@ -43,6 +45,54 @@ class _Stub(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda first=None, *rest, **named: first  # tqdm gives back what it is given
+
+
+@contextmanager
+def _packages_of(folder: Path) -> Iterator[None]:
+    """Its packages, which have names such as `models`, can be imported; afterwards nobody else meets them."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", None)).startswith(f"{folder}/"):
+                del sys.modules[name]
+
+
+class Flags(SimpleNamespace):
+    """Command line of the one, `Munch` of the other."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name, default)
+
+
+class StoredMap(nn.Module):
+    """In place of the CNN: gives back the (B, 2048, 7, 7) that it is given, and has what is taken from a ResNet."""
+
+    def __init__(self, pretrained: bool) -> None:
+        super().__init__()
+        self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(2048, 1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps
+
+
+def pvse_training(anchors: Path) -> tuple[Any, Any]:
+    """The classes of model and loss, for cached maps."""
+    model = imported(anchors / "pvse/model.py", "torchtext", "torchvision")
+    model.get_cnn = lambda arch, pretrained: StoredMap(pretrained)
+    return model.PVSE, imported(anchors / "pvse/loss.py").PVSELoss
+
+
+def pcme_training(anchors: Path) -> tuple[Any, Any]:
+    """The classes of model and loss, for cached maps; the module of the encoder keeps its CNNs as `models`."""
+    with _packages_of(anchors / "pcme"), _stubbed(("torchtext", "torchvision")):
+        encoder: Any = importlib.import_module("models.image_encoder")
+        encoder.models = SimpleNamespace(resnet152=StoredMap)
+        model = importlib.import_module("models.pcme")
+    return model.PCME, imported(anchors / "pcme/criterions/probemb.py").MCSoftContrastiveLoss
 
 
 def pvse_evaluation(anchors: Path) -> Any:

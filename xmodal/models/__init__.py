@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from xmodal.corpora import View
 from xmodal.order import FrameRule
+from xmodal.text import TOKENIZERS
 from xmodal.trouble import Trouble
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Features:
     rule: FrameRule = "official"
 
     def __post_init__(self) -> None:
+        if self.ends < 0 or (self.frames is not None and self.frames < 1):
+            raise ValueError(f"frames are 1 or more, and ends 0 or more, not {self.frames} and {self.ends}")
         if self.rule not in get_args(FrameRule):
             raise ValueError(f"no rule {self.rule!r} for frames; there are: {', '.join(get_args(FrameRule))}")
 
@@ -96,6 +99,14 @@ class Tokens:
     unknown: Literal["mark", "skip"] = "mark"  # Dual-Path skips words outside its dictionary
     marked: float = 0.0
     deleted: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.tokenizer not in TOKENIZERS:
+            raise ValueError(f"no tokenizer {self.tokenizer!r}; there are: {', '.join(TOKENIZERS)}")
+        if self.minimum_count < 1 or (self.longest is not None and self.longest < 1):
+            raise ValueError(f"minimum_count {self.minimum_count} and longest {self.longest} are 1 or more")
+        if not (0 <= self.marked <= 1 and 0 <= self.deleted <= 1):
+            raise ValueError(f"marked {self.marked} and deleted {self.deleted} are shares, from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -238,7 +249,7 @@ class Recipe:
         if self.batch_size < 1 or self.precision not in ("single", "mixed"):
             raise ValueError(f"recipe {self.name!r}: batch_size {self.batch_size} must be 1 or more, precision known")
         for view in (self.view, self.validation, self.unannotated):
-            if view is not None and "test" in view.split:
+            if view is not None and "test" in view.split.lower():
                 raise ValueError(f"recipe {self.name!r} would train or choose on split {view.split!r}")
         if self.unannotated is not None and self.unannotated.text == "human":
             raise ValueError(f"recipe {self.name!r}: the un-annotated stream must not read what people wrote")

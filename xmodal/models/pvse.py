@@ -163,7 +163,8 @@ class PVSE(nn.Module):
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         stream = batch.streams[ANNOTATED]
         visual, text = self._visual(stream.visual), self._text(stream.text)
-        return self.losses(_gathered(visual), _gathered(text), gather_pairs(stream))
+        with torch.autocast(visual.points_BKD.device.type, enabled=False):  # a margin is finer than half precision
+            return self.losses(_gathered(visual), _gathered(text), gather_pairs(stream))
 
     def losses(self, visual: Embedded, text: Embedded, positives_P2: Tensor) -> dict[str, Tensor]:
         """The terms of the objective, of rows that are embedded already."""
@@ -289,7 +290,8 @@ def _reduced(values: Tensor, reduction: Reduction) -> Tensor:
 
 
 def _gathered(side: Embedded) -> Embedded:
-    return Embedded(gather(side.points_BKD), None if side.guided_BKD is None else gather(side.guided_BKD))
+    guided_BKD = None if side.guided_BKD is None else gather(side.guided_BKD.float())
+    return Embedded(gather(side.points_BKD.float()), guided_BKD)
 
 
 def _real(padded: Padded) -> Tensor:

@@ -52,6 +52,8 @@ class VSEPPConfig:
             )
 
     def build(self, inputs: Inputs) -> "VSEPP":
+        if inputs.word_vectors is not None:
+            raise ValueError("VSE++ starts its words at random, not from vectors")
         return VSEPP(self, inputs)
 
 
@@ -87,7 +89,8 @@ class VSEPP(nn.Module):
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         stream = batch.streams[ANNOTATED]
         visual, text = gather(self.encode_visual(stream.visual)), gather(self.encode_text(stream.text))
-        pairs, similarity_VT = gather_pairs(stream), self.similarity(visual, text)
+        with torch.autocast(visual.device.type, enabled=False):  # a margin is finer than half precision
+            pairs, similarity_VT = gather_pairs(stream), self.similarity(visual.float(), text.float())
         return {"ranking": ranking_loss(similarity_VT, pairs, self.config.margin, self.config.negatives)}
 
     def _placed(self, vectors_BD: Tensor) -> Tensor:
