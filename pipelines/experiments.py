@@ -8,7 +8,8 @@ from typing import Any
 from pipelines.progress import Progress
 from pipelines.settings import apply, parse_settings
 from xmodal import models
-from xmodal.models import Recipe
+from xmodal.models import Recipe, Tokens
+from xmodal.text import tokenizer
 from xmodal.trouble import Trouble
 
 PARTS = ("model", "view", "validation", "visual", "text")
@@ -29,6 +30,8 @@ def recipe_with(name: str, settings: list[str]) -> Recipe:
     phases = tuple(apply(phase, f"phase{n}", parsed) for n, phase in enumerate(recipe.phases, 1))
     parts = {name: apply(getattr(recipe, name), name, parsed) for name in PARTS}
     try:
+        if isinstance(parts["text"], Tokens):
+            tokenizer(parts["text"].tokenizer)
         return replace(apply(recipe, "recipe", parsed), phases=phases, **parts)
     except ValueError as error:
         raise Trouble(f"--set {' '.join(settings)}: {error}") from None

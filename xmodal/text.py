@@ -46,7 +46,6 @@ def _whitespace() -> Tokenizer:
 
 
 _TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {"nltk": _nltk, "whitespace": _whitespace}
-TOKENIZERS = tuple(_TOKENIZERS)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from xmodal.corpora import View
 from xmodal.order import FrameRule
-from xmodal.text import TOKENIZERS
 from xmodal.trouble import Trouble
 
 if TYPE_CHECKING:
@@ -101,8 +100,6 @@ class Tokens:
     deleted: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.tokenizer not in TOKENIZERS:
-            raise ValueError(f"no tokenizer {self.tokenizer!r}; there are: {', '.join(TOKENIZERS)}")
         if self.minimum_count < 1 or (self.longest is not None and self.longest < 1):
             raise ValueError(f"minimum_count {self.minimum_count} and longest {self.longest} are 1 or more")
         if not (0 <= self.marked <= 1 and 0 <= self.deleted <= 1):
