@@ -253,6 +253,11 @@ class Buffers:
             start = -room.ctypes.data % LINE
             return room[start : start + size].view(dtype).reshape(shape)
 
+    def kept(self, most: int) -> "Buffers":
+        """What somebody holds beyond so many is no longer ours."""
+        del self._all[most:]
+        return self
+
     def _free(self, size: int) -> NDArray[np.uint8]:
         for place in range(len(self._all)):
             if sys.getrefcount(self._all[place]) == _OURS_ALONE:
@@ -310,6 +315,7 @@ class Loader(IterableDataset[Batch]):
         self._readers = {ANNOTATED: streams} if isinstance(streams, Reader) else dict(streams)
         self._check_streams()
         self.seed, self.epoch, self.cursor = seed, 0, 0
+        self._buffers: Buffers | None = None  # those of an iteration that is over
         self._orders = {name: self._order(number, name, sampler) for number, name in enumerate(self._readers)}
         first = self._orders[next(iter(self._orders))]
         self.batch_size = first.batch if isinstance(first, ClassOrder) else batch_size
@@ -345,8 +351,8 @@ class Loader(IterableDataset[Batch]):
         self.epoch, self.cursor = epoch + 1, 0  # also in a worker that did not have the last batch
 
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
-        """Each iteration has buffers of its own, so that two at once do not share any."""
-        buffers = Buffers(pinned=self._device.type == "cuda")
+        """Two iterations at once do not share buffers; one after the other they do: fresh memory costs as much again."""
+        buffers, self._buffers = self._buffers or Buffers(pinned=self._device.type == "cuda"), None
         readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
         starts, waiting = deque(self._starts()), deque[tuple[int, Future[Batch]]]()
         with ThreadPoolExecutor(THREADS, "xmodal-loader") as thread:
@@ -359,6 +365,7 @@ class Loader(IterableDataset[Batch]):
             finally:
                 for _, unread in waiting:
                     unread.cancel()
+                self._buffers = buffers.kept(self.ahead + THREADS + 2)
 
     @property
     def _length(self) -> int:
