@@ -351,7 +351,7 @@ class Loader(IterableDataset[Batch]):
         self.epoch, self.cursor = epoch + 1, 0  # also in a worker that did not have the last batch
 
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
-        """Two iterations at once do not share buffers; one after the other they do: fresh memory costs as much again."""
+        """Two iterations at once do not share buffers; one after the other they do, as fresh memory costs much."""
         buffers, self._buffers = self._buffers or Buffers(pinned=self._device.type == "cuda"), None
         readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
         starts, waiting = deque(self._starts()), deque[tuple[int, Future[Batch]]]()
