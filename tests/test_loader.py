@@ -726,7 +726,7 @@ def test_torch_s_data_loader_gives_every_sample_once(root: str, workers: int) ->
 
 
 PROCESS = """
-import json, sys
+import json, sys, time
 import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
@@ -746,6 +746,7 @@ distributed.all_gather_object(gathered, (seen, loader.state_dict()))
 if rank == 0:
     print(json.dumps(gathered))
 distributed.destroy_process_group()
+time.sleep(0.2)  # gloo's threads let go of the last message a moment later, and abort an interpreter that has ended
 """
 
 

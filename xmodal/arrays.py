@@ -12,12 +12,15 @@ fill value alone, rows are copied one by one. All else is decoded by zarr-python
 """
 
 import ctypes
+import functools
 import json
 import math
 import mmap
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import current_thread, main_thread
 from typing import Any, BinaryIO, Protocol
 from weakref import finalize
 
@@ -38,6 +41,7 @@ INDEX_CODECS = [PLAIN, {"name": "crc32c"}]
 CURE = (
     "`xmodal verify --forget` removes it where it was built, a copy in a cache is yours to remove; then make it again"
 )
+MUCH = 1024 * 1024  # bytes of a batch from which a second thread is worth its call
 PROBES = 4  # rows of a batch that are asked for before it is copied: is the file in memory?
 
 
@@ -292,7 +296,7 @@ class MappedRows:
         chunks = rows // self.layout.chunk_rows
         self._ask_for(rows, chunks)
         self._check(chunks)
-        np.take(self._values, rows, axis=0, out=out, mode="clip")  # "raise" would copy twice; the bounds were checked
+        _copy(self._values, rows, out)
 
     def _ask_for(self, rows: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
         """All that a batch needs from a cold disk, at once: a fault at a time the disk would wait for us."""
@@ -419,6 +423,30 @@ def buffer(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     start = -room.ctypes.data % LINE
     found: NDArray[Any] = room[start : start + size].view(dtype).reshape(shape)
     return found
+
+
+def _copy(values: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """By two threads where there is much: one core alone does not use all that the memory gives.
+
+    Threads that a caller has started, such as a loader's, copy alone: there are others beside them.
+    """
+    half = len(rows) // 2 if out.nbytes >= MUCH and current_thread() is main_thread() else 0
+    handed = _second_copier().submit(_copy_alone, values, rows[:half], out[:half]) if half else None
+    _copy_alone(values, rows[half:], out[half:])
+    if handed:
+        handed.result()
+
+
+def _copy_alone(values: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+    np.take(values, rows, axis=0, out=out, mode="clip")  # "raise" would copy twice; the bounds were checked
+
+
+@functools.cache
+def _second_copier() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "xmodal-copier")
+
+
+os.register_at_fork(after_in_child=_second_copier.cache_clear)  # the thread stays behind, in the parent
 
 
 class _Addresses:

@@ -45,20 +45,19 @@ class Padded:
             raise ValueError(f"values must be (rows, positions, ...), not {tuple(self.values.shape)}")
         if self.lengths.shape != self.values.shape[:1] or self.lengths.dtype != torch.int64 or _on_device(self.lengths):
             raise ValueError(f"lengths must be {self.values.shape[0]} int64 on the host, one for each row of values")
-        wrong = ((self.lengths < 1) | (self.lengths > self.values.shape[1])).nonzero().flatten().tolist()
-        if wrong:
-            length = int(self.lengths[wrong[0]])
-            raise ValueError(f"row {wrong[0]} has length {length}; it must be in 1..{self.values.shape[1]}")
+        lengths = self.lengths.numpy()
+        if lengths.min(initial=1) < 1 or lengths.max(initial=1) > self.values.shape[1]:
+            row = int(np.flatnonzero((lengths < 1) | (lengths > self.values.shape[1]))[0])
+            raise ValueError(f"row {row} has length {lengths[row]}; it must be in 1..{self.values.shape[1]}")
 
     @classmethod
     def of(cls, arrays: Sequence[NDArray[Any]]) -> "Padded":
         """Copies arrays of shape (length, ...), with padding of zeros, which is also the padding token."""
-        row_shape, dtype = _common_row(arrays)
-        lengths = torch.tensor([len(array) for array in arrays])
-        values = np.zeros((len(arrays), int(lengths.max()), *row_shape), dtype)
-        for row, array in zip(values, arrays, strict=True):
-            row[: len(array)] = array
-        return cls(torch.from_numpy(values), lengths)
+        _check_alike(arrays)
+        lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+        values = np.zeros((len(arrays), int(lengths.max()), *arrays[0].shape[1:]), arrays[0].dtype)
+        values[np.arange(values.shape[1]) < lengths[:, None]] = np.concatenate(arrays)
+        return cls(torch.from_numpy(values), torch.from_numpy(lengths))
 
     @classmethod
     def whole(cls, values: Tensor) -> "Padded":
@@ -475,17 +474,18 @@ def _place_among(rank: int | None, world: int | None) -> tuple[int, int]:
     return rank, world
 
 
-def _common_row(arrays: Sequence[NDArray[Any]]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _check_alike(arrays: Sequence[NDArray[Any]]) -> None:
     if not arrays:
         raise ValueError("no arrays to pad")
     first = arrays[0]
+    if len({(array.shape[1:], array.dtype) for array in arrays}) == 1 and first.ndim and all(map(len, arrays)):
+        return
     for row, array in enumerate(arrays):
         if array.ndim == 0 or len(array) == 0:
             raise ValueError(f"array {row} has no positions (shape {array.shape}); an item needs at least one")
         if (array.shape[1:], array.dtype) != (first.shape[1:], first.dtype):
             here, there = f"{array.shape[1:]} {array.dtype}", f"{first.shape[1:]} {first.dtype}"
             raise ValueError(f"array {row} has positions of {here}, array 0 of {there}")
-    return first.shape[1:], first.dtype
 
 
 def _check_pairs(pairs: Tensor, visual_rows: int, text_rows: int) -> None:

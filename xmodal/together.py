@@ -5,6 +5,7 @@ back to whoever encoded a row; averaged over the processes it is the gradient th
 """
 
 import atexit
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -28,8 +29,14 @@ def joined(device: str) -> Iterator[None]:
     """Joins the processes that torchrun started, until this one ends; nothing where there is only one, or a group."""
     if not _is_joined() and distributed.is_available() and distributed.is_torchelastic_launched():
         distributed.init_process_group("nccl" if torch.device(device).type == "cuda" else "gloo")
-        atexit.register(distributed.destroy_process_group)
+        atexit.register(_part)
     yield
+
+
+def _part() -> None:
+    """Torch's threads let go of the last message a moment after it came, and abort an interpreter that has ended."""
+    distributed.destroy_process_group()
+    time.sleep(0.2)
 
 
 def own_device(device: str) -> str:
