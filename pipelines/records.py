@@ -10,10 +10,10 @@ from pipelines.stage import Counts, Inputs, Sink, Stage
 from xmodal.corpora import Corpus
 from xmodal.locks import raw_of, read_lock
 from xmodal.outputs import Output
-from xmodal.records import ROWS, Caption, Item, Row, Split, Tables
+from xmodal.records import ROWS, Caption, Item, Oddity, Row, Split, Tables
 from xmodal.trouble import Trouble
 
-VERSION = 1
+VERSION = 2
 FIRST = 5  # captions an item in the papers' counts
 
 
@@ -75,7 +75,7 @@ class Census:
     def __init__(self, corpus: str) -> None:
         self._corpus = corpus
         self._items, self._caption_ids = set[str](), set[str]()
-        self._captions = Counter[str]()
+        self._captions, self._oddities = Counter[str](), Counter[str]()
         self._splits: dict[str, list[str]] = defaultdict(list)
 
     def add(self, row: Row) -> None:
@@ -87,9 +87,14 @@ class Census:
                 self._captions[item] += row.source == "human"
             case Split(item, name):
                 self._splits[item].append(name)
+            case Oddity(rule):
+                self._oddities[rule] += 1
 
     def counts(self) -> dict[str, int]:
-        """`items:karpathy/val`, `captions:karpathy/val`, `captions[:5]:karpathy/val`, `items without captions`."""
+        """`items:karpathy/val`, `captions:karpathy/val`, `captions[:5]:karpathy/val`, `items without captions`.
+
+        Of what is odd, `odd: caption without picture: left out`.
+        """
         self._known(self._captions.keys(), "a caption")
         self._known(self._splits.keys(), "a split")
         counts = Counter({"items without captions": len(self._items - self._captions.keys())})
@@ -99,6 +104,7 @@ class Census:
                 counts[f"items:{name}"] += 1
                 counts[f"captions:{name}"] += captions
                 counts[f"captions[:{FIRST}]:{name}"] += min(captions, FIRST)
+        counts.update({f"odd: {rule}": count for rule, count in self._oddities.items()})
         return dict(sorted(counts.items()))
 
     def _once(self, id: str, seen: set[str], what: str) -> None:

@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.demo.coco import pictures, serve_at, write
+from pipelines.demo.coco import pictures, write
+from pipelines.demo.files import serve_at
 from pipelines.demo.server import serve
 from pipelines.demo.world import World, box, describe, draw
+from xmodal import readers
 from xmodal.corpora import Raw, coco, load
 from xmodal.records import Caption, Item, Label, Row, Split
 from xmodal.trouble import Trouble
@@ -161,7 +163,7 @@ def test_boxes_are_the_worlds(published: Path) -> None:
 def test_files_that_are_cut_into_other_pieces_read_the_same(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = parsed(published)
     for piece in (61, 1000):
-        monkeypatch.setattr(coco, "PIECE", piece)
+        monkeypatch.setattr(readers, "PIECE", piece)
         assert parsed(published) == expected
 
 
@@ -313,8 +315,8 @@ def test_what_is_not_json_is_refused_with_its_place(folder: Path, text: bytes, m
 
 
 def test_an_endless_value_is_refused_before_it_fills_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coco, "PIECE", 1 << 10)
-    monkeypatch.setattr(coco, "LONGEST", 1 << 14)
+    monkeypatch.setattr(readers, "PIECE", 1 << 10)
+    monkeypatch.setattr(readers, "LONGEST", 1 << 14)
     pack(folder, CAPTIONS, KARPATHY, b'{"images": ["' + b"x" * 5_000_000 + b'"]}')
     tracemalloc.start()
     with pytest.raises(Trouble, match="at character 12: Unterminated string"):

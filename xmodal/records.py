@@ -95,7 +95,19 @@ class Match:
     source: str = "human"
 
 
-Row = Item | Caption | Split | Region | Label | Match
+@dataclass(frozen=True)
+class Oddity:
+    """Something in the publisher's files that was met by a rule of the corpus, where another would have stopped.
+
+    `rule` is the same text for all that one rule met ("caption without picture: left out"); they are counted by it.
+    """
+
+    rule: str
+    where: str  # "captions.tsv:12"
+    item: str | None = None
+
+
+Row = Item | Caption | Split | Region | Label | Match | Oddity
 ROWS: Mapping[str, type[Row]] = {
     "items": Item,
     "captions": Caption,
@@ -103,8 +115,9 @@ ROWS: Mapping[str, type[Row]] = {
     "regions": Region,
     "labels": Label,
     "matches": Match,
+    "oddities": Oddity,
 }
-R = TypeVar("R", Item, Caption, Split, Region, Label, Match)
+R = TypeVar("R", Item, Caption, Split, Region, Label, Match, Oddity)
 
 
 def schema(row: type[Row]) -> pa.Schema:

@@ -6,8 +6,6 @@ space, pictures with six or seven captions, grayscale pictures, pictures whose t
 whose ids do not follow their order. The files are written as they are made; of equal worlds they are equal bytes.
 """
 
-import hashlib
-import json
 import re
 import zipfile
 from collections import Counter
@@ -18,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.demo.files import member, new_archive, write_json, written
 from pipelines.demo.pictures import jpeg
 from pipelines.demo.world import KINDS, Scene, World, box, describe, scenes
-from xmodal.corpora import Corpus, Source
+from xmodal.corpora import Corpus
 from xmodal.corpora.coco import CAPTIONS, CAPTIONS_MEMBER, CORPUS, FOLDERS, INSTANCES, INSTANCES_MEMBER, SPLITS
 
 SPLIT_OF_TEN = ("train", "train", "train", "train", "train", "train", "restval", "restval", "val", "test")
@@ -88,27 +87,21 @@ def pictures(world: World, folders: Collection[str] = FOLDERS) -> Iterator[Pictu
 def write(world: World, folder: str | Path) -> Corpus:
     """Writes the four files; the corpus has their sizes and checksums, and the counts of a full parse.
 
-    It has no addresses yet: `serve_at` gives them, or the folder is given to a build as its raw files.
+    It has no addresses yet: `files.serve_at` gives them, or the folder is given to a build as its raw files.
     """
     if world.motion or not 1 <= world.captions_per_item <= 14:
         raise ValueError(f"COCO has still pictures and up to 16 captions, of which 2 are extra, not {world}")
     path = Path(folder)
     for name in FOLDERS:
-        with _archive(path / f"zips/{name}.zip") as archive:
+        with new_archive(path / f"zips/{name}.zip") as archive:
             _write_pictures(archive, pictures(world, [name]))
-    with _archive(path / INSTANCES) as archive:
+    with new_archive(path / INSTANCES) as archive:
         for name in FOLDERS:
-            _write_json(archive, f"annotations/captions_{name}.json", _captions(world, name))
-            _write_json(archive, INSTANCES_MEMBER.format(name), _instances(world, name))
-    with _archive(path / CAPTIONS) as archive:
-        _write_json(archive, CAPTIONS_MEMBER, {"images": map(_split_record, pictures(world)), "dataset": "coco"})
-    return replace(CORPUS, sources=tuple(_written(source, path) for source in CORPUS.sources), counts=_counts(world))
-
-
-def serve_at(corpus: Corpus, base_url: str) -> Corpus:
-    """The corpus with every source at its path below an address."""
-    sources = (replace(source, url=f"{base_url.rstrip('/')}/{source.path}", how="") for source in corpus.sources)
-    return replace(corpus, sources=tuple(sources))
+            write_json(archive, f"annotations/captions_{name}.json", _captions(world, name))
+            write_json(archive, INSTANCES_MEMBER.format(name), _instances(world, name))
+    with new_archive(path / CAPTIONS) as archive:
+        write_json(archive, CAPTIONS_MEMBER, {"images": map(_split_record, pictures(world)), "dataset": "coco"})
+    return replace(CORPUS, sources=tuple(written(source, path) for source in CORPUS.sources), counts=_counts(world))
 
 
 def _stray(text: str, scene: Scene, position: int) -> str:
@@ -121,7 +114,7 @@ def _stray(text: str, scene: Scene, position: int) -> str:
 def _write_pictures(archive: zipfile.ZipFile, pictures: Iterable[Picture]) -> None:
     for picture in pictures:
         data = jpeg(picture.scene, picture.grayscale)
-        archive.writestr(_member(f"{picture.folder}/{picture.filename}", zipfile.ZIP_STORED), data)
+        archive.writestr(member(f"{picture.folder}/{picture.filename}", zipfile.ZIP_STORED), data)
 
 
 def _captions(world: World, folder: str) -> dict[str, Any]:
@@ -195,44 +188,3 @@ def _counts(world: World) -> dict[str, int]:
             first = min(picture.captions, 5)
             counts.update({f"items{of}": 1, f"captions{of}": picture.captions, f"captions[:5]{of}": first})
     return {name: counts[name] for name in CORPUS.counts}
-
-
-def _archive(path: Path) -> zipfile.ZipFile:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return zipfile.ZipFile(path, "w")
-
-
-def _member(name: str, compression: int) -> zipfile.ZipInfo:
-    """Without anything of today or of this machine."""
-    member = zipfile.ZipInfo(name, date_time=(2014, 9, 1, 0, 0, 0))
-    member.compress_type, member.create_system = compression, 3
-    return member
-
-
-def _write_json(archive: zipfile.ZipFile, name: str, record: dict[str, Any]) -> None:
-    """As `json.dump` would; an iterator becomes an array, one element at a time."""
-    with archive.open(_member(name, zipfile.ZIP_DEFLATED), "w", force_zip64=True) as file:
-        separator = "{"
-        for key, value in record.items():
-            file.write(f"{separator}{json.dumps(key)}: ".encode())
-            file.writelines(_pieces(value))
-            separator = ", "
-        file.write(b"}")
-
-
-def _pieces(value: Any) -> Iterator[bytes]:
-    if not isinstance(value, Iterator):
-        yield json.dumps(value).encode()
-        return
-    yield b"["
-    for number, element in enumerate(value):
-        yield (", " if number else "").encode() + json.dumps(element).encode()
-    yield b"]"
-
-
-def _written(source: Source, folder: Path) -> Source:
-    path = folder / source.path
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    how = "it was written to a folder: give that as --raw"
-    return replace(source, url=None, mirrors=(), bytes=path.stat().st_size, sha256=sha256, how=how)

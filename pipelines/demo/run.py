@@ -14,6 +14,7 @@ from typing import Any
 from pipelines import experiments
 from pipelines.corpus import USUAL, Site, build_stages
 from pipelines.demo import coco
+from pipelines.demo.files import serve_at
 from pipelines.demo.server import Behaviour, serve
 from pipelines.demo.world import World
 from xmodal.corpora import Corpus, Source
@@ -39,7 +40,7 @@ def demo(site: Site, folder: Path, world: World) -> dict[str, Any]:
     half = (publisher / CUT).stat().st_size // 2
     with serve(publisher, {CUT: [Behaviour(cut_after=half)]}) as server:
         site = replace(site, settings=RESNET | dict(site.settings))
-        rows = build_stages(site, coco.serve_at(corpus, server.url), [*USUAL, "resnet"])
+        rows = build_stages(site, serve_at(corpus, server.url), [*USUAL, "resnet"])
     identity = {row["stage"]: row["identity"] for row in rows}
     chosen = {"records": identity["records"], "features": identity["resnet"]}
     run = folder / "runs" / fingerprint([recipe(), chosen])[:12]

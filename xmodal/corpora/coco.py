@@ -27,14 +27,11 @@ The traps:
 Both files are read piece by piece, never whole. What stays in memory is 1.6 kB a picture, 190 MiB for all.
 """
 
-import io
-import json
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any, TypeVar
 
-from xmodal.archives import open_archive
 from xmodal.corpora import Corpus, Raw, Source
+from xmodal.readers import has, json_members, once, value
 from xmodal.records import Caption, Item, Label, Row, Split
 from xmodal.trouble import Trouble
 
@@ -47,8 +44,6 @@ SPLITS = {
     "val": ("karpathy/val",),
     "test": ("karpathy/test",),
 }
-PIECE, LONGEST = 1 << 20, 1 << 25  # characters: read at once, and of the longest value before a file is called broken
-T = TypeVar("T")
 
 
 def parse(raw: Raw) -> Iterator[Row]:
@@ -56,7 +51,7 @@ def parse(raw: Raw) -> Iterator[Row]:
     shown = {folder: _shown(raw, INSTANCES_MEMBER.format(folder)) for folder in FOLDERS}
     images, sentences = set[int](), set[int]()
     where = f"{CAPTIONS}!{CAPTIONS_MEMBER}"
-    for name, number, image in _members(raw, CAPTIONS, CAPTIONS_MEMBER):
+    for name, number, image in json_members(raw, CAPTIONS, CAPTIONS_MEMBER):
         if name == "images":
             yield from _picture(image, f"{where}: images[{number}]", shown, images, sentences)
     if not images:
@@ -66,14 +61,14 @@ def parse(raw: Raw) -> Iterator[Row]:
 def _picture(
     image: object, where: str, shown: Mapping[str, "_Shown"], images: set[int], sentences: set[int]
 ) -> Iterator[Row]:
-    cocoid, folder = _value(image, "cocoid", int, where), _value(image, "filepath", str, where)
+    cocoid, folder = value(image, "cocoid", int, where), value(image, "filepath", str, where)
     where = f"{where} (cocoid {cocoid})"
-    split, filename = _value(image, "split", str, where), _value(image, "filename", str, where)
+    split, filename = value(image, "split", str, where), value(image, "filename", str, where)
     if split not in SPLITS:
         raise Trouble(f"{where} is in an unknown split {split!r}; there are: {', '.join(SPLITS)}")
     if folder not in shown or filename != f"COCO_{folder}_{cocoid:012d}.jpg":
         raise Trouble(f"{where} is {folder}/{filename}, which is no picture of {' or '.join(FOLDERS)} with this id")
-    images.add(_once(images, cocoid, where))
+    images.add(once(images, cocoid, where))
     yield shown[folder].item(cocoid, f"zips/{folder}.zip!{folder}/{filename}", where)
     yield from (Split(str(cocoid), name) for name in SPLITS[split])
     yield from shown[folder].labels(cocoid)
@@ -81,17 +76,17 @@ def _picture(
 
 
 def _captions(image: object, cocoid: int, where: str, seen: set[int]) -> Iterator[Caption]:
-    imgid, sentences = _value(image, "imgid", int, where), _value(image, "sentences", list, where)
+    imgid, sentences = value(image, "imgid", int, where), value(image, "sentences", list, where)
     if not sentences:
         raise Trouble(f"{where} has no captions")
     for position, sentence in enumerate(sentences):
         here = f"{where}: sentences[{position}]"
-        sentid, text = _value(sentence, "sentid", int, here), " ".join(_value(sentence, "raw", str, here).split())
-        if _value(sentence, "imgid", int, here) != imgid:
+        sentid, text = value(sentence, "sentid", int, here), " ".join(value(sentence, "raw", str, here).split())
+        if value(sentence, "imgid", int, here) != imgid:
             raise Trouble(f"{here}: caption {sentid} is of another image, imgid {sentence['imgid']} instead of {imgid}")
         if not text:
             raise Trouble(f"{here}: caption {sentid} is empty")
-        seen.add(_once(seen, sentid, here))
+        seen.add(once(seen, sentid, here))
         yield Caption(str(sentid), str(cocoid), position, text)
 
 
@@ -124,20 +119,20 @@ class _Shown:
     def add(self, table: str, record: object, where: str) -> None:
         match table:
             case "images":
-                cocoid = _once(self.images, _value(record, "id", int, where), where)
+                cocoid = once(self.images, value(record, "id", int, where), where)
                 self.images[cocoid] = _image(record, where)
             case "licenses":
-                self.licences[_value(record, "id", int, where)] = _value(record, "url", str, where)
+                self.licences[value(record, "id", int, where)] = value(record, "url", str, where)
             case "categories":
-                self.categories[_value(record, "id", int, where)] = _value(record, "name", str, where)
+                self.categories[value(record, "id", int, where)] = value(record, "name", str, where)
             case "annotations":
-                things = self.things.setdefault(_value(record, "image_id", int, where), set())
-                things.add(_value(record, "category_id", int, where))
+                things = self.things.setdefault(value(record, "image_id", int, where), set())
+                things.add(value(record, "category_id", int, where))
 
 
 def _shown(raw: Raw, member: str) -> _Shown:
     shown = _Shown(f"{INSTANCES}!{member}")
-    for table, number, record in _members(raw, INSTANCES, member):
+    for table, number, record in json_members(raw, INSTANCES, member):
         shown.add(table, record, f"{shown.where}: {table}[{number}]")
     strays = sorted(shown.things.keys() - shown.images.keys())
     if strays:
@@ -146,105 +141,10 @@ def _shown(raw: Raw, member: str) -> _Shown:
 
 
 def _image(record: object, where: str) -> tuple[int, int, int | None, str | None]:
-    width, height = _value(record, "width", int, where), _value(record, "height", int, where)
-    licence = _value(record, "license", int, where) if _has(record, "license") else None
-    urls = [_value(record, name, str, where) for name in ("coco_url", "flickr_url") if _has(record, name)]
+    width, height = value(record, "width", int, where), value(record, "height", int, where)
+    licence = value(record, "license", int, where) if has(record, "license") else None
+    urls = [value(record, name, str, where) for name in ("coco_url", "flickr_url") if has(record, name)]
     return width, height, licence, urls[0] if urls else None
-
-
-def _has(record: object, name: str) -> bool:
-    return isinstance(record, dict) and record.get(name) not in (None, "")
-
-
-def _value(record: object, name: str, kind: type[T], where: str) -> T:
-    if not isinstance(record, dict) or name not in record:
-        raise Trouble(f"{where} has no {name!r}")
-    value = record[name]
-    if not isinstance(value, kind):
-        raise Trouble(f"{where}: {name!r} is {value!r:.40}, no {kind.__name__}")
-    return value
-
-
-def _once(seen: Container[int], identity: int, where: str) -> int:
-    if identity in seen:
-        raise Trouble(f"{where}: id {identity} is there a second time")
-    return identity
-
-
-def _members(raw: Raw, path: str, member: str) -> Iterator[tuple[str, int, Any]]:
-    """Key, number and value of each element of the arrays in a zipped JSON object, one at a time."""
-    with open_archive(raw, path) as archive:
-        if member not in archive.namelist():
-            raise Trouble(f"{path} has no member {member}")
-        with io.TextIOWrapper(archive.open(member), "utf-8-sig") as text:
-            yield from _Text(text, f"{path}!{member}").members()
-
-
-class _Text:
-    """JSON values one after the other from a text that is too long to hold."""
-
-    def __init__(self, file: IO[str], where: str) -> None:
-        self._file, self._where = file, where
-        self._text, self._at, self._dropped = "", 0, 0
-
-    def members(self) -> Iterator[tuple[str, int, Any]]:
-        self._take("{")
-        while self._next() != "}":
-            key = self._read()
-            self._take(":")
-            if self._next() == "[":
-                yield from ((key, number, value) for number, value in enumerate(self._elements()))
-            else:
-                self._read()
-            if self._next() != "}":
-                self._take(",")
-
-    def _elements(self) -> Iterator[Any]:
-        self._take("[")
-        while self._next() != "]":
-            yield self._read()
-            if self._next() != "]":
-                self._take(",")
-        self._take("]")
-
-    def _read(self) -> Any:
-        self._next()
-        while True:
-            try:
-                value, end = json.JSONDecoder().raw_decode(self._text, self._at)
-            except json.JSONDecodeError as error:
-                if not self._more():
-                    raise self._broken(error.msg, error.pos) from error
-            else:
-                if end < len(self._text) or not self._more():  # a number may go on beyond what was read
-                    self._at = end
-                    return value
-
-    def _next(self) -> str:
-        """The next character that is not white space."""
-        while True:
-            for at in range(self._at, len(self._text)):
-                if not self._text[at].isspace():
-                    self._at = at
-                    return self._text[at]
-            self._at = len(self._text)
-            if not self._more():
-                raise self._broken("it ends too early", self._at)
-
-    def _take(self, expected: str) -> None:
-        if self._next() != expected:
-            raise self._broken(f"{expected!r} expected, not {self._text[self._at]!r}", self._at)
-        self._at += 1
-
-    def _more(self) -> bool:
-        piece = self._file.read(PIECE) if len(self._text) - self._at < LONGEST else ""
-        if piece:
-            self._dropped += self._at
-            self._text, self._at = self._text[self._at :] + piece, 0
-        return bool(piece)
-
-    def _broken(self, why: str, at: int) -> Trouble:
-        return Trouble(f"{self._where} is not the JSON it should be, at character {self._dropped + at}: {why}")
 
 
 CORPUS = Corpus(

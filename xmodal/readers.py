@@ -1,0 +1,172 @@
+"""What publishers' files are read with: lines, tables and long JSON, each piece with its place in the file.
+
+Rules for text: it is UTF-8, with or without a byte order mark; lines end in \n or \r\n. What is not so is a Trouble
+with file and line, unless a corpus knows better.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Container, Iterator, Sequence
+from typing import IO, Any, BinaryIO, TypeVar
+
+from xmodal.archives import open_archive
+from xmodal.corpora import Raw
+from xmodal.trouble import Trouble
+
+PIECE, LONGEST = 1 << 20, 1 << 25  # characters: read at once, and of the longest value before a file is called broken
+T = TypeVar("T")
+Id = TypeVar("Id", int, str)
+
+
+def lines(raw: Raw, path: str) -> Iterator[tuple[str, str]]:
+    """Each line of a text file that is not blank, after its place ("captions.tsv:12"), without what ends it."""
+    with raw.open(path) as file:
+        yield from lines_of(file, path)
+
+
+def lines_of(file: BinaryIO | IO[bytes], path: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(file, 1):
+        where = f"{path}:{number}"
+        if text := _decoded(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where).rstrip("\r\n"):
+            yield where, text
+
+
+def columns(raw: Raw, path: str, count: int, separator: str = "\t") -> Iterator[tuple[str, list[str]]]:
+    """The fields of each line of a table without quotes, which must be so many."""
+    for where, line in lines(raw, path):
+        fields = line.split(separator)
+        if len(fields) != count:
+            raise Trouble(f"{where} has {len(fields)} columns, not {count}")
+        yield where, fields
+
+
+def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",") -> Iterator[tuple[str, list[str]]]:
+    """These columns of a table with a header and, if need be, quotes, in the order asked for; it may have others."""
+    with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        table = csv.reader(text, delimiter=separator, strict=True)
+        try:
+            header = next(table, [])
+            if missing := [name for name in names if name not in header]:
+                raise Trouble(f"{path}:1 has no column {missing[0]!r}; its columns are {', '.join(header) or 'none'}")
+            places = [header.index(name) for name in names]
+            for fields in table:
+                where = f"{path}:{table.line_num}"
+                if fields and len(fields) != len(header):
+                    raise Trouble(f"{where} has {len(fields)} columns, not the {len(header)} of its header")
+                if fields:
+                    yield where, [fields[place] for place in places]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise Trouble(f"{path}: after line {table.line_num}: {error}") from error
+
+
+def _decoded(line: bytes, where: str) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise Trouble(f"{where} is not UTF-8, at its byte {error.start + 1}") from None
+
+
+def has(record: object, name: str) -> bool:
+    """Whether a field is there and says something."""
+    return isinstance(record, dict) and record.get(name) not in (None, "")
+
+
+def value(record: object, name: str, kind: type[T], where: str) -> T:
+    """A field of a JSON object, which must be there and of that kind."""
+    if not isinstance(record, dict) or name not in record:
+        raise Trouble(f"{where} has no {name!r}")
+    value = record[name]
+    if not isinstance(value, kind):
+        raise Trouble(f"{where}: {name!r} is {value!r:.40}, no {kind.__name__}")
+    return value
+
+
+def once(seen: Container[Id], identity: Id, where: str) -> Id:
+    """An id that must not have been seen; the caller adds it to what it has seen."""
+    if identity in seen:
+        raise Trouble(f"{where}: id {identity} is there a second time")
+    return identity
+
+
+def json_members(raw: Raw, path: str, member: str) -> Iterator[tuple[str, int, Any]]:
+    """Key, number and value of each element of the arrays in a zipped JSON object, one at a time."""
+    with open_archive(raw, path) as archive:
+        if member not in archive.namelist():
+            raise Trouble(f"{path} has no member {member}")
+        with io.TextIOWrapper(archive.open(member), "utf-8-sig") as text:
+            yield from _Text(text, f"{path}!{member}").members()
+
+
+def json_elements(raw: Raw, path: str) -> Iterator[tuple[str, Any]]:
+    """Each element of a JSON array, one at a time, after its place ("captions.json[12]")."""
+    with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig") as text:
+        for number, element in enumerate(_Text(text, path).elements()):
+            yield f"{path}[{number}]", element
+
+
+class _Text:
+    """JSON values one after the other from a text that is too long to hold."""
+
+    def __init__(self, file: IO[str], where: str) -> None:
+        self._file, self._where = file, where
+        self._text, self._at, self._dropped = "", 0, 0
+
+    def members(self) -> Iterator[tuple[str, int, Any]]:
+        self._take("{")
+        while self._next() != "}":
+            key = self._read()
+            self._take(":")
+            if self._next() == "[":
+                yield from ((key, number, value) for number, value in enumerate(self.elements()))
+            else:
+                self._read()
+            if self._next() != "}":
+                self._take(",")
+
+    def elements(self) -> Iterator[Any]:
+        self._take("[")
+        while self._next() != "]":
+            yield self._read()
+            if self._next() != "]":
+                self._take(",")
+        self._take("]")
+
+    def _read(self) -> Any:
+        self._next()
+        while True:
+            try:
+                value, end = json.JSONDecoder().raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                if not self._more():
+                    raise self._broken(error.msg, error.pos) from error
+            else:
+                if end < len(self._text) or not self._more():  # a number may go on beyond what was read
+                    self._at = end
+                    return value
+
+    def _next(self) -> str:
+        """The next character that is not white space."""
+        while True:
+            for at in range(self._at, len(self._text)):
+                if not self._text[at].isspace():
+                    self._at = at
+                    return self._text[at]
+            self._at = len(self._text)
+            if not self._more():
+                raise self._broken("it ends too early", self._at)
+
+    def _take(self, expected: str) -> None:
+        if self._next() != expected:
+            raise self._broken(f"{expected!r} expected, not {self._text[self._at]!r}", self._at)
+        self._at += 1
+
+    def _more(self) -> bool:
+        piece = self._file.read(PIECE) if len(self._text) - self._at < LONGEST else ""
+        if piece:
+            self._dropped += self._at
+            self._text, self._at = self._text[self._at :] + piece, 0
+        return bool(piece)
+
+    def _broken(self, why: str, at: int) -> Trouble:
+        return Trouble(f"{self._where} is not the JSON it should be, at character {self._dropped + at}: {why}")
