@@ -156,6 +156,8 @@ def _training(parser: argparse.ArgumentParser) -> None:
         "--vectors", type=_local, metavar="FILE", help="the word vectors that the recipe names, as text"
     )
     parser.add_argument("--weights", type=_local, metavar="FILE", help="of the features' network, to train it further")
+    parser.add_argument("--workers", type=_count, default=0, help="processes that train together, by Ray Train")
+    parser.add_argument("--address", help="the Ray cluster of --workers (auto, or host:port); default: this machine")
     parser.add_argument("--tensorboard", action="store_true", help="write RUN/tensorboard beside RUN/log.jsonl")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="epochs=3, model.width=512")
 
@@ -311,14 +313,15 @@ def _verify(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _train(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.experiments import recipe_with, train
-    from pipelines.progress import Progress
+    from pipelines.experiments import recipe_with, train, train_on_ray
 
     recipe = recipe_with(chosen.recipe, chosen.set)
     run = chosen.run or Path("runs") / recipe.name
     told = ("records", "features", "pixels", "vectors", "weights", "device", "tensorboard")
     circumstances = {name: getattr(chosen, name) for name in told}
-    return train(recipe, chosen.root, run, progress=Progress(), **circumstances), 0
+    if not chosen.workers:
+        return train(recipe, chosen.root, run, **circumstances), 0
+    return train_on_ray(recipe, chosen.root, run, chosen.workers, chosen.address, **circumstances), 0
 
 
 def _evaluate(chosen: argparse.Namespace) -> tuple[Any, int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from pipelines.progress import Progress
 from pipelines.settings import apply, parse_settings
 from xmodal import models
 from xmodal.models import Recipe, Tokens
+from xmodal.storage import open_storage
 from xmodal.text import tokenizer
 from xmodal.trouble import Trouble
 
@@ -47,7 +49,25 @@ def train(recipe: Recipe, root: str, run: Path, **circumstances: Any) -> dict[st
     """`circumstances` are the keywords of `xmodal.training.fit`."""
     from xmodal.training import fit
 
-    return {"recipe": recipe.name, "root": root} | asdict(fit(recipe, root, str(run), **circumstances))
+    outcome = fit(recipe, root, str(run), **{"progress": Progress()} | circumstances)
+    return {"recipe": recipe.name, "root": root} | asdict(outcome)
+
+
+def train_on_ray(
+    recipe: Recipe, root: str, run: Path, workers: int, address: str | None, **circumstances: Any
+) -> dict[str, Any]:
+    """By so many processes of a Ray cluster; all its nodes see root and run."""
+    from pipelines.ray_runner import train_together
+
+    run.parent.mkdir(parents=True, exist_ok=True)
+    gpu = circumstances.get("device", "cpu").startswith("cuda")
+    act = partial(_train_showing, recipe, open_storage(root).url, run.resolve(), circumstances)
+    return train_together(act, workers, str(run.parent), gpu, address)
+
+
+def _train_showing(recipe: Recipe, root: str, run: Path, circumstances: dict[str, Any], said: str) -> dict[str, Any]:
+    with open(said, "a", buffering=1) as stream:
+        return train(recipe, root, run, progress=Progress(stream), **circumstances)
 
 
 def evaluate(run: Path, root: str, split: str | None, device: str, progress: Progress, **asked: Any) -> Any:

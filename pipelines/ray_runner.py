@@ -8,11 +8,15 @@ kills its worker three times is named. Which unit runs where has no influence on
 
 import logging
 import os
+import sys
 import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from threading import Event, Thread
 from typing import Any
 
 import ray
@@ -46,6 +50,54 @@ class RayRunner:
             yield from pool.results()
         finally:
             pool.stop()
+
+
+def train_together(
+    train: Callable[[str], dict[str, Any]], workers: int, folder: str, gpu: bool, address: str | None
+) -> dict[str, Any]:
+    """Ray Train: `train` in each of so many processes, which find each other; what the first one returns.
+
+    All of them see `folder`. Each is given a file there, and what is written to it is shown here: Ray would show its
+    own conversation too. Where one dies the others are ended, and the same call goes on from what was saved last.
+    """
+    from ray.train import RunConfig, ScalingConfig, WorkerGroupError  # with torch, which the stages' workers need not
+    from ray.train.torch import TorchTrainer
+
+    connect(address)
+    if (room := _room(Resources(gpus=float(gpu)))) < workers:
+        raise Trouble(f"the Ray cluster has room for {room} of {workers} processes that train: give --workers {room}")
+    needs = {"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}
+    sizes = ScalingConfig(num_workers=workers, use_gpu=gpu, resources_per_worker=needs)
+    with tempfile.TemporaryDirectory(prefix=".ray-", dir=folder) as notes, _shown(f"{notes}/said") as said:
+        act: Any = partial(train, said)
+        trainer = TorchTrainer(act, scaling_config=sizes, run_config=RunConfig(name="train", storage_path=notes))
+        try:
+            result: Any = trainer.fit()
+        except WorkerGroupError as error:
+            troubles = [failure for failure in error.worker_failures.values() if isinstance(failure, Trouble)]
+            raise troubles[0] if troubles else error from None
+    return dict(result.return_value)
+
+
+@contextmanager
+def _shown(path: str) -> Iterator[str]:
+    """Lines that others write to a file are copied to stderr as they come."""
+    over = Event()
+
+    def copy() -> None:
+        with open(path, "a+") as file:
+            ends = False
+            while not ends:
+                ends = over.wait(0.5)
+                sys.stderr.write(file.read())
+
+    thread = Thread(target=copy)
+    thread.start()
+    try:
+        yield path
+    finally:
+        over.set()
+        thread.join()
 
 
 def connect(address: str | None = None) -> None:

@@ -26,6 +26,8 @@ from torch import Tensor, distributed
 
 from pipelines.corpus import Site, build_records
 from pipelines.engine import build
+from pipelines.experiments import train_on_ray
+from pipelines.ray_runner import disconnect
 from tests.test_training import Death, assert_same, assert_same_run, contents, interrupt, kill, log
 from tests.toy_root import PICTURES, Facts, facts, make_root, recipe
 from tests.toy_root import one_thread as one_thread
@@ -171,6 +173,25 @@ def test_two_processes_learn_what_one_learns(alone: str, by_two: str, name: str)
     assert_near(one, two)
     for file in (runs.RECIPE, runs.VOCABULARY):
         assert contents(one)[file] == contents(two)[file]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_ray_train_learns_what_one_process_learns(root: str, tmp_path: Path) -> None:
+    """And where the cluster has no room for so many, it says so at once."""
+    runs_of, alone = tmp_path / "runs", str(tmp_path / "alone")
+    elsewhere = replace(RECIPES["vsepp"], view=View("coco", "karpathy/train"))
+    fit(RECIPES["vsepp"], root, alone)
+    try:
+        outcome = train_on_ray(RECIPES["vsepp"], root, runs_of / "vsepp", workers=2, address=None, threads=1)
+        with pytest.raises(Trouble, match=r"room for \d+ of 1000 processes"):
+            train_on_ray(RECIPES["vsepp"], root, runs_of / "more", workers=1000, address=None)
+        with pytest.raises(Trouble, match="no records of coco"):
+            train_on_ray(elsewhere, root, runs_of / "else", workers=2, address=None)
+    finally:
+        disconnect()
+    assert (outcome["trained"], outcome["steps"]) == (True, 24)
+    assert_near(alone, str(runs_of / "vsepp"))
+    assert [path.name for path in runs_of.iterdir()] == ["vsepp"]
 
 
 def test_a_run_of_two_processes_is_finished_for_one_too(root: str, by_two: str) -> None:
