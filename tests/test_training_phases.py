@@ -576,10 +576,7 @@ def test_without_tensorboard_it_says_what_to_install(
 
 
 def test_tensorboard_shows_what_the_log_says(root: str, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-not-found]
-        EventAccumulator,
-    )
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = str(tmp_path / "run")
     train(recipe(2), root, run, tensorboard=True)
