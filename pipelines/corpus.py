@@ -3,6 +3,7 @@
     sources   its annotation files, sealed            media     its pictures or clips, sealed
     records   those parsed into tables                resnet    features of its pictures
                                                       pixels    its pictures, resized, for training from pixels
+    plausible which of its sets of categories are near each other
 
 Parsing needs no media, and media that corpora share (one media set) are fetched and computed on once. Features are
 built only when they are named: they may take days.
@@ -20,6 +21,7 @@ from pipelines.fetch import RawFolder, fetch
 from pipelines.ledger import FOLDERS, Ledger
 from pipelines.pictures import Index, Items, Shard
 from pipelines.pixels import PixelsConfig, pixels
+from pipelines.plausible import PlausibleConfig, plausible
 from pipelines.progress import Progress
 from pipelines.records import Files, RecordsConfig, records
 from pipelines.resnet import ResNetConfig, resnet
@@ -90,6 +92,11 @@ def pixels_stage(site: Site, corpus: Corpus) -> Stage[PixelsConfig, Index | Shar
     return pixels(*found, config) if found else None
 
 
+def build_plausible(site: Site, corpus: Corpus) -> Output:
+    config = apply(PlausibleConfig(), "plausible", site.settings)
+    return build(plausible(build_records(site, corpus), config), site.storage, site.run, site.progress)
+
+
 def _pictures(site: Site, corpus: Corpus, stage: str) -> tuple[Output, Items] | None:
     """The sealed media and the items that are pictures, None as long as either is missing."""
     tables = records_stage(site, corpus)
@@ -111,6 +118,7 @@ STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
     "sources": build_sources,
     "records": build_records,
     "media": build_media,
+    "plausible": build_plausible,
     **{name: partial(build_features, name) for name in FEATURES},
 }
 USUAL = ("sources", "records", "media")  # what a corpus' name alone stands for
@@ -118,6 +126,7 @@ CONFIGS: dict[str, object] = {  # what --set may change
     "records": RecordsConfig("", 0, ""),
     "resnet": ResNetConfig(),
     "pixels": PixelsConfig(),
+    "plausible": PlausibleConfig(),
 }
 
 
