@@ -21,6 +21,7 @@ EPILOG = """examples:
   xmodal train vsepp --root data --run runs/vsepp; xmodal evaluate runs/vsepp --root data
   xmodal reproduce pvse; xmodal reproduce "pvse table 2" --root data --runs runs
   xmodal evaluate --scores sims.npy --corpus coco --root data    anybody's similarity matrix
+  xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data    weights that a paper's authors released
   xmodal publish coco --root data --out coco-captions
   xmodal import dev_ims.npy --root data --name scan36; xmodal export data/scan36/IDENTITY features.h5
   xmodal status --root data; xmodal retry coco --root data
@@ -28,12 +29,26 @@ EPILOG = """examples:
 
 A command that was stopped, by whatever, is continued by running it again."""
 
+WEIGHTS = (".pth", ".pt", ".tar")
+
 REPRODUCE = """examples:
   xmodal reproduce                                      every experiment, one a line
   xmodal reproduce pvse                                 those of a paper, with their rows
   xmodal reproduce pvse table 2                         one, with all that is printed and the commands to run it
   xmodal reproduce dualpath:VIII --json
   xmodal reproduce pvse-2 --root data --runs runs       trains and evaluates what is ready of it; finished runs stay"""
+
+EVALUATE = """examples:
+  xmodal evaluate runs/vsepp --root data                a run, on the test split of its corpus
+  xmodal evaluate runs/pcme --root data --split karpathy/val --distance elk --json
+  xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data --corpus coco
+  xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data --set visual.stage=pixels     by the CNN in the file
+  xmodal evaluate tgif.pth --vocabulary tgif_vocab.pkl --root data --corpus tgif --set visual.frames=8
+  xmodal evaluate --scores sims.npy --corpus coco --root data
+
+A file of PVSE, PCME or VSE++ is evaluated on features of a corpus, read as that paper's recipe for the corpus reads:
+7 x 7 x 2048 of its ResNet; VSE++ takes their mean too. Training has moved the CNN of most files: authors' numbers need
+visual.stage=pixels, which looks at the pictures by the CNN in the file."""
 
 DISK = {
     errno.ENOSPC: "the disk is full: free some space",
@@ -130,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     verify = command("verify", "read every byte and compare it with the records")
     verify.add_argument("--forget", action="store_true", help="have damaged parts made again by the next build")
     _training(command("train", "train a recipe from cached features; goes on where it stopped"))
-    _evaluating(command("evaluate", "every metric of a run, or of a similarity matrix, on a split of a corpus"))
+    _evaluating(command("evaluate", "every metric of a run, released weights or a similarity matrix on a split"))
     _reproducing(
         command("reproduce", "every table and figure of the five papers: what it takes, and its state", root=False)
     )
@@ -163,7 +178,23 @@ def _training(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluating(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=_local, nargs="?", help="the folder of a run; or use --scores")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EVALUATE
+    parser.add_argument(
+        "run",
+        type=_local,
+        nargs="?",
+        metavar="RUN|FILE",
+        help="the folder of a run, or its best.pt; weights in a file of PVSE, PCME or VSE++; or use --scores",
+    )
+    parser.add_argument(
+        "--vocabulary", type=_local, metavar="WORDS", help="of FILE: the .pkl or .json released with it, or of a run"
+    )
+    parser.add_argument("--records", help="identity of FILE's records, where the root has several")
+    parser.add_argument("--features", help="identity of FILE's features, where the root has several")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="of FILE: visual.stage=frames, visual.frames=8"
+    )
     parser.add_argument("--split", help="such as karpathy/val (default: the test split)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
     parser.add_argument("--distance", help="another score of the same weights: elk, js, wasserstein, … (PCME)")
@@ -176,7 +207,7 @@ def _evaluating(parser: argparse.ArgumentParser) -> None:
         help="a .npy matrix of similarities, greater is closer: rows are the split's items, columns the captions of "
         "the first item, of the second, …, as --write-ids lists them; or the first captions of each, 5 for example",
     )
-    parser.add_argument("--corpus", help="the corpus of --scores")
+    parser.add_argument("--corpus", help="the corpus of --scores, and of FILE (default there: coco)")
     parser.add_argument(
         "--ids", metavar="PREFIX", help="rows and columns as PREFIX.items.txt and PREFIX.captions.txt say"
     )
@@ -325,8 +356,6 @@ def _train(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _evaluate(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.experiments import evaluate
-    from pipelines.progress import Progress
     from xmodal.scoring import score, write_ids
 
     _check_evaluated(chosen)
@@ -337,17 +366,44 @@ def _evaluate(chosen: argparse.Namespace) -> tuple[Any, int]:
         names = {"prefix": chosen.ids, "extended": chosen.eccv}
         report = score(chosen.scores, chosen.root, chosen.corpus, chosen.split, **names)
     else:
-        asked = {"distance": chosen.distance, "extended": chosen.eccv}
-        report = evaluate(chosen.run, chosen.root, chosen.split, chosen.device, Progress(), **asked)
+        report = _evaluate_model(chosen)
     if chosen.json:
         return json.loads(report.to_json()), 0
     return report.to_latex() if chosen.latex else report.to_text(), 0
 
 
+def _evaluate_model(chosen: argparse.Namespace) -> Any:
+    from pipelines.experiments import evaluate, evaluate_released
+    from pipelines.progress import Progress
+
+    asked: dict[str, Any] = {"device": chosen.device, "progress": Progress()}
+    asked |= {"distance": chosen.distance, "extended": chosen.eccv}
+    if not _is_released(chosen):
+        run = chosen.run.parent if chosen.run.is_file() else chosen.run
+        return evaluate(run, chosen.root, chosen.split, **asked)
+    asked |= {"records": chosen.records, "features": chosen.features}
+    where = (chosen.root, chosen.corpus or "coco", chosen.split)
+    return evaluate_released(chosen.run, chosen.vocabulary, *where, chosen.set, **asked)
+
+
+def _is_released(chosen: argparse.Namespace) -> bool:
+    """Whether what is to be evaluated is a file of weights, and no run."""
+    from xmodal.runs import BEST, RECIPE
+
+    if not chosen.run or chosen.run.is_dir() or (chosen.run.name == BEST and (chosen.run.parent / RECIPE).is_file()):
+        return False
+    return chosen.run.is_file() or chosen.run.suffix in WEIGHTS
+
+
 def _check_evaluated(chosen: argparse.Namespace) -> None:
+    is_released = _is_released(chosen)
+    if is_released and not chosen.vocabulary:
+        raise Trouble(f"{chosen.run} is weights alone: add --vocabulary with the words that were released with it")
+    if not is_released and any((chosen.vocabulary, chosen.records, chosen.features, chosen.set)):
+        raise Trouble("--vocabulary, --records, --features and --set belong to a file of weights: a run knows its own")
     if sum(map(bool, (chosen.run, chosen.scores, chosen.write_ids))) != 1:
         raise Trouble("say what to evaluate: the folder of a run, or --scores with a matrix")
-    if bool(chosen.corpus) == bool(chosen.run):
+    if bool(chosen.corpus) == bool(chosen.run) and not is_released:
         raise Trouble("--scores and --write-ids need --corpus; a run knows its own")
     if chosen.ids and not chosen.scores:
         raise Trouble("--ids belongs to --scores: it says what the matrix' rows and columns are")

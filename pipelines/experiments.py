@@ -9,7 +9,8 @@ from typing import Any
 from pipelines.progress import Progress
 from pipelines.settings import apply, parse_settings
 from xmodal import models
-from xmodal.models import Recipe, Tokens
+from xmodal.corpora import View
+from xmodal.models import Config, Features, Recipe, Tokens
 from xmodal.storage import open_storage
 from xmodal.text import tokenizer
 from xmodal.trouble import Trouble
@@ -77,5 +78,40 @@ def evaluate(run: Path, root: str, split: str | None, device: str, progress: Pro
     from xmodal import runs
     from xmodal.evaluation import evaluate
 
-    chosen = split or runs.read(str(run)).recipe.view.split.rpartition("/")[0] + "/test"
-    return evaluate(str(run), root, chosen.lstrip("/"), device=device, progress=progress, **asked)
+    chosen = split or _test_split(runs.read(str(run)).recipe)
+    return evaluate(str(run), root, chosen, device=device, progress=progress, **asked)
+
+
+def evaluate_released(
+    path: Path, vocabulary: Path, root: str, corpus: str, split: str | None, settings: list[str], **circumstances: Any
+) -> Any:
+    """A released file on a split of a corpus, by default for testing, read as its paper's recipe for the corpus reads.
+
+    `settings` are of that: `visual.stage=frames`, `view.captions_per_item=none`. `circumstances` are the keywords of
+    `xmodal.checkpoints.evaluate`.
+    """
+    from xmodal import checkpoints
+
+    released = checkpoints.read(path)
+    view, visual = read_for(released.config, root, corpus, split, circumstances.get("records"))
+    parts: dict[str, Any] = {"view": view, "visual": visual}
+    parsed = parse_settings(settings, parts)
+    asked = {name: apply(part, name, parsed) for name, part in parts.items()}
+    return checkpoints.evaluate(path, vocabulary, root, released=released, **asked, **circumstances)
+
+
+def read_for(config: Config, root: str, corpus: str, split: str | None, records: str | None) -> tuple[View, Features]:
+    """As the first recipe of such a model on the corpus reads; without one, all captions, and the usual features."""
+    from xmodal.dataset import choose
+    from xmodal.scoring import test_split
+
+    known = [r for r in recipes().values() if type(r.model) is type(config) and r.view.corpus == corpus]
+    if known:
+        return replace(known[0].validation, split=split or _test_split(known[0])), known[0].visual
+    tables = choose(root, "records", records, corpus=corpus)
+    return View(corpus, split or test_split(tables, corpus)), Features("resnet")
+
+
+def _test_split(recipe: Recipe) -> str:
+    """Beside that of its training."""
+    return (recipe.view.split.rpartition("/")[0] + "/test").lstrip("/")

@@ -1,14 +1,19 @@
 """Words and their ids: deterministic, without downloads, and a file that cannot be damaged unnoticed."""
 
+import json
+import pickle
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xmodal.text import END, PAD, SPECIALS, START, UNKNOWN, Vocabulary, tokenizer
+from xmodal.text import END, PAD, SPECIALS, START, UNKNOWN, ReleasedVocabulary, Vocabulary, load_vocabulary, tokenizer
 from xmodal.trouble import Trouble
 
 CAPTIONS = ["A dog and a cat.", "a DOG runs", "two cats; a dog"]
@@ -109,3 +114,58 @@ def test_what_is_no_vocabulary_is_refused(words: tuple[str, ...], message: str) 
 def test_a_word_must_occur() -> None:
     with pytest.raises(ValueError, match="at least once, not 0 times"):
         Vocabulary.build(CAPTIONS, "whitespace", 0)
+
+
+RELEASED = {"dog": 0, "<unk>": 1, "<end>": 2, "runs": 3, "<start>": 4, "<pad>": 5}
+
+
+def test_a_released_vocabulary_has_its_own_ids_also_from_python_2(tmp_path: Path) -> None:
+    python_2 = b"\x80\x02}U\x08word2idx}(U\x03dogK\x00U\x05<unk>K\x01U\x05<end>K\x02U\x07caf\xc3\xa9 xK\x03"
+    python_2 += b"U\x07<start>K\x04U\x05<pad>K\x05us."
+    for name, data in (("a.json", json.dumps({"word2idx": RELEASED}).encode()), ("b.pkl", python_2)):
+        (tmp_path / name).write_bytes(data)
+        vocabulary = load_vocabulary(tmp_path / name)
+        assert isinstance(vocabulary, ReleasedVocabulary)
+        assert vocabulary.encode("Dog barks").tolist() == [4, 0, 1, 2]
+        assert len(vocabulary) == 6
+    assert isinstance(vocabulary, ReleasedVocabulary)
+    assert vocabulary.ids["caf\xe9 x"] == 3
+
+
+def test_a_vocabulary_of_ours_is_read_by_its_path(tmp_path: Path) -> None:
+    vocabulary = Vocabulary.build(CAPTIONS, "whitespace", 1)
+    (tmp_path / "words").write_bytes(vocabulary.to_bytes())
+    assert load_vocabulary(tmp_path / "words") == vocabulary
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "Ran out of input"),
+        (b"<html>", "is no vocabulary in JSON, in a pickle, or of a run: "),
+        (b"{", "is no vocabulary in JSON"),
+        (b"{" * 100_000, "is no vocabulary in JSON"),
+        (pickle.dumps([1]), "it has no word2idx"),
+        (pickle.dumps({"word2idx": [1]}), "it has no word2idx"),
+        (pickle.dumps({"word2idx": RELEASED})[:-9], "is no vocabulary in JSON"),
+        (pickle.dumps({"word2idx": Counter(RELEASED)}), "it wants collections.Counter, and nothing but a Vocabulary"),
+        (b"cvocab\nVocabulary\n.", "it has no word2idx"),
+        ({"dog": 0, "<unk>": 1}, "it has no <pad> <start> <end>"),
+        (RELEASED | {"cat": 7}, "the ids of its 7 words are not those from 0 on, each once"),
+        (RELEASED | {"cat": 0}, "the ids of its 7 words are not those"),
+        (RELEASED | {"cat": "6"}, "'cat' is no word with a number"),
+        (RELEASED | {"cat": True}, "'cat' is no word with a number"),
+        (b"nltk 3 abc\na\nb\n", "is not the vocabulary that was written"),
+    ],
+)
+def test_a_file_that_is_no_vocabulary_is_refused(tmp_path: Path, data: Any, message: str) -> None:
+    path = tmp_path / "vocab.pkl"
+    path.write_bytes(data if isinstance(data, bytes) else json.dumps({"word2idx": data}).encode())
+    with pytest.raises(Trouble, match=r"vocab\.pkl") as caught:
+        load_vocabulary(path)
+    assert message in str(caught.value)
+
+
+def test_a_vocabulary_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Trouble, match=r"vocabulary .*words\.pkl cannot be read: No such file"):
+        load_vocabulary(tmp_path / "words.pkl")

@@ -201,7 +201,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {output: make_root(tmp_path_factory.mktemp(output), output) for output in ("grid", "pooled")}
 
 
-def make_root(folder: Path, output: str) -> str:
+def make_root(folder: Path, output: str, **settings: object) -> str:
     """Ten scenes, wider than they are high, with their features and their pixels."""
     raw = folder / "raw"
     raw.mkdir()
@@ -212,7 +212,7 @@ def make_root(folder: Path, output: str) -> str:
     (raw / "captions.tsv").write_text("".join(lines))
     (raw / "splits.json").write_text(json.dumps({"train": names[:8], "val": names[8:]}))
     (raw / "pictures.txt").write_text("".join(f"gopher://gone/{name}\n" for name in names))
-    site = Site(open_storage(str(folder / "root")), raw=raw, settings=SETTINGS | {"resnet.output": output})
+    site = Site(open_storage(str(folder / "root")), raw=raw, settings=SETTINGS | {"resnet.output": output} | settings)
     build_stages(site, replace(load_corpus(str(PICTURES)), counts={}), ["resnet", "pixels"])
     return site.storage.url
 

@@ -4,6 +4,7 @@ Everything is made by the real stages but for the network: its place takes a ran
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,10 +47,11 @@ class Facts:
     width: int = 64
     seed: int = 0
     shown: Literal["scene", "number"] = "scene"
+    places: int = 0  # of a grid; 0 is a vector
 
     @property
     def spec(self) -> FeatureSpec:
-        return FeatureSpec("facts", (self.width,))
+        return FeatureSpec("facts", (self.places, self.width) if self.places else (self.width,))
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,8 @@ def _values(config: Facts) -> NDArray[np.float64]:
     if config.shown == "number":
         return np.repeat(np.arange(config.items)[:, None], config.width, axis=1).astype(float)
     values = np.array([np.zeros(len(FACTS)) if n in config.absent else shown(n) for n in range(config.items)])
-    projection = np.random.default_rng(config.seed).normal(size=(len(FACTS), config.width))
-    return np.asarray(values @ projection)
+    projection = np.random.default_rng(config.seed).normal(size=(len(FACTS), math.prod(config.spec.row_shape)))
+    return np.asarray(values @ projection).reshape(config.items, *config.spec.row_shape)
 
 
 def shown(number: int) -> list[float]:

@@ -7,6 +7,10 @@
 Names and shapes are those of the official code's modules. The released files themselves could not be looked at: that
 PVSE saves its state_dict as it is, and how options are called in "opt" or "args", is unverified. Names may start at
 "module", as wrapped networks save them. What cannot be mapped is refused by name, so no weight is silently lost.
+
+A checkpoint is evaluated on features as its CNN gives them, or on pictures, where the CNN is in the file. Training
+moves that CNN, if only its batch norm (spec, models, 1.4): on features of another one of the same name the model
+recalls less than its authors say. The report tells which it was.
 """
 
 import argparse
@@ -21,17 +25,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xmodal.evaluation import DAMAGE
-from xmodal.models import Config, Inputs
+from xmodal.batches import Reader
+from xmodal.corpora import View
+from xmodal.dataset import Examples, choose, made_by, open_features
+from xmodal.evaluation import DAMAGE, Evaluated, Progress, Silence, check_device, with_distance
+from xmodal.features import FeatureStore
+from xmodal.models import Config, Features, Inputs, Pixels, Scorer
 from xmodal.models.pcme import PCMEConfig, own_name
 from xmodal.models.pvse import PVSEConfig
 from xmodal.models.vsepp import VSEPPConfig
+from xmodal.reports import Report
+from xmodal.text import load_vocabulary
 from xmodal.trouble import Trouble
+from xmodal.trunk import Fronted, PictureReader
+from xmodal.vision import Network, ResNet, load, sha256_of
 
 State = Mapping[str, Tensor]
 Options = Mapping[str, Any]  # the flags of the official training, where a file has them
 TRUNK = "img_enc.cnn."
 NAMED = 5  # names that a message lists
+GRID = 7 * 7  # places of a ResNet's last map of 224 x 224 pixels, by which all of them were trained
+PIXELS = "pixels"  # the stage whose pictures the CNN in a file looks at
+PLACES = {"conv1": 0, "bn1": 1, **{f"layer{number}": 3 + number for number in range(1, 5)}}  # in an `Extractor.trunk`
+RESNETS: dict[
+    tuple[int, bool], Network
+] = {  # by the blocks of the third layer, and whether each has three convolutions
+    **{(2, False): "resnet18", (6, False): "resnet34"},
+    **{(6, True): "resnet50", (23, True): "resnet101", (36, True): "resnet152"},
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +62,7 @@ class Released:
     The words of the vocabulary are in no checkpoint, and the number of training items is not known (0).
     """
 
+    layout: str
     config: Config
     inputs: Inputs
     state: dict[str, Tensor]
@@ -52,6 +74,24 @@ class Released:
         assert isinstance(model, nn.Module)
         model.load_state_dict({name: value.clone() for name, value in self.state.items()}, assign=True)
         return model.eval()
+
+    def build_with_trunk(self) -> Fronted:
+        """Reads pictures, by the ResNet in the file."""
+        if self.network is None:
+            raise Trouble("has no ResNet to look at pictures: name features that it was trained on")
+        extractor = load(ResNet(self.network, "random:0"))  # of VSE++ too: it takes the mean of the grid
+        try:
+            parts = [(name.split(".", 1), value) for name, value in self.trunk.items() if not name.startswith("fc.")]
+            extractor.trunk.load_state_dict({f"{PLACES[part]}.{rest}": value for (part, rest), value in parts})
+        except (LookupError, ValueError, RuntimeError) as error:
+            raise Trouble(f"has a CNN that is no whole {self.network}: {_line(error)}") from error
+        return Fronted(self.build(), extractor).eval()
+
+    @property
+    def network(self) -> Network | None:
+        """The CNN in the file, as the resnet stage names it; None where there is none, or another kind."""
+        blocks = {name.split(".")[1] for name in self.trunk if name.startswith("layer3.")}
+        return RESNETS.get((len(blocks), "layer3.0.conv3.weight" in self.trunk))
 
 
 @dataclass(frozen=True)
@@ -80,6 +120,106 @@ def read(path: str | Path) -> Released:
         raise Trouble(f"{path}: {trouble}") from trouble
 
 
+def evaluate(
+    path: Path,
+    vocabulary: Path,
+    root: str,
+    view: View,
+    visual: Features,
+    *,
+    released: Released | None = None,
+    records: str | None = None,
+    features: str | None = None,
+    device: str = "cpu",
+    distance: str | None = None,
+    extended: Path | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Every metric of a released file on a view of a corpus, as `xmodal.evaluation.evaluate` gives them of a run.
+
+    `released` is what `read` made of the file already. `records` and `features` are identities, where a root has
+    several outputs.
+    """
+    check_device(device)
+    released, words = released or read(path), load_vocabulary(vocabulary)
+    if len(words) != released.inputs.text_width:
+        raise Trouble(
+            f"{vocabulary} has {len(words):,} words, but {path} was trained with {released.inputs.text_width:,}: "
+            "give the vocabulary that was released with it"
+        )
+    if distance is not None:
+        released = replace(released, config=with_distance(released.config, distance, released.layout))
+    tables = choose(root, "records", records, corpus=view.corpus)
+    store = open_features(root, visual.stage, features, tables)
+    examples = Examples.of(tables, view, store, words)
+    scorer, reader, cnn = (_on_pictures if visual.stage == PIXELS else _on_features)(
+        released, path, examples, store, visual
+    )
+    scorer.to(device)
+    assert isinstance(scorer, Scorer)
+    evaluated = Evaluated(
+        scorer,
+        reader,
+        tables,
+        view,
+        recipe=f"{released.layout} of {path.name}, words of {vocabulary.name}" + (f", by {distance}" * bool(distance)),
+        fingerprint=sha256_of(path),
+        features=f"{visual.stage}/{store.output.identity}",
+        weights=cnn,
+        learned=None,
+    )
+    return evaluated.report(extended, progress or Silence(), device)
+
+
+def _on_pictures(
+    released: Released, path: Path, examples: Examples, store: FeatureStore, visual: Features
+) -> tuple[nn.Module, Reader, str]:
+    """The model, what it reads, and whose CNN sees the pictures; all were trained to look at the usual middle."""
+    if _reads_clips(released.config):
+        raise Trouble(f"{path} ({released.layout}) reads frames of clips, not pictures: name a stage that has them")
+    usual = ResNet()
+    reader = PictureReader(examples, store, plan=Pixels("centre", flip=False), crop=usual.crop)
+    if store.spec.row_shape[0] != usual.resize:
+        raise Trouble(f"{store.output.where} has pictures of side {store.spec.row_shape[0]}, not {usual.resize}")
+    try:
+        return released.build_with_trunk(), reader, f"the {released.network} in the file"
+    except Trouble as trouble:
+        raise Trouble(f"{path}: {trouble}") from trouble
+
+
+def _on_features(
+    released: Released, path: Path, examples: Examples, store: FeatureStore, visual: Features
+) -> tuple[nn.Module, Reader, str]:
+    _check_features(released, path, store)
+    instead = ", in place of the CNN in the file" * bool(released.trunk)
+    hint = f", which --set visual.stage={PIXELS} takes" * bool(released.network and not _reads_clips(released.config))
+    return released.build(), Reader(examples, store, visual), made_by(store) + instead + hint
+
+
+def _reads_clips(config: Config) -> bool:
+    return isinstance(config, PVSEConfig) and config.visual == "video"
+
+
+def _check_features(released: Released, path: Path, store: FeatureStore) -> None:
+    """Whether the file's model was trained on such rows, as far as it and the store tell."""
+    width, spec, config = released.inputs.visual_width, store.spec, released.config
+    is_video = _reads_clips(config)
+    shapes = [(width,)] if is_video else [(GRID, width)] + [(width,)] * isinstance(config, VSEPPConfig)
+    if spec.row_shape not in shapes or spec.ragged != is_video:
+        found, *wanted = (" x ".join(map(str, shape)) for shape in (spec.row_shape, *shapes))
+        runs = "rows of any number, each " * is_video
+        raise Trouble(
+            f"{path} ({released.layout}) reads {runs}{' or '.join(wanted)} an item, but {store.output.where} has "
+            f"{'rows of any number, each ' * spec.ragged}{found}: name other features with --set visual.stage=STAGE"
+        )
+    network = store.provenance.get("network")
+    if None not in (network, released.network) and network != released.network:
+        raise Trouble(
+            f"{path} was trained with a {released.network}, but {store.output.where} has features of {network}: "
+            f"build them with --set resnet.network={released.network}"
+        )
+
+
 def convert(state: State, options: Options | None = None) -> Released:
     """Weights by their official names; without options the defaults of the released models are taken."""
     plain = {".".join(part for part in name.split(".") if part != "module"): value for name, value in state.items()}
@@ -95,7 +235,7 @@ def convert(state: State, options: Options | None = None) -> Released:
     trunk = {name.removeprefix(TRUNK): value for name, value in plain.items() if name.startswith(TRUNK)}
     try:
         config, inputs = layout.sizes(plain, options or {})
-        released = Released(config, inputs, ours, trunk)
+        released = Released(layout.model, config, inputs, ours, trunk)
         released.build()
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise Trouble(f"looks like {layout.model}, but does not fit: {_line(error)}") from error

@@ -13,7 +13,7 @@ from xmodal.corpora import View
 from xmodal.features import ROWS, FeatureStore
 from xmodal.outputs import Output, find
 from xmodal.records import Caption, Item, Label, Split, read_rows
-from xmodal.text import Vocabulary
+from xmodal.text import Encoder, Vocabulary
 from xmodal.trouble import Trouble
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Examples:
         return np.cumsum(self.caption_counts) - self.caption_counts
 
     @classmethod
-    def of(cls, records: Output, view: View, store: FeatureStore, vocabulary: Vocabulary) -> "Examples":
+    def of(cls, records: Output, view: View, store: FeatureStore, vocabulary: Encoder) -> "Examples":
         found = described(records, view)
         silent = [item for item, captions in found.items() if not captions]
         seen = [item for item, captions in found.items() if captions and item in store]

@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -20,12 +20,13 @@ from torch import nn
 
 from xmodal import runs
 from xmodal.batches import Padded, Reader
+from xmodal.corpora import View
 from xmodal.dataset import Examples, choose, items, made_by, open_features
 from xmodal.features import FeatureStore
 from xmodal.identity import fingerprint
 from xmodal.judging import Findings, Gallery, eccv, judge, labels_of, recalls
 from xmodal.metrics import Numbers, Scores, Similarities, cuts
-from xmodal.models import Recipe, Scorer, Tokens
+from xmodal.models import Config, Scorer, Tokens
 from xmodal.outputs import Output
 from xmodal.ranked import kept
 from xmodal.reports import OWN, Report
@@ -71,7 +72,8 @@ def load(
     started = runs.read(run)
     state = read_tensors(run, runs.BEST)
     if distance is not None:
-        started = replace(started, recipe=_with_distance(started.recipe, distance))
+        changed = with_distance(started.recipe.model, distance, started.recipe.name)
+        started = replace(started, recipe=replace(started.recipe, model=changed))
     model = runs.network(run, started)
     assert isinstance(model, nn.Module)
     if any(str(name).startswith("trunk.") for name in state):
@@ -85,12 +87,13 @@ def load(
     return cast(Scorer[Any, Any], model.to(device).eval())
 
 
-def _with_distance(recipe: Recipe, distance: str) -> Recipe:
-    config: Any = recipe.model
+def with_distance(model: Config, distance: str, name: str) -> Config:
+    """Another score of the same weights; `name` is what has none."""
+    config: Any = model
     if not hasattr(config, "distance"):
-        raise Trouble(f"{recipe.name} has one score, so {distance!r} cannot be chosen")
+        raise Trouble(f"{name} has one score, so {distance!r} cannot be chosen")
     try:
-        return replace(recipe, model=replace(config, distance=distance))
+        return cast(Config, replace(config, distance=distance))
     except ValueError as error:
         raise Trouble(str(error)) from None
 
@@ -127,6 +130,40 @@ def read_tensors(run: str, name: str) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """A model, what it is asked about, and what its report says of both; fields are called as in the report."""
+
+    scorer: Scorer[Any, Any]
+    reader: Reader
+    records: Output
+    view: View
+    recipe: str
+    fingerprint: str
+    features: str
+    weights: str
+    learned: View | None  # what it was trained on, where that is known
+
+    def report(self, extended: Path | None, progress: Progress, device: str) -> Report:
+        examples, learned = self.reader.examples, self.learned
+        return Report(
+            recipe=self.recipe,
+            fingerprint=self.fingerprint,
+            records=self.records.identity,
+            features=self.features,
+            weights=self.weights,
+            corpus=self.view.corpus,
+            split=self.view.split,
+            relevance=OWN,
+            items=len(examples.ids),
+            captions=len(examples.words),
+            absent=examples.absent,
+            silent=examples.silent,
+            seen=None if learned is None else len(items(self.records, learned).intersection(examples.ids)),
+            findings=_findings(self.scorer, self.reader, self.records, extended, progress, device),
+        )
+
+
 def evaluate(
     run: str,
     root: str,
@@ -141,37 +178,27 @@ def evaluate(
 
     `distance` is another score of the same weights (PCME), `extended` a folder with ECCV-Caption's files.
     """
-    progress = progress or Silence()
     check_device(device)
     started = runs.read(run)
     recipe = started.recipe
+    view = replace(recipe.validation, split=split)
     records = choose(root, "records", started.records, corpus=recipe.view.corpus)
     store = open_features(root, recipe.visual.stage, started.features, records)
-    examples = Examples.of(records, replace(recipe.validation, split=split), store, started.vocabulary)
+    examples = Examples.of(records, view, store, started.vocabulary)
+    reader = Reader(examples, store, recipe.visual, recipe.text if isinstance(recipe.text, Tokens) else None)
     scorer = load(run, device, store, distance)
-    reader = _as_trained(
-        Reader(examples, store, recipe.visual, recipe.text if isinstance(recipe.text, Tokens) else None),
+    evaluated = Evaluated(
         scorer,
-        started,
-        root,
+        _as_trained(reader, scorer, started, root, records),
         records,
-    )
-    return Report(
+        view,
         recipe=recipe.name + (f" by {distance}" if distance else ""),
         fingerprint=fingerprint(recipe),
-        records=started.records,
         features=f"{recipe.visual.stage}/{started.features}",
         weights=made_by(store),
-        corpus=recipe.view.corpus,
-        split=split,
-        relevance=OWN,
-        items=len(examples.ids),
-        captions=len(examples.words),
-        absent=examples.absent,
-        silent=examples.silent,
-        seen=len(items(records, recipe.view).intersection(examples.ids)),
-        findings=_findings(scorer, reader, records, extended, progress, device),
+        learned=recipe.view,
     )
+    return evaluated.report(extended, progress or Silence(), device)
 
 
 def _as_trained(reader: Reader, scorer: Scorer[Any, Any], started: Run, root: str, records: Output) -> Reader:

@@ -41,7 +41,7 @@ def score(
     any order. `extended` is a folder with ECCV-Caption's files.
     """
     records = choose(root, "records", corpus=corpus)
-    split = split or _test_split(records, corpus)
+    split = split or test_split(records, corpus)
     matrix, found = _matrix(path), described(records, View(corpus, split))
     gallery, similarities = _named(matrix, found, prefix) if prefix else _ordered(matrix, found, path)
     positives = eccv(extended, gallery) if extended else None
@@ -71,7 +71,7 @@ def score(
 def write_ids(prefix: str, root: str, corpus: str, split: str | None = None) -> list[str]:
     """Writes the order of rows to PREFIX.items.txt, of columns to PREFIX.captions.txt: an id a line, all captions."""
     records = choose(root, "records", corpus=corpus)
-    gallery = _gallery(described(records, View(corpus, split or _test_split(records, corpus))))
+    gallery = _gallery(described(records, View(corpus, split or test_split(records, corpus))))
     paths = [prefix + end for end in IDS]
     for name, ids in zip(paths, (gallery.ids, gallery.caption_ids), strict=True):
         Path(name).write_text("".join(f"{identity}\n" for identity in ids), encoding="utf-8")
@@ -147,7 +147,8 @@ def _matrix(path: Path) -> Numbers:
     return matrix
 
 
-def _test_split(records: Output, corpus: str) -> str:
+def test_split(records: Output, corpus: str) -> str:
+    """Its only one."""
     there = splits(records)
     tests = [name for name in there if name.rpartition("/")[2] == "test"]
     if len(tests) != 1:
