@@ -20,6 +20,7 @@ EPILOG = """examples:
   xmodal build coco/resnet --root data --set resnet.network=resnet50 --set resnet.weights=IMAGENET1K_V2
   xmodal train vsepp --root data --run runs/vsepp; xmodal evaluate runs/vsepp --root data
   xmodal reproduce pvse; xmodal reproduce "pvse table 2" --root data --runs runs
+  xmodal look runs/pvse --root data --attention maps    where it looks; --probes: what makes a PCME unsure
   xmodal evaluate --scores sims.npy --corpus coco --root data    anybody's similarity matrix
   xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data    weights that a paper's authors released
   xmodal publish coco --root data --out coco-captions
@@ -146,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--forget", action="store_true", help="have damaged parts made again by the next build")
     _training(command("train", "train a recipe from cached features; goes on where it stopped"))
     _evaluating(command("evaluate", "every metric of a run, released weights or a similarity matrix on a split"))
+    _looking(command("look", "where a run's model looks, as pictures; or what makes it unsure"))
     _reproducing(
         command("reproduce", "every table and figure of the five papers: what it takes, and its state", root=False)
     )
@@ -216,6 +218,20 @@ def _evaluating(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _looking(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=_local, help="the folder of a run")
+    parser.add_argument("--split", help="such as karpathy/val (default: the test split)")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--attention", type=_local, metavar="DIR", help="a PNG an item: every map of attention over it")
+    what.add_argument(
+        "--probes", action="store_true", help="uncertainty by what is taken away, and recall by it (PCME)"
+    )
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--items", nargs="+", default=[], metavar="ID", help="of --attention: these items of the split")
+    some.add_argument("--first", type=_count, metavar="N", help="of --attention: its first items (default: 8)")
+
+
 def _importing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=_local, help="x.npy, x.h5, x.tar, a Zarr array, or a folder of .npz, .npy, .tar")
     parser.add_argument("--name", required=True, help="the stage that it becomes, as recipes name it (visual.stage)")
@@ -252,7 +268,7 @@ def _local(text: str) -> Path:
 
 def _count(text: str) -> int:
     if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"a number of workers, not {text}")
+        raise argparse.ArgumentTypeError(f"a whole number, not {text}")
     return int(text)
 
 
@@ -409,6 +425,17 @@ def _check_evaluated(chosen: argparse.Namespace) -> None:
         raise Trouble("--ids belongs to --scores: it says what the matrix' rows and columns are")
 
 
+def _look(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.experiments import look
+    from pipelines.progress import Progress
+
+    if chosen.probes and (chosen.items or chosen.first is not None):
+        raise Trouble("--items and --first belong to --attention: probes are of a whole split")
+    some = {"items": chosen.items} | ({} if chosen.first is None else {"first": chosen.first})
+    where = (chosen.run, chosen.root, chosen.split, chosen.device)
+    return look(*where, Progress(), chosen.attention, **some), 0
+
+
 def _reproduce(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.progress import Progress
     from pipelines.reproduce import reproduce
@@ -477,6 +504,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
     "verify": _verify,
     "train": _train,
     "evaluate": _evaluate,
+    "look": _look,
     "reproduce": _reproduce,
     "publish": _publish,
     "import": _import,

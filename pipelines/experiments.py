@@ -1,4 +1,4 @@
-"""What `xmodal train` and `xmodal evaluate` do: recipes by name, with settings, on the outputs of a root."""
+"""What `xmodal train`, `evaluate` and `look` do: recipes by name, with settings, on the outputs of a root."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -75,11 +75,9 @@ def evaluate(run: Path, root: str, split: str | None, device: str, progress: Pro
     """A run on a split of its corpus; without one, on the test split beside that of its training. `asked`: `distance`
     and `extended` of `xmodal.evaluation.evaluate`.
     """
-    from xmodal import runs
     from xmodal.evaluation import evaluate
 
-    chosen = split or _test_split(runs.read(str(run)).recipe)
-    return evaluate(str(run), root, chosen, device=device, progress=progress, **asked)
+    return evaluate(str(run), root, _split_of(run, split), device=device, progress=progress, **asked)
 
 
 def evaluate_released(
@@ -112,6 +110,25 @@ def read_for(config: Config, root: str, corpus: str, split: str | None, records:
     return View(corpus, split or test_split(tables, corpus)), Features("resnet")
 
 
+def _split_of(run: Path, split: str | None) -> str:
+    from xmodal import runs
+
+    return split or _test_split(runs.read(str(run)).recipe)
+
+
 def _test_split(recipe: Recipe) -> str:
     """Beside that of its training."""
     return (recipe.view.split.rpartition("/")[0] + "/test").lstrip("/")
+
+
+def look(
+    run: Path, root: str, split: str | None, device: str, progress: Progress, folder: Path | None, **some: Any
+) -> dict[str, Any]:
+    """Pictures of attention in a folder, `some` being `items` or `first` of `xmodal.looking.draw`; or else probes."""
+    from xmodal.looking import draw, probe
+
+    where = (str(run), root, _split_of(run, split))
+    if folder is None:
+        return asdict(probe(*where, device=device, progress=progress))
+    drawn = draw(*where, folder, device=device, progress=progress, **some)
+    return {"folder": str(folder), "pictures": [asdict(one) for one in drawn]}

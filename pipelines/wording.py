@@ -71,6 +71,38 @@ def evaluate(table: str) -> list[str]:
     return [table]
 
 
+def look(result: Result) -> list[str]:
+    if "pictures" in result:
+        told = [f"{one['path']}: {one['caption']}" for one in result["pictures"]]
+        return [*told, f"{len(told)} pictures in {result['folder']}"]
+    heads = ("words <unk>", "erased", "mixed")
+    plain, *probes = ([probed[name] for name in ("share", "unknown", "erased", "mixed")] for probed in result["probes"])
+    return [
+        f"mean uncertainty of {result['captions']:,} captions and {result['items']:,} pictures of {result['split']}",
+        f"{'share':5}" + "".join(f"{head:>20}" for head in heads),
+        "  0 %" + "".join(f"{value:>20.4g}" for value in plain[1:]),
+        *(_probed(row, plain) for row in probes),
+        *([f"pictures are not probed: {result['unprobed']}"] if result["unprobed"] else []),
+        "",
+        "R@1 by the query's uncertainty, surest first",
+        *(line for side in ("visual_to_text", "text_to_visual") for line in _uncertain(side, result[side])),
+    ]
+
+
+def _probed(row: list[Any], plain: list[Any]) -> str:
+    """Each uncertainty, and how far it is above that of the same items as they are."""
+    cells = zip(row[1:], plain[1:], strict=True)
+    told = ("-" if value is None else f"{value:.4g} ({100 * (value / before - 1):+.1f} %)" for value, before in cells)
+    return f"{100 * row[0]:3.0f} %" + "".join(f"{cell:>20}" for cell in told)
+
+
+def _uncertain(side: str, bins: list[Result]) -> list[str]:
+    rows = [("uncertainty", [f"{each['mean']:.4g}" for each in bins])]
+    rows += [("queries", [str(each["count"]) for each in bins]), ("R@1", [f"{each['recall']:.1f}" for each in bins])]
+    name = side.replace("_", " ")
+    return [f"{name:16}{row:12}{''.join(f'{value:>9}' for value in values)}" for row, values in rows]
+
+
 def reproduce(shown: list[Result]) -> list[str]:
     """Experiments of several papers are a line each, those of one paper have their rows, one alone is told in full."""
     if len(shown) == 1:

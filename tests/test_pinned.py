@@ -6,6 +6,8 @@
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ from PIL import Image
 
 from pipelines.corpus import STAGES, Site
 from tests.conftest import tree_digest
-from xmodal.corpora import load
+from xmodal.corpora import Corpus, Raw, load
 from xmodal.features import FeatureStore
 from xmodal.outputs import Output
+from xmodal.records import Caption, Label, Row
 from xmodal.storage import open_storage
 
 PINNED = Path(__file__).parent / "pinned.json"
@@ -56,8 +59,20 @@ def digests(folder: Path) -> dict[str, dict[str, Any]]:
     settings = {"resnet.network": "resnet18", "resnet.weights": "random:0", "resnet.resize": 32, "resnet.crop": 32}
     settings |= {"pixels.side": 32}
     site = Site(open_storage(str(folder / "root")), raw=raw, settings=settings)
-    outputs = {stage: build(site, load(str(CORPUS))) for stage, build in STAGES.items()}
+    outputs = {stage: build(site, _with_categories(load(str(CORPUS)))) for stage, build in STAGES.items()}
     return {stage: {"version": output.about["version"]} | _bytes(output) for stage, output in outputs.items()}
+
+
+def _with_categories(corpus: Corpus) -> Corpus:
+    """What captions call the pictures is a label of theirs too."""
+
+    def parse(raw: Raw) -> Iterator[Row]:
+        for row in corpus.parse(raw):
+            yield row
+            if isinstance(row, Caption):
+                yield Label(row.item, "category", row.text.split()[1])
+
+    return replace(corpus, parse=parse)
 
 
 def _bytes(output: Output) -> dict[str, Any]:

@@ -4,13 +4,15 @@ Shapes: L places of a grid, row by row; K maps; H and W pixels.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 GAP = 4  # white pixels between panels
+LETTERS, LINE = 18, 26  # pixels: the height of the letters, and of a line of them
 
 
 def attention_picture(
@@ -32,6 +34,33 @@ def attention_picture(
     return np.concatenate([part for panel in panels for part in (gap, panel)][1:], axis=1)
 
 
+def labelled(panels_HW3: NDArray[np.uint8], names: Sequence[str], legend: str) -> Image.Image:
+    """An attention picture with a name above each of its panels, and a legend below, in as many lines as it takes."""
+    height, width, _ = panels_HW3.shape
+    font, step = ImageFont.load_default(LETTERS), (width + GAP) // len(names)
+    lines = [*_lines(legend, font, width)]
+    image = Image.new("RGB", (width, height + LINE * (1 + len(lines)) + GAP), "white")
+    image.paste(Image.fromarray(panels_HW3), (0, LINE))
+    draw = ImageDraw.Draw(image)
+    for number, name in enumerate(names):
+        draw.text((number * step + (step - GAP) // 2, LINE // 2), name, "black", font, "mm")
+    for number, line in enumerate(lines):
+        draw.text((GAP, height + LINE * (number + 1) + LINE // 2 + GAP), line, "black", font, "lm")
+    return image
+
+
+def _lines(text: str, font: Any, width: int) -> Iterator[str]:
+    """Of whole words, as many in a line as fit."""
+    line, *words = text.split()
+    for word in words:
+        if font.getlength(f"{line} {word}") > width - 2 * GAP:
+            yield line
+            line = word
+        else:
+            line = f"{line} {word}"
+    yield line
+
+
 def _over(picture_HW3: NDArray[np.uint8], map_RC: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
     """Grey where a map does not look, in red to yellow where it does."""
     heat_HW1 = _smooth(map_RC, picture_HW3.shape[:2])[..., None]
@@ -44,5 +73,5 @@ def _smooth(map_RC: NDArray[np.floating[Any]], shape: tuple[int, ...]) -> NDArra
     """In 0..1, at the picture's size; a map that is the same everywhere points nowhere."""
     lowest, range_ = map_RC.min(), np.ptp(map_RC)
     scaled = (map_RC - lowest) / range_ if range_ > 0 else np.zeros_like(map_RC)
-    image = Image.fromarray(scaled.astype(np.float32)).resize((shape[1], shape[0]), Image.Resampling.BILINEAR)
+    image = Image.fromarray(scaled.astype(np.float32)).resize((shape[1], shape[0]), Image.Resampling.BICUBIC)
     return np.asarray(image, np.float32).clip(0, 1)

@@ -167,6 +167,7 @@ def evaluate(
         features=f"{visual.stage}/{store.output.identity}",
         weights=cnn,
         learned=None,
+        chosen=None,
     )
     return evaluated.report(extended, progress or Silence(), device)
 

@@ -222,14 +222,19 @@ def made_by(store: FeatureStore) -> str:
     return (" ".join(told) or "an unnamed network") + (f" (sha256 {digest})" if digest else "")
 
 
-def _media_set(features: Output) -> str | None:
-    """None where the features do not name their media, or the root has them no more."""
+def media_of(features: Output) -> Output | None:
+    """The sealed media; None where the features do not name them, or the root has them no more."""
     for made_from in features.about.get("inputs", ()):
         media = Output(features.storage, f"media/{made_from.get('identity')}")
         if made_from.get("stage") == "media" and media.storage.size(f"{media.folder}/stage.json") is not None:
-            name = media.config.get("name")
-            return None if name is None else str(name)
+            return media
     return None
+
+
+def _media_set(features: Output) -> str | None:
+    media = media_of(features)
+    name = media and media.config.get("name")
+    return None if name is None else str(name)
 
 
 def _is_meant(output: Output, features: str | None) -> bool:

@@ -25,7 +25,7 @@ from xmodal.dataset import Examples, choose, items, made_by, open_features
 from xmodal.features import FeatureStore
 from xmodal.identity import fingerprint
 from xmodal.judging import Findings, Gallery, eccv, judge, labels_of, recalls
-from xmodal.metrics import Numbers, Scores, Similarities, cuts
+from xmodal.metrics import Both, Numbers, Scores, Similarities, cuts, ranks
 from xmodal.models import Config, Scorer, Tokens
 from xmodal.outputs import Output
 from xmodal.ranked import kept
@@ -143,9 +143,10 @@ class Evaluated:
     features: str
     weights: str
     learned: View | None  # what it was trained on, where that is known
+    chosen: View | None  # what decided which of its weights were kept
 
     def report(self, extended: Path | None, progress: Progress, device: str) -> Report:
-        examples, learned = self.reader.examples, self.learned
+        examples = self.reader.examples
         return Report(
             recipe=self.recipe,
             fingerprint=self.fingerprint,
@@ -159,9 +160,14 @@ class Evaluated:
             captions=len(examples.words),
             absent=examples.absent,
             silent=examples.silent,
-            seen=None if learned is None else len(items(self.records, learned).intersection(examples.ids)),
+            seen=self._of(self.learned),
+            chosen=self._of(self.chosen),
             findings=_findings(self.scorer, self.reader, self.records, extended, progress, device),
         )
+
+    def _of(self, view: View | None) -> int | None:
+        """How many of the items that it is asked about are of a view."""
+        return None if view is None else len(items(self.records, view).intersection(self.reader.examples.ids))
 
 
 def evaluate(
@@ -178,27 +184,46 @@ def evaluate(
 
     `distance` is another score of the same weights (PCME), `extended` a folder with ECCV-Caption's files.
     """
+    asked = opened(run, root, split, device, distance)
+    recipe, read = asked.started.recipe, asked.reader.store.output
+    further = ", trained further from pixels" if isinstance(asked.scorer, Fronted) else ""
+    evaluated = Evaluated(
+        asked.scorer,
+        asked.reader,
+        asked.records,
+        replace(recipe.validation, split=split),
+        recipe=recipe.name + (f" by {distance}" if distance else ""),
+        fingerprint=fingerprint(recipe),
+        features=f"{read.stage}/{read.identity}",
+        weights=made_by(asked.features) + further,
+        learned=recipe.view,
+        chosen=recipe.validation,
+    )
+    return evaluated.report(extended, progress or Silence(), device)
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A run with its model and what it is asked about; `reader` reads pictures where weights were trained from them."""
+
+    started: Run
+    records: Output
+    features: FeatureStore
+    scorer: Scorer[Any, Any]
+    reader: Reader
+
+
+def opened(run: str, root: str, split: str, device: str = "cpu", distance: str | None = None) -> Opened:
+    """On a split of its corpus, from the same records and features as it was trained on."""
     check_device(device)
     started = runs.read(run)
     recipe = started.recipe
-    view = replace(recipe.validation, split=split)
     records = choose(root, "records", started.records, corpus=recipe.view.corpus)
     store = open_features(root, recipe.visual.stage, started.features, records)
-    examples = Examples.of(records, view, store, started.vocabulary)
-    reader = Reader(examples, store, recipe.visual, recipe.text if isinstance(recipe.text, Tokens) else None)
+    examples = Examples.of(records, replace(recipe.validation, split=split), store, started.vocabulary)
     scorer = load(run, device, store, distance)
-    evaluated = Evaluated(
-        scorer,
-        _as_trained(reader, scorer, started, root, records),
-        records,
-        view,
-        recipe=recipe.name + (f" by {distance}" if distance else ""),
-        fingerprint=fingerprint(recipe),
-        features=f"{recipe.visual.stage}/{started.features}",
-        weights=made_by(store),
-        learned=recipe.view,
-    )
-    return evaluated.report(extended, progress or Silence(), device)
+    reader = Reader(examples, store, recipe.visual, recipe.text if isinstance(recipe.text, Tokens) else None)
+    return Opened(started, records, store, scorer, _as_trained(reader, scorer, started, root, records))
 
 
 def _as_trained(reader: Reader, scorer: Scorer[Any, Any], started: Run, root: str, records: Output) -> Reader:
@@ -235,6 +260,12 @@ def measure(
     """Over all items, and over folds of 1,000 where they are whole ones; `blocks` changes memory and speed alone."""
     with torch.inference_mode():
         return recalls(_similarities(scorer, reader, progress, device, blocks), _gallery(reader.examples))
+
+
+def own_ranks(scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str = "cpu") -> Both:
+    """Of every item the rank of its best own caption, and of every caption that of its item; in the reader's order."""
+    with torch.inference_mode():
+        return ranks(_similarities(scorer, reader, progress, device, BLOCKS), _gallery(reader.examples).own)[0]
 
 
 def _gallery(examples: Examples) -> Gallery:

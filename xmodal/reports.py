@@ -10,7 +10,7 @@ from xmodal.ranked import ListScores, Plausible
 
 OWN = "pairs: a caption is right for its own item alone"
 SIDES = ("visual to text", "text to visual")
-SHOWN = (5, 10)  # of the precisions at k; JSON has all
+SHOWN = (1, 5, 10)  # of the precisions at k; JSON has all
 FIRST = 22  # the width of the first column
 
 
@@ -31,6 +31,7 @@ class Report:
     absent: int  # items of the split without features, or not in the matrix: nobody was asked about them
     silent: int  # and without captions
     seen: int | None  # items asked about that the run was trained on
+    chosen: int | None  # and those by which its weights were chosen
     findings: Findings
 
     @property
@@ -59,6 +60,7 @@ class Report:
 
     def _about(self) -> list[str]:
         seen = f"; {self.seen:,} of them were trained on" if self.seen else ""
+        seen += f"; the weights were chosen by {self.chosen:,} of them" if self.chosen else ""
         lacking = "without features" if self.features else "not in the matrix"
         left_out = f"; left out: {self.absent} {lacking}, {self.silent} without captions"
         made = f"features {self.features} by {self.weights}; " if self.features else ""

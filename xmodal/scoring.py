@@ -64,6 +64,7 @@ def score(
         absent=len(found) - silent - len(gallery.ids),
         silent=silent,
         seen=None,
+        chosen=None,
         findings=findings,
     )
 

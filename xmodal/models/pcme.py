@@ -127,6 +127,11 @@ class PCME(nn.Module):
         distances_VJTJ = (squared_between_samples(visual_VJD, text_TJD) + 1e-6).sqrt()
         return self.config.sigmoid_scale * (self.shift - self.scale * distances_VJTJ)
 
+    def attention_visual(self, visual: Padded) -> Tensor:
+        """Where the mean looks, (B, L, 1); zero at padding."""
+        grid_BLF = visual.values.masked_fill(~visual.mask[..., None], 0)
+        return self.image_mean.attention.attend(grid_BLF, visual.mask)[..., None]
+
     def image_gaussians(self, visual: Padded) -> Gaussians:
         mask_BL = visual.mask
         grid_BLF = visual.values.masked_fill(~mask_BL[..., None], 0)
@@ -178,9 +183,12 @@ class Attention(nn.Module):
         nn.init.xavier_uniform_(self.score.weight)
 
     def forward(self, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
-        scores_BL = self.score(self.hidden(positions_BLF).tanh())[..., 0].masked_fill(~mask_BL, -math.inf)
-        mean_B1F: Tensor = scores_BL.softmax(1)[:, None] @ positions_BLF
-        return mean_B1F[:, 0]
+        return (self.attend(positions_BLF, mask_BL)[:, None] @ positions_BLF)[:, 0]
+
+    def attend(self, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
+        """The map (B, L): it sums to one over the real positions of its row."""
+        scores_BL: Tensor = self.score(self.hidden(positions_BLF).tanh())[..., 0]
+        return scores_BL.masked_fill(~mask_BL, -math.inf).softmax(1)
 
 
 class SigmaHead(nn.Module):
