@@ -1,7 +1,9 @@
 """Archives: what is inside is read where it lies; what is unsafe, damaged or missing is said."""
 
 import gc
+import io
 import random
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import BinaryIO
@@ -9,7 +11,7 @@ from typing import BinaryIO
 import pytest
 
 from xmodal import archives as module
-from xmodal.archives import Archives, MissingMedia, archive_of, open_archive
+from xmodal.archives import Archives, MissingMedia, archive_of, open_archive, tar_members
 from xmodal.corpora import Raw
 from xmodal.storage import LocalStorage
 from xmodal.trouble import Trouble
@@ -171,3 +173,91 @@ def test_damage_anywhere_is_trouble_and_never_other_bytes(tmp_path: Path) -> Non
             assert Archives(Raw.folder(tmp_path)).read("pictures.zip!a.jpg") == PICTURE
         except (Trouble, MissingMedia):
             continue
+
+
+def tar_of(folder: Path, members: dict[str, bytes], gzipped: bool = True) -> Path:
+    path = folder / "birds.tgz"
+    with tarfile.open(path, "w:gz" if gzipped else "w") as archive:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def streamed(folder: Path) -> dict[str, bytes]:
+    return {name: file.read() for name, file in tar_members(Raw.folder(folder), "birds.tgz")}
+
+
+@pytest.mark.parametrize("gzipped", [True, False])
+def test_members_of_a_tar_come_in_its_order(tmp_path: Path, gzipped: bool) -> None:
+    members = {"z.txt": PICTURE, "./sub/a.txt": b"", "b.jpg": bytes(100_000)}
+    tar_of(tmp_path, members, gzipped)
+    found = streamed(tmp_path)
+    assert list(found.items()) == [("z.txt", PICTURE), ("sub/a.txt", b""), ("b.jpg", bytes(100_000))]
+    assert [path.name for path in tmp_path.iterdir()] == ["birds.tgz"]
+
+
+def test_members_of_a_tar_need_not_be_read(tmp_path: Path) -> None:
+    tar_of(tmp_path, {"a": bytes(5000), "b": PICTURE, "c": b"c"})
+    found = [(name, file.read(3)) for name, file in tar_members(Raw.folder(tmp_path), "birds.tgz") if name != "b"]
+    assert found == [("a", bytes(3)), ("c", b"c")]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("/etc/passwd", "absolute path"), ("../up", "leaves its folder"), ("a\\b", "a backslash"), ("a.txt", "twice")],
+)
+def test_an_unsafe_tar_is_refused(tmp_path: Path, name: str, why: str) -> None:
+    path = tmp_path / "birds.tgz"
+    with tarfile.open(path, "w") as archive:
+        for each in ("a.txt", name):
+            archive.addfile(tarfile.TarInfo(each))
+    with pytest.raises(Trouble, match=rf"birds\.tgz is not safe: its member .* {why}"):
+        streamed(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_links_and_devices_in_a_tar_are_refused(tmp_path: Path, kind: bytes) -> None:
+    with tarfile.open(tmp_path / "birds.tgz", "w:gz") as archive:
+        member = tarfile.TarInfo("odd")
+        member.type, member.linkname = kind, "/etc/passwd"
+        archive.addfile(member)
+    with pytest.raises(Trouble, match="'odd' is a link or a device"):
+        streamed(tmp_path)
+
+
+@pytest.mark.parametrize("gzipped", [True, False])
+def test_a_tar_that_was_cut_anywhere_is_damaged(tmp_path: Path, gzipped: bool) -> None:
+    noise = random.Random(0).randbytes(1000)
+    path = tar_of(tmp_path, {"a": noise, "b": noise, "c": b""}, gzipped)
+    whole = path.read_bytes()
+    end = len(whole) if gzipped else 1536 + 1536 + 512 + 512  # behind the first block of zeros comes nothing
+    for length in [0, 1, 2, 300, 511, 512, 600, 1536, 1537, 2048, 3072, 3500, end - 512, end - 1]:
+        if length < end:
+            path.write_bytes(whole[:length])
+            with pytest.raises(Trouble, match=r"birds\.tgz is damaged"):
+                streamed(tmp_path)
+
+
+def test_damage_anywhere_in_a_gzipped_tar_is_trouble_and_never_other_bytes(tmp_path: Path) -> None:
+    members = {"a": PICTURE, "b": random.Random(1).randbytes(700)}
+    path, dice = tar_of(tmp_path, members), random.Random(0)
+    whole = path.read_bytes()
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[dice.randrange(len(whole))] = dice.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            assert streamed(tmp_path) == members
+        except Trouble:
+            continue
+
+
+def test_a_header_that_is_none_does_not_end_a_tar_in_silence(tmp_path: Path) -> None:
+    path = tar_of(tmp_path, {"a": PICTURE, "b": PICTURE}, gzipped=False)
+    data = bytearray(path.read_bytes())
+    data[1024] ^= 255
+    path.write_bytes(data)
+    with pytest.raises(Trouble, match=r"birds\.tgz is damaged \(it ends too early\)"):
+        streamed(tmp_path)

@@ -1,8 +1,10 @@
 """Media that lie inside archives: read one by one, never extracted, and only from archives that are safe and whole."""
 
 import errno
+import gzip
 import io
 import stat
+import tarfile
 import weakref
 import zipfile
 import zlib
@@ -10,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from lzma import LZMAError
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from xmodal.corpora import Raw
 from xmodal.trouble import Trouble
 
 # What reading damaged bytes raises; a RuntimeError is an encrypted member or a method that nobody knows.
-DAMAGE = (zipfile.BadZipFile, zlib.error, LZMAError, EOFError, ValueError, RuntimeError, OSError)
+DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, LZMAError, EOFError, ValueError, RuntimeError, OSError)
 
 LARGEST = 256 * 2**20  # bytes of a member that is read whole: a medium; what an archive says of it may be a bomb
 BUFFER = 2**16
@@ -45,6 +47,26 @@ class Archives:
         if archive not in self._open:
             self._open[archive] = self._stack.enter_context(open_archive(self._raw, archive))
         return _read(self._open[archive], archive, member)
+
+
+def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
+    """Name and content of each file in a tar archive, plain or gzipped, in its order.
+
+    Each content is to be read before the next is asked for. That the archive is whole is known when all were asked for.
+    """
+    with ExitStack() as stack:
+        with _refusing_damage(path):
+            blocks = _Blocks(cast(Any, stack.enter_context(_unzipped(stack.enter_context(raw.open(path))))))
+            archive = stack.enter_context(tarfile.open(fileobj=blocks, mode="r:"))
+        seen = set[str]()
+        while member := _next(archive, blocks, path):
+            name = member.name.removeprefix("./")
+            if why := "is there twice" if name in seen else _unsafe_member(member, name):
+                raise Trouble(f"{path} is not safe: its member {member.name!r} {why}; get another copy of it")
+            if member.isfile():
+                seen.add(name)
+                content = _Member(cast(IO[bytes], archive.extractfile(member)), path, f" at {name}")
+                yield name, io.BufferedReader(content, BUFFER)
 
 
 def archive_of(media: str) -> str:
@@ -98,6 +120,38 @@ class _Member(io.RawIOBase):
         super().close()
 
 
+class _Blocks(io.BufferedReader):
+    """Remembers what was read last: a tar archive ends in a block of zeros, and where it does not it was cut."""
+
+    last = b""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.last = super().read(size)
+        return self.last
+
+
+def _unzipped(file: IO[bytes]) -> IO[bytes]:
+    gzipped = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if gzipped else file
+
+
+def _next(archive: tarfile.TarFile, blocks: _Blocks, path: str) -> tarfile.TarInfo | None:
+    with _refusing_damage(path):
+        if member := archive.next():
+            cast(Any, archive).members.clear()  # else all of them stay in memory
+            return member
+        if blocks.last != bytes(tarfile.BLOCKSIZE):
+            raise EOFError("it ends too early")
+        while blocks.read(BUFFER):  # the checksum is behind the end
+            continue
+    return None
+
+
+def _unsafe_member(member: tarfile.TarInfo, name: str) -> str | None:
+    return _unsafe_name(name) or (None if member.isfile() or member.isdir() else "is a link or a device")
+
+
 def _read(archive: zipfile.ZipFile, path: str, member: str) -> bytes:
     """No more than the archive says there is, and a byte: so the checksum is always looked at, and no bomb goes off."""
     try:
@@ -129,10 +183,12 @@ def _refuse_unsafe(archive: zipfile.ZipFile, path: str) -> None:
 
 def _unsafe(member: zipfile.ZipInfo) -> str | None:
     name = member.orig_filename  # as it is written, where `filename` ends at a NUL
+    return _unsafe_name(name) or ("is a link" if stat.S_ISLNK(member.external_attr >> 16) else None)
+
+
+def _unsafe_name(name: str) -> str | None:
     if "\\" in name or "\0" in name:
         return "has a backslash or a NUL in its name"
     if name.startswith("/") or name[1:2] == ":":
         return "has an absolute path"
-    if ".." in name.split("/"):
-        return "leaves its folder"
-    return "is a link" if stat.S_ISLNK(member.external_attr >> 16) else None
+    return "leaves its folder" if ".." in name.split("/") else None

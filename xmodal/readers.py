@@ -7,7 +7,7 @@ with file and line, unless a corpus knows better.
 import csv
 import io
 import json
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import IO, Any, BinaryIO, TypeVar
 
 from xmodal.archives import open_archive
@@ -60,6 +60,18 @@ def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",
             raise Trouble(f"{path}: after line {table.line_num}: {error}") from error
 
 
+def split_files(raw: Raw, files: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Of each id its split and place, from files (path: split) an id a line; none is empty, and no id comes twice."""
+    found: dict[str, tuple[str, str]] = {}
+    for path, split in files.items():
+        before = len(found)
+        for where, line in lines(raw, path):
+            found[once(found, line.strip(), where)] = split, where
+        if len(found) == before:
+            raise Trouble(f"{path}: {split} is empty")
+    return found
+
+
 def _decoded(line: bytes, where: str) -> str:
     try:
         return line.decode()
@@ -98,11 +110,27 @@ def json_members(raw: Raw, path: str, member: str) -> Iterator[tuple[str, int, A
             yield from _Text(text, f"{path}!{member}").members()
 
 
-def json_elements(raw: Raw, path: str) -> Iterator[tuple[str, Any]]:
-    """Each element of a JSON array, one at a time, after its place ("captions.json[12]")."""
-    with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig") as text:
-        for number, element in enumerate(_Text(text, path).elements()):
-            yield f"{path}[{number}]", element
+def json_elements(raw: Raw, path: str, member: str | None = None) -> Iterator[tuple[str, Any]]:
+    """Each element of a JSON array, one at a time, after its place ("captions.json[12]"); it may lie in a zip file."""
+    if member is None:
+        with raw.open(path) as file:
+            yield from json_elements_of(file, path)
+        return
+    with open_archive(raw, path) as archive:
+        if member not in archive.namelist():
+            raise Trouble(f"{path} has no member {member}")
+        with archive.open(member) as zipped:
+            yield from json_elements_of(zipped, f"{path}!{member}")
+
+
+def json_elements_of(file: BinaryIO | IO[bytes], path: str) -> Iterator[tuple[str, Any]]:
+    """The same of a file that is open; it is closed at the end of the array."""
+    with io.TextIOWrapper(file, "utf-8-sig") as text:
+        try:
+            for number, element in enumerate(_Text(text, path).elements()):
+                yield f"{path}[{number}]", element
+        except UnicodeDecodeError as error:
+            raise Trouble(f"{path} is not UTF-8: {error}") from error
 
 
 class _Text:

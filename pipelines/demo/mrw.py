@@ -1,0 +1,81 @@
+"""MRW's raw file, made of a generated world: what xmodal/corpora/mrw.py describes, at any size and with its quirks.
+
+Of ten scenes one is for validation and one for testing, by their index. Among the quirks, more frequent here than in
+MRW: addresses that are empty, missing or cut off, and a validation list by either of its two names. The clips are not
+written: MP4 needs an encoder. Of equal worlds the file is equal bytes.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines.demo.files import write_tgz, written
+from pipelines.demo.world import Scene, World, describe, scenes
+from xmodal.corpora import Corpus
+from xmodal.corpora.mrw import ARCHIVE, CORPUS, SENTENCES
+
+SPLIT_OF_TEN = ("mrw/train",) * 8 + ("mrw/val", "mrw/test")
+STARTS = ("MRW I see ", "MFW there is ", "When I find ", "MRW my friend shows me ")
+
+
+@dataclass(frozen=True)
+class Reaction:
+    """One scene as MRW publishes it."""
+
+    scene: Scene
+    world: World
+
+    @property
+    def split(self) -> str:
+        return SPLIT_OF_TEN[self.scene.index % 10]
+
+    @property
+    def id(self) -> str:
+        digest = hashlib.md5(f"{self.scene.seed} {self.scene.index}".encode(), usedforsecurity=False)
+        return f"{digest.hexdigest()[:7]}G{self.scene.index:05d}"
+
+    @property
+    def sentence(self) -> str:
+        text = describe(self.scene, self.world, 0).rstrip(".")
+        return STARTS[self.scene.index % len(STARTS)] + text[0].lower() + text[1:]
+
+    @property
+    def images(self) -> dict[str, str]:
+        """What giphy says of it: the address is empty, missing or cut off now and then."""
+        stem = f"http://media{self.scene.index % 5}.giphy.invalid/media/{self.id}/giphy"
+        rest = {"url": f"{stem}.gif", "frames": str(self.scene.frames)}
+        addresses = {3: {"mp4_url": ""}, 7: {"mp4_url": stem}, 11: {}}
+        return addresses.get(self.scene.index % 19, {"mp4_url": f"{stem}.mp4"}) | rest
+
+    def record(self) -> dict[str, Any]:
+        named = {"id": self.id, "sentence": self.sentence}
+        return named | {"images": self.images, "gulp_num_frames": self.scene.frames}
+
+
+def reactions(world: World) -> Iterator[Reaction]:
+    return (Reaction(scene, world) for scene in scenes(world))
+
+
+def write(world: World, folder: str | Path, validation: Literal["valid", "val"] = "valid") -> Corpus:
+    """Writes the archive; the corpus has its size and checksum, and the world's counts."""
+    if not world.motion or world.items < len(SPLIT_OF_TEN):
+        raise ValueError(f"MRW has clips in three splits: motion and 10 items at least, not {world}")
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    members = {SENTENCES: json.dumps([each.record() for each in reactions(world)]).encode()}
+    for split, name in (("mrw/train", "train"), ("mrw/val", validation), ("mrw/test", "test")):
+        ids = (f"{each.id}\n" for each in reactions(world) if each.split == split)
+        members[f"split/{name}.tsv"] = "".join(ids).encode()
+    write_tgz(path / ARCHIVE, members.items())
+    return replace(CORPUS, sources=tuple(written(source, path) for source in CORPUS.sources), counts=_counts(world))
+
+
+def _counts(world: World) -> dict[str, int]:
+    counts = Counter[str]()
+    for each in reactions(world):
+        counts.update({"items": 1, "captions": 1, f"items:{each.split}": 1})
+    return dict(counts)

@@ -1,0 +1,284 @@
+"""CUB Captions: 11,788 pictures of 200 kinds of birds (CUB-200-2011), ten captions each, and splits by kind.
+
+CUB_200_2011.tgz has, below CUB_200_2011/, tables of a picture's number and what is said of it, and the pictures:
+
+    images.txt              1 001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg
+    classes.txt             1 001.Black_footed_Albatross
+    image_class_labels.txt  1 1
+    bounding_boxes.txt      1 60.0 27.0 325.0 304.0            left, top, width, height
+    train_test_split.txt    1 0                                1 is Caltech's train, 0 its test
+
+cvpr2016_cub.tar.gz has a file a picture, cvpr2016_cub/text_c10/001.Black_footed_Albatross/…_0046_18.txt, of ten lines:
+
+    a large bird has curly hair on its nape, and a long and sharp bill that is black.
+
+xlsa17.zip has lists of classes, a line each: trainvalclasses (150) and testclasses (50), and of three folds
+trainclasses1 to 3 (100) and valclasses1 to 3 (50). seen_test_images.txt names 1,764 pictures as images.txt does.
+
+The splits: xian/train and xian/test are all pictures of the 150 and of the 50 classes, xian1/train to xian3/val those
+of the folds, all of whose classes are among the 150. pcme/train is xian/train without pcme/seen_test; pcme/test is
+xian/test. caltech/train and caltech/test have pictures of every class. A caption is right for all of its class.
+
+The traps:
+- Caption folders and lists have other names for some classes: classes are matched by the number before the point alone.
+- Ten pictures of PCME's list are of classes to test on, one each, which no training sees: left out, and counted.
+- Some captions are not UTF-8, or hold the sign (U+FFFD) that took the place of what was not: that becomes a space, and
+  is counted. So does any run of white space; typing errors stay.
+- The archives also hold what a Mac leaves behind (`._name`), which is no caption; the captions' has features, too.
+- The pictures are not read from the archive, which cannot be entered in its middle: see the `how` of `media`.
+- Old links lead to CUB-200 of 2010, whose pictures have other names: the captions are of CUB-200-2011.
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from xmodal.archives import open_archive, tar_members
+from xmodal.corpora import Corpus, Raw, Source
+from xmodal.readers import lines, lines_of, once
+from xmodal.records import Caption, Item, Label, Oddity, Region, Row, Split
+from xmodal.trouble import Trouble
+
+IMAGES, CAPTIONS, CLASS_LISTS, SEEN = "CUB_200_2011.tgz", "cvpr2016_cub.tar.gz", "xlsa17.zip", "seen_test_images.txt"
+FOLDER, LIST_MEMBER = "CUB_200_2011", "xlsa17/data/CUB/{}.txt"
+TABLES = {"images": 1, "classes": 1, "image_class_labels": 1, "bounding_boxes": 4, "train_test_split": 1}
+SPLITS = {"xian/train": "trainvalclasses", "xian/test": "testclasses"} | {
+    f"xian{fold}/{name}": f"{name}classes{fold}" for fold in (1, 2, 3) for name in ("train", "val")
+}
+TEN = 10  # captions of a picture
+NOT_TEXT, UNSEEN = "caption with what is not UTF-8: becomes a space", "seen test picture of an unseen class: left out"
+
+Table = dict[str, tuple[str, list[str]]]  # by number: the place in the file, and what is said
+
+
+@dataclass(frozen=True)
+class _Birds:
+    """`pictures` are numbers by key ("001/Black_Footed_Albatross_0046_18"), `classes` names by number ("1")."""
+
+    pictures: Mapping[str, str]
+    tables: Mapping[str, Table]
+
+    @property
+    def classes(self) -> dict[int, str]:
+        return {int(number): fields[0] for number, (_, fields) in self.tables["classes"].items()}
+
+
+def parse(raw: Raw) -> Iterator[Row]:
+    """Pictures in the order of their table, each followed by its class, box, splits and captions."""
+    birds = _birds(raw)
+    lists = {name: _class_list(raw, member, birds.classes) for name, member in SPLITS.items()}
+    _refuse_crossing(lists, birds.classes)
+    seen = _seen(raw, birds.pictures)
+    captions = _captions(raw, birds.pictures)
+    for key, number in birds.pictures.items():
+        yield Item(number, _media(birds.tables["images"][number][1][0]))
+        yield Label(number, "class", _class_of(birds, key, number))
+        yield _box(number, *birds.tables["bounding_boxes"][number])
+        yield _half(number, *birds.tables["train_test_split"][number])
+        yield from _splits(key, number, lists, seen)
+        yield from captions[key]
+
+
+def media(raw: Raw) -> Iterator[Source]:
+    """Every picture, as it lies below the folder that CUB_200_2011.tgz was extracted to."""
+    how = f"extract {IMAGES} in the folder that --raw names (tar xzf {IMAGES}): the pictures are in {FOLDER}/images/"
+    for _, (_, (path,)) in _tables(raw, ["images"])["images"].items():
+        yield Source(_media(path), how=how, part="media")
+
+
+def _media(path: str) -> str:
+    return f"{FOLDER}/images/{path}"
+
+
+def _tables(raw: Raw, names: Collection[str]) -> dict[str, Table]:
+    """The archive is read up to where the last of them lies."""
+    wanted, found = {f"{FOLDER}/{name}.txt": name for name in names}, dict[str, Table]()
+    for member, file in tar_members(raw, IMAGES):
+        if name := wanted.get(member):
+            found[name] = _table(lines_of(file, f"{IMAGES}!{member}"), TABLES[name])
+        if len(found) == len(wanted):
+            return found
+    raise Trouble(f"{IMAGES} has no member {next(member for member, name in wanted.items() if name not in found)}")
+
+
+def _table(rows: Iterator[tuple[str, str]], count: int) -> Table:
+    table: Table = {}
+    for where, line in rows:
+        number, *fields = line.split()
+        if len(fields) != count or not number.isdecimal():
+            raise Trouble(f"{where} is {line!r:.60}, no number with {count} value{'s' * (count > 1)}")
+        table[once(table, number, where)] = where, fields
+    return table
+
+
+def _birds(raw: Raw) -> _Birds:
+    tables = _tables(raw, TABLES)
+    pictures: dict[str, str] = {}
+    for number, (where, (path,)) in tables["images"].items():
+        pictures[once(pictures, _key(path, where), where)] = number
+    for name in TABLES.keys() - {"images", "classes"}:
+        if wrong := sorted(tables[name].keys() ^ tables["images"].keys()):
+            raise Trouble(f"{IMAGES}: picture {wrong[0]} is in one of images.txt and {name}.txt alone")
+    for number, (where, (name,)) in tables["classes"].items():
+        if _class_number(name, where) != int(number):
+            raise Trouble(f"{where}: class {number} is called {name}")
+    if not pictures:
+        raise Trouble(f"{IMAGES}: images.txt is empty")
+    return _Birds(pictures, tables)
+
+
+def _key(path: str, where: str) -> str:
+    """By what the files agree on: the number of the class, and the picture's name without its ending."""
+    found = re.fullmatch(r"(\d{3})\.[^/\\]+/([^/\\]+)\.jpg", path)
+    if not found:
+        raise Trouble(f"{where}: {path!r:.80} is no class/picture.jpg")
+    return f"{found[1]}/{found[2]}"
+
+
+def _class_number(name: str, where: str) -> int:
+    found = re.fullmatch(r"(\d{3})\.[^/\\]+", name)
+    if not found:
+        raise Trouble(f"{where}: {name!r:.80} is no class, such as 001.Black_footed_Albatross")
+    return int(found[1])
+
+
+def _class_of(birds: _Birds, key: str, number: str) -> str:
+    where, (label,) = birds.tables["image_class_labels"][number]
+    if label not in birds.tables["classes"]:
+        raise Trouble(f"{where}: there is no class {label}")
+    if int(label) != int(key[:3]):
+        raise Trouble(f"{where}: picture {number} is of class {label}, but lies in the folder of class {int(key[:3])}")
+    return birds.classes[int(label)]
+
+
+def _box(number: str, where: str, fields: Sequence[str]) -> Region:
+    try:
+        left, top, width, height = (float(field) for field in fields)
+    except ValueError:
+        raise Trouble(f"{where} has {' '.join(fields)!r} where four numbers should be") from None
+    if not (math.isfinite(left + top + width + height) and min(width, height) > 0):
+        raise Trouble(f"{where} has {' '.join(fields)!r}, which is no box")
+    return Region(number, number, left=left, top=top, right=left + width, bottom=top + height)
+
+
+def _half(number: str, where: str, fields: Sequence[str]) -> Split:
+    if fields[0] not in ("0", "1"):
+        raise Trouble(f"{where} has {fields[0]!r} where 1 (train) or 0 (test) should be")
+    return Split(number, "caltech/train" if fields[0] == "1" else "caltech/test")
+
+
+def _class_list(raw: Raw, name: str, classes: Mapping[int, str]) -> set[int]:
+    found, member = set[int](), LIST_MEMBER.format(name)
+    with open_archive(raw, CLASS_LISTS) as archive:
+        if member not in archive.namelist():
+            raise Trouble(f"{CLASS_LISTS} has no member {member}")
+        for where, line in lines_of(archive.open(member), f"{CLASS_LISTS}!{member}"):
+            number = once(found, _class_number(line.strip(), where), where)
+            if number not in classes:
+                raise Trouble(f"{where}: there is no class {number}")
+            found.add(number)
+    if not found:
+        raise Trouble(f"{CLASS_LISTS}!{member} is empty")
+    return found
+
+
+def _refuse_crossing(lists: Mapping[str, set[int]], classes: Collection[int]) -> None:
+    """Both parts of a division share no class, and together are all classes, or of a fold all to train on."""
+    for who in dict.fromkeys(name.partition("/")[0] for name in lists):
+        first, second = (some for name, some in lists.items() if name.startswith(f"{who}/"))
+        whole = set(classes) if who == "xian" else lists["xian/train"]
+        if wrong := sorted((first & second) | ((first | second) ^ whole)):
+            names = " and ".join(member for name, member in SPLITS.items() if name.startswith(f"{who}/"))
+            raise Trouble(f"{CLASS_LISTS}: {names} should divide {len(whole)} classes, but not so class {wrong[0]}")
+
+
+def _seen(raw: Raw, pictures: Mapping[str, str]) -> dict[str, str]:
+    """Keys of PCME's list, and where each stands."""
+    found: dict[str, str] = {}
+    for where, line in lines(raw, SEEN):
+        key = once(found, _key(line.strip(), where), where)
+        if key not in pictures:
+            raise Trouble(f"{where}: there is no picture {line.strip()}")
+        found[key] = where
+    if not found:
+        raise Trouble(f"{SEEN} is empty")
+    return found
+
+
+def _splits(key: str, number: str, lists: Mapping[str, set[int]], seen: Mapping[str, str]) -> Iterator[Split | Oddity]:
+    class_number = int(key[:3])
+    yield from (Split(number, name) for name, classes in lists.items() if class_number in classes)
+    if class_number in lists["xian/test"]:
+        yield Split(number, "pcme/test")
+        if key in seen:
+            yield Oddity(UNSEEN, seen[key], number)
+    else:
+        yield Split(number, "pcme/seen_test" if key in seen else "pcme/train")
+
+
+def _captions(raw: Raw, pictures: Mapping[str, str]) -> dict[str, list[Caption | Oddity]]:
+    """Captions, and what was odd of them, by the picture's key; every picture has its ten."""
+    found: dict[str, list[Caption | Oddity]] = {}
+    for member, file in tar_members(raw, CAPTIONS):
+        name = re.fullmatch(r"(?:.*/)?text_c10/(\d{3})\.[^/]+/((?!\._)[^/]+)\.txt", member)
+        if name:
+            where, key = f"{CAPTIONS}!{member}", f"{name[1]}/{name[2]}"
+            if key not in pictures:
+                raise Trouble(f"{where} has captions, but {IMAGES} has no such picture")
+            found[once(found, key, where)] = list(_ten(file, where, pictures[key]))
+    if without := [key for key in pictures if key not in found]:
+        raise Trouble(f"{CAPTIONS} has no captions of {len(without):,} pictures, such as {without[0]}")
+    return found
+
+
+def _ten(file: Iterator[bytes], where: str, number: str) -> Iterator[Caption | Oddity]:
+    position = 0
+    for line, data in enumerate(file, 1):
+        text = data.decode("utf-8-sig", errors="replace")
+        caption = " ".join(text.replace("\ufffd", " ").split())
+        if "\ufffd" in text:
+            yield Oddity(NOT_TEXT, f"{where}:{line}", number)
+        if caption:
+            yield Caption(f"{number}#{position}", number, position, caption)
+            position += 1
+    if position != TEN:
+        raise Trouble(f"{where} has {position} captions, not {TEN}")
+
+
+CORPUS = Corpus(
+    name="cub",
+    homepage="https://www.vision.caltech.edu/datasets/cub_200_2011/",
+    licence="pictures for non-commercial research and education, of Flickr's users; captions without a stated licence",
+    media_set="cub2011",
+    sources=(
+        Source(
+            IMAGES,
+            "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1",
+            bytes=1_150_585_339,
+            sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
+        ),
+        Source(
+            CAPTIONS,
+            how="take the birds' captions from where github.com/reedscot/cvpr2016 links them (Google Drive), and put "
+            f"the archive as {CAPTIONS}, not unpacked, into the folder that --raw names",
+        ),
+        Source(CLASS_LISTS, "http://datasets.d2.mpi-inf.mpg.de/xian/xlsa17.zip"),
+        Source(
+            SEEN,
+            "https://raw.githubusercontent.com/naver-ai/pcme/7224f04e4f780545176e3bc5040ad9b9e78a5049"
+            "/datasets/annotations/cub/seen_test_images.txt",
+        ),
+    ),
+    parse=parse,
+    media=media,
+    release={"annotations": "ids", "media": "features"},
+    counts={
+        "items": 11_788,
+        "captions": 117_880,
+        "items:xian/train": 8_821,
+        "items:xian/test": 2_967,
+        "items:pcme/seen_test": 1_754,
+        f"odd: {UNSEEN}": 10,
+    },
+)

@@ -1,0 +1,105 @@
+"""CUHK-PEDES: 40,206 pictures of 13,003 persons from five older collections, two captions each or more.
+
+reid_raw.json is one array, here with line ends that it has not:
+
+    [{"split": "train", "captions": ["A pedestrian with dark hair ...", "The person has short black hair ..."],
+      "file_path": "CUHK01/0363004.png", "processed_tokens": [["a", "pedestrian", ...], ...], "id": 1}, ...]
+
+The pictures are imgs/<file_path>, so that they group by folder: CUHK01, CUHK03, Market, cam_a, cam_b, test_query and
+train_query. A caption is right for every picture of its person.
+
+The traps:
+- caption_all.json, beside it, has no splits: it is not read.
+- Recent copies of the archive lack whole folders (Market, test_query, train_query). Items of these are there all the
+  same, their pictures are sealed as absent, and what is absent can be counted by the folder in their paths.
+- Nine pictures have more than two captions, one has ten. All are kept, 80,440; who takes `position < 2` gets 80,412.
+- A person is in one split alone: 11,003 for training, 1,000 for validation, 1,000 for testing. Some have one picture.
+- A caption's id is that of its picture and its position there, for it has none of its own.
+- Any run of white space in a caption becomes one space.
+"""
+
+from collections.abc import Iterator
+
+from xmodal.corpora import Corpus, Raw, Source
+from xmodal.readers import json_elements, once, value
+from xmodal.records import Caption, Item, Label, Row, Split
+from xmodal.trouble import Trouble
+
+RECORDS, PICTURES = "reid_raw.json", "imgs"
+FOLDERS = ("CUHK01", "CUHK03", "Market", "cam_a", "cam_b", "test_query", "train_query")
+SPLITS = ("train", "val", "test")
+WHOM = "ask the authors by e-mail (github.com/ShuangLI59/Person-Search-with-Natural-Language-Description says how)"
+
+
+def parse(raw: Raw) -> Iterator[Row]:
+    """Pictures in the order of the file, each followed by its split, person and captions."""
+    pictures, split_of = set[str](), dict[int, str]()
+    for where, record in json_elements(raw, RECORDS):
+        path = once(pictures, _path(record, where), where)
+        pictures.add(path)
+        yield Item(path, f"{PICTURES}/{path}")
+        yield from _belongings(record, path, where, split_of)
+        yield from _captions(record, path, where)
+    for split in SPLITS:
+        if split not in split_of.values():
+            raise Trouble(f"{RECORDS}: split {split!r} is empty")
+
+
+def media(raw: Raw) -> Iterator[Source]:
+    how = (
+        f"{WHOM}, and put the folder {PICTURES} of their archive into the folder that --raw names; some copies lack it"
+    )
+    for where, record in json_elements(raw, RECORDS):
+        yield Source(f"{PICTURES}/{_path(record, where)}", how=how, part="media")
+
+
+def _path(record: object, where: str) -> str:
+    path = value(record, "file_path", str, where)
+    folder, *rest = path.split("/")
+    if folder not in FOLDERS or not rest or {"", ".", ".."} & set(rest) or "\\" in path or not path.isprintable():
+        raise Trouble(f"{where}: {path!r:.80} is no picture below {', '.join(FOLDERS)}")
+    return path
+
+
+def _belongings(record: object, path: str, where: str, split_of: dict[int, str]) -> Iterator[Split | Label]:
+    """`split_of` is the split of each person so far."""
+    split, person = value(record, "split", str, where), value(record, "id", int, where)
+    if split not in SPLITS:
+        raise Trouble(f"{where} is in an unknown split {split!r}; there are: {', '.join(SPLITS)}")
+    if split_of.setdefault(person, split) != split:
+        raise Trouble(f"{where}: person {person} is in {split}, but also in {split_of[person]}")
+    yield Split(path, f"cuhk_pedes/{split}")
+    yield Label(path, "identity", str(person))
+
+
+def _captions(record: object, path: str, where: str) -> Iterator[Caption]:
+    captions = value(record, "captions", list, where)
+    if not captions:
+        raise Trouble(f"{where} has no captions")
+    for position, caption in enumerate(captions):
+        text = " ".join(caption.split()) if isinstance(caption, str) else ""
+        if not text:
+            raise Trouble(f"{where}: captions[{position}] is {caption!r:.40}, no text")
+        yield Caption(f"{path}#{position}", path, position, text)
+
+
+CORPUS = Corpus(
+    name="cuhk_pedes",
+    homepage="https://github.com/ShuangLI59/Person-Search-with-Natural-Language-Description",
+    licence="for academic research by those whom the authors gave it to; no part may be passed on",
+    media_set="cuhk_pedes",
+    sources=(Source(RECORDS, how=f"{WHOM}, and put {RECORDS} of their archive into the folder that --raw names"),),
+    parse=parse,
+    media=media,
+    release={"annotations": "nothing", "media": "nothing"},
+    counts={
+        "items": 40_206,
+        "items:cuhk_pedes/train": 34_054,
+        "items:cuhk_pedes/val": 3_078,
+        "items:cuhk_pedes/test": 3_074,
+        "captions": 80_440,
+        "captions:cuhk_pedes/train": 68_126,
+        "captions:cuhk_pedes/val": 6_158,
+        "captions:cuhk_pedes/test": 6_156,
+    },
+)

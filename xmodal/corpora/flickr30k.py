@@ -1,0 +1,167 @@
+"""Flickr30k: 31,783 photographs of people and animals, five captions each, in two splits that have little in common.
+
+results_20130124.token has the captions, tokenised as the Penn Treebank is, a name and its caption between tabs:
+
+    1000092795.jpg#0	Two young guys look at their hands in the yard .
+    1000092795.jpg#1	Two young men are outside near many bushes .
+
+caption_datasets.zip!dataset_flickr30k.json (111 MB) has Karpathy's split, of 31,014 pictures:
+
+    {"images": [{"sentids": [0, 1, 2, 3, 4], "imgid": 0, "split": "train", "filename": "1000092795.jpg",
+                 "sentences": [{"tokens": ["two", "young", ...], "raw": "Two young guys look at their hands.",
+                                "imgid": 0, "sentid": 0}, ...]}, ...], "dataset": "flickr30k"}
+
+flickr30k_entities/{train,val,test}.txt has Plummer's, of all 31,783, an id a line:
+
+    1000092795
+
+The traps:
+- The splits are two. Of the 1,000 pictures of plummer/test 903 are in karpathy/train: who trains on one tests on the
+  other's training pictures. Papers name the one they took, or their numbers of pictures do: 29,000 / 1,014 / 1,000 is
+  Karpathy's, 29,783 / 1,000 / 1,000 is Plummer's.
+- 769 pictures are in none of Karpathy's splits. They are items without such a split, and counted.
+- All captions come from the token file, because Karpathy's JSON lacks those of the 769. Of the others it has a spelling
+  of its own, not tokenised, which is not read: counts of words that papers took from it may come out otherwise here.
+- White space at the ends of a caption goes, and any run of it becomes one space.
+- Kaggle's copy has the captions as results.csv, with a broken row, and every picture twice. It is not read.
+
+Anything else is refused: a picture that a split names and that has no captions, one that is in none of Plummer's
+splits, a caption without text, a number that is missing or twice. The JSON is read piece by piece, never whole.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from xmodal.corpora import Corpus, Raw, Source
+from xmodal.readers import columns, json_members, once, split_files, value
+from xmodal.records import Caption, Item, Oddity, Row, Split
+from xmodal.trouble import Trouble
+
+TOKENS = "results_20130124.token"
+CAPTIONS, CAPTIONS_MEMBER = "caption_datasets.zip", "dataset_flickr30k.json"
+PLUMMER = {f"flickr30k_entities/{name}.txt": f"plummer/{name}" for name in ("train", "val", "test")}
+KARPATHY = {name: f"karpathy/{name}" for name in ("train", "val", "test")}
+NAME = re.compile(r"([0-9]+)\.jpg(?:#([0-9]))?")
+HOMEPAGE = "http://hockenmaier.cs.illinois.edu/DenotationGraph/"
+HOW = (
+    f"ask for Flickr30k by the form at {HOMEPAGE}, unpack what is sent, "
+    "and give as --raw the folder that flickr30k-images/ and results_20130124.token are in"
+)
+UNASSIGNED = "picture that Karpathy left out: in no split of his"
+
+Places = dict[str, tuple[str, str]]  # of each picture its split and where that is said
+
+
+def parse(raw: Raw) -> Iterator[Row]:
+    """Pictures in the order of their first captions, each followed by its splits; captions in the file's order."""
+    karpathy, plummer = _karpathy(raw), split_files(raw, PLUMMER)
+    positions: dict[str, set[int]] = {}
+    for where, (name, text) in columns(raw, TOKENS, 2):
+        image, position = _named(name, where)
+        if image not in positions:
+            yield from _picture(image, where, karpathy, plummer)
+        seen = positions.setdefault(image, set())
+        seen.add(once(seen, position, f"{where}: captions of {image}"))
+        yield _caption(image, position, text, where)
+    _refuse_gaps(positions)
+    for splits in (karpathy, plummer):
+        _refuse_strangers(splits, positions)
+
+
+def media(raw: Raw) -> Iterator[Source]:
+    """Every picture that has captions; nobody lists them elsewhere."""
+    names = (_named(name, where)[0] for where, (name, _) in columns(raw, TOKENS, 2))
+    for image in dict.fromkeys(names):
+        yield Source(f"flickr30k-images/{image}.jpg", how=HOW, part="media")
+
+
+def _picture(image: str, where: str, karpathy: Places, plummer: Places) -> Iterator[Row]:
+    if image not in plummer:
+        raise Trouble(f"{where}: picture {image} is in none of {', '.join(PLUMMER)}")
+    yield Item(image, f"flickr30k-images/{image}.jpg")
+    yield from (Split(image, splits[image][0]) for splits in (karpathy, plummer) if image in splits)
+    if image not in karpathy:
+        yield Oddity(UNASSIGNED, where, image)
+
+
+def _caption(image: str, position: int, text: str, where: str) -> Caption:
+    words = " ".join(text.split())
+    if not words:
+        raise Trouble(f"{where}: caption {position} of {image} is empty")
+    return Caption(f"{image}#{position}", image, position, words)
+
+
+def _named(name: str, where: str) -> tuple[str, int]:
+    found = NAME.fullmatch(name)
+    if found is None or found[2] is None:
+        raise Trouble(f"{where}: {name!r:.60} is not the name of a caption, such as 1000092795.jpg#0")
+    return found[1], int(found[2])
+
+
+def _karpathy(raw: Raw) -> Places:
+    found: Places = {}
+    where = f"{CAPTIONS}!{CAPTIONS_MEMBER}"
+    for key, number, image in json_members(raw, CAPTIONS, CAPTIONS_MEMBER):
+        if key == "images":
+            here = f"{where}: images[{number}]"
+            filename, split = value(image, "filename", str, here), value(image, "split", str, here)
+            name = NAME.fullmatch(filename)
+            if name is None or name[2] is not None:
+                raise Trouble(f"{here}: {filename!r:.60} is not the name of a picture, such as 1000092795.jpg")
+            if split not in KARPATHY:
+                raise Trouble(f"{here} is in an unknown split {split!r}; there are: {', '.join(KARPATHY)}")
+            found[once(found, name[1], here)] = KARPATHY[split], here
+    for split in KARPATHY.values():
+        if all(split != other for other, _ in found.values()):
+            raise Trouble(f"{where}: {split} is empty")
+    return found
+
+
+def _refuse_gaps(positions: Mapping[str, set[int]]) -> None:
+    for image, seen in positions.items():
+        if missing := set(range(max(seen))) - seen:
+            raise Trouble(f"{TOKENS}: picture {image} has no caption #{min(missing)}, but a #{max(seen)}")
+
+
+def _refuse_strangers(splits: Places, known: Mapping[str, object]) -> None:
+    for image, (split, where) in splits.items():
+        if image not in known:
+            raise Trouble(f"{where}: picture {image} of {split} has no captions in {TOKENS}")
+
+
+CORPUS = Corpus(
+    name="flickr30k",
+    homepage=HOMEPAGE,
+    licence="for non-commercial research and education; the pictures are their uploaders', under Flickr's terms of use",
+    media_set="flickr30k",
+    sources=(
+        Source(TOKENS, how=HOW),
+        Source(
+            CAPTIONS,
+            "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip",
+            bytes=36_745_453,
+            sha256="4cfd70132527b80933105e5829dc9034eaab9573482e2e680abbab6130244817",
+        ),
+        *(
+            Source(path, f"https://raw.githubusercontent.com/BryanPlummer/{path.replace('/', '/master/')}")
+            for path in PLUMMER
+        ),
+    ),
+    parse=parse,
+    media=media,
+    release={"annotations": "all", "media": "ids"},
+    counts={
+        "items": 31_783,
+        "items:karpathy/train": 29_000,
+        "items:karpathy/val": 1_014,
+        "items:karpathy/test": 1_000,
+        "items:plummer/train": 29_783,
+        "items:plummer/val": 1_000,
+        "items:plummer/test": 1_000,
+        "captions": 158_915,
+        "captions:karpathy/train": 145_000,
+        "captions:karpathy/val": 5_070,
+        "captions:karpathy/test": 5_000,
+        f"odd: {UNASSIGNED}": 769,
+    },
+)

@@ -1,0 +1,332 @@
+"""Flickr30k Entities: the phrases of Flickr30k's 158,915 captions, and the boxes of what they speak of.
+
+flickr30k_entities/annotations.zip has two files for each of the 31,783 pictures. Sentences/<id>.txt has its captions, a
+line each; "[/EN#", the chain's number, the types after slashes, a space, the words and "]" are one phrase:
+
+    [/EN#255542/people a man] and [/EN#255543/people woman] dressed for [/EN#255546/other a wedding function] .
+    [/EN#255543/people A woman] holds [/EN#255545/bodyparts/people a man 's arm] in [/EN#0/notvisual the background]
+
+Annotations/<id>.xml has what is shown, each object with the numbers of the chains that it belongs to:
+
+    <annotation>
+      <filename>65567.jpg</filename>
+      <size><width>500</width><height>375</height><depth>3</depth></size>
+      <object>
+        <name>255542</name><name>255544</name>
+        <bndbox><xmin>61</xmin><ymin>4</ymin><xmax>254</xmax><ymax>375</ymax></bndbox>
+      </object>
+      <object><name>255548</name><scene>1</scene><nobndbox>0</nobndbox></object>
+    </annotation>
+
+flickr30k_entities/{train,val,test}.txt has Plummer's split, an id a line. flickr30k_entities/UNRELATED_CAPTIONS has the
+captions that do not belong to their pictures, an id and the number of a line from 1:
+
+    # format: <imageID> <sentence number>
+    129602216 5
+
+A phrase is a Match with the characters that it takes of the caption; its group is its chain. An object is one Region
+for each of its chains, with the same box: `<id>:<number of the object>:<chain>`. The traps:
+- Chain 0 is no chain but what cannot be seen ("the background"): such phrases have no group, and none is like another.
+- A phrase may have several types ("bodyparts/people"); a space ends them, and words may contain a slash.
+- Boxes count pixels from 1 and name the last one: 1 is subtracted from xmin and ymin, which gives Region's edges.
+- A chain may have many boxes: `xmodal.regions.merged` puts them together, as localisation is scored. They are rows as
+  they were published here. A chain may also have no object at all.
+- An object may have no box: its region has no coordinates, and as `attributes` the flags that are set, "scene" (the
+  whole picture is it) or "nobndbox".
+- The captions of UNRELATED_CAPTIONS are of source "unrelated": readers of "human" captions do not see them. Their
+  phrases are Matches like others; positions count each source by itself, ids count lines, from 0.
+- Sentences may end without a full stop and files with blank lines; a blank line before others is refused.
+
+Rules for what may be odd, and is counted: a box beyond the picture's edges is kept; an object with neither box nor a
+flag that is set has no coordinates; a chain that one object names twice is taken once; a bracket that belongs to no
+phrase is text. Anything else that is not as above is refused, and so is a document type in XML: nothing is expanded.
+What else lies in the archive is left alone. Karpathy's split is another one: it is Flickr30k's, not of this corpus.
+"""
+
+import io
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+from xmodal.archives import open_archive
+from xmodal.corpora import Corpus, Raw, Source
+from xmodal.readers import lines, lines_of, split_files
+from xmodal.records import Caption, Item, Match, Oddity, Region, Row, Split
+from xmodal.trouble import Trouble
+
+ANNOTATIONS, SENTENCES_MEMBER, XML_MEMBER = (
+    "flickr30k_entities/annotations.zip",
+    "Sentences/{}.txt",
+    "Annotations/{}.xml",
+)
+UNRELATED = "flickr30k_entities/UNRELATED_CAPTIONS"
+PLUMMER = {f"flickr30k_entities/{name}.txt": f"plummer/{name}" for name in ("train", "val", "test")}
+TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments", "scene", "other", "notvisual")
+NOT_VISUAL = "0"  # the chain of what has none
+PHRASE = re.compile(r"\[/EN#([0-9]+)((?:/[^\s/\[\]]+)+) ([^\[\]]+)\]")
+MEMBER = re.compile(r"(Sentences/.*\.txt|Annotations/.*\.xml)")
+LONGEST = 1 << 20  # bytes of a member: the archive is small files, and what it says of them may be a bomb
+EDGES, FLAGS = ("xmin", "ymin", "xmax", "ymax"), ("nobndbox", "scene")
+HOW = (
+    "ask for Flickr30k by the form at http://hockenmaier.cs.illinois.edu/DenotationGraph/, unpack what is sent, "
+    "and give as --raw the folder that flickr30k-images/ and results_20130124.token are in"
+)
+UNRELATED_CAPTION = "caption unrelated to its picture: of source 'unrelated'"
+BEYOND = "box beyond the edges of its picture: kept"
+UNBOXED = "object with neither box nor flag: without coordinates"
+TWICE = "chain twice in one object: taken once"
+BRACKET = "bracket that belongs to no phrase: kept as text"
+
+Unrelated = dict[tuple[str, int], str]  # picture and number of the caption, from 0, to where that is said
+
+
+def parse(raw: Raw) -> Iterator[Row]:
+    """Pictures by their numbers, each followed by its split, regions, captions and phrases."""
+    plummer, unrelated, images = split_files(raw, PLUMMER), _unrelated(raw), set[str]()
+    with open_archive(raw, ANNOTATIONS) as archive:
+        for image in _images(archive):
+            if image not in plummer:
+                raise Trouble(f"{ANNOTATIONS}: picture {image} is in none of {', '.join(PLUMMER)}")
+            images.add(image)
+            yield from _shown(archive, image)
+            yield Split(image, plummer[image][0])
+            yield from _captions(archive, image, unrelated)
+    for image, (split, where) in plummer.items():
+        if image not in images:
+            raise Trouble(f"{where}: picture {image} of {split} is not in {ANNOTATIONS}")
+    for (image, number), where in unrelated.items():
+        raise Trouble(f"{where}: picture {image} has no caption {number + 1}")
+
+
+def media(raw: Raw) -> Iterator[Source]:
+    """Flickr30k's own pictures, by the paths that Flickr30k gives them."""
+    with open_archive(raw, ANNOTATIONS) as archive:
+        for image in _images(archive):
+            yield Source(f"flickr30k-images/{image}.jpg", how=HOW, part="media")
+
+
+def _images(archive: zipfile.ZipFile) -> list[str]:
+    """The pictures that have both files, which all must."""
+    members = {name for name in archive.namelist() if MEMBER.fullmatch(name)}
+    images = {name.partition("/")[2].rpartition(".")[0] for name in members}
+    for image in sorted(images):
+        if not re.fullmatch("[0-9]{1,20}", image):
+            raise Trouble(f"{ANNOTATIONS}: {image!r} is not the number of a picture")
+        for name in (XML_MEMBER.format(image), SENTENCES_MEMBER.format(image)):
+            if name not in members:
+                raise Trouble(f"{ANNOTATIONS}: picture {image} has no {name}")
+    if not images:
+        raise Trouble(f"{ANNOTATIONS} has no {SENTENCES_MEMBER.format('<id>')}")
+    return sorted(images, key=lambda image: (int(image), image))
+
+
+def _unrelated(raw: Raw) -> Unrelated:
+    found: Unrelated = {}
+    for where, line in lines(raw, UNRELATED):
+        if not line.startswith("#"):
+            entry = re.fullmatch(r"([0-9]+) ([1-9][0-9]{0,3})", line.strip())
+            if entry is None:
+                raise Trouble(f"{where}: {line!r:.60} is not a picture and the number of a caption, from 1")
+            if (caption := (entry[1], int(entry[2]) - 1)) in found:
+                raise Trouble(f"{where}: caption {entry[2]} of {entry[1]} is there a second time")
+            found[caption] = where
+    return found
+
+
+def _read(archive: zipfile.ZipFile, name: str) -> tuple[str, bytes]:
+    where, size = f"{ANNOTATIONS}!{name}", archive.getinfo(name).file_size
+    if size > LONGEST:
+        raise Trouble(f"{where} has {size:,} bytes; a file of one picture has at most {LONGEST:,}")
+    return where, archive.read(name)
+
+
+# ------------------------------------------------------------------------------------------------------------- captions
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """Where it stands in the caption's text, and of what it speaks."""
+
+    start: int
+    end: int
+    chain: str | None
+    types: tuple[str, ...]
+
+
+def _captions(archive: zipfile.ZipFile, image: str, unrelated: Unrelated) -> Iterator[Row]:
+    positions = Counter[str]()
+    for number, (where, line) in enumerate(_sentences(*_read(archive, SENTENCES_MEMBER.format(image)))):
+        text, phrases, brackets = _caption(line, where)
+        key, odd = f"{image}#{number}", unrelated.pop((image, number), None)
+        source = "unrelated" if odd else "human"
+        yield Caption(key, image, positions[source], text, source)
+        yield from (Match(key, image, each.chain, each.start, each.end, each.types) for each in phrases)
+        if brackets:
+            yield Oddity(BRACKET, where, image)
+        if odd:
+            yield Oddity(UNRELATED_CAPTION, odd, image)
+        positions[source] += 1
+
+
+def _sentences(where: str, data: bytes) -> list[tuple[str, str]]:
+    """The lines but for blank ones at the end, with their places."""
+    found = [(place, line) for place, line in lines_of(io.BytesIO(data), where) if line.strip()]
+    for number, (place, _) in enumerate(found, 1):
+        if place != f"{where}:{number}":
+            raise Trouble(f"{place}: a blank line stands before it, so the captions' numbers cannot be told")
+    if not found:
+        raise Trouble(f"{where} has no captions")
+    return found
+
+
+def _caption(line: str, where: str) -> tuple[str, list[Phrase], bool]:
+    """The text without its marks, the phrases, and whether brackets are left."""
+    line, text, phrases, after, brackets = " ".join(line.split()), "", list[Phrase](), 0, False
+    for found in PHRASE.finditer(line):
+        between, words = line[after : found.start()], found[3].strip()
+        brackets |= _has_brackets(between, where)
+        start = len(text) + len(between)
+        text += between + words
+        phrases.append(Phrase(start, len(text), _group(found[1]), _types(found[2], where)))
+        after = found.end()
+    brackets |= _has_brackets(line[after:], where)
+    return text + line[after:], phrases, brackets
+
+
+def _has_brackets(between: str, where: str) -> bool:
+    if "[/" in between:
+        raise Trouble(f"{where}: {between[between.index('[/') :]!r:.60} is not [/EN#chain/type words]")
+    return "[" in between or "]" in between
+
+
+def _types(slashed: str, where: str) -> tuple[str, ...]:
+    types = tuple(slashed.removeprefix("/").split("/"))
+    for name in types:
+        if name not in TYPES:
+            raise Trouble(f"{where}: unknown type {name!r}; there are: {', '.join(TYPES)}")
+    return types
+
+
+def _group(chain: str) -> str | None:
+    return None if chain == NOT_VISUAL else chain
+
+
+# -------------------------------------------------------------------------------------------------------------- objects
+
+
+def _shown(archive: zipfile.ZipFile, image: str) -> Iterator[Row]:
+    where, data = _read(archive, XML_MEMBER.format(image))
+    root = _xml(data, where)
+    if (filename := _text(_child(root, "filename", where))) != f"{image}.jpg":
+        raise Trouble(f"{where} is of {filename!r:.60}, not of {image}.jpg")
+    size = _child(root, "size", where)
+    width, height = _number(size, "width", where), _number(size, "height", where)
+    if min(width, height) < 1:
+        raise Trouble(f"{where}: a picture has pixels, not {width} x {height}")
+    yield Item(image, f"flickr30k-images/{image}.jpg", width=width, height=height)
+    for number, thing in enumerate(root.findall("object")):
+        yield from _regions(thing, Object(image, number, f"{where}: object[{number}]"), (width, height))
+
+
+@dataclass(frozen=True)
+class Object:
+    """One object of a picture, by its number, and its place in the archive."""
+
+    image: str
+    number: int
+    where: str
+
+
+def _regions(element: Element, it: Object, size: tuple[int, int]) -> Iterator[Row]:
+    chains = [_text(name) for name in element.findall("name")]
+    if not chains or not all(re.fullmatch("[0-9]+", chain) for chain in chains):
+        raise Trouble(f"{it.where} has the names {chains}, which are not numbers of chains")
+    box, flags = _box(element, it.where), _flags(element, it.where)
+    if box and flags:
+        raise Trouble(f"{it.where} has a box and says that it has none: {', '.join(flags)}")
+    left, top, right, bottom = box or (None, None, None, None)
+    for chain in dict.fromkeys(chains):
+        key = f"{it.image}:{it.number}:{chain}"
+        yield Region(key, it.image, _group(chain), left, top, right, bottom, attributes=flags)
+    odd = {
+        UNBOXED: not box and not flags,
+        BEYOND: box is not None and (min(box[:2]) < 0 or box[2] > size[0] or box[3] > size[1]),
+        TWICE: len(set(chains)) < len(chains),
+    }
+    yield from (Oddity(rule, it.where, it.image) for rule, met in odd.items() if met)
+
+
+def _box(element: Element, where: str) -> tuple[int, int, int, int] | None:
+    """Left, top, right, bottom from 0 with the last two excluded, of pixels from 1 with both ends included."""
+    boxes = element.findall("bndbox")
+    if len(boxes) > 1:
+        raise Trouble(f"{where} has {len(boxes)} boxes; one object has one")
+    if not boxes:
+        return None
+    left, top, right, bottom = (_number(boxes[0], edge, where) for edge in EDGES)
+    if left > right or top > bottom:
+        raise Trouble(f"{where} has an empty box: x from {left} to {right}, y from {top} to {bottom}")
+    return left - 1, top - 1, right, bottom
+
+
+def _flags(element: Element, where: str) -> tuple[str, ...]:
+    """The names of those that are there and not 0."""
+    return tuple(flag for flag in FLAGS if element.find(flag) is not None and _number(element, flag, where))
+
+
+def _child(element: Element, name: str, where: str) -> Element:
+    found = element.findall(name)
+    if len(found) != 1:
+        raise Trouble(f"{where} has {len(found) or 'no'} {name!r}{' instead of one' if found else ''}")
+    return found[0]
+
+
+def _number(element: Element, name: str, where: str) -> int:
+    text = _text(_child(element, name, where))
+    if not re.fullmatch("-?[0-9]{1,9}", text):
+        raise Trouble(f"{where}: {name!r} is {text!r:.40}, no whole number")
+    return int(text)
+
+
+def _text(element: Element) -> str:
+    return (element.text or "").strip()
+
+
+def _xml(data: bytes, where: str) -> Element:
+    """UTF-8 whatever it says of itself, so that no other encoding hides a document type and what that would expand."""
+    try:
+        text = data.decode("utf-8-sig")
+        if "<!DOCTYPE" in text:
+            raise Trouble(f"{where} has a document type, which is not read")
+        return ElementTree.fromstring(text)
+    except UnicodeDecodeError as error:
+        raise Trouble(f"{where} is not UTF-8, at its byte {error.start + 1}") from None
+    except ElementTree.ParseError as error:
+        raise Trouble(f"{where} is not the XML it should be: {error}") from error
+
+
+CORPUS = Corpus(
+    name="flickr30k_entities",
+    homepage="https://github.com/BryanPlummer/flickr30k_entities",
+    licence="for non-commercial research and education; the pictures are their uploaders', under Flickr's terms of use",
+    media_set="flickr30k",
+    sources=tuple(
+        Source(path, f"https://raw.githubusercontent.com/BryanPlummer/{path.replace('/', '/master/')}")
+        for path in (ANNOTATIONS, *PLUMMER, UNRELATED)
+    ),
+    parse=parse,
+    media=media,
+    release={"annotations": "all", "media": "ids"},
+    counts={
+        "items": 31_783,
+        "items:plummer/train": 29_783,
+        "items:plummer/val": 1_000,
+        "items:plummer/test": 1_000,
+        "captions": 158_915,
+        f"odd: {UNRELATED_CAPTION}": 21,
+    },
+)

@@ -1,0 +1,161 @@
+"""MRW, "my reaction when": 50,107 clips from giphy, each with a sentence that tells what it is a reaction to.
+
+mrw-v1.0.tar.gz!mrw-v1.0.json has the sentences:
+
+    [{"id": "lJ1Q5fkkPAk6I", "sentence": "MRW a witty comment I wanted to make was already said",
+      "images": {"mp4_url": "http://media3.giphy.com/media/lJ1Q5fkkPAk6I/giphy.mp4", ...},
+      "gulp_num_frames": 31, ...}, ...]
+
+mrw-v1.0.tar.gz!split/{train,valid,test}.tsv have a giphy id a line:
+
+    lJ1Q5fkkPAk6I
+
+The traps:
+- The validation list is split/valid.tsv for the authors' loader and split/val.tsv for a part of their downloader:
+  either is mrw/val, but the archive must have just one of them.
+- Some addresses are empty, others cut off before ".mp4" (".../c84Hf3KIsQ1uo/giphy"). Both are counted; such an item has
+  no address, and its clip is absent unless it is given by hand. What else is gone is found out in fetching.
+- A clip that is in no list is kept without a split and counted; an id in a list that nobody wrote a sentence for is
+  refused: the authors' code could not have run on it.
+- `gulp_num_frames` counts frames of the authors' own, at 8 a second: it is not read.
+- Any run of white space is one space. The authors clean sentences for their vocabulary alone, not here.
+- The authors' clips of val and test are twice as long as those of train: these were not drawn like that.
+- 44,107 + 1,000 + 5,000 are the paper's numbers. Nobody has counted them in the files, so nothing asserts them.
+
+The archive is read from its beginning to its end, twice: once for the rows, once for the list of the clips. Who has it
+unpacked packs it again: `tar -czf mrw-v1.0.tar.gz mrw-v1.0.json split`. The authors' clips (19 GB, see the homepage)
+are taken from the raw folder, where they are mp4/<id>.mp4, or <id>.mp4 alone.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+from urllib.parse import urlsplit
+
+from xmodal.archives import tar_members
+from xmodal.corpora import Corpus, Raw, Source
+from xmodal.readers import has, json_elements_of, lines_of, once, value
+from xmodal.records import Caption, Item, Oddity, Row, Split
+from xmodal.trouble import Trouble
+
+ARCHIVE, SENTENCES = "mrw-v1.0.tar.gz", "mrw-v1.0.json"
+LISTS = {"mrw/train": ("train",), "mrw/val": ("valid", "val"), "mrw/test": ("test",)}  # any one of these names
+SPLITS = {f"split/{name}.tsv": split for split, names in LISTS.items() for name in names}
+NOTHING = f"{ARCHIVE} has no member {SENTENCES}, or that has no clips"
+BY_HAND = "MRW has no address of it: take it from the authors' archive of clips, linked from the homepage"
+
+
+def parse(raw: Raw) -> Iterator[Row]:
+    """Clips in the order of the archive, each followed by its caption and what is odd; then the splits."""
+    clips, lists = dict[str, str](), dict[str, dict[str, str]]()
+    for name, file in tar_members(raw, ARCHIVE):
+        if name == SENTENCES:
+            for clip in _clips(file):
+                clips[clip.id] = clip.where
+                yield from clip.rows()
+        elif name in SPLITS:
+            lists[name] = _listed(file, f"{ARCHIVE}!{name}")
+    if not clips:
+        raise Trouble(NOTHING)
+    yield from _splits(clips, lists)
+
+
+def media(raw: Raw) -> Iterator[Source]:
+    """A file for every clip; those without address are to be got by hand."""
+    clips = [clip for name, file in tar_members(raw, ARCHIVE) if name == SENTENCES for clip in _clips(file)]
+    if not clips:
+        raise Trouble(NOTHING)
+    return (Source(clip.media, clip.url, how="" if clip.url else BY_HAND, part="media") for clip in clips)
+
+
+@dataclass(frozen=True)
+class _Clip:
+    id: str
+    where: str
+    sentence: str
+    url: str | None
+    odd: str | None
+
+    @property
+    def media(self) -> str:
+        return f"mp4/{self.id}.mp4"
+
+    def rows(self) -> Iterator[Row]:
+        yield Item(self.id, self.media, kind="clip", url=self.url)
+        yield Caption(self.id, self.id, 0, self.sentence)
+        if self.odd:
+            yield Oddity(self.odd, self.where, self.id)
+
+
+def _clips(file: IO[bytes]) -> Iterator[_Clip]:
+    seen = set[str]()
+    for where, record in json_elements_of(file, f"{ARCHIVE}!{SENTENCES}"):
+        id = _id(value(record, "id", str, where), where)
+        seen.add(once(seen, id, where))
+        sentence = " ".join(value(record, "sentence", str, where).split())
+        if not sentence:
+            raise Trouble(f"{where} ({id}): its sentence is empty")
+        yield _Clip(id, where, sentence, *_address(value(record, "images", dict, where), where))
+
+
+def _address(images: dict[str, object], where: str) -> tuple[str | None, str | None]:
+    """Where the clip can be had, or None and why it cannot."""
+    if not has(images, "mp4_url"):
+        return None, "mp4_url is empty: no address"
+    url = value(images, "mp4_url", str, where)
+    if not re.match("https?://[^/]+/", url):
+        raise Trouble(f"{where}: 'mp4_url' is {url!r:.100}, no http address")
+    if not urlsplit(url).path.endswith(".mp4"):
+        return None, "mp4_url is cut off: no address"
+    return url, None
+
+
+def _listed(file: IO[bytes], path: str) -> dict[str, str]:
+    """The ids of a list, each with its place."""
+    places: dict[str, str] = {}
+    for where, line in lines_of(file, path):
+        places[once(places, _id(line.strip(), where), where)] = where
+    if not places:
+        raise Trouble(f"{path} is empty: {SPLITS[path.partition('!')[2]]} would have no clips")
+    return places
+
+
+def _splits(clips: dict[str, str], lists: dict[str, dict[str, str]]) -> Iterator[Row]:
+    splits: dict[str, str] = {}
+    for split in LISTS:
+        for id, where in _the_list(split, lists).items():
+            if id not in clips:
+                raise Trouble(f"{where}: {id} is not in {SENTENCES}")
+            if id in splits:
+                raise Trouble(f"{where}: {id} is in {splits[id]} too")
+            splits[id] = split
+            yield Split(id, split)
+    for id in (id for id in clips if id not in splits):
+        yield Oddity("clip in no split: kept without one", clips[id], id)
+
+
+def _the_list(split: str, lists: dict[str, dict[str, str]]) -> dict[str, str]:
+    names = [f"split/{name}.tsv" for name in LISTS[split]]
+    found = [name for name in names if name in lists]
+    if len(found) != 1:
+        raise Trouble(f"{ARCHIVE} has {len(found) or 'none'} of {' and '.join(names)}; it must have one for {split}")
+    return lists[found[0]]
+
+
+def _id(text: str, where: str) -> str:
+    if not re.fullmatch("[A-Za-z0-9_-]+", text):
+        raise Trouble(f"{where}: {text!r:.100} is no id of giphy")
+    return text
+
+
+CORPUS = Corpus(
+    name="mrw",
+    homepage="https://github.com/yalesong/pvse",
+    licence="for academic purposes only; each clip is its maker's",
+    media_set="mrw",
+    sources=(Source(ARCHIVE, f"https://people.csail.mit.edu/yalesong/pvse/{ARCHIVE}"),),
+    parse=parse,
+    media=media,
+    release={"annotations": "all", "media": "ids"},
+)

@@ -1,0 +1,269 @@
+"""Visual Genome: 108,077 pictures and the things in them, in the words and splits that the detector of 1,600 things
+and 400 attributes is trained on.
+
+image_data.json.zip!image_data.json, objects.json.zip!objects.json and attributes.json.zip!attributes.json are arrays:
+
+    [{"image_id": 1, "width": 800, "height": 600, "url": "https://.../VG_100K_2/1.jpg", "coco_id": null, ...}, ...]
+    [{"image_id": 1, "objects": [{"object_id": 1058549, "names": ["trees"], "synsets": ["tree.n.01"],
+                                  "x": 0, "y": 0, "w": 799, "h": 557, "merged_object_ids": []}, ...], ...}, ...]
+    [{"image_id": 1, "attributes": [{"object_id": 1058508, "names": ["sidewalk"], "attributes": ["brick"],
+                                     "x": 78, "y": 308, "w": 722, "h": 290, ...}, ...]}, ...]
+
+genome/objects_vocab.txt has 1,600 lines, genome/attributes_vocab.txt 400: one thing a line, other names of it after
+commas.
+
+    refrigerator,fridge
+
+genome/train.txt, val.txt and test.txt have 98,077, 5,000 and 5,000 lines, a picture and a file that nobody publishes:
+
+    VG_100K_2/2415417.jpg xml/2415417.xml
+
+A Region is an object whose first name is in the vocabulary; its name and attributes are the first of their lines.
+
+The traps:
+- The vocabularies' last line has no end (`wc -l` says 1,599), and copies of them have \\r\\n: a naive reader keeps \\r.
+- The networks' outputs count from 1 in the vocabularies' order, 0 is the background: `vocabulary` reads them so.
+- Names are compared without capitals, final point and needless spaces. As the detector's makers do, "white dog" is a
+  dog that is white, for nineteen frequent adjectives, and "red and blue" is two attributes, but "black and white" one.
+- What is in no vocabulary is left out and counted: objects, and attributes of objects that are in.
+- Boxes that reach beyond their picture are cut to it, boxes without area there are left out; both are counted.
+- Pictures may be COCO's: who evaluates on COCO must not train on these here. The three lists see to it for Karpathy's.
+- Nobody wrote captions of whole pictures. The 5.4 million phrases of region_descriptions.json are not read.
+
+The long arrays are read piece by piece. What stays in memory are the sizes of pictures and the attributes of objects,
+about 180 MiB for all.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from xmodal.corpora import Corpus, Raw, Source
+from xmodal.readers import columns, has, json_elements, lines, once, value
+from xmodal.records import Item, Oddity, Region, Row, Split
+from xmodal.trouble import Trouble
+
+OBJECT_WORDS, ATTRIBUTE_WORDS = "genome/objects_vocab.txt", "genome/attributes_vocab.txt"
+SPLITS, SPLIT_LIST = ("train", "val", "test"), "genome/{}.txt"
+ARCHIVES = {"VG_100K": "images.zip", "VG_100K_2": "images2.zip"}  # where each folder of pictures lies
+ADJECTIVES = {
+    "white", "black", "blue", "green", "red", "brown", "yellow", "small", "large", "silver", "wooden", "orange", "gray",
+    "grey", "metal", "pink", "tall", "long", "dark",
+}  # fmt: skip
+BOTH = "black and white"
+CUT, NO_AREA = "box beyond its picture: cut", "box without area: left out"
+NO_OBJECT, NO_ATTRIBUTE = "object outside the vocabulary: left out", "attribute outside the vocabulary: left out"
+
+Words = Mapping[str, str]  # every name in a vocabulary, and the first of its line
+
+
+@dataclass(frozen=True)
+class _Picture:
+    split: str
+    path: str
+
+
+@dataclass(frozen=True)
+class _Thing:
+    """An object as it is written: its name, what its name says of it, and its box."""
+
+    id: int
+    name: str
+    adjectives: tuple[str, ...]
+    box: tuple[float, float, float, float]
+
+
+def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
+    """The names of each output of a network, the usual one first; output 0, the background, has none."""
+    outputs: list[tuple[str, ...]] = [()]
+    seen = set[str]()
+    for where, line in lines(raw, path):
+        names = tuple(" ".join(name.split()) for name in line.split(","))
+        for name in names:
+            if not name:
+                raise Trouble(f"{where} has a name without letters: {line!r:.80}")
+            seen.add(once(seen, name, where))
+        outputs.append(names)
+    if len(outputs) == 1:
+        raise Trouble(f"{path} is empty")
+    return outputs
+
+
+def parse(raw: Raw) -> Iterator[Row]:
+    """Pictures in the order of image_data.json with their splits, then all regions, in the order of objects.json."""
+    pictures, sizes = _pictures(raw), dict[int, tuple[int, int]]()
+    for where, record in _array(raw, "image_data"):
+        item = _item(record, where, pictures, sizes)
+        yield item
+        yield Split(item.id, f"bottom_up/{pictures[int(item.id)].split}")
+    if missing := sorted(pictures.keys() - sizes.keys()):
+        raise Trouble(f"image_data.json has no picture {missing[0]}, which is in a split's list")
+    things, attributes = _words(raw, OBJECT_WORDS), _words(raw, ATTRIBUTE_WORDS)
+    told = _told(raw, sizes)
+    seen = set[int]()
+    for where, record in _array(raw, "objects"):
+        image = once(seen, _known(record, where, sizes), where)
+        seen.add(image)
+        yield from _regions(record, where, image, sizes[image], things, attributes, told)
+
+
+def _array(raw: Raw, name: str) -> Iterator[tuple[str, object]]:
+    return json_elements(raw, f"{name}.json.zip", f"{name}.json")
+
+
+def _words(raw: Raw, path: str) -> Words:
+    return {name: names[0] for names in vocabulary(raw, path) for name in names}
+
+
+def _pictures(raw: Raw) -> dict[int, _Picture]:
+    found: dict[int, _Picture] = {}
+    for split in SPLITS:
+        before = len(found)
+        for where, (path, _) in columns(raw, SPLIT_LIST.format(split), 2, " "):
+            folder, _, name = path.partition("/")
+            number = name.removesuffix(".jpg")
+            if folder not in ARCHIVES or not number.isdecimal() or name != f"{int(number)}.jpg":
+                raise Trouble(f"{where}: {path!r:.80} is no picture of {' or '.join(ARCHIVES)}")
+            found[once(found, int(number), where)] = _Picture(split, path)
+        if len(found) == before:
+            raise Trouble(f"{SPLIT_LIST.format(split)} is empty")
+    return found
+
+
+def _item(record: object, where: str, pictures: Mapping[int, _Picture], sizes: dict[int, tuple[int, int]]) -> Item:
+    image = once(sizes, value(record, "image_id", int, where), where)
+    width, height = value(record, "width", int, where), value(record, "height", int, where)
+    if image not in pictures:
+        raise Trouble(f"{where}: picture {image} is in no list of {', '.join(SPLITS)}")
+    if min(width, height) < 1:
+        raise Trouble(f"{where}: picture {image} has {width} x {height} pixels")
+    sizes[image] = width, height
+    path = pictures[image].path
+    media = f"{ARCHIVES[path.partition('/')[0]]}!{path}"
+    url = value(record, "url", str, where) if has(record, "url") else None
+    return Item(str(image), media, width=width, height=height, url=url)
+
+
+def _known(record: object, where: str, sizes: Mapping[int, object]) -> int:
+    image = value(record, "image_id", int, where)
+    if image not in sizes:
+        raise Trouble(f"{where} is of picture {image}, which image_data.json does not have")
+    return image
+
+
+def _told(raw: Raw, sizes: Mapping[int, object]) -> Mapping[int, tuple[str, ...]]:
+    """What attributes.json says of each object, cleaned; equal attributes are kept once."""
+    told, kept = dict[int, tuple[str, ...]](), dict[tuple[str, ...], tuple[str, ...]]()
+    for where, record in _array(raw, "attributes"):
+        _known(record, where, sizes)
+        for number, thing in enumerate(value(record, "attributes", list, where)):
+            here = f"{where}: attributes[{number}]"
+            said = value(thing, "attributes", list, here) if has(thing, "attributes") else []
+            if texts := tuple(text for each in said for text in _parts(each, here)):
+                identity = value(thing, "object_id", int, here)
+                texts = told.get(identity, ()) + texts
+                told[identity] = kept.setdefault(texts, texts)
+    return told
+
+
+def _parts(text: object, where: str) -> list[str]:
+    if not isinstance(text, str):
+        raise Trouble(f"{where}: {text!r:.40} is no attribute")
+    clean = _clean(text)
+    return [clean] if clean == BOTH else [part for part in map(str.strip, clean.split(" and ")) if part]
+
+
+def _clean(text: str) -> str:
+    return " ".join(text.lower().split()).removesuffix(".").rstrip()
+
+
+def _regions(
+    record: object,
+    where: str,
+    image: int,
+    size: tuple[int, int],
+    things: Words,
+    attributes: Words,
+    told: Mapping[int, tuple[str, ...]],
+) -> Iterator[Region | Oddity]:
+    seen = set[int]()
+    for number, written in enumerate(value(record, "objects", list, where)):
+        here = f"{where}: objects[{number}]"
+        thing = _thing(written, here)
+        seen.add(once(seen, thing.id, here))
+        if thing.name not in things:
+            yield Oddity(NO_OBJECT, here, str(image))
+            continue
+        left, top, right, bottom = cut = _cut(thing.box, size)
+        if right <= left or bottom <= top:
+            yield Oddity(NO_AREA, here, str(image))
+            continue
+        if cut != thing.box:
+            yield Oddity(CUT, here, str(image))
+        said = [*thing.adjectives, *told.get(thing.id, ())]
+        yield from (Oddity(NO_ATTRIBUTE, here, str(image)) for each in said if each not in attributes)
+        known = tuple(dict.fromkeys(attributes[each] for each in said if each in attributes))
+        identity, names = f"{image}/{thing.id}", (things[thing.name],)
+        yield Region(identity, str(image), str(thing.id), left, top, right, bottom, names, known)
+
+
+def _thing(written: object, where: str) -> _Thing:
+    names = value(written, "names", list, where)
+    if not names or not isinstance(names[0], str):
+        raise Trouble(f"{where} has no name")
+    *before, last = _clean(names[0]).split() or [""]
+    plain = bool(before) and ADJECTIVES.issuperset(before)
+    x, y, width, height = (float(value(written, side, int, where)) for side in "xywh")
+    name = last if plain else " ".join([*before, last])
+    box = (x, y, x + width, y + height)
+    return _Thing(value(written, "object_id", int, where), name, tuple(before) if plain else (), box)
+
+
+def _cut(box: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:
+    left, top, right, bottom = box
+    return max(left, 0.0), max(top, 0.0), min(right, float(size[0])), min(bottom, float(size[1]))
+
+
+PUBLISHER = "https://homes.cs.washington.edu/~ranjay/visualgenome/data/dataset"
+PICTURES = "https://cs.stanford.edu/people/rak248/VG_100K_2"
+DETECTOR = (
+    "https://raw.githubusercontent.com/peteanderson80/bottom-up-attention"
+    "/1ba7086f29cc0949235fa150095c6424b715afe9/data/genome"
+)
+
+CORPUS = Corpus(
+    name="visual_genome",
+    homepage="https://homes.cs.washington.edu/~ranjay/visualgenome/",
+    licence="annotations CC BY 4.0; the pictures were uploaded to Flickr, by people who gave each its own licence",
+    media_set="visual_genome",
+    sources=(
+        Source(
+            "images.zip",
+            f"{PICTURES}/images.zip",
+            bytes=9_731_705_982,
+            sha256="51c682d2721f880150720bb416e0346a4c787e4c55d7f80dfd1bd3f73ba81646",
+            part="media",
+        ),
+        Source(
+            "images2.zip",
+            f"{PICTURES}/images2.zip",
+            bytes=5_471_658_058,
+            sha256="99da1a0ddf87011319ff3b05cf9176ffee2731cc3c52951162d9ef0d68e3cfb5",
+            part="media",
+        ),
+        *(
+            Source(f"{name}.json.zip", f"{PUBLISHER}/{name}.json.zip")
+            for name in ("image_data", "objects", "attributes")
+        ),
+        Source(OBJECT_WORDS, f"{DETECTOR}/1600-400-20/objects_vocab.txt"),
+        Source(ATTRIBUTE_WORDS, f"{DETECTOR}/1600-400-20/attributes_vocab.txt"),
+        *(Source(SPLIT_LIST.format(split), f"{DETECTOR}/{split}.txt") for split in SPLITS),
+    ),
+    parse=parse,
+    release={"annotations": "all", "media": "features"},
+    counts={
+        "items": 108_077,
+        "items:bottom_up/train": 98_077,
+        "items:bottom_up/val": 5_000,
+        "items:bottom_up/test": 5_000,
+    },
+)
