@@ -1,0 +1,149 @@
+"""Every corpus: what each owes to those who build, read and publish it. A new one is asked the same without a word here."""
+
+import importlib
+import inspect
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pipelines.corpus import Site, build_stages
+from pipelines.demo.world import World
+from pipelines.publish import CARDS
+from pipelines.records import Census
+from xmodal import corpora
+from xmodal.corpora import Corpus, Raw, load
+from xmodal.outputs import Output
+from xmodal.records import ROWS, Caption, Item, Row, Split
+from xmodal.storage import open_storage
+from xmodal.trouble import Trouble
+
+HERE = Path(__file__).parent
+WORLDS = (
+    World(items=40, image_size=32),
+    World(items=40, image_size=32, motion=0.5),
+    World(items=40, image_size=32, motion=1),
+)
+
+
+def published(name: str, folder: Path) -> Corpus:
+    """Of the first world that this publisher can tell of."""
+    for world in WORLDS:
+        try:
+            corpus: Corpus = publisher(name).write(world, folder)
+        except ValueError:
+            continue
+        return corpus
+    raise AssertionError(f"pipelines/demo/{name}.py writes none of {WORLDS}")
+
+
+def publisher(name: str) -> ModuleType:
+    return importlib.import_module(f"pipelines.demo.{name}")
+
+
+@pytest.fixture(scope="module", params=corpora.names())
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def written(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, Path]:
+    folder = tmp_path_factory.mktemp(name)
+    return published(name, folder), folder
+
+
+def rows(corpus: Corpus, folder: Path) -> Iterator[Row]:
+    return corpus.parse(Raw.folder(folder))
+
+
+def test_it_has_a_file_a_publisher_a_card_and_a_test(name: str) -> None:
+    module = importlib.import_module(f"xmodal.corpora.{name}")
+    told = inspect.getdoc(module) or ""
+    assert load(name).name == name
+    assert len(told.splitlines()) > 10, "its docstring shows the raw files and names the traps"
+    assert "write" in vars(publisher(name))
+    assert (CARDS / f"{name}.md").exists()
+    assert (HERE / f"test_{name}.py").exists()
+
+
+def test_everybody_can_get_it_or_is_told_how(name: str) -> None:
+    corpus = load(name)
+    assert corpus.homepage.startswith("http")
+    assert corpus.licence
+    assert corpus.release.keys() <= {"annotations", "media"}
+    for source in corpus.sources:
+        assert source.url or len(source.how) > 20, source.path
+        assert source.url is None or source.url.startswith(("http://", "https://"))
+    assert [source for source in corpus.sources if source.part == "annotations"]
+
+
+def test_its_rows_agree_with_each_other_and_with_its_counts(written: tuple[Corpus, Path]) -> None:
+    corpus, folder = written
+    census = Census(corpus.name)
+    for row in rows(corpus, folder):
+        census.add(row)
+    counts = census.counts() | Counter(type(row).__name__ for row in rows(corpus, folder))
+    for counted, expected in corpus.counts.items():
+        found = {"items": counts["Item"], "captions": counts["Caption"]}.get(counted, counts.get(counted, 0))
+        assert counted in {"regions", "labels", "matches", "splits", "oddities"} or found == expected, counted
+
+
+def test_it_is_parsed_alike_every_time(written: tuple[Corpus, Path]) -> None:
+    assert list(rows(*written)) == list(rows(*written))
+
+
+def test_a_split_has_items_and_is_named_after_whoever_made_it(written: tuple[Corpus, Path]) -> None:
+    found = list(rows(*written))
+    names = Counter(row.name for row in found if isinstance(row, Split))
+    assert names
+    assert all(len(name.split("/")) == 2 for name in names)
+    twice = Counter((row.item, row.name) for row in found if isinstance(row, Split))
+    assert max(twice.values()) == 1
+
+
+def test_captions_are_counted_from_nought_and_say_something(written: tuple[Corpus, Path]) -> None:
+    places = Counter[tuple[str, str]]()
+    for row in rows(*written):
+        if isinstance(row, Caption):
+            assert row.text.strip() == row.text != ""
+            assert row.position == places[row.item, row.source]
+            places[row.item, row.source] += 1
+    assert places or load(written[0].name).name == "visual_genome"
+
+
+def test_media_are_listed_once_each_and_items_name_them(written: tuple[Corpus, Path]) -> None:
+    corpus, folder = written
+    raw = Raw.folder(folder)
+    listed = [source.path for source in corpus.media(raw)] if corpus.media else []
+    offered = {*listed, *(source.path for source in corpus.sources if source.part == "media")}
+    assert len(set(listed)) == len(listed)
+    media = {row.media.partition("!")[0] for row in rows(corpus, folder) if isinstance(row, Item)}
+    assert media <= offered
+
+
+def test_every_stage_that_needs_no_network_works_on_it(written: tuple[Corpus, Path], tmp_path: Path) -> None:
+    corpus, folder = written
+    site = Site(open_storage(str(tmp_path)), raw=folder)
+    done = {row["stage"]: row for row in build_stages(site, corpus, ["records", "media"])}
+    output = Output(site.storage, f"records/{done['records']['identity']}")
+    assert output.files.keys() >= {f"{table}.parquet" for table in ROWS}
+    assert not build_stages(site, corpus, ["records"])[0]["built"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe\x00", b"<html>sorry</html>"])
+def test_a_file_that_is_something_else_is_named(written: tuple[Corpus, Path], tmp_path: Path, damage: bytes) -> None:
+    """Each annotation file in turn; all others are links to what was written."""
+    corpus, folder = written
+    for source in corpus.sources:
+        if source.part == "annotations":
+            spoiled = tmp_path / source.path.replace("/", "-")
+            shutil.copytree(folder, spoiled, copy_function=os.link)
+            (spoiled / source.path).unlink()
+            (spoiled / source.path).write_bytes(damage)
+            with pytest.raises(Trouble) as found:
+                list(rows(corpus, spoiled))
+            assert Path(source.path).name in str(found.value)
