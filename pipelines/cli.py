@@ -26,7 +26,11 @@ EPILOG = """examples:
   xmodal publish coco --root data --out coco-captions
   xmodal import dev_ims.npy --root data --name scan36; xmodal export data/scan36/IDENTITY features.h5
   xmodal status --root data; xmodal retry coco --root data
-  xmodal build mine.py --root data --serial             a corpus of your own, without Ray
+  xmodal build mylist.parquet --url url --caption caption --root data    your own data; from then on named mylist
+  xmodal build pictures --captions captions.csv --url file --splits train=0.8,val=0.1,test=0.1 --root data
+  xmodal build hf://org/name --url image --caption text --root data
+  xmodal train vsepp --corpus mylist --root data; xmodal publish mylist --root data --out mine
+  xmodal build mine.py --root data --serial             a corpus that a Python file defines, without Ray
 
 A command that was stopped, by whatever, is continued by running it again."""
 
@@ -128,7 +132,12 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, text: str, *, targets: str = "", root: bool | None = True) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         if targets:
-            sub.add_argument("targets", nargs="+", metavar=targets, help="a corpus or a file mine.py; /STAGE for one")
+            sub.add_argument(
+                "targets",
+                nargs="+",
+                metavar=targets,
+                help="a corpus, a list or folder of yours, mine.py; /STAGE for one",
+            )
         sub.set_defaults(root=None)
         if root is not None:
             sub.add_argument("--root", required=root, help="where outputs are: a folder, or a URL, s3://bucket/run")
@@ -136,8 +145,13 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     command("corpora", "every corpus: licence, what is built under a root", root=False)
-    _circumstances(command("plan", "what a build would do, before anything runs", targets="CORPUS[/STAGE]"))
-    _circumstances(command("build", "bring stages up to date; continues where it stopped", targets="CORPUS[/STAGE]"))
+    for name, text in (
+        ("plan", "what a build would do, before anything runs"),
+        ("build", "bring stages up to date; continues where it stopped"),
+    ):
+        building = command(name, text, targets="CORPUS[/STAGE]")
+        _circumstances(building)
+        _own(building)
     retry = command("retry", "try the failed files again, and nothing else", targets="CORPUS")
     retry.add_argument("--class", dest="kind", help="only failures of this class, such as timeout or http_404")
     _circumstances(retry)
@@ -162,8 +176,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _own(parser: argparse.ArgumentParser) -> None:
+    own = parser.add_argument_group(
+        "your own data",
+        "A list (.parquet, .csv, .tsv, .jsonl), a folder with one, or a Hugging Face dataset (a folder, or "
+        "hf://org/name) in place of a corpus. Without these flags it is read as this root read it last.",
+    )
+    own.add_argument("--url", metavar="COLUMN", help="addresses, paths beside the list, or pictures (default: url)")
+    own.add_argument("--caption", metavar="COLUMN", help="a text or a list of texts (default: caption)")
+    own.add_argument("--id", metavar="COLUMN", help="(default: made from the address, the path or the picture)")
+    own.add_argument("--split", metavar="COLUMN", help="the split of each row (default: as --splits)")
+    own.add_argument("--splits", metavar="NAME=SHARE,…", help="by hash of the id (train=0.9,val=0.05,test=0.05)")
+    own.add_argument("--captions", metavar="FILE", help="the list of a folder, where it is not captions.* in it")
+    own.add_argument("--name", help="the name of the corpus (default: that of the list or folder)")
+
+
 def _training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="such as vsepp; a wrong name lists them all")
+    parser.add_argument("--corpus", help="another one than the recipe's, in its splits of the same name")
     parser.add_argument("--run", type=_local, help="the folder of the run (default: runs/RECIPE)")
     parser.add_argument("--records", help="identity of the records, where the root has several")
     parser.add_argument("--features", help="identity of the features, where the root has several")
@@ -288,14 +318,17 @@ def _workers(parser: argparse.ArgumentParser) -> None:
 
 
 def _corpora(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines import own
     from pipelines.corpus import STAGES
     from xmodal import corpora
     from xmodal.outputs import directories
     from xmodal.storage import open_storage
 
-    built = [o for o in directories(open_storage(chosen.root)) if o.complete] if chosen.root else []
+    storage = open_storage(chosen.root) if chosen.root else None
+    built = [o for o in directories(storage) if o.complete] if storage else []
+    yours = [own.remembered(storage, name) for name in own.names(storage)] if storage else []
     rows = []
-    for corpus in map(corpora.load, corpora.names()):
+    for corpus in [*map(corpora.load, corpora.names()), *filter(None, yours)]:
         about = {"name": corpus.name, "homepage": corpus.homepage, "licence": corpus.licence, "stages": list(STAGES)}
         by_hand = {source.path: source.how for source in corpus.sources if source.url is None}
         names = (corpus.name, corpus.media_set)
@@ -308,7 +341,7 @@ def _plan(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.plan import plan
 
     site = _site(chosen)
-    rows = [row for corpus, stages in _targets(chosen.targets) for row in plan(site, corpus, stages)]
+    rows = [row for of, corpus, stages in _targets(chosen, site) for row in plan(of, corpus, stages)]
     return {"stages": rows, "free_bytes": site.storage.free_bytes()}, 0
 
 
@@ -316,7 +349,7 @@ def _build(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.corpus import build_stages
 
     site = _site(chosen)
-    rows = [row for corpus, stages in _targets(chosen.targets) for row in build_stages(site, corpus, stages)]
+    rows = [row for of, corpus, stages in _targets(chosen, site) for row in build_stages(of, corpus, stages)]
     return {"root": site.storage.url, "outputs": rows}, 0
 
 
@@ -324,10 +357,10 @@ def _retry(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.corpus import retry
 
     site = _site(chosen)
-    corpora = zip(chosen.targets, _targets(chosen.targets), strict=True)
+    corpora = zip(chosen.targets, _targets(chosen, site), strict=True)
     return {
         "root": chosen.root,
-        "corpora": {text: retry(site, corpus, chosen.kind) for text, (corpus, _) in corpora},
+        "corpora": {text: retry(of, corpus, chosen.kind) for text, (of, corpus, _) in corpora},
     }, 0
 
 
@@ -336,7 +369,7 @@ def _seal(chosen: argparse.Namespace) -> tuple[Any, int]:
     from xmodal.storage import open_storage
 
     site = Site(open_storage(chosen.root))
-    return {corpus.name: reseal(site, corpus) for corpus, _ in _targets(chosen.targets)}, 0
+    return {corpus.name: reseal(of, corpus) for of, corpus, _ in _targets(chosen, site)}, 0
 
 
 def _status(chosen: argparse.Namespace) -> tuple[Any, int]:
@@ -360,10 +393,12 @@ def _verify(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _train(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.experiments import recipe_with, train, train_on_ray
+    from pipelines.experiments import on_corpus, recipe_with, train, train_on_ray
 
     recipe = recipe_with(chosen.recipe, chosen.set)
-    run = chosen.run or Path("runs") / recipe.name
+    if chosen.corpus:
+        recipe = on_corpus(recipe, chosen.root, chosen.corpus, chosen.records)
+    run = chosen.run or Path("runs") / "-".join(filter(None, (recipe.name, chosen.corpus)))
     told = ("records", "features", "pixels", "vectors", "weights", "device", "tensorboard")
     circumstances = {name: getattr(chosen, name) for name in told}
     if not chosen.workers:
@@ -446,12 +481,14 @@ def _reproduce(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _publish(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.corpus import Site
     from pipelines.progress import Progress
     from pipelines.publish import feature_stores, publish
 
     if len(chosen.targets) != 1:
         raise Trouble("publish takes one corpus, because --out is one folder")
-    storage, ((corpus, _),) = _existing(chosen.root), _targets(chosen.targets)
+    storage = _existing(chosen.root)
+    ((_, corpus, _),) = _targets(chosen, Site(storage))
     return publish(corpus, storage, chosen.out, feature_stores(corpus, storage), Progress()), 0
 
 
@@ -541,20 +578,39 @@ def _runner(chosen: argparse.Namespace) -> Any:
     return serial if chosen.serial else on_ray
 
 
-def _targets(texts: list[str]) -> list[tuple[Any, list[str]]]:
-    """`coco` is its data, `coco/resnet` one stage; a file of your own may stand for the name."""
+def _targets(chosen: argparse.Namespace, site: Any) -> list[tuple[Any, Any, list[str]]]:
+    """`coco` is its data, `coco/resnet` one stage; a Python file or your own data may stand for the name."""
     from pipelines.corpus import STAGES, USUAL
+    from pipelines.own import is_data
     from xmodal import corpora
 
     targets = []
-    for text in texts:
-        name, stage = text, ""
-        if not text.endswith(".py") and "/" in text:
-            name, _, stage = text.rpartition("/")
-        if stage and stage not in STAGES:
-            raise Trouble(f"no stage {stage!r}; there are: {', '.join(STAGES)}")
-        targets.append((corpora.load(name), [stage] if stage else list(USUAL)))
+    for text in chosen.targets:
+        name, _, stage = text.rpartition("/")
+        if not name or stage not in STAGES or (name not in corpora.names() and os.path.isdir(text)):
+            if "/" in text and not text.endswith(".py") and not is_data(text, {}, site.storage):
+                raise Trouble(f"no stage {stage!r}; there are: {', '.join(STAGES)}")
+            name, stage = text, ""
+        of, corpus = _target(name, chosen, site)
+        targets.append((of, corpus, [stage] if stage else list(USUAL)))
     return targets
+
+
+def _target(name: str, chosen: argparse.Namespace, site: Any) -> tuple[Any, Any]:
+    """The corpus, and the site with where its files lie."""
+    from dataclasses import replace
+
+    from pipelines import own
+    from xmodal import corpora
+
+    flags = own.told(chosen)
+    if name not in corpora.names() and own.is_data(name, flags, site.storage):
+        found = own.describe(name, flags, site.storage)
+        return replace(site, raw=site.raw or found.folder, files=found.places), found.corpus
+    if flags:
+        raise Trouble(f"--{next(iter(flags))} is for data of your own: a list, a folder or hf://…, which {name} is not")
+    known = None if name.endswith(".py") or name in corpora.names() else own.remembered(site.storage, name)
+    return site, known or corpora.load(name)
 
 
 def _existing(root: str) -> Any:

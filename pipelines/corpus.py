@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipelines.engine import Runner, build, serial
@@ -46,6 +47,7 @@ class Site:
     raw: Path | None = None
     weights: Path | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)  # of annotations that lie elsewhere than in `raw`
 
 
 def build_sources(site: Site, corpus: Corpus) -> Output:
@@ -67,7 +69,10 @@ def records_stage(site: Site, corpus: Corpus) -> Stage[RecordsConfig, Files] | N
 
 
 def build_media(site: Site, corpus: Corpus) -> Output:
-    return _fetched(site, corpus, "media", corpus.media_set, listed_media(corpus, build_sources(site, corpus)))
+    annotations = build_sources(site, corpus)
+    listed = listed_media(corpus, annotations)
+    _unpack(site, corpus, annotations, listed)
+    return _fetched(site, corpus, "media", corpus.media_set, listed)
 
 
 def build_features(name: str, site: Site, corpus: Corpus) -> Output:
@@ -203,8 +208,26 @@ def _fetched(site: Site, corpus: Corpus, part: Part, name: str, listed: list[Sou
 
 
 def _fetch(site: Site, part: Part, name: str, some: list[Source], of: list[Source]) -> None:
-    raw = RawFolder(site.raw, of) if site.raw else None
+    raw = raw_folder(site, part, of)
     fetch(site.storage, part, name, some, raw, site.run, site.progress)
+
+
+def raw_folder(site: Site, part: Part, of: list[Source]) -> RawFolder | None:
+    """Where the files that somebody has already are looked for."""
+    return RawFolder(site.raw, of, site.files if part == "annotations" else None) if site.raw else None
+
+
+def _unpack(site: Site, corpus: Corpus, annotations: Output, listed: list[Source]) -> None:
+    """Takes the media that lie inside the annotations, and are not here yet, into the ledger, file by file."""
+    if corpus.unpack is None or current(site.storage, "media", corpus.media_set, listed):
+        return
+    states = {state.path: state for state in Ledger(site.storage, "media", corpus.media_set).states()}
+    wanted = {s.path for s in listed if not s.url and (s.path not in states or states[s.path].lost(s))}
+    with TemporaryDirectory(prefix="xmodal-") as folder:
+        for source in corpus.unpack(raw_of(annotations), wanted, Path(folder)):
+            raw = RawFolder(Path(folder), [source])
+            fetch(site.storage, "media", corpus.media_set, [source], raw, serial, Progress(quiet=True))
+            (Path(folder) / source.path).unlink()
 
 
 def _refuse_shared_paths(corpus: Corpus, sources: list[Source]) -> None:

@@ -80,6 +80,8 @@ def _remove(path: str) -> None:
 
 def _quoted(url: str) -> str:
     """Spaces and letters beyond ASCII as browsers send them; what is quoted already stays as it is."""
+    if url.startswith("data:"):  # its own content
+        return url
     try:
         parts = urllib.parse.urlsplit(url)
         host = (parts.hostname or "").encode("idna").decode()

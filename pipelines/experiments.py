@@ -10,6 +10,7 @@ from pipelines.progress import Progress
 from pipelines.settings import apply, parse_settings
 from xmodal import models
 from xmodal.corpora import View
+from xmodal.dataset import choose, splits
 from xmodal.models import Config, Features, Recipe, Tokens
 from xmodal.storage import open_storage
 from xmodal.text import tokenizer
@@ -38,6 +39,22 @@ def recipe_with(name: str, settings: list[str]) -> Recipe:
         return replace(apply(recipe, "recipe", parsed), phases=phases, **parts)
     except ValueError as error:
         raise Trouble(f"--set {' '.join(settings)}: {error}") from None
+
+
+def on_corpus(recipe: Recipe, root: str, corpus: str, records: str | None = None) -> Recipe:
+    """The recipe on another corpus under a root: each of its views in the split there whose name ends the same."""
+    there = splits(choose(root, "records", records, corpus=corpus))
+
+    def moved(view: View) -> View:
+        ending = view.split.rpartition("/")[2]
+        found = [name for name in there if name.rpartition("/")[2] == ending]
+        if len(found) != 1:
+            what = f"no split {ending!r}" if not found else f"several splits {ending!r}"
+            raise Trouble(f"{corpus} has {what}; there are: {', '.join(sorted(there))}")
+        return replace(view, corpus=corpus, split=found[0])
+
+    unannotated = recipe.unannotated and moved(recipe.unannotated)
+    return replace(recipe, view=moved(recipe.view), validation=moved(recipe.validation), unannotated=unannotated)
 
 
 def configs_of(recipe: Recipe) -> Mapping[str, object]:

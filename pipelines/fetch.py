@@ -6,11 +6,12 @@ mirror. What arrives is checked against the size and checksum that the corpus pi
 
 import hashlib
 import os
+import shutil
 import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -34,17 +35,26 @@ GATHER_EVERY = 256
 
 
 class RawFolder:
-    """Files that somebody has already, under their paths, or under their names alone where no two share one."""
+    """Files that somebody has already, under their paths, or under their names alone where no two share one.
 
-    def __init__(self, folder: Path, sources: list[Source]) -> None:
+    `elsewhere` says of some paths where they lie: these are looked for nowhere else, and copied, as somebody's own list
+    will be written to again.
+    """
+
+    def __init__(self, folder: Path, sources: list[Source], elsewhere: Mapping[str, Path] | None = None) -> None:
         self._folder = folder.expanduser().absolute()
+        self._elsewhere = {path: place.expanduser().absolute() for path, place in (elsewhere or {}).items()}
         names = Counter(Path(source.path).name for source in sources)
         self._shared = {name for name, count in names.items() if count > 1}
 
     def find(self, source: Source) -> str | None:
         name = Path(source.path).name
         places = [self._folder / source.path] + ([] if name in self._shared else [self._folder / name])
+        places = [self._elsewhere[source.path]] if source.path in self._elsewhere else places
         return next((str(place) for place in places if place.is_file()), None)
+
+    def changes(self, source: Source) -> bool:
+        return source.path in self._elsewhere
 
 
 @dataclass(frozen=True)
@@ -107,7 +117,7 @@ def _fetch_all(sources: list[Source], storage: Storage, raw: RawFolder | None) -
 def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[tuple[Attempt, bool]]:
     """Every attempt at one file, up to the first success; an address whose failure will not pass is not asked again."""
     if raw and (file := raw.find(source)):
-        yield _attempt(source, "local", partial(_keep, source, file, storage))
+        yield _attempt(source, "local", partial(_copy if raw.changes(source) else _keep, source, file, storage))
         return
     addresses = [address for address in (source.url, *source.mirrors) if address]
     if not addresses:
@@ -144,6 +154,11 @@ def _by_hand(source: Source) -> tuple[int, str]:
 def _download(source: Source, address: str, storage: Storage) -> tuple[int, str]:
     with downloaded(address, _partial(storage, address)) as file:
         return _keep(source, file, storage)
+
+
+def _copy(source: Source, file: str, storage: Storage) -> tuple[int, str]:
+    with tempfile.TemporaryDirectory(prefix="xmodal-") as folder:
+        return _keep(source, shutil.copyfile(file, f"{folder}/copy"), storage)
 
 
 def _keep(source: Source, file: str, storage: Storage) -> tuple[int, str]:

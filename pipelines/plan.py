@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from pipelines.corpus import FEATURES, Site, parts, records_stage
+from pipelines.corpus import FEATURES, Site, parts, raw_folder, records_stage
 from pipelines.engine import pending
-from pipelines.fetch import RawFolder
 from pipelines.ledger import FOLDERS, Ledger
 from pipelines.seal import current
 from xmodal.corpora import Corpus, Part, Source
@@ -28,7 +27,7 @@ def plan(site: Site, corpus: Corpus, stages: list[str]) -> list[dict[str, Any]]:
 def _files(site: Site, part: Part, name: str, sources: list[Source]) -> dict[str, Any]:
     states = {state.path: state for state in Ledger(site.storage, part, name).states()}
     left = [source for source in sources if source.path not in states or not states[source.path].provides(source)]
-    raw = RawFolder(site.raw, sources) if site.raw else None
+    raw = raw_folder(site, part, sources)
     at_hand = [source for source in left if raw and raw.find(source)]
     requests = [source for source in left if source not in at_hand and source.url]
     known = sum(source.bytes or 0 for source in requests)

@@ -286,7 +286,7 @@ def _copy(copy: Copy, target: LocalStorage) -> None:
 
 def _card(made: Made, configs: list[Config], described: list[dict[str, Any]]) -> str:
     """The template with `$name` filled in; what stands between `<!-- name -->` marks stays if the name has a value."""
-    path = CARDS / f"{made.corpus.name}.md"
+    path = CARDS / f"{made.corpus.card or made.corpus.name}.md"
     if not path.is_file():
         raise Trouble(f"{made.corpus.name} has no card: write {path}, like those beside it")
     facts = _facts(made, configs, described)
@@ -303,6 +303,7 @@ def _facts(made: Made, configs: list[Config], described: list[dict[str, Any]]) -
     first = configs[0] if configs else Config("")
     about = [{"config_name": c.name, "default": c is first, "data_files": c.data_files} for c in configs]
     return {
+        "name": corpus.name,
         "configs": _yaml(about),
         "dataset_info": _yaml(described),
         "size_category": next((name for limit, name in SIZES if counts["items"] < limit), "n>10M"),

@@ -54,13 +54,14 @@ def _open(corpus: Corpus, config: RecordsConfig, inputs: Inputs) -> Callable[[Fi
                     census.add(row)
                     tables.add(row)
             counts = tables.counts | census.counts()
-            _check(corpus, counts)
+            check_counts(corpus, counts)
         return counts
 
     return parse
 
 
-def _check(corpus: Corpus, counts: Counts) -> None:
+def check_counts(corpus: Corpus, counts: Counts) -> None:
+    """What a full parse gave against what the corpus says it gives."""
     for name, expected in corpus.counts.items():
         if counts.get(name, 0) != expected:
             raise Trouble(

@@ -10,7 +10,7 @@ import importlib.util
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -77,7 +77,9 @@ class Corpus:
     """`version` counts changes of what `parse` yields from the same bytes: it is part of the records' identity.
 
     A part that `release` does not name is released as "nothing". `counts` are asserted after a full parse: of a table
-    ("captions"), or of what a table holds for one split ("items:karpathy/train").
+    ("captions"), or of what a table holds for one split ("items:karpathy/train"). `unpack` is for media that lie inside
+    the annotations: of those that `media` lists it writes the wanted ones into a folder, each whole when it is yielded.
+    `card` names the template of its card, where that is not of the corpus' name.
     """
 
     name: str
@@ -90,6 +92,8 @@ class Corpus:
     release: Mapping[Part, ReleaseClass] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     version: int = 1
+    unpack: Callable[[Raw, Container[str], Path], Iterator[Source]] | None = None
+    card: str | None = None
 
     def __post_init__(self) -> None:
         for name in (self.name, self.media_set):
@@ -127,7 +131,11 @@ def load(name: str) -> Corpus:
     if name.endswith(".py"):
         return _corpus_of(_module_from_file(name), name)
     if name not in names():
-        raise Trouble(f"no corpus {name!r}; there are: {', '.join(names())}; a file mine.py with a CORPUS also works")
+        raise Trouble(
+            f"no corpus {name!r}; there are: {', '.join(names())}; a file mine.py with a CORPUS also works, and "
+            "so do a list of yours (.parquet, .csv, .tsv, .jsonl), a folder with one, hf://ORG/NAME, and the name that "
+            "the root has given to one"
+        )
     return _corpus_of(importlib.import_module(f"{__name__}.{name}"), name)
 
 

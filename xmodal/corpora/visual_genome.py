@@ -34,6 +34,7 @@ The long arrays are read piece by piece. What stays in memory are the sizes of p
 about 180 MiB for all.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -79,8 +80,8 @@ def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
     for where, line in lines(raw, path):
         names = tuple(" ".join(name.split()) for name in line.split(","))
         for name in names:
-            if not name:
-                raise Trouble(f"{where} has a name without letters: {line!r:.80}")
+            if not re.fullmatch(r"[\w][\w '&./-]*", name):
+                raise Trouble(f"{where} has a name that is none: {line!r:.80}")
             seen.add(once(seen, name, where))
         outputs.append(names)
     if len(outputs) == 1:

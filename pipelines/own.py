@@ -1,0 +1,256 @@
+"""Your own data on the command line: a list, a folder or a Hugging Face dataset, and what a root remembers of it.
+
+    mylist.parquet, .csv, .tsv, .jsonl     a list; its paths are relative to it
+    FOLDER --captions FILE                 pictures or clips; the list's paths are relative to FOLDER
+    FOLDER                                 with captions.* or metadata.* in it, which is that list
+    FOLDER                                 that `save_to_disk` wrote, or with Parquet files: a Hugging Face dataset
+    hf://ORG/NAME[/FOLDER][@REVISION]      the Parquet files of a public dataset on the hub, pinned to a commit
+
+What the lists and columns are is said in one file, xmodal.own.DESCRIPTION, that is fetched and sealed like the others:
+later commands find the corpus by its name in the root's sealed sources, and need neither the columns nor the lists.
+"""
+
+import hashlib
+import json
+import re
+import urllib.error
+import urllib.request
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import quote
+
+from pipelines.ledger import FOLDERS, Ledger
+from xmodal import corpora
+from xmodal.corpora import Corpus
+from xmodal.listed import split_name
+from xmodal.lists import ending
+from xmodal.locks import raw_of
+from xmodal.outputs import Output
+from xmodal.own import DESCRIPTION, SPLITS, Description, ListFile, own_corpus
+from xmodal.storage import Storage
+from xmodal.trouble import Trouble
+
+HUB = "https://huggingface.co"
+TIMEOUT_SECONDS = 30.0
+LISTS = tuple(f"{stem}.{kind}" for stem in ("captions", "metadata") for kind in ("csv", "tsv", "jsonl", "parquet"))
+FLAGS = ("url", "caption", "id", "split", "splits", "captions", "name")
+SPLIT_FILE = re.compile(
+    r"(?:.*/)?(train|validation|valid|val|dev|test)(?:-\d+-of-\d+)?\.parquet"
+)  # as the hub names them
+
+
+@dataclass(frozen=True)
+class Found:
+    """The lists, in their order: where they lie, here or at an address; and where the media they name lie."""
+
+    name: str
+    files: tuple[ListFile, ...]
+    places: Mapping[str, Path] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class Own:
+    corpus: Corpus
+    folder: Path | None = None
+    places: Mapping[str, Path] = field(default_factory=dict)
+
+
+def is_data(text: str, flags: Mapping[str, str], storage: Storage) -> bool:
+    """Whether a target is data and no name. A word that is both is the corpus, unless its lists lie in that folder."""
+    folder = Path(text).expanduser()
+    if text.startswith("hf://") or ending(text) or not folder.is_dir():
+        return text.startswith("hf://") or bool(ending(text))
+    known = None if flags or "/" in text else description_of(storage, text)
+    found = [file.path for file in known.files if (folder / file.path).is_file()] if known else []
+    return known is None or any(path in LISTS or ending(path) in (".parquet", ".arrow") for path in found)
+
+
+def told(flags: Namespace) -> dict[str, str]:
+    """The flags about columns and splits that were given."""
+    return {name: value for name in FLAGS if (value := getattr(flags, name, None)) is not None}
+
+
+def describe(text: str, flags: Mapping[str, str], storage: Storage) -> Own:
+    """The corpus that the data are. Without flags the columns and splits are those this root knows for its name."""
+    found = _found(text, flags.get("captions"))
+    name = flags.get("name") or _name(found.name, text)
+    if name in corpora.names():
+        raise Trouble(f"{name} is a corpus already: give your data another name with --name")
+    known = None if flags.keys() - {"captions", "name"} else description_of(storage, name)
+    try:
+        description = _described(name, found, flags, known)
+        corpus = own_corpus(description, found.addresses)
+    except ValueError as error:
+        raise Trouble(f"{text}: {error}") from None
+    return Own(corpus, found.folder, found.places)
+
+
+def remembered(storage: Storage, name: str) -> Corpus | None:
+    """The corpus of your own that this root has under a name."""
+    description = description_of(storage, name)
+    return own_corpus(description) if description else None
+
+
+def names(storage: Storage) -> list[str]:
+    return [name for name in storage.names(f"_runs/ledger/{FOLDERS['annotations']}") if description_of(storage, name)]
+
+
+def description_of(storage: Storage, name: str) -> Description | None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        return None
+    identity = Ledger(storage, "annotations", name).sealed
+    sealed = Output(storage, f"{FOLDERS['annotations']}/{identity}")
+    if not identity or not sealed.complete:
+        return None
+    raw = raw_of(sealed)
+    if DESCRIPTION not in raw:
+        return None
+    with raw.open(DESCRIPTION) as file:
+        return Description.from_json(file.read())
+
+
+def _described(name: str, found: Found, flags: Mapping[str, str], known: Description | None) -> Description:
+    if known:
+        by_files = not (known.split or known.splits)
+        return replace(known, files=_with_splits(found.files, by_files), revision=found.revision)
+    columns = {column: flags[column] for column in ("url", "caption", "id", "split") if column in flags}
+    if "split" in flags and "splits" in flags:
+        raise ValueError("--split is a column, --splits are shares: give one of them")
+    by_files = not {"split", "splits"} & flags.keys() and any(file.split for file in found.files)
+    files = _with_splits(found.files, by_files)
+    shares = () if by_files or "split" in flags else _splits(flags["splits"]) if "splits" in flags else SPLITS
+    return Description(name, files, **columns, splits=shares, revision=found.revision)
+
+
+def _with_splits(files: tuple[ListFile, ...], by_files: bool) -> tuple[ListFile, ...]:
+    """The splits that the files' names say, or none of them."""
+    return tuple(replace(file, split=split_name(file.split) if by_files and file.split else None) for file in files)
+
+
+def _splits(text: str) -> tuple[tuple[str, str], ...]:
+    """`train=0.9,test=0.1`."""
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    if wrong := [name for name, _, share in pairs if not re.fullmatch(r"\d*\.?\d+", share)]:
+        raise ValueError(f"--splits takes train=0.9,val=0.05,test=0.05; {wrong[0]!r} has no share")
+    return tuple((name, share) for name, _, share in pairs)
+
+
+def _name(name: str, text: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")
+    if not plain:
+        raise Trouble(f"{text} gives no name of letters and digits: give one with --name")
+    return plain
+
+
+def _found(text: str, captions: str | None) -> Found:
+    if text.startswith("hf://"):
+        return _on_the_hub(text)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _in_folder(path, captions)
+    if captions:
+        raise Trouble(f"--captions is for a folder of pictures or clips, which {text} is not")
+    return _local(path.stem, path.parent, {path.name: path})
+
+
+def _in_folder(folder: Path, captions: str | None) -> Found:
+    name = folder.resolve().name
+    lists = [folder / file for file in LISTS if (folder / file).is_file()]
+    if captions or len(lists) == 1:
+        one = Path(captions).expanduser() if captions else lists[0]
+        return _local(name, folder, {one.name: one})
+    if lists:
+        raise Trouble(f"{folder} has {lists[0].name} and {lists[1].name}: say which with --captions")
+    files = dict(_of_dataset(folder))
+    if not files:
+        raise Trouble(f"{folder} has no list: give one with --captions, or name it {', '.join(LISTS)}")
+    return _local(name, folder, {file.relative_to(folder).as_posix(): file for file in files}, files)
+
+
+def _of_dataset(folder: Path) -> Iterator[tuple[Path, str | None]]:
+    """The files of a Hugging Face dataset, each with the split that it is of, in the order of its rows."""
+    if (folder / "dataset_dict.json").is_file():
+        for split in _json(folder / "dataset_dict.json")["splits"]:
+            yield from ((file, split) for file in _arrow_files(folder / split))
+    elif (folder / "state.json").is_file():
+        yield from ((file, None) for file in _arrow_files(folder))
+    else:
+        for file in sorted(folder.rglob("*.parquet")):
+            if not any(part.startswith(".") for part in file.relative_to(folder).parts):
+                yield file, _split_of(file.relative_to(folder).as_posix())
+
+
+def _arrow_files(folder: Path) -> list[Path]:
+    return [folder / file["filename"] for file in _json(folder / "state.json")["_data_files"]]
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise Trouble(f"{path} cannot be read: {error}") from error
+
+
+def _split_of(path: str) -> str | None:
+    named = SPLIT_FILE.fullmatch(path)
+    return named[1] if named else None
+
+
+def _local(
+    name: str, folder: Path, places: Mapping[str, Path], splits: Mapping[Path, str | None] | None = None
+) -> Found:
+    files = []
+    for path, place in places.items():
+        if not ending(path):
+            raise Trouble(f"{place} is no list: Parquet, CSV, TSV and JSONL are known, by these endings")
+        files.append(ListFile(path, *_measured(place), (splits or {}).get(place)))
+    return Found(name, tuple(files), places, folder=folder)
+
+
+def _measured(place: Path) -> tuple[int, str]:
+    try:
+        with place.open("rb") as file:
+            digest = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+            return file.tell(), digest
+    except OSError as error:
+        raise Trouble(f"{place} cannot be read: {error.strerror or error}") from error
+
+
+def _on_the_hub(text: str) -> Found:
+    """Lists are those below the folder that are Parquet; their checksums are the hub's, as far as it tells them."""
+    place, _, revision = text.removeprefix("hf://").removeprefix("datasets/").partition("@")
+    owner, _, rest = place.partition("/")
+    name, _, below = rest.partition("/")
+    if not all(re.fullmatch(r"[\w.-]+", part) for part in (owner, name)):
+        raise Trouble(f"{text}: a dataset on the hub is named hf://ORG/NAME")
+    repository = f"{owner}/{name}"
+    about = _asked(f"{HUB}/api/datasets/{repository}/revision/{quote(revision or 'main', safe='')}?blobs=true", text)
+    prefix = f"{below.strip('/')}/" if below.strip("/") else ""
+    files, addresses = [], {}
+    for file in sorted(about["siblings"], key=lambda file: file["rfilename"]):
+        path = file["rfilename"]
+        if path.startswith(prefix) and path.endswith(".parquet"):
+            sha256 = (file.get("lfs") or {}).get("sha256")
+            files.append(ListFile(path, file["size"], sha256, _split_of(path)))
+            addresses[path] = f"{HUB}/datasets/{repository}/resolve/{about['sha']}/{quote(path)}"
+    if not files:
+        raise Trouble(f"{text} has no Parquet files: download it, and give its folder or list")
+    known = all(file.sha256 for file in files)
+    return Found(name, tuple(files), addresses=addresses, revision=None if known else about["sha"])
+
+
+def _asked(url: str, text: str) -> Any:
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise Trouble(f"{text}: the hub answers {error.code}; a private dataset is for you to download") from None
+    except (OSError, ValueError) as error:
+        raise Trouble(f"{text}: the hub does not answer as it should: {error}") from error
