@@ -187,27 +187,36 @@ def _features(result: Result) -> str:
 
 
 def demo(result: Result) -> list[str]:
-    root, run, xmodal = os.path.relpath(result["root"]), os.path.relpath(result["training"]["run"]), _as_typed("xmodal")
-    unchanged = not any(row["built"] for row in result["outputs"]) and not result["training"]["trained"]
+    root, xmodal, runs = os.path.relpath(result["root"]), _as_typed("xmodal"), result["runs"]
+    run = os.path.relpath(runs[-1]["training"]["run"])
+    new = any(row["built"] for row in result["outputs"]) or any(one["training"]["trained"] for one in runs)
     return [
-        "everything is up to date" if unchanged else "a corpus was fetched, checked, sealed, parsed and learned from",
+        "a corpus was fetched, checked, sealed, parsed and learned from" if new else "everything is up to date",
         *build(result),
-        *_recall(result["evaluation"]),
+        *_recall([one["evaluation"] for one in runs]),
         "what to try next:",
         f"  {xmodal} status --root {root}",
         f"  {xmodal} evaluate {run} --root {root}",
+        f"  {xmodal} look {run} --root {root} --attention {os.path.dirname(root)}/maps",
         f"  {xmodal} publish coco --root {root} --out {os.path.dirname(root)}/dataset",
         f"  {xmodal} plan coco --root data        the real corpus",
     ]
 
 
-def _recall(evaluation: Result) -> list[str]:
-    scores = evaluation["scores"]["all"]
-    lines = [f"recall on {evaluation['items']} scenes that were not trained on, features by {evaluation['weights']}:"]
-    for side, name in (("text_to_visual", "caption to picture"), ("visual_to_text", "picture to captions")):
-        pairs = [f"R@{k} {scores[side]['recall'][k]:.1f} ({scores[side]['chance'][k]:.1f})" for k in ("1", "5", "10")]
-        lines.append(f"  {name:20} {'   '.join(pairs)}   (by chance)")
+def _recall(evaluations: list[Result]) -> list[str]:
+    first = evaluations[0]
+    lines = [f"recall on {first['items']} scenes that were not trained on, features by {first['weights']}:"]
+    lines.append(f"  {'':12}{'caption to picture':^27}{'picture to captions':^27}")
+    lines.append(f"  {'':12}" + f"{'R@1':>9}{'R@5':>9}{'R@10':>9}" * 2)
+    sides = ("text_to_visual", "visual_to_text")
+    for one in evaluations:
+        lines.append(f"  {one['recipe']:12}" + "".join(_three(one["scores"]["all"][side]["recall"]) for side in sides))
+    lines.append(f"  {'chance':12}" + "".join(_three(first["scores"]["all"][side]["chance"]) for side in sides))
     return lines
+
+
+def _three(recall: Result) -> str:
+    return "".join(f"{recall[k]:9.1f}" for k in ("1", "5", "10"))
 
 
 def _as_typed(program: str) -> str:

@@ -9,13 +9,14 @@ from pipelines import experiments
 from pipelines.cli import main
 from pipelines.corpus import Site, build_stages
 from pipelines.demo import coco
-from pipelines.demo.run import demo, recipe
+from pipelines.demo.run import demo, recipes
 from pipelines.demo.world import World
 from pipelines.progress import Progress
 from tests.conftest import tree_digest
 from xmodal.storage import open_storage
+from xmodal.trouble import Trouble
 
-TINY = {"resnet.resize": 64, "resnet.crop": 64, "resnet.rows_per_shard": 128}
+TINY = {"resnet.resize": 64, "resnet.crop": 64, "resnet.rows_per_shard": 128, "pixels.side": 64}
 
 
 def test_everything_is_built_once_and_then_up_to_date(tmp_path: Path) -> None:
@@ -25,13 +26,14 @@ def test_everything_is_built_once_and_then_up_to_date(tmp_path: Path) -> None:
     before = tree_digest(str(tmp_path / "root"))
     second = demo(site, tmp_path, world)
     assert not any(row["built"] for row in second["outputs"])
-    assert second["evaluation"] == first["evaluation"]
+    assert not any(one["training"]["trained"] for one in second["runs"])
+    assert [one["evaluation"] for one in second["runs"]] == [one["evaluation"] for one in first["runs"]]
     assert tree_digest(str(tmp_path / "root")) == before
 
 
 def test_the_demo_names_its_random_weights_wherever_it_shows_features(tmp_path: Path) -> None:
     site = Site(open_storage(str(tmp_path / "root")), settings=TINY)
-    row = demo(site, tmp_path, World(120, image_size=64))["outputs"][-1]
+    row = demo(site, tmp_path, World(60, image_size=64))["outputs"][-2]
     assert json.loads((Path(row["path"]) / "stage.json").read_text())["config"]["weights"] == "random:0"
     assert main(["publish", "coco", "--root", site.storage.url, "--out", str(tmp_path / "dataset")]) == 0
     assert "random:0" in (tmp_path / "dataset/README.md").read_text()
@@ -46,10 +48,17 @@ def test_recall_on_scenes_that_were_not_trained_on_is_far_above_chance(seed: int
     site = Site(open_storage(str(root)), raw=raw, settings=settings)
     build_stages(site, corpus, ["records", "resnet"])
     quiet = Progress(quiet=True)
-    experiments.train(recipe(), str(root), tmp_path / "run", threads=1, progress=quiet)
+    experiments.train(recipes()[0], str(root), tmp_path / "run", threads=1, progress=quiet)
     report = experiments.evaluate(tmp_path / "run", str(root), "karpathy/test", "cpu", quiet)
     scores = report.scores["all"]
     assert report.items == 60
     for side in (scores.visual_to_text, scores.text_to_visual):
         assert side.recall[1] > 3 * side.chance[1]
         assert sum(side.recall.values()) > 3 * sum(side.chance.values())
+
+
+def test_a_world_without_a_scene_to_test_on_is_refused_at_once(tmp_path: Path) -> None:
+    site = Site(open_storage(str(tmp_path / "root")))
+    with pytest.raises(Trouble, match="the demo needs at least 10"):
+        demo(site, tmp_path, World(9))
+    assert not list(tmp_path.iterdir())

@@ -20,46 +20,75 @@ from pipelines.demo.world import World
 from xmodal.corpora import Corpus, Source
 from xmodal.corpora.coco import CORPUS
 from xmodal.identity import fingerprint
-from xmodal.models import Optimiser, Phase, Recipe, Step, Tokens
+from xmodal.models import Optimiser, Phase, Pixels, Recipe, Step, Tokens
 from xmodal.storage import open_storage
+from xmodal.trouble import Trouble
 
 CUT = "zips/val2014.zip"
-RESNET = {
+FEWEST = 10  # scenes: one of ten is for testing
+SMALL = {
     "resnet.network": "resnet18",
     "resnet.weights": "random:0",
     "resnet.resize": 128,
     "resnet.crop": 128,
     "resnet.rows_per_shard": 128,
+    "pixels.side": 128,
+    "pixels.rows_per_shard": 256,
 }
 
 
 def demo(site: Site, folder: Path, world: World) -> dict[str, Any]:
     """Builds every stage of the world's COCO, trains and evaluates; what `xmodal demo --json` prints."""
+    if world.items < FEWEST:
+        raise Trouble(f"of {world.items} scenes none is left to test on: the demo needs at least {FEWEST}")
     publisher, root = folder / "publisher", site.storage.url
     corpus = _published(site, publisher, world)
     half = (publisher / CUT).stat().st_size // 2
     with serve(publisher, {CUT: [Behaviour(cut_after=half)]}) as server:
-        site = replace(site, settings=RESNET | dict(site.settings))
-        rows = build_stages(site, serve_at(corpus, server.url), [*USUAL, "resnet"])
+        site = replace(site, settings=SMALL | dict(site.settings))
+        rows = build_stages(site, serve_at(corpus, server.url), [*USUAL, "resnet", "pixels"])
     identity = {row["stage"]: row["identity"] for row in rows}
     chosen = {"records": identity["records"], "features": identity["resnet"]}
-    run = folder / "runs" / fingerprint([recipe(), chosen])[:12]
-    outcome = experiments.train(recipe(), root, run, threads=1, progress=site.progress, **chosen)
-    report = experiments.evaluate(run, root, "karpathy/test", "cpu", site.progress)
-    return {"root": root, "outputs": rows, "training": outcome, "evaluation": json.loads(report.to_json())}
+    runs = []
+    for recipe in recipes():
+        used = chosen | ({"pixels": identity["pixels"]} if any(phase.pixels for phase in recipe.phases) else {})
+        run = folder / "runs" / f"{recipe.name}-{fingerprint([recipe, used])[:12]}"
+        site.progress.say(f"training {recipe.name}")
+        outcome = experiments.train(recipe, root, run, threads=1, progress=site.progress, **used)
+        report = experiments.evaluate(run, root, "karpathy/test", "cpu", site.progress)
+        runs.append({"training": outcome, "evaluation": json.loads(report.to_json())})
+    return {"root": root, "outputs": rows, "runs": runs}
 
 
-def recipe() -> Recipe:
-    """VSE0, smaller and shorter: mining the hardest negatives only pays once features are better than random ones."""
-    vse0 = experiments.recipes()["vse0"]
-    once = Phase(12, Optimiser("adam", 3e-3, clip_norm=2.0, schedule=Step((8,), 0.1)), {"ranking": 1.0})
+def recipes() -> tuple[Recipe, ...]:
+    """Of VSE0, PVSE and PCME, smaller and shorter.
+
+    Mining the hardest negatives only pays once features are better than random ones: PVSE takes all of them. It is
+    trained further from pixels, as its paper does, for one short epoch.
+    """
+    steps = Optimiser("adam", 3e-3, clip_norm=2.0, schedule=Step((8,), 0.1))
+    once = Phase(12, steps, {"ranking": 1.0})
+    pvse, pcme = (experiments.recipes()[name].phases[0] for name in ("pvse-coco", "pcme-coco"))
+    learning = replace(steps, learning_rate=2e-3, schedule=Step((6,), 0.1))
+    warm = Phase(8, learning, pvse.weights)
+    tuned = Phase(1, replace(learning, learning_rate=1e-4), pvse.weights, pixels=Pixels("resized", flip=True))
+    spread = Phase(5, replace(learning, rule="adamp", unclipped=("scale", "shift")), pcme.weights)
+    return (
+        _small("vse0", (once,)),
+        _small("pvse-coco", (warm, tuned), embeddings=2, negatives="all"),
+        _small("pcme-coco", (spread,)),
+    )
+
+
+def _small(name: str, phases: tuple[Phase, ...], **model: Any) -> Recipe:
+    known = experiments.recipes()[name]
     return replace(
-        vse0,
-        name="demo",
-        cites="ours: VSE0 at the size of the generated world",
+        known,
+        name=f"demo-{name.partition('-')[0]}",
+        cites=f"ours: {name} at the size of the generated world",
         text=Tokens("nltk", minimum_count=2),
-        model=replace(vse0.model, width=128, word_width=64),  # type: ignore[type-var]
-        phases=(once,),
+        model=replace(known.model, width=128, word_width=64, **model),  # type: ignore[type-var]
+        phases=phases,
         batch_size=64,
     )
 
