@@ -41,7 +41,8 @@ REPRODUCE = """examples:
   xmodal reproduce pvse                                 those of a paper, with their rows
   xmodal reproduce pvse table 2                         one, with all that is printed and the commands to run it
   xmodal reproduce dualpath:VIII --json
-  xmodal reproduce pvse-2 --root data --runs runs       trains and evaluates what is ready of it; finished runs stay"""
+  xmodal reproduce pvse-2 --root data --runs runs --vectors glove.840B.300d.txt
+                                       trains and evaluates what is ready of it; finished runs stay"""
 
 EVALUATE = """examples:
   xmodal evaluate runs/vsepp --root data                a run, on the test split of its corpus
@@ -287,6 +288,11 @@ def _reproducing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=_local, default=Path("runs"), help="the folder of all runs (default: runs)")
     parser.add_argument("--records", help="identity of the records, where the root has several")
     parser.add_argument("--features", help="identity of the features, where the root has several")
+    parser.add_argument("--pixels", help="identity of the resized pictures, where the root has several")
+    parser.add_argument(
+        "--vectors", type=_local, metavar="FILE", help="the word vectors that its recipes name, as text"
+    )
+    parser.add_argument("--weights", type=_local, metavar="FILE", help="of the features' network, to train it further")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
 
 
@@ -473,10 +479,12 @@ def _look(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 def _reproduce(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.progress import Progress
-    from pipelines.reproduce import reproduce
+    from pipelines.reproducing import overview, reproduce
 
-    circumstances = {"records": chosen.records, "features": chosen.features, "device": chosen.device}
-    text = " ".join(chosen.names)
+    told, text = ("records", "features", "pixels", "vectors", "weights", "device"), " ".join(chosen.names)
+    if not (text or chosen.root or chosen.json):
+        return overview(), 0
+    circumstances = {name: getattr(chosen, name) for name in told}
     return reproduce(text, chosen.root, chosen.runs, progress=Progress(), **circumstances), 0
 
 

@@ -104,14 +104,18 @@ def _uncertain(side: str, bins: list[Result]) -> list[str]:
 
 
 def reproduce(shown: list[Result]) -> list[str]:
-    """Experiments of several papers are a line each, those of one paper have their rows, one alone is told in full."""
+    """An overview is a line each, experiments of a paper have their rows, one alone is told in full."""
+    if "rows" not in shown[0]:
+        return _overview(shown)
     if len(shown) == 1:
         return _experiment(shown[0])
-    if len({each["paper"] for each in shown}) == 1:
-        return [line for each in shown for line in [*_headed(each), *(f"    {_row(row)}" for row in each["rows"])]]
-    ready = sum(each["state"] == "ready" for each in shown)
-    lines = [f"{each['name']:21} {each['state'].partition(':')[0]:24} {each['title']}" for each in shown]
-    return [*lines, f"{ready} of {len(shown)} are ready; name a paper, or a table such as pvse table 2, for more"]
+    return [line for each in shown for line in [*_headed(each), *(f"    {_row(row)}" for row in each["rows"])]]
+
+
+def _overview(shown: list[Result]) -> list[str]:
+    about = ("not reproducible here" if each["why_not"] else ", ".join(each["corpora"]) for each in shown)
+    lines = [f"{each['name']:21} {corpora:30} {each['title']}" for each, corpora in zip(shown, about, strict=True)]
+    return [*lines, f"{len(shown)} in all; name a paper, or a table such as pvse table 2, for what is ready of it"]
 
 
 def _headed(each: Result) -> list[str]:
@@ -129,7 +133,11 @@ def _experiment(each: Result) -> list[str]:
     lines = [*_headed(each), *(f"    {name}: {text}" for name, text in parts)]
     lines += [f"    note: {note}" for note in each["notes"]]
     if any("measured" in row for row in each["rows"]):
-        return [*lines, *_compared(each)]
+        lines += _compared(each)
+        return [
+            *lines,
+            *(["what is left to run:", *(f"  {text}" for text in each["to_run"])] if each["to_run"] else []),
+        ]
     lines += ["rows:", *(f"  {_row(row)}" for row in each["rows"])] if each["rows"] else []
     lines += _printed(each) if any(row["printed"] for row in each["rows"]) else []
     return [*lines, *(["to run it:", *(f"  {command}" for command in each["to_run"])] if each["to_run"] else [])]

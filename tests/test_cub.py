@@ -100,7 +100,7 @@ def test_the_publishers_quirks_are_there(published: Path) -> None:
     folders = {name.split("/")[2] for name in names}
     assert folders - {p.folder for p in pictures(WORLD)}
     assert any("/._" in name for name in names)
-    assert not any(row.name == "pcme/seen_test" and row.item in unseen_items() for row in of(parsed(published), Split))
+    assert not any(row.name == "pcme/val" and row.item in unseen_items() for row in of(parsed(published), Split))
 
 
 def unseen_items() -> set[str]:
@@ -140,8 +140,8 @@ def test_what_is_published_are_ids_under_a_card(tmp_path: Path) -> None:
     build_records(Site(storage, raw=tmp_path / "raw"), corpus)
     published = publish(corpus, storage, tmp_path / "out", [])
     assert published["withheld"] == {"annotations": "ids", "media": "features"}
-    assert published["rows"]["pcme"]["seen_test"] == corpus.counts["items:pcme/seen_test"]
-    table = pq.read_table(next((tmp_path / "out/captions/pcme").glob("seen_test-*.parquet")))
+    assert published["rows"]["pcme"]["val"] == corpus.counts["items:pcme/val"]
+    table = pq.read_table(next((tmp_path / "out/captions/pcme").glob("val-*.parquet")))
     assert table.column_names == ["id", "url", "caption_ids"]
     card = (tmp_path / "out/README.md").read_text()
     assert "The captions are not here" in card
@@ -296,7 +296,7 @@ def test_the_real_lists_divide_the_real_classes() -> None:
     per_class = Counter(row.name for row in of(rows, Label))
     assert (len(every), len(per_class), len(paths)) == (200, 200, 1964)
     assert sum(row.rule == cub.UNSEEN for row in of(rows, Oddity)) == 10
-    assert (splits["pcme/seen_test"], splits["pcme/train"], splits["pcme/test"]) == (1754, 150, 60)
+    assert (splits["pcme/val"], splits["pcme/train"], splits["pcme/test"]) == (1754, 150, 60)
     assert of(rows, Caption)[0].text.startswith("a large bird has curly hair on its nape")
     for fold in (1, 2, 3):
         assert splits[f"xian{fold}/train"] + splits[f"xian{fold}/val"] == splits["xian/train"] == 1904

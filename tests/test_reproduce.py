@@ -2,35 +2,47 @@
 
 import json
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipelines import experiments, wording
 from pipelines.cli import _parser, main
+from pipelines.corpus import Site, build_records
+from pipelines.demo import coco, cub, mrw, tgif
+from pipelines.demo.world import World
 from pipelines.progress import Progress
 from pipelines.reproduce import (
     Experiment,
     Known,
     Row,
-    about,
     across,
     find,
     is_measured,
+    lacks,
     missing,
     of_paper,
     papers,
-    run,
     state,
     steps,
     through,
-    to_run,
 )
+from pipelines.reproducing import about, measured, run, to_run
+from tests.test_trunk import make_root as make_pictures
 from tests.toy_root import make_root
 from tests.toy_root import one_thread as one_thread
-from xmodal.models import Relative, Tokens
+from xmodal.corpora import Corpus, Raw
+from xmodal.judging import headline
+from xmodal.models import Recipe, Relative, Tokens
 from xmodal.models.vsepp import VSEPP_COCO
+from xmodal.records import Split
+from xmodal.scoring import score
+from xmodal.storage import open_storage
 from xmodal.trouble import Trouble
 
 TEXTS = Path(__file__).parents[2] / "shared/papers"
@@ -231,6 +243,63 @@ def test_recipes_that_exist_are_of_the_corpora_that_their_experiments_name() -> 
                 assert known.recipes[name].view.corpus in each.corpora, (each.name, name)
 
 
+PUBLISHERS: dict[str, tuple[Callable[[World, Path], Corpus], World]] = {
+    "coco": (coco.write, World(items=30, image_size=32)),
+    "cub": (cub.write, World(items=60, image_size=32, captions_per_item=10, identities=12)),
+    "mrw": (mrw.write, World(items=20, image_size=32, motion=0.9)),
+    "tgif": (tgif.write, World(items=20, image_size=32, captions_per_item=3, motion=0.9)),
+}  # of every corpus that a recipe reads
+
+
+def test_every_recipe_reads_splits_that_its_corpus_has_and_is_tested_on_one(tmp_path: Path) -> None:
+    of: dict[str, list[Recipe]] = {}
+    for recipe in experiments.recipes().values():
+        assert recipe.validation.corpus == recipe.view.corpus
+        of.setdefault(recipe.view.corpus, []).append(recipe)
+    assert of.keys() == PUBLISHERS.keys()
+    for name, (write, world) in PUBLISHERS.items():
+        corpus = write(world, tmp_path / name)
+        there = {row.name for row in corpus.parse(Raw.folder(tmp_path / name)) if isinstance(row, Split)}
+        for recipe in of[name]:
+            beside = f"{recipe.view.split.rpartition('/')[0]}/test"  # where `xmodal evaluate` looks by default
+            assert {recipe.view.split, recipe.validation.split, beside} <= there, recipe.name
+
+
+def test_corpora_and_the_recipes_of_pvse_and_pcme_exist() -> None:
+    known = Known.now()
+    assert {name for each in every() for name in each.corpora} <= known.corpora
+    absent = {name for paper in ("pvse", "pcme") for each in of_paper(paper) for name in each.recipes} - {
+        *known.recipes
+    }
+    assert absent == {f"{name}-{corpus}" for name in ("devise", "order", "corrae") for corpus in ("tgif", "mrw")}
+
+
+def test_what_look_measures_is_ready_with_its_command() -> None:
+    known = Known.now()
+    for figure, recipe in (("6", "pcme-coco"), ("7", "pcme-cub")):
+        (each,) = find(f"pcme figure {figure}")
+        assert state(each, known) == "ready"
+        assert to_run(each, known)[-2:] == [
+            f"xmodal evaluate runs/{recipe} --root data",
+            f"xmodal look runs/{recipe} --root data --probes",
+        ]
+
+
+def test_commands_are_whole() -> None:
+    """The network of the paper, pictures where a phase sees them, and the file of vectors."""
+    (table,) = find("pcme table 1")
+    assert to_run(table, Known.now(), "my", "r")[:5] == [
+        "xmodal build cub --root my",
+        "xmodal build cub/resnet --root my --set resnet.network=resnet50",
+        "xmodal build cub/pixels --root my",
+        "xmodal train pcme-cub-mu --root my --run r/pcme-cub-mu --vectors glove.840B.300d.txt",
+        "xmodal evaluate r/pcme-cub-mu --root my",
+    ]
+    (figure,) = find("pvse figure 7")
+    assert "xmodal build coco/resnet --root data" in to_run(figure, Known.now())
+    assert not any("pixels" in command for command in to_run(figure, Known.now()))
+
+
 def test_the_weights_of_figure_7_are_relative_in_the_recipes_that_exist() -> None:
     (figure,), known = find("pvse figure 7"), Known.now()
     assert len(figure.rows) == 4 * 4 * 3
@@ -282,6 +351,91 @@ def test_a_table_without_a_row_that_is_ready_is_refused_before_anything_is_writt
     assert list(tmp_path.iterdir()) == []
 
 
+SEEN = (
+    *("view.corpus=pictures", "view.split=train", "validation.corpus=pictures", "validation.split=val"),
+    *("phase1.epochs=1", "phase2.epochs=1", "batch_size=8", "model.width=8", "model.word_width=4"),
+    "text.minimum_count=2",
+)
+STAGED = Known(
+    experiments.recipes(), frozenset({"pictures", "coco"}), frozenset({"resnet", "pixels"}), frozenset({"look"})
+)
+
+
+class Said(Progress):
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.texts: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_a_row_with_vectors_and_a_phase_of_pictures_is_trained(tmp_path: Path) -> None:
+    root, vectors, told = make_pictures(tmp_path, "grid"), tmp_path / "v.txt", Said()
+    vectors.write_text("a 1 2 3 4\nred 4 3 2 1\nblue 0 1 0 1\nand 1 1 1 1\n")
+    without_second = tuple(setting for setting in SEEN if not setting.startswith("phase2"))
+    rows = (Row("PVSE", "400", "pvse-coco", SEEN), Row("VSE0", "300", "vse0", without_second))
+    table = Experiment("pvse", "Table 9", "toys", ("rsum",), rows, ("pictures",), on_validation=True)
+    found = run(table, STAGED, root, tmp_path / "runs", vectors=vectors, features=None, device="cpu", progress=told)
+    assert all(0 < row["measured"]["rsum"] <= 600 for row in found)
+    facts = json.loads((tmp_path / "runs" / rows[0].run / "recipe.json").read_text())
+    assert (len(facts["vectors"]), bool(facts["pixels"])) == (64, True)
+    about_features = [text for text in told.texts if "not by the resnet152 of pvse Table 9" in text]
+    assert [text.partition(" is by ")[2].split()[0] for text in about_features] == ["resnet18"]
+    again = run(table, STAGED, root, tmp_path / "runs", device="cpu", progress=Progress(quiet=True))
+    assert again == found
+
+
+def test_what_any_row_misses_is_said_before_the_first_is_trained(tmp_path: Path) -> None:
+    root = make_root(tmp_path, items=40)
+    toys = tuple(setting for setting in ON_TOYS if "phase" not in setting)
+    rows = (
+        Row("VSE++", "1", "vsepp", ON_TOYS),
+        Row("PVSE", "1", "pvse-coco", toys),
+        Row("on", "1", "vsepp", ("view.corpus=pictures", "validation.corpus=pictures")),
+        Row("elsewhere", "1", "vse0"),
+    )
+    table = Experiment("pvse", "Table 9", "toys", ("rsum",), rows, ("pictures",))
+    with pytest.raises(Trouble) as caught:
+        run(table, STAGED, root, tmp_path / "runs", device="cpu", progress=Progress(quiet=True))
+    assert "nothing of pvse Table 9 is trained yet: " in str(caught.value)
+    for lacking in (
+        "pvse-coco starts its words from glove.840B.300d: give the file (--vectors FILE)",
+        f"(`xmodal build pictures/pixels --root {root}`)",
+        "pictures has no split 'karpathy/train'; there are: toy/",
+        f"(`xmodal build coco --root {root}`)",
+    ):
+        assert str(caught.value).count(lacking) == 1, lacking
+    assert not (tmp_path / "runs").exists()
+    circumstances = {"device": "cpu", "progress": Progress(quiet=True), "vectors": tmp_path / "no.txt"}
+    with pytest.raises(Trouble, match=r"no\.txt is no file"):
+        run(replace(table, rows=rows[1:2]), STAGED, root, tmp_path / "runs", **circumstances)
+
+
+def test_pictures_that_no_stage_makes_are_waited_for() -> None:
+    row = Row("PVSE", "", "pvse-coco")
+    assert lacks(row, replace(STAGED, stages=frozenset({"resnet"}))) == ["stage pixels"]
+    assert lacks(row, STAGED) == []
+
+
+def test_recall_is_by_classes_where_the_corpus_has_them(tmp_path: Path) -> None:
+    """Of CUB's generated publisher, by the metrics of a matrix in which a class is found and an item is not."""
+    world = World(items=60, image_size=32, captions_per_item=10, identities=12)
+    site = Site(open_storage(str(tmp_path / "root")), raw=tmp_path)
+    build_records(site, cub.write(world, tmp_path))
+    kinds = {str(picture.number): picture.class_number for picture in cub.pictures(world)}
+    ids = [item for item, number in kinds.items() if number in cub.TEST]
+    matrix = np.array([[float(kinds[item] == kinds[other]) for other in ids for _ in range(10)] for item in ids])
+    np.save(tmp_path / "sims.npy", matrix)
+    report = score(tmp_path / "sims.npy", site.storage.url, "cub", "pcme/test")
+    assert len({kinds[item] for item in ids}) < len(ids)
+    found = {column: measured(report, column) for column in ("i2t R@1", "t2i R@1", "rsum", "i2t R-P")}
+    assert found == {"i2t R@1": 100, "t2i R@1": 100, "rsum": 600, "i2t R-P": 100}
+    assert report.scores["all"].rsum < 600
+    assert headline(report.scores) is report.scores["class"]
+    assert headline({"all": report.scores["all"]}) is report.scores["all"]
+
+
 # ------------------------------------------------------------------------------------------------------- the command
 
 
@@ -295,7 +449,22 @@ def test_all_experiments_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> 
     assert (code, err) == (0, "")
     for each in every():
         assert sum(line.startswith(f"{each.name} ") for line in out.splitlines()) == 1
-    assert f"of {len(every())} are ready" in out.splitlines()[-1]
+    assert out.splitlines()[-1].startswith(f"{len(every())} in all; ")
+
+
+def test_they_are_listed_without_loading_torch() -> None:
+    program = "import sys; from pipelines.cli import main; main(['reproduce']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_json_says_what_a_row_lacks() -> None:
+    (table,) = find("pvse table 3")
+    rows = {row["name"]: row for row in about(table, Known.now())["rows"]}
+    assert (rows["DeViSE"]["ready"], rows["DeViSE"]["lacks"]) == (False, ["recipe devise-tgif"])
+    for each in every():
+        for row in about(each, Known.now())["rows"]:
+            assert row["ready"] == (not row["lacks"] if row["recipe"] else None), (each.name, row["name"])
 
 
 def test_a_paper_is_shown_with_its_rows_and_one_experiment_in_full(capsys: pytest.CaptureFixture[str]) -> None:

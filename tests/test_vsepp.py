@@ -170,7 +170,7 @@ def test_tiles_equal_the_whole(config: VSEPPConfig) -> None:
 
 
 def test_the_recipes_are_those_of_the_papers() -> None:
-    assert load("vsepp").RECIPES == (VSEPP_COCO, VSE0_COCO)
+    assert load("vsepp").RECIPES[:2] == (VSEPP_COCO, VSE0_COCO)
     model = VSEPPConfig().build(Inputs(2048, 11_755, 113_287))
     assert [model.image.weight.shape, model.words.weight.shape] == [(1024, 2048), (11_755, 300)]
     assert model.words.weight.abs().max() <= 0.1

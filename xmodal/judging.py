@@ -87,6 +87,11 @@ def judge(
     return Findings(scores, found, matches, overlap(similarities, gallery.own))
 
 
+def headline(scores: Mapping[str, Scores]) -> Scores:
+    """Over all items: by classes where the corpus has them (spec, models, 2.6: CUB), else by own captions."""
+    return next((scores[kind] for kind in EXCLUSIVE if kind in scores), scores["all"])
+
+
 def _folds(gallery: Gallery) -> list[Window]:
     return fold_windows(gallery.caption_items, len(gallery.ids))
 

@@ -64,7 +64,7 @@ class Picture:
     def splits(self) -> set[str]:
         half = "caltech/test" if self.scene.index % 2 else "caltech/train"
         lists = {name for name, member in SPLITS.items() if self.class_number in class_list(member)}
-        pcme = "test" if self.class_number in TEST else "seen_test" if self.seen else "train"
+        pcme = "test" if self.class_number in TEST else "val" if self.seen else "train"
         return {half, f"pcme/{pcme}", *lists}
 
     def caption_file(self) -> bytes:

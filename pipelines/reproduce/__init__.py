@@ -9,19 +9,14 @@ import importlib
 import math
 import pkgutil
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, fields
 
 from pipelines import cli, experiments
 from pipelines.corpus import STAGES
 from xmodal import corpora
-from xmodal.judging import OWN
 from xmodal.metrics import RECALLS, Direction
 from xmodal.models import Features, Recipe
-from xmodal.reports import Report
 from xmodal.trouble import Trouble
 
 KINDS = {"Table": ("table", "tab", "t", ""), "Figure": ("figure", "fig", "f", ""), "§": ("section", "sec", "text", "")}
@@ -60,6 +55,7 @@ class Experiment:
     corpora: tuple[str, ...] = ()
     data: str = ""
     features: str = ""
+    build: tuple[str, ...] = ()  # settings of the stages that make its features, as `xmodal build --set` takes them
     compute: str = ""
     on_validation: bool = False  # measured on the split that the recipe chooses on, not on the test split
     commands: tuple[str, ...] = ()  # beside training and evaluation, as typed after `xmodal`
@@ -217,78 +213,20 @@ def _unbuilt(recipe: Recipe, known: Known) -> Iterator[str]:
     for read in (recipe.visual, recipe.text):
         if isinstance(read, Features) and read.stage not in known.stages:
             yield f"stage {read.stage}"
+    if sees_pictures(recipe) and "pixels" not in known.stages:
+        yield "stage pixels"
     yield from (f"training with {name}" for name in unbuilt(recipe))
 
 
-# ---------------------------------------------------------------------------------------------------- how it is run
+def sees_pictures(recipe: Recipe) -> bool:
+    return any(phase.pixels for phase in recipe.phases)
 
 
-def reproduce(text: str, root: str | None, runs: Path, **circumstances: Any) -> list[dict[str, Any]]:
-    """What the text names; with a root it must be one experiment, which is trained and evaluated there."""
-    found, known = find(text), Known.now()
-    if root is None:
-        return [about(each, known) for each in found]
-    if len(found) != 1:
-        raise Trouble(f"--root trains one table: name it, such as {found[0].name}")
-    return [about(found[0], known) | {"rows": run(found[0], known, root, runs, **circumstances), "to_run": []}]
-
-
-def about(experiment: Experiment, known: Known) -> dict[str, Any]:
-    """All there is to say of it, for JSON."""
-    rows = [asdict(row) | {"ready": _is_ready(row, known)} for row in experiment.rows]
-    derived = {"name": experiment.name, "recipes": experiment.recipes, "state": state(experiment, known)}
-    return asdict(experiment) | derived | {"rows": rows, "to_run": to_run(experiment, known)}
-
-
-def to_run(experiment: Experiment, known: Known, root: str = "data", runs: str = "runs") -> list[str]:
-    """The commands for its ready rows: what is up to date already they leave as it is."""
-    built, trained = dict[str, None](), list[str]()
-    for row in _ready_runs(experiment, known):
-        recipe, run = known.recipes[row.recipe], shlex.quote(str(Path(runs) / row.run))
-        read = [recipe.visual.stage] + ([recipe.text.stage] if isinstance(recipe.text, Features) else [])
-        names = [recipe.view.corpus, *(f"{recipe.view.corpus}/{stage}" for stage in read)]
-        built |= {f"xmodal build {name} --root {root}": None for name in names}
-        settings = "".join(f" --set {shlex.quote(setting)}" for setting in row.settings)
-        trained.append(f"xmodal train {row.recipe} --root {root} --run {run}{settings}")
-        split = f" --split {recipe.validation.split}" if experiment.on_validation else ""
-        scores = [f" --distance {each.score}" * bool(each.score) for each in experiment.rows if each.run == row.run]
-        trained += [f"xmodal evaluate {run} --root {root}{split}{score}" for score in dict.fromkeys(scores)]
-    others = [f"xmodal {text}" for text in experiment.commands if text.split()[0] in known.commands]
-    return [*built, *trained, *others]
-
-
-def run(experiment: Experiment, known: Known, root: str, runs: Path, **circumstances: Any) -> list[dict[str, Any]]:
-    """Trains and evaluates every row that is ready; a finished run is only evaluated. `circumstances` are `fit`'s.
-
-    Each row, with what was measured by column; a column that evaluation does not give is left out.
-    """
-    ready = _ready_runs(experiment, known)
-    if not ready:
-        raise Trouble(f"{experiment.name} has no row that can be run; {state(experiment, known)}")
-    device, progress = circumstances["device"], circumstances["progress"]
-    for row in ready:
-        recipe = experiments.recipe_with(row.recipe, list(row.settings))
-        experiments.train(recipe, root, runs / row.run, **circumstances)
-    measured = []
-    for row in experiment.rows:
-        found = None
-        if _is_ready(row, known):
-            split = known.recipes[row.recipe].validation.split if experiment.on_validation else None
-            report = experiments.evaluate(runs / row.run, root, split, device, progress, distance=row.score or None)
-            found = {column: _measured(report, column) for column in _given(experiment, report)}
-        measured.append(asdict(row) | {"measured": found})
-    return measured
-
-
-def _ready_runs(experiment: Experiment, known: Known) -> list[Row]:
-    return list({row.run: row for row in experiment.rows if _is_ready(row, known)}.values())
-
-
-def _is_ready(row: Row, known: Known) -> bool:
+def is_ready(row: Row, known: Known) -> bool:
     return bool(row.recipe) and not lacks(row, known)
 
 
-def _parts(column: str) -> tuple[str, str, str]:
+def parts_of(column: str) -> tuple[str, str, str]:
     """Gallery, direction and measure of `1K i2t R@1`; the gallery is all where it is not 1K."""
     match = re.fullmatch(r"(?:(1K|5K) )?(?:(i2t|v2t|t2i|t2v) )?(.+)", column)
     assert match is not None
@@ -296,40 +234,9 @@ def _parts(column: str) -> tuple[str, str, str]:
 
 
 def is_measured(column: str) -> bool:
-    _, side, measure = _parts(column)
+    _, side, measure = parts_of(column)
     return (
         measure == "rsum"
         or (bool(side) and measure in LISTS)
         or (bool(side) and MEASURES.get(measure) in {field.name for field in fields(Direction)})
     )
-
-
-def _given(experiment: Experiment, report: Report) -> list[str]:
-    return [column for column in experiment.columns if is_measured(column) and _has(report, *_parts(column))]
-
-
-def _has(report: Report, gallery: str, side: str, measure: str) -> bool:
-    if measure == "PMRP":
-        return gallery in report.findings.plausible
-    return gallery in report.scores and (measure != "R-P" or gallery == "all")
-
-
-def _measured(report: Report, column: str) -> float:
-    gallery, side, measure = _parts(column)
-    if measure == "rsum":
-        return report.scores[gallery].rsum
-    if measure in LISTS:
-        of_visual, of_text = _lists(report, gallery, measure)
-        return of_visual if side == "visual_to_text" else of_text
-    value = getattr(getattr(report.scores[gallery], side), MEASURES[measure])
-    return float(value[int(measure.removeprefix("R@"))] if measure.startswith("R@") else value)
-
-
-def _lists(report: Report, gallery: str, measure: str) -> tuple[float, float]:
-    """R-Precision is by classes where a corpus has them."""
-    findings = report.findings
-    if measure == "PMRP":
-        of_visual, of_text = findings.plausible[gallery]
-        return of_visual.mean, of_text.mean
-    found = findings.lists["class"] if "class" in findings.lists else findings.lists[OWN]
-    return found[0].r_precision, found[1].r_precision

@@ -20,7 +20,10 @@ CUB_COMPUTE = (
     f"10 epochs x {CUB_STEPS} steps (one of {CUB_PAIRS:,} captions for each of 150 classes) with the CNN fixed, "
     f"50 epochs fine-tuning: {through('ResNet-50', 50 * CUB_STEPS * 150)}"
 )
+CUB_BUILD = ("resnet.network=resnet50",)
 SUPPLEMENT = "in a supplement that is not at hand"
+NINE = "split of the nine classes, which the supplement names"
+PLANE = Row("PCME in two dimensions, nine classes", "", "pcme-cub", ("model.width=2",), lacks=NINE)
 LABELS = (
     "PMRP needs instances_val2014.json; pictures without labels are in no gallery of it (spec, models, section 2.6)"
 )
@@ -44,6 +47,7 @@ EXPERIMENTS = (
         corpora=("cub",),
         data=CUB,
         features=CUB_INPUT,
+        build=CUB_BUILD,
         compute=f"two runs, one of them evaluated six times: {CUB_COMPUTE}",
         notes=(
             "What is called JS divergence is Jeffreys', and the log term of the code's KL has the wrong sign",
@@ -66,11 +70,13 @@ EXPERIMENTS = (
         corpora=("cub",),
         data=CUB,
         features=CUB_INPUT,
+        build=CUB_BUILD,
         compute=f"six runs: {CUB_COMPUTE}",
         notes=(
             "Every caption of a class is right for every picture of it",
             "The text calls PCME best but for R@1 i2t; the best R@1 t2i, 35.5, is of mu only",
             "The text says PVSE beats VSE0 in R@1; K=1 does not, nor does K=2 t2i",
+            f"How VSE0 and PVSE were trained on CUB is {SUPPLEMENT}; the recipe vse0-cub leaves its CNN fixed",
         ),
     ),
     Experiment(
@@ -125,35 +131,43 @@ EXPERIMENTS = (
         "Figure 5",
         "Ellipses of pictures and captions of nine CUB classes in two dimensions, and of the emptiest caption",
         columns=("ellipse",),
-        rows=(Row("PCME in two dimensions, nine classes", "", "pcme-cub-plane"),),
+        rows=(PLANE,),
         corpora=("cub",),
         data="CUB Captions: nine classes, which are named in the supplement only",
         features=CUB_INPUT,
+        build=CUB_BUILD,
         compute=f"less than a tenth of {CUB_COMPUTE}",
-        notes=(f"Which classes and how it was trained is {SUPPLEMENT}: section C.3",),
+        notes=(
+            f"Which classes and how it was trained is {SUPPLEMENT}: section C.3",
+            "`python -m pipelines.toy_pcme toy.png` draws the like of nine generated classes",
+        ),
     ),
     Experiment(
         "pcme",
         "Figure 6",
         "Recall at 1 on COCO's 1K test in ten bins of uncertainty: it falls as the variance grows",
-        columns=across(("1K i2t", "1K t2i"), ("R@1 by uncertainty",)),
         rows=(Row("PCME", "", "pcme-coco"),),
         corpora=("coco",),
         data=COCO,
         features=COCO_INPUT,
         compute="the run of table 3",
-        notes=("The uncertainty is the geometric mean of sigma over the dimensions; points carry no numbers",),
+        commands=("look runs/pcme-coco --root data --probes",),
+        notes=(
+            "The uncertainty is the geometric mean of sigma over the dimensions; points carry no numbers",
+            "`xmodal look` bins recall over the whole test split, 5K, where the figure has 1K",
+        ),
     ),
     Experiment(
         "pcme",
         "Figure 7",
         "Mean sigma as more of a picture is erased, or more words of a caption are",
-        columns=across(("i2t", "t2i"), ("sigma by erasure",)),
         rows=(Row("PCME", "", "pcme-cub"),),
         corpora=("cub",),
         data=CUB,
         features=CUB_INPUT,
+        build=CUB_BUILD,
         compute="the run of table 2, with the test pictures encoded once for each ratio",
+        commands=("look runs/pcme-cub --root data --probes",),
         notes=(f"Points carry no numbers; the same on COCO is {SUPPLEMENT}: section F.1",),
     ),
     Experiment(
@@ -161,10 +175,11 @@ EXPERIMENTS = (
         "Figure 8",
         "Where two pictures of birds lie when they are mixed, and when parts are erased",
         columns=("ellipse",),
-        rows=(Row("PCME in two dimensions, nine classes", "", "pcme-cub-plane"),),
+        rows=(PLANE,),
         corpora=("cub",),
         data="two pictures of CUB that the paper shows and does not name",
         features=CUB_INPUT,
+        build=CUB_BUILD,
         compute="the run of figure 5",
         notes=("Two examples picked by hand; figure 7 is what they stand for",),
     ),

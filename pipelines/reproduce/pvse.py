@@ -182,7 +182,7 @@ EXPERIMENTS = (
         compute=f"32 runs of each corpus, CNN fixed: {steps(50, COCO_PAIRS, 128)}; {steps(50, MRW_PAIRS, 128)}",
         notes=(
             "The bars carry no numbers; the error bars are over K, and the losses from No Global are the largest",
-            "Whether layer normalisation follows the concatenation of No Residual is not said: here it does",
+            "Whether layer normalisation follows the concatenation of No Residual is not said: here it does not",
         ),
     ),
     Experiment(

@@ -16,8 +16,9 @@ xlsa17.zip has lists of classes, a line each: trainvalclasses (150) and testclas
 trainclasses1 to 3 (100) and valclasses1 to 3 (50). seen_test_images.txt names 1,764 pictures as images.txt does.
 
 The splits: xian/train and xian/test are all pictures of the 150 and of the 50 classes, xian1/train to xian3/val those
-of the folds, all of whose classes are among the 150. pcme/train is xian/train without pcme/seen_test; pcme/test is
-xian/test. caltech/train and caltech/test have pictures of every class. A caption is right for all of its class.
+of the folds, all of whose classes are among the 150. pcme/val is that list, on which PCME chooses, pcme/train the rest
+of xian/train, and pcme/test is xian/test. caltech/train and caltech/test have pictures of every class. A caption is
+right for all of its class.
 
 The traps:
 - Caption folders and lists have other names for some classes: classes are matched by the number before the point alone.
@@ -214,7 +215,7 @@ def _splits(key: str, number: str, lists: Mapping[str, set[int]], seen: Mapping[
         if key in seen:
             yield Oddity(UNSEEN, seen[key], number)
     else:
-        yield Split(number, "pcme/seen_test" if key in seen else "pcme/train")
+        yield Split(number, "pcme/val" if key in seen else "pcme/train")
 
 
 def _captions(raw: Raw, pictures: Mapping[str, str]) -> dict[str, list[Caption | Oddity]]:
@@ -278,7 +279,7 @@ CORPUS = Corpus(
         "captions": 117_880,
         "items:xian/train": 8_821,
         "items:xian/test": 2_967,
-        "items:pcme/seen_test": 1_754,
+        "items:pcme/val": 1_754,
         f"odd: {UNSEEN}": 10,
     },
 )

@@ -323,8 +323,8 @@ CUB_PIXELS = Pixels("centre", flip=False, erase=0.2)  # [C] forgets to ask for c
 PCME_CUB = Recipe(
     name="pcme-cub",
     cites="[P] 4.1; spec, models, sections 2.1 to 2.4: the published configuration for CUB",
-    view=View("cub", "xian/trainval"),
-    validation=View("cub", "xian/seen"),
+    view=View("cub", "pcme/train"),
+    validation=View("cub", "pcme/val"),
     visual=Features("resnet"),  # a grid of ResNet-50
     text=Tokens("nltk", minimum_count=4, vectors="glove.840B.300d", marked=0.1, deleted=0.1),
     model=PCMEConfig(width=512, scale=5.0, shift=5.0, uniformity="distinct"),

@@ -50,7 +50,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from xmodal.batches import ANNOTATED, Batch, Padded
 from xmodal.corpora import View
-from xmodal.models import Features, Inputs, Optimiser, Phase, Pixels, Plateau, Recipe, Relative, Tokens
+from xmodal.models import Features, Inputs, OnePerClass, Optimiser, Phase, Pixels, Plateau, Recipe, Relative, Tokens
 from xmodal.together import gather, gather_pairs
 
 Kernel = Literal["laplacian_l2", "rbf"]
@@ -348,8 +348,8 @@ PVSE_TGIF = Recipe(
         "3.4: all negatives; 3.5: frames, optimiser, rate, epochs, batch size; spec, models, 1.6: K; 1.7: ends; 1.8: "
         "vocabulary, one caption a clip; margin and loss weights are those of pvse-coco, which is ours"
     ),
-    view=View("tgif", "train", captions_per_item=1),
-    validation=View("tgif", "val", captions_per_item=1),
+    view=View("tgif", "tgif/train", captions_per_item=1),
+    validation=View("tgif", "tgif/val", captions_per_item=1),
     visual=Features("frames", frames=8, ends=6),
     text=Tokens("nltk", minimum_count=1, vectors=GLOVE),
     model=PVSEConfig(visual="video", embeddings=3, negatives="all"),
@@ -363,10 +363,24 @@ PVSE_MRW = replace(
         "3.5: optimiser, rate, epochs, batch size; spec, models, 1.6 (released model, the code's README): K, margin, "
         "negatives; 1.7: frames; 1.8: vocabulary; loss weights are those of pvse-coco, which is ours"
     ),
-    view=View("mrw", "train"),
-    validation=View("mrw", "val"),
+    view=View("mrw", "mrw/train"),
+    validation=View("mrw", "mrw/val"),
     visual=Features("frames", frames=4),
     model=PVSEConfig(visual="video", embeddings=5, negatives="all"),
+)
+PVSE_CUB = replace(
+    PVSE_COCO,
+    name="pvse-cub",
+    cites=(
+        "PCME's table 2: hardest negatives; spec, models, 2.1 and 2.4 (PCME on CUB): width, epochs, batches, splits, "
+        "vocabulary; all else is that of pvse-coco, which is ours"
+    ),
+    view=View("cub", "pcme/train"),
+    validation=View("cub", "pcme/val"),
+    visual=Features("resnet"),  # a grid of ResNet-50
+    model=PVSEConfig(width=512),
+    phases=(replace(FIXED, epochs=10, sampler=OnePerClass()), replace(PICTURES, sampler=OnePerClass())),
+    batch_size=150,  # one pair of each class
 )
 
 
@@ -403,6 +417,7 @@ RECIPES = (
     _changed(PVSE_COCO, "k1", "table 2, row K=1", embeddings=1),
     _changed(PVSE_TGIF, "k1", "table 3, row K=1", embeddings=1),
     _changed(PVSE_MRW, "k1", "table 4, row K=1", embeddings=1),
+    *(_changed(PVSE_CUB, f"k{k}", f"PCME's table 2, row K={k}", embeddings=k) for k in (1, 2, 4)),
     *(_changed(fixed, "fixed", "figure 5") for fixed in (FIXED_COCO, FIXED_TGIF, FIXED_MRW)),
     *(_changed(fixed, "k0", "figure 5", embeddings=0) for fixed in (FIXED_COCO, FIXED_TGIF, FIXED_MRW)),
     *(

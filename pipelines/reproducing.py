@@ -1,0 +1,228 @@
+"""What `xmodal reproduce` does: tells what there is to say of the papers' experiments, and runs one under a root."""
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipelines import experiments
+from pipelines.reproduce import (
+    LISTS,
+    MEASURES,
+    Experiment,
+    Known,
+    Row,
+    find,
+    is_measured,
+    is_ready,
+    lacks,
+    parts_of,
+    sees_pictures,
+    state,
+)
+from pipelines.resnet import ResNetConfig
+from pipelines.settings import apply, parse_settings
+from xmodal.dataset import choose, made_by, open_features, splits
+from xmodal.features import FeatureStore
+from xmodal.judging import EXCLUSIVE, OWN, headline
+from xmodal.models import Features, Recipe, Tokens
+from xmodal.outputs import Output
+from xmodal.reports import Report
+from xmodal.runs import LAST
+from xmodal.trouble import Trouble
+
+
+def overview() -> list[dict[str, Any]]:
+    """Every experiment in short. Whether it is ready follows from the recipes: to load all models takes seconds."""
+    told = ("name", "title", "corpora", "why_not")
+    return [{name: getattr(each, name) for name in told} for each in find("")]
+
+
+def reproduce(text: str, root: str | None, runs: Path, **circumstances: Any) -> list[dict[str, Any]]:
+    """What the text names; with a root it must be one experiment, which is trained and evaluated there."""
+    found, known = find(text), Known.now()
+    if root is None:
+        return [about(each, known) for each in found]
+    if len(found) != 1:
+        raise Trouble(f"--root trains one table: name it, such as {found[0].name}")
+    rows = run(found[0], known, root, runs, **circumstances)
+    return [about(found[0], known) | {"rows": rows, "to_run": _others(found[0], known)}]
+
+
+def about(experiment: Experiment, known: Known) -> dict[str, Any]:
+    """All there is to say of it, for JSON. A row for which nothing is trained is neither ready nor not."""
+    rows = [
+        asdict(row) | {"ready": is_ready(row, known) if row.recipe else None, "lacks": lacks(row, known)}
+        for row in experiment.rows
+    ]
+    derived = {"name": experiment.name, "recipes": experiment.recipes, "state": state(experiment, known)}
+    return asdict(experiment) | derived | {"rows": rows, "to_run": to_run(experiment, known)}
+
+
+def to_run(experiment: Experiment, known: Known, root: str = "data", runs: str = "runs") -> list[str]:
+    """The commands for its ready rows: what is up to date already they leave as it is."""
+    built, trained = dict[str, None](), list[str]()
+    for row in _ready_runs(experiment, known):
+        recipe, run = _recipe(row, known), shlex.quote(str(Path(runs) / row.run))
+        built |= dict.fromkeys(_builds(recipe, experiment, root))
+        vectors = f" --vectors {named}.txt" if (named := _vectors(recipe)) else ""
+        trained.append(f"xmodal train {row.recipe} --root {root} --run {run}{vectors}{_set(row.settings)}")
+        split = f" --split {recipe.validation.split}" if experiment.on_validation else ""
+        scores = [f" --distance {each.score}" * bool(each.score) for each in experiment.rows if each.run == row.run]
+        trained += [f"xmodal evaluate {run} --root {root}{split}{score}" for score in dict.fromkeys(scores)]
+    return [*built, *trained, *_others(experiment, known)]
+
+
+def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
+    """What a recipe reads, made as the paper made it."""
+    yield f"xmodal build {recipe.view.corpus} --root {root}"
+    for stage in _stages(recipe):
+        settings = _set(setting for setting in experiment.build if setting.startswith(f"{stage}."))
+        yield f"xmodal build {recipe.view.corpus}/{stage} --root {root}{settings}"
+
+
+def _stages(recipe: Recipe) -> list[str]:
+    read = [read.stage for read in (recipe.visual, recipe.text) if isinstance(read, Features)]
+    return [*read, *(["pixels"] if sees_pictures(recipe) else [])]
+
+
+def _others(experiment: Experiment, known: Known) -> list[str]:
+    return [f"xmodal {text}" for text in experiment.commands if text.split()[0] in known.commands]
+
+
+def _set(settings: Iterable[str]) -> str:
+    return "".join(f" --set {shlex.quote(setting)}" for setting in settings)
+
+
+def run(experiment: Experiment, known: Known, root: str, runs: Path, **circumstances: Any) -> list[dict[str, Any]]:
+    """Trains and evaluates every row that is ready; a finished run is only evaluated. `circumstances` are `fit`'s.
+
+    What any row misses is said before the first is trained; vectors are for the recipes that name some. Each row, with
+    what was measured by column; a column that evaluation does not give is left out.
+    """
+    ready = _ready_runs(experiment, known)
+    if not ready:
+        raise Trouble(f"{experiment.name} has no row that can be run; {state(experiment, known)}")
+    device, progress = circumstances["device"], circumstances["progress"]
+    recipes = {row.run: _recipe(row, known) for row in ready}
+    _check(experiment, recipes, root, runs, circumstances)
+    for name, recipe in recipes.items():
+        own = circumstances if _vectors(recipe) else circumstances | {"vectors": None}
+        experiments.train(recipe, root, runs / name, **own)
+    rows = []
+    for row in experiment.rows:
+        found = None
+        if is_ready(row, known):
+            split = recipes[row.run].validation.split if experiment.on_validation else None
+            report = experiments.evaluate(runs / row.run, root, split, device, progress, distance=row.score or None)
+            found = {column: measured(report, column) for column in _given(experiment, report)}
+        rows.append(asdict(row) | {"measured": found})
+    return rows
+
+
+def _recipe(row: Row, known: Known) -> Recipe:
+    return experiments.recipe_with(row.recipe, list(row.settings)) if row.settings else known.recipes[row.recipe]
+
+
+def _vectors(recipe: Recipe) -> str | None:
+    """What its words start from."""
+    return recipe.text.vectors if isinstance(recipe.text, Tokens) else None
+
+
+def _check(
+    experiment: Experiment, recipes: Mapping[str, Recipe], root: str, runs: Path, circumstances: Mapping[str, Any]
+) -> None:
+    """Refuses what any run misses; features of another network than the paper's are said, and taken."""
+    found = dict[str, None]()
+    for name, recipe in recipes.items():
+        found |= dict.fromkeys(_without_vectors(recipe, runs / name, circumstances.get("vectors")))
+        found |= dict.fromkeys(_not_built(recipe, experiment, root, circumstances))
+    if found:
+        raise Trouble(f"nothing of {experiment.name} is trained yet: {'; '.join(found)}")
+    features = circumstances.get("features")
+    told = dict.fromkeys(_other_network(recipe, experiment, root, features) for recipe in recipes.values())
+    for text in filter(None, told):
+        circumstances["progress"].say(text)
+
+
+def _without_vectors(recipe: Recipe, run: Path, file: str | Path | None) -> Iterator[str]:
+    if file is not None and not Path(file).is_file():
+        yield f"{file} is no file"
+    elif _vectors(recipe) and file is None and not (run / LAST).is_file():
+        yield f"{recipe.name} starts its words from {_vectors(recipe)}: give the file (--vectors FILE)"
+
+
+def _not_built(recipe: Recipe, experiment: Experiment, root: str, circumstances: Mapping[str, Any]) -> Iterator[str]:
+    """What lacks, with the command that makes it."""
+    first, *others = _builds(recipe, experiment, root)
+    try:
+        tables = choose(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
+    except Trouble as trouble:
+        yield f"{trouble} (`{first}`)"
+        return
+    yield from _absent_splits(recipe, tables)
+    for stage, command in zip(_stages(recipe), others, strict=True):
+        try:
+            open_features(root, stage, circumstances.get("pixels" if stage == "pixels" else "features"), tables)
+        except Trouble as trouble:
+            yield f"{trouble} (`{command}`)"
+
+
+def _absent_splits(recipe: Recipe, tables: Output) -> Iterator[str]:
+    there = splits(tables)
+    for view in (recipe.view, recipe.validation):
+        if view.split not in there:
+            yield f"{view.corpus} has no split {view.split!r}; there are: {', '.join(there)}"
+
+
+def _other_network(recipe: Recipe, experiment: Experiment, root: str, features: str | None) -> str | None:
+    """What is to be said where the features are not by the paper's network."""
+    store = FeatureStore(choose(root, recipe.visual.stage, features))
+    if recipe.visual.stage != "resnet" or store.provenance.get("network") == (wanted := _network(experiment)):
+        return None
+    return f"{store.output.where} is by {made_by(store)}, not by the {wanted} of {experiment.name}"
+
+
+def _network(experiment: Experiment) -> str:
+    """That makes the paper's features."""
+    usual = ResNetConfig()
+    settings = [setting for setting in experiment.build if setting.startswith("resnet.")]
+    return apply(usual, "resnet", parse_settings(settings, {"resnet": usual})).network
+
+
+def _ready_runs(experiment: Experiment, known: Known) -> list[Row]:
+    return list({row.run: row for row in experiment.rows if is_ready(row, known)}.values())
+
+
+def _given(experiment: Experiment, report: Report) -> list[str]:
+    return [column for column in experiment.columns if is_measured(column) and _has(report, *parts_of(column))]
+
+
+def _has(report: Report, gallery: str, side: str, measure: str) -> bool:
+    if measure == "PMRP":
+        return gallery in report.findings.plausible
+    return gallery in report.scores and (measure != "R-P" or gallery == "all")
+
+
+def measured(report: Report, column: str) -> float:
+    """Over all items, recall is by classes where the corpus has them."""
+    gallery, side, measure = parts_of(column)
+    scores = headline(report.scores) if gallery == "all" else report.scores[gallery]
+    if measure == "rsum":
+        return scores.rsum
+    if measure in LISTS:
+        of_visual, of_text = _lists(report, gallery, measure)
+        return of_visual if side == "visual_to_text" else of_text
+    value = getattr(getattr(scores, side), MEASURES[measure])
+    return float(value[int(measure.removeprefix("R@"))] if measure.startswith("R@") else value)
+
+
+def _lists(report: Report, gallery: str, measure: str) -> tuple[float, float]:
+    """R-Precision is by classes where a corpus has them."""
+    findings = report.findings
+    if measure == "PMRP":
+        of_visual, of_text = findings.plausible[gallery]
+        return of_visual.mean, of_text.mean
+    found = next((findings.lists[kind] for kind in EXCLUSIVE if kind in findings.lists), findings.lists[OWN])
+    return found[0].r_precision, found[1].r_precision
