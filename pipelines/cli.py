@@ -310,7 +310,7 @@ def _count(text: str) -> int:
 
 def _circumstances(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--raw", type=_local, help="a folder with files you have already; linked, not copied, if possible"
+        "--raw", type=_local, help="a folder with files you have already, also in archives; linked, if possible"
     )
     _workers(parser)
     parser.add_argument("--weights", type=_local, help="a state_dict for the network, in place of its named weights")

@@ -10,15 +10,16 @@ built only when they are named: they may take days.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipelines.engine import Runner, build, serial
-from pipelines.fetch import RawFolder, fetch
+from pipelines.fetch import RawFolder, fetch, unpacked
 from pipelines.ledger import FOLDERS, Ledger
 from pipelines.pictures import Index, Items, Shard
 from pipelines.pixels import PixelsConfig, pixels
@@ -35,6 +36,8 @@ from xmodal.outputs import Output, directories
 from xmodal.records import Item, read_rows
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
+
+UNPACKED_AT_ONCE = 64  # files that lie beside their archive for a moment
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,13 @@ def _fetched(site: Site, corpus: Corpus, part: Part, name: str, listed: list[Sou
 
 
 def _fetch(site: Site, part: Part, name: str, some: list[Source], of: list[Source]) -> None:
+    """From the raw folder and its archives, else from their addresses."""
     raw = raw_folder(site, part, of)
+    if raw and some:
+        with TemporaryDirectory(prefix="xmodal-") as folder:
+            inside = unpacked(raw, some, {Path(source.path).name for source in of}, Path(folder))
+            taken = _take(site, part, name, inside, Path(folder))
+        some = [source for source in some if source.path not in taken]
     fetch(site.storage, part, name, some, raw, site.run, site.progress)
 
 
@@ -218,16 +227,25 @@ def raw_folder(site: Site, part: Part, of: list[Source]) -> RawFolder | None:
 
 
 def _unpack(site: Site, corpus: Corpus, annotations: Output, listed: list[Source]) -> None:
-    """Takes the media that lie inside the annotations, and are not here yet, into the ledger, file by file."""
+    """Takes the media that lie inside the annotations, and are not here yet, into the ledger."""
     if corpus.unpack is None or current(site.storage, "media", corpus.media_set, listed):
         return
     states = {state.path: state for state in Ledger(site.storage, "media", corpus.media_set).states()}
     wanted = {s.path for s in listed if not s.url and (s.path not in states or states[s.path].lost(s))}
     with TemporaryDirectory(prefix="xmodal-") as folder:
-        for source in corpus.unpack(raw_of(annotations), wanted, Path(folder)):
-            raw = RawFolder(Path(folder), [source])
-            fetch(site.storage, "media", corpus.media_set, [source], raw, serial, Progress(quiet=True))
-            (Path(folder) / source.path).unlink()
+        found = corpus.unpack(raw_of(annotations), wanted, Path(folder))
+        _take(site, "media", corpus.media_set, found, Path(folder))
+
+
+def _take(site: Site, part: Part, name: str, found: Iterator[Source], folder: Path) -> set[str]:
+    """Files that are unpacked into a folder one after the other, into the ledger; their paths."""
+    taken = set[str]()
+    while some := list(islice(found, UNPACKED_AT_ONCE)):
+        fetch(site.storage, part, name, some, RawFolder(folder, some), serial, Progress(quiet=True))
+        taken.update(source.path for source in some)
+        for source in some:
+            (folder / source.path).unlink()
+    return taken
 
 
 def _refuse_shared_paths(corpus: Corpus, sources: list[Source]) -> None:

@@ -11,7 +11,7 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -24,7 +24,8 @@ from pipelines.engine import NOT_SHARED, Call, Runner, Worker
 from pipelines.ledger import Attempt, Ledger
 from pipelines.progress import Progress
 from pipelines.stage import Resources
-from xmodal.corpora import Part, Source
+from xmodal.archives import members
+from xmodal.corpora import Part, Raw, Source
 from xmodal.locks import blob_key
 from xmodal.storage import LocalStorage, Storage, open_storage
 from xmodal.trouble import Trouble
@@ -32,6 +33,8 @@ from xmodal.trouble import Trouble
 FILES_A_UNIT = 16
 PAUSES_SECONDS = (0.0, 0.5, 2.0)  # before each round over the addresses that may still answer
 GATHER_EVERY = 256
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+PIECE = 1 << 20  # bytes copied at a time
 
 
 class RawFolder:
@@ -53,8 +56,36 @@ class RawFolder:
         places = [self._elsewhere[source.path]] if source.path in self._elsewhere else places
         return next((str(place) for place in places if place.is_file()), None)
 
+    def archives(self, own: Container[str]) -> list[Path]:
+        """Those in the folder itself whose names are none of `own`."""
+        files = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
+        return [file for file in files if file.name.endswith(ARCHIVES) and file.name not in own]
+
     def changes(self, source: Source) -> bool:
         return source.path in self._elsewhere
+
+
+def unpacked(raw: RawFolder, wanted: list[Source], own: Container[str], into: Path) -> Iterator[Source]:
+    """The wanted files that lie in archives of the raw folder alone, each written into a folder, then given.
+
+    A member is known by its path, or by its name alone where no two wanted files share one. Each archive is read once,
+    from start to end: there are tars of a hundred gigabytes. Those named as in `own` are files of the corpus.
+    """
+    lacking = {source.path: source for source in wanted if raw.find(source) is None}
+    names = Counter(Path(path).name for path in lacking)
+    known = {Path(path).name: path for path in lacking if names[Path(path).name] == 1} | {
+        path: path for path in lacking
+    }
+    for archive in raw.archives(own) if lacking else ():
+        for name, content in members(Raw.of_file(archive), archive.name):
+            parts = name.split("/")
+            ends = ("/".join(parts[start:]) for start in range(len(parts)))
+            path = next((known[end] for end in ends if end in known), None)
+            if path in lacking:
+                (into / path).parent.mkdir(parents=True, exist_ok=True)
+                with open(into / path, "wb") as file:
+                    shutil.copyfileobj(content, file, PIECE)
+                yield lacking.pop(path)
 
 
 @dataclass(frozen=True)

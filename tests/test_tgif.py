@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,13 +15,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pipelines.corpus import Site, build_media, build_records
-from pipelines.demo.files import serve_at
+from pipelines.demo.files import serve_at, write_tgz
 from pipelines.demo.server import serve
 from pipelines.demo.tgif import Animation, animations, write
 from pipelines.demo.world import World, describe
+from pipelines.ledger import Ledger
 from pipelines.publish import publish
 from xmodal.corpora import Corpus, Raw, load, tgif
-from xmodal.locks import read_lock
+from xmodal.locks import raw_of, read_lock
 from xmodal.records import Caption, Item, Oddity, Row, Split
 from xmodal.storage import open_storage
 from xmodal.trouble import Trouble
@@ -321,3 +323,42 @@ def small(folder: Path, table: str, train: str, val: str, test: str) -> Path:
     for name, text in ((TABLE, table), (TRAIN, train), (VAL, val), (TEST, test)):
         (folder / name).write_text(text)
     return folder
+
+
+def test_authors_archives_are_taken_as_they_are(published: tuple[Corpus, Path], tmp_path: Path) -> None:
+    """A tar of most GIFs, under a folder of its own, a zip of some, a few files beside; one GIF is nowhere."""
+    corpus, whole = published
+    raw = Path(shutil.copytree(whole, tmp_path / "raw"))
+    gifs = sorted(raw.rglob("*.gif"))
+    lost, plain, zipped, tarred = gifs[0], gifs[1:4], gifs[4:10], gifs[10:]
+    write_tgz(raw / "tgif.tar.gz", [(f"./tgif/all/{gif.name}", gif.read_bytes()) for gif in tarred])
+    with zipfile.ZipFile(raw / "rest.zip", "w") as archive:
+        for gif in zipped:
+            archive.write(gif, gif.name)
+    for gif in (lost, *zipped, *tarred):
+        gif.unlink()
+    site = Site(open_storage(str(tmp_path / "root")), raw=raw)
+    sealed = build_media(site, without_addresses(corpus))
+    statuses = Counter(state.status for state in Ledger(site.storage, "media", "tgif").states())
+    assert statuses["local"] == len(gifs) - 1
+    absent = {Path(entry.path).name for entry in read_lock(sealed) if entry.sha256 is None}
+    assert lost.name in absent
+    assert absent.isdisjoint(gif.name for gif in gifs[1:])
+    for gif in (*plain, *zipped, *tarred):
+        with raw_of(sealed).open(f"gifs/{gif.name}") as file:
+            assert file.read() == (whole / gif.relative_to(raw)).read_bytes()
+
+
+def test_a_damaged_archive_of_authors_is_named(published: tuple[Corpus, Path], tmp_path: Path) -> None:
+    corpus, whole = published
+    raw = Path(shutil.copytree(whole, tmp_path / "raw", ignore=shutil.ignore_patterns("*.gif")))
+    (raw / "tgif.tar.gz").write_bytes(b"\x1f\x8bno archive")
+    with pytest.raises(Trouble, match=r"tgif\.tar\.gz"):
+        build_media(Site(open_storage(str(tmp_path / "root")), raw=raw), without_addresses(corpus))
+
+
+def without_addresses(corpus: Corpus) -> Corpus:
+    """So that nobody is asked."""
+    listed = corpus.media
+    assert listed is not None
+    return replace(corpus, media=lambda raw: (replace(one, url=None, how="ask the authors") for one in listed(raw)))

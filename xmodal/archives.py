@@ -49,6 +49,18 @@ class Archives:
         return _read(self._open[archive], archive, member)
 
 
+def members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
+    """Name and content of each file in a zip or tar archive, to be read before the next is asked for."""
+    if not path.endswith(".zip"):
+        yield from tar_members(raw, path)
+        return
+    with open_archive(raw, path) as archive:
+        for member in archive.infolist():
+            if not member.is_dir():
+                with archive.open(member) as content:
+                    yield member.filename, content
+
+
 def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
     """Name and content of each file in a tar archive, plain or gzipped, in its order.
 

@@ -63,6 +63,11 @@ class Raw:
         keys = {str(p.relative_to(base).as_posix()): str(p.relative_to(base)) for p in base.rglob("*") if p.is_file()}
         return Raw(LocalStorage(str(base)), keys)
 
+    @staticmethod
+    def of_file(path: Path) -> "Raw":
+        """One file alone, under its name."""
+        return Raw(LocalStorage(str(path.absolute().parent)), {path.name: path.name})
+
     def open(self, path: str) -> BinaryIO:
         if path not in self._keys:
             raise Trouble(f"{path} is not among the publisher's files: fetch it, or give its folder with --raw")
