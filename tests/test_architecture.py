@@ -16,7 +16,18 @@ MODULES = {
     for package in ("xmodal", "pipelines")
     for path in sorted((ROOT / package).rglob("*.py"))
 }
-COMPUTING = ("batches", "vision", "trunk", "densities", "uncertainty", "adamp", "optimisers", "together", "checkpoints")
+COMPUTING = (
+    "batches",
+    "vision",
+    "trunk",
+    "densities",
+    "hinges",
+    "uncertainty",
+    "adamp",
+    "optimisers",
+    "together",
+    "checkpoints",
+)
 TORCH = {*(f"xmodal/{name}.py" for name in (*COMPUTING, "training", "evaluation", "looking")), "pipelines/toy_pcme.py"}
 DOORS = {"ray": {"pipelines/ray_runner.py"}, "fsspec": {"xmodal/storage.py"}}
 SINGLE_DOOR = ("zarr", "tensorstore", "av", "cv2", "detectron2", "transformers", "s3fs", "h5py")

@@ -53,6 +53,14 @@ def test_slicing_takes_rows_and_keeps_the_width(rows: slice | Tensor) -> None:
     assert torch.equal(part.mask, padded.mask[rows])
 
 
+def test_an_average_is_over_real_positions_alone() -> None:
+    arrays = ragged([3, 1, 5], 4, dtype="float32")
+    padded = Padded.of(arrays)
+    padded.values[~padded.mask] = torch.nan
+    expected = np.stack([array.mean(axis=0) for array in arrays])
+    np.testing.assert_allclose(padded.average().numpy(), expected, rtol=1e-6)
+
+
 def test_whole_rows_have_no_padding() -> None:
     assert Padded.whole(torch.zeros(2, 36, 8)).mask.all()
 

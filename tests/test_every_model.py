@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,19 +10,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.toy_root import make_root
+from tests.toy_root import make_root, recipe
 from tests.toy_root import one_thread as one_thread
-from xmodal import models
+from xmodal import models, runs
 from xmodal.batches import ANNOTATED, Batch, Padded, Reader, Stream
 from xmodal.corpora import View
 from xmodal.dataset import Examples, choose, open_features
-from xmodal.evaluation import Silence, measure
+from xmodal.evaluation import Silence, measure, opened
 from xmodal.models import Config, Inputs, Trainable
 from xmodal.models.pcme import PCMEConfig
 from xmodal.models.pvse import PVSEConfig
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.optimisers import total
+from xmodal.runs import Run
 from xmodal.text import SPECIALS, Vocabulary
+from xmodal.trouble import Trouble
 
 INPUTS = Inputs(visual_width=12, text_width=15, instances=8)
 _VSEPP = VSEPPConfig(width=10, word_width=7)
@@ -173,6 +176,30 @@ def test_saved_and_loaded_it_is_the_same(name: str, config: Config) -> None:
 @pytest.fixture(scope="module")
 def toy_root(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_root(tmp_path_factory.mktemp("root"), items=40)
+
+
+@pytest.mark.parametrize(("name", "config"), MODELS)
+def test_a_model_that_chooses_among_positions_refuses_a_store_of_one(
+    name: str, config: Config, toy_root: str, tmp_path: Path
+) -> None:
+    """Where a run is opened, too; a grid is read by all."""
+    records, grids = choose(toy_root, "records"), make_root(tmp_path / "grids", items=20, places=2)
+    _ = open_features(grids, "resnet", None, choose(grids, "records"), config)
+    store = open_features(toy_root, "resnet", None, records)
+    started = Run(
+        recipe(model=config, phases=()), records.identity, store.output.identity, Vocabulary("nltk", SPECIALS), 64, 8
+    )
+    runs.start(str(tmp_path / "run"), started)
+    if name == "vsepp" or (isinstance(config, PVSEConfig) and not config.embeddings):
+        _ = open_features(toy_root, "resnet", None, records, config)
+        with pytest.raises(Trouble, match="train it first"):
+            opened(str(tmp_path / "run"), toy_root, "toy/test")
+        return
+    message = f"has one position an item, and {name.upper()} chooses among several: .*--set resnet.output=grid"
+    with pytest.raises(Trouble, match=message):
+        open_features(toy_root, "resnet", None, records, config)
+    with pytest.raises(Trouble, match=message):
+        opened(str(tmp_path / "run"), toy_root, "toy/test")
 
 
 @pytest.mark.parametrize(("name", "config"), MODELS)

@@ -50,7 +50,7 @@ def root(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def toy(folder: Path) -> str:
     """Features of no network that is known, and no pictures."""
-    return make_root(folder / "toy", items=40)
+    return make_root(folder / "toy", items=40, places=2)
 
 
 def seen(known: Recipe, **changes: object) -> Recipe:
@@ -201,7 +201,8 @@ def test_features_without_places_and_pictures_that_are_gone_or_damaged_are_refus
 ) -> None:
     (tmp_path / "pooled").mkdir()
     pooled = make_pictures(tmp_path / "pooled", "pooled")
-    fit(seen(PVSE), pooled, str(tmp_path / "run"))
+    whole = PVSEConfig(width=16, word_width=12, embeddings=0)  # others refuse a store of one position
+    fit(seen(PVSE, model=whole), pooled, str(tmp_path / "run"))
     told = ["--split", "train", "--attention", tmp_path / "out"]
     assert "is pooled, which is no grid" in look(capsys, tmp_path / "run", "--root", pooled, *told)[2]
     copy = Path(shutil.copytree(root, tmp_path / "copy"))

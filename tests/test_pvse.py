@@ -1,6 +1,8 @@
 """PVSE against the official code's values, against slow definitions for all settings, and at its edges."""
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,6 +18,7 @@ from tests.golden import golden
 from tests.toy_root import one_thread as one_thread
 from xmodal import runs
 from xmodal.batches import ANNOTATED, Batch, Padded, Stream
+from xmodal.hinges import order_similarity
 from xmodal.identity import canonical_json, fingerprint
 from xmodal.models import Features, Inputs, Relative, load
 from xmodal.models.pvse import (
@@ -29,7 +32,6 @@ from xmodal.models.pvse import (
     PVSEConfig,
     best_similarity,
     discrepancy_loss,
-    order_similarity,
 )
 from xmodal.optimisers import total
 
@@ -539,6 +541,46 @@ def test_dropout_is_for_training_alone() -> None:
     plain = built(SMALL)
     plain.load_state_dict(model.state_dict())
     assert torch.equal(model.encode_visual(stream.visual), plain.encode_visual(stream.visual))
+
+
+def guided(side: Embedded) -> Tensor:
+    assert side.guided_BKD is not None
+    return side.guided_BKD
+
+
+WIDE = PVSEConfig(width=1000, word_width=500, dropout=0.5)
+DROPPED: dict[str, tuple[PVSEConfig, Callable[[PVSE, Stream], Tensor]]] = {  # spec, models, 1.1 and 1.3
+    "an image's global feature": (replace(WIDE, embeddings=0), lambda m, s: m.encode_visual(s.visual)),
+    "a clip's final states": (
+        replace(WIDE, embeddings=0, visual="video"),
+        lambda m, s: m.encode_visual(s.visual),
+    ),
+    "a clip's last output": (
+        replace(WIDE, embeddings=0, visual="video", legacy_last_output=True),
+        lambda m, s: m.encode_visual(s.visual),
+    ),
+    "a sentence's final states": (replace(WIDE, embeddings=0), lambda m, s: m.encode_text(s.text)),
+    "the words": (WIDE, lambda m, s: m._word_vectors(s.text)),
+    "an item's guided features": (WIDE, lambda m, s: guided(m._visual(s.visual))),
+    "a sentence's guided features": (WIDE, lambda m, s: guided(m._text(s.text))),
+}
+
+
+@pytest.mark.parametrize("place", DROPPED)
+def test_half_is_dropped_at_every_place_once(place: str) -> None:
+    config, read = DROPPED[place]
+    model, stream = built(config), eight_pairs()
+    assert float((read(model, stream) == 0).float().mean()) == pytest.approx(0.5, abs=0.05)
+    assert not (read(model.eval(), stream) == 0).any()
+
+
+@pytest.mark.parametrize("xavier", [True, False])
+def test_the_image_layer_starts_as_torchs_unless_told_otherwise(xavier: bool) -> None:
+    layer = built(PVSEConfig(xavier_image=xavier)).image
+    assert layer is not None
+    bound = math.sqrt(6 / (12 + 1024)) if xavier else 1 / math.sqrt(12)
+    assert 0.95 * bound < layer.weight.abs().max() <= bound
+    assert layer.bias.any() != xavier
 
 
 @pytest.mark.parametrize(

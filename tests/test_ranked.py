@@ -297,6 +297,15 @@ def test_the_indicator_goes_from_none_to_all() -> None:
     assert overlap(Similarities.of(np.eye(50) * -3), own) is None
 
 
+@pytest.mark.parametrize("step", [2**-23, 2**-10, 2**-7])
+def test_cosines_that_rounding_lifted_beyond_one_have_an_indicator(step: float) -> None:
+    """Of single, of half precision and of bfloat16, a step or two."""
+    own = Pairs.of_texts(np.arange(50), 50)
+    for sign in (1, -1):
+        assert overlap(Similarities.of(np.eye(50) * sign * (1 + step)), own) == 0
+        assert overlap(Similarities.of(np.eye(50) * sign * 1.02), own) is None
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
 def test_kept_tiles_are_made_once_and_come_back_as_they_were(dtype: type) -> None:
     matrix, asked, ticks = np.arange(60).reshape(6, 10).astype(dtype), list[tuple[slice, slice]](), list[int]()

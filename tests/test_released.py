@@ -220,6 +220,9 @@ def test_fewer_captions_and_another_score_are_asked_for_by_name(
     by_elk = model_of(replace(PCME, distance="elk"), len(words))
     assert (code, told(json.loads(out))) == (0, directly(root, by_elk, words, "grid"))
     assert json.loads(out)["recipe"].endswith(", by elk")
+    assert json.loads(out)["floats_per_item"] == 2 * 10
+    _, text, _ = command("model.pth", *given[:-1], "--distance", "match_probability")
+    assert "; kept of an item: 90 floats" in text
 
 
 def test_a_runs_weights_are_evaluated_as_the_run_and_its_words_can_be_read(

@@ -341,11 +341,13 @@ def test_schedules_are_those_of_the_official_code(name: str, schedule: Step | Co
     np.testing.assert_allclose(rates(schedule, len(expected), first), expected, rtol=1e-5)
 
 
-def test_a_plateau_is_counted_as_torch_counts_it() -> None:
-    plateau = Plateau(0.5, patience=2, minimum=1e-3)
+@pytest.mark.parametrize("kind", ["noise", "slow rises"])
+def test_a_plateau_is_counted_as_torch_counts_it(kind: str) -> None:
+    plateau, random = Plateau(0.5, patience=2, minimum=1e-3), np.random.default_rng(0)
     weights = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 1.0)
-    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(weights, "max", 0.5, 2, threshold=0, min_lr=1e-3, eps=0)
-    rsums = np.random.default_rng(0).integers(0, 50, 60).astype(float).tolist()
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(weights, "max", 0.5, 2, min_lr=1e-3, eps=0)
+    rises = 400 + random.uniform(0, 0.03, 60).cumsum()  # a rise is 0.04 at least
+    rsums = (random.integers(0, 50, 60).astype(float) if kind == "noise" else rises).tolist()
     for epoch, rsum in enumerate(rsums):
         theirs.step(rsum)
         ours = rate(Optimiser("sgd", 1.0, schedule=plateau), epoch, rsums[: epoch + 1])

@@ -11,8 +11,9 @@ from torch import Tensor
 from tests.golden import golden
 from tests.toy_root import one_thread as one_thread
 from xmodal.batches import Batch, Padded, Stream
+from xmodal.hinges import order_similarity, ranking_loss
 from xmodal.models import Inputs, Trainable, load
-from xmodal.models.vsepp import VSE0_COCO, VSEPP, VSEPP_COCO, VSEPPConfig, order_similarity, ranking_loss
+from xmodal.models.vsepp import VSE0_COCO, VSEPP, VSEPP_COCO, VSEPPConfig
 
 INPUTS = Inputs(visual_width=12, text_width=15, instances=8)
 SMALL = VSEPPConfig(width=10, word_width=7)
@@ -52,7 +53,7 @@ def test_the_loss_is_that_of_the_official_code(name: str, config: VSEPPConfig) -
     image, text = official["im"].requires_grad_(), official["s"].requires_grad_()
     similarity = built(config).similarity(image, text)
     pairs = torch.arange(len(image))[:, None].expand(-1, 2)
-    loss = ranking_loss(similarity, pairs, float(official["margin"]), config.negatives)
+    loss = ranking_loss(similarity, pairs, float(official["margin"]), config.negatives, "sum")
     loss.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(similarity.detach(), official["sim"], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(loss.detach(), official["loss"], atol=1e-5, rtol=1e-5)
@@ -110,7 +111,7 @@ def test_the_loss_is_its_definition_for_any_pairs(hardest: bool, pairs: list[tup
     similarity = np.random.default_rng(0).normal(size=(3, 4))
     expected = slow_loss(similarity, pairs, 0.2, hardest)
     negatives = "hardest" if hardest else "all"
-    found = ranking_loss(torch.from_numpy(similarity), torch.tensor(pairs), 0.2, negatives)  # type: ignore[arg-type]
+    found = ranking_loss(torch.from_numpy(similarity), torch.tensor(pairs), 0.2, negatives, "sum")  # type: ignore[arg-type]
     assert float(found) == pytest.approx(expected)
 
 

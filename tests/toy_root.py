@@ -59,10 +59,17 @@ class Media:
     name: str
 
 
-def make_root(folder: Path, items: int = 120, absent: tuple[int, ...] = (), features: int = 1, media: str = "") -> str:
+def make_root(
+    folder: Path,
+    items: int = 120,
+    absent: tuple[int, ...] = (),
+    features: int = 1,
+    media: str = "",
+    places: int = 0,
+) -> str:
     """Of ten scenes eight are for training, one for validation and one for testing; the last one nobody described.
 
-    With `media` the features say that they are made from the media set of that name.
+    With `media` the features say that they are made from the media set of that name; with `places` they are grids.
     """
     root = str(folder / "root")
     splits: dict[str, list[str]] = {f"toy/{name}": [] for name in ("train", "val", "test")}
@@ -79,7 +86,7 @@ def make_root(folder: Path, items: int = 120, absent: tuple[int, ...] = (), feat
     build_records(Site(open_storage(root), raw=raw), corpus)
     inputs = (Stage("media", Media(media), _plan, _open_media),) if media else ()
     for seed in range(features):
-        build(replace(facts(Facts(items, absent, seed=seed)), inputs=inputs), open_storage(root))
+        build(replace(facts(Facts(items, absent, seed=seed, places=places)), inputs=inputs), open_storage(root))
     return root
 
 

@@ -70,6 +70,12 @@ class Padded:
         positions_L = torch.arange(self.values.shape[1], device=self.values.device)
         return positions_L < self.lengths.to(self.values.device)[:, None]
 
+    def average(self) -> Tensor:
+        """(B, D): the mean of each row's real positions."""
+        mask_BL = self.mask
+        real_BLD = self.values.masked_fill(~mask_BL[..., None], 0)
+        return real_BLD.sum(dim=1) / mask_BL.sum(dim=1, keepdim=True)
+
     def __len__(self) -> int:
         return self.values.shape[0]
 

@@ -1,5 +1,6 @@
 """A corpus under a root as a reader of features sees it: what is there, and of one view the rows and the words."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from xmodal.corpora import View
 from xmodal.features import ROWS, FeatureStore
+from xmodal.models import Positional
 from xmodal.outputs import Output, find
 from xmodal.records import Caption, Item, Label, Split, read_rows
 from xmodal.text import Encoder, Vocabulary
@@ -203,8 +205,11 @@ def choose(root: str, stage: str, identity: str | None = None, **config: object)
     raise Trouble(f"{wanted}; there are: {', '.join(_described(output) for output in there)}")
 
 
-def open_features(root: str, stage: str, identity: str | None, records: Output) -> FeatureStore:
-    """As `choose` does; features of another media set than the records' are refused, though ids may be the same."""
+def open_features(root: str, stage: str, identity: str | None, records: Output, model: object = None) -> FeatureStore:
+    """As `choose` does; features of another media set than the records' are refused, though ids may be the same.
+
+    So is one position an item where the `model`, a config, looks at positions: all its maps would be the same.
+    """
     store = FeatureStore(choose(root, stage, identity))
     wanted, found = records.config.get("media_set"), _media_set(store.output)
     if wanted is not None and found is not None and wanted != found:
@@ -212,7 +217,16 @@ def open_features(root: str, stage: str, identity: str | None, records: Output) 
             f"{store.output.where} has features of the media set {found!r}, but {records.config.get('corpus')} is of "
             f"{wanted!r}: name other features, or build them"
         )
+    if isinstance(model, Positional) and model.looks_at_positions and _is_one_position(store):
+        raise Trouble(
+            f"{store.output.where} has one position an item, and {type(model).__name__.removesuffix('Config')} chooses "
+            "among several: name features of a grid or of frames, or build a grid (--set resnet.output=grid)"
+        )
     return store
+
+
+def _is_one_position(store: FeatureStore) -> bool:
+    return not store.spec.ragged and math.prod(store.spec.row_shape[:-1]) == 1
 
 
 def made_by(store: FeatureStore) -> str:

@@ -35,7 +35,7 @@ OfSigmas = Literal[
 ]
 OfSamples = Literal["matmul_sum", "matmul_max", "average_l2", "match_probability"]
 Distance = Literal[OfMeans, OfSigmas, OfSamples]
-MEANS, SIGMAS, SAMPLES = get_args(OfMeans), get_args(OfSigmas), get_args(OfSamples)
+MEANS, SAMPLES = get_args(OfMeans), get_args(OfSamples)
 
 AT_ONCE = 16  # visual rows whose samples are compared in one step: 16 * J * T * J floats
 
@@ -59,20 +59,18 @@ class Gaussians:
             raise ValueError("these items were encoded without samples, which the score compares")
         return self.samples
 
-    def at(self, noise_BJD: Tensor) -> Tensor:
-        """The samples that standard normal noise stands for."""
-        return self.mean[:, None] + noise_BJD * self.log_sigma.exp()[:, None]
+    def at(self, noise: Tensor) -> Tensor:
+        """The samples that standard normal noise stands for: (B, J, D), or (J, D) for all items."""
+        return self.mean[:, None] + noise * self.log_sigma.exp()[:, None]
 
 
 def floats_per_item(distance: Distance, width: int, samples: int) -> int:
-    """What a gallery keeps of one item.
+    """What a gallery keeps of one encoded item: mean and log sigma, and its samples where the score compares these.
 
-    PCME's table 1 has J^2 vectors for sampled scores, but a pair is compared from the J samples of each; and the sum
-    of all products is the product of two sums.
+    PCME's table 1 has J^2 vectors for sampled scores, but a pair is compared from the J samples of each. That some
+    scores read less than is kept is no cost of theirs: an item's uncertainty is read from its log sigma.
     """
-    if distance in MEANS or distance == "matmul_sum":
-        return width
-    return 2 * width if distance in SIGMAS else samples * width
+    return (2 + samples * (distance in SAMPLES)) * width
 
 
 def closeness(visual: Gaussians, text: Gaussians, distance: Distance) -> Tensor:

@@ -26,7 +26,7 @@ from xmodal.features import FeatureStore
 from xmodal.identity import fingerprint
 from xmodal.judging import Findings, Gallery, eccv, judge, labels_of, recalls
 from xmodal.metrics import Both, Numbers, Scores, Similarities, cuts, ranks
-from xmodal.models import Config, Scorer, Tokens
+from xmodal.models import Config, Scorer, Storing, Tokens
 from xmodal.outputs import Output
 from xmodal.ranked import kept
 from xmodal.reports import OWN, Report
@@ -163,11 +163,17 @@ class Evaluated:
             seen=self._of(self.learned),
             chosen=self._of(self.chosen),
             findings=_findings(self.scorer, self.reader, self.records, extended, progress, device),
+            floats_per_item=_floats_per_item(self.scorer),
         )
 
     def _of(self, view: View | None) -> int | None:
         """How many of the items that it is asked about are of a view."""
         return None if view is None else len(items(self.records, view).intersection(self.reader.examples.ids))
+
+
+def _floats_per_item(scorer: Scorer[Any, Any]) -> int | None:
+    model = scorer.model if isinstance(scorer, Fronted) else scorer
+    return model.floats_per_item if isinstance(model, Storing) else None
 
 
 def evaluate(
@@ -219,7 +225,7 @@ def opened(run: str, root: str, split: str, device: str = "cpu", distance: str |
     started = runs.read(run)
     recipe = started.recipe
     records = choose(root, "records", started.records, corpus=recipe.view.corpus)
-    store = open_features(root, recipe.visual.stage, started.features, records)
+    store = open_features(root, recipe.visual.stage, started.features, records, recipe.model)
     examples = Examples.of(records, replace(recipe.validation, split=split), store, started.vocabulary)
     scorer = load(run, device, store, distance)
     reader = Reader(examples, store, recipe.visual, recipe.text if isinstance(recipe.text, Tokens) else None)

@@ -12,6 +12,8 @@ from torch.optim import SGD, Adam
 from xmodal.adamp import AdamP
 from xmodal.models import Cosine, Optimiser, Plateau, Relative, Step
 
+RISE = 1e-4  # the share by which an rsum must beat the best to be a rise, as in torch's ReduceLROnPlateau
+
 RULES: dict[str, Callable[[Any, Optimiser], torch.optim.Optimizer]] = {
     "adam": lambda groups, o: Adam(groups, o.learning_rate, weight_decay=o.weight_decay),
     "amsgrad": lambda groups, o: Adam(groups, o.learning_rate, weight_decay=o.weight_decay, amsgrad=True),
@@ -92,8 +94,8 @@ def _weight(terms: Mapping[str, Tensor], name: str, weight: float | Relative) ->
 def _after_plateaus(first: float, plateau: Plateau, rsums: Sequence[float]) -> float:
     best, waited, now = -math.inf, 0, first
     for rsum in rsums:
-        best, waited = (rsum, 0) if rsum > best else (best, waited + 1)
-        if waited > plateau.patience:  # as torch counts
+        best, waited = (rsum, 0) if rsum > best * (1 + RISE) else (best, waited + 1)
+        if waited > plateau.patience:  # also as torch counts
             now, waited = max(now * plateau.factor, plateau.minimum), 0
     return now
 

@@ -36,7 +36,7 @@ PRECISIONS = (1, 5, 10, 50, 100)  # PCME's, and precision@1, which is recall@1
 ZETAS = (0, 1, 2)
 FEW = 16  # right answers up to which counting is faster than sorting
 SAMPLED = 61  # every so many columns; no multiple of the captions of an item
-ROUNDING = 1e-3  # by which a cosine may leave [-1, 1]
+ROUNDING = 2**-7  # by which a cosine may leave [-1, 1]: two steps of bfloat16, the coarsest that scores come in
 
 
 def kept(similarities: Similarities, file: IO[bytes], made: Callable[[int], None] = lambda tiles: None) -> Similarities:
@@ -297,7 +297,8 @@ def _mean(queries: Side, values: list[Floats]) -> Plausible:
 def overlap(similarities: Similarities, relevance: Relevance, bins: int = 200) -> float | None:
     """Dual-Path's indicator S (eq. 10): the area that the densities of right and of wrong pairs share over [-1, 1].
 
-    0 where every right pair beats every wrong one. None where similarities are no cosines, or all pairs of one kind.
+    0 where every right pair beats every wrong one. None where similarities leave [-1, 1] by more than rounding, or all
+    pairs are of one kind: nobody is asked whether they are cosines.
     """
     counts = np.zeros((2, bins), np.int64)
     for visual, text in similarities.cells():

@@ -33,6 +33,7 @@ class Report:
     seen: int | None  # items asked about that the run was trained on
     chosen: int | None  # and those by which its weights were chosen
     findings: Findings
+    floats_per_item: int | None = None  # kept of an encoded item, where a model's distances differ in it
 
     @property
     def scores(self) -> Mapping[str, Scores]:
@@ -63,11 +64,12 @@ class Report:
         seen += f"; the weights were chosen by {self.chosen:,} of them" if self.chosen else ""
         lacking = "without features" if self.features else "not in the matrix"
         left_out = f"; left out: {self.absent} {lacking}, {self.silent} without captions"
+        kept = f"; kept of an item: {self.floats_per_item:,} floats" if self.floats_per_item else ""
         made = f"features {self.features} by {self.weights}; " if self.features else ""
         return [
             f"{self.recipe} ({self.fingerprint[:12]}) on {self.corpus} {self.split}: "
             f"{self.items:,} items, {self.captions:,} captions" + seen + left_out * bool(self.absent or self.silent),
-            f"records {self.records}, {made}{self.relevance}",
+            f"records {self.records}, {made}{self.relevance}" + kept,
         ]
 
     def _recalls(self) -> Iterator[str]:

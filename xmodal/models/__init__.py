@@ -71,6 +71,22 @@ class Config(Protocol):  # a model's frozen dataclass of plain values
     def build(self, inputs: Inputs) -> Scorer[Any, Any]: ...
 
 
+@runtime_checkable
+class Positional(Protocol):
+    """A config that says whether its network chooses among an item's positions, which takes more than one."""
+
+    @property
+    def looks_at_positions(self) -> bool: ...
+
+
+@runtime_checkable
+class Storing(Protocol):
+    """A scorer that says what a gallery keeps of one encoded item, as its scores differ in that."""
+
+    @property
+    def floats_per_item(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Features:
     """The feature stage that is read, for texts too where they are vectors (Fisher vectors, concept scores)."""
@@ -108,7 +124,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Plateau:
-    """Multiplies the rate when the validation rsum has not risen for `patience` validations."""
+    """Multiplies the rate when the validation rsum has not risen, by 0.01 %, for `patience` validations."""
 
     factor: float
     patience: int

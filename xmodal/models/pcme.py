@@ -24,15 +24,14 @@ Below, [P] is the paper, [C] the official code (naver-ai/pcme 4947684) and "spec
 - Deterministic twin ("mu only", [P] table 1): `samples=0`, means in place of samples, no spread, no `kl`. [C] fails on
   it; the spec defines it.
 - Scores ([P] 3.2.3, spec 2.5): every one of `xmodal.densities`; the match probability is the one for tables. It is
-  given as log p - log(1 - p): the same order, also where p rounds to 0 or 1. Noise depends on the item's own features
-  or words alone, so that nothing beside it decides its scores.
+  given as log p - log(1 - p): the same order, also where p rounds to 0 or 1. The noise of scores is drawn once for each
+  side and is every item's: nothing beside an item decides its scores, and its last bits do not decide its noise.
 - Training ([P] 4.1, spec 2.4): AdamP, cosine; gradient norm 2 without a and b. First the heads, from cached features of
   a centre crop (ours: [C] augments pictures here too), then all, from pixels; every fifth picture has a rectangle
   erased ([P] reads as a fifth of the area). Of words, 0.1 become <unk>, then 0.1 are deleted. [C] uses half precision,
   we do not.
 """
 
-import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -45,11 +44,21 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from xmodal.batches import ANNOTATED, Batch, Padded
 from xmodal.corpora import View
-from xmodal.densities import MEANS, SAMPLES, Distance, Gaussians, closeness, compare_samples, squared_between_samples
+from xmodal.densities import (
+    MEANS,
+    SAMPLES,
+    Distance,
+    Gaussians,
+    closeness,
+    compare_samples,
+    floats_per_item,
+    squared_between_samples,
+)
 from xmodal.models import Cosine, Features, Inputs, OnePerClass, Optimiser, Phase, Pixels, Recipe, Tokens
 from xmodal.together import gather, gather_pairs
 
 DRAWN = 128  # points that uniformity sees at most
+VISUAL_NOISE, TEXT_NOISE = 0, 1  # seeds: samples of the two sides are independent
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,10 @@ class PCMEConfig:
             means = ", ".join(MEANS)
             raise ValueError(f"without samples kl must be off, not {self.kl}, and distance of {means}: {self.distance}")
 
+    @property
+    def looks_at_positions(self) -> bool:
+        return True
+
     def build(self, inputs: Inputs) -> "PCME":
         return PCME(self, inputs)
 
@@ -98,10 +111,10 @@ class PCME(nn.Module):
         self._start_words(inputs)
 
     def encode_visual(self, visual: Padded) -> Gaussians:
-        return self._for_scores(self.image_gaussians(visual), visual)
+        return self._for_scores(self.image_gaussians(visual), VISUAL_NOISE)
 
     def encode_text(self, text: Padded) -> Gaussians:
-        return self._for_scores(self.text_gaussians(text), text)
+        return self._for_scores(self.text_gaussians(text), TEXT_NOISE)
 
     def similarity(self, visual: Gaussians, text: Gaussians) -> Tensor:
         if self.config.distance == "match_probability":
@@ -110,10 +123,14 @@ class PCME(nn.Module):
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         stream = batch.streams[ANNOTATED]
-        visual = self._sampled(_gathered(self.image_gaussians(stream.visual)))
-        text = self._sampled(_gathered(self.text_gaussians(stream.text)))
+        visual, text = self.image_gaussians(stream.visual), self.text_gaussians(stream.text)
+        with torch.autocast(visual.mean.device.type, enabled=False):  # a distance is finer than half precision
+            return self.losses(self._sampled(_gathered(visual)), self._sampled(_gathered(text)), gather_pairs(stream))
+
+    def losses(self, visual: Gaussians, text: Gaussians, positives_P2: Tensor) -> dict[str, Tensor]:
+        """The terms of the objective, of rows that are sampled already."""
         matched_VT = torch.zeros(len(visual.mean), len(text.mean), dtype=torch.bool, device=text.mean.device)
-        matched_VT[gather_pairs(stream).unbind(1)] = True
+        matched_VT[positives_P2.unbind(1)] = True
         zero, kl, draw = visual.mean.new_zeros(()), self.config.kl, self.config.uniformity
         points_ND = torch.cat([visual.drawn.flatten(0, 1), text.drawn.flatten(0, 1)])
         return {
@@ -127,6 +144,10 @@ class PCME(nn.Module):
         distances_VJTJ = (squared_between_samples(visual_VJD, text_TJD) + 1e-6).sqrt()
         return self.config.sigmoid_scale * (self.shift - self.scale * distances_VJTJ)
 
+    @property
+    def floats_per_item(self) -> int:
+        return floats_per_item(self.config.distance, self.config.width, self.config.samples)
+
     def attention_visual(self, visual: Padded) -> Tensor:
         """Where the mean looks, (B, L, 1); zero at padding."""
         grid_BLF = visual.values.masked_fill(~visual.mask[..., None], 0)
@@ -135,7 +156,7 @@ class PCME(nn.Module):
     def image_gaussians(self, visual: Padded) -> Gaussians:
         mask_BL = visual.mask
         grid_BLF = visual.values.masked_fill(~mask_BL[..., None], 0)
-        average_BF = grid_BLF.sum(1) / mask_BL.sum(1, keepdim=True)
+        average_BF = visual.average()
         mean_BD = self.image_mean(self.image(average_BF), grid_BLF, mask_BL)
         if not self.config.samples:
             return Gaussians.points(mean_BD)
@@ -157,10 +178,10 @@ class PCME(nn.Module):
         noise_BJD = torch.randn_like(items.mean[:, None].expand(-1, self.config.samples, -1))
         return replace(items, samples=items.at(noise_BJD))
 
-    def _for_scores(self, items: Gaussians, given: Padded) -> Gaussians:
+    def _for_scores(self, items: Gaussians, seed: int) -> Gaussians:
         if self.config.distance not in SAMPLES:
             return items
-        return replace(items, samples=items.at(own_noise(given, self.config.samples, self.config.width)))
+        return replace(items, samples=items.at(noise(self.config.samples, self.config.width, seed).to(items.mean)))
 
     def _start_words(self, inputs: Inputs) -> None:
         if inputs.word_vectors is None:
@@ -244,17 +265,13 @@ def uniformity(points_ND: Tensor, draw: Literal["distinct", "repeated"]) -> Tens
     return near_P.logsumexp(0) - math.log(len(near_P))
 
 
-def own_noise(given: Padded, samples: int, width: int) -> Tensor:
-    """(B, J, D): an item's noise comes from its own values, so the same item has the same in any block."""
-    rows = zip(given.values.cpu(), given.lengths.tolist(), strict=True)
-    digests = [hashlib.blake2b(row[:length].numpy().tobytes(), digest_size=7).digest() for row, length in rows]
-    generators = [torch.Generator().manual_seed(int.from_bytes(digest, "big")) for digest in digests]
-    noise_BJD = torch.stack([torch.randn(samples, width, generator=generator) for generator in generators])
-    return noise_BJD.to(given.values.device)
+def noise(samples: int, width: int, seed: int) -> Tensor:
+    """(J, D): made on the host, so that it is the same for every device."""
+    return torch.randn(samples, width, generator=torch.Generator().manual_seed(seed))
 
 
 def _gathered(items: Gaussians) -> Gaussians:
-    return Gaussians(gather(items.mean), gather(items.log_sigma))
+    return Gaussians(gather(items.mean.float()), gather(items.log_sigma.float()))
 
 
 def _gru(word_width: int, width: int) -> nn.GRU:

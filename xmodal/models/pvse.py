@@ -50,11 +50,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from xmodal.batches import ANNOTATED, Batch, Padded
 from xmodal.corpora import View
+from xmodal.hinges import Negatives, Reduction, order_similarity, ranking_loss, reduced
 from xmodal.models import Features, Inputs, OnePerClass, Optimiser, Phase, Pixels, Plateau, Recipe, Relative, Tokens
 from xmodal.together import gather, gather_pairs
 
 Kernel = Literal["laplacian_l2", "rbf"]
-Reduction = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class PVSEConfig:
     width: int = 1024  # D; section 3.5 tries 512 to 2048
     word_width: int = 300  # 3.1
     margin: float = 0.1  # 3.5 tries 0.1 to 1; order embeddings take 0.05 (spec, section 6)
-    negatives: Literal["hardest", "all"] = "hardest"
+    negatives: Negatives = "hardest"
     reduction: Reduction = "mean"
     similarity: Literal["cosine", "order"] = "cosine"
     mil: bool = True  # 5.3
@@ -87,6 +87,10 @@ class PVSEConfig:
             raise ValueError(f"margin {self.margin}, gamma {self.gamma} or dropout {self.dropout} cannot be")
         if not self.embeddings and (self.fusion != "residual" or not self.mil):
             raise ValueError("without embeddings (K = 0) there is nothing to fuse or to choose among")
+
+    @property
+    def looks_at_positions(self) -> bool:
+        return self.embeddings > 0
 
     def build(self, inputs: Inputs) -> "PVSE":
         return PVSE(self, inputs)
@@ -170,7 +174,8 @@ class PVSE(nn.Module):
         """The terms of the objective, of rows that are embedded already."""
         config = self.config
         similarity_VT = self.similarity(self._compared(visual), self._compared(text))
-        terms = {"ranking": ranking_loss(similarity_VT, positives_P2, config)}
+        ranking = ranking_loss(similarity_VT, positives_P2, config.margin, config.negatives, config.reduction)
+        terms = {"ranking": ranking}
         off = similarity_VT.new_zeros(())
         if config.embeddings < 2 or visual.guided_BKD is None or text.guided_BKD is None:
             return terms | {"diversity": off, "mmd": off}
@@ -189,7 +194,7 @@ class PVSE(nn.Module):
     def _visual(self, visual: Padded) -> Embedded:
         local_BLF, whole_BD = _real(visual), None
         if self.image is not None:
-            whole_BD = self.dropout(self.image(local_BLF.sum(dim=1) / visual.mask.sum(dim=1, keepdim=True)))
+            whole_BD = self.dropout(self.image(visual.average()))
         elif self.frames is not None:
             whole_BD = self._read(self.frames, local_BLF, visual.lengths)
         return self._embedded(self.visual_pie, whole_BD, local_BLF, visual.mask)
@@ -240,32 +245,13 @@ def best_similarity(visual_VKD: Tensor, text_TKD: Tensor, similarity: Literal["c
     return torch.stack(best).max(dim=0).values
 
 
-def order_similarity(visual_VD: Tensor, text_TD: Tensor) -> Tensor:
-    """How far a text is from being more general than a visual row, of which one is compared at a time."""
-    rows = [-torch.linalg.vector_norm((text_TD - visual_D).clamp(min=0), dim=1) for visual_D in visual_VD]
-    return torch.stack(rows)
-
-
-def ranking_loss(similarity_VT: Tensor, positives_P2: Tensor, config: PVSEConfig) -> Tensor:
-    """Every pair should beat each wrong partner of its visual row and of its text by the margin: the shortfall."""
-    visual_P, text_P = positives_P2.T
-    right_VT = torch.zeros_like(similarity_VT, dtype=torch.bool)
-    right_VT[visual_P, text_P] = True
-    pair_P1 = similarity_VT[visual_P, text_P, None]
-    of_visual_PT = (config.margin + similarity_VT[visual_P] - pair_P1).clamp(min=0).masked_fill(right_VT[visual_P], 0)
-    of_text_PV = (config.margin + similarity_VT.T[text_P] - pair_P1).clamp(min=0).masked_fill(right_VT.T[text_P], 0)
-    if config.negatives == "hardest":
-        of_visual_PT, of_text_PV = of_visual_PT.max(dim=1).values, of_text_PV.max(dim=1).values
-    return _reduced(of_visual_PT, config.reduction) + _reduced(of_text_PV, config.reduction)
-
-
 def diversity_loss(guided_BKD: Tensor, reduction: Reduction) -> Tensor:
     """How much the guided features of a row have in common: the Frobenius norm of their cosines over K squared."""
     unit_BKD = normalize(guided_BKD, dim=2)
     count = unit_BKD.shape[1]
     itself_KK = torch.eye(count, dtype=torch.bool, device=unit_BKD.device)
     common_BKK = (unit_BKD @ unit_BKD.mT).masked_fill(itself_KK, 0)
-    return _reduced(torch.linalg.vector_norm(common_BKK, dim=(1, 2)) / count**2, reduction)
+    return reduced(torch.linalg.vector_norm(common_BKK, dim=(1, 2)) / count**2, reduction)
 
 
 def discrepancy_loss(visual_ND: Tensor, text_ND: Tensor, kernel: Kernel, gamma: float, reduction: Reduction) -> Tensor:
@@ -283,10 +269,6 @@ def _alike(some_ND: Tensor, others_MD: Tensor, kernel: Kernel, gamma: float) -> 
         return (-gamma * squared_NM).exp()
     equal_NM = squared_NM < 16 * torch.finfo(squared_NM.dtype).eps
     return (-gamma * squared_NM.masked_fill(equal_NM, 1).sqrt().masked_fill(equal_NM, 0)).exp()
-
-
-def _reduced(values: Tensor, reduction: Reduction) -> Tensor:
-    return values.mean() if reduction == "mean" else values.sum()
 
 
 def _gathered(side: Embedded) -> Embedded:
@@ -324,8 +306,8 @@ def _having(pie: PIENet | None) -> PIENet:
 AMSGRAD = Optimiser("amsgrad", 2e-4, clip_norm=2.0, schedule=Plateau(0.5, patience=10, minimum=1e-10))
 WEIGHTS = {"ranking": 1.0, "diversity": 0.1, "mmd": 0.01}
 FIXED = Phase(50, AMSGRAD, WEIGHTS, frozen=("words.*",))
-PICTURES = Phase(50, AMSGRAD, WEIGHTS, pixels=Pixels("random", flip=True))
-CLIPS = Phase(50, AMSGRAD, WEIGHTS, pixels=Pixels("random", flip=True, jitter=True))
+PICTURES = Phase(50, AMSGRAD, WEIGHTS, pixels=Pixels("resized", flip=True))
+CLIPS = Phase(50, AMSGRAD, WEIGHTS, pixels=Pixels("resized", flip=True, jitter=True))
 GLOVE = "glove.840B.300d"  # 3.1 and spec 1.4
 
 PVSE_COCO = Recipe(

@@ -31,6 +31,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from xmodal.batches import ANNOTATED, Batch, Padded
 from xmodal.corpora import View
+from xmodal.hinges import Negatives, order_similarity, ranking_loss
 from xmodal.models import Features, Inputs, OnePerClass, Optimiser, Phase, Recipe, Step, Tokens
 from xmodal.together import gather, gather_pairs
 
@@ -42,7 +43,7 @@ class VSEPPConfig:
     width: int = 1024
     word_width: int = 300
     margin: float = 0.2
-    negatives: Literal["hardest", "all"] = "hardest"
+    negatives: Negatives = "hardest"
     similarity: Literal["cosine", "order"] = "cosine"
     normalise_features: bool = True
     normalise_image: bool = True
@@ -73,7 +74,7 @@ class VSEPP(nn.Module):
         nn.init.uniform_(self.words.weight, -0.1, 0.1)
 
     def encode_visual(self, visual: Padded) -> Tensor:
-        features_BF = _average(visual)
+        features_BF = visual.average()
         if self.config.normalise_features:
             features_BF = normalize(features_BF, dim=1)
         image_BD: Tensor = self.image(features_BF)
@@ -93,37 +94,10 @@ class VSEPP(nn.Module):
         visual, text = gather(self.encode_visual(stream.visual)), gather(self.encode_text(stream.text))
         with torch.autocast(visual.device.type, enabled=False):  # a margin is finer than half precision
             pairs, similarity_VT = gather_pairs(stream), self.similarity(visual.float(), text.float())
-        return {"ranking": ranking_loss(similarity_VT, pairs, self.config.margin, self.config.negatives)}
+        return {"ranking": ranking_loss(similarity_VT, pairs, self.config.margin, self.config.negatives, "sum")}
 
     def _placed(self, vectors_BD: Tensor) -> Tensor:
         return vectors_BD.abs() if self.config.similarity == "order" else vectors_BD
-
-
-def order_similarity(visual_VD: Tensor, text_TD: Tensor) -> Tensor:
-    """How far a text is from being more general than an image; an image at a time, as (V, T, D) would not fit."""
-    rows = [-torch.linalg.vector_norm((text_TD - visual_D).clamp(min=0), dim=1) for visual_D in visual_VD]
-    return torch.stack(rows)
-
-
-def ranking_loss(
-    similarity_VT: Tensor, positives_P2: Tensor, margin: float, negatives: Literal["hardest", "all"]
-) -> Tensor:
-    """Every pair should beat each wrong partner of its image and of its text by `margin`; the summed shortfall."""
-    visual_P, text_P = positives_P2.T
-    right_VT = torch.zeros_like(similarity_VT, dtype=torch.bool)
-    right_VT[visual_P, text_P] = True
-    pair_P1 = similarity_VT[visual_P, text_P, None]
-    of_image_PT = (margin + similarity_VT[visual_P] - pair_P1).clamp(min=0).masked_fill(right_VT[visual_P], 0)
-    of_text_PV = (margin + similarity_VT.T[text_P] - pair_P1).clamp(min=0).masked_fill(right_VT.T[text_P], 0)
-    if negatives == "hardest":
-        return of_image_PT.max(dim=1).values.sum() + of_text_PV.max(dim=1).values.sum()
-    return of_image_PT.sum() + of_text_PV.sum()
-
-
-def _average(visual: Padded) -> Tensor:
-    """Over the real positions; what lies beyond them may be anything."""
-    real_BLF = visual.values.masked_fill(~visual.mask[..., None], 0)
-    return real_BLF.sum(dim=1) / visual.mask.sum(dim=1, keepdim=True)
 
 
 VSEPP_COCO = Recipe(
