@@ -23,6 +23,7 @@ EPILOG = """examples:
   xmodal look runs/pvse --root data --attention maps    where it looks; --probes: what makes a PCME unsure
   xmodal evaluate --scores sims.npy --corpus coco --root data    anybody's similarity matrix
   xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data    weights that a paper's authors released
+  xmodal build coco/fingerprints --root data; xmodal leakage coco --root data --clean karpathy/test
   xmodal publish coco --root data --out coco-captions
   xmodal import dev_ims.npy --root data --name scan36; xmodal export data/scan36/IDENTITY features.h5
   xmodal status --root data; xmodal retry coco --root data
@@ -166,6 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     _reproducing(
         command("reproduce", "every table and figure of the five papers: what it takes, and its state", root=False)
     )
+    _leaking(command("leakage", "media that lie in several splits, or in several corpora, and nearly so"))
     publish = command("publish", "a Hugging Face dataset in a local folder", targets="CORPUS")
     publish.add_argument("--out", type=_local, required=True, help="the folder; one of an earlier publish is replaced")
     _importing(command("import", "features that you have already, as the output of a stage; goes on where it stopped"))
@@ -261,6 +263,18 @@ def _looking(parser: argparse.ArgumentParser) -> None:
     some = parser.add_mutually_exclusive_group()
     some.add_argument("--items", nargs="+", default=[], metavar="ID", help="of --attention: these items of the split")
     some.add_argument("--first", type=_count, metavar="N", help="of --attention: its first items (default: 8)")
+
+
+def _leaking(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("targets", nargs="+", metavar="CORPUS", help="corpora whose fingerprints are built")
+    parser.add_argument(
+        "--distance", type=_count, metavar="N", help="near pictures differ in at most so many bits of 64 (default: 6)"
+    )
+    parser.add_argument(
+        "--clean",
+        metavar="SPLIT",
+        help="of the first corpus, karpathy/test: written beside it without what lies in training splits",
+    )
 
 
 def _importing(parser: argparse.ArgumentParser) -> None:
@@ -488,6 +502,15 @@ def _reproduce(chosen: argparse.Namespace) -> tuple[Any, int]:
     return reproduce(text, chosen.root, chosen.runs, progress=Progress(), **circumstances), 0
 
 
+def _leakage(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.corpus import Site
+    from pipelines.leakage import leakage
+
+    site = Site(_existing(chosen.root))
+    distance = {} if chosen.distance is None else {"distance": chosen.distance}
+    return leakage(site, [corpus for corpus, _ in _targets(chosen.targets)], split=chosen.clean, **distance), 0
+
+
 def _publish(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.corpus import Site
     from pipelines.progress import Progress
@@ -551,6 +574,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
     "evaluate": _evaluate,
     "look": _look,
     "reproduce": _reproduce,
+    "leakage": _leakage,
     "publish": _publish,
     "import": _import,
     "export": _export,

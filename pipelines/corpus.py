@@ -4,6 +4,7 @@
     records   those parsed into tables                resnet    features of its pictures
                                                       pixels    its pictures, resized, for training from pixels
     plausible which of its sets of categories are near each other
+    fingerprints  of its media, by which copies are found
 
 Parsing needs no media, and media that corpora share (one media set) are fetched and computed on once. Features are
 built only when they are named: they may take days.
@@ -20,6 +21,7 @@ from typing import Any
 
 from pipelines.engine import Runner, build, serial
 from pipelines.fetch import RawFolder, fetch, unpacked
+from pipelines.fingerprints import FingerprintsConfig, Stretch, fingerprints
 from pipelines.ledger import FOLDERS, Ledger
 from pipelines.pictures import Index, Items, Shard
 from pipelines.pixels import PixelsConfig, pixels
@@ -78,10 +80,10 @@ def build_media(site: Site, corpus: Corpus) -> Output:
     return _fetched(site, corpus, "media", corpus.media_set, listed)
 
 
-def build_features(name: str, site: Site, corpus: Corpus) -> Output:
+def build_of_media(name: str, site: Site, corpus: Corpus) -> Output:
     build_records(site, corpus)
     build_media(site, corpus)
-    stage = FEATURES[name](site, corpus)
+    stage = OF_MEDIA[name](site, corpus)
     assert stage is not None
     return build(stage, site.storage, site.run, site.progress)
 
@@ -105,29 +107,49 @@ def build_plausible(site: Site, corpus: Corpus) -> Output:
     return build(plausible(build_records(site, corpus), config), site.storage, site.run, site.progress)
 
 
+def fingerprints_stage(site: Site, corpus: Corpus) -> Stage[FingerprintsConfig, Stretch] | None:
+    """None as for resnet."""
+    config = apply(FingerprintsConfig(), "fingerprints", site.settings)
+    if (found := _items(site, corpus)) is None:
+        return None
+    media, items = found
+    return fingerprints(media, tuple(sorted({item.media: item.kind for item in items}.items())), config)
+
+
 def _pictures(site: Site, corpus: Corpus, stage: str) -> tuple[Output, Items] | None:
     """The sealed media and the items that are pictures, None as long as either is missing."""
+    if (found := _items(site, corpus)) is None:
+        return None
+    media, items = found
+    pictures = tuple(sorted((item.id, item.media) for item in items if item.kind == "image"))
+    if not pictures:
+        raise Trouble(f"{corpus.name} has no pictures: {stage} is for pictures, not clips")
+    return media, pictures
+
+
+def _items(site: Site, corpus: Corpus) -> tuple[Output, list[Item]] | None:
     tables = records_stage(site, corpus)
     media = current(site.storage, *parts(site.storage, corpus)[1])
     if tables is None or media is None or not Output(site.storage, tables.folder).complete:
         return None
     with Output(site.storage, tables.folder).open("items.parquet") as file:
-        items = tuple(sorted((item.id, item.media) for item in read_rows(file, Item) if item.kind == "image"))
-    if not items:
-        raise Trouble(f"{corpus.name} has no pictures: {stage} is for pictures, not clips")
-    return media, items
+        return media, list(read_rows(file, Item))
 
 
 FEATURES: dict[str, Callable[[Site, Corpus], Stage[Any, Any] | None]] = {
     "resnet": resnet_stage,
     "pixels": pixels_stage,
 }
+OF_MEDIA: dict[str, Callable[[Site, Corpus], Stage[Any, Any] | None]] = {
+    **FEATURES,
+    "fingerprints": fingerprints_stage,
+}
 STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
     "sources": build_sources,
     "records": build_records,
     "media": build_media,
     "plausible": build_plausible,
-    **{name: partial(build_features, name) for name in FEATURES},
+    **{name: partial(build_of_media, name) for name in OF_MEDIA},
 }
 USUAL = ("sources", "records", "media")  # what a corpus' name alone stands for
 CONFIGS: dict[str, object] = {  # what --set may change
@@ -135,6 +157,7 @@ CONFIGS: dict[str, object] = {  # what --set may change
     "resnet": ResNetConfig(),
     "pixels": PixelsConfig(),
     "plausible": PlausibleConfig(),
+    "fingerprints": FingerprintsConfig(),
 }
 
 

@@ -26,7 +26,7 @@ from pipelines.ledger import FOLDERS
 from pipelines.progress import Progress
 from pipelines.settings import apply, parse_settings
 from pipelines.stage import Counts, Inputs, Sink, Stage
-from xmodal.dataset import choose
+from xmodal.dataset import choose, splits
 from xmodal.exchange import BLOCK, COPIES, HDF5, Source, open_hdf5, read_ids, reading, refuse_twice
 from xmodal.features import (
     ROWS,
@@ -42,7 +42,7 @@ from xmodal.features import (
 )
 from xmodal.identity import fingerprint
 from xmodal.outputs import Output, directories
-from xmodal.records import Caption, Split, read_rows
+from xmodal.records import Caption, read_rows
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
 
@@ -202,11 +202,10 @@ def export_features(
 
 
 def _split(records: Output, name: str) -> list[str]:
-    with records.open("splits.parquet") as file:
-        splits = list(read_rows(file, Split))
-    if found := [split.item for split in splits if split.name == name]:
-        return found
-    raise Trouble(f"there is no split {name!r}; there are: {', '.join(sorted({split.name for split in splits}))}")
+    there = splits(records)
+    if name not in there:
+        raise Trouble(f"there is no split {name!r}; there are: {', '.join(sorted(there))}")
+    return there[name]
 
 
 def _beside(out: Path, with_captions: bool) -> list[str]:

@@ -4,7 +4,7 @@ Shards are their units, and a batch never reaches beyond one: the bytes are the 
 picture that is absent or does not decode is a failure of its unit and a row of zeros, which readers refuse.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -87,11 +87,21 @@ def fingerprint_of(items: Items) -> str:
 
 def _plan(items: Items, config: Rows, inputs: Inputs) -> Iterator[tuple[str, Index | Shard]]:
     yield "index", Index(tuple(id for id, _ in items))
-    sealed = {locked.path: locked.sha256 for locked in read_lock(inputs[0])}
+    sealed = checksums(inputs[0])
     for shard, rows in enumerate(shard_ranges(config.spec, len(items))):
         some = items[rows.start : rows.stop]
-        files = sorted({media if media in sealed else archive_of(media) for _, media in some})
-        yield f"shard-{shard:05d}", Shard(rows.start, some, tuple((file, sealed.get(file)) for file in files))
+        yield f"shard-{shard:05d}", Shard(rows.start, some, read_from(sealed, (media for _, media in some)))
+
+
+def checksums(media: Output) -> dict[str, str | None]:
+    """Every file of a sealed set, None where it is absent."""
+    return {locked.path: locked.sha256 for locked in read_lock(media)}
+
+
+def read_from(sealed: Mapping[str, str | None], media: Iterable[str]) -> tuple[tuple[str, str | None], ...]:
+    """The files that these media are, or lie in, with their checksums."""
+    files = sorted({each if each in sealed else archive_of(each) for each in media})
+    return tuple((file, sealed.get(file)) for file in files)
 
 
 def _open(opened: Callable[[C], Sight], config: C, inputs: Inputs) -> Callable[[Index | Shard, Sink], Counts]:

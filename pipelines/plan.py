@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipelines.corpus import FEATURES, Site, parts, raw_folder, records_stage
+from pipelines.corpus import FEATURES, OF_MEDIA, Site, parts, raw_folder, records_stage
 from pipelines.engine import pending
 from pipelines.ledger import FOLDERS, Ledger
 from pipelines.seal import current
@@ -50,8 +50,8 @@ def _bytes_a_second(site: Site, part: Part, name: str) -> float:
 
 
 def _units(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
-    if name in FEATURES:
-        return _features(site, corpus, name)
+    if name in OF_MEDIA:
+        return _of_media(site, corpus, name)
     stage = records_stage(site, corpus)
     if stage is None:
         return {"waits_for": "sources"}
@@ -59,11 +59,11 @@ def _units(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
     return {"units": total, "done": total - left}
 
 
-def _features(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
+def _of_media(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
     """`writes` is at most what is still to be written: shards are counted as full."""
-    stage = FEATURES[name](site, corpus)
+    stage = OF_MEDIA[name](site, corpus)
     if stage is None:
         return {"waits_for": "records and media"}
     total, left = pending(stage, site.storage)
-    spec = stage.config.spec
-    return {"units": total, "done": total - left, "writes": left * spec.shard_rows * spec.row_bytes}
+    writes = left * stage.config.spec.shard_rows * stage.config.spec.row_bytes if name in FEATURES else 0
+    return {"units": total, "done": total - left, "writes": writes}

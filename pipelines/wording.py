@@ -280,6 +280,33 @@ def verify(result: Result) -> list[str]:
     return [*lines, f"{len(lines)} damaged: `xmodal verify --root {result['root']} --forget` has them made again"]
 
 
+def leakage(result: Result) -> list[str]:
+    lines = [f"{each['corpus']}: {_fingerprinted(each)}" for each in result["corpora"]]
+    lines.append(f"{'pairs of':>60}  {'same item':>9} {'exact':>9} {'near':>9}   (near: {result['distance']} bits)")
+    for pair in result["pairs"]:
+        found = " ".join(f"{len(pair[how]):9,}" for how in ("same", "exact", "near"))
+        lines.append(f"{pair['one'] + '  |  ' + pair['other']:>60}  {found}")
+        lines += [f"        {how}: {_few(pair[how])}" for how in ("same", "exact", "near") if pair[how]]
+    if not result["pairs"]:
+        lines.append("no two splits to compare: name another corpus too")
+    if cleaned := result.get("clean"):
+        dropped = f", without {len(cleaned['dropped']):,}: {_few(cleaned['dropped'])}" if cleaned["dropped"] else ""
+        lines += [f"{cleaned['name']} has {cleaned['items']:,} items of {cleaned['split']}{dropped}", cleaned["path"]]
+    return lines
+
+
+def _fingerprinted(of: Result) -> str:
+    about = (f"{of[name]:,} {name}" for name in ("flat", "unreadable") if of.get(name))
+    alone = f" ({', '.join(about)}: compared by their bytes alone)" if of["flat"] or of.get("unreadable") else ""
+    return f"{of['media']:,} media{alone}" + (f", {of['absent']:,} absent" if of.get("absent") else "")
+
+
+def _few(found: list[Any], most: int = 3) -> str:
+    """The first of them; all are in the JSON."""
+    texts = [each if isinstance(each, str) else " = ".join(each[:2]) for each in found[:most]]
+    return ", ".join(texts) + (f" and {len(found) - most:,} more" if len(found) > most else "")
+
+
 def doctor(checks: list[Result]) -> list[str]:
     lines = []
     for check in checks:

@@ -1,7 +1,7 @@
 """A corpus under a root as a reader of features sees it: what is there, and of one view the rows and the words."""
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 from xmodal.corpora import View
 from xmodal.features import ROWS, FeatureStore
 from xmodal.models import Positional
-from xmodal.outputs import Output, find
+from xmodal.outputs import Output, directories, find
 from xmodal.records import Caption, Item, Label, Split, read_rows
 from xmodal.text import Encoder, Vocabulary
 from xmodal.trouble import Trouble
 
 if TYPE_CHECKING:
     from xmodal.batches import Loader, Reader
+
+
+CLEAN, IDS = "clean", "ids.txt"  # the stage of cleaned splits, and its file: an id a line
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +89,7 @@ class Dataset:
     @cached_property
     def splits(self) -> dict[str, int]:
         """The items of each split."""
-        with self.records.open("splits.parquet") as file:
-            return dict(Counter(split.name for split in read_rows(file, Split)))
+        return {name: len(items) for name, items in splits(self.records).items()}
 
     def store(self, features: str | None = None) -> FeatureStore:
         """By stage, identity, or stage/identity; nothing needs to be said where there is just one."""
@@ -171,7 +173,8 @@ def described(records: Output, view: View) -> dict[str, list[Caption]]:
     if view.split not in names:
         raise Trouble(f"{view.corpus} has no split {view.split!r}; there are: {', '.join(names)}")
     with records.open("items.parquet") as file:
-        found = {item.id: list[Caption]() for item in read_rows(file, Item) if item.id in names[view.split]}
+        wanted = frozenset(names[view.split])
+        found = {item.id: list[Caption]() for item in read_rows(file, Item) if item.id in wanted}
     with records.open("captions.parquet") as file:
         for caption in read_rows(file, Caption):
             if caption.item in found and caption.source == view.text:
@@ -179,13 +182,27 @@ def described(records: Output, view: View) -> dict[str, list[Caption]]:
     return {item: _first(some, view.captions_per_item) for item, some in found.items()}
 
 
-def splits(records: Output) -> dict[str, set[str]]:
-    """Items by the name of their split."""
-    names = defaultdict[str, set[str]](set)
+def splits(records: Output) -> dict[str, list[str]]:
+    """Items by the name of their split, those of its author and then those that were cleaned of leaks."""
+    names = defaultdict[str, list[str]](list)
     with records.open("splits.parquet") as file:
         for split in read_rows(file, Split):
-            names[split.name].add(split.item)
-    return dict(names)
+            names[split.name].append(split.item)
+    return dict(names) | cleaned(records)
+
+
+def cleaned(records: Output) -> dict[str, list[str]]:
+    """What `xmodal leakage --clean` has left of splits of these records: tables of their own, as records are sealed.
+
+    A name ends in the identity that decided what was left: "karpathy/test-clean-1f3a09c2".
+    """
+    made = (output for output in directories(records.storage, CLEAN) if output.complete)
+    of_these = (output for output in made if output.about["inputs"][0]["identity"] == records.identity)
+    return {clean_name(output): output.read(IDS).decode().split("\n")[:-1] for output in of_these}
+
+
+def clean_name(output: Output) -> str:
+    return f"{output.config['split']}-{CLEAN}-{output.identity[:8]}"
 
 
 def _first(captions: list[Caption], count: int | None) -> list[Caption]:
