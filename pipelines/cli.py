@@ -508,7 +508,7 @@ def _leakage(chosen: argparse.Namespace) -> tuple[Any, int]:
 
     site = Site(_existing(chosen.root))
     distance = {} if chosen.distance is None else {"distance": chosen.distance}
-    return leakage(site, [corpus for corpus, _ in _targets(chosen.targets)], split=chosen.clean, **distance), 0
+    return leakage(site, [corpus for _, corpus, _ in _targets(chosen, site)], split=chosen.clean, **distance), 0
 
 
 def _publish(chosen: argparse.Namespace) -> tuple[Any, int]:

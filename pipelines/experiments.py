@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.progress import Progress
-from pipelines.settings import apply, parse_settings
+from pipelines.settings import apply, nearest, parse_settings
 from xmodal import models
 from xmodal.corpora import View
 from xmodal.dataset import choose, splits
@@ -25,13 +25,18 @@ def recipes() -> dict[str, Recipe]:
 
 
 def recipe_with(name: str, settings: list[str]) -> Recipe:
-    """The recipe with settings: `epochs=3`, `batch_size=64`, `model.width=512`, `view.captions_per_item=none`."""
+    """The recipe with settings: `epochs=3`, `batch_size=64`, `model.width=512`, `view.captions_per_item=none`.
+
+    A phase of no epochs is left out (`phase2.epochs=0`); the others keep their numbers in what is set.
+    """
     known = recipes()
     if name not in known:
-        raise Trouble(f"no recipe {name!r}; there are: {', '.join(known)}")
+        raise Trouble(f"no recipe {name!r}{nearest(name, {one: one for one in known})}; there are: {', '.join(known)}")
     recipe = known[name]
+    left_out, settings = _left_out(recipe, settings)
     parsed = parse_settings(settings, configs_of(recipe))
-    phases = tuple(apply(phase, f"phase{n}", parsed) for n, phase in enumerate(recipe.phases, 1))
+    numbered = {f"phase{number}": phase for number, phase in enumerate(recipe.phases, 1)}
+    phases = tuple(apply(phase, name, parsed) for name, phase in numbered.items() if name not in left_out)
     parts = {name: apply(getattr(recipe, name), name, parsed) for name in PARTS}
     try:
         if isinstance(parts["text"], Tokens):
@@ -55,6 +60,16 @@ def on_corpus(recipe: Recipe, root: str, corpus: str, records: str | None = None
 
     unannotated = recipe.unannotated and moved(recipe.unannotated)
     return replace(recipe, view=moved(recipe.view), validation=moved(recipe.validation), unannotated=unannotated)
+
+
+def _left_out(recipe: Recipe, settings: list[str]) -> tuple[set[str], list[str]]:
+    """The phases of no epochs, and the settings that do not say so: no phase can be made of 0 epochs."""
+    phases = [f"phase{number}" for number in range(1, len(recipe.phases) + 1)]
+    last = {name: value for name, _, value in (text.partition("=") for text in settings)}
+    left_out = {phase for phase in phases if last.get(f"{phase}.epochs", "").strip() == "0"}
+    if left_out and len(left_out) == len(phases):
+        raise Trouble(f"--set {' '.join(settings)}: every phase of {recipe.name} is left out, so nothing is trained")
+    return left_out, [text for text in settings if text.partition("=")[0] not in {f"{one}.epochs" for one in left_out}]
 
 
 def configs_of(recipe: Recipe) -> Mapping[str, object]:

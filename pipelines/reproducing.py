@@ -159,14 +159,20 @@ def _not_built(recipe: Recipe, experiment: Experiment, root: str, circumstances:
     try:
         tables = choose(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
     except Trouble as trouble:
-        yield f"{trouble} (`{first}`)"
+        yield _with_command(trouble, first)
         return
     yield from _absent_splits(recipe, tables)
     for stage, command in zip(_stages(recipe), others, strict=True):
         try:
             open_features(root, stage, circumstances.get("pixels" if stage == "pixels" else "features"), tables)
         except Trouble as trouble:
-            yield f"{trouble} (`{command}`)"
+            yield _with_command(trouble, command)
+
+
+def _with_command(trouble: Trouble, command: str) -> str:
+    """What is not there at all is made with the paper's settings; a choice among several takes another cure."""
+    absent, builds, _ = str(trouble).partition(": build it first")
+    return f"{absent} (`{command}`)" if builds else absent
 
 
 def _absent_splits(recipe: Recipe, tables: Output) -> Iterator[str]:

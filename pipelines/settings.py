@@ -8,6 +8,7 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from xmodal.trouble import Trouble
@@ -49,7 +50,14 @@ def _full_name(name: str, configs: Mapping[str, object]) -> str:
         return found[0]
     if found:
         raise Trouble(f"--set {name}: say which one: {', '.join(found)}")
-    raise Trouble(f"no setting {name!r}; there are: {', '.join(known) or 'none for these stages'}")
+    meant = nearest(name, {short: full for full in known for short in (full.partition(".")[2], full)})
+    raise Trouble(f"no setting {name!r}{meant}; there are: {', '.join(known) or 'none for these stages'}")
+
+
+def nearest(name: str, known: Mapping[str, str]) -> str:
+    """A question after what was probably meant, or nothing; `known` are spellings, and what to ask for each."""
+    found = get_close_matches(name, known, n=1)
+    return f" (do you mean {known[found[0]]}?)" if found else ""
 
 
 def _settable(config: Any) -> list[str]:

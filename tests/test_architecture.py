@@ -28,7 +28,10 @@ COMPUTING = (
     "together",
     "checkpoints",
 )
-TORCH = {*(f"xmodal/{name}.py" for name in (*COMPUTING, "training", "evaluation", "looking")), "pipelines/toy_pcme.py"}
+TORCH = {
+    *(f"xmodal/{name}.py" for name in (*COMPUTING, "places", "training", "evaluation", "looking")),
+    "pipelines/toy_pcme.py",
+}
 DOORS = {"ray": {"pipelines/ray_runner.py"}, "fsspec": {"xmodal/storage.py"}}
 SINGLE_DOOR = ("zarr", "tensorstore", "av", "cv2", "detectron2", "transformers", "s3fs", "h5py")
 WITHOUT_TORCH_OR_RAY = (

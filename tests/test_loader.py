@@ -250,6 +250,8 @@ def test_ranks_have_equal_counts_and_together_what_one_would_have(
             assert both[: len(both) - borrowed] == visual_items([batch])
             assert captions(step)[: len(captions([batch]))] == captions([batch])
             assert 0 <= borrowed < world
+            samples = len(captions([batch])) if mode == "each" else len(visual_items([batch]))
+            assert {part.borrowed for part in step} == {-samples % world}
             assert not borrowed or step is found[-1]
         assert len({tuple(loader.state_dict().items()) for loader in [alone, *together]}) == 1
 

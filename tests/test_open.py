@@ -102,7 +102,7 @@ def test_a_dataset_says_what_there_is(root: str, several: str, tmp_path: Path) -
         f"pictures in {root}\n"
         "splits: toy/train (48), toy/val (6), toy/test (5), toy/silent (1)\n"
         "features:\n"
-        f"  resnet/{output.identity} (absent=[3, 8, 40], items=60, seed=0, shown=scene, width=64)"
+        f"  resnet/{output.identity} (absent=[3, 8, 40], items=60, places=0, seed=0, shown=scene, width=64)"
     )
     assert str(xmodal.open(several, "pictures")).count("\n  resnet/") == 2
     bare = make_root(tmp_path, items=20, features=0)

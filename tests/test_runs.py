@@ -1,6 +1,8 @@
 """A run's directory says what was trained on what, and nothing else is believed."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +24,40 @@ def test_a_run_comes_back_as_it_was_started(tmp_path: Path) -> None:
     runs.start(str(tmp_path), RUN)
     assert runs.read(str(tmp_path)) == RUN
     assert (RUN.inputs.visual_width, RUN.inputs.text_width, RUN.inputs.instances) == (64, 6, 9)
-    with pytest.raises(Trouble, match=r"holds another run \(other features\): choose another folder"):
+    with pytest.raises(Trouble, match=r'another run: features is "bbbb" there and "cccc" here: choose another folder'):
         runs.start(str(tmp_path), replace(RUN, features="cccc"))
+
+
+def test_another_run_is_told_by_what_differs(tmp_path: Path) -> None:
+    """As `--set` names it, the first few of many; what follows from the rest is not told."""
+    (phase,) = recipe().phases
+    phase = replace(phase, frozen=("words.*",), optimiser=replace(phase.optimiser, clip_norm=None))
+    runs.start(str(tmp_path), RUN)
+    with pytest.raises(Trouble) as found:
+        runs.start(str(tmp_path), replace(RUN, recipe=recipe(batch_size=64, phases=(phase,)), weights="others"))
+    assert str(found.value) == (
+        f"{tmp_path} holds another run: batch_size is 32 there and 64 here, "
+        'phase1.frozen is [] there and ["words.*"] here, phase1.optimiser.clip_norm is 2 there and null here: '
+        "choose another folder for this"
+    )
+    with pytest.raises(Trouble, match=r"run: phases is 1 there and 2 here, phase1\.frozen .* and \d+ more: choose"):
+        runs.start(str(tmp_path), replace(RUN, recipe=recipe(phases=(phase, phase))))
+    runs.start(str(tmp_path), replace(RUN, weights="others"))
+
+
+READ_ONLY = 'mount -t tmpfs -o ro none "$1" && shift && exec "$@"'
+CAN_MOUNT = subprocess.run(["unshare", "-rm", "sh", "-c", READ_ONLY, "sh", "/mnt", "true"], check=False).returncode == 0
+
+
+@pytest.mark.skipif(not CAN_MOUNT, reason="this system lets nobody mount a tmpfs")
+def test_a_folder_that_cannot_be_written_is_refused_as_the_run_that_it_is(tmp_path: Path) -> None:
+    code = "import sys; from xmodal import runs; runs.held(sys.argv[1]).__enter__()"
+    command = ["unshare", "-rm", "sh", "-c", READ_ONLY, "sh", str(tmp_path), sys.executable, "-c", code]
+    for run in (tmp_path, tmp_path / "run"):
+        done = subprocess.run(
+            [*command, str(run)], capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False
+        )
+        assert f"Trouble: run {run} cannot be written (Read-only file system): choose another folder" in done.stderr
 
 
 def test_a_folder_that_never_became_a_run_is_started_anew(tmp_path: Path) -> None:
@@ -49,17 +83,21 @@ def test_a_recipe_survives_its_file() -> None:
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        (runs.RECIPE, lambda data: data.replace(b'"seed":0', b'"seed":1'), "are not what the run was started with"),
+        (runs.RECIPE, lambda data: data.replace(b'"seed":0', b'"seed":1'), "started with: remove the folder"),
         (runs.RECIPE, lambda data: data.replace(b'"layout":1', b'"layout":2'), "another version of xmodal"),
         (runs.RECIPE, lambda data: data.replace(b'"batch_size"', b'"batches"'), "does not fit this version"),
         (runs.RECIPE, lambda data: data.replace(b'"Recipe"', b'"import_module"'), "does not fit this version"),
         (runs.RECIPE, lambda data: data[:-9], r"recipe\.json is damaged"),
         (runs.RECIPE, lambda data: b"[" * 100_000, r"recipe\.json is damaged"),
-        (runs.RECIPE, lambda data: b"[]", r"recipe\.json is damaged: it holds a list"),
+        (
+            runs.RECIPE,
+            lambda data: b"[]",
+            r"recipe\.json is damaged \(it holds a list\): remove the folder .* and train again",
+        ),
         (runs.RECIPE, lambda data: data.replace(b'"instances"', b'"instance"'), "has no usable instances"),
         (runs.RECIPE, lambda data: data.replace(b'"batch_size":32', b'"batch_size":0'), "does not fit this version"),
         (runs.RECIPE, lambda data: data.replace(b'"seed":0', b'"seed":NaN'), "does not fit this version"),
-        (runs.VOCABULARY, lambda data: data[:-5], "is not the vocabulary that was written"),
+        (runs.VOCABULARY, lambda data: data[:-5], r"vocabulary that was written: .*remove the folder"),
     ],
 )
 def test_a_damaged_run_is_refused(tmp_path: Path, name: str, change: Callable[[bytes], bytes], message: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
+from pipelines.experiments import recipe_with
 from pipelines.settings import apply, parse_settings
 from pipelines.stage import Stage
 from xmodal.trouble import Trouble
@@ -107,10 +108,31 @@ def test_a_field_that_cannot_be_written_as_text_is_refused_and_never_becomes_tex
 
 
 def test_an_unknown_name_is_refused_with_what_there_is() -> None:
-    with pytest.raises(Trouble, match=r"no setting 'fsp'.*frames\.fps.*grids\.stride"):
+    with pytest.raises(Trouble, match=r"no setting 'fsp' .*frames\.fps.*grids\.stride"):
         frames("fsp=3")
     with pytest.raises(Trouble, match=r"no setting 'frames\.stride'"):
         frames("frames.stride=3")
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("scael=1", "frames.scale"),
+        ("frames.fsp=3", "frames.fps"),
+        ("strides=3", "grids.stride"),
+        ("grids.strid=3", "grids.stride"),
+    ],
+)
+def test_what_was_probably_meant_is_asked(text: str, meant: str) -> None:
+    with pytest.raises(Trouble, match=rf"no setting '{text.partition('=')[0]}' \(do you mean {meant}\?\); there are"):
+        frames(text)
+
+
+def test_a_name_like_none_asks_nothing_and_a_recipe_is_asked_for_too() -> None:
+    with pytest.raises(Trouble, match=r"no setting 'zzz'; there are"):
+        frames("zzz=3")
+    with pytest.raises(Trouble, match=r"no recipe 'pvse-cocoa' \(do you mean pvse-coco\?\); there are: "):
+        recipe_with("pvse-cocoa", [])
 
 
 def test_a_name_that_two_stages_have_must_say_which() -> None:

@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -162,8 +163,84 @@ def test_a_finished_run_is_left_as_it_is(root: str, whole: Outcome) -> None:
 
 
 def test_another_recipe_in_the_same_folder_is_refused(root: str, whole: Outcome) -> None:
-    with pytest.raises(Trouble, match=r"holds another run \(other fingerprint, recipe\): choose another folder"):
+    with pytest.raises(
+        Trouble, match=r"holds another run: phase1\.epochs is 3 there and 4 here: choose another folder"
+    ):
         fit(recipe(4), root, whole.run)
+
+
+class Watcher(Death):
+    """Does something at a chosen tick, and hears what is said."""
+
+    def __init__(self, after: int = 0, act: Callable[[], None] = interrupt) -> None:
+        super().__init__(after, act)
+        self.said = list[str]()
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_a_folder_takes_one_training_at_a_time(root: str, whole: Outcome, tmp_path: Path) -> None:
+    """The second is refused, and the first is not disturbed by it."""
+    run, refused = str(tmp_path / "run"), list[str]()
+
+    def second() -> None:
+        with pytest.raises(Trouble) as found:
+            fit(recipe(3), root, run)
+        refused.append(str(found.value))
+
+    assert fit(recipe(3), root, run, progress=Death(11, second)) == replace(whole, run=run)
+    us = f"process {os.getpid()} on {socket.gethostname()}"
+    assert refused == [f"{run} is being trained by {us}: wait for it, or choose another folder"]
+    assert_same_run(whole.run, run)
+
+
+def test_a_training_that_was_killed_holds_its_folder_no_longer(root: str, tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    code = (
+        "import sys, time; from xmodal import runs\n"
+        "with runs.held(sys.argv[1]): print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, run], stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(Trouble, match=f"{run} is being trained by process {other.pid} on "):
+            fit(recipe(1), root, run)
+        assert not (tmp_path / "run" / runs.RECIPE).exists()
+        other.kill()
+    assert fit(recipe(1), root, run).trained
+
+
+def test_a_batch_size_beyond_the_corpus_is_told(root: str, tmp_path: Path) -> None:
+    exact, beyond = Watcher(), Watcher()
+    fit(recipe(1, batch_size=230), root, str(tmp_path / "exact"), progress=exact)
+    fit(recipe(1, batch_size=1000), root, str(tmp_path / "beyond"), progress=beyond)
+    told = "batch_size 1,000 is more than the 230 captions there are: every epoch is one step of them all"
+    assert told in beyond.said
+    assert not [line for line in exact.said if "batch_size" in line]
+
+
+def test_a_run_in_place_of_a_file_is_refused(root: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here")
+    for run in ("file", "file/run"):
+        with pytest.raises(Trouble, match=f"run .*/{run} is a file, or in one: choose a folder"):
+            fit(recipe(1), root, str(tmp_path / run))
+    assert (tmp_path / "file").read_text() == "here"
+
+
+@pytest.mark.parametrize("name", [runs.LAST, runs.BEST])
+def test_what_is_told_of_damaged_weights_mends_the_run(root: str, whole: Outcome, tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    fit(recipe(3), root, str(run))
+    (run / name).write_bytes((run / name).read_bytes()[:-100])
+    with pytest.raises(Trouble, match=rf"{name} is damaged .*: remove {run}/last\.pt and train again") as found:
+        fit(recipe(3), root, str(run)) if name == runs.LAST else evaluate(str(run), root, "toy/test")
+    assert "\n" not in str(found.value)
+    (run / runs.LAST).unlink()
+    fit(recipe(3), root, str(run))
+    assert_same_run(whole.run, str(run))
 
 
 def test_a_phase_starts_from_the_weights_of_the_one_before_and_leaves_what_is_frozen(

@@ -36,6 +36,7 @@ from xmodal.batches import ANNOTATED, Batch, Loader, Stream
 from xmodal.corpora import Raw, View, load
 from xmodal.dataset import open_dataset
 from xmodal.evaluation import evaluate, read_tensors
+from xmodal.judging import headline
 from xmodal.models import OnePerClass, Optimiser, Phase, Recipe, Tokens, pcme
 from xmodal.models.pcme import PCMEConfig
 from xmodal.models.pvse import PVSEConfig
@@ -49,6 +50,7 @@ FORKS.set_forkserver_preload([__name__, "nltk.tokenize.destructive", "torch._dyn
 TIME = 90  # seconds after which processes wait for each other for ever
 HERE = Path(__file__).parents[1]
 CLASSES = 6
+SAMPLES = 225
 
 PVSE = recipe(
     name="toy-pvse",
@@ -72,7 +74,10 @@ RECIPES = {"vsepp": recipe(3), "pvse": PVSE, "pcme": PCME}
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_root(tmp_path_factory.mktemp("toy"), items=60, absent=(3, 8, 40))
+    """An odd number of captions: two processes cannot share the last batch of an epoch equally."""
+    root = make_root(tmp_path_factory.mktemp("toy"), items=60, absent=(3, 8, 40, 1), places=2)
+    assert len(open_dataset(root, "pictures").reader("toy/train").examples.words) == SAMPLES
+    return root
 
 
 def train(recipe: Recipe, root: str, run: str, save_every: int = 500, dies_after: int = 0, **settings: Any) -> None:
@@ -168,11 +173,26 @@ def by_two(root: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("name", RECIPES)
 def test_two_processes_learn_what_one_learns(alone: str, by_two: str, name: str) -> None:
     one, two = f"{alone}/{name}", f"{by_two}/{name}"
-    assert len(curve(one)) == 3 * math.ceil(230 / 32)
+    assert len(curve(one)) == 3 * math.ceil(SAMPLES / 32)
     assert curve(one)[-1]["loss"] < curve(one)[0]["loss"]
     assert_near(one, two)
     for file in (runs.RECIPE, runs.VOCABULARY):
         assert contents(one)[file] == contents(two)[file]
+
+
+def dropping(root: str, folder: str) -> None:
+    with pytest.raises(Trouble, match=r"dropout draws for a whole batch, and 2 processes .*--set model\.dropout=0"):
+        fit(DROPPING, root, f"{folder}/run")
+    assert not Path(f"{folder}/run").exists()
+
+
+DROPPING = replace(PVSE, model=replace(PVSE.model, dropout=0.1), phases=(replace(PVSE.phases[0], epochs=1),))
+
+
+def test_dropout_is_for_one_process(root: str, tmp_path: Path) -> None:
+    """Its masks are drawn for a batch: processes that drew them for parts would silently train something else."""
+    assert processes(2, dropping, root, str(tmp_path)) == [0, 0]
+    assert fit(DROPPING, root, str(tmp_path / "run")).steps == math.ceil(SAMPLES / 32)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -367,11 +387,25 @@ def test_one_per_class_goes_on_after_a_kill_and_with_two_processes(
     assert_near(by_class[0], two, rel=1e-3)  # small batches of steep losses: rounding grows
 
 
+def test_weights_are_chosen_by_class_where_the_corpus_has_classes(
+    classed: str, by_class: tuple[str, list[Stream]]
+) -> None:
+    """A caption is right for every picture of its class: not the scores by which a picture has its own alone."""
+    run, _ = by_class
+    report = evaluate(run, classed, "toy/val")
+    chosen = max(line["rsum"] for line in log(run) if "rsum" in line)
+    assert chosen == pytest.approx(report.scores["class"].rsum)
+    assert chosen != pytest.approx(report.scores["all"].rsum)
+    assert headline(report.scores) == report.scores["class"]
+    assert headline({"all": report.scores["all"], "1K": report.scores["class"]}) == report.scores["all"]
+    assert headline({"identity": report.scores["class"], "all": report.scores["all"]}) == report.scores["class"]
+
+
 def test_an_item_without_a_class_is_named(root: str, tmp_path: Path) -> None:
     unnamed = classed_root(tmp_path, unnamed="p0011")
     with pytest.raises(Trouble, match=r"pictures: 1 items have no class, such as 'p0011'"):
         fit(BY_CLASS, unnamed, str(tmp_path / "run"))
-    with pytest.raises(Trouble, match=r"pictures: 46 items have no class, such as 'p0000'"):
+    with pytest.raises(Trouble, match=r"pictures: 45 items have no class, such as 'p0000'"):
         fit(BY_CLASS, root, str(tmp_path / "other"))
     assert not (tmp_path / "run").exists(), "nothing is written before it is known whether it can be trained"
 

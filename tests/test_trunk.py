@@ -36,7 +36,6 @@ from xmodal.trunk import (
     Colour,
     Fronted,
     PictureReader,
-    evaluation_pixels,
     front,
     front_without_weights,
     network_of,
@@ -330,14 +329,6 @@ def test_squares_of_another_side_are_refused(roots: dict[str, str]) -> None:
         replace(seen, store=features.store)
     with pytest.raises(Trouble, match="side 72, too small to cut 96"):
         replace(seen, crop=96)
-
-
-def test_an_evaluation_that_is_not_built_is_refused(roots: dict[str, str]) -> None:
-    plan = replace(EVERYTHING, evaluation="whole_and_flipped")
-    with pytest.raises(Trouble, match="'whole_and_flipped' is not built yet; there is: centre"):
-        opened(roots["pooled"], plan=plan)
-    with pytest.raises(Trouble, match="is not built yet"):
-        evaluation_pixels(places()[None], plan, 32)
 
 
 def test_features_of_an_unknown_or_another_network_are_refused(roots: dict[str, str], tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ class Batch:
 
     streams: Mapping[str, Stream]
     progress: float = 0.0  # how much of the whole training is done, 0..1; schedules inside an objective go by it
+    borrowed: int = 0  # samples of the next epoch, the last ones over all ranks: `together.gather` leaves them out
 
     def __post_init__(self) -> None:
         if ANNOTATED not in self.streams or not self.streams.keys() <= {ANNOTATED, UNANNOTATED}:
@@ -290,7 +291,8 @@ class Loader(IterableDataset[Batch]):
     an item with all of them ("all"). All samples come once an epoch, in an order that only the seed decides.
     `batch_size` counts the samples of a step over all ranks: each of `world` gets an equal part of the same batches, so
     more or fewer processes go on alike. Only where the last, shorter batch of an epoch cannot be shared equally does it
-    borrow up to world - 1 samples of the next epoch. Several streams advance together; an epoch is one of the first.
+    borrow up to world - 1 samples of the next epoch, and says how many (`Batch.borrowed`). Several streams advance
+    together; an epoch is one of the first.
 
     `state_dict` is seed, epoch and cursor: samples of the epoch that were handed out. An iteration that was broken off
     goes on there; one that ended is followed by the next epoch. With `torch.utils.data.DataLoader(loader,
@@ -388,14 +390,15 @@ class Loader(IterableDataset[Batch]):
 
     def _batch(self, readers: Mapping[str, Reader], epoch: int, start: int) -> Batch:
         first = epoch * self._length + start
-        share = -(-self._size(start) // self._world)
+        size = self._size(start)
+        share = -(-size // self._world)
         mine = first + self._rank * share
         streams = {}
         for number, (name, reader) in enumerate(readers.items()):
             order = replace(self._orders[name], seed=self.seed)
             samples, own_epoch = order.take(mine, mine + share), mine // order.count
             streams[name] = self._stream(reader, samples, Draws(self.seed, own_epoch, number))
-        return Batch(streams)
+        return Batch(streams, borrowed=share * self._world - size)
 
     def _stream(self, reader: Reader, samples: NDArray[np.int64], draws: Draws) -> Stream:
         items, captions, visual_rows = self._chosen(reader.examples, samples, draws)

@@ -209,15 +209,16 @@ def _first(captions: list[Caption], count: int | None) -> list[Caption]:
     return sorted(captions, key=lambda caption: caption.position)[:count]
 
 
-def choose(root: str, stage: str, identity: str | None = None, **config: object) -> Output:
-    """The one finished output of a stage: the given one, or the only one there is."""
+def choose(root: str, stage: str, identity: str | None = None, *, of: str = "CORPUS", **config: object) -> Output:
+    """The one finished output of a stage: the given one, or the only one there is; else it is to be built `of`."""
     there = find(root, stage, **config)
     chosen = [output for output in there if identity is None or output.identity == identity]
     if len(chosen) == 1:
         return chosen[0]
     what = " ".join([stage, *(f"of {value}" for value in config.values())])
     if not there:
-        raise Trouble(f"there is no {what} under {root}: build it first")
+        command = f"xmodal build {config.get('corpus', of)}/{stage} --root {root}"
+        raise Trouble(f"there is no {what} under {root}: build it first (`{command}`)")
     wanted = f"no {what} is {identity}" if identity else f"there are several outputs of {what}, so say which"
     raise Trouble(f"{wanted}; there are: {', '.join(_described(output) for output in there)}")
 
@@ -227,7 +228,7 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
 
     So is one position an item where the `model`, a config, looks at positions: all its maps would be the same.
     """
-    store = FeatureStore(choose(root, stage, identity))
+    store = FeatureStore(choose(root, stage, identity, of=records.config.get("corpus", "CORPUS")))
     wanted, found = records.config.get("media_set"), _media_set(store.output)
     if wanted is not None and found is not None and wanted != found:
         raise Trouble(

@@ -24,7 +24,7 @@ from xmodal.corpora import View
 from xmodal.dataset import Examples, choose, items, made_by, open_features
 from xmodal.features import FeatureStore
 from xmodal.identity import fingerprint
-from xmodal.judging import Findings, Gallery, eccv, judge, labels_of, recalls
+from xmodal.judging import NO_LABELS, Findings, Gallery, Labels, eccv, judge, labels_of, recalls
 from xmodal.metrics import Both, Numbers, Scores, Similarities, cuts, ranks
 from xmodal.models import Config, Scorer, Storing, Tokens
 from xmodal.outputs import Output
@@ -124,9 +124,9 @@ def read_tensors(run: str, name: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise Trouble(f"{run} has no {name}: train it first") from None
     except DAMAGE as error:
-        raise Trouble(f"{run}/{name} is damaged: {error}") from error
+        raise Trouble(f"{run}/{name} is damaged ({error}): {runs.anew(run)}") from error
     if not isinstance(found, dict):
-        raise Trouble(f"{run}/{name} is damaged: it holds a {type(found).__name__}, not tensors by name")
+        raise Trouble(f"{run}/{name} is damaged (it holds a {type(found).__name__}, no tensors): {runs.anew(run)}")
     return found
 
 
@@ -262,10 +262,11 @@ def measure(
     progress: Progress,
     device: str = "cpu",
     blocks: tuple[int, int] = BLOCKS,
+    labels: Labels = NO_LABELS,
 ) -> dict[str, Scores]:
-    """Over all items, and over folds of 1,000 where they are whole ones; `blocks` changes memory and speed alone."""
+    """As `judging.recalls` has them; `blocks` changes memory and speed alone."""
     with torch.inference_mode():
-        return recalls(_similarities(scorer, reader, progress, device, blocks), _gallery(reader.examples))
+        return recalls(_similarities(scorer, reader, progress, device, blocks), _gallery(reader.examples), labels)
 
 
 def own_ranks(scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str = "cpu") -> Both:

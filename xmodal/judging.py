@@ -35,6 +35,9 @@ ECCV = "ECCV-Caption"
 ECCV_FILES = ("eccv_image_to_caption.json", "eccv_caption_to_image.json")
 EXCLUSIVE = ("class", "identity")  # kinds of label of which an item has one
 
+Labels = Mapping[str, Mapping[str, Sequence[str]]]  # names by kind and item
+NO_LABELS: Labels = {}
+
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
@@ -62,34 +65,36 @@ class Findings:
     separation: float | None
 
 
-def recalls(similarities: Similarities, gallery: Gallery) -> dict[str, Scores]:
-    """Over all items, and as the mean over folds of 1,000 where they are whole ones."""
+def recalls(similarities: Similarities, gallery: Gallery, labels: Labels = NO_LABELS) -> dict[str, Scores]:
+    """Over all items, as the mean over folds of 1,000 where they are whole ones, and by the labels that are exclusive.
+
+    `labels` go by kind and item, as `labels_of` reads them.
+    """
     whole, *parts = ranks(similarities, gallery.own, [WHOLE, *_folds(gallery)])
-    return {"all": Scores.of([whole])} | ({"1K": Scores.of(parts)} if parts else {})
+    of_kinds = {kind: Scores.of(ranks(similarities, right)) for kind, right in _exclusive(gallery, labels).items()}
+    return {"all": Scores.of([whole])} | ({"1K": Scores.of(parts)} if parts else {}) | of_kinds
+
+
+def headline(scores: Mapping[str, Scores]) -> Scores:
+    """What a paper reports first: by class or identity where the corpus has them, else of own captions over all."""
+    return next((scores[kind] for kind in EXCLUSIVE if kind in scores), scores["all"])
 
 
 def judge(
-    similarities: Similarities,
-    gallery: Gallery,
-    labels: Mapping[str, Mapping[str, Sequence[str]]],
-    eccv: tuple[Pairs, Pairs] | None = None,
+    similarities: Similarities, gallery: Gallery, labels: Labels, eccv: tuple[Pairs, Pairs] | None = None
 ) -> Findings:
     """`labels` go by kind and item, as `labels_of` reads them. Tiles are asked for several times: see `ranked.kept`."""
-    scores, found = recalls(similarities, gallery), {OWN: _lists(similarities, (gallery.own, gallery.own))}
-    for kind in EXCLUSIVE:
-        if of_item := labels.get(kind):
-            relevance = classes(gallery, kind, of_item)
-            scores[kind] = Scores.of(ranks(similarities, relevance))
-            found[kind] = _lists(similarities, (relevance, relevance))
+    scores, found = recalls(similarities, gallery, labels), {OWN: _lists(similarities, (gallery.own, gallery.own))}
+    for kind, relevance in _exclusive(gallery, labels).items():
+        found[kind] = _lists(similarities, (relevance, relevance))
     if eccv:
         found[ECCV] = _lists(similarities, eccv, drop=True)
     matches = _plausible(similarities, gallery, labels["category"]) if labels.get("category") else {}
     return Findings(scores, found, matches, overlap(similarities, gallery.own))
 
 
-def headline(scores: Mapping[str, Scores]) -> Scores:
-    """Over all items: by classes where the corpus has them (spec, models, 2.6: CUB), else by own captions."""
-    return next((scores[kind] for kind in EXCLUSIVE if kind in scores), scores["all"])
+def _exclusive(gallery: Gallery, labels: Labels) -> dict[str, Classes]:
+    return {kind: classes(gallery, kind, labels[kind]) for kind in EXCLUSIVE if labels.get(kind)}
 
 
 def _folds(gallery: Gallery) -> list[Window]:

@@ -5,11 +5,18 @@
       log.jsonl         a line every few steps and one for each validation; equal runs write equal lines
       last.pt           weights, optimiser and place after the last whole epoch: where training goes on
       best.pt           weights of the validation with the highest rsum
+      _lock             held while somebody trains here, and then it says who
 """
 
+import errno
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +31,10 @@ from xmodal.text import Vocabulary
 from xmodal.trouble import Trouble
 
 RECIPE, VOCABULARY, LOG, LAST, BEST = "recipe.json", "vocabulary.txt", "log.jsonl", "last.pt", "best.pt"
+LOCK = "_lock"
 LAYOUT = 1
+SHOWN = 6  # differences of two runs
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 FACTS = {"recipe": dict, "visual_width": int, "instances": int} | dict.fromkeys(
     ("fingerprint", "model", "records", "features", "vocabulary"), str
 )  # of recipe.json, with their kinds
@@ -69,17 +79,92 @@ class Run:
 def start(folder: str, run: Run) -> None:
     """Writes what the run is; a folder that holds another run is refused, the same one goes on."""
     storage = LocalStorage(folder)
+    refuse_another(folder, run)
+    if storage.size(RECIPE) is None:
+        storage.write(VOCABULARY, run.vocabulary.to_bytes())
+        storage.write(RECIPE, canonical_json(run.facts()))
+
+
+def refuse_another(folder: str, run: Run) -> None:
+    """Only an empty folder, or one that holds this very run, will do."""
+    storage = LocalStorage(folder)
     if storage.size(RECIPE) is not None:
-        before, now = _facts(storage), json.loads(canonical_json(run.facts()))
-        names = (before.keys() | now.keys()) - {"weights"}
-        changed = sorted(name for name in names if before.get(name) != now.get(name))
-        if changed:
-            raise Trouble(f"{folder} holds another run (other {', '.join(changed)}): choose another folder for this")
-        return
-    if others := [name for name in storage.names("") if name != VOCABULARY and name[0] not in "_."]:
+        if changed := list(_changes(_facts(storage), json.loads(canonical_json(run.facts())))):
+            more = f" and {len(changed) - SHOWN} more" * (len(changed) > SHOWN)
+            raise Trouble(
+                f"{folder} holds another run: {', '.join(changed[:SHOWN])}{more}: choose another folder for this"
+            )
+    elif others := [name for name in storage.names("") if name != VOCABULARY and name[0] not in "_."]:
         raise Trouble(f"{folder} is no run and not empty (it has {others[0]}): choose another folder")
-    storage.write(VOCABULARY, run.vocabulary.to_bytes())
-    storage.write(RECIPE, canonical_json(run.facts()))
+
+
+def check_folder(folder: str) -> None:
+    if any(path.exists() and not path.is_dir() for path in (Path(folder), *Path(folder).parents)):
+        raise Trouble(f"run {folder} is a file, or in one: choose a folder")
+
+
+@contextmanager
+def held(folder: str) -> Iterator[None]:
+    """Nobody else trains in the folder meanwhile. Whoever was killed holds nothing."""
+    with _unwritable_told(folder):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        file = (Path(folder) / LOCK).open("a+")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read() or "another process"
+            raise Trouble(f"{folder} is being trained by {holder}: wait for it, or choose another folder") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+@contextmanager
+def _unwritable_told(folder: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        raise Trouble(f"run {folder} cannot be written ({error.strerror}): choose another folder for it") from error
+
+
+def anew(folder: str) -> str:
+    """The cure where weights are damaged: without a place to go on from, a run writes all of them again."""
+    return f"remove {folder}/{LAST} and train again, from the beginning"
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What differs, as `--set` names it; the fingerprint only where nothing else does, and never what is only told."""
+    old, new = (dict(_leaves(facts, "")) for facts in (before, now))
+    found = [name for name in dict.fromkeys((*new, *old)) if _said(old, name) != _said(new, name) and name != "weights"]
+    for name in found:
+        if name != "fingerprint" or len(found) == 1:
+            yield f"{name} is {_said(old, name)} there and {_said(new, name)} here"
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Every plain value with its name; phases are counted, from 1."""
+    parts: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        parts = ((f"{name}.{part}".lstrip(".").removeprefix("recipe."), inner) for part, inner in value.items())
+    elif isinstance(value, list) and name == "phases":
+        yield name, len(value)
+        parts = ((f"phase{number}", inner) for number, inner in enumerate(value, 1))
+    else:
+        yield name, value
+    for part, inner in parts:
+        yield from _leaves(inner, part)
+
+
+def _said(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name]) if name in values else "nothing"
 
 
 def read(folder: str) -> Run:
@@ -90,7 +175,7 @@ def read(folder: str) -> Run:
     vocabulary = _vocabulary(storage)
     recipe = recipe_of(facts["recipe"], facts["model"])
     if (fingerprint(recipe), fingerprint(vocabulary)) != (facts["fingerprint"], facts["vocabulary"]):
-        raise Trouble(f"{folder}: {RECIPE} and {VOCABULARY} are not what the run was started with")
+        raise Trouble(f"{folder}: {RECIPE} and {VOCABULARY} are not what the run was started with: {_afresh(folder)}")
     names = ("records", "features", "visual_width", "instances")
     facts = {"weights": "", "vectors": "", "pixels": ""} | facts
     return Run(
@@ -112,6 +197,11 @@ def read_vocabulary(folder: str) -> Vocabulary | None:
     if storage.size(RECIPE) is None:
         return None
     return _vocabulary(storage)
+
+
+def _afresh(folder: str) -> str:
+    """The cure where it is not known any more what was trained: nothing in the folder can be used."""
+    return f"remove the folder {folder} and train again"
 
 
 def recipe_of(plain: Mapping[str, Any], model: str) -> Recipe:
@@ -141,25 +231,27 @@ def _from_plain(value: Any, classes: Mapping[str, Any]) -> Any:
 
 def _facts(storage: LocalStorage) -> dict[str, Any]:
     """recipe.json with every fact in it, of its kind."""
-    where = f"{storage.url}/{RECIPE}"
+    where, cure = f"{storage.url}/{RECIPE}", _afresh(storage.url)
     try:
         facts = json.loads(storage.read(RECIPE))
     except (ValueError, RecursionError) as error:
-        raise Trouble(f"{where} is damaged: {error}") from error
+        raise Trouble(f"{where} is damaged ({error}): {cure}") from error
     if not isinstance(facts, dict):
-        raise Trouble(f"{where} is damaged: it holds a {type(facts).__name__}")
+        raise Trouble(f"{where} is damaged (it holds a {type(facts).__name__}): {cure}")
     if facts.get("layout") != LAYOUT:
         raise Trouble(f"{where} was written by another version of xmodal: use that one")
     if wrong := [name for name, kind in FACTS.items() if not isinstance(facts.get(name), kind)]:
-        raise Trouble(f"{where} is damaged: it has no usable {', '.join(wrong)}")
+        raise Trouble(f"{where} is damaged (it has no usable {', '.join(wrong)}): {cure}")
     return facts
 
 
 def _vocabulary(storage: LocalStorage) -> Vocabulary:
     where = f"{storage.url}/{VOCABULARY}"
     if storage.size(VOCABULARY) is None:
-        raise Trouble(f"{where} is missing: train again, in another folder")
+        raise Trouble(f"{where} is missing: {_afresh(storage.url)}")
     try:
         return Vocabulary.from_bytes(storage.read(VOCABULARY), where)
+    except Trouble as trouble:
+        raise Trouble(f"{trouble}: {_afresh(storage.url)}") from None
     except ValueError as error:
-        raise Trouble(f"{where} is damaged: {error}") from error
+        raise Trouble(f"{where} is damaged ({error}): {_afresh(storage.url)}") from error

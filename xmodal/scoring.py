@@ -142,7 +142,7 @@ def _matrix(path: Path) -> Numbers:
     except FileNotFoundError:
         raise Trouble(f"there is no file {path}") from None
     except (ValueError, EOFError) as error:
-        raise Trouble(f"{path} is no .npy file of numbers: {error}") from error
+        raise Trouble(f"{path} is no .npy file of numbers, or it is cut: write it with numpy.save") from error
     if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
         raise Trouble(f"{path} is no .npy file of a matrix of numbers")
     return matrix

@@ -1,19 +1,25 @@
 """Several processes that train one model: each encodes its part of a batch, and the loss is of the whole batch.
 
 Every process has the same weights, gathers what the others have encoded, and reckons the same loss. Its gradient flows
-back to whoever encoded a row; averaged over the processes it is the gradient that one process would have found.
+back to whoever encoded a row; averaged over the processes it is the gradient that one process would have found. Rows
+that a batch borrowed to be shared equally are encoded, but are no part of the loss.
 """
 
 import atexit
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.modules.dropout import _DropoutNd
 
-from xmodal.batches import Stream
+from xmodal.batches import Batch, Stream
+from xmodal.trouble import Trouble
+
+_borrowed = ContextVar("borrowed", default=0)  # rows at the end of what `gather` finds now
 
 
 def world() -> int:
@@ -44,13 +50,26 @@ def own_device(device: str) -> str:
     return f"cuda:{distributed.get_node_local_rank(rank())}" if device == "cuda" and world() > 1 else device
 
 
+@contextmanager
+def sharing(batch: Batch) -> Iterator[None]:
+    """While the loss of a batch is reckoned: `gather` and `gather_pairs` leave out what the batch borrowed."""
+    before = _borrowed.set(batch.borrowed)
+    try:
+        yield
+    finally:
+        _borrowed.reset(before)
+
+
 def gather(rows: Tensor) -> Tensor:
     """The rows of all processes, in order of their ranks; each has equally many."""
-    return rows if world() == 1 else cast(Tensor, _Gather.apply(rows))
+    if world() == 1:
+        return rows
+    gathered = cast(Tensor, _Gather.apply(rows))
+    return gathered[: len(gathered) - _borrowed.get()]
 
 
 def gather_pairs(stream: Stream) -> Tensor:
-    """The positives of all processes, (P, 2), as rows of what `gather` gives."""
+    """The positives of all processes, (P, 2), as rows of what `gather` gives. What is borrowed is a pair a row."""
     rows = torch.tensor([len(stream.visual), len(stream.text)], device=stream.positives.device)
     return gather(stream.positives + rows * rank())
 
@@ -66,6 +85,20 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     for parameter, part in zip(moving, parts, strict=True):
         if parameter.grad is not None:
             parameter.grad.copy_(part.view_as(parameter) / world())
+
+
+def refuse_dropout(model: nn.Module) -> None:
+    """Every process would draw the masks of one part for its own: two samples would share one, and no run be equal."""
+    if world() > 1 and any(_drops(module) for module in model.modules()):
+        raise Trouble(
+            f"dropout draws for a whole batch, and {world()} processes would each draw for a part: train it by one "
+            "process, or without dropout (--set model.dropout=0)"
+        )
+
+
+def _drops(module: nn.Module) -> bool:
+    share = module.dropout if isinstance(module, nn.RNNBase) else getattr(module, "p", 0)
+    return isinstance(module, nn.RNNBase | _DropoutNd) and share > 0
 
 
 def from_first(ask: Callable[[], float]) -> float:

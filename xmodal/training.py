@@ -1,37 +1,37 @@
 """Training from cached features: what a recipe says, and nothing that it does not.
 
 Choosing happens on the recipe's validation view; there is no way to name a test split here. The weights kept are those
-with the highest rsum there, the first of equals. All chance comes from the seed and the step, so a run that was killed
-goes on from where it was last saved, with any number of processes, and ends as it would have ended.
+with the highest rsum there, the first of equals; where the corpus has classes or identities, what is right goes by
+them. All chance comes from the seed and the step, so a run that was killed goes on from where it was last saved, with
+any number of processes, and ends as it would have ended.
 
 Several processes (torchrun) share every batch: see `together`. The first one alone writes and validates. What a trunk's
 batch normalisation learns from pictures is of each process's own part, so freeze it to train as one process would.
 """
 
 import hashlib
-import json
 import math
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from xmodal import optimisers, runs, together
+from xmodal import optimisers, places, runs, together
 from xmodal.batches import Batch, Loader, Reader
 from xmodal.dataset import Examples, captions, choose, classes, made_by, open_features
-from xmodal.evaluation import Progress, Silence, check_device, measure, read_tensors
+from xmodal.evaluation import Progress, Silence, check_device, measure
 from xmodal.features import FeatureStore
+from xmodal.judging import Labels, headline, labels_of
 from xmodal.models import OnePerClass, Phase, Recipe, Tokens, Trainable
 from xmodal.outputs import Output
+from xmodal.places import Log, Place
 from xmodal.runs import Run
 from xmodal.storage import LocalStorage
 from xmodal.text import Vocabulary
@@ -40,22 +40,6 @@ from xmodal.trunk import Fronted, front, front_without_weights, pictures
 from xmodal.vectors import read_vectors
 
 LOG_EVERY, SAVE_EVERY = 10, 500  # steps; a place is saved after every epoch too
-
-
-@dataclass
-class Place:
-    """How far a run is: saved beside the weights, and all that decides how it goes on. Everything counts from 0."""
-
-    phase: int = 0
-    epoch: int = 0  # of the phase: those before it are whole
-    cursor: int = 0  # of the epoch: samples
-    step: int = 0
-    rsums: list[float] = field(default_factory=list)  # of the phase: a plateau goes by them
-    best: float = -math.inf
-    best_phase: int = 0
-    best_epoch: int = 0
-    waited: int = 0  # validations since the best of the phase
-    log_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,11 +76,12 @@ def fit(
     steps take longer on several than on one. With `tensorboard` the run has a folder of that name too.
     """
     check_device(device)
+    runs.check_folder(run)
     _refuse_unbuilt(recipe)
     with together.joined(device):
         device, progress = together.own_device(device), (progress if together.rank() == 0 else None) or Silence()
         tables = choose(root, "records", records, corpus=recipe.view.corpus)
-        store = open_features(root, recipe.visual.stage, features, tables)
+        store = open_features(root, recipe.visual.stage, features, tables, recipe.model)
         squares = open_features(root, "pixels", pixels, tables) if any(p.pixels for p in recipe.phases) else None
         vocabulary = _vocabulary(recipe, tables, run)
         train, validation = (Examples.of(tables, view, store, vocabulary) for view in (recipe.view, recipe.validation))
@@ -108,16 +93,27 @@ def fit(
             pixels=squares.output.identity if squares else "",
         )
         progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
+        _tell_large_batch(recipe, train, progress)
         devices = [device] if torch.device(device).type == "cuda" else []
         with _threads(threads), torch.random.fork_rng(devices):
             seen = [Reader(examples, store, recipe.visual, _tokens(recipe)) for examples in (train, validation)]
             if any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases):
                 seen[0] = replace(seen[0], classes=classes(tables, train.ids))
             model = _model(run, started, device, vectors)
-            together.in_turn(lambda: runs.start(run, started))  # only now: what is refused before leaves nothing behind
-            readers = _Readers(seen[0], seen[1], squares)
-            with _log(run) as log, _board(run, tensorboard) as board:
-                return _go(_Work(recipe, run, model, readers, weights, device, progress, log, board))
+            together.refuse_dropout(model)
+            readers = _Readers(seen[0], seen[1], squares, labels_of(tables, validation.ids))
+            with _held(run, started), places.open_log(run, tensorboard) as log:  # what is refused before writes nothing
+                return _go(_Work(recipe, run, model, readers, weights, device, progress, log))
+
+
+@contextmanager
+def _held(run: str, started: Run) -> Iterator[None]:
+    """By the first process for all of them."""
+    if together.rank() == 0:
+        runs.refuse_another(run, started)
+    with runs.held(run) if together.rank() == 0 else nullcontext():
+        together.in_turn(lambda: runs.start(run, started))
+        yield
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +121,7 @@ class _Readers:
     train: Reader
     validation: Reader
     squares: FeatureStore | None
+    labels: Labels  # of the validation's items
 
     @property
     def features(self) -> FeatureStore:
@@ -151,8 +148,7 @@ class _Work:
     weights: str | None
     device: str
     progress: Progress
-    log: BinaryIO
-    board: Any  # a SummaryWriter of TensorBoard, or None
+    log: Log
 
     def enter(self, phase: Phase) -> None:
         """Where a phase reads pictures, the network that made the features comes in front of the model, and stays."""
@@ -184,12 +180,8 @@ class _Work:
         """Of the whole training: phases do not repeat each other's orders."""
         return sum(earlier.epochs for earlier in self.recipe.phases[: place.phase]) + place.epoch
 
-    def say(self, **facts: Any) -> None:
-        self.log.write(json.dumps(facts).encode() + b"\n")
-        if self.board is not None:
-            numbers = {name: facts[name] for name in ("loss", "norm", "rsum") if name in facts}
-            for name, value in (numbers | facts.get("terms", {})).items():
-                self.board.add_scalar(name, value, facts["step"])
+    def save(self, place: Place, optimiser: torch.optim.Optimizer) -> None:
+        places.save_place(self.run, self.log, place, self.model, optimiser)
 
 
 def _go(work: _Work) -> Outcome:
@@ -208,9 +200,9 @@ def _go(work: _Work) -> Outcome:
             place.epoch, place.cursor = place.epoch + 1, 0
             if place.epoch % phase.validate_every == 0 or place.epoch == phase.epochs:
                 _validate(work, place)
-            _save_place(work, place, optimiser)
+            work.save(place, optimiser)
         place.phase, place.epoch, place.rsums, place.waited = number + 1, 0, [], 0
-        _save_place(work, place, optimiser)
+        work.save(place, optimiser)
     return Outcome(work.run, place.best, place.best_phase, place.best_epoch, place.step, place.step > before)
 
 
@@ -232,14 +224,15 @@ def _train_epoch(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, pl
             _step(work, phase, optimiser, place, replace(batch, progress=place.step / work.steps))
             place.step, place.cursor = place.step + 1, loader.cursor
             if place.step % SAVE_EVERY == 0 and place.cursor:  # at the end of an epoch it is saved once it was measured
-                _save_place(work, place, optimiser)
+                work.save(place, optimiser)
             tick(1)
 
 
 def _step(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Place, batch: Batch) -> None:
     torch.manual_seed(int(np.random.SeedSequence([work.recipe.seed, place.step]).generate_state(1, np.uint64)[0] >> 1))
     with torch.autocast(torch.device(work.device).type, torch.bfloat16, work.recipe.precision == "mixed"):
-        terms = cast(Trainable[Any, Any], work.model).objective(batch)
+        with together.sharing(batch):
+            terms = cast(Trainable[Any, Any], work.model).objective(batch)
         loss = optimisers.total(terms, phase.weights)
     _refuse_infinite("loss", loss, terms, place)
     optimiser.zero_grad()
@@ -252,7 +245,7 @@ def _step(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Pl
         values = {name: term.item() for name, term in terms.items()}
         rates = sorted({group["lr"] for group in optimiser.param_groups})
         where = {"phase": place.phase, "epoch": place.epoch, "step": place.step}
-        work.say(**where, loss=loss.item(), terms=values, norm=norm.item(), rates=rates)
+        work.log.say(**where, loss=loss.item(), terms=values, norm=norm.item(), rates=rates)
 
 
 def _validate(work: _Work, place: Place) -> None:
@@ -263,92 +256,42 @@ def _validate(work: _Work, place: Place) -> None:
     better = rsum > place.best
     if better:
         place.best, place.best_phase, place.best_epoch = rsum, place.phase, place.epoch - 1
-        _save(work.run, runs.BEST, work.model.state_dict())
+        places.save(work.run, runs.BEST, work.model.state_dict())
     work.progress.say(f"rsum {rsum:.1f} on {work.recipe.validation.split}" + ", the best so far" * better)
 
 
 def _measured(work: _Work, place: Place) -> float:
     try:
         reader = work.readers.of(work.recipe.phases[place.phase]).validation
-        scores = measure(cast(Trainable[Any, Any], work.model), reader, work.progress, work.device)["all"]
+        model = cast(Trainable[Any, Any], work.model)
+        scores = headline(measure(model, reader, work.progress, work.device, labels=work.readers.labels))
     except ValueError as error:
         raise Trouble(f"{work.recipe.name} cannot be validated after step {place.step - 1}: {error}") from error
     better = scores.rsum > place.best
     where = {"phase": place.phase, "epoch": place.epoch - 1, "step": place.step}
-    work.say(**where, rsum=scores.rsum, best=better, validation=asdict(scores))
+    work.log.say(**where, rsum=scores.rsum, best=better, validation=asdict(scores))
     return scores.rsum
 
 
 def _resumed(work: _Work) -> tuple[Place, dict[str, Any] | None]:
     """The place that was saved last; what was logged after it is cut off."""
     together.wait_for_all()
-    if LocalStorage(work.run).size(runs.LAST) is None:
-        work.log.truncate(0)
+    saved = places.read_last(work.run)
+    if saved is None:
+        work.log.cut(0)
         return Place(), None
-    saved = read_tensors(work.run, runs.LAST)
-    with _blaming_last(work):
+    with places.blaming_last(work.run):
         work.load(saved["model"])
-        place = Place(**saved["place"])
-        _check_place(place, len(work.recipe.phases))
-    work.log.truncate(min(place.log_bytes, work.log.tell()))
+        place = places.place_of(saved, len(work.recipe.phases))
+    work.log.cut(place.log_bytes)
     return place, saved
 
 
 def _resume(work: _Work, optimiser: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    with _blaming_last(work):
+    with places.blaming_last(work.run):
         optimiser.load_state_dict(saved["optimiser"])
         if any("multiplier" not in group for group in optimiser.param_groups):
             raise ValueError("its optimiser has no multipliers")
-
-
-@contextmanager
-def _blaming_last(work: _Work) -> Iterator[None]:
-    try:
-        yield
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise Trouble(f"{work.run}/{runs.LAST} is no state of this run: {type(error).__name__}: {error}") from error
-
-
-def _check_place(place: Place, phases: int) -> None:
-    wrong = [name for name, value in asdict(Place()).items() if type(getattr(place, name)) is not type(value)]
-    if wrong or not 0 <= place.phase <= phases or min(place.epoch, place.cursor, place.step, place.log_bytes) < 0:
-        raise ValueError(f"its place is impossible: {place}")
-
-
-def _save_place(work: _Work, place: Place, optimiser: torch.optim.Optimizer) -> None:
-    if together.rank():
-        return
-    work.log.flush()
-    os.fsync(work.log.fileno())
-    place.log_bytes = os.fstat(work.log.fileno()).st_size
-    state = {"place": asdict(place), "model": work.model.state_dict(), "optimiser": optimiser.state_dict()}
-    _save(work.run, runs.LAST, state)
-
-
-def _save(run: str, name: str, state: object) -> None:
-    if together.rank():
-        return
-    buffer = BytesIO()
-    torch.save(state, buffer)
-    LocalStorage(run).write(name, buffer.getvalue())
-
-
-def _log(run: str) -> BinaryIO:
-    return (Path(run) / runs.LOG).open("ab") if together.rank() == 0 else BytesIO()
-
-
-@contextmanager
-def _board(run: str, wanted: bool) -> Iterator[Any]:
-    """Steps that are done again after a kill are written again: TensorBoard shows the later ones."""
-    if not wanted or together.rank():
-        yield None
-        return
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise Trouble("TensorBoard is not installed: pip install tensorboard") from None
-    with SummaryWriter(f"{run}/tensorboard") as board:
-        yield board
 
 
 @contextmanager
@@ -410,6 +353,15 @@ def _counted(examples: Examples) -> str:
     return counts + left_out * bool(examples.absent or examples.silent)
 
 
+def _tell_large_batch(recipe: Recipe, train: Examples, progress: Progress) -> None:
+    by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
+    if not by_class and recipe.batch_size > len(train.words):
+        progress.say(
+            f"batch_size {recipe.batch_size:,} is more than the {len(train.words):,} captions there are: "
+            "every epoch is one step of them all"
+        )
+
+
 def _refuse_infinite(what: str, value: Tensor, terms: Mapping[str, Tensor], place: Place) -> None:
     if not math.isfinite(value.item()):
         values = ", ".join(f"{name} {term.item():g}" for name, term in terms.items())
@@ -438,6 +390,8 @@ def unbuilt(recipe: Recipe) -> list[str]:
         "skipped words": isinstance(recipe.text, Tokens) and recipe.text.unknown == "skip",
         "an un-annotated stream": recipe.unannotated is not None,
         "a closed form": not recipe.phases,
+        "clips from pixels": recipe.visual.frames is not None and any(phase.pixels for phase in recipe.phases),
+        "evaluation of whole pictures": any(p.pixels and p.pixels.evaluation != "centre" for p in recipe.phases),
         "features after pictures": any(before.pixels and not after.pixels for before, after in pairwise(recipe.phases)),
         "a sampler": any(not isinstance(phase.sampler, OnePerClass | None) for phase in recipe.phases),
     }

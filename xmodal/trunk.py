@@ -52,18 +52,11 @@ def training_pixels(
     return torch.from_numpy(out_B3HW)
 
 
-def evaluation_pixels(pixels_BSS3: NDArray[np.uint8], plan: Pixels, crop: int) -> Tensor:
+def evaluation_pixels(pixels_BSS3: NDArray[np.uint8], crop: int) -> Tensor:
     """(B, 3, H, W): the middles, which features are made from too; to the pixel where S - H is a multiple of 4."""
-    refuse_unbuilt(plan)
     first = _middle(pixels_BSS3.shape[1], crop)
     middles_BHW3 = pixels_BSS3[:, first : first + crop, first : first + crop]
     return torch.from_numpy(np.stack([normalised(middle_HW3) for middle_HW3 in middles_BHW3]))
-
-
-def refuse_unbuilt(plan: Pixels) -> None:
-    """Whole pictures have unequal sizes, and the store holds squares."""
-    if plan.evaluation != "centre":
-        raise Trouble(f"evaluation of pixels by {plan.evaluation!r} is not built yet; there is: centre")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +70,6 @@ class PictureReader(Reader):
     crop: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        refuse_unbuilt(self.plan)
         shape = self.store.spec.row_shape
         if shape[2:] != (3,) or shape[0] != shape[1] or self.store.spec.dtype != "uint8" or self.store.spec.ragged:
             raise Trouble(f"{self.store.output.where} holds no squares of pixels: name an output of the pixels stage")
@@ -93,7 +85,7 @@ class PictureReader(Reader):
         rows = self.examples.rows[items]
         pixels_BSS3 = self.store.take(rows, self._room(len(rows)))
         if draws is None or samples is None:
-            pixels_B3HW = evaluation_pixels(pixels_BSS3, self.plan, self.crop)
+            pixels_B3HW = evaluation_pixels(pixels_BSS3, self.crop)
         else:
             pixels_B3HW = training_pixels(pixels_BSS3, self.plan, self.crop, draws, samples)
         return Padded.whole(pixels_B3HW[:, None])

@@ -34,8 +34,9 @@ from xmodal.models import Inputs, Phase, Recipe
 from xmodal.models.pcme import PCME_COCO
 from xmodal.models.pvse import PVSE_COCO
 from xmodal.models.vsepp import VSEPP_COCO
+from xmodal.places import Log, Place
 from xmodal.ranked import ZETAS, plausible
-from xmodal.training import Place, _step, _Work
+from xmodal.training import _step, _Work
 
 BARS = {
     "train_step_vs_official": Bar(minimum=1.0),  # PVSE and PCME heads from cached features
@@ -269,7 +270,7 @@ def _compare(theirs: _Official, ours: nn.Module, recipe: Recipe, phase: Phase, a
 def _steps(model: nn.Module, recipe: Recipe, phase: Phase) -> Callable[[Batch], None]:
     """One step of the training itself a call; what it logs goes to memory."""
     readers: Any = None
-    work = _Work(recipe, "", model.train(), readers, None, "cpu", Silence(), BytesIO(), None)
+    work = _Work(recipe, "", model.train(), readers, None, "cpu", Silence(), Log(BytesIO()))
     optimisers.freeze(model, phase.frozen)
     optimiser, place = optimisers.build(model, phase.optimiser), Place()
 
