@@ -24,6 +24,7 @@ EPILOG = """examples:
   xmodal evaluate --scores sims.npy --corpus coco --root data    anybody's similarity matrix
   xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data    weights that a paper's authors released
   xmodal build coco/fingerprints --root data; xmodal leakage coco --root data --clean karpathy/test
+  xmodal stats coco --root data                         what it consists of, beside what the papers print of it
   xmodal publish coco --root data --out coco-captions
   xmodal import dev_ims.npy --root data --name scan36; xmodal export data/scan36/IDENTITY features.h5
   xmodal status --root data; xmodal retry coco --root data
@@ -164,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     _training(command("train", "train a recipe from cached features; goes on where it stopped"))
     _evaluating(command("evaluate", "every metric of a run, released weights or a similarity matrix on a split"))
     _looking(command("look", "where a run's model looks, as pictures; or what makes it unsure"))
+    _describing(command("stats", "descriptive tables of a corpus as parsed, beside what the papers print of it"))
     _reproducing(
         command("reproduce", "every table and figure of the five papers: what it takes, and its state", root=False)
     )
@@ -275,6 +277,12 @@ def _leaking(parser: argparse.ArgumentParser) -> None:
         metavar="SPLIT",
         help="of the first corpus, karpathy/test: written beside it without what lies in training splits",
     )
+
+
+def _describing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("corpus", metavar="CORPUS", help="a corpus or a file mine.py, with records under the root")
+    parser.add_argument("--records", help="identity of the records, where the root has several")
+    parser.add_argument("--latex", action="store_true", help="the splits as a LaTeX table on stdout")
 
 
 def _importing(parser: argparse.ArgumentParser) -> None:
@@ -491,6 +499,21 @@ def _look(chosen: argparse.Namespace) -> tuple[Any, int]:
     return look(*where, Progress(), chosen.attention, **some), 0
 
 
+def _stats(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from dataclasses import asdict
+
+    from pipelines.progress import Progress
+    from xmodal import corpora
+    from xmodal.dataset import open_dataset
+    from xmodal.stats import describe
+
+    name = corpora.load(chosen.corpus).name if chosen.corpus.endswith(".py") else chosen.corpus
+    dataset = open_dataset(chosen.root, name, chosen.records)
+    with Progress().over("read", dataset.records.totals["counts"]["captions"], unit="captions") as tick:
+        found = describe(dataset, tick)
+    return found.to_latex() if chosen.latex and not chosen.json else asdict(found), 0
+
+
 def _reproduce(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.progress import Progress
     from pipelines.reproducing import overview, reproduce
@@ -573,6 +596,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
     "train": _train,
     "evaluate": _evaluate,
     "look": _look,
+    "stats": _stats,
     "reproduce": _reproduce,
     "leakage": _leakage,
     "publish": _publish,

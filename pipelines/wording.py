@@ -9,6 +9,7 @@ from typing import Any
 from pipelines.progress import duration
 
 Result = dict[str, Any]
+STATS = 14  # the width of a column
 PLANNED = ("bytes", "writes", "seconds", "requests")
 
 
@@ -101,6 +102,53 @@ def _uncertain(side: str, bins: list[Result]) -> list[str]:
     rows += [("queries", [str(each["count"]) for each in bins]), ("R@1", [f"{each['recall']:.1f}" for each in bins])]
     name = side.replace("_", " ")
     return [f"{name:16}{row:12}{''.join(f'{value:>9}' for value in values)}" for row, values in rows]
+
+
+def stats(result: Result | str) -> list[str]:
+    """A line a split; then what else there is, and what the papers print beside what is here."""
+    if isinstance(result, str):  # LaTeX
+        return [result]
+    wide = max(len(part["name"]) for part in result["parts"]) + 2
+    heads = ("items", "captions", "an item", "words each", "vocabulary", "4 times")
+    return [
+        f"{result['corpus']}, records {result['records']}: words by {result['tokenizer']}, full stops are words too",
+        f"{'':{wide}}" + "".join(f"{head:>{STATS}}" for head in heads),
+        *(
+            f"{part['name']:{wide}}" + "".join(f"{cell:>{STATS}}" for cell in _described(part))
+            for part in result["parts"]
+        ),
+        *(line for part in result["parts"] for line in _lengths(part)),
+        *([f"also {counts(result['counts'])}"] if result["counts"] else []),
+        *(f"{name}: {count:,}" for name, count in result["counts"].items() if ":" in name),
+        *(f"odd: {rule}: {count:,}" for rule, count in result["oddities"].items()),
+        *(_beside(each["printed"], each["found"]) for each in result["beside"]),
+    ]
+
+
+def _described(part: Result) -> list[str]:
+    each, words = (part[name] for name in ("captions_per_item", "words_per_caption"))
+    spread = "" if not each or each["least"] == each["most"] else f" {each['least']}-{each['most']}"
+    return [
+        *(f"{part['items']:,}", f"{part['captions']:,}"),
+        f"{each['mean']:.2f}{spread}" if each else "-",
+        f"{words['mean']:.1f} {words['least']}-{words['most']}" if words else "-",
+        *(f"{part['vocabulary']:,}", f"{part['frequent']:,}"),
+    ]
+
+
+def _lengths(part: Result) -> list[str]:
+    return [
+        f"{part['name']}: {of['mean']:.1f} rows an item in {store}, {of['least']:,} to {of['most']:,}"
+        for store, of in part["lengths"].items()
+    ]
+
+
+def _beside(printed: Result, found: float | None) -> str:
+    what = f"{printed['what'].replace('_', ' ')} of {printed['split']}"
+    here = "not to be found here" if found is None else f"{found:,.1f}".removesuffix(".0") + " here"
+    same = found is not None and round(found, 1) == printed["value"]
+    note = f" ({printed['note']})" if printed["note"] and not same else ""
+    return f"{printed['cites']}: {printed['value']:,} {what}, {'as here' if same else here}{note}"
 
 
 def reproduce(shown: list[Result]) -> list[str]:

@@ -63,6 +63,8 @@ WITHOUT_TORCH_OR_RAY = (
     "xmodal.leakage",
     "xmodal.text",
     "xmodal.dataset",
+    "xmodal.splits",
+    "xmodal.stats",
     "xmodal.runs",
     "pipelines.pictures",
     "pipelines.pixels",

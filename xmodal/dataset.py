@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.corpora import View
+from xmodal import corpora
+from xmodal.corpora import HUMAN, Drawn, View
 from xmodal.features import ROWS, FeatureStore
 from xmodal.models import Positional
 from xmodal.outputs import Output, directories, find
 from xmodal.records import Caption, Item, Label, Split, read_rows
+from xmodal.splits import Own, Share
 from xmodal.text import Encoder, Vocabulary
 from xmodal.trouble import Trouble
 
@@ -104,16 +106,25 @@ class Dataset:
         raise Trouble(f"{self.corpus} in {self.root}: {what}; there are: {names}")
 
     def vocabulary(self, split: str | None = None) -> Vocabulary:
-        """The words that occur four times or more in the captions to train on: also of other splits it has these."""
+        """The words that occur four times or more in the captions to train on: also of other splits it has these.
+
+        Of a sparse split, "karpathy/train@10%", they are those of its annotated part alone.
+        """
         return _words(self.records, View(self.corpus, self._training(split)))
 
-    def reader(self, split: str, features: str | None = None, frames: int | None = None) -> "Reader":
-        """A split's examples with their features, for a `batches.Loader` or for evaluation; of clips so many frames."""
+    def reader(
+        self, split: str, features: str | None = None, frames: int | None = None, words: str | None = None
+    ) -> "Reader":
+        """A split's examples with their features, for a `batches.Loader` or for evaluation; of clips so many frames.
+
+        `words` names the split whose words it has, where that is not the training split beside it: beside a sparse
+        training, karpathy/val has those of karpathy/train@10%.
+        """
         from xmodal.batches import Reader  # torch comes in here
         from xmodal.models import Features
 
         store = self.store(features)
-        examples = Examples.of(self.records, View(self.corpus, split), store, self.vocabulary(split))
+        examples = Examples.of(self.records, View(self.corpus, split), store, self.vocabulary(words or split))
         return Reader(examples, store, Features(store.output.stage, frames))
 
     def loader(
@@ -126,6 +137,10 @@ class Dataset:
 
     def _training(self, beside: str | None = None) -> str:
         """The split to train on; of several the one that belongs with another split."""
+        if share := beside and Share.of(beside):
+            return share.words.name if share.whole.endswith("train") else self._training(share.whole)
+        if own := beside and beside not in self.splits and Own.of(beside, _drawn(self.records)):
+            return own.training
         names = [name for name in self.splits if name.rpartition("/")[2] == "train"]
         near = [name for name in names if beside and name.rpartition("/")[0] == beside.rpartition("/")[0]]
         if len(names) != 1 and len(near) != 1:
@@ -168,18 +183,44 @@ def captions(records: Output, view: View) -> Iterator[str]:
 
 
 def described(records: Output, view: View) -> dict[str, list[Caption]]:
-    """Of every item of the split, in the order of the records, its first captions by position."""
-    names = splits(records)
-    if view.split not in names:
-        raise Trouble(f"{view.corpus} has no split {view.split!r}; there are: {', '.join(names)}")
+    """Of every item of the split, in the order of the records, its first captions by position.
+
+    Of a sparse split those that it keeps of them; the captions of its un-annotated part are not even read.
+    """
+    share = Share.of(view.split)
+    members = _members(records, view, share)
     with records.open("items.parquet") as file:
-        wanted = frozenset(names[view.split])
-        found = {item.id: list[Caption]() for item in read_rows(file, Item) if item.id in wanted}
+        found = {item.id: list[Caption]() for item in read_rows(file, Item) if item.id in members}
+    if share and share.hides(view.text):
+        return found
     with records.open("captions.parquet") as file:
         for caption in read_rows(file, Caption):
             if caption.item in found and caption.source == view.text:
                 found[caption.item].append(caption)
-    return {item: _first(some, view.captions_per_item) for item, some in found.items()}
+    first = {item: _first(some, view.captions_per_item) for item, some in found.items()}
+    return {item: share.kept(some) for item, some in first.items()} if share and view.text == HUMAN else first
+
+
+def _members(records: Output, view: View, share: Share | None) -> set[str]:
+    names, drawn = splits(records), _drawn(records)
+    whole = share.whole if share else view.split
+    own = None if whole in names else Own.of(whole, drawn)
+    if whole not in names and not own:
+        there = ", ".join([*names, *(f"{who}/{part}" for who in drawn for part in ("train", "val", "test"))])
+        raise Trouble(f"{view.corpus} has no split {whole!r}; there are: {there}")
+    members = own.items(_every(records), drawn[own.who]) if own else set(names[whole])
+    return share.items(members) if share else members
+
+
+def _drawn(records: Output) -> Mapping[str, Drawn]:
+    """What a corpus of ours says that papers drew; those of a file of one's own name their splits themselves."""
+    name = str(records.config.get("corpus"))
+    return corpora.load(name).drawn if name in corpora.names() else {}
+
+
+def _every(records: Output) -> set[str]:
+    with records.open("items.parquet") as file:
+        return {item.id for item in read_rows(file, Item)}
 
 
 def splits(records: Output) -> dict[str, list[str]]:

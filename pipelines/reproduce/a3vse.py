@@ -1,7 +1,8 @@
 """A3VSE: Annotation Efficient Cross-Modal Retrieval with Adversarial Attentive Alignment (Huang et al., MM 2019).
 
 Misprints outside the tables: the learning rate is 0.00005 "then 0.00005" (here 5e-4, then 5e-5); 5,800 of 29,000
-pictures are 20 %, not 10 %; 10 % of COCO is 11,328 pictures, not 11,382; equation 3 has G^v(t) for G^t(t).
+pictures are 20 %, not 10 %; 10 % of COCO is 11,328 pictures, not 11,382; equation 3 has G^v(t) for G^t(t). A share is a
+view here: `karpathy/train@10%x2` are 10 % of the pictures with 2 captions each (xmodal.splits).
 """
 
 from pipelines.reproduce import Experiment, Row, across, steps
@@ -128,8 +129,8 @@ EXPERIMENTS = (
         corpora=("coco",),
         data=COCO,
         features=INPUT,
-        compute=f"18 runs; the largest: {steps(24, 113_287, 128)}, {BATCHES}",
-        notes=(SAME,),
+        compute=f"18 runs; the largest: {steps(24, 113_285, 128)}, {BATCHES}",
+        notes=("20 % with 5 captions is 113,285 pairs of 22,657 pictures; 113,287 is a fifth of all pairs", SAME),
     ),
     Experiment(
         "a3vse",
@@ -172,6 +173,7 @@ EXPERIMENTS = (
         compute=f"16 runs; the largest: {steps(24, 566_435, 128)}, the baselines as their papers have it",
         notes=(
             "VSE++ on everything: R@5 56.0 and 69.5 are 59.4 and 71.1 where PVSE quotes the same model",
+            "50 % with 2 captions is 113,286 pairs of 56,643 pictures, not 113,287",
             "The split of 50 % with 2 captions is in this table alone; section 4.1 lists 5, 10 and 20 %",
             SAME,
         ),

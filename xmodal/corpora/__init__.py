@@ -24,6 +24,7 @@ Part = Literal["annotations", "media"]
 ReleaseClass = Literal[
     "all", "features", "ids", "nothing"
 ]  # what may be published: itself, what was computed from it, …
+HUMAN = "human"  # the source of captions that people wrote
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,22 @@ class Raw:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """How many items a paper drew at random to validate and to test on, where it tells no more; the others train."""
+
+    val: int
+    test: int
+
+
+@dataclass(frozen=True)
 class Corpus:
     """`version` counts changes of what `parse` yields from the same bytes: it is part of the records' identity.
 
     A part that `release` does not name is released as "nothing". `counts` are asserted after a full parse: of a table
-    ("captions"), or of what a table holds for one split ("items:karpathy/train"). `unpack` is for media that lie inside
-    the annotations: of those that `media` lists it writes the wanted ones into a folder, each whole when it is yielded.
-    `card` names the template of its card, where that is not of the corpus' name.
+    ("captions"), or of what a table holds for one split ("items:karpathy/train"). `drawn` are splits by who drew them,
+    which no record names: `xmodal.splits` makes "two_branch/train" of them and a seed. `unpack` is for media that lie
+    inside the annotations: of those that `media` lists it writes the wanted ones into a folder, each whole when it is
+    yielded. `card` names the template of its card, where that is not of the corpus' name.
     """
 
     name: str
@@ -96,6 +106,7 @@ class Corpus:
     media: Callable[[Raw], Iterator[Source]] | None = None
     release: Mapping[Part, ReleaseClass] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
+    drawn: Mapping[str, Drawn] = field(default_factory=dict)
     version: int = 1
     unpack: Callable[[Raw, Container[str], Path], Iterator[Source]] | None = None
     card: str | None = None
@@ -113,13 +124,14 @@ class Corpus:
 class View:
     """What one reader sees of a corpus: `captions_per_item` None is all of them, 5 the first five by position.
 
-    `text` is the source of the captions. Sparse corpora are views too: their splits name the part that is annotated.
+    `text` is the source of the captions. Sparse corpora are views too: their splits name the part that is annotated,
+    "karpathy/train@10%x2", or the one that is not (`xmodal.splits`).
     """
 
     corpus: str
     split: str
     captions_per_item: int | None = None
-    text: str = "human"
+    text: str = HUMAN
 
     def __post_init__(self) -> None:
         if self.captions_per_item is not None and self.captions_per_item < 1:

@@ -16,6 +16,8 @@ annotations/annotations_trainval2014.zip!annotations/instances_{train,val}2014.j
      "categories": [{"id": 15, "name": "bench", "supercategory": "outdoor"}, ...]}
 
 The traps:
+- Two-Branch (5.4) and Dual-Path (VI-A) drew splits of their own, of the same 113,287 to train on, and published none:
+  two_branch/train and dual_path/train are drawn here, by a seed, and have nothing to do with Karpathy's.
 - Papers train on train and restval together, so restval is in karpathy/train, and in karpathy/restval to be told apart.
 - Captions end in spaces, start with them and contain newlines: any run of white space becomes one space here.
 - Some pictures have six or seven captions. Papers take the first five, which is `position < 5` in the order of
@@ -30,7 +32,7 @@ Both files are read piece by piece, never whole. What stays in memory is 1.6 kB 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from xmodal.corpora import Corpus, Raw, Source
+from xmodal.corpora import Corpus, Drawn, Raw, Source
 from xmodal.readers import has, json_members, once, value
 from xmodal.records import Caption, Item, Label, Row, Split
 from xmodal.trouble import Trouble
@@ -193,4 +195,5 @@ CORPUS = Corpus(
         "captions:karpathy/test": 25_010,
         "captions[:5]:karpathy/train": 566_435,
     },
+    drawn={"two_branch": Drawn(val=9_000, test=1_000), "dual_path": Drawn(val=5_000, test=5_000)},
 )

@@ -19,6 +19,7 @@ The traps:
 - The splits are two. Of the 1,000 pictures of plummer/test 903 are in karpathy/train: who trains on one tests on the
   other's training pictures. Papers name the one they took, or their numbers of pictures do: 29,000 / 1,014 / 1,000 is
   Karpathy's, 29,783 / 1,000 / 1,000 is Plummer's.
+- Dual-Path has Plummer's numbers, but its authors say that they drew the pictures: dual_path/train is drawn by a seed.
 - 769 pictures are in none of Karpathy's splits. They are items without such a split, and counted.
 - All captions come from the token file, because Karpathy's JSON lacks those of the 769. Of the others it has a spelling
   of its own, not tokenised, which is not read: counts of words that papers took from it may come out otherwise here.
@@ -32,7 +33,7 @@ splits, a caption without text, a number that is missing or twice. The JSON is r
 import re
 from collections.abc import Iterator, Mapping
 
-from xmodal.corpora import Corpus, Raw, Source
+from xmodal.corpora import Corpus, Drawn, Raw, Source
 from xmodal.readers import columns, json_members, once, split_files, value
 from xmodal.records import Caption, Item, Oddity, Row, Split
 from xmodal.trouble import Trouble
@@ -164,4 +165,5 @@ CORPUS = Corpus(
         "captions:karpathy/test": 5_000,
         f"odd: {UNASSIGNED}": 769,
     },
+    drawn={"dual_path": Drawn(val=1_000, test=1_000)},
 )
