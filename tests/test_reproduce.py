@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from pipelines import experiments, wording
-from pipelines.cli import _parser, main
+from pipelines.arguments import known_arguments
+from pipelines.cli import main
 from pipelines.corpus import Site, build_records
 from pipelines.demo import coco, cub, mrw, tgif
 from pipelines.demo.world import World
@@ -220,7 +221,7 @@ def test_columns_that_evaluation_gives_are_known() -> None:
 
 
 def test_what_is_said_to_be_ready_has_commands_that_the_command_line_takes() -> None:
-    known, parser = Known.now(), _parser()
+    known, parser = Known.now(), known_arguments(None)
     for each in every():
         commands = to_run(each, known)
         assert commands or state(each, known) != "ready"
