@@ -103,7 +103,8 @@ def _ordered(matrix: Numbers, found: Described, path: Path) -> tuple[Gallery, Si
 
 def _named(matrix: Numbers, found: Described, prefix: str) -> tuple[Gallery, Similarities]:
     """In the order of the records again, as the folds are cut in it."""
-    rows, columns = (_places(prefix + end, length) for end, length in zip(IDS, matrix.shape, strict=True))
+    sides = zip(IDS, matrix.shape, ("rows", "columns"), strict=True)
+    rows, columns = (_places(prefix + end, length, what) for end, length, what in sides)
     some = {
         item: [caption for caption in captions if caption.id in columns]
         for item, captions in found.items()
@@ -125,14 +126,16 @@ def _named(matrix: Numbers, found: Described, prefix: str) -> tuple[Gallery, Sim
     return gallery, Similarities((len(row_of), len(column_of)), GRID, tile)
 
 
-def _places(path: str, length: int) -> dict[str, int]:
+def _places(path: str, length: int, what: str) -> dict[str, int]:
     try:
         ids = Path(path).read_text(encoding="utf-8").split()
     except FileNotFoundError:
         raise Trouble(f"{path} is not there: `--write-ids` writes one") from None
     places = {identity: place for place, identity in enumerate(ids)}
-    if len(places) != len(ids) or len(ids) != length:
-        raise Trouble(f"{path} has {len(ids):,} ids, {len(places):,} of them different, for {length:,} rows or columns")
+    if len(places) != len(ids):
+        raise Trouble(f"{path} names {len(ids) - len(places):,} of its {len(ids):,} ids twice")
+    if len(ids) != length:
+        raise Trouble(f"the matrix has {length:,} {what}, but {path} names {len(ids):,}")
     return places
 
 
