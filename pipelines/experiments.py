@@ -12,6 +12,7 @@ from xmodal import models
 from xmodal.corpora import View
 from xmodal.dataset import choose, splits
 from xmodal.models import Config, Features, Recipe, Tokens
+from xmodal.splits import Share
 from xmodal.storage import open_storage
 from xmodal.text import tokenizer
 from xmodal.trouble import Trouble
@@ -47,16 +48,18 @@ def recipe_with(name: str, settings: list[str]) -> Recipe:
 
 
 def on_corpus(recipe: Recipe, root: str, corpus: str, records: str | None = None) -> Recipe:
-    """The recipe on another corpus under a root: each of its views in the split there whose name ends the same."""
+    """The recipe on another corpus under a root: each of its views in the split of that name, or whose name ends so."""
     there = splits(choose(root, "records", records, corpus=corpus))
 
     def moved(view: View) -> View:
-        ending = view.split.rpartition("/")[2]
-        found = [name for name in there if name.rpartition("/")[2] == ending]
+        share = Share.of(view.split)
+        whole = share.whole if share else view.split
+        ending = whole.rpartition("/")[2]
+        found = [whole] if whole in there else [name for name in there if name.rpartition("/")[2] == ending]
         if len(found) != 1:
-            what = f"no split {ending!r}" if not found else f"several splits {ending!r}"
+            what = f"no split {ending!r}" if not found else f"several splits {ending!r}: --set view.split=… names one"
             raise Trouble(f"{corpus} has {what}; there are: {', '.join(sorted(there))}")
-        return replace(view, corpus=corpus, split=found[0])
+        return replace(view, corpus=corpus, split=replace(share, whole=found[0]).name if share else found[0])
 
     unannotated = recipe.unannotated and moved(recipe.unannotated)
     return replace(recipe, view=moved(recipe.view), validation=moved(recipe.validation), unannotated=unannotated)

@@ -38,13 +38,13 @@ class Stretch:
 
 
 def plausible(records: Output, config: PlausibleConfig) -> Stage[PlausibleConfig, Stretch]:
+    if not len(_sets(records).sizes):
+        raise Trouble(f"{records.config['corpus']} has no categories, by which its items could match")
     return Stage(NAME, config, _plan, _open, inputs=(records,), version=VERSION)
 
 
 def _plan(config: PlausibleConfig, inputs: Inputs) -> Iterator[tuple[str, Stretch]]:
     count = len(_sets(inputs[0]).sizes)
-    if not count:
-        raise Trouble(f"{inputs[0].where} has no categories, by which items could match")
     yield INDEX, Stretch(0, 0)
     for first in range(0, count, config.sets_per_unit):
         yield f"near-{first:08d}", Stretch(first, min(first + config.sets_per_unit, count))
