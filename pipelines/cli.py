@@ -402,7 +402,8 @@ def _target(name: str, chosen: argparse.Namespace, site: Any) -> tuple[Any, Any]
     flags = own.told(chosen)
     if name not in corpora.names() and own.is_data(name, flags, site.storage):
         found = own.describe(name, flags, site.storage)
-        return replace(site, raw=site.raw or found.folder, files=found.places), found.corpus
+        raw = {} if site.raw else {"raw": found.folder, "archives": False}  # nobody asked to look into archives
+        return replace(site, files=found.places, **raw), found.corpus
     if flags:
         raise Trouble(f"--{next(iter(flags))} is for data of your own: a list, a folder or hf://…, which {name} is not")
     known = None if name.endswith(".py") or name in corpora.names() else own.remembered(site.storage, name)

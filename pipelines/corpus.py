@@ -53,6 +53,7 @@ class Site:
     weights: Path | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)  # of annotations that lie elsewhere than in `raw`
+    archives: bool = True  # in `raw` are searched too
 
 
 def build_sources(site: Site, corpus: Corpus) -> Output:
@@ -190,7 +191,7 @@ def retry(site: Site, corpus: Corpus, kind: str | None = None) -> dict[str, int]
         states = Ledger(site.storage, part, name).states()
         failed = {state.path for state in states if state.failed and kind in (None, state.kind)}
         again = [source for source in sources if source.path in failed]
-        _fetch(site, part, name, again, sources)
+        _fetch(site, corpus, part, name, again, sources)
         tried += len(again)
         recovered += len(again) - len(_not_provided(site.storage, part, name, again))
     return {"tried": tried, "recovered": recovered}
@@ -228,15 +229,15 @@ def _fetched(site: Site, corpus: Corpus, part: Part, name: str, listed: list[Sou
     states = {state.path: state for state in Ledger(site.storage, part, name).states()}
     needed = [s for s in required if s.path not in states or not states[s.path].provides(s)]
     fresh = [s for s in listed if s.path not in states or states[s.path].lost(s)]
-    _fetch(site, part, name, needed + fresh, sources)
+    _fetch(site, corpus, part, name, needed + fresh, sources)
     _refuse_missing(site.storage, corpus, part, name)
     return seal(site.storage, part, name, sources)
 
 
-def _fetch(site: Site, part: Part, name: str, some: list[Source], of: list[Source]) -> None:
+def _fetch(site: Site, corpus: Corpus, part: Part, name: str, some: list[Source], of: list[Source]) -> None:
     """From the raw folder and its archives, else from their addresses."""
-    raw = raw_folder(site, part, of)
-    if raw and some:
+    raw = raw_folder(site, corpus, part, of)
+    if raw and some and site.archives:
         with TemporaryDirectory(prefix="xmodal-") as folder:
             inside = unpacked(raw, some, {Path(source.path).name for source in of}, Path(folder))
             taken = _take(site, part, name, inside, Path(folder))
@@ -244,9 +245,10 @@ def _fetch(site: Site, part: Part, name: str, some: list[Source], of: list[Sourc
     fetch(site.storage, part, name, some, raw, site.run, site.progress)
 
 
-def raw_folder(site: Site, part: Part, of: list[Source]) -> RawFolder | None:
+def raw_folder(site: Site, corpus: Corpus, part: Part, of: list[Source]) -> RawFolder | None:
     """Where the files that somebody has already are looked for."""
-    return RawFolder(site.raw, of, site.files if part == "annotations" else None) if site.raw else None
+    elsewhere = site.files if part == "annotations" else None
+    return RawFolder(site.raw, of, elsewhere, corpus.whole_paths) if site.raw else None
 
 
 def _unpack(site: Site, corpus: Corpus, annotations: Output, listed: list[Source]) -> None:

@@ -40,19 +40,27 @@ PIECE = 1 << 20  # bytes copied at a time
 class RawFolder:
     """Files that somebody has already, under their paths, or under their names alone where no two share one.
 
+    With `whole_paths` a name alone is never enough: a picture 1.jpg in another folder is another picture.
     `elsewhere` says of some paths where they lie: these are looked for nowhere else, and copied, as somebody's own list
     will be written to again.
     """
 
-    def __init__(self, folder: Path, sources: list[Source], elsewhere: Mapping[str, Path] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        sources: list[Source],
+        elsewhere: Mapping[str, Path] | None = None,
+        whole_paths: bool = False,
+    ) -> None:
+        self.whole_paths = whole_paths
         self._folder = folder.expanduser().absolute()
         self._elsewhere = {path: place.expanduser().absolute() for path, place in (elsewhere or {}).items()}
         names = Counter(Path(source.path).name for source in sources)
-        self._shared = {name for name, count in names.items() if count > 1}
+        self._telling = set() if whole_paths else {name for name, count in names.items() if count == 1}
 
     def find(self, source: Source) -> str | None:
         name = Path(source.path).name
-        places = [self._folder / source.path] + ([] if name in self._shared else [self._folder / name])
+        places = [self._folder / source.path] + ([self._folder / name] if name in self._telling else [])
         places = [self._elsewhere[source.path]] if source.path in self._elsewhere else places
         return next((str(place) for place in places if place.is_file()), None)
 
@@ -68,8 +76,9 @@ class RawFolder:
 def unpacked(raw: RawFolder, wanted: list[Source], own: Container[str], into: Path) -> Iterator[Source]:
     """The wanted files that lie in archives of the raw folder alone, each written into a folder, then given.
 
-    A member is known by its path, or by its name alone where no two wanted files share one. Each archive is read once,
-    from start to end: there are tars of a hundred gigabytes. Those named as in `own` are files of the corpus.
+    A member is known by its path, in whatever folder of the archive, or by its name alone where no two wanted files
+    share one; by its path in the archive alone where the raw folder is of whole paths. Each archive is read once, from
+    start to end: there are tars of a hundred gigabytes. Those named as in `own` are files of the corpus.
     """
     lacking = {source.path: source for source in wanted if raw.find(source) is None}
     names = Counter(Path(path).name for path in lacking)
@@ -79,7 +88,7 @@ def unpacked(raw: RawFolder, wanted: list[Source], own: Container[str], into: Pa
     for archive in raw.archives(own) if lacking else ():
         for name, content in members(Raw.of_file(archive), archive.name):
             parts = name.split("/")
-            ends = ("/".join(parts[start:]) for start in range(len(parts)))
+            ends = ("/".join(parts[start:]) for start in range(1 if raw.whole_paths else len(parts)))
             path = next((known[end] for end in ends if end in known), None)
             if path in lacking:
                 (into / path).parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 Media are known by their paths, so that corpora which list the same ones share the output. One that is absent has no
 row; one that does not decode, as all video, has its sha256 alone; both are failures with their reasons. A flat picture
-has its sha256 alone too, and is counted.
+has its sha256 alone too, and is counted; a flat frame of a clip is null among its looks.
 """
 
 import hashlib
@@ -16,18 +16,18 @@ import pyarrow.parquet as pq
 from pipelines.pictures import checksums, read_from
 from pipelines.stage import Counts, Inputs, Sink, Stage
 from xmodal.archives import Archives, MissingMedia
-from xmodal.fingerprints import looks
+from xmodal.fingerprints import Looks, looks
 from xmodal.identity import fingerprint
 from xmodal.locks import raw_of
 from xmodal.outputs import Output
 from xmodal.records import Kind
 from xmodal.vision import UnreadableImage
 
-NAME, VERSION = "fingerprints", 1
+NAME, VERSION = "fingerprints", 2
 COLUMNS = pa.schema({"media": pa.string(), "sha256": pa.string(), "looks": pa.list_(pa.uint64())})
 
 Media = tuple[tuple[str, Kind], ...]  # path and kind of each, in order of the paths
-Row = tuple[str, str, tuple[int, ...] | None]
+Row = tuple[str, str, Looks | None]
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,12 @@ HUB = "https://huggingface.co"
 TIMEOUT_SECONDS = 30.0
 LISTS = tuple(f"{stem}.{kind}" for stem in ("captions", "metadata") for kind in ("csv", "tsv", "jsonl", "parquet"))
 FLAGS = ("url", "caption", "id", "split", "splits", "captions", "name")
-SPLIT_FILE = re.compile(
-    r"(?:.*/)?(train|validation|valid|val|dev|test)(?:-\d+-of-\d+)?\.parquet"
-)  # as the hub names them
+SPLIT_FILE = re.compile(  # as the hub names them now, did before, and names what it converts
+    r"(?:.*/)?(train|validation|valid|val|dev|test)(?:(?:-\d+-of-\d+(?:-[0-9a-f]+)?)?|/\d+)\.parquet"
+)
+LIKE_A_SPLIT = re.compile(  # but no latest, contest, retrieval, interval or value
+    r"train|(?<!la)(?<!con)test|(?<!retrie)(?<!inter)val(?!ue)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Found:
     addresses: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
     revision: str | None = None
+    unclear: str | None = None  # one of the files, whose name seems to say a split, but not which
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,8 @@ def description_of(storage: Storage, name: str) -> Description | None:
 
 
 def _described(name: str, found: Found, flags: Mapping[str, str], known: Description | None) -> Description:
+    if found.unclear and not (flags.keys() & {"split", "splits"} or (known and (known.split or known.splits))):
+        raise ValueError(f"is {found.unclear} of a split? Say with --split which column has it, or share with --splits")
     if known:
         by_files = not (known.split or known.splits)
         return replace(known, files=_with_splits(found.files, by_files), revision=found.revision)
@@ -170,7 +176,9 @@ def _in_folder(folder: Path, captions: str | None) -> Found:
     files = dict(_of_dataset(folder))
     if not files:
         raise Trouble(f"{folder} has no list: give one with --captions, or name it {', '.join(LISTS)}")
-    return _local(name, folder, {file.relative_to(folder).as_posix(): file for file in files}, files)
+    places = {file.relative_to(folder).as_posix(): file for file in files}
+    unclear = _unclear({path: files[file] for path, file in places.items()})
+    return replace(_local(name, folder, places, files), unclear=unclear)
 
 
 def _of_dataset(folder: Path) -> Iterator[tuple[Path, str | None]]:
@@ -202,6 +210,10 @@ def _split_of(path: str) -> str | None:
     return named[1] if named else None
 
 
+def _unclear(splits: Mapping[str, str | None]) -> str | None:
+    return next((path for path, split in splits.items() if not split and LIKE_A_SPLIT.search(path)), None)
+
+
 def _local(
     name: str, folder: Path, places: Mapping[str, Path], splits: Mapping[Path, str | None] | None = None
 ) -> Found:
@@ -224,13 +236,13 @@ def _measured(place: Path) -> tuple[int, str]:
 
 def _on_the_hub(text: str) -> Found:
     """Lists are those below the folder that are Parquet; their checksums are the hub's, as far as it tells them."""
-    place, _, revision = text.removeprefix("hf://").removeprefix("datasets/").partition("@")
+    place, _, commit = text.removeprefix("hf://").removeprefix("datasets/").partition("@")
     owner, _, rest = place.partition("/")
     name, _, below = rest.partition("/")
     if not all(re.fullmatch(r"[\w.-]+", part) for part in (owner, name)):
         raise Trouble(f"{text}: a dataset on the hub is named hf://ORG/NAME")
     repository = f"{owner}/{name}"
-    about = _asked(f"{HUB}/api/datasets/{repository}/revision/{quote(revision or 'main', safe='')}?blobs=true", text)
+    about = _asked(f"{HUB}/api/datasets/{repository}/revision/{quote(commit or 'main', safe='')}?blobs=true", text)
     prefix = f"{below.strip('/')}/" if below.strip("/") else ""
     files, addresses = [], {}
     for file in sorted(about["siblings"], key=lambda file: file["rfilename"]):
@@ -242,7 +254,9 @@ def _on_the_hub(text: str) -> Found:
     if not files:
         raise Trouble(f"{text} has no Parquet files: download it, and give its folder or list")
     known = all(file.sha256 for file in files)
-    return Found(name, tuple(files), addresses=addresses, revision=None if known else about["sha"])
+    unclear = _unclear({file.path: file.split for file in files})
+    revision = None if known else about["sha"]
+    return Found(name, tuple(files), addresses=addresses, revision=revision, unclear=unclear)
 
 
 def _asked(url: str, text: str) -> Any:

@@ -19,15 +19,15 @@ def plan(site: Site, corpus: Corpus, stages: list[str]) -> list[dict[str, Any]]:
         if stage == "media" and corpus.media and not records_stage(site, corpus):
             row: dict[str, Any] = {"waits_for": "sources"}  # which media there are is said in the annotations
         else:
-            row = _files(site, *of_files[stage]) if stage in of_files else _units(site, corpus, stage)
+            row = _files(site, corpus, *of_files[stage]) if stage in of_files else _units(site, corpus, stage)
         rows.append({"corpus": corpus.name, "stage": stage} | row)
     return rows
 
 
-def _files(site: Site, part: Part, name: str, sources: list[Source]) -> dict[str, Any]:
+def _files(site: Site, corpus: Corpus, part: Part, name: str, sources: list[Source]) -> dict[str, Any]:
     states = {state.path: state for state in Ledger(site.storage, part, name).states()}
     left = [source for source in sources if source.path not in states or not states[source.path].provides(source)]
-    raw = raw_folder(site, part, sources)
+    raw = raw_folder(site, corpus, part, sources)
     at_hand = [source for source in left if raw and raw.find(source)]
     requests = [source for source in left if source not in at_hand and source.url]
     known = sum(source.bytes or 0 for source in requests)

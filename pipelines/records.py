@@ -10,7 +10,7 @@ from pipelines.stage import Counts, Inputs, Sink, Stage
 from xmodal.corpora import Corpus
 from xmodal.locks import raw_of, read_lock
 from xmodal.outputs import Output
-from xmodal.records import ROWS, Caption, Item, Oddity, Row, Split, Tables
+from xmodal.records import ROWS, Caption, Item, Label, Match, Oddity, Region, Row, Split, Tables
 from xmodal.trouble import Trouble
 
 VERSION = 2
@@ -75,7 +75,9 @@ class Census:
 
     def __init__(self, corpus: str) -> None:
         self._corpus = corpus
-        self._items, self._caption_ids = set[str](), set[str]()
+        self._items, self._caption_ids, self._regions = set[str](), set[str](), set[str]()
+        self._labelled, self._shown, self._matched = set[str](), set[str](), set[str]()
+        self._matching = set[str]()  # captions
         self._captions, self._oddities = Counter[str](), Counter[str]()
         self._splits: dict[str, list[str]] = defaultdict(list)
 
@@ -87,7 +89,17 @@ class Census:
                 self._once(id, self._caption_ids, "caption")
                 self._captions[item] += row.source == "human"
             case Split(item, name):
+                if name in self._splits[item]:
+                    raise Trouble(f"{self._corpus}: item {item!r} comes twice in split {name!r}")
                 self._splits[item].append(name)
+            case Region(id, item):
+                self._once(id, self._regions, "region")
+                self._shown.add(item)
+            case Label(item):
+                self._labelled.add(item)
+            case Match(caption, item):
+                self._matching.add(caption)
+                self._matched.add(item)
             case Oddity(rule):
                 self._oddities[rule] += 1
 
@@ -96,8 +108,12 @@ class Census:
 
         Of what is odd, `odd: caption without picture: left out`.
         """
-        self._known(self._captions.keys(), "a caption")
-        self._known(self._splits.keys(), "a split")
+        self._known(self._captions, self._items, "a caption names item")
+        self._known(self._splits, self._items, "a split names item")
+        self._known(self._shown, self._items, "a region names item")
+        self._known(self._labelled, self._items, "a label names item")
+        self._known(self._matched, self._items, "a match names item")
+        self._known(self._matching, self._caption_ids, "a match names caption")
         counts = Counter({"items without captions": len(self._items - self._captions.keys())})
         for item, names in self._splits.items():
             captions = self._captions[item]
@@ -113,7 +129,6 @@ class Census:
             raise Trouble(f"{self._corpus}: {what} {id!r} comes twice")
         seen.add(id)
 
-    def _known(self, items: Iterable[str], what: str) -> None:
-        missing = set(items) - self._items
-        if missing:
-            raise Trouble(f"{self._corpus}: {what} names item {min(missing)!r}, which does not exist")
+    def _known(self, named: Iterable[str], there: set[str], what: str) -> None:
+        if missing := set(named) - there:
+            raise Trouble(f"{self._corpus}: {what} {min(missing)!r}, which does not exist")

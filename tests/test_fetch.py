@@ -7,6 +7,7 @@ import resource
 import socket
 import threading
 import urllib.request
+import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from pipelines.corpus import Site, build_sources
 from pipelines.demo.server import Behaviour, Request, Server, serve
 from pipelines.download import downloaded
 from pipelines.engine import serial
-from pipelines.fetch import RawFolder, fetch
+from pipelines.fetch import RawFolder, fetch, unpacked
 from pipelines.ledger import Ledger, State
 from pipelines.progress import Progress
 from xmodal.corpora import Corpus, Source
@@ -139,6 +140,22 @@ def test_a_bare_name_that_two_files_share_is_not_taken_for_either(root: str, tmp
     (raw / "a.txt").write_bytes(b"of train or of val?")
     states = fetched(root, Source("train/a.txt", how="ask"), Source("val/a.txt", how="ask"), raw=raw)
     assert {state.status for state in states.values()} == {"failed"}
+
+
+def test_where_whole_paths_count_neither_a_bare_name_nor_a_folder_of_an_archive_is_taken(tmp_path: Path) -> None:
+    wanted = [Source("cats/1.jpg", how="ask"), Source("2.jpg", how="ask"), Source("cats/3.jpg", how="ask")]
+    (tmp_path / "1.jpg").write_bytes(b"a dog")
+    with zipfile.ZipFile(tmp_path / "holiday.zip", "w") as archive:
+        for name in ("dogs/1.jpg", "dogs/2.jpg", "cats/3.jpg"):
+            archive.writestr(name, name)
+
+    def found(whole_paths: bool) -> tuple[set[str], set[str]]:
+        raw = RawFolder(tmp_path, wanted, whole_paths=whole_paths)
+        inside = unpacked(raw, wanted, (), tmp_path / f"into-{whole_paths}")
+        return {s.path for s in wanted if raw.find(s)}, {source.path for source in inside}
+
+    assert found(whole_paths=True) == (set(), {"cats/3.jpg"})
+    assert found(whole_paths=False) == ({"cats/1.jpg"}, {"2.jpg", "cats/3.jpg"})
 
 
 def test_a_linked_raw_file_is_followed(root: str, tmp_path: Path) -> None:

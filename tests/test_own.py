@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -164,6 +165,9 @@ def test_every_stage_works_on_a_list_and_knows_it_by_its_name(
     assert trained["steps"] > 0
     report = xmodal.done("evaluate", run, "--root", root)
     assert (report["corpus"], report["split"]) == ("mylist", "own/test")
+    sparse = ("--set", "view.split=own/train@50%x1", "--run", tmp_path / "sparse")
+    fewer = xmodal.done("train", "vsepp", "--corpus", "mylist", "--root", root, *sparse, *chosen)
+    assert 0 < fewer["steps"] < trained["steps"]
 
     np.save(tmp_path / "given.npy", np.eye(24, dtype="float32"))
     (tmp_path / "given_ids.txt").write_text("".join(f"pictures/p{n}.png\n" for n in range(24)))
@@ -388,10 +392,11 @@ def test_a_wrong_column_is_named_with_those_there_are(kind: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
+        ("list.csv", b"url,caption,url\na.png,a,b.png\n", "list.csv:1 has several columns 'url'"),
         ("list.csv", b"", "has no column 'url'; its columns are none"),
         ("list.csv", b"url,caption\n", "lists no picture or clip that can be used"),
         ("list.csv", b"url,caption\na.png,b,c\n", "list.csv:2 has 3 columns, not the 2"),
-        ("list.csv", b"url,caption\na.png,\xff\n", "list.csv"),
+        ("list.csv", b"url,caption\na.png,a\nb.png,\xff\n", "list.csv:3 is not UTF-8, at its byte 7"),
         ("list.csv", b'url,caption\na.png,"b\n', "list.csv: after line 2"),
         ("list.jsonl", b"", "lists no picture or clip"),
         ("list.jsonl", b'{"url": "a.png", "caption": "a"}\n{"url"\n', "list.jsonl:2 is no JSON"),
@@ -561,7 +566,83 @@ def test_an_empty_split_is_counted_and_an_empty_cell_is_in_none(tmp_path: Path) 
     assert [row.where for row in parsed(tmp_path, "list.csv") if isinstance(row, Oddity)] != []
     rows = parsed(tmp_path, "list.csv", split="part", splits=())
     assert [row for row in rows if isinstance(row, Split)] == [Split("a.png", "own/val")]
-    assert not odd(rows)
+    assert odd(rows) == {"in no split: kept without one": 1}
+    assert [row.where for row in rows if isinstance(row, Oddity)] == ["list.csv:3"]
+
+
+def test_rows_of_a_file_without_a_split_beside_files_with_one_are_counted(tmp_path: Path) -> None:
+    write_csv(tmp_path / "train.csv", [{"url": "a.png", "caption": "a"}])
+    write_csv(tmp_path / "more.csv", [{"url": f"{name}.png", "caption": "a"} for name in "abbc"])
+    files = (ListFile("more.csv", 1, None), ListFile("train.csv", 1, None, "own/train"))
+    for order in (files, files[::-1]):
+        rows = list(own_corpus(Description("mine", order, splits=())).parse(Raw.folder(tmp_path)))
+        assert [row for row in rows if isinstance(row, Split)] == [Split("a.png", "own/train")]
+        assert odd(rows)["in no split: kept without one"] == 2
+
+
+def test_a_picture_that_files_of_two_splits_have_is_in_both(xmodal: Xmodal, root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    for split, numbers in {"train": (0, 1), "test": (1, 2, 1)}.items():
+        some = [{"url": {"bytes": picture(n), "path": None}, "caption": f"{split} {n}"} for n in numbers]
+        write_parquet(folder / f"{split}.parquet", some)
+    counts = built(xmodal.done("build", folder, "--root", root), "records")["counts"]
+    assert (counts["items"], counts["items:own/train"], counts["items:own/test"]) == (3, 2, 2)
+    assert counts["odd: in files of several splits: kept in each"] == 1
+
+
+def test_one_id_of_two_pictures_in_files_of_two_splits_stops(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_csv(tmp_path / f"{split}.csv", [{"n": "0", "url": f"{split}.png", "caption": "a"}])
+    files = tuple(ListFile(f"{split}.csv", 1, None, f"own/{split}") for split in ("train", "test"))
+    with pytest.raises(Trouble, match=r"test\.csv:2: item '0' is in own/test, but was in own/train"):
+        list(own_corpus(Description("mine", files, id="n", splits=())).parse(Raw.folder(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["{}-00000-of-00001-6da3bb9ed3a8e1c9.parquet", "default/{}/0000.parquet"])
+def test_files_named_as_the_hub_named_them_before_say_their_splits(
+    name: str, xmodal: Xmodal, root: Path, tmp_path: Path
+) -> None:
+    for number, split in enumerate(("train", "validation", "test")):
+        place = tmp_path / "dataset" / name.format(split)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_parquet(place, [{"url": {"bytes": picture(number), "path": None}, "caption": split}])
+    rows = xmodal.done("build", f"{tmp_path}/dataset/records", "--root", root)
+    found = table(root, Split, "splits", built(rows, "records")["identity"])
+    assert sorted(split.name for split in found) == ["own/test", "own/train", "own/val"]
+
+
+@pytest.mark.parametrize("name", ["partial-train/0000.parquet", "my_TEST_rows.parquet", "minival/a.parquet"])
+def test_a_file_that_seems_to_say_a_split_is_asked_about(name: str, xmodal: Xmodal, root: Path, tmp_path: Path) -> None:
+    for place in (tmp_path / "data/retrieval/latest.parquet", tmp_path / "data" / name):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_parquet(place, [{"url": "a.png", "caption": "a", "part": "train"}])
+    target = f"{tmp_path}/data/records"
+    assert f"is {name} of a split? Say with --split" in xmodal("build", target, "--root", root).complaint
+    for flags in (("--split", "part"), ("--splits", SHARES)):
+        xmodal.done("build", target, "--root", root, *flags)
+    (tmp_path / "data" / name).unlink()
+    xmodal.done("build", target, "--root", root, "--name", "again")
+
+
+def test_a_picture_of_the_same_name_elsewhere_is_not_taken_and_archives_are_left_alone(
+    xmodal: Xmodal, root: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    write_pictures(folder, 2)
+    write_csv(folder / "list.csv", [{"url": url, "caption": "a"} for url in ("p0.png", "cats/p1.png", "cats/2.png")])
+    with zipfile.ZipFile(folder / "holiday.zip", "w") as archive:
+        archive.writestr("dogs/2.png", picture(2))
+        archive.writestr("cats/2.png", picture(3))
+    (folder / "broken.tar.gz").write_bytes(b"not at all")
+    rows = xmodal.done("build", folder / "list.csv", "--root", root)
+    assert built(rows, "media")["counts"] == {"present": 1, "absent": 2}
+    (folder / "broken.tar.gz").unlink()
+    xmodal.done("retry", "list", "--root", root, "--raw", folder)
+    assert built(xmodal.done("build", "list", "--root", root), "media")["counts"] == {"present": 1, "absent": 2}
+    resealed = xmodal.done("seal", "list", "--root", root)["list"]["media"]
+    (sealed,) = [output for output in find(str(root), "media") if output.identity == resealed]
+    assert sealed.totals["counts"] == {"present": 2, "absent": 1}
 
 
 def test_a_byte_order_mark_and_windows_lines_are_no_trouble(tmp_path: Path) -> None:

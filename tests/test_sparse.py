@@ -21,7 +21,7 @@ from xmodal.corpora import Drawn, View, coco, flickr30k
 from xmodal.dataset import Examples, captions, described, items
 from xmodal.outputs import Output
 from xmodal.records import ROWS, Caption, Item, Split, Tables
-from xmodal.splits import Own, Share, shuffled
+from xmodal.splits import DrawnSplit, Share, shuffled
 from xmodal.storage import open_storage
 from xmodal.text import Vocabulary
 from xmodal.training import fit
@@ -235,6 +235,34 @@ def test_the_other_part_is_read_by_what_no_person_wrote(tmp_path: Path) -> None:
     assert "picture" not in said
 
 
+@pytest.mark.parametrize("whole", ["karpathy/train-clean-1f3a09c2", "karpathy/restval", "karpathy/trainval"])
+def test_a_part_of_what_is_trained_on_has_no_word_of_hidden_captions(tmp_path: Path, whole: str) -> None:
+    """Of each picture one word alone is said four times; val has words of all that is trained on."""
+    numbers = {str(number) for number in range(20, 40)}
+    rows: list[Item | Caption | Split] = []
+    for row in pictures(40, 5, 5):
+        rows.append(replace(row, text=f"word{row.item}") if isinstance(row, Caption) else row)
+        if isinstance(row, Item) and row.id in numbers:
+            rows.append(Split(row.id, whole))
+    tables(tmp_path, "pictures", iter(rows))
+    dataset = xmodal.open(str(tmp_path), "pictures")
+    words = {f"word{item}" for item in Share(whole, 20).items(numbers)}
+    for name in (f"{whole}@20%", f"{whole}@20%:unannotated"):
+        assert {word for word in dataset.vocabulary(name).words if word.startswith("word")} == words
+    assert dataset.vocabulary("karpathy/val@20%") == dataset.vocabulary("karpathy/train")
+
+
+def test_all_that_people_wrote_is_hidden(tmp_path: Path) -> None:
+    """Entities' unrelated captions too, of which a share keeps no more than of the others."""
+    told = [Caption(f"{n}?{m}", str(n), m, f"a word of {n}", "unrelated") for n in range(40) for m in range(3)]
+    records = tables(tmp_path, "pictures", iter([*pictures(40, 5, 5), *told]))
+    annotated, hidden = (
+        list(captions(records, View("pictures", f"karpathy/train@25%x1{other}", None, "unrelated")))
+        for other in ("", ":unannotated")
+    )
+    assert (len(annotated), len(hidden)) == (10, 0)
+
+
 def test_a_model_trains_on_a_part(root: str, tmp_path: Path) -> None:
     sparse = recipe(epochs=1, view=View("pictures", "toy/train@50%x1", captions_per_item=5))
     outcome = fit(sparse, root, str(tmp_path / "run"))
@@ -253,10 +281,10 @@ def test_papers_drew_what_they_say(tmp_path: Path) -> None:
     every = [str(number) for number in range(123_287)]
     sizes = {"two_branch": (113_287, 9_000, 1_000), "dual_path": (113_287, 5_000, 5_000)}
     for who, wanted in sizes.items():
-        parts = [Own(who, part).items(every, coco.CORPUS.drawn[who]) for part in ("train", "val", "test")]
+        parts = [DrawnSplit(who, part).items(every, coco.CORPUS.drawn[who]) for part in ("train", "val", "test")]
         assert tuple(map(len, parts)) == wanted
         assert set.union(*parts) == set(every)
-    first, second = (Own("dual_path", "test", seed).items(every, Drawn(5_000, 5_000)) for seed in (0, 1))
+    first, second = (DrawnSplit("dual_path", "test", seed).items(every, Drawn(5_000, 5_000)) for seed in (0, 1))
     assert 100 < len(first & second) < 320  # chance: 203
 
 

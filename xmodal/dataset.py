@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal import corpora
-from xmodal.corpora import HUMAN, Drawn, View
+from xmodal.corpora import WRITTEN, Drawn, View
 from xmodal.features import ROWS, FeatureStore
 from xmodal.models import Positional
 from xmodal.outputs import Output, directories, find
 from xmodal.records import Caption, Item, Label, Split, read_rows
-from xmodal.splits import Own, Share
+from xmodal.splits import DrawnSplit, Share
 from xmodal.text import Encoder, Vocabulary
 from xmodal.trouble import Trouble
 
@@ -138,15 +138,22 @@ class Dataset:
     def _training(self, beside: str | None = None) -> str:
         """The split to train on; of several the one that belongs with another split."""
         if share := beside and Share.of(beside):
-            return share.words.name if share.whole.endswith("train") else self._training(share.whole)
-        if own := beside and beside not in self.splits and Own.of(beside, _drawn(self.records)):
-            return own.training
+            return share.words.name if self._is_trained_on(share.whole) else self._training(share.whole)
+        if drawn_split := beside and beside not in self.splits and DrawnSplit.of(beside, _drawn(self.records)):
+            return drawn_split.training
         names = [name for name in self.splits if name.rpartition("/")[2] == "train"]
         near = [name for name in names if beside and name.rpartition("/")[0] == beside.rpartition("/")[0]]
         if len(names) != 1 and len(near) != 1:
             why = f"there is no training split, whose words {beside!r} needs" if beside else "name the split to load"
             raise Trouble(f"{self.corpus}: {why}; there are: {', '.join(self.splits)}")
         return near[0] if len(near) == 1 else names[0]
+
+    def _is_trained_on(self, split: str) -> bool:
+        """Whether the words of the training split beside it would be words of its own captions too."""
+        mine, training = (
+            _members(self.records, View(self.corpus, name), None) for name in (split, self._training(split))
+        )
+        return not mine.isdisjoint(training)
 
 
 @lru_cache(maxsize=2)
@@ -198,17 +205,17 @@ def described(records: Output, view: View) -> dict[str, list[Caption]]:
             if caption.item in found and caption.source == view.text:
                 found[caption.item].append(caption)
     first = {item: _first(some, view.captions_per_item) for item, some in found.items()}
-    return {item: share.kept(some) for item, some in first.items()} if share and view.text == HUMAN else first
+    return {item: share.kept(some) for item, some in first.items()} if share and view.text in WRITTEN else first
 
 
 def _members(records: Output, view: View, share: Share | None) -> set[str]:
     names, drawn = splits(records), _drawn(records)
     whole = share.whole if share else view.split
-    own = None if whole in names else Own.of(whole, drawn)
-    if whole not in names and not own:
+    drawn_split = None if whole in names else DrawnSplit.of(whole, drawn)
+    if whole not in names and not drawn_split:
         there = ", ".join([*names, *(f"{who}/{part}" for who in drawn for part in ("train", "val", "test"))])
         raise Trouble(f"{view.corpus} has no split {whole!r}; there are: {there}")
-    members = own.items(_every(records), drawn[own.who]) if own else set(names[whole])
+    members = drawn_split.items(_every(records), drawn[drawn_split.who]) if drawn_split else set(names[whole])
     return share.items(members) if share else members
 
 

@@ -18,7 +18,8 @@ of twenty-one, no copy of the first four kinds differs in more than 4 bits. A mi
 does, and is no copy here; nor is one of which more than a few percent were cut off.
 
 A picture of one colour, a gradient, or one that is black here and white there has next to nothing at most frequencies:
-noise would decide its bits. It has no look, and is the copy of another only where the bytes are equal.
+noise would decide its bits. It has no look, and is the copy of another only where the bytes are equal. A clip
+that fades in or out is compared by its other frames, where ENOUGH of them have a look.
 """
 
 import numpy as np
@@ -28,8 +29,11 @@ from PIL import Image
 from xmodal.records import Kind
 from xmodal.vision import open_frames, open_image
 
+Looks = tuple[int | None, ...]  # a frame each
+
 BITS = 64
 FRAMES = 3  # of a clip; a still picture has as many equal ones, so that both can be compared
+ENOUGH = 2  # frames that two must both have a look of: one alone would make a clip the copy of any picture in it
 SIDE = 32
 SCALE = 1 << 14  # of the basis: products of a picture by it twice stay far below 2^63
 LEAST = 2  # gray levels by which half of the frequencies differ from their median, in an orthonormal transform
@@ -52,14 +56,13 @@ def _lowest() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 BASIS, LOWEST = _basis(), _lowest()
 
 
-def looks(data: bytes, kind: Kind) -> tuple[int, ...] | None:
-    """FRAMES looks of a picture or clip; None where one of them says nothing. UnreadableImage where there is none."""
+def looks(data: bytes, kind: Kind) -> Looks | None:
+    """FRAMES looks of a picture or clip; None where too few say anything. UnreadableImage where there is no picture."""
     if kind == "image":
-        found = [look(open_image(data))] * FRAMES
+        found = (look(open_image(data)),) * FRAMES
     else:
-        found = [look(frame) for frame in open_frames(data, FRAMES)]
-    known = tuple(each for each in found if each is not None)
-    return known if len(known) == FRAMES else None
+        found = tuple(look(frame) for frame in open_frames(data, FRAMES))
+    return found if len(found) - found.count(None) >= ENOUGH else None
 
 
 def look(picture: Image.Image) -> int | None:

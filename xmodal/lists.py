@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xmodal.corpora import Raw
-from xmodal.readers import lines, named_columns
+from xmodal.readers import lines, named_columns, refuse_doubled, refuse_missing
 from xmodal.trouble import Trouble
 
 ROWS_AT_ONCE = 256  # also of rows that hold pictures: few enough for memory
@@ -50,7 +50,7 @@ def _jsonl(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
             raise Trouble(f"{where} is no JSON: {error}") from error
         if not isinstance(record, dict):
             raise Trouble(f"{where} is no JSON object")
-        _refuse_missing(where, columns, list(record))
+        refuse_missing(where, columns, list(record))
         yield where, [record[name] for name in columns]
 
 
@@ -58,14 +58,14 @@ def _parquet(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
     """Read in pieces, and without Arrow's threads: processes die of them at exit."""
     with raw.open(path) as file, _refusing_damage(path):
         table = pq.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER)
-        _refuse_missing(path, columns, table.schema_arrow.names)
+        _refuse_unclear(path, columns, table.schema_arrow.names)
         batches = table.iter_batches(ROWS_AT_ONCE, columns=list(dict.fromkeys(columns)), use_threads=False)
         yield from _numbered(path, batches, columns)
 
 
 def _arrow(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
     with raw.open(path) as file, _refusing_damage(path), pa.ipc.open_stream(file) as stream:
-        _refuse_missing(path, columns, stream.schema.names)
+        _refuse_unclear(path, columns, stream.schema.names)
         yield from _numbered(path, _pieces(stream), columns)
 
 
@@ -85,11 +85,9 @@ def _numbered(path: str, batches: Iterator[pa.RecordBatch], columns: Sequence[st
 READERS = {".csv": _csv, ".tsv": _tsv, ".jsonl": _jsonl, ".parquet": _parquet, ".arrow": _arrow}
 
 
-def _refuse_missing(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
-    if missing := [name for name in columns if name not in there]:
-        raise Trouble(f"{where} has no column {missing[0]!r}; its columns are {', '.join(there) or 'none'}")
-    if twice := [name for name in columns if list(there).count(name) > 1]:
-        raise Trouble(f"{where} has several columns {twice[0]!r}")
+def _refuse_unclear(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
+    refuse_missing(where, columns, there)
+    refuse_doubled(where, columns, there)
 
 
 @contextmanager

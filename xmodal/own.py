@@ -21,8 +21,10 @@ a column, or from the names of the files, or from the id: the first 16 hexadecim
 
 Rules, each counted as an oddity: a row without picture or with an address that is neither http nor https, a path that
 leaves the folder, a caption that is empty, not Unicode or there twice, an id that is long or does not print, an item
-that has another picture the second time, a split that no item is in. What stops with file and line: a missing column, a
-cell of another kind, an item in two splits, a row that cannot be read; and a list without a single picture.
+that has another picture the second time, a split that no item is in; an item that no column or file puts in a split: it
+is kept without one; a picture that files of several splits have: it is kept in each. What stops with file and line: a
+missing column, a cell of another kind, an item that a column puts in two splits or whose id is another picture's in a
+file of another split, a row that cannot be read; and a list without a single picture.
 
 A picture beside the list is taken once and linked where the disk allows: one that is to change gets another name.
 
@@ -51,9 +53,12 @@ from xmodal.records import Caption, Item, Oddity, Row, Split
 from xmodal.trouble import Trouble
 
 DESCRIPTION = "xmodal-own.json"
-VERSION = 1  # of what is parsed from the same bytes
+FORMAT = 1  # of DESCRIPTION
+VERSION = 2  # of what is parsed from the same bytes
 SPLITS = (("train", "0.9"), ("val", "0.05"), ("test", "0.05"))
 EMPTY_SPLIT = "a split without items"
+NO_SPLIT = "in no split: kept without one"
+SEVERAL_SPLITS = "in files of several splits: kept in each"
 BESIDE = "it is not beside the list: name the list again, or give its folder with --raw"
 
 
@@ -91,12 +96,12 @@ class Description:
             raise ValueError(f"splits have names of their own and shares above 0 whose sum is 1, not {told}")
 
     def to_json(self) -> bytes:
-        return canonical_json({"version": VERSION, **asdict(self)})
+        return canonical_json({"version": FORMAT, **asdict(self)})
 
     @classmethod
     def from_json(cls, data: bytes) -> "Description":
         facts = json.loads(data)
-        if facts.pop("version") != VERSION:
+        if facts.pop("version") != FORMAT:
             raise Trouble(f"{DESCRIPTION} was written by another version of xmodal: name the list again")
         files = tuple(ListFile(**file) for file in facts.pop("files"))
         return cls(**facts | {"files": files, "splits": tuple((name, share) for name, share in facts["splits"])})
@@ -120,6 +125,7 @@ def own_corpus(description: Description, addresses: Mapping[str, str] | None = N
         release={"annotations": "all", "media": "features"},
         version=VERSION,
         card="own",
+        whole_paths=True,
     )
 
 
@@ -129,7 +135,7 @@ def parse(description: Description, raw: Raw) -> Iterator[Row]:
         yield from [entry] if isinstance(entry, Oddity) else parser.rows(entry)
     if not parser.captions:
         raise Trouble(f"{description.files[0].path} lists no picture or clip that can be used")
-    yield from parser.empty_splits()
+    yield from parser.of_splits()
 
 
 def media(description: Description, raw: Raw) -> Iterator[Source]:
@@ -184,6 +190,8 @@ class _Parser:
         self._texts = set[bytes]()
         self._media = dict[str, bytes]()
         self._splits = dict[str, str | None]()
+        self._further = set[tuple[str, str]]()  # splits of an item beyond its first
+        self._without = dict[str, str]()  # items in no split, and where they are
         self._items = Counter[str]()  # by split
         self._ends = list(_ends(description))
 
@@ -202,7 +210,9 @@ class _Parser:
             yield Caption(f"{entry.id}#{digest}", entry.id, self.captions[entry.id], text)
             self.captions[entry.id] += 1
 
-    def empty_splits(self) -> Iterator[Oddity]:
+    def of_splits(self) -> Iterator[Oddity]:
+        """What is odd about splits when every row was seen."""
+        yield from (Oddity(NO_SPLIT, where, id) for id, where in self._without.items())
         yield from (Oddity(EMPTY_SPLIT, name) for name, _ in self._ends if not self._items[name])
 
     def _new(self, entry: Entry) -> Iterator[Row]:
@@ -215,12 +225,30 @@ class _Parser:
         if split := entry.split or self._by_hash(entry.id):
             self._items[split] += 1
             yield Split(entry.id, split)
+        else:
+            self._without[entry.id] = entry.where
 
     def _again(self, entry: Entry) -> Iterator[Row]:
-        if self._media.get(entry.id, b"") not in (b"", _digest(entry.medium.path)):
+        other_medium = self._media.get(entry.id, b"") not in (b"", _digest(entry.medium.path))
+        if other_medium:
             yield Oddity(OTHER_MEDIUM, entry.where, entry.id)
         if not self._ends and self._splits[entry.id] != entry.split:
-            raise Trouble(f"{entry.where}: item {entry.id!r} is in {entry.split}, but was in {self._splits[entry.id]}")
+            yield from self._in_another(entry, self._description.split is not None or other_medium)
+
+    def _in_another(self, entry: Entry, contradicts: bool) -> Iterator[Row]:
+        """Another split than the item's first: no contradiction where files of both have the same picture."""
+        first = self._splits[entry.id]
+        if contradicts:
+            raise Trouble(f"{entry.where}: item {entry.id!r} is in {entry.split}, but was in {first}")
+        if entry.split is None or (entry.id, entry.split) in self._further:
+            return
+        if first is None:
+            del self._without[entry.id]
+            self._splits[entry.id] = entry.split
+        else:
+            self._further.add((entry.id, entry.split))
+            yield Oddity(SEVERAL_SPLITS, entry.where, entry.id)
+        yield Split(entry.id, entry.split)
 
     def _by_hash(self, id: str) -> str | None:
         place = int(hashlib.sha256(id.encode()).hexdigest()[:16], 16)

@@ -43,12 +43,12 @@ def columns(raw: Raw, path: str, count: int, separator: str = "\t") -> Iterator[
 
 def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",") -> Iterator[tuple[str, list[str]]]:
     """These columns of a table with a header and, if need be, quotes, in the order asked for; it may have others."""
-    with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
-        table = csv.reader(text, delimiter=separator, strict=True)
+    with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
+        table = csv.reader(_whole_lines(text, path), delimiter=separator, strict=True)
         try:
             header = next(table, [])
-            if missing := [name for name in names if name not in header]:
-                raise Trouble(f"{path}:1 has no column {missing[0]!r}; its columns are {', '.join(header) or 'none'}")
+            refuse_missing(f"{path}:1", names, header)
+            refuse_doubled(f"{path}:1", names, header)
             places = [header.index(name) for name in names]
             for fields in table:
                 where = f"{path}:{table.line_num}"
@@ -56,8 +56,30 @@ def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",
                     raise Trouble(f"{where} has {len(fields)} columns, not the {len(header)} of its header")
                 if fields:
                     yield where, [fields[place] for place in places]
-        except (csv.Error, UnicodeDecodeError) as error:
+        except csv.Error as error:
             raise Trouble(f"{path}: after line {table.line_num}: {error}") from error
+
+
+def refuse_missing(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
+    if missing := [name for name in columns if name not in there]:
+        raise Trouble(f"{where} has no column {missing[0]!r}; its columns are {', '.join(there) or 'none'}")
+
+
+def refuse_doubled(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
+    """Of two columns with one name nobody knows which is meant."""
+    if twice := [name for name in columns if list(there).count(name) > 1]:
+        raise Trouble(f"{where} has several columns {twice[0]!r}")
+
+
+def _whole_lines(text: IO[str], path: str) -> Iterator[str]:
+    """Lines that were decoded with what is no UTF-8 as surrogates: its line can be named only so."""
+    for number, line in enumerate(text, 1):
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            before = len(line[: error.start].encode())
+            raise Trouble(f"{path}:{number} is not UTF-8, at its byte {before + 1}") from None
+        yield line
 
 
 def split_files(raw: Raw, files: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -85,11 +107,11 @@ def has(record: object, name: str) -> bool:
 
 
 def value(record: object, name: str, kind: type[T], where: str) -> T:
-    """A field of a JSON object, which must be there and of that kind."""
+    """A field of a JSON object, which must be there and of that kind; true is no number."""
     if not isinstance(record, dict) or name not in record:
         raise Trouble(f"{where} has no {name!r}")
     value = record[name]
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise Trouble(f"{where}: {name!r} is {value!r:.40}, no {kind.__name__}")
     return value
 
@@ -127,8 +149,10 @@ def json_elements_of(file: BinaryIO | IO[bytes], path: str) -> Iterator[tuple[st
     """The same of a file that is open; it is closed at the end of the array."""
     with io.TextIOWrapper(file, "utf-8-sig") as text:
         try:
-            for number, element in enumerate(_Text(text, path).elements()):
+            array = _Text(text, path)
+            for number, element in enumerate(array.elements()):
                 yield f"{path}[{number}]", element
+            array.end()
         except UnicodeDecodeError as error:
             raise Trouble(f"{path} is not UTF-8: {error}") from error
 
@@ -151,6 +175,8 @@ class _Text:
                 self._read()
             if self._next() != "}":
                 self._take(",")
+        self._take("}")
+        self.end()
 
     def elements(self) -> Iterator[Any]:
         self._take("[")
@@ -160,6 +186,14 @@ class _Text:
                 self._take(",")
         self._take("]")
 
+    def end(self) -> None:
+        """Refuses what comes after the whole."""
+        while not (rest := self._text[self._at :].lstrip()):
+            self._at = len(self._text)
+            if not self._more():
+                return
+        raise self._broken(f"{rest[0]!r} after its end", len(self._text) - len(rest))
+
     def _read(self) -> Any:
         self._next()
         while True:
@@ -168,6 +202,8 @@ class _Text:
             except json.JSONDecodeError as error:
                 if not self._more():
                     raise self._broken(error.msg, error.pos) from error
+            except RecursionError as error:
+                raise self._broken("it is nested too deep", self._at) from error
             else:
                 if end < len(self._text) or not self._more():  # a number may go on beyond what was read
                     self._at = end

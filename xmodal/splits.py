@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from xmodal.corpora import HUMAN, Drawn
+from xmodal.corpora import WRITTEN, Drawn
 from xmodal.records import Caption
 from xmodal.trouble import Trouble
 
@@ -62,7 +62,7 @@ class Share:
 
     def hides(self, source: str) -> bool:
         """Whether texts of this source are what nobody may read here."""
-        return not self.annotated and source == HUMAN
+        return not self.annotated and source in WRITTEN
 
     def kept(self, captions: list[Caption]) -> list[Caption]:
         """Of one item, in their order."""
@@ -71,7 +71,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Own:
+class DrawnSplit:
     """One part of what a paper drew itself: who, of which seed, and train, val or test."""
 
     who: str
@@ -79,7 +79,7 @@ class Own:
     seed: int = 0
 
     @classmethod
-    def of(cls, split: str, drawn: Mapping[str, Drawn]) -> "Own | None":
+    def of(cls, split: str, drawn: Mapping[str, Drawn]) -> "DrawnSplit | None":
         found = _DRAWN.fullmatch(split)
         return cls(found["who"], found["part"], int(found["seed"] or 0)) if found and found["who"] in drawn else None
 

@@ -24,7 +24,9 @@ Part = Literal["annotations", "media"]
 ReleaseClass = Literal[
     "all", "features", "ids", "nothing"
 ]  # what may be published: itself, what was computed from it, …
-HUMAN = "human"  # the source of captions that people wrote
+HUMAN = "human"  # the source of captions that people wrote of what they saw
+UNRELATED_TEXT = "unrelated"  # of those that people wrote too, but that tell of something else
+WRITTEN = frozenset({HUMAN, UNRELATED_TEXT})
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ class Corpus:
     ("captions"), or of what a table holds for one split ("items:karpathy/train"). `drawn` are splits by who drew them,
     which no record names: `xmodal.splits` makes "two_branch/train" of them and a seed. `unpack` is for media that lie
     inside the annotations: of those that `media` lists it writes the wanted ones into a folder, each whole when it is
-    yielded. `card` names the template of its card, where that is not of the corpus' name.
+    yielded. `card` names the template of its card, where that is not of the corpus' name. With `whole_paths` a file at
+    hand is known by its path and not by its name, which says nothing where it is 1.jpg.
     """
 
     name: str
@@ -110,6 +113,7 @@ class Corpus:
     version: int = 1
     unpack: Callable[[Raw, Container[str], Path], Iterator[Source]] | None = None
     card: str | None = None
+    whole_paths: bool = False
 
     def __post_init__(self) -> None:
         for name in (self.name, self.media_set):

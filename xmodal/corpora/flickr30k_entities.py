@@ -53,7 +53,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from xmodal.archives import open_archive
-from xmodal.corpora import Corpus, Raw, Source
+from xmodal.corpora import HUMAN, UNRELATED_TEXT, Corpus, Raw, Source
 from xmodal.readers import lines, lines_of, split_files
 from xmodal.records import Caption, Item, Match, Oddity, Region, Row, Split
 from xmodal.trouble import Trouble
@@ -162,7 +162,7 @@ def _captions(archive: zipfile.ZipFile, image: str, unrelated: Unrelated) -> Ite
     for number, (where, line) in enumerate(_sentences(*_read(archive, SENTENCES_MEMBER.format(image)))):
         text, phrases, brackets = _caption(line, where)
         key, odd = f"{image}#{number}", unrelated.pop((image, number), None)
-        source = "unrelated" if odd else "human"
+        source = UNRELATED_TEXT if odd else HUMAN
         yield Caption(key, image, positions[source], text, source)
         yield from (Match(key, image, each.chain, each.start, each.end, each.types) for each in phrases)
         if brackets:
