@@ -327,7 +327,7 @@ def classed_root(folder: Path, unnamed: str | None = None) -> str:
 
     storage = open_storage(str(folder / "root"))
     build_records(Site(storage, raw=folder / "plain/raw"), replace(corpus, counts={}, parse=parse))
-    build(facts(Facts(60)), storage)
+    build(facts(Facts(60, places=2)), storage)
     return storage.url
 
 
