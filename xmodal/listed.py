@@ -27,7 +27,7 @@ ODD_ID = "an id that is long or does not print: its sha256 stands for it"
 NO_CAPTION = "an empty caption: left out"
 NOT_TEXT = "a caption that is not Unicode: left out"
 AGAIN = "the same caption of the same item again: left out"
-OTHER_MEDIUM = "another picture or clip of the same id: the first one counts"
+OTHER_MEDIUM = "another picture or clip of an id that is taken: the row is left out"
 
 
 @dataclass(frozen=True)

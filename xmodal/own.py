@@ -201,6 +201,9 @@ class _Parser:
             yield from self._new(entry)
         else:
             yield from self._again(entry)
+            if self._is_of_another(entry):  # its captions are not of the picture that counts
+                yield Oddity(OTHER_MEDIUM, entry.where, entry.id)
+                return
         for text in entry.captions:
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             if (key := _digest(f"{entry.id}#{digest}")) in self._texts:
@@ -229,11 +232,12 @@ class _Parser:
             self._without[entry.id] = entry.where
 
     def _again(self, entry: Entry) -> Iterator[Row]:
-        other_medium = self._media.get(entry.id, b"") not in (b"", _digest(entry.medium.path))
-        if other_medium:
-            yield Oddity(OTHER_MEDIUM, entry.where, entry.id)
         if not self._ends and self._splits[entry.id] != entry.split:
-            yield from self._in_another(entry, self._description.split is not None or other_medium)
+            yield from self._in_another(entry, self._description.split is not None or self._is_of_another(entry))
+
+    def _is_of_another(self, entry: Entry) -> bool:
+        """Whether its id has been given to another medium before."""
+        return self._media.get(entry.id, b"") not in (b"", _digest(entry.medium.path))
 
     def _in_another(self, entry: Entry, contradicts: bool) -> Iterator[Row]:
         """Another split than the item's first: no contradiction where files of both have the same picture."""
