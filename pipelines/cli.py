@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        result, code = COMMANDS[chosen.command](chosen)
+        with redirect_stdout(sys.stderr):  # stdout is for the result alone: Ray tells of dead workers there
+            result, code = COMMANDS[chosen.command](chosen)
     except Trouble as trouble:
         return _complain(str(trouble))
     except OSError as error:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pipelines import cli
 from pipelines.cli import main
 from tests.conftest import tree_digest
 from tests.test_fetch import scripted
@@ -669,3 +670,19 @@ def test_records_that_need_a_lost_file_say_which_and_what_helps(
     complaint = xmodal("build", publisher.file, "--root", root, "--set", "row_group=7").complaint
     assert "verify --forget" in complaint
     assert "run the same command again" not in complaint
+
+
+def test_what_anybody_prints_meanwhile_does_not_reach_the_result(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ray does when a worker dies."""
+
+    def noisy(chosen: object) -> tuple[dict[str, int], int]:
+        print("(raylet) A worker died")
+        return {"done": 1}, 0
+
+    monkeypatch.setitem(cli.COMMANDS, "doctor", noisy)
+    assert main(["doctor", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"done": 1}
+    assert "A worker died" in said.err
