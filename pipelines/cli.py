@@ -33,8 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        with redirect_stdout(sys.stderr):  # stdout is for the result alone: Ray tells of dead workers there
-            result, code = COMMANDS[chosen.command](chosen)
+        result, code = _carry_out(chosen)
     except Trouble as trouble:
         return _complain(str(trouble))
     except OSError as error:
@@ -45,12 +44,19 @@ def main(arguments: list[str] | None = None) -> int:
         return _complain(f"the object store of {chosen.root} does not answer as it should: {error}")
     except KeyboardInterrupt:
         return _complain("stopped; run the same command again to go on", code=130)
-    finally:
-        if "pipelines.ray_runner" in sys.modules:
-            sys.modules["pipelines.ray_runner"].disconnect()
     if not _is_second():
         _show(chosen, result)
     return code
+
+
+def _carry_out(chosen: argparse.Namespace) -> tuple[Any, int]:
+    """Stdout is for the result alone: Ray tells of dead workers there, and once more as it leaves."""
+    with redirect_stdout(sys.stderr):
+        try:
+            return COMMANDS[chosen.command](chosen)
+        finally:
+            if "pipelines.ray_runner" in sys.modules:
+                sys.modules["pipelines.ray_runner"].disconnect()
 
 
 def _is_second() -> bool:
