@@ -323,6 +323,15 @@ def test_a_pipe_that_is_closed_early_is_no_trouble(xmodal: Xmodal, publisher: Pu
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """A shell that runs the tests in the background has them, and what they start, ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_stops_with_one_line_and_the_same_command_goes_on(root: Path, tmp_path: Path) -> None:
     hold, answer = threading.Event(), b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"
     with scripted(answer, answer, hold=hold) as url:
