@@ -15,7 +15,7 @@ from tests.toy_root import Facts, facts, item_id, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from xmodal import find, runs
 from xmodal.batches import Padded, Reader
-from xmodal.dataset import Examples
+from xmodal.dataset import Examples, Texts
 from xmodal.evaluation import Silence, evaluate, load, measure
 from xmodal.features import FeatureStore
 from xmodal.reports import OWN
@@ -124,7 +124,7 @@ class Oracle:
 def test_two_thousand_items_are_evaluated_in_folds_of_one_thousand_too(tmp_path: Path) -> None:
     items = 2000
     store = FeatureStore(build(facts(Facts(items, shown="number", width=2)), open_storage(str(tmp_path))))
-    words = tuple(np.array([1, number, 2], np.int32) for number in range(items))
+    words = Texts.of(np.array([1, number, 2], np.int32) for number in range(items))
     ids = tuple(map(item_id, range(items)))
     examples = Examples(ids, store.rows(ids), ids, np.arange(items), words, absent=0, silent=0)
     scores = measure(Oracle(), Reader(examples, store), Silence())

@@ -29,7 +29,7 @@ from tests.toy_root import Facts, facts, item_id
 from tests.toy_root import one_thread as one_thread
 from tests.toy_stages import ARRAYS, Arrays, array_values, arrays
 from xmodal.batches import ANNOTATED, UNANNOTATED, Batch, Loader, Reader, Stream
-from xmodal.dataset import Examples
+from xmodal.dataset import Examples, Texts
 from xmodal.features import FeatureStore
 from xmodal.models import Features
 from xmodal.outputs import Output, find
@@ -66,7 +66,7 @@ def reader(root: str, name: str = "grids", items: int = 40, frames: Features | N
         rows=np.array(numbers),
         caption_ids=tuple(f"c{caption}" for caption in range(len(owners))),
         caption_items=np.array(owners),
-        words=tuple(words(caption) for caption in range(len(owners))),
+        words=Texts.of(words(caption) for caption in range(len(owners))),
         absent=0,
         silent=0,
     )

@@ -294,31 +294,42 @@ class MappedRows:
             for shard in shards[~self._mapped[shards]].tolist():
                 self.map(shard)
         chunks = rows // self.layout.chunk_rows
-        self._ask_for(rows, chunks)
-        self._check(chunks)
-        _copy(self._values, rows, out)
+        fresh = self._unchecked[chunks]
+        if fresh.any() or not self._in_memory(rows):
+            self._ask_for(np.unique(chunks[fresh]).tolist(), np.unique(rows[~fresh]).tolist())
+            self._receive(rows, out)
+        else:
+            _copy(self._values, rows, out)
 
-    def _ask_for(self, rows: NDArray[np.int64], chunks: NDArray[np.int64]) -> None:
-        """All that a batch needs from a cold disk, at once: a fault at a time the disk would wait for us."""
-        size, chunk_size, fresh = self.layout.row_bytes, self.layout.chunk_bytes, self._unchecked[chunks]
+    def _in_memory(self, rows: NDArray[np.int64]) -> bool:
+        """As far as a look at some of them tells."""
+        size = self.layout.row_bytes
         some = rows[:: max(1, len(rows) // PROBES)].tolist()
-        if not fresh.any() and all(self._space.in_memory(row * size + size // 2) for row in some):
-            return
-        for chunk in np.unique(chunks[fresh]).tolist():
-            self._space.will_need(chunk * chunk_size, chunk_size)
-        for row in np.unique(rows[~fresh]).tolist():
-            self._space.will_need(row * size, size)
+        return all(self._space.in_memory(row * size + size // 2) for row in some)
 
-    def _check(self, chunks: NDArray[np.int64]) -> None:
-        """The checksums of those that nobody has read yet."""
-        size, fresh = self.layout.chunk_bytes, self._unchecked[chunks]
-        for chunk in np.unique(chunks[fresh]).tolist() if fresh.any() else ():
-            if extend(0, self._bytes[chunk * size : (chunk + 1) * size]) != self._checksums[chunk]:
-                first, stop = chunk * self.layout.chunk_rows, (chunk + 1) * self.layout.chunk_rows
-                rows = f"row {first}" if stop == first + 1 else f"one of the rows {first} to {stop - 1}"
-                path = self._paths[first // self.layout.shard_rows]
-                raise Trouble(f"{path} is damaged: {rows} is not what was written; {CURE}")
-            self._unchecked[chunk] = False
+    def _ask_for(self, chunks: list[int], rows: list[int]) -> None:
+        """All that a batch needs from a cold disk, at once: a fault at a time the disk would wait for us."""
+        for size, places in ((self.layout.chunk_bytes, chunks), (self.layout.row_bytes, rows)):
+            for place in places:
+                self._space.will_need(place * size, size)
+
+    def _receive(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Row by row in the order in which they were asked for: one is checked and copied while others arrive."""
+        for place in np.argsort(rows).tolist():
+            chunk = int(rows[place]) // self.layout.chunk_rows
+            if self._unchecked[chunk]:
+                self._check(chunk)
+            out[place] = self._values[rows[place]]
+
+    def _check(self, chunk: int) -> None:
+        """The checksum of a chunk that nobody has read yet."""
+        size = self.layout.chunk_bytes
+        if extend(0, self._bytes[chunk * size : (chunk + 1) * size]) != self._checksums[chunk]:
+            first, stop = chunk * self.layout.chunk_rows, (chunk + 1) * self.layout.chunk_rows
+            rows = f"row {first}" if stop == first + 1 else f"one of the rows {first} to {stop - 1}"
+            path = self._paths[first // self.layout.shard_rows]
+            raise Trouble(f"{path} is damaged: {rows} is not what was written; {CURE}")
+        self._unchecked[chunk] = False
 
 
 class ScatteredRows:

@@ -204,15 +204,18 @@ class Reader:
         return Padded.whole(torch.from_numpy(self.store.take_padded(rows, places, self._room(*places.shape))))
 
     def text(self, captions: NDArray[np.int64] | slice, draws: Draws | None = None) -> Padded:
-        places = (
-            range(*captions.indices(len(self.examples.words))) if isinstance(captions, slice) else captions.tolist()
-        )
-        words = [self.examples.words[place] for place in places]
-        if self.tokens is not None and self.tokens.longest is not None:
-            words = [shortened(some, self.tokens.longest) for some in words]
-        if self.tokens is not None and draws is not None and (self.tokens.marked or self.tokens.deleted):
-            chance = [np.random.default_rng([draws.seed, draws.epoch, place]) for place in places]
-            words = [thinned(some, self.tokens, one) for some, one in zip(words, chance, strict=True)]
+        whole = range(len(self.examples.words))
+        places = np.asarray(whole[captions], np.int64) if isinstance(captions, slice) else captions
+        tokens = self.tokens
+        thinning = draws if tokens is not None and (tokens.marked or tokens.deleted) else None
+        if tokens is None or (tokens.longest is None and thinning is None):
+            return Padded(*map(torch.from_numpy, self.examples.words.padded(places)))
+        words = [self.examples.words[place] for place in places.tolist()]
+        if tokens.longest is not None:
+            words = [shortened(some, tokens.longest) for some in words]
+        if thinning is not None:
+            chance = [np.random.default_rng([thinning.seed, thinning.epoch, place]) for place in places.tolist()]
+            words = [thinned(some, tokens, one) for some, one in zip(words, chance, strict=True)]
         return Padded.of(words)
 
     def _lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -274,7 +277,9 @@ class Buffers:
         return self._all[-1]
 
     def _new(self, size: int) -> NDArray[np.uint8]:
-        memory: NDArray[np.uint8] = torch.empty(size + LINE, dtype=torch.uint8, pin_memory=self._pinned).numpy()
+        if not self._pinned:
+            return np.empty(size + LINE, np.uint8)  # in huge pages, which torch does not ask for
+        memory: NDArray[np.uint8] = torch.empty(size + LINE, dtype=torch.uint8, pin_memory=True).numpy()
         return memory
 
 
@@ -355,6 +360,7 @@ class Loader(IterableDataset[Batch]):
             is_last = after + (self.batch_size - 1 if self.drop_last else 0) >= self._length
             self.epoch, self.cursor = (epoch + 1, 0) if is_last else (epoch, after)
             yield batch
+            del batch  # its memory is for one of the next, not to be held while they are awaited
         self.epoch, self.cursor = epoch + 1, 0  # also in a worker that did not have the last batch
 
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
@@ -369,6 +375,7 @@ class Loader(IterableDataset[Batch]):
                         waiting.append((starts[0], thread.submit(self._batch, readers, epoch, starts.popleft())))
                     start, batch = waiting.popleft()
                     yield start, batch.result()
+                    del batch
             finally:
                 for _, unread in waiting:
                     unread.cancel()
@@ -502,7 +509,10 @@ def _check_pairs(pairs: Tensor, visual_rows: int, text_rows: int) -> None:
         raise ValueError(f"pairs must be (pairs, 2) int64, not {tuple(pairs.shape)} {pairs.dtype}")
     if _on_device(pairs):  # looking at values would wait for it, and they were looked at on the host
         return
-    if bool(((pairs < 0) | (pairs >= torch.tensor([visual_rows, text_rows]))).any()):
+    visual, text = pairs.numpy().T  # whose least and largest take a third of what tensors' comparisons take
+    if min(visual.min(initial=0), text.min(initial=0)) < 0 or not (
+        visual.max(initial=-1) < visual_rows and text.max(initial=-1) < text_rows
+    ):
         raise ValueError(f"a pair points outside the {visual_rows} visual and {text_rows} text rows")
 
 

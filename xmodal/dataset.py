@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,37 @@ CLEAN, IDS = "clean", "ids.txt"  # the stage of cleaned splits, and its file: an
 
 
 @dataclass(frozen=True, eq=False)
+class Texts:
+    """Texts as the numbers of their words, one behind the other: an array for each would take far more memory."""
+
+    numbers: NDArray[np.int32]
+    starts: NDArray[np.int64]  # (texts + 1,)
+
+    @classmethod
+    def of(cls, texts: Iterable[NDArray[np.int32]]) -> "Texts":
+        each = [np.zeros(0, np.int32), *texts]
+        return cls(np.concatenate(each), np.cumsum([len(text) for text in each]))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __iter__(self) -> Iterator[NDArray[np.int32]]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, place: int) -> NDArray[np.int32]:
+        return self.numbers[self.starts[place] : self.starts[place + 1]]
+
+    def padded(self, places_T: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """(T, L) with zeros behind each text, and their lengths."""
+        starts_T = self.starts[places_T]
+        lengths_T = self.starts[places_T + 1] - starts_T
+        steps_L = np.arange(lengths_T.max(initial=0))
+        numbers_TL = self.numbers.take(starts_T[:, None] + steps_L, mode="clip")
+        numbers_TL[steps_L >= lengths_T[:, None]] = 0
+        return numbers_TL, lengths_T
+
+
+@dataclass(frozen=True, eq=False)
 class Examples:
     """The items that have features and captions, in the records' order, and their captions, item by item.
 
@@ -38,7 +69,7 @@ class Examples:
     rows: NDArray[np.int64]  # (items,), in the feature store
     caption_ids: tuple[str, ...]
     caption_items: NDArray[np.int64]  # (captions,): positions of items, ascending
-    words: tuple[NDArray[np.int32], ...]  # (captions,)
+    words: Texts  # (captions,)
     absent: int  # items left out, as the store has no features of them
     silent: int  # items left out, as no text of the view's source describes them
 
@@ -68,7 +99,7 @@ class Examples:
             rows=store.rows(seen),
             caption_ids=tuple(caption.id for _, caption in captions),
             caption_items=np.array([place for place, _ in captions], np.int64),
-            words=tuple(vocabulary.encode(caption.text) for _, caption in captions),
+            words=Texts.of(vocabulary.encode(caption.text) for _, caption in captions),
             absent=len(found) - len(silent) - len(seen),
             silent=len(silent),
         )

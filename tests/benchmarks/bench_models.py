@@ -28,7 +28,7 @@ from tests.benchmarks.official import Flags, pcme_pmrp, pcme_training, pvse_eval
 from tests.test_features import write_store
 from xmodal import checkpoints, optimisers
 from xmodal.batches import ANNOTATED, Batch, Loader, Padded, Reader, Stream
-from xmodal.dataset import Examples
+from xmodal.dataset import Examples, Texts
 from xmodal.evaluation import Silence
 from xmodal.features import FeatureSpec, FeatureStore
 from xmodal.metrics import WHOLE, Both, Pairs, Similarities, fold_windows, pack_labels, ranks
@@ -326,7 +326,8 @@ def _data_wait() -> Measured:
         block = random.random((64, *STORED.row_shape), np.float32).astype(STORED.dtype)
         values = np.broadcast_to(block, (STORED_ROWS // 64, *block.shape)).reshape(-1, *STORED.row_shape)
         store = FeatureStore(write_store(folder, STORED, values, 64, {}))
-        words = tuple(random.integers(4, VOCABULARY, length, np.int32) for length in random.integers(8, 17, len(store)))
+        lengths = random.integers(8, 17, len(store)).tolist()
+        words = Texts.of(random.integers(4, VOCABULARY, length, np.int32) for length in lengths)
         places = np.arange(len(store))
         examples = Examples(store.ids, places, store.ids, places, words, absent=0, silent=0)
         loader = Loader(Reader(examples, store), READ_BATCH, dtype=torch.float32)

@@ -28,7 +28,7 @@ from tests.test_features import write_store
 from xmodal.arrays import buffer
 from xmodal.batches import Loader
 from xmodal.batches import Reader as BatchReader
-from xmodal.dataset import Examples
+from xmodal.dataset import Examples, Texts
 from xmodal.features import FeatureSpec, FeatureStore, write_shard
 
 BARS = {
@@ -142,7 +142,7 @@ def _read_by_memmap(values: Values, batches: Iterable[Rows]) -> int:
 def _examples(store: FeatureStore) -> Examples:
     """An item a row, with a caption of ten words each."""
     places, words = np.arange(len(store)), np.arange(1, 11, dtype=np.int32)
-    return Examples(store.ids, places, store.ids, places, (words,) * len(store), absent=0, silent=0)
+    return Examples(store.ids, places, store.ids, places, Texts.of([words] * len(store)), absent=0, silent=0)
 
 
 def _writer(folder: Path) -> dict[str, Measured]:
