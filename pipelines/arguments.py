@@ -107,14 +107,18 @@ def _own(parser: argparse.ArgumentParser) -> None:
     own = parser.add_argument_group(
         "your own data",
         "A list (.parquet, .csv, .tsv, .jsonl), a folder with one, or a Hugging Face dataset (a folder, or "
-        "hf://org/name) in place of a corpus. Without these flags it is read as this root read it last.",
+        "hf://org/name) in place of a corpus. What no flag says is as this root read it last.",
     )
     own.add_argument("--url", metavar="COLUMN", help="addresses, paths beside the list, or pictures (default: url)")
     own.add_argument("--caption", metavar="COLUMN", help="a text or a list of texts (default: caption)")
-    own.add_argument("--id", metavar="COLUMN", help="(default: made from the address, the path or the picture)")
-    own.add_argument("--split", metavar="COLUMN", help="the split of each row (default: as --splits)")
+    own.add_argument(
+        "--id", metavar="COLUMN", help="'' is none (default: made from the address, the path, the picture)"
+    )
+    own.add_argument(
+        "--split", metavar="COLUMN", help="the split of each row: train, val, test or a name; empty is none"
+    )
     own.add_argument("--splits", metavar="NAME=SHARE,…", help="by hash of the id (train=0.9,val=0.05,test=0.05)")
-    own.add_argument("--captions", metavar="FILE", help="the list of a folder, where it is not captions.* in it")
+    own.add_argument("--captions", metavar="FILE", help="the list of a folder, beside or in it, if not captions.*")
     own.add_argument("--name", help="the name of the corpus (default: that of the list or folder)")
 
 

@@ -120,11 +120,15 @@ def _plan(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _build(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines import own
     from pipelines.corpus import build_stages
 
-    site = _site(chosen)
-    rows = [row for of, corpus, stages in _targets(chosen, site) for row in build_stages(of, corpus, stages)]
-    return {"root": site.storage.url, "outputs": rows}, 0
+    site, rows, notes = _site(chosen), [], []
+    for of, corpus, stages in _targets(chosen, site):
+        with own.named(of.storage, corpus.name, of.list_at):
+            rows += build_stages(of, corpus, stages)
+        notes += own.notes(of.storage, corpus.name)
+    return {"root": site.storage.url, "outputs": rows, "notes": notes}, 0
 
 
 def _retry(chosen: argparse.Namespace) -> tuple[Any, int]:
@@ -411,7 +415,7 @@ def _target(name: str, chosen: argparse.Namespace, site: Any) -> tuple[Any, Any]
     if name not in corpora.names() and own.is_data(name, flags, site.storage):
         found = own.describe(name, flags, site.storage)
         raw = {} if site.raw else {"raw": found.folder, "archives": False}  # nobody asked to look into archives
-        return replace(site, files=found.places, **raw), found.corpus
+        return replace(site, files=found.places, list_at=found.place, **raw), found.corpus
     if flags:
         raise Trouble(f"--{next(iter(flags))} is for data of your own: a list, a folder or hf://…, which {name} is not")
     known = None if name.endswith(".py") or name in corpora.names() else own.remembered(site.storage, name)

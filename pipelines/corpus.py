@@ -33,7 +33,7 @@ from pipelines.seal import current, seal
 from pipelines.settings import apply
 from pipelines.stage import Stage
 from xmodal.corpora import Corpus, Part, Source
-from xmodal.locks import raw_of
+from xmodal.locks import raw_of, read_lock
 from xmodal.outputs import Output, directories
 from xmodal.records import Item, read_rows
 from xmodal.storage import Storage
@@ -54,6 +54,7 @@ class Site:
     settings: Mapping[str, object] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)  # of annotations that lie elsewhere than in `raw`
     archives: bool = True  # in `raw` are searched too
+    list_at: str | None = None  # where the list of somebody's own data lies
 
 
 def build_sources(site: Site, corpus: Corpus) -> Output:
@@ -170,8 +171,19 @@ def build_stages(site: Site, corpus: Corpus, stages: Iterable[str]) -> list[dict
         output = STAGES[stage](site, corpus)
         about = {"corpus": corpus.name, "stage": stage, "identity": output.identity, "path": output.where}
         totals = {name: output.totals[name] for name in ("bytes", "counts", "failures")}
-        rows.append(about | {"built": output.folder not in before} | totals)
+        absent = _absent(site, corpus, output) if stage == "media" and totals["counts"]["absent"] else {}
+        rows.append(about | {"built": output.folder not in before} | totals | ({"absent": absent} if absent else {}))
     return rows
+
+
+def _absent(site: Site, corpus: Corpus, media: Output) -> dict[str, dict[str, Any]]:
+    """Why files of a sealed set are not there: how many of each class, and one of them."""
+    absent = {locked.path for locked in read_lock(media) if not locked.sha256}
+    found: dict[str, dict[str, Any]] = {}
+    for state in Ledger(site.storage, "media", corpus.media_set).states():
+        if state.failed and state.path in absent:
+            found.setdefault(state.kind, {"files": 0, "path": state.path, "reason": state.reason})["files"] += 1
+    return found
 
 
 def required_sources(corpus: Corpus, part: Part) -> list[Source]:

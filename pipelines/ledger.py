@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pipelines.journal import Journal
 from xmodal.corpora import Part, Source
 from xmodal.identity import canonical_json
+from xmodal.locks import sealed_now
 from xmodal.storage import Storage
 
 FOLDERS: dict[Part, str] = {"annotations": "sources", "media": "media"}
@@ -132,11 +133,8 @@ class Ledger:
     @property
     def sealed(self) -> str | None:
         """The identity of the set that `build` uses now."""
-        try:
-            identity = self._storage.read(f"{self.folder}/sealed").decode(errors="replace")
-        except FileNotFoundError:
-            return None
-        return identity if identity.isalnum() else None
+        sealed = sealed_now(self._storage, *self.folder.split("/")[-2:])
+        return sealed.folder.rpartition("/")[2] if sealed else None
 
     def use(self, identity: str) -> None:
         self._storage.write(f"{self.folder}/sealed", identity.encode())

@@ -8,15 +8,19 @@
 
 What the lists and columns are is said in one file, xmodal.own.DESCRIPTION, that is fetched and sealed like the others:
 later commands find the corpus by its name in the root's sealed sources, and need neither the columns nor the lists.
+A name is the list's whose rows were parsed under it last: NOTE says where that lies, so that another list, which may
+have other pictures of the same names, is told from one that grew, and one that cannot be read leaves all as it was.
 """
 
 import hashlib
 import json
+import os
 import re
 import urllib.error
 import urllib.request
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,15 +28,17 @@ from urllib.parse import quote
 
 from pipelines.ledger import FOLDERS, Ledger
 from xmodal import corpora
-from xmodal.corpora import Corpus
-from xmodal.listed import split_name
-from xmodal.lists import ending
-from xmodal.locks import raw_of
-from xmodal.outputs import Output
-from xmodal.own import DESCRIPTION, SPLITS, Description, ListFile, own_corpus
+from xmodal.corpora import Corpus, Raw
+from xmodal.dataset import current, splits
+from xmodal.locks import raw_of, sealed_now
+from xmodal.outputs import find
+from xmodal.own import DESCRIPTION, SPLITS, Description, ListFile, own_corpus, split_name
+from xmodal.readers import ending, heading
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
 
+NOTE = "_runs/own/{}.json"  # of a name: where its list lies, and the set of sources that was parsed last
+JUDGED, FEW = ("val", "test"), 10  # splits that numbers are of, by how their names end; of so few they say nothing
 HUB = "https://huggingface.co"
 TIMEOUT_SECONDS = 30.0
 LISTS = tuple(f"{stem}.{kind}" for stem in ("captions", "metadata") for kind in ("csv", "tsv", "jsonl", "parquet"))
@@ -50,6 +56,7 @@ class Found:
     """The lists, in their order: where they lie, here or at an address; and where the media they name lie."""
 
     name: str
+    place: str  # of the list or the dataset
     files: tuple[ListFile, ...]
     places: Mapping[str, Path] = field(default_factory=dict)
     addresses: Mapping[str, str] = field(default_factory=dict)
@@ -61,6 +68,7 @@ class Found:
 @dataclass(frozen=True)
 class Own:
     corpus: Corpus
+    place: str
     folder: Path | None = None
     places: Mapping[str, Path] = field(default_factory=dict)
 
@@ -86,13 +94,15 @@ def describe(text: str, flags: Mapping[str, str], storage: Storage) -> Own:
     name = flags.get("name") or _name(found.name, text)
     if name in corpora.names():
         raise Trouble(f"{name} is a corpus already: give your data another name with --name")
-    known = None if flags.keys() - {"captions", "name"} else description_of(storage, name)
+    known = description_of(storage, name)
+    if known:
+        _refuse_another(storage, known, found, is_meant="name" in flags)
     try:
         description = _described(name, found, flags, known)
         corpus = own_corpus(description, found.addresses)
     except ValueError as error:
         raise Trouble(f"{text}: {error}") from None
-    return Own(corpus, found.folder, found.places)
+    return Own(corpus, found.place, found.folder, found.places)
 
 
 def remembered(storage: Storage, name: str) -> Corpus | None:
@@ -108,30 +118,96 @@ def names(storage: Storage) -> list[str]:
 def description_of(storage: Storage, name: str) -> Description | None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         return None
-    identity = Ledger(storage, "annotations", name).sealed
-    sealed = Output(storage, f"{FOLDERS['annotations']}/{identity}")
-    if not identity or not sealed.complete:
-        return None
-    raw = raw_of(sealed)
-    if DESCRIPTION not in raw:
+    raw = _raw(storage, name)
+    if not raw or DESCRIPTION not in raw:
         return None
     with raw.open(DESCRIPTION) as file:
         return Description.from_json(file.read())
 
 
+@contextmanager
+def named(storage: Storage, name: str, place: str | None) -> Iterator[None]:
+    """A build under a name, which is the list's once its rows are parsed; else it stays with the list that had it."""
+    ledger, note = Ledger(storage, "annotations", name), _noted(storage, name)
+    good, is_done = note.get("sealed", ledger.sealed), False
+    try:
+        yield
+        is_done = True
+    finally:
+        place, sealed = place or note.get("place"), ledger.sealed
+        if not current(find(storage.url, "records", corpus=name)):
+            if good and not is_done:
+                ledger.use(good)
+        elif place and (is_done or sealed != good):
+            storage.write(NOTE.format(name), json.dumps({"place": place, "sealed": sealed}).encode())
+
+
+def notes(storage: Storage, name: str) -> list[str]:
+    """What a build of your own data says beside its rows: columns that look as if they were meant, splits that lack."""
+    description, raw = description_of(storage, name), _raw(storage, name)
+    records = current(find(storage.url, "records", corpus=name))
+    if not description or not raw or not records:
+        return []
+    there = heading(raw, description.files[0].path)
+    unused = [column for column in ("split", "id") if column in there and getattr(description, column) is None]
+    told = [f"the column {one!r} is not used: --{one} {one} takes it" for one in unused]
+    sizes = {split.rpartition("/")[2]: len(items) for split, items in splits(records[0]).items()}
+    if few := [f"{sizes.get(split, 0)} in {split}" for split in JUDGED if sizes.get(split, 0) <= FEW]:
+        how = "--splits train=0.8,val=0.1,test=0.1 divides by hash, --split COLUMN takes your own"
+        told.append(f"items {', '.join(few)}: train asks for val, evaluate for test, and R@10 of {FEW} is 100; {how}")
+    return [f"{name}: {text}" for text in told]
+
+
+def _raw(storage: Storage, name: str) -> Raw | None:
+    sealed = sealed_now(storage, FOLDERS["annotations"], name)
+    return raw_of(sealed) if sealed else None
+
+
+def _noted(storage: Storage, name: str) -> dict[str, Any]:
+    try:
+        return cast(dict[str, Any], json.loads(storage.read(NOTE.format(name))))
+    except FileNotFoundError:
+        return {}
+
+
+def _refuse_another(storage: Storage, known: Description, found: Found, is_meant: bool) -> None:
+    """Another list than the one that has the name: it lies elsewhere, and its bytes are others."""
+    place = _noted(storage, known.name).get("place")
+    old, new = ([file.sha256 for file in files] for files in (known.files, found.files))
+    if place in (None, found.place) or (old == new and None not in new):
+        return
+    is_there = os.path.exists(place) or place.startswith("hf://")
+    if is_there and not (os.path.exists(found.place) and os.path.samefile(place, found.place)):
+        raise Trouble(f"{known.name} is {place} here: give {found.place} a name of its own with --name")
+    if not is_there and not is_meant:
+        raise Trouble(
+            f"{known.name} was {place} here, which is gone: if {found.place} is that list, moved, say so with "
+            f"--name {known.name}; else give it a name of its own with --name"
+        )
+
+
 def _described(name: str, found: Found, flags: Mapping[str, str], known: Description | None) -> Description:
     if found.unclear and not (flags.keys() & {"split", "splits"} or (known and (known.split or known.splits))):
         raise ValueError(f"is {found.unclear} of a split? Say with --split which column has it, or share with --splits")
-    if known:
-        by_files = not (known.split or known.splits)
-        return replace(known, files=_with_splits(found.files, by_files), revision=found.revision)
-    columns = {column: flags[column] for column in ("url", "caption", "id", "split") if column in flags}
     if "split" in flags and "splits" in flags:
         raise ValueError("--split is a column, --splits are shares: give one of them")
-    by_files = not {"split", "splits"} & flags.keys() and any(file.split for file in found.files)
-    files = _with_splits(found.files, by_files)
-    shares = () if by_files or "split" in flags else _splits(flags["splits"]) if "splits" in flags else SPLITS
-    return Description(name, files, **columns, splits=shares, revision=found.revision)
+    old = known or Description(name, ())
+    split, shares = old.split, old.splits
+    if "splits" in flags:
+        split, shares = None, _splits(flags["splits"])
+    elif "split" in flags or not known:
+        split = flags.get("split") or None
+        shares = () if split or any(file.split for file in found.files) else SPLITS
+    return Description(
+        name,
+        _with_splits(found.files, by_files=not (split or shares)),
+        url=flags.get("url", old.url),
+        caption=flags.get("caption", old.caption),
+        id=flags.get("id", old.id) or None,
+        split=split,
+        splits=shares,
+        revision=found.revision,
+    )
 
 
 def _with_splits(files: tuple[ListFile, ...], by_files: bool) -> tuple[ListFile, ...]:
@@ -169,7 +245,7 @@ def _in_folder(folder: Path, captions: str | None) -> Found:
     name = folder.resolve().name
     lists = [folder / file for file in LISTS if (folder / file).is_file()]
     if captions or len(lists) == 1:
-        one = Path(captions).expanduser() if captions else lists[0]
+        one = _list_of(folder, captions) if captions else lists[0]
         return _local(name, folder, {one.name: one})
     if lists:
         raise Trouble(f"{folder} has {lists[0].name} and {lists[1].name}: say which with --captions")
@@ -178,7 +254,15 @@ def _in_folder(folder: Path, captions: str | None) -> Found:
         raise Trouble(f"{folder} has no list: give one with --captions, or name it {', '.join(LISTS)}")
     places = {file.relative_to(folder).as_posix(): file for file in files}
     unclear = _unclear({path: files[file] for path, file in places.items()})
-    return replace(_local(name, folder, places, files), unclear=unclear)
+    return replace(_local(name, folder, places, files), place=os.path.abspath(folder), unclear=unclear)
+
+
+def _list_of(folder: Path, captions: str) -> Path:
+    """As seen from here, else from the folder."""
+    here = Path(captions).expanduser()
+    if here.is_file() or (folder / here).is_file():
+        return here if here.is_file() else folder / here
+    raise Trouble(f"--captions {captions}: there is no such file, neither here nor in {folder}")
 
 
 def _of_dataset(folder: Path) -> Iterator[tuple[Path, str | None]]:
@@ -222,7 +306,7 @@ def _local(
         if not ending(path):
             raise Trouble(f"{place} is no list: Parquet, CSV, TSV and JSONL are known, by these endings")
         files.append(ListFile(path, *_measured(place), (splits or {}).get(place)))
-    return Found(name, tuple(files), places, folder=folder)
+    return Found(name, os.path.abspath(next(iter(places.values()))), tuple(files), places, folder=folder)
 
 
 def _measured(place: Path) -> tuple[int, str]:
@@ -256,7 +340,8 @@ def _on_the_hub(text: str) -> Found:
     known = all(file.sha256 for file in files)
     unclear = _unclear({file.path: file.split for file in files})
     revision = None if known else about["sha"]
-    return Found(name, tuple(files), addresses=addresses, revision=revision, unclear=unclear)
+    where = "/".join(["hf:/", repository, *([below.strip("/")] if prefix else [])])
+    return Found(name, where, tuple(files), addresses=addresses, revision=revision, unclear=unclear)
 
 
 def _asked(url: str, text: str) -> Any:

@@ -26,15 +26,16 @@ from pathlib import Path
 from string import Template
 from typing import Any, BinaryIO, get_args
 
-from pipelines.ledger import FOLDERS, Ledger
+from pipelines.ledger import FOLDERS
 from pipelines.pixels import NAME as PIXELS
 from pipelines.progress import Progress
 from pipelines.records import FIRST, VERSION
 from pipelines.tables import CURE, ROWS, Config, describe, read_ids, write_captions, write_index
 from xmodal import corpora
 from xmodal.corpora import Corpus, Part, ReleaseClass
+from xmodal.dataset import current
 from xmodal.identity import canonical_json
-from xmodal.locks import LOCK, blob_key, read_lock
+from xmodal.locks import LOCK, blob_key, read_lock, sealed_now
 from xmodal.outputs import Output, directories, find
 from xmodal.storage import LocalStorage, Storage
 from xmodal.trouble import Trouble
@@ -98,12 +99,12 @@ def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
     Corpora share media: a store that has a row for anything else than this corpus' items is another's. Resized pixels
     are the media over again, not features: whoever may have those can make them.
     """
-    media = _sealed(storage, "media", corpus.media_set)
+    media = sealed_now(storage, "media", corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
     stores = [output for output in made if ROWS in output.files and output.stage != PIXELS]
     if not stores:
         return []
-    items = read_ids(_records(corpus, storage, _sealed(storage, "annotations", corpus.name)), ITEMS)
+    items = read_ids(_records(corpus, storage), ITEMS)
     return [output for output in stores if read_ids(output, ROWS) <= items]
 
 
@@ -120,14 +121,14 @@ def _withheld(corpus: Corpus) -> dict[str, str]:
 
 def _made(corpus: Corpus, storage: Storage, features: list[Output]) -> Made:
     names: dict[Part, str] = {"annotations": corpus.name, "media": corpus.media_set}
-    found = {part: _sealed(storage, part, name) for part, name in names.items()}
+    found = {part: sealed_now(storage, FOLDERS[part], name) for part, name in names.items()}
     sealed = {part: output for part, output in found.items() if output}
     for output in features:
         if output.stage == PIXELS:
             raise Trouble(f"{output.where} holds the pictures themselves, smaller: they are no features to publish")
         if "media" not in sealed or not _reads(output, sealed["media"]):
             raise Trouble(f"{output.where} is not of {corpus.name}'s media as they are sealed now: build it again")
-    records = _records(corpus, storage, sealed.get("annotations"))
+    records = _records(corpus, storage)
     items = read_ids(records, ITEMS) if features else set()
     for output in features:
         if not read_ids(output, ROWS) <= items:
@@ -141,19 +142,13 @@ def _made(corpus: Corpus, storage: Storage, features: list[Output]) -> Made:
     return Made(corpus, records, {p: output for p, output in sealed.items() if _may(corpus, p, "ids")}, allowed)
 
 
-def _sealed(storage: Storage, part: Part, name: str) -> Output | None:
-    identity = Ledger(storage, part, name).sealed
-    output = Output(storage, f"{FOLDERS[part]}/{identity}")
-    return output if identity and output.complete else None
-
-
-def _records(corpus: Corpus, storage: Storage, sealed: Output | None) -> Output:
-    """Parsed from what is sealed now; those that differ in a setting hold the same rows."""
+def _records(corpus: Corpus, storage: Storage) -> Output:
+    """The current ones, if today's parser made them."""
     found = find(storage.url, "records", corpus=corpus.name, corpus_version=corpus.version)
-    current = [o for o in found if sealed and _reads(o, sealed) and o.about["version"] == VERSION]
-    if not current:
+    made = current([output for output in found if output.about["version"] == VERSION])
+    if not made:
         raise Trouble(f"{corpus.name} has no records under {storage.url}: build {corpus.name}/records first")
-    return current[0]
+    return made[0]
 
 
 def _reads(output: Output, other: Output) -> bool:

@@ -10,7 +10,7 @@ from pipelines.ledger import FOLDERS, Ledger, State
 from pipelines.stage import Counts, Inputs, Sink, Stage
 from xmodal.corpora import Part, Source
 from xmodal.identity import fingerprint
-from xmodal.locks import LOCK, Locked
+from xmodal.locks import LOCK, Locked, sealed_now
 from xmodal.outputs import Output
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
@@ -45,9 +45,8 @@ def seal(storage: Storage, part: Part, name: str, sources: list[Source]) -> Outp
 
 def current(storage: Storage, part: Part, name: str, sources: list[Source]) -> Output | None:
     """The set that was sealed last, if it is of just these files."""
-    identity = Ledger(storage, part, name).sealed
-    output = Output(storage, f"{FOLDERS[part]}/{identity}")
-    return output if identity and output.complete and output.config["planned"] == planned(sources) else None
+    output = sealed_now(storage, FOLDERS[part], name)
+    return output if output and output.config["planned"] == planned(sources) else None
 
 
 def _lock_lines(ledger: Ledger, sources: list[Source]) -> Iterator[bytes]:

@@ -57,7 +57,21 @@ def build(result: Result) -> list[str]:
         name, state = f"{row['corpus']}/{row['stage']}", "built" if row["built"] else "up to date"
         failures = "".join(f", {count:,} {kind}" for kind, count in sorted(row["failures"].items()))
         lines += [f"{name:28} {state:10}  {row['path']}", f"{'':28} {counts(row['counts'])}{failures}"]
-    return lines
+        lines += [f"{'':28} {text}" for text in (*_odd(row["counts"]), *_missing(row))]
+    return [*lines, *(f"note: {text}" for text in result.get("notes", ()))]
+
+
+def _odd(counted: dict[str, int]) -> list[str]:
+    return [f"{name}: {count:,}" for name, count in counted.items() if name.startswith("odd: ") and count]
+
+
+def _missing(row: Result) -> list[str]:
+    """Why media are absent, and what brings those that come after all."""
+    absent = row.get("absent", {})
+    why = [f"{one['files']:,} {kind}, such as {one['path']}: {one['reason']}" for kind, one in absent.items()]
+    corpus = row["corpus"]
+    cure = f"once they are there: `xmodal retry {corpus} [--raw FOLDER]`, then `xmodal seal {corpus}`, and build again"
+    return [*why, cure] if why else []
 
 
 def train(result: Result) -> list[str]:

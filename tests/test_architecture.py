@@ -43,8 +43,6 @@ WITHOUT_TORCH_OR_RAY = (
     "xmodal.locks",
     "xmodal.records",
     "xmodal.corpora",
-    "xmodal.lists",
-    "xmodal.listed",
     "xmodal.own",
     "pipelines.own",
     "xmodal.features",

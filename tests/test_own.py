@@ -25,13 +25,14 @@ from pipelines.demo.server import serve
 from tests.test_cli import Xmodal
 from tests.test_cli import no_pauses as no_pauses
 from tests.toy_root import one_thread as one_thread
-from xmodal import listed
+from xmodal import own as own_data
 from xmodal.corpora import Corpus, Raw
+from xmodal.dataset import open_dataset
 from xmodal.features import FeatureStore
-from xmodal.listed import Embedded, split_name
 from xmodal.outputs import find
-from xmodal.own import DESCRIPTION, SPLITS, Description, ListFile, own_corpus
+from xmodal.own import DESCRIPTION, SPLITS, Description, Embedded, ListFile, own_corpus, split_name
 from xmodal.records import Caption, Item, Oddity, Row, Split, read_rows
+from xmodal.storage import open_storage
 from xmodal.trouble import Trouble
 
 SHARES = "train=0.5,val=0.25,test=0.25"
@@ -101,7 +102,8 @@ def captions_of(some: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def odd(some: Sequence[Row]) -> Counter[str]:
-    return Counter(row.rule for row in some if isinstance(row, Oddity) and row.rule != "a split without items")
+    rules = (row.rule for row in some if isinstance(row, Oddity))
+    return Counter(rule for rule in rules if not rule.startswith("a split without items"))
 
 
 def built(rows: Any, stage: str) -> dict[str, Any]:
@@ -268,6 +270,156 @@ def test_a_folder_without_flags_is_read_again_by_the_columns_that_the_root_knows
         assert built(rows, "records")["counts"]["items"] == len(some)
 
 
+def test_of_a_list_that_grew_every_command_takes_the_current_records(
+    xmodal: Xmodal, pictures: Path, root: Path, tmp_path: Path
+) -> None:
+    def build() -> str:
+        return str(built(xmodal.done("build", pictures / "mylist.csv", "--root", root), "records")["identity"])
+
+    before = build()
+    for number in range(3):  # identities are hashes: of four the current one is hardly always the first
+        with (pictures / "mylist.csv").open("a") as file:
+            file.write(f"pictures/p0.png,one more {number}\n")
+        now = build()
+        assert now != before
+        assert xmodal.done("stats", "mylist", "--root", root)["records"] == now
+        assert open_dataset(str(root), "mylist").records.identity == now
+        assert xmodal.done("publish", "mylist", "--root", root, "--out", tmp_path / "out")["records"] == now
+    assert xmodal.done("stats", "mylist", "--root", root, "--records", before)["records"] == before
+    assert open_dataset(str(root), "mylist", before).records.identity == before
+    assert len(xmodal.done("evaluate", "--write-ids", tmp_path / "ids", "--corpus", "mylist", "--root", root)) == 2
+
+
+def test_another_list_of_the_same_name_is_refused(xmodal: Xmodal, pictures: Path, root: Path, tmp_path: Path) -> None:
+    before = xmodal.done("build", pictures / "mylist.csv", "--root", root)
+    other = tmp_path / "other/mylist.csv"
+    write_pictures(other.parent / "pictures", 2)
+    write_csv(other, [{"url": "pictures/p1.png", "caption": "of another"}])
+    said = xmodal("build", other, "--root", root).complaint
+    assert f"mylist is {pictures}/mylist.csv here" in said
+    assert "with --name" in said
+    assert "with --name" in xmodal("build", other, "--root", root, "--name", "mylist").complaint
+    assert xmodal.done("build", "mylist", "--root", root)["outputs"] == [
+        row | {"built": False} for row in before["outputs"]
+    ]
+    assert built(xmodal.done("build", other, "--root", root, "--name", "b"), "records")["counts"]["items"] == 1
+
+
+def test_a_list_that_was_moved_keeps_its_name(
+    xmodal: Xmodal, pictures: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xmodal.done("build", pictures / "mylist.csv", "--root", root)
+    (tmp_path / "linked").symlink_to(pictures)
+    monkeypatch.chdir(tmp_path)
+    for place in ("linked/mylist.csv", "data/../data/mylist.csv"):
+        with (pictures / "mylist.csv").open("a") as file:
+            file.write(f"pictures/p0.png,{place}\n")
+        xmodal.done("build", place, "--root", root)
+    pictures.rename(tmp_path / "moved")
+    xmodal.done("build", "moved/mylist.csv", "--root", root)  # the same bytes
+    (tmp_path / "moved").rename(tmp_path / "again")
+    with (tmp_path / "again/mylist.csv").open("a") as file:
+        file.write("pictures/p0.png,and grew\n")
+    assert "say so with --name mylist" in xmodal("build", "again/mylist.csv", "--root", root).complaint
+    rows = xmodal.done("build", "again/mylist.csv", "--root", root, "--name", "mylist")
+    assert built(rows, "records")["counts"]["captions"] == 51
+
+
+@pytest.mark.parametrize("bad", ["url,text\na.png,b\n", "url,caption\na.png,b,c\n"])
+def test_a_list_that_cannot_be_read_leaves_the_corpus_of_its_name(
+    bad: str, xmodal: Xmodal, pictures: Path, root: Path
+) -> None:
+    before = xmodal.done("build", pictures / "mylist.csv", "--root", root)
+    (pictures / "mylist.csv").write_text(bad)
+    for stages in (("",), ("/sources", "/records")):
+        codes = [xmodal("build", f"{pictures}/mylist.csv{stage}", "--root", root).code for stage in stages]
+        assert codes[-1] == 1
+        again = xmodal.done("build", "mylist", "--root", root)
+        assert again["outputs"] == [row | {"built": False} for row in before["outputs"]]
+    assert xmodal.done("stats", "mylist", "--root", root)["records"] == built(before, "records")["identity"]
+
+
+def test_what_a_flag_does_not_say_stays_as_it_was(xmodal: Xmodal, pictures: Path, root: Path) -> None:
+    some = [{"file": f"pictures/p{n}.png", "text": "a", "other": "b", "key": n, "part": "test"} for n in range(3)]
+    write_csv(pictures / "mylist.csv", some)
+
+    def described(*flags: str) -> Description | None:
+        xmodal.done("build", f"{pictures}/mylist.csv/records", "--root", root, *flags)
+        return own.description_of(open_storage(str(root)), "mylist")
+
+    first = described("--url", "file", "--caption", "text", "--id", "key", "--split", "part")
+    assert first is not None
+    assert described("--caption", "other") == replace(first, caption="other")
+    assert described("--caption", "text") == first
+    assert described("--splits", "train=1") == replace(first, split=None, splits=(("train", "1"),))
+    assert described("--id", "") == replace(first, id=None, split=None, splits=(("train", "1"),))
+    assert described("--split", "part", "--id", "key") == first
+    assert described("--split", "") == replace(first, split=None, splits=SPLITS)
+
+
+def test_a_build_says_what_is_missing_and_why(xmodal: Xmodal, root: Path, tmp_path: Path) -> None:
+    write_csv(
+        tmp_path / "list.csv",
+        [{"url": url, "caption": "a", "split": "test", "id": url} for url in ("p0.png", "cats/p1.png", "/abs/p2.png")],
+    )
+    said = xmodal("build", tmp_path / "list.csv", "--root", root)
+    assert said.code == 0
+    assert "2 by_hand, such as cats/p1.png: it is not beside the list" in said.out
+    assert "`xmodal retry list [--raw FOLDER]`, then `xmodal seal list`" in said.out
+    assert (
+        "odd: an absolute path or file://: the row is left out; write it as seen from the list's folder: 1" in said.out
+    )
+    assert "note: list: the column 'split' is not used: --split split takes it" in said.out
+    assert "note: list: the column 'id' is not used: --id id takes it" in said.out
+    assert "note: list: items 1 in val, 0 in test" in said.out
+    said = xmodal("build", tmp_path / "list.csv", "--root", root, "--split", "split", "--id", "id")
+    assert "is not used" not in said.out
+    write_pictures(tmp_path, 1)
+    xmodal.done("retry", tmp_path / "list.csv", "--root", root)
+    xmodal.done("seal", "list", "--root", root)
+    assert "1 by_hand, such as cats/p1.png" in xmodal("build", "list", "--root", root).out
+
+
+def test_a_list_of_nothing_that_can_be_used_says_why(tmp_path: Path) -> None:
+    write_csv(tmp_path / "list.csv", [{"url": url, "caption": "a"} for url in ("/a.png", "/b.png", "")])
+    with pytest.raises(Trouble, match=r"that can be used; 2 of an absolute path or file://.*; 1 of no picture"):
+        parsed(tmp_path, "list.csv")
+
+
+def test_the_list_of_a_folder_may_be_named_as_seen_from_it(xmodal: Xmodal, root: Path, tmp_path: Path) -> None:
+    write_csv(tmp_path / "pictures.csv", [{"url": "p0.png", "caption": "a"}])
+    folder = tmp_path / "pictures"
+    write_pictures(folder, 1)
+    write_csv(folder / "mine.csv", [{"url": "p0.png", "caption": "a"}])
+    rows = xmodal.done("build", folder, "--root", root, "--captions", "mine.csv")
+    assert built(rows, "media")["counts"] == {"present": 1, "absent": 0}
+    assert f"neither here nor in {folder}" in xmodal("build", folder, "--root", root, "--captions", "x.csv").complaint
+
+
+@pytest.mark.parametrize("count", [3, 5, 20])
+def test_a_small_list_has_every_split_and_little_moves_when_it_grows(count: int, tmp_path: Path) -> None:
+    def placed(numbers: Sequence[int]) -> dict[str, str]:
+        write_jsonl(tmp_path / "list.jsonl", [{"url": f"{n}.png", "caption": "a"} for n in numbers])
+        return {row.item: row.name for row in parsed(tmp_path, "list.jsonl") if isinstance(row, Split)}
+
+    small = placed(range(count))
+    assert set(small.values()) == {"own/train", "own/val", "own/test"}
+    assert placed(range(count)[::-1]) == small
+    large = placed(range(4000))
+    assert sum(large[item] != name for item, name in small.items()) <= 2
+    assert set(placed(range(2)).values()) == {"own/train", "own/val"}, "a split is not emptied for another"
+
+
+def test_not_a_number_is_an_empty_cell(tmp_path: Path) -> None:
+    nan = float("nan")
+    some = [{"url": "a.png", "caption": nan, "part": nan}, {"url": "b.png", "caption": ["b", nan], "part": "x"}]
+    write_jsonl(tmp_path / "list.jsonl", [*some, {"url": nan, "caption": "c", "part": "x"}])
+    rows = parsed(tmp_path, "list.jsonl", split="part", splits=())
+    assert captions_of(rows) == {"a.png": [], "b.png": ["b"]}
+    assert [row for row in rows if isinstance(row, Split)] == [Split("b.png", "own/x")]
+    assert odd(rows)["an empty caption: left out"] == 2
+
+
 # ----------------------------------------------------------------------------------------------- folders and datasets
 
 
@@ -335,7 +487,7 @@ def test_a_hugging_face_dataset_with_its_pictures_inside(
 def test_embedded_pictures_that_were_lost_are_taken_out_of_the_list_again(
     xmodal: Xmodal, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listed, "MEMBERS", 2)
+    monkeypatch.setattr(own_data, "MEMBERS", 2)
     some = [{"image": {"bytes": picture(n), "path": None}, "caption": f"picture {n}"} for n in (0, 1, 0, 2, 3, 4, 1)]
     write_parquet(tmp_path / "mine.parquet", some)
     before = xmodal.done("build", tmp_path / "mine.parquet", "--root", root, "--url", "image")
@@ -370,6 +522,9 @@ def test_a_dataset_on_the_hub_is_pinned_to_its_commit(
     with serve(site) as server:
         monkeypatch.setattr(own, "HUB", server.url)
         rows = xmodal.done("build", "hf://org/birds", "--root", root, "--url", "image", "--caption", "text")
+        (site / "api/datasets/other/birds/revision").mkdir(parents=True)
+        (site / "api/datasets/other/birds/revision/main").write_text(api.read_text())
+        assert "birds is hf://org/birds here" in xmodal("build", "hf://other/birds", "--root", root).complaint
         assert "answers 404" in xmodal("build", "hf://org/fish", "--root", root).complaint
         api.write_text(json.dumps(about | {"siblings": [{"rfilename": "../../x.parquet", "size": 1}]}))
         assert "stays inside the raw folder" in xmodal("build", "hf://org/birds", "--root", root).complaint
@@ -396,7 +551,7 @@ def test_a_wrong_column_is_named_with_those_there_are(kind: str, tmp_path: Path)
         ("list.csv", b"", "has no column 'url'; its columns are none"),
         ("list.csv", b"url,caption\n", "lists no picture or clip that can be used"),
         ("list.csv", b"url,caption\na.png,b,c\n", "list.csv:2 has 3 columns, not the 2"),
-        ("list.csv", b"url,caption\na.png,a\nb.png,\xff\n", "list.csv:3 is not UTF-8, at its byte 7"),
+        ("list.csv", b"url,caption\na.png,a\nb.png,\xff\n", "list.csv:3 is not UTF-8, at its byte 7: save it as UTF-8"),
         ("list.csv", b'url,caption\na.png,"b\n', "list.csv: after line 2"),
         ("list.jsonl", b"", "lists no picture or clip"),
         ("list.jsonl", b'{"url": "a.png", "caption": "a"}\n{"url"\n', "list.jsonl:2 is no JSON"),
@@ -480,19 +635,22 @@ def test_rows_that_cannot_be_used_follow_rules_that_are_counted(tmp_path: Path) 
         "no picture or clip: the row is left out": 1,
         "a caption that is not Unicode: left out": 1,
         "an id that is long or does not print: its sha256 stands for it": 2,
-        "an address that is neither http nor https: the row is left out": 5,
-        "a path that is not inside the list's folder: the row is left out": len(HOSTILE) - 5,
+        "an address that is neither http nor https: the row is left out": 4,
+        "an absolute path or file://: the row is left out; write it as seen from the list's folder": 5,
+        "a path with a backslash: the row is left out; write / between folders": 1,
+        "a path that leaves the list's folder, is long or does not print: the row is left out": len(HOSTILE) - 10,
     }
     assert all(row.where.startswith("list.jsonl:") for row in rows if isinstance(row, Oddity) and row.item)
 
 
 HOSTILE = [
-    *("file:///etc/passwd", "ftp://x.org/a.png", "data:image/png;base64,AAAA", "http://[::1", "http://x.org/\u0007"),
+    *("file:/etc/passwd", "ftp://x.org/a.png", "data:image/png;base64,AAAA", "http://[::1", "http://x.org/\u0007"),
     *(
         "/etc/passwd",
         "../a.png",
         "a/../../b.png",
         "~/a.png",
+        "C:/a.png",
         "a\\..\\b.png",
         "a\u0000.png",
         "x" * 300,

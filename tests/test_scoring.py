@@ -113,6 +113,11 @@ def test_rows_and_columns_may_come_in_any_named_order(root: str, matrix: NDArray
     assert report.fingerprint != expected.fingerprint
 
 
+def test_ids_are_not_written_into_a_folder_that_does_not_exist(root: str, tmp_path: Path) -> None:
+    with pytest.raises(Trouble, match=r"none is no folder, so nothing was written: make it"):
+        write_ids(str(tmp_path / "none/ids"), root, "pictures")
+
+
 def test_all_captions_and_the_first_ones_are_told_apart(root: str, tmp_path: Path) -> None:
     for columns, first in ((2 * ITEMS + 1, 2), (ITEMS, 1)):
         report = score(saved(tmp_path, np.random.default_rng(0).random((ITEMS, columns))), root, "pictures")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from xmodal import corpora
 from xmodal.corpora import WRITTEN, Drawn, View
 from xmodal.features import ROWS, FeatureStore
+from xmodal.locks import sealed_now
 from xmodal.models import Positional
 from xmodal.outputs import Output, directories, find
 from xmodal.records import Caption, Item, Label, Split, read_rows
@@ -289,9 +290,14 @@ def _first(captions: list[Caption], count: int | None) -> list[Caption]:
 
 
 def choose(root: str, stage: str, identity: str | None = None, *, of: str = "CORPUS", **config: object) -> Output:
-    """The one finished output of a stage: the given one, or the only one there is; else it is to be built `of`."""
+    """The one finished output of a stage: the given one, or the only one there is; else it is to be built `of`.
+
+    Of several records of a corpus it is the current ones, as a list that grew leaves others behind.
+    """
     there = find(root, stage, **config)
-    chosen = [output for output in there if identity is None or output.identity == identity]
+    chosen = [output for output in there if identity in (None, output.identity)]
+    if len(chosen) > 1 and stage == "records":
+        chosen = current(chosen) or chosen
     if len(chosen) == 1:
         return chosen[0]
     what = " ".join([stage, *(f"of {value}" for value in config.values())])
@@ -299,7 +305,22 @@ def choose(root: str, stage: str, identity: str | None = None, *, of: str = "COR
         command = f"xmodal build {config.get('corpus', of)}/{stage} --root {root}"
         raise Trouble(f"there is no {what} under {root}: build it first (`{command}`)")
     wanted = f"no {what} is {identity}" if identity else f"there are several outputs of {what}, so say which"
-    raise Trouble(f"{wanted}; there are: {', '.join(_described(output) for output in there)}")
+    flag = stage if stage in ("records", "pixels") else "features"
+    raise Trouble(f"{wanted}; there are: {', '.join(_described(output) for output in there)} (--{flag} IDENTITY)")
+
+
+def current(records: Sequence[Output]) -> list[Output]:
+    """Of each corpus the records that the newest parser made of what is sealed now, if there are any.
+
+    Of those that differ in a setting, and so hold the same rows, it is the first.
+    """
+    found = dict[str, Output]()
+    for output in sorted(records, key=lambda o: (-o.about["version"], -o.config.get("corpus_version", 0), o.identity)):
+        corpus = str(output.config.get("corpus"))
+        sealed = sealed_now(output.storage, "sources", corpus)
+        if sealed and any(made_from["identity"] == sealed.identity for made_from in output.about["inputs"]):
+            found.setdefault(corpus, output)
+    return list(found.values())
 
 
 def open_features(root: str, stage: str, identity: str | None, records: Output, model: object = None) -> FeatureStore:

@@ -17,6 +17,7 @@ from typing import Any, cast
 from xmodal.corpora import Raw
 from xmodal.identity import canonical_json
 from xmodal.outputs import Output
+from xmodal.storage import Storage
 from xmodal.trouble import Trouble
 
 LOCK = "dataset.lock"
@@ -37,6 +38,16 @@ class Locked:
 
 def blob_key(sha256: str) -> str:
     return f"blobs/{sha256[:2]}/{sha256}"
+
+
+def sealed_now(storage: Storage, folder: str, name: str) -> Output | None:
+    """The set that builds use now, if it is whole: `folder` is sources or media. The ledger (pipelines) says which."""
+    try:
+        identity = storage.read(f"_runs/ledger/{folder}/{name}/sealed").decode(errors="replace")
+    except FileNotFoundError:
+        return None
+    output = Output(storage, f"{folder}/{identity}")
+    return output if identity.isalnum() and output.complete else None
 
 
 def read_lock(sealed: Output) -> Iterator[Locked]:

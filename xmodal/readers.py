@@ -1,22 +1,38 @@
-"""What publishers' files are read with: lines, tables and long JSON, each piece with its place in the file.
+"""What publishers' files and anybody's lists are read with, each piece with its place in the file.
 
 Rules for text: it is UTF-8, with or without a byte order mark; lines end in \n or \r\n. What is not so is a Trouble
 with file and line, unless a corpus knows better.
+
+A list is Parquet, CSV, TSV, JSONL or an Arrow stream, by its ending: CSV and TSV have a header and quotes where needed,
+JSONL has an object a line, an Arrow stream is what the `save_to_disk` of Hugging Face datasets writes. A column that is
+asked for must be there; the place of a row of Parquet or Arrow is file and row, counted from 1.
 """
 
 import csv
 import io
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import IO, Any, BinaryIO, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from xmodal.archives import open_archive
 from xmodal.corpora import Raw
 from xmodal.trouble import Trouble
 
 PIECE, LONGEST = 1 << 20, 1 << 25  # characters: read at once, and of the longest value before a file is called broken
+ROWS_AT_ONCE = 256  # also of rows that hold pictures: few enough for memory
+BUFFER = 1 << 20
+
+Cells = tuple[str, list[Any]]  # its place, and the cells of the columns that were asked for
 T = TypeVar("T")
 Id = TypeVar("Id", int, str)
+
+
+class NotUnicode(Trouble):
+    """What cannot be read as UTF-8, with file and line."""
 
 
 def lines(raw: Raw, path: str) -> Iterator[tuple[str, str]]:
@@ -78,7 +94,7 @@ def _whole_lines(text: IO[str], path: str) -> Iterator[str]:
             line.encode()
         except UnicodeEncodeError as error:
             before = len(line[: error.start].encode())
-            raise Trouble(f"{path}:{number} is not UTF-8, at its byte {before + 1}") from None
+            raise NotUnicode(f"{path}:{number} is not UTF-8, at its byte {before + 1}") from None
         yield line
 
 
@@ -98,7 +114,7 @@ def _decoded(line: bytes, where: str) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        raise Trouble(f"{where} is not UTF-8, at its byte {error.start + 1}") from None
+        raise NotUnicode(f"{where} is not UTF-8, at its byte {error.start + 1}") from None
 
 
 def has(record: object, name: str) -> bool:
@@ -234,3 +250,102 @@ class _Text:
 
     def _broken(self, why: str, at: int) -> Trouble:
         return Trouble(f"{self._where} is not the JSON it should be, at character {self._dropped + at}: {why}")
+
+
+# -------------------------------------------------------------------------------------------------- anybody's lists
+
+
+def rows(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
+    """The cells of these columns of a list, row by row."""
+    try:
+        yield from READERS[ending(path)](raw, path, columns)
+    except NotUnicode as error:
+        raise Trouble(f"{error}: save it as UTF-8") from None
+
+
+def heading(raw: Raw, path: str) -> list[str]:
+    """The columns of a list that could be read; of JSONL those of its first line."""
+    kind = ending(path)
+    if kind == ".jsonl":
+        return list(json.loads(next(lines(raw, path))[1]))
+    with raw.open(path) as file:
+        if kind == ".parquet":
+            return list(pq.read_schema(file).names)
+        if kind == ".arrow":
+            with pa.ipc.open_stream(file) as stream:
+                return list(stream.schema.names)
+        with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+            return next(csv.reader(text, delimiter="\t" if kind == ".tsv" else ","))
+
+
+def ending(path: str) -> str:
+    """`.csv` of a list's name, empty for what is no list."""
+    found = path[path.rfind(".") :].lower() if "." in path else ""
+    return found if found in READERS else ""
+
+
+def _csv(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
+    yield from named_columns(raw, path, columns)
+
+
+def _tsv(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
+    yield from named_columns(raw, path, columns, "\t")
+
+
+def _jsonl(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
+    for where, line in lines(raw, path):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise Trouble(f"{where} is no JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise Trouble(f"{where} is no JSON object")
+        refuse_missing(where, columns, list(record))
+        yield where, [record[name] for name in columns]
+
+
+def _parquet(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
+    """Read in pieces, and without Arrow's threads: processes die of them at exit."""
+    with raw.open(path) as file, _refusing_damage(path):
+        table = pq.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER)
+        _refuse_unclear(path, columns, table.schema_arrow.names)
+        batches = table.iter_batches(ROWS_AT_ONCE, columns=list(dict.fromkeys(columns)), use_threads=False)
+        yield from _numbered(path, batches, columns)
+
+
+def _arrow(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
+    with raw.open(path) as file, _refusing_damage(path), pa.ipc.open_stream(file) as stream:
+        _refuse_unclear(path, columns, stream.schema.names)
+        yield from _numbered(path, _pieces(stream), columns)
+
+
+def _pieces(stream: Any) -> Iterator[pa.RecordBatch]:
+    for batch in stream:
+        yield from (batch.slice(first, ROWS_AT_ONCE) for first in range(0, batch.num_rows, ROWS_AT_ONCE))
+
+
+def _numbered(path: str, batches: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[Cells]:
+    number = 0
+    for batch in batches:
+        for cells in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+            number += 1
+            yield f"{path}:{number}", list(cells)
+
+
+READERS = {".csv": _csv, ".tsv": _tsv, ".jsonl": _jsonl, ".parquet": _parquet, ".arrow": _arrow}
+
+
+def _refuse_unclear(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
+    refuse_missing(where, columns, there)
+    refuse_doubled(where, columns, there)
+
+
+@contextmanager
+def _refusing_damage(path: str) -> Iterator[None]:
+    """What Arrow raises of damaged bytes; an OSError with a number is the disk's."""
+    try:
+        yield
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise Trouble(f"{path} is damaged, or not what its name says: {error}") from error

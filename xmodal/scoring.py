@@ -71,6 +71,8 @@ def score(
 
 def write_ids(prefix: str, root: str, corpus: str, split: str | None = None) -> list[str]:
     """Writes the order of rows to PREFIX.items.txt, of columns to PREFIX.captions.txt: an id a line, all captions."""
+    if not Path(prefix).parent.is_dir():
+        raise Trouble(f"{Path(prefix).parent} is no folder, so nothing was written: make it, or give another PREFIX")
     records = choose(root, "records", corpus=corpus)
     gallery = _gallery(described(records, View(corpus, split or test_split(records, corpus))))
     paths = [prefix + end for end in IDS]
