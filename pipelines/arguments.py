@@ -203,6 +203,13 @@ def _leaking(parser: argparse.ArgumentParser) -> None:
         metavar="SPLIT",
         help="of the first corpus, karpathy/test: written beside it without what lies in training splits",
     )
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        default=[],
+        metavar="SPLIT",
+        help="what --clean compares with (default: the training splits of its author and of the other corpora)",
+    )
 
 
 def _describing(parser: argparse.ArgumentParser) -> None:

@@ -93,20 +93,26 @@ def _about_disk(error: OSError, chosen: argparse.Namespace) -> str:
 
 def _corpora(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines import own
-    from pipelines.corpus import STAGES
+    from pipelines.corpus import stages_of
+    from pipelines.inspect import origin
     from xmodal import corpora
     from xmodal.outputs import directories
     from xmodal.storage import open_storage
 
     storage = open_storage(chosen.root) if chosen.root else None
-    built = [o for o in directories(storage) if o.complete] if storage else []
+    built = [(o, origin(o)) for o in directories(storage) if o.complete] if storage else []
     yours = [own.remembered(storage, name) for name in own.names(storage)] if storage else []
     rows = []
     for corpus in [*map(corpora.load, corpora.names()), *filter(None, yours)]:
-        about = {"name": corpus.name, "homepage": corpus.homepage, "licence": corpus.licence, "stages": list(STAGES)}
+        about = {
+            "name": corpus.name,
+            "homepage": corpus.homepage,
+            "licence": corpus.licence,
+            "stages": stages_of(corpus),
+        }
         by_hand = {source.path: source.how for source in corpus.sources if source.url is None}
-        names = (corpus.name, corpus.media_set)
-        found = [o.where for o in built if o.config.get("corpus", o.config.get("name")) in names]
+        whose = (("annotations", corpus.name), ("media", corpus.media_set))
+        found = [output.where for output, of in built if of in whose]
         rows.append(about | {"by_hand": by_hand, "built": found})
     return rows, 0
 
@@ -234,8 +240,10 @@ def _check_evaluated(chosen: argparse.Namespace) -> None:
         raise Trouble("--vocabulary, --records, --features and --set belong to a file of weights: a run knows its own")
     if sum(map(bool, (chosen.run, chosen.scores, chosen.write_ids))) != 1:
         raise Trouble("say what to evaluate: the folder of a run, or --scores with a matrix")
-    if bool(chosen.corpus) == bool(chosen.run) and not is_released:
-        raise Trouble("--scores and --write-ids need --corpus; a run knows its own")
+    if chosen.run and chosen.corpus and not is_released:
+        raise Trouble("a run knows its own corpus: leave out --corpus, and choose among its splits with --split")
+    if not chosen.run and not chosen.corpus:
+        raise Trouble("--scores and --write-ids need --corpus")
     if chosen.ids and not chosen.scores:
         raise Trouble("--ids belongs to --scores: it says what the matrix' rows and columns are")
 
@@ -259,10 +267,11 @@ def _stats(chosen: argparse.Namespace) -> tuple[Any, int]:
     from xmodal.dataset import open_dataset
     from xmodal.stats import describe
 
-    name = corpora.load(chosen.corpus).name if chosen.corpus.endswith(".py") else chosen.corpus
-    dataset = open_dataset(chosen.root, name, chosen.records)
+    ours = chosen.corpus.endswith(".py") or chosen.corpus in corpora.names()
+    corpus = corpora.load(chosen.corpus) if ours else None
+    dataset = open_dataset(chosen.root, corpus.name if corpus else chosen.corpus, chosen.records)
     with Progress().over("read", dataset.records.totals["counts"]["captions"], unit="captions") as tick:
-        found = describe(dataset, tick)
+        found = describe(dataset, corpus.printed if corpus else (), tick)
     return found.to_latex() if chosen.latex and not chosen.json else asdict(found), 0
 
 
@@ -280,10 +289,13 @@ def _reproduce(chosen: argparse.Namespace) -> tuple[Any, int]:
 def _leakage(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.corpus import Site
     from pipelines.leakage import leakage
+    from xmodal.outputs import find
 
-    site = Site(_existing(chosen.root))
+    storage = _existing(chosen.root)
+    known = {output.config["corpus"] for output in find(chosen.root, "records")}
+    names = [name if name in known else _target(name, chosen, Site(storage))[1].name for name in chosen.targets]
     distance = {} if chosen.distance is None else {"distance": chosen.distance}
-    return leakage(site, [corpus for _, corpus, _ in _targets(chosen, site)], split=chosen.clean, **distance), 0
+    return leakage(storage, names, split=chosen.clean, against=chosen.against, **distance), 0
 
 
 def _publish(chosen: argparse.Namespace) -> tuple[Any, int]:

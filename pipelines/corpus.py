@@ -21,8 +21,8 @@ from typing import Any
 
 from pipelines.engine import Runner, build, serial
 from pipelines.fetch import RawFolder, fetch, unpacked
-from pipelines.fingerprints import FingerprintsConfig, Stretch, fingerprints
-from pipelines.ledger import FOLDERS, Ledger
+from pipelines.fingerprints import FingerprintsConfig, Stretch, fingerprints, planned
+from pipelines.ledger import FOLDERS, Lacking, Ledger
 from pipelines.pictures import Index, Items, Shard
 from pipelines.pixels import PixelsConfig, pixels
 from pipelines.plausible import PlausibleConfig, plausible
@@ -70,7 +70,7 @@ def build_records(site: Site, corpus: Corpus) -> Output:
 
 def records_stage(site: Site, corpus: Corpus) -> Stage[RecordsConfig, Files] | None:
     """None while the annotations are not sealed: what is parsed decides the identity."""
-    config = apply(RecordsConfig(corpus.name, corpus.version, corpus.media_set), "records", site.settings)
+    config = apply(RecordsConfig.of(corpus), "records", site.settings)
     sealed = current(site.storage, "annotations", corpus.name, required_sources(corpus, "annotations"))
     return records(corpus, sealed, config) if sealed else None
 
@@ -115,7 +115,7 @@ def fingerprints_stage(site: Site, corpus: Corpus) -> Stage[FingerprintsConfig, 
     if (found := _items(site, corpus)) is None:
         return None
     media, items = found
-    return fingerprints(media, tuple(sorted({item.media: item.kind for item in items}.items())), config)
+    return fingerprints(media, planned(items), config)
 
 
 def _pictures(site: Site, corpus: Corpus, stage: str) -> tuple[Output, Items] | None:
@@ -153,6 +153,7 @@ STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
     "plausible": build_plausible,
     **{name: partial(build_of_media, name) for name in OF_MEDIA},
 }
+NEEDED = {"plausible": "category", **dict.fromkeys(FEATURES, "image")}  # kinds of items or labels
 USUAL = ("sources", "records", "media")  # what a corpus' name alone stands for
 CONFIGS: dict[str, object] = {  # what --set may change
     "records": RecordsConfig("", 0, ""),
@@ -171,19 +172,28 @@ def build_stages(site: Site, corpus: Corpus, stages: Iterable[str]) -> list[dict
         output = STAGES[stage](site, corpus)
         about = {"corpus": corpus.name, "stage": stage, "identity": output.identity, "path": output.where}
         totals = {name: output.totals[name] for name in ("bytes", "counts", "failures")}
-        absent = _absent(site, corpus, output) if stage == "media" and totals["counts"]["absent"] else {}
-        rows.append(about | {"built": output.folder not in before} | totals | ({"absent": absent} if absent else {}))
+        rows.append(about | {"built": output.folder not in before} | totals | _lacking(site, corpus, output))
     return rows
 
 
-def _absent(site: Site, corpus: Corpus, media: Output) -> dict[str, dict[str, Any]]:
-    """Why files of a sealed set are not there: how many of each class, and one of them."""
-    absent = {locked.path for locked in read_lock(media) if not locked.sha256}
-    found: dict[str, dict[str, Any]] = {}
+def _lacking(site: Site, corpus: Corpus, output: Output) -> dict[str, Any]:
+    """Of sealed media why files are absent, how many of each class and one of them, and from which folders."""
+    if output.stage != FOLDERS["media"] or not output.totals["counts"]["absent"]:
+        return {}
+    lacking, absent = Lacking(), set[str]()
+    for locked in read_lock(output):
+        lacking.add(locked.path, locked.sha256 is None)
+        absent |= set() if locked.sha256 else {locked.path}
+    why = dict[str, dict[str, Any]]()
     for state in Ledger(site.storage, "media", corpus.media_set).states():
         if state.failed and state.path in absent:
-            found.setdefault(state.kind, {"files": 0, "path": state.path, "reason": state.reason})["files"] += 1
-    return found
+            why.setdefault(state.kind, {"files": 0, "path": state.path, "reason": state.reason})["files"] += 1
+    return {"absent": why, "folders": lacking.folders}
+
+
+def stages_of(corpus: Corpus) -> list[str]:
+    """Those that it can have, by what its items and labels are."""
+    return [name for name in STAGES if name not in NEEDED or NEEDED[name] in corpus.kinds]
 
 
 def required_sources(corpus: Corpus, part: Part) -> list[Source]:

@@ -188,7 +188,8 @@ def export_features(
         raise Trouble("--corpus says whose the split is: name that with --split")
     store = FeatureStore(features, array)
     root = store.output.storage.url.rpartition("/")[0]
-    records = choose(root, "records", **({"corpus": corpus} if corpus else {})) if split else None
+    named: dict[str, Any] = {"corpus": corpus} if corpus else {}
+    records = choose(root, "records", **named) if split else None
     wanted = _split(records, str(split)) if records else read_ids(ids) if ids else store.ids
     some = [id for id in wanted if id not in store.absent]
     beside = _beside(out, with_captions=records is not None)

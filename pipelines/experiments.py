@@ -10,7 +10,7 @@ from pipelines.progress import Progress
 from pipelines.settings import apply, nearest, parse_settings
 from xmodal import models
 from xmodal.corpora import View
-from xmodal.dataset import choose, splits
+from xmodal.dataset import choose, members, splits
 from xmodal.models import Config, Features, Recipe, Tokens
 from xmodal.splits import Share
 from xmodal.storage import open_storage
@@ -112,7 +112,7 @@ def evaluate(run: Path, root: str, split: str | None, device: str, progress: Pro
     """
     from xmodal.evaluation import evaluate
 
-    return evaluate(str(run), root, _split_of(run, split), device=device, progress=progress, **asked)
+    return evaluate(str(run), root, _split_of(run, root, split), device=device, progress=progress, **asked)
 
 
 def evaluate_released(
@@ -145,10 +145,19 @@ def read_for(config: Config, root: str, corpus: str, split: str | None, records:
     return View(corpus, split or test_split(tables, corpus)), Features("resnet")
 
 
-def _split_of(run: Path, split: str | None) -> str:
+def _split_of(run: Path, root: str, split: str | None) -> str:
     from xmodal import runs
 
-    return split or _test_split(runs.read(str(run)).recipe)
+    if split:
+        return split
+    started = runs.read(str(run))
+    recipe, found = started.recipe, _test_split(started.recipe)
+    records = choose(root, "records", started.records, corpus=recipe.view.corpus)
+    try:
+        members(records, found)
+    except Trouble as trouble:
+        raise Trouble(f"{run} was trained on {recipe.view.split}: say with --split what to ask it; {trouble}") from None
+    return found
 
 
 def _test_split(recipe: Recipe) -> str:
@@ -162,7 +171,7 @@ def look(
     """Pictures of attention in a folder, `some` being `items` or `first` of `xmodal.looking.draw`; or else probes."""
     from xmodal.looking import draw, probe
 
-    where = (str(run), root, _split_of(run, split))
+    where = (str(run), root, _split_of(run, root, split))
     if folder is None:
         return asdict(probe(*where, device=device, progress=progress))
     drawn = draw(*where, folder, device=device, progress=progress, **some)

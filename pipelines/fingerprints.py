@@ -6,7 +6,7 @@ has its sha256 alone too, and is counted; a flat frame of a clip is null among i
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -20,7 +20,7 @@ from xmodal.fingerprints import Looks, looks
 from xmodal.identity import fingerprint
 from xmodal.locks import raw_of
 from xmodal.outputs import Output
-from xmodal.records import Kind
+from xmodal.records import Item, Kind
 from xmodal.vision import UnreadableImage
 
 NAME, VERSION = "fingerprints", 2
@@ -49,6 +49,11 @@ class Stretch:
     number: int
     media: Media
     sha256: tuple[tuple[str, str | None], ...]
+
+
+def planned(items: Iterable[Item]) -> Media:
+    """What is fingerprinted of a corpus."""
+    return tuple(sorted({item.media: item.kind for item in items}.items()))
 
 
 def fingerprints(sealed: Output, media: Media, config: FingerprintsConfig) -> Stage[FingerprintsConfig, Stretch]:

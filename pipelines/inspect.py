@@ -10,8 +10,9 @@ from typing import Any, cast
 from pipelines.commits import Commits
 from pipelines.engine import Totals
 from pipelines.journal import Journal
-from pipelines.ledger import ledgers
+from pipelines.ledger import FOLDERS, ledgers
 from pipelines.progress import Progress
+from xmodal.corpora import Part
 from xmodal.locks import LOCK, blob_key, read_lock
 from xmodal.outputs import Output, directories
 from xmodal.storage import Storage
@@ -25,13 +26,25 @@ def status(storage: Storage) -> dict[str, Any]:
 
 
 def _output_status(output: Output) -> dict[str, Any]:
-    known = {"stage": output.stage, "identity": output.identity, "path": output.where, "config": output.config}
+    of = (origin(output) or ("", None))[1]
+    known: dict[str, Any] = {"stage": output.stage, "identity": output.identity, "of": of}
+    known |= {"path": output.where, "config": output.config}
     if output.complete:
         totals = {name: value for name, value in output.totals.items() if name not in ("layout", "units_sha256")}
         return known | {"complete": True} | totals
     units = sum(1 for _ in Commits(output.storage, output.folder).lines(loose=True))
     run = _last_run(output)
     return known | {"complete": False, "units": units, "planned": run.get("planned"), "started": run.get("started")}
+
+
+def origin(output: Output) -> tuple[Part, str] | None:
+    """Whose it is: the annotations of a corpus or the media set that it is, or was made from; None of an import."""
+    for part, stage in FOLDERS.items():
+        if output.stage == stage:
+            return part, str(output.config["name"])
+    inputs = (Output(output.storage, f"{i['stage']}/{i['identity']}") for i in output.about["inputs"][:1])
+    there = (made for made in inputs if made.storage.size(f"{made.folder}/stage.json") is not None)
+    return next(map(origin, there), None)
 
 
 def _last_run(output: Output) -> dict[str, Any]:

@@ -4,27 +4,30 @@ Records are sealed, so what is left is an output of its own, which readers list 
 ids, one a line, which decides its name by all that it was made of, and which `xmodal export --ids` takes as it is.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pipelines.corpus import Site, fingerprints_stage, records_stage
 from pipelines.engine import build
+from pipelines.fingerprints import planned
+from pipelines.ledger import Ledger
 from pipelines.stage import Counts, Inputs, Sink, Stage
-from xmodal.corpora import Corpus
-from xmodal.dataset import CLEAN, IDS, clean_name
+from xmodal.dataset import CLEAN, IDS, clean_name, members, recorded
+from xmodal.identity import fingerprint
 from xmodal.leakage import DISTANCE, Fingerprints, Leak, Part, clean, leaks
-from xmodal.outputs import Output
-from xmodal.records import Item, Split, read_rows
+from xmodal.outputs import Output, find
+from xmodal.records import Item, read_rows
+from xmodal.storage import Storage
 from xmodal.trouble import Trouble
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
 class CleanConfig:
-    """`against` are the corpora whose training splits the split was compared with, its own the first."""
+    """`against` are the splits that it was compared with, "coco: karpathy/train"."""
 
     corpus: str
     split: str
@@ -41,24 +44,28 @@ class Known:
     fingerprints: Output
 
     @staticmethod
-    def of(site: Site, corpus: Corpus) -> "Known":
-        records = records_stage(site, corpus)
-        stage = records and fingerprints_stage(site, corpus)
-        found = stage and Output(site.storage, stage.folder)
-        if not records or not found or not found.complete:
-            there = f"under {site.storage.url}"
-            raise Trouble(f"{corpus.name} has no fingerprints {there}: xmodal build {corpus.name}/fingerprints first")
-        return Known(corpus.name, Output(site.storage, records.folder), found)
+    def of(storage: Storage, corpus: str) -> "Known":
+        """By what the root says of itself, so that a corpus of one's own is found by its name too.
 
-    def parts(self) -> list[Part]:
+        Of several outputs that is of what is sealed now; those that differ in a setting hold the same rows.
+        """
+        records = _current(storage, "records", Ledger(storage, "annotations", corpus).sealed, corpus=corpus)
+        if records:
+            media = fingerprint(planned(_items(records)))
+            sealed = Ledger(storage, "media", records.config["media_set"]).sealed
+            if found := _current(storage, "fingerprints", sealed, media=media):
+                return Known(corpus, records, found)
+        raise Trouble(f"{corpus} has no fingerprints under {storage.url}: xmodal build {corpus}/fingerprints first")
+
+    def parts(self, asked: Iterable[str]) -> list[Part]:
+        """The splits that the corpus has, and those shares and drawn ones that are asked for."""
         known = Fingerprints.read(self.fingerprints)
-        with self.records.open("items.parquet") as file:
-            media = {item.id: item.media for item in read_rows(file, Item)}
-        splits: dict[str, dict[str, str]] = {}
-        with self.records.open("splits.parquet") as file:
-            for split in read_rows(file, Split):
-                splits.setdefault(split.name, {})[split.item] = media[split.item]
-        return [Part.of(self.corpus, name, some, known) for name, some in splits.items()]
+        media = {item.id: item.media for item in _items(self.records)}
+        named: dict[str, Iterable[str]] = dict(recorded(self.records))
+        for name in asked:
+            with suppress(Trouble):  # it may be another corpus'
+                named[name] = members(self.records, name)
+        return [Part.of(self.corpus, name, {item: media[item] for item in some}, known) for name, some in named.items()]
 
     def told(self) -> dict[str, Any]:
         totals = self.fingerprints.totals
@@ -66,19 +73,45 @@ class Known:
         return {"corpus": self.corpus, "fingerprints": self.fingerprints.identity, **counted, **totals["failures"]}
 
 
+def _items(records: Output) -> Iterator[Item]:
+    with records.open("items.parquet") as file:
+        yield from read_rows(file, Item)
+
+
+def _current(storage: Storage, stage: str, sealed: str | None, **config: str) -> Output | None:
+    """The newest that was made from a sealed set; those that differ in another setting hold the same rows."""
+    made = (o for o in find(storage.url, stage, **config) if o.about["inputs"][0]["identity"] == sealed)
+    return max(made, key=lambda o: (o.config.get("corpus_version", 0), o.about["version"]), default=None)
+
+
 def leakage(
-    site: Site, corpora: Sequence[Corpus], distance: int = DISTANCE, split: str | None = None
+    storage: Storage,
+    names: Iterable[str],
+    distance: int = DISTANCE,
+    split: str | None = None,
+    against: Collection[str] = (),
 ) -> dict[str, Any]:
-    """What the splits of these corpora share; `split`, of the first of them, is written without its leaks."""
-    known = [Known.of(site, corpus) for corpus in {corpus.name: corpus for corpus in corpora}.values()]
-    parts = [part for each in known for part in each.parts()]
-    found = leaks(parts, distance)
+    """What the splits of these corpora share; `split`, of the first of them, is written without its leaks.
+
+    These are what it shares with the training splits that it is compared with: of its author, and of other corpora; or
+    with the splits that `against` names, of whichever author and corpus.
+    """
+    known = [Known.of(storage, name) for name in dict.fromkeys(names)]
+    if split is not None:
+        members(known[0].records, split)  # where there is none it says which there are
+    parts = [part for each in known for part in each.parts([*filter(None, [split]), *against])]
+    target = next((part for part in parts if (part.corpus, part.split) == (known[0].corpus, split)), None)
+    beside = _named(parts, target, against)
+    found = leaks(parts, distance, {(min(pair), max(pair)) for pair in beside})
     report = {
         "distance": distance,
         "corpora": [each.told() for each in known],
         "pairs": [_told(leak) for leak in found],
     }
-    return report if split is None else report | {"clean": _clean(site, known, parts, found, distance, split)}
+    if target is None:
+        return report
+    training = [parts[other] for _, other in beside] or _training(found, target)
+    return report | {"clean": _clean(storage, known, target, found, training, distance)}
 
 
 def _told(leak: Leak) -> dict[str, Any]:
@@ -87,19 +120,34 @@ def _told(leak: Leak) -> dict[str, Any]:
     return names | sizes | {"same": leak.same, "exact": leak.exact, "near": leak.near}
 
 
+def _named(parts: list[Part], target: Part | None, against: Collection[str]) -> list[tuple[int, int]]:
+    """The places of the split that is cleaned and of each that it is compared with by name."""
+    if target is None and against:
+        raise Trouble("--against says what a split is cleaned of: name that with --clean")
+    there = {part.split for part in parts if part is not target}
+    if missing := [name for name in against if name not in there]:
+        raise Trouble(f"there is no split {missing[0]!r} to compare with; there are: {', '.join(sorted(there))}")
+    chosen = [place for place, part in enumerate(parts) if part.split in against and part is not target]
+    return [(parts.index(target), place) for place in chosen] if target else []
+
+
+def _training(found: list[Leak], target: Part) -> list[Part]:
+    """The training splits that it is compared with where none is named."""
+    training = [part for leak in found if (part := leak.beside(target)) and part.is_training]
+    if not training:
+        raise Trouble(f"{target.name} cannot be cleaned: no training split is its author's, so name one with --against")
+    return training
+
+
 def _clean(
-    site: Site, known: list[Known], parts: list[Part], found: list[Leak], distance: int, split: str
+    storage: Storage, known: list[Known], target: Part, found: list[Leak], training: list[Part], distance: int
 ) -> dict[str, Any]:
-    corpus = known[0].corpus
-    of_first = {part.split: part for part in parts if part.corpus == corpus}
-    if split not in of_first:
-        raise Trouble(f"{corpus} has no split {split!r}; there are: {', '.join(sorted(of_first))}")
-    left, dropped = clean(found, of_first[split])
-    config = CleanConfig(corpus, split, distance, tuple(each.corpus for each in known))
+    left, dropped = clean([leak for leak in found if leak.beside(target) in training], target)
+    config = CleanConfig(target.corpus, target.split, distance, tuple(part.name for part in training))
     inputs = tuple(output for each in known for output in (each.records, each.fingerprints))
-    output = build(clean_stage(config, tuple(left), inputs), site.storage)
-    about = {"split": split, "name": clean_name(output), "path": f"{output.where}/{IDS}"}
-    return about | {"items": len(left), "dropped": sorted(dropped)}
+    output = build(clean_stage(config, tuple(left), inputs), storage)
+    about = {"split": target.split, "name": clean_name(output), "path": f"{output.where}/{IDS}"}
+    return about | {"against": config.against, "items": len(left), "dropped": sorted(dropped)}
 
 
 def clean_stage(

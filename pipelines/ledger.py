@@ -84,6 +84,27 @@ class State:
         return not self.failed and all(pinned in (None, actual) for pinned, actual in pins)
 
 
+class Lacking:
+    """Counts files and absent ones folder by folder: what a copy of an archive lacks is whole folders."""
+
+    def __init__(self) -> None:
+        self._files, self._absent = Counter[str](), Counter[str]()
+
+    def add(self, path: str, absent: bool) -> None:
+        folder = path.rpartition("/")[0]
+        self._files[folder] += 1
+        self._absent[folder] += absent
+
+    @property
+    def folders(self) -> dict[str, dict[str, int]]:
+        """Those where anything is absent, the worst first; where all files are in one, nothing more is to be told."""
+        return {
+            f"{folder or '.'}/": {"absent": absent, "files": self._files[folder]}
+            for folder, absent in self._absent.most_common()
+            if absent and len(self._files) > 1
+        }
+
+
 class Ledger:
     """Of the annotations of one corpus, or of one media set."""
 
@@ -107,19 +128,21 @@ class Ledger:
             yield _sum_up(path.decode(), [json.loads(line.partition(b"\t")[2]) for line in lines])
 
     def summary(self) -> dict[str, Any]:
-        """Files by status, failures by class, and a few of each class to look at."""
+        """Files by status, failures by class, a few of each class to look at, and folders that lack files."""
         statuses, kinds, attempts, total = Counter[str](), Counter[str](), 0, 0
         examples: dict[str, list[dict[str, Any]]] = {}
+        lacking = Lacking()
         for state in self.states():
             statuses[state.status] += 1
             attempts += state.attempts
             total += state.size
+            lacking.add(state.path, state.failed)
             if state.failed:
                 kinds[state.kind] += 1
                 if kinds[state.kind] <= 3:
                     examples.setdefault(state.kind, []).append(asdict(state))
         files = {"files": dict(statuses), "attempts": attempts, "bytes": total}
-        return files | {"failures": dict(kinds), "examples": examples}
+        return files | {"failures": dict(kinds), "examples": examples, "folders": lacking.folders}
 
     def download_speed(self) -> float | None:
         """Bytes a second of one download, over all that have ended well."""

@@ -4,19 +4,21 @@ The index is one unit, every stretch of sets another; each worker holds the sets
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from pipelines.stage import Counts, Inputs, Sink, Stage
 from xmodal.outputs import Output
-from xmodal.plausible import ITEMS, LabelSets, table
+from xmodal.plausible import ITEMS, LabelSets
 from xmodal.records import Label, read_rows
 from xmodal.trouble import Trouble
 
-NAME, VERSION = "plausible", 1
+NAME, VERSION = "plausible", 2
 INDEX = "index"
 
 
@@ -55,10 +57,10 @@ def _open(config: PlausibleConfig, inputs: Inputs) -> Callable[[Stretch, Sink], 
 
     def work(stretch: Stretch, sink: Sink) -> Counts:
         if stretch.first == stretch.stop:
-            _write(sink, ITEMS, table(id=sets.ids, set=sets.of_item))
+            _write(sink, ITEMS, id=sets.ids, set=sets.of_item)
             return {"items": len(sets.ids), "label sets": len(sets.sizes)}
         ones, others, levels = sets.near(stretch.first, stretch.stop)
-        _write(sink, f"near-{stretch.first:08d}.parquet", table(one=ones, other=others, level=levels))
+        _write(sink, f"near-{stretch.first:08d}.parquet", one=ones, other=others, level=levels)
         return {"near pairs of sets": len(ones)}
 
     return work
@@ -73,6 +75,7 @@ def _sets(records: Output) -> LabelSets:
     return LabelSets.of(names)
 
 
-def _write(sink: Sink, name: str, rows: pa.Table) -> None:
+def _write(sink: Sink, name: str, **columns: Sequence[str] | NDArray[Any]) -> None:
+    rows = pa.table({column: pa.array(values) for column, values in columns.items()})
     with sink.file(name) as file:
         pq.write_table(rows, file, compression="zstd", store_schema=False)

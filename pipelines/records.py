@@ -13,20 +13,28 @@ from xmodal.outputs import Output
 from xmodal.records import ROWS, Caption, Item, Label, Match, Oddity, Region, Row, Split, Tables
 from xmodal.trouble import Trouble
 
-VERSION = 2
+VERSION = 3
 FIRST = 5  # captions an item in the papers' counts
 
 
 @dataclass(frozen=True)
 class RecordsConfig:
+    """`drawn` is the corpus', as who, val and test: readers of records know no more of a corpus than is said here."""
+
     corpus: str = field(metadata={"given": True})
     corpus_version: int = field(metadata={"given": True})
     media_set: str = field(metadata={"given": True})
+    drawn: tuple[tuple[str, int, int], ...] = field(default=(), metadata={"given": True})
     row_group: int = 65_536
 
     def __post_init__(self) -> None:
         if self.row_group < 1:
             raise ValueError(f"row_group is at least 1, not {self.row_group}")
+
+    @staticmethod
+    def of(corpus: Corpus) -> "RecordsConfig":
+        drawn = tuple((who, sizes.val, sizes.test) for who, sizes in corpus.drawn.items())
+        return RecordsConfig(corpus.name, corpus.version, corpus.media_set, drawn)
 
 
 @dataclass(frozen=True)

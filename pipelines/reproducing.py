@@ -24,7 +24,6 @@ from pipelines.reproduce import (
 from pipelines.resnet import ResNetConfig
 from pipelines.settings import apply, parse_settings
 from xmodal.dataset import choose, made_by, open_features, splits
-from xmodal.features import FeatureStore
 from xmodal.judging import EXCLUSIVE, OWN, headline
 from xmodal.models import Features, Recipe, Tokens
 from xmodal.outputs import Output
@@ -140,8 +139,7 @@ def _check(
         found |= dict.fromkeys(_not_built(recipe, experiment, root, circumstances))
     if found:
         raise Trouble(f"nothing of {experiment.name} is trained yet: {'; '.join(found)}")
-    features = circumstances.get("features")
-    told = dict.fromkeys(_other_network(recipe, experiment, root, features) for recipe in recipes.values())
+    told = dict.fromkeys(_other_network(recipe, experiment, root, circumstances) for recipe in recipes.values())
     for text in filter(None, told):
         circumstances["progress"].say(text)
 
@@ -182,9 +180,10 @@ def _absent_splits(recipe: Recipe, tables: Output) -> Iterator[str]:
             yield f"{view.corpus} has no split {view.split!r}; there are: {', '.join(there)}"
 
 
-def _other_network(recipe: Recipe, experiment: Experiment, root: str, features: str | None) -> str | None:
+def _other_network(recipe: Recipe, experiment: Experiment, root: str, circumstances: Mapping[str, Any]) -> str | None:
     """What is to be said where the features are not by the paper's network."""
-    store = FeatureStore(choose(root, recipe.visual.stage, features))
+    tables = choose(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
+    store = open_features(root, recipe.visual.stage, circumstances.get("features"), tables)
     if recipe.visual.stage != "resnet" or store.provenance.get("network") == (wanted := _network(experiment)):
         return None
     return f"{store.output.where} is by {made_by(store)}, not by the {wanted} of {experiment.name}"

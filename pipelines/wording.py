@@ -66,12 +66,13 @@ def _odd(counted: dict[str, int]) -> list[str]:
 
 
 def _missing(row: Result) -> list[str]:
-    """Why media are absent, and what brings those that come after all."""
+    """Why media are absent and from where, and what brings those that come after all."""
     absent = row.get("absent", {})
     why = [f"{one['files']:,} {kind}, such as {one['path']}: {one['reason']}" for kind, one in absent.items()]
     corpus = row["corpus"]
     cure = f"once they are there: `xmodal retry {corpus} [--raw FOLDER]`, then `xmodal seal {corpus}`, and build again"
-    return [*why, cure] if why else []
+    lines = [*_lacking(row.get("folders", {})), *why]
+    return [*lines, cure] if lines else []
 
 
 def train(result: Result) -> list[str]:
@@ -132,6 +133,7 @@ def stats(result: Result | str) -> list[str]:
             for part in result["parts"]
         ),
         *(line for part in result["parts"] for line in _lengths(part)),
+        *(_plausible(part) for part in result["parts"] if part["plausible"]),
         *([f"also {counts(result['counts'])}"] if result["counts"] else []),
         *(f"{name}: {count:,}" for name, count in result["counts"].items() if ":" in name),
         *(f"odd: {rule}: {count:,}" for rule, count in result["oddities"].items()),
@@ -155,6 +157,12 @@ def _lengths(part: Result) -> list[str]:
         f"{part['name']}: {of['mean']:.1f} rows an item in {store}, {of['least']:,} to {of['most']:,}"
         for store, of in part["lengths"].items()
     ]
+
+
+def _plausible(part: Result) -> str:
+    items, matches = part["plausible"]["items"], part["plausible"]["matches"]
+    told = ", ".join(f"{count:,} at zeta {zeta} ({count / items:.1f} each)" for zeta, count in enumerate(matches))
+    return f"{part['name']}: plausible matches among {items:,} items with categories: {told}"
 
 
 def _beside(printed: Result, found: float | None) -> str:
@@ -316,8 +324,15 @@ def status(result: Result) -> list[str]:
         lines.append(f"{ledger['ledger']}: {files}, {gigabytes(ledger['bytes'])}, {sealed}")
         for kind, count in sorted(ledger["failures"].items(), key=lambda pair: -pair[1]):
             lines.append(f"    {kind}: {count:,}, such as {_failure(ledger['examples'][kind][0])}")
+        lines += [f"    {text}" for text in _lacking(ledger["folders"])]
     lines += [_output(output) for output in result["outputs"]]
     return lines
+
+
+def _lacking(folders: Result, most: int = 10) -> list[str]:
+    """The worst of them; all are in the JSON."""
+    lines = [f"absent: {of['absent']:,} of {of['files']:,} in {name}" for name, of in list(folders.items())[:most]]
+    return lines + ([f"and in {len(folders) - most:,} more folders"] if len(folders) > most else [])
 
 
 def _failure(state: Result) -> str:
@@ -326,7 +341,7 @@ def _failure(state: Result) -> str:
 
 
 def _output(output: Result) -> str:
-    name = f"{output['stage']}/{output['identity']}"
+    name = f"{output['stage']}/{output['identity']}" + (f" of {output['of']}" if output["of"] else "")
     if output["complete"]:
         failures = "".join(f", {count:,} {kind}" for kind, count in sorted(output["failures"].items()))
         return f"{name}: complete, {output['files']:,} files, {gigabytes(output['bytes'])}{failures}"
@@ -353,7 +368,8 @@ def leakage(result: Result) -> list[str]:
         lines.append("no two splits to compare: name another corpus too")
     if cleaned := result.get("clean"):
         dropped = f", without {len(cleaned['dropped']):,}: {_few(cleaned['dropped'])}" if cleaned["dropped"] else ""
-        lines += [f"{cleaned['name']} has {cleaned['items']:,} items of {cleaned['split']}{dropped}", cleaned["path"]]
+        lines.append(f"{cleaned['name']} has {cleaned['items']:,} items of {cleaned['split']}{dropped}")
+        lines += [f"compared with {', '.join(cleaned['against'])}", cleaned["path"]]
     return lines
 
 

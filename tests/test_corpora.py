@@ -18,7 +18,7 @@ from pipelines.records import Census, check_counts
 from xmodal import corpora
 from xmodal.corpora import Corpus, Raw, load
 from xmodal.outputs import Output
-from xmodal.records import ROWS, Caption, Item, Row, Split
+from xmodal.records import ROWS, Caption, Item, Label, Row, Split
 from xmodal.storage import open_storage
 from xmodal.trouble import Trouble
 
@@ -92,6 +92,12 @@ def count(corpus: Corpus, folder: Path) -> dict[str, int]:
     counts = seen | Counter(census.counts())
     check_counts(corpus, counts)
     return counts
+
+
+def test_its_kinds_are_those_of_its_rows(written: tuple[Corpus, Path]) -> None:
+    corpus, folder = written
+    found = list(rows(corpus, folder))
+    assert corpus.kinds == {row.kind for row in found if isinstance(row, Item | Label)}
 
 
 def test_it_is_parsed_alike_every_time(written: tuple[Corpus, Path]) -> None:

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import xmodal
-from pipelines.corpus import Site, build_media, build_records
+from pipelines import wording
+from pipelines.corpus import Site, build_media, build_records, build_stages
 from pipelines.demo.cuhk_pedes import LACKING, pictures, write
 from pipelines.demo.world import World, describe
+from pipelines.inspect import status
 from pipelines.publish import publish
 from xmodal.corpora import Raw, View, cuhk_pedes
 from xmodal.dataset import classes, described
@@ -88,6 +90,23 @@ def test_the_publishers_quirks_are_there(published: Path) -> None:
     )
     assert any(text != text.strip() for record in records for text in record["captions"])
     assert not (published / "imgs" / LACKING).exists()
+
+
+def test_a_lacking_folder_is_told_by_its_name(tmp_path: Path) -> None:
+    """By the build and by the status; a folder that lacks one picture of several too."""
+    corpus = write(WORLD, tmp_path / "raw")
+    there = Counter(picture.folder for picture in pictures(WORLD))
+    next((tmp_path / "raw/imgs/CUHK01").iterdir()).unlink()
+    site = Site(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
+    (row,) = build_stages(site, corpus, ["media"])
+    lines = [
+        f"absent: {there[LACKING]} of {there[LACKING]} in imgs/{LACKING}/",
+        f"absent: 1 of {there['CUHK01']} in imgs/CUHK01/",
+    ]
+    said = wording.build({"outputs": [row]}), wording.status(status(site.storage))
+    for told in said:
+        assert [line.strip() for line in told if line.strip().startswith("absent: ")] == lines
+    assert wording._lacking({f"f{n}/": {"absent": 1, "files": 1} for n in range(12)})[10:] == ["and in 2 more folders"]
 
 
 def test_a_lacking_folder_is_sealed_as_absent_and_persons_say_what_is_right(tmp_path: Path) -> None:

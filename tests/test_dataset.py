@@ -1,14 +1,23 @@
 """Examples: what the records say of a view and the store has features of, and nothing else."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.toy_root import item_id, make_root
+import xmodal
+from pipelines.corpus import Site, build_records, build_stages
+from pipelines.demo import coco, flickr30k_entities
+from pipelines.demo.world import World
+from pipelines.engine import build
+from pipelines.stage import Stage
+from tests.toy_root import PICTURES, Facts, Media, facts, item_id, make_root
 from xmodal import find
-from xmodal.corpora import View
-from xmodal.dataset import Examples, captions, choose
+from xmodal.corpora import Drawn, Raw, View, load
+from xmodal.dataset import Examples, captions, choose, members, open_features
 from xmodal.features import FeatureStore
+from xmodal.records import Region
+from xmodal.storage import open_storage
 from xmodal.text import END, START, Vocabulary
 from xmodal.trouble import Trouble
 
@@ -51,6 +60,77 @@ def test_a_view_without_examples_is_refused(root: str, view: View, message: str)
     records, store = find(root, "records")[0], FeatureStore(find(root, "resnet")[0])
     with pytest.raises(Trouble, match=message):
         Examples.of(records, view, store, Vocabulary.build([], "whitespace", 1))
+
+
+def test_features_of_the_records_own_media_set_are_the_ones_meant(tmp_path: Path) -> None:
+    """Nothing has to be said where only one set of them is of it."""
+    root = make_root(tmp_path, items=20, media="pictures")
+    (records,), (own,) = find(root, "records"), find(root, "resnet")
+    others = Stage("media", Media("others"), lambda config, inputs: iter([("all", None)]), lambda *_: lambda *_: {})
+    build(replace(facts(Facts(20, seed=5)), inputs=(others,)), open_storage(root))
+    assert len(find(root, "resnet")) == 2
+    assert open_features(root, "resnet", None, records).output.folder == own.folder
+    (other,) = (output for output in find(root, "resnet") if output.identity != own.identity)
+    with pytest.raises(Trouble, match="has features of the media set 'others', but pictures is of 'pictures'"):
+        open_features(root, "resnet", other.identity, records)
+    build(facts(Facts(20, seed=6)), open_storage(root))
+    with pytest.raises(Trouble, match="several outputs of resnet"):
+        open_features(root, "resnet", None, records)
+
+
+def test_what_a_corpus_of_ones_own_says_is_drawn_is_drawn(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    make_root(tmp_path, items=20)
+    corpus = replace(load(str(PICTURES)), counts={}, drawn={"me": Drawn(val=3, test=5)})
+    records = build_records(Site(open_storage(str(tmp_path / "drawn")), raw=raw), corpus)
+    parts = [members(records, f"me/{part}") for part in ("train", "val", "test")]
+    assert list(map(len, parts)) == [12, 3, 5]
+    with pytest.raises(Trouble, match="there are: toy/train, toy/val, toy/test, toy/silent, me/train, me/val, me/test"):
+        members(records, "me/dev")
+
+
+def test_splits_come_author_by_author_as_they_are_used(tmp_path: Path) -> None:
+    root = make_root(tmp_path, items=20)
+    assert list(xmodal.open(root, "pictures").splits) == ["toy/train", "toy/val", "toy/test", "toy/silent"]
+
+
+def test_plausible_matches_are_read_split_by_split(tmp_path: Path) -> None:
+    root, site = str(tmp_path / "root"), Site(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
+    corpus = coco.write(World(items=40, image_size=32), tmp_path / "raw")
+    build_stages(site, corpus, ["records"])
+    dataset = xmodal.open(root, "coco")
+    with pytest.raises(Trouble, match=r"no plausible matches: build them first \(`xmodal build coco/plausible --root "):
+        dataset.plausible("karpathy/train")
+    build_stages(site, corpus, ["plausible"])
+    every, train = dataset.plausible(), dataset.plausible("karpathy/train")
+    wanted = members(dataset.records, "karpathy/train")
+    assert set(train.ids) == wanted & set(every.ids) < set(every.ids)
+    for item in train.ids:
+        expected = {other: level for other, level in every.matches(item, 2).items() if other in wanted}
+        assert train.matches(item, 2) == expected
+    with pytest.raises(Trouble, match="coco has no split 'karpathy/dev'"):
+        dataset.plausible("karpathy/dev")
+
+
+def test_boxes_of_a_split_are_read_one_by_one_or_thing_by_thing(tmp_path: Path) -> None:
+    site = Site(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
+    corpus = flickr30k_entities.write(World(items=40, image_size=32), tmp_path / "raw")
+    build_stages(site, corpus, ["records"])
+    dataset = xmodal.open(str(tmp_path / "root"), corpus.name)
+    wanted = members(dataset.records, "plummer/train")
+    rows = [r for r in corpus.parse(Raw.folder(tmp_path / "raw")) if isinstance(r, Region) and r.left is not None]
+    every, whole = dataset.regions("plummer/train"), dataset.regions("plummer/train", whole=True)
+    assert [r for some in every.values() for r in some] == [r for r in rows if r.item in wanted]
+    things = {(r.item, r.group) for r in rows if r.item in wanted}
+    assert sorted((r.item, str(r.group)) for some in whole.values() for r in some) == sorted(map(_texts, things))
+    assert len(things) < sum(map(len, every.values()))
+    for region in (region for some in whole.values() for region in some):
+        boxes = [r for r in every[region.item] if r.group == region.group]
+        assert (region.left, region.bottom) == (min(r.left or 0 for r in boxes), max(r.bottom or 0 for r in boxes))
+
+
+def _texts(pair: tuple[str, str | None]) -> tuple[str, str]:
+    return pair[0], str(pair[1])
 
 
 def test_an_output_that_is_not_there_is_answered_with_those_that_are(root: str) -> None:

@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipelines.cli import main
 from pipelines.engine import build
+from tests.test_open import records_root
 from tests.toy_root import Facts, facts, item_id, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from xmodal import find, runs
 from xmodal.batches import Padded, Reader
+from xmodal.corpora import View
 from xmodal.dataset import Examples, Texts
 from xmodal.evaluation import Silence, evaluate, load, measure
 from xmodal.features import FeatureStore
@@ -38,6 +41,19 @@ def run(root: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 def copy(run: str, tmp_path: Path) -> Path:
     """A run that a test may spoil."""
     return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+def test_a_run_without_a_test_split_beside_its_training_asks_for_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = records_root(tmp_path, {"one/train": list(range(6)), "one/val": [6, 7], "all/test": [8, 9]})
+    view, validation = (View("pictures", f"one/{part}", captions_per_item=5) for part in ("train", "val"))
+    run = fit(recipe(1, view=view, validation=validation), root, str(tmp_path / "run")).run
+    assert main(["evaluate", run, "--root", root]) == 1
+    said = capsys.readouterr().err
+    assert "was trained on one/train: say with --split what to ask it; pictures has no split 'one/test'" in said
+    assert "there are: all/test, one/train, one/val" in said
+    assert main(["evaluate", run, "--root", root, "--split", "all/test"]) == 0
 
 
 def reader(root: str, run: str, split: str) -> Reader:

@@ -1,9 +1,14 @@
 """Verify: what has changed since it was committed is found, also where it is still well-formed, and can be mended."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from pipelines.cli import main
+from pipelines.corpus import Site, build_stages
+from pipelines.demo import coco, flickr30k, flickr30k_entities
+from pipelines.demo.world import World
 from pipelines.engine import build
 from pipelines.inspect import forget, verify
 from pipelines.progress import Progress
@@ -41,6 +46,32 @@ def test_a_plausible_change_is_found_and_mended(tmp_path: Path, file: str, befor
     build(stage, storage)
     assert verify(storage, QUIET)[1] == []
     assert tree_digest(str(tmp_path)) == whole
+
+
+def test_an_output_is_told_with_the_corpus_or_media_set_that_it_is_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flickr30k's media set has the name of one of the two corpora that are of it."""
+    storage = open_storage(str(tmp_path / "root"))
+    for writer in (coco, flickr30k, flickr30k_entities):
+        corpus = writer.write(World(items=30, image_size=32), tmp_path / writer.__name__)
+        build_stages(Site(storage, raw=tmp_path / writer.__name__), corpus, ["fingerprints"])
+    assert main(["status", "--root", storage.url]) == 0
+    said = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if ": complete" in line]
+    told = sorted((line.split("/")[0], line.partition(" of ")[2]) for line in said)
+    names = ["coco", "flickr30k", "flickr30k_entities"]
+    of_media = [(stage, name) for stage in ("fingerprints", "media") for name in ("coco2014", "flickr30k")]
+    assert told == sorted([*of_media, *((stage, name) for stage in ("records", "sources") for name in names)])
+    assert main(["corpora", "--root", storage.url, "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    built = sorted(path.split("/")[-2] for path in rows["flickr30k_entities"]["built"])
+    assert built == ["fingerprints", "media", "records", "sources"]
+    plain = {"sources", "records", "media", "fingerprints"}
+    assert {name: set(row["stages"]) - plain for name, row in rows.items() if name in ("coco", "cub", "tgif")} == {
+        "coco": {"plausible", "resnet", "pixels"},
+        "cub": {"resnet", "pixels"},
+        "tgif": set(),
+    }
 
 
 def test_an_output_that_says_it_is_another_is_not_used(tmp_path: Path) -> None:

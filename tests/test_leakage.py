@@ -6,6 +6,7 @@ import re
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,16 @@ from pipelines.demo.pictures import gif, jpeg
 from pipelines.demo.world import World, draw, frames, scene, scenes
 from pipelines.engine import build, serial
 from pipelines.fingerprints import FingerprintsConfig, fingerprints
-from pipelines.leakage import leakage
+from pipelines.leakage import Known, leakage
 from pipelines.plan import plan
 from pipelines.ray_runner import RayRunner
 from tests.conftest import tree_digest
 from tests.test_pinned import CORPUS as MINE
 from tests.test_resnet_stage import ABSENT, BROKEN, ITEMS, backwards, broken, sealed
 from tests.test_resnet_stage import archives as archives
-from xmodal.corpora import Corpus, Raw, Source, View
+from xmodal.corpora import Corpus, Drawn, Raw, Source, View
 from xmodal.corpora.coco import SPLITS as COCO_SPLITS
-from xmodal.dataset import described, open_dataset
+from xmodal.dataset import described, members, open_dataset
 from xmodal.fingerprints import BITS, FRAMES, look, looks
 from xmodal.leakage import DISTANCE, FARTHEST, Fingerprints, Part, leaks, near_pairs
 from xmodal.outputs import Output
@@ -87,7 +88,7 @@ def published(folder: Path, name: str, splits: Mapping[str, Files], kind: Kind =
 
 def report(folder: Path, splits: Mapping[str, Files], *arguments: Any, kind: Kind = "image") -> dict[str, Any]:
     site, corpus = published(folder, "mine", splits, kind)
-    return leakage(site, [corpus], *arguments)
+    return leakage(site.storage, [corpus.name], *arguments)
 
 
 def only(found: dict[str, Any]) -> dict[str, Any]:
@@ -326,7 +327,7 @@ def test_corpora_that_share_pictures(tmp_path: Path) -> None:
     corpora = [coco.write(world, tmp_path / "coco"), flickr30k.write(world, tmp_path / "flickr30k")]
     for corpus in corpora:
         build_stages(replace(site, raw=tmp_path / corpus.name), corpus, ["fingerprints"])
-    found = leakage(site, corpora)
+    found = leakage(site.storage, [corpus.name for corpus in corpora])
     mine = {str(picture.cocoid): picture for picture in coco.pictures(world)}
     yours = {picture.id: picture for picture in flickr30k.pictures(world)}
     seen = set()
@@ -360,8 +361,8 @@ def test_clips(tmp_path: Path) -> None:
     build_stages(replace(site, raw=tmp_path / "tgif"), corpus, ["fingerprints"])
     train = next(e for e in tgif.animations(world) if e.split == "tgif/train" and not (e.gone or e.still))
     copies = {"copy": gif(replace(train.scene, grain=1.0)), "first": encoded(Image.fromarray(draw(train.scene)), "GIF")}
-    _, mine = published(tmp_path, "mine", {"me/test": copies}, "clip")
-    found = leakage(site, [corpus, mine])
+    published(tmp_path, "mine", {"me/test": copies}, "clip")
+    found = leakage(site.storage, ["tgif", "mine"])
     pair = next(p for p in found["pairs"] if (p["one"], p["other"]) == ("tgif: tgif/train", "mine: me/test"))
     assert pair["exact"] == ()
     assert [p[1] for p in pair["near"] if p[0] == train.id] == ["copy"], "a picture of its first frame is no copy"
@@ -370,20 +371,22 @@ def test_clips(tmp_path: Path) -> None:
 
 
 def test_one_split_has_nothing_to_leak_into(tmp_path: Path) -> None:
-    site, corpus = published(tmp_path, "mine", {"me/test": {"a": encoded(PICTURES[0])}})
-    assert leakage(site, [corpus, corpus])["pairs"] == []
-    with pytest.raises(Trouble, match="mine: me/test cannot be cleaned: there is no training split"):
-        leakage(site, [corpus], split="me/test")
+    site, _ = published(tmp_path, "mine", {"me/test": {"a": encoded(PICTURES[0])}})
+    assert leakage(site.storage, ["mine", "mine"])["pairs"] == []
+    with pytest.raises(
+        Trouble, match="mine: me/test cannot be cleaned: no training split is its author's, so name one with --against"
+    ):
+        leakage(site.storage, ["mine"], split="me/test")
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    site, corpus = published(tmp_path, "mine", {"me/train": {"a": encoded(PICTURES[0])}, "me/test": {"b": b""}})
-    with pytest.raises(Trouble, match="mine has no split 'me/tset'; there are: me/test, me/train"):
-        leakage(site, [corpus], split="me/tset")
+    site, _ = published(tmp_path, "mine", {"me/train": {"a": encoded(PICTURES[0])}, "me/test": {"b": b""}})
+    with pytest.raises(Trouble, match="mine has no split 'me/tset'; there are: me/train, me/test"):
+        leakage(site.storage, ["mine"], split="me/tset")
     with pytest.raises(Trouble, match="0 to 12 of 64 bits, not 13"):
-        leakage(site, [corpus], FARTHEST + 1)
+        leakage(site.storage, ["mine"], FARTHEST + 1)
     with pytest.raises(Trouble, match=r"other has no fingerprints .*: xmodal build other/fingerprints first"):
-        leakage(site, [corpus, replace(corpus, name="other", media_set="other")])
+        leakage(site.storage, ["mine", "other"])
 
 
 def test_a_thousand_equal_pictures_are_each_named_and_cost_no_million_pairs() -> None:
@@ -418,7 +421,7 @@ def test_a_part_of_a_split_is_no_leak_but_one_that_is_held_out_is(tmp_path: Path
     assert [(pair["one"], pair["other"], pair["same"]) for pair in found["pairs"]] == [
         ("mine: me/train", "mine: me/test", ("a",)),
         ("mine: me/train", "mine: me/test_1k", ("a",)),
-        ("mine: me/restval", "mine: me/test", ()),
+        ("mine: me/test", "mine: me/restval", ()),
         ("mine: me/restval", "mine: me/test_1k", ()),
     ]
 
@@ -449,21 +452,21 @@ def test_a_clip_that_fades_in_is_near_its_copy_and_no_other(tmp_path: Path) -> N
 # ------------------------------------------------------------------------------------------------------ cleaned splits
 
 
-def leaky(folder: Path) -> tuple[Site, Corpus, Output]:
+def leaky(folder: Path) -> tuple[Site, Output]:
     pictures = [encoded(picture) for picture in PICTURES[:6]]
     splits: dict[str, Files] = {
         "me/train": {"a": pictures[0], "b": pictures[1]},
         "me/val": {"v": pictures[4]},
         "me/test": {"x": pictures[1], "y": encoded(PICTURES[0], "JPEG"), "z": pictures[3], "w": pictures[4]},
     }
-    site, corpus = published(folder, "mine", splits)
-    return site, corpus, open_dataset(site.storage.url, "mine").records
+    site, _ = published(folder, "mine", splits)
+    return site, open_dataset(site.storage.url, "mine").records
 
 
 def test_a_clean_split_lies_beside_the_official_one(tmp_path: Path) -> None:
-    site, corpus, records = leaky(tmp_path)
+    site, records = leaky(tmp_path)
     before = tree_digest(records.where)
-    cleaned = leakage(site, [corpus], split="me/test")["clean"]
+    cleaned = leakage(site.storage, ["mine"], split="me/test")["clean"]
     assert (cleaned["split"], cleaned["items"], cleaned["dropped"]) == ("me/test", 2, ["x", "y"])
     assert re.fullmatch("me/test-clean-[0-9a-f]{8}", cleaned["name"])
     assert Path(cleaned["path"]).read_text() == "w\nz\n", "what is also in val stays: nothing is trained on that"
@@ -475,15 +478,15 @@ def test_a_clean_split_lies_beside_the_official_one(tmp_path: Path) -> None:
         "w": ["a thing"],
         "z": ["a thing"],
     }
-    assert leakage(site, [corpus], split="me/test")["clean"] == cleaned
+    assert leakage(site.storage, ["mine"], split="me/test")["clean"] == cleaned
 
 
 def test_what_decides_a_clean_split_is_in_its_name(tmp_path: Path) -> None:
-    site, corpus, _ = leaky(tmp_path)
-    _, other = published(tmp_path, "other", {"you/train": {"1": encoded(PICTURES[3])}})
+    site, _ = leaky(tmp_path)
+    published(tmp_path, "other", {"you/train": {"1": encoded(PICTURES[3])}})
     alone, exact, both = (
-        leakage(site, corpora, distance, "me/test")["clean"]
-        for corpora, distance in (([corpus], DISTANCE), ([corpus], 0), ([corpus, other], DISTANCE))
+        leakage(site.storage, names, distance, "me/test")["clean"]
+        for names, distance in ((["mine"], DISTANCE), (["mine"], 0), (["mine", "other"], DISTANCE))
     )
     assert both["dropped"] == ["x", "y", "z"]
     assert len({each["name"] for each in (alone, exact, both)}) == 3
@@ -491,9 +494,36 @@ def test_what_decides_a_clean_split_is_in_its_name(tmp_path: Path) -> None:
     assert open_dataset(site.storage.url, "other").splits == {"you/train": 1}
 
 
+def test_a_split_is_cleaned_of_the_training_split_that_it_is_used_with(tmp_path: Path) -> None:
+    """Another author's, or one that is drawn; what it was compared with is told."""
+    pictures = [encoded(picture) for picture in PICTURES[:6]]
+    splits: dict[str, Files] = {
+        "me/train": {"a": pictures[0], "b": pictures[1]},
+        "me/test": {"w": pictures[4], "x": pictures[1], "y": pictures[2], "z": pictures[3]},
+        "you/train": {"z": pictures[3], "q": pictures[2]},
+    }
+    site, corpus = published(tmp_path, "mine", splits)
+    build_stages(site, replace(corpus, version=2, drawn={"they": Drawn(val=0, test=6)}), ["fingerprints"])
+    clean = partial(leakage, site.storage, ["mine"], split="me/test")
+    usual, other, both = (
+        clean(against=against)["clean"] for against in ((), ("you/train",), ("you/train", "me/train"))
+    )
+    assert (usual["against"], usual["dropped"]) == (("mine: me/train",), ["x"])
+    assert (other["against"], other["dropped"]) == (("mine: you/train",), ["y", "z"])
+    assert sorted(both["against"]) == ["mine: me/train", "mine: you/train"]
+    assert both["name"] not in (usual["name"], other["name"])
+    drawn = sorted(members(Known.of(site.storage, "mine").records, "they/train"))
+    assert len(drawn) == 1
+    assert clean(against=("they/train",))["clean"]["against"] == ("mine: they/train",)
+    with pytest.raises(Trouble, match="no split 'us/train' to compare with; there are: me/train, you/train"):
+        clean(against=("us/train",))
+    with pytest.raises(Trouble, match="name that with --clean"):
+        leakage(site.storage, ["mine"], against=("me/train",))
+
+
 def test_a_split_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
     same = encoded(PICTURES[0])
-    with pytest.raises(Trouble, match="me/test: nothing is left, all of its 1 items are in training splits"):
+    with pytest.raises(Trouble, match="me/test: nothing is left, all of its 1 items are in what it is compared with"):
         report(tmp_path, {"me/train": {"a": same}, "me/test": {"b": same}}, DISTANCE, "me/test")
 
 
@@ -580,6 +610,24 @@ def test_the_command_counts_for_people_and_lists_for_programs(built: Path, capsy
     assert re.search(r"val-clean-[0-9a-f]{8} has 1 items of val, without 1: p007\n", said)
     assert main([*command, "--distance", str(max(far - 1, 0)), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["pairs"][0]["near"]) == (far == 0)
+
+
+def test_a_corpus_of_ones_own_is_found_by_its_name(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once built, its file is needed no more."""
+    capsys.readouterr()
+    command = ["leakage", "pictures", "--root", str(built), "--clean", "val", "--against", "train"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert re.search(
+        r"val-clean-[0-9a-f]{8} has 1 items of val, without 1: p007\ncompared with pictures: train\n", said
+    )
+
+
+def test_a_corpus_of_ours_that_a_file_changed_is_found_too(tmp_path: Path) -> None:
+    world, site = World(items=40, image_size=32), Site(open_storage(str(tmp_path / "root")))
+    corpus = coco.write(world, tmp_path / "coco")
+    build_stages(replace(site, raw=tmp_path / "coco"), replace(corpus, version=7), ["fingerprints"])
+    assert [each["corpus"] for each in leakage(site.storage, ["coco"])["corpora"]] == ["coco"]
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_a_split_that_was_named_is_not_asked_for(tmp_path: Path) -> None:
 def test_of_two_training_splits_the_one_that_is_named_is_read(tmp_path: Path) -> None:
     root = records_root(tmp_path, {"one/train": [0, 1, 2, 3], "two/train": [6, 7], "one/val": [4], "two/val": [5]})
     dataset = xmodal.open(root, "pictures")
-    assert line_of(dataset.loader).startswith("pictures: name the split to load; there are: one/train, two/train")
+    assert line_of(dataset.loader).endswith("name the split to load; there are: one/train, one/val, two/train, two/val")
     assert len(dataset.reader("two/train").examples.ids) == 2
 
 

@@ -276,7 +276,7 @@ def test_the_command_prints_text_json_and_latex(
         ([], "say what to evaluate"),
         (["run", "--scores", "sims.npy", "--corpus", "pictures"], "say what to evaluate"),
         (["--scores", "sims.npy"], "--scores and --write-ids need --corpus"),
-        (["run", "--corpus", "pictures"], "a run knows its own"),
+        (["run", "--corpus", "pictures"], "a run knows its own corpus: leave out --corpus"),
         (["run", "--ids", "mine"], "--ids belongs to --scores"),
         (["--scores", "sims.npy", "--corpus", "pictures", "--split", "toy/dev"], "has no split 'toy/dev'"),
         (["--scores", "sims.npy", "--corpus", "coco"], "there is no records of coco"),

@@ -17,7 +17,7 @@ from pipelines.records import RecordsConfig
 from pipelines.stage import Counts, Inputs, Sink, Stage
 from tests.toy_root import Facts, facts, make_root, one_thread, recipe
 from xmodal.batches import Loader, Reader
-from xmodal.corpora import Drawn, View, coco, flickr30k
+from xmodal.corpora import Drawn, View, coco, flickr30k, load, names
 from xmodal.dataset import Examples, captions, described, items
 from xmodal.outputs import Output
 from xmodal.records import ROWS, Caption, Item, Split, Tables
@@ -64,7 +64,8 @@ def tables(root: Path, corpus: str, rows: Iterator[Item | Caption | Split]) -> O
             file.__exit__(None, None, None)
         return into.counts
 
-    stage = Stage("records", RecordsConfig(corpus, 1, corpus), plan, lambda config, inputs: write)
+    config = RecordsConfig.of(load(corpus)) if corpus in names() else RecordsConfig(corpus, 1, corpus)
+    stage = Stage("records", config, plan, lambda config, inputs: write)
     return build(stage, open_storage(str(root)))
 
 

@@ -1,6 +1,7 @@
 """Descriptive tables: what `xmodal stats` says of a generated corpus, against the same numbers counted the slow way."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -12,21 +13,26 @@ import pytest
 import xmodal
 from pipelines import wording
 from pipelines.cli import main
-from pipelines.corpus import Site, build_records
+from pipelines.corpus import Site, build_records, build_stages
 from pipelines.demo import coco, cub, flickr30k_entities
 from pipelines.demo.world import World
 from pipelines.engine import build
 from pipelines.stage import Counts, Inputs, Sink, Stage
-from tests.toy_root import item_id, make_root
+from tests.toy_root import PICTURES, item_id, make_root
 from xmodal import corpora
 from xmodal.corpora import Corpus, Raw
 from xmodal.features import FeatureSpec, extents_file, index_files, shard_file, write_ragged_shard
 from xmodal.records import Caption, Item, Label, Match, Oddity, Region, Row, Split
-from xmodal.stats import PRINTED, Spread, describe
+from xmodal.stats import Plausible, Spread, describe
 from xmodal.storage import open_storage
 from xmodal.text import tokenizer
 
 COCO = World(items=60, image_size=32)
+OWN = """
+from dataclasses import replace
+from xmodal.corpora import Printed
+CORPUS = replace(CORPUS, printed=(Printed("items", 20, "My paper"),))
+"""
 WRITERS: dict[str, tuple[Callable[[World, Path], Corpus], World]] = {
     "coco": (coco.write, COCO),
     "cub": (cub.write, World(items=40, image_size=32, captions_per_item=10, identities=10)),
@@ -50,7 +56,9 @@ def test_every_split_is_counted_as_by_hand(made: tuple[str, str, list[Row]]) -> 
     members = {"all": {r.id for r in rows if isinstance(r, Item)}}
     members |= {split.name: {s.item for s in splits if s.name == split.name} for split in splits}
     split_words = tokenizer("nltk")
-    assert [part.name for part in found.parts] == list(members)
+    authors, known = sorted({name.split("/")[0] for name in members} - {"all"}), ("train", "val", "test", "restval")
+    ordered = [f"{author}/{part}" for author in authors for part in known if f"{author}/{part}" in members]
+    assert [part.name for part in found.parts] == ["all", *ordered]
     for part in found.parts:
         own = [caption for caption in captions if caption.item in members[part.name]]
         lengths = [len(split_words(caption.text)) for caption in own]
@@ -130,18 +138,19 @@ def clips(config: Clips) -> Stage[Clips, None]:
 
 def test_papers_stand_beside_what_is_there(made: tuple[str, str, list[Row]]) -> None:
     root, name, _ = made
-    found = describe(xmodal.open(root, name))
+    printed = corpora.load(name).printed
+    found = describe(xmodal.open(root, name), printed)
     told = {(b.printed.what, b.printed.split): b.found for b in found.beside}
-    assert [beside.printed for beside in found.beside] == list(PRINTED[name])
+    assert tuple(beside.printed for beside in found.beside) == printed
     assert told["items", "all"] == found.parts[0].items
     assert None not in told.values()
 
 
 def test_what_is_printed_is_of_corpora_and_splits_that_there_are() -> None:
     """Where the corpus' own counts can tell, they agree with the paper or the difference is explained."""
-    for name, printed in PRINTED.items():
-        counts = corpora.load(name).counts
-        for each in printed:
+    for corpus in map(corpora.load, corpora.names()):
+        counts = corpus.counts
+        for each in corpus.printed:
             what = {"first_five": "captions[:5]"}.get(each.what, each.what)
             known = counts.get(what if each.split == "all" else f"{what}:{each.split}", each.value)
             assert known == each.value or each.note, each
@@ -150,7 +159,7 @@ def test_what_is_printed_is_of_corpora_and_splits_that_there_are() -> None:
 
 def test_the_command_says_json_and_latex(made: tuple[str, str, list[Row]], capsys: pytest.CaptureFixture[str]) -> None:
     root, name, _ = made
-    found = describe(xmodal.open(root, name))
+    found = describe(xmodal.open(root, name), corpora.load(name).printed)
     assert main(["stats", name, "--root", root, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(asdict(found)))
     assert main(["stats", name, "--root", root]) == 0
@@ -158,13 +167,48 @@ def test_the_command_says_json_and_latex(made: tuple[str, str, list[Row]], capsy
     for part in found.parts:
         (line,) = (line for line in lines if line.split()[:1] == [part.name] and ":" not in line)
         assert line.split()[1:3] == [f"{part.items:,}", f"{part.captions:,}"]
-    assert any(line.startswith(PRINTED[name][0].cites) for line in lines)
+    assert any(line.startswith(found.beside[0].printed.cites) for line in lines)
     assert main(["stats", name, "--root", root, "--latex"]) == 0
     latex = capsys.readouterr().out
     assert latex.count(r"\\") == 1 + len(found.parts)
     assert r"\begin{tabular}{lrrrrr}" in latex
     assert main(["stats", "mrw", "--root", root]) == 1
     assert "there is no records of mrw under" in capsys.readouterr().err
+
+
+def test_what_a_file_of_ones_own_cites_stands_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root, mine = make_root(tmp_path, items=20), tmp_path / "mine.py"
+    mine.write_text(PICTURES.read_text() + OWN)
+    assert main(["stats", str(mine), "--root", root]) == 0
+    assert "My paper: 20 items of all, as here" in capsys.readouterr().out
+
+
+def test_plausible_matches_are_counted_by_level_where_they_are_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, root = coco.write(COCO, tmp_path / "raw"), str(tmp_path / "root")
+    site = Site(open_storage(root), raw=tmp_path / "raw")
+    build_stages(site, corpus, ["records"])
+    assert {part.plausible for part in describe(xmodal.open(root, "coco")).parts} == {None}
+    build_stages(site, corpus, ["plausible"])
+    rows = list(corpus.parse(Raw.folder(tmp_path / "raw")))
+    shown = {
+        r.item: {s.name for s in rows if isinstance(s, Label) and s.item == r.item}
+        for r in rows
+        if isinstance(r, Label)
+    }
+    members = {r.item for r in rows if isinstance(r, Split) and r.name == "karpathy/train"} & shown.keys()
+    found = {part.name: part.plausible for part in describe(xmodal.open(root, "coco")).parts}
+    for name, some in (("all", shown.keys()), ("karpathy/train", members)):
+        differing = [len(shown[one] ^ shown[other]) for one in some for other in some if one != other]
+        assert found[name] == Plausible(len(some), tuple(sum(d <= zeta for d in differing) for zeta in (0, 1, 2)))
+    assert main(["stats", "coco", "--root", root]) == 0
+    train = found["karpathy/train"]
+    assert train is not None
+    assert re.search(
+        rf"karpathy/train: plausible matches among {train.items} items with categories: {train.matches[0]:,} at zeta 0",
+        capsys.readouterr().out,
+    )
 
 
 def test_a_number_that_a_paper_rounds_says_why() -> None:

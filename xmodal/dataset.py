@@ -2,21 +2,22 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal import corpora
 from xmodal.corpora import WRITTEN, Drawn, View
 from xmodal.features import ROWS, FeatureStore
 from xmodal.locks import sealed_now
 from xmodal.models import Positional
 from xmodal.outputs import Output, directories, find
-from xmodal.records import Caption, Item, Label, Split, read_rows
+from xmodal.plausible import PlausibleMatches
+from xmodal.records import Caption, Item, Label, Region, Split, read_rows
+from xmodal.regions import merged
 from xmodal.splits import DrawnSplit, Share
 from xmodal.text import Encoder, Vocabulary
 from xmodal.trouble import Trouble
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 CLEAN, IDS = "clean", "ids.txt"  # the stage of cleaned splits, and its file: an id a line
+USUAL = ("train", "val", "dev", "test")  # parts of an author's division, in the order in which they are told
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +169,34 @@ class Dataset:
 
         return Loader(self.reader(split or self._training(), features, frames), **{"batch_size": 128, **settings})
 
+    def plausible(self, split: str | None = None) -> PlausibleMatches:
+        """Which items of a split, or of all, show nearly the same: `plausible("karpathy/val").matches(item, zeta=2)`
+        gives the ids that match one, with their level.
+        """
+        output = next(_made_of(self.records, "plausible"), None)  # several differ in the size of their units alone
+        if output is None:
+            command = f"xmodal build {self.corpus}/plausible --root {self.root}"
+            raise Trouble(f"{self.corpus} in {self.root} has no plausible matches: build them first (`{command}`)")
+        found = PlausibleMatches.read(output)
+        return found.within(members(self.records, split)) if split else found
+
+    @property
+    def has_plausible(self) -> bool:
+        """Whether they were built."""
+        return any(True for _ in _made_of(self.records, "plausible"))
+
+    def regions(self, split: str, *, whole: bool = False) -> dict[str, list[Region]]:
+        """The boxes of each item that has any, with names and attributes, to train a detector on or to score one.
+
+        With `whole` all boxes of one thing are one, around them, as phrase localisation is scored.
+        """
+        wanted, found = members(self.records, split), defaultdict[str, list[Region]](list)
+        with self.records.open("regions.parquet") as file:
+            some = (region for region in read_rows(file, Region) if region.item in wanted)
+            for region in merged(some) if whole else some:
+                found[region.item] += [region] if region.left is not None else []
+        return dict(found)
+
     def _training(self, beside: str | None = None) -> str:
         """The split to train on; of several the one that belongs with another split."""
         if share := beside and Share.of(beside):
@@ -182,9 +212,7 @@ class Dataset:
 
     def _is_trained_on(self, split: str) -> bool:
         """Whether the words of the training split beside it would be words of its own captions too."""
-        mine, training = (
-            _members(self.records, View(self.corpus, name), None) for name in (split, self._training(split))
-        )
+        mine, training = (members(self.records, name) for name in (split, self._training(split)))
         return not mine.isdisjoint(training)
 
 
@@ -197,8 +225,7 @@ def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset
     """What is built of a corpus under a root; `identity` is of its records. Features of other media are left out."""
     records = choose(root, "records", identity, corpus=corpus)
     made = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
-    wanted = records.config.get("media_set")
-    return Dataset(root, corpus, records, tuple(o for o in made if _media_set(o) in (None, wanted) or wanted is None))
+    return Dataset(root, corpus, records, tuple(output for output in made if _is_of(output, records)))
 
 
 def items(records: Output, view: View) -> frozenset[str]:
@@ -226,10 +253,9 @@ def described(records: Output, view: View) -> dict[str, list[Caption]]:
 
     Of a sparse split those that it keeps of them; the captions of its un-annotated part are not even read.
     """
-    share = Share.of(view.split)
-    members = _members(records, view, share)
+    share, wanted = Share.of(view.split), members(records, view.split)
     with records.open("items.parquet") as file:
-        found = {item.id: list[Caption]() for item in read_rows(file, Item) if item.id in members}
+        found = {item.id: list[Caption]() for item in read_rows(file, Item) if item.id in wanted}
     if share and share.hides(view.text):
         return found
     with records.open("captions.parquet") as file:
@@ -240,21 +266,21 @@ def described(records: Output, view: View) -> dict[str, list[Caption]]:
     return {item: share.kept(some) for item, some in first.items()} if share and view.text in WRITTEN else first
 
 
-def _members(records: Output, view: View, share: Share | None) -> set[str]:
-    names, drawn = splits(records), _drawn(records)
-    whole = share.whole if share else view.split
+def members(records: Output, split: str) -> set[str]:
+    """The items of a split of whatever kind: recorded, cleaned, a share of one, or drawn."""
+    names, drawn, share = splits(records), _drawn(records), Share.of(split)
+    whole = share.whole if share else split
     drawn_split = None if whole in names else DrawnSplit.of(whole, drawn)
     if whole not in names and not drawn_split:
         there = ", ".join([*names, *(f"{who}/{part}" for who in drawn for part in ("train", "val", "test"))])
-        raise Trouble(f"{view.corpus} has no split {whole!r}; there are: {there}")
-    members = drawn_split.items(_every(records), drawn[drawn_split.who]) if drawn_split else set(names[whole])
-    return share.items(members) if share else members
+        raise Trouble(f"{records.config.get('corpus')} has no split {whole!r}; there are: {there}")
+    found = drawn_split.items(_every(records), drawn[drawn_split.who]) if drawn_split else set(names[whole])
+    return share.items(found) if share else found
 
 
 def _drawn(records: Output) -> Mapping[str, Drawn]:
-    """What a corpus of ours says that papers drew; those of a file of one's own name their splits themselves."""
-    name = str(records.config.get("corpus"))
-    return corpora.load(name).drawn if name in corpora.names() else {}
+    """What the corpus said that papers drew, when it was parsed."""
+    return {who: Drawn(val, test) for who, val, test in records.config.get("drawn", ())}
 
 
 def _every(records: Output) -> set[str]:
@@ -263,12 +289,23 @@ def _every(records: Output) -> set[str]:
 
 
 def splits(records: Output) -> dict[str, list[str]]:
-    """Items by the name of their split, those of its author and then those that were cleaned of leaks."""
+    """Items by the name of their split, author by author: train, val, test, and then others, also those cleaned."""
+    names = recorded(records) | cleaned(records)
+    return {name: names[name] for name in sorted(names, key=_place)}
+
+
+def recorded(records: Output) -> dict[str, list[str]]:
+    """The splits that the corpus itself has."""
     names = defaultdict[str, list[str]](list)
     with records.open("splits.parquet") as file:
         for split in read_rows(file, Split):
             names[split.name].append(split.item)
-    return dict(names) | cleaned(records)
+    return {name: names[name] for name in sorted(names, key=_place)}
+
+
+def _place(split: str) -> tuple[str, int, str]:
+    author, _, part = split.rpartition("/")
+    return author, USUAL.index(part) if part in USUAL else len(USUAL), part
 
 
 def cleaned(records: Output) -> dict[str, list[str]]:
@@ -276,9 +313,14 @@ def cleaned(records: Output) -> dict[str, list[str]]:
 
     A name ends in the identity that decided what was left: "karpathy/test-clean-1f3a09c2".
     """
-    made = (output for output in directories(records.storage, CLEAN) if output.complete)
-    of_these = (output for output in made if output.about["inputs"][0]["identity"] == records.identity)
-    return {clean_name(output): output.read(IDS).decode().split("\n")[:-1] for output in of_these}
+    made = _made_of(records, CLEAN)
+    return {clean_name(output): output.read(IDS).decode().split("\n")[:-1] for output in made}
+
+
+def _made_of(records: Output, stage: str) -> Iterator[Output]:
+    """The finished outputs of a stage whose first input these records are."""
+    made = (output for output in directories(records.storage, stage) if output.complete)
+    return (output for output in made if output.about["inputs"][0]["identity"] == records.identity)
 
 
 def clean_name(output: Output) -> str:
@@ -289,12 +331,23 @@ def _first(captions: list[Caption], count: int | None) -> list[Caption]:
     return sorted(captions, key=lambda caption: caption.position)[:count]
 
 
-def choose(root: str, stage: str, identity: str | None = None, *, of: str = "CORPUS", **config: object) -> Output:
-    """The one finished output of a stage: the given one, or the only one there is; else it is to be built `of`.
+def choose(
+    root: str,
+    stage: str,
+    identity: str | None = None,
+    *,
+    of: str = "CORPUS",
+    fits: Callable[[Output], bool] = lambda output: True,
+    **config: object,
+) -> Output:
+    """The one finished output of a stage: the given one, or the only one that fits; else it is to be built `of`.
 
-    Of several records of a corpus it is the current ones, as a list that grew leaves others behind.
+    Where none fits, one that does not is for the caller to refuse. Of several records of a corpus it is the current
+    ones, as a list that grew leaves others behind.
     """
     there = find(root, stage, **config)
+    if identity is None:
+        there = [output for output in there if fits(output)] or there[:1]
     chosen = [output for output in there if identity in (None, output.identity)]
     if len(chosen) > 1 and stage == "records":
         chosen = current(chosen) or chosen
@@ -324,16 +377,16 @@ def current(records: Sequence[Output]) -> list[Output]:
 
 
 def open_features(root: str, stage: str, identity: str | None, records: Output, model: object = None) -> FeatureStore:
-    """As `choose` does; features of another media set than the records' are refused, though ids may be the same.
+    """As `choose` does among those of the records' media set; others are refused, though ids may be the same.
 
     So is one position an item where the `model`, a config, looks at positions: all its maps would be the same.
     """
-    store = FeatureStore(choose(root, stage, identity, of=records.config.get("corpus", "CORPUS")))
-    wanted, found = records.config.get("media_set"), _media_set(store.output)
-    if wanted is not None and found is not None and wanted != found:
+    of, fits = records.config.get("corpus", "CORPUS"), partial(_is_of, records=records)
+    store = FeatureStore(choose(root, stage, identity, of=of, fits=fits))
+    if not fits(store.output):
         raise Trouble(
-            f"{store.output.where} has features of the media set {found!r}, but {records.config.get('corpus')} is of "
-            f"{wanted!r}: name other features, or build them"
+            f"{store.output.where} has features of the media set {_media_set(store.output)!r}, but "
+            f"{records.config.get('corpus')} is of {records.config['media_set']!r}: name other features, or build them"
         )
     if isinstance(model, Positional) and model.looks_at_positions and _is_one_position(store):
         raise Trouble(
@@ -361,6 +414,12 @@ def media_of(features: Output) -> Output | None:
         if made_from.get("stage") == "media" and media.storage.size(f"{media.folder}/stage.json") is not None:
             return media
     return None
+
+
+def _is_of(features: Output, records: Output) -> bool:
+    """Whether they may be of the same media set: some do not tell."""
+    wanted = records.config.get("media_set")
+    return wanted is None or _media_set(features) in (None, wanted)
 
 
 def _media_set(features: Output) -> str | None:

@@ -35,6 +35,7 @@ from numpy.typing import ArrayLike, NDArray
 from xmodal.arrays import PLAIN, Layout, MappedRows, Shard, ShardWriter, buffer
 from xmodal.identity import canonical_json
 from xmodal.outputs import Output
+from xmodal.records import read_columns
 from xmodal.storage import LocalStorage, open_storage
 from xmodal.trouble import Trouble
 
@@ -429,12 +430,8 @@ def _spec_of(about: Mapping[str, Any], layout: Layout | None) -> FeatureSpec:
 
 
 def _read_ids(output: Output) -> tuple[str, ...]:
-    try:
-        file = pq.ParquetFile(pa.BufferReader(output.read(ROWS)))  # for files Arrow starts threads, which may end badly
-        table = file.read(use_threads=False).to_pydict()
-    except pa.ArrowInvalid as error:
-        raise Trouble(f"{output.where}/{ROWS} is corrupt ({error}): {CURE}") from error
-    if table.keys() != {"row", "id"} or table["row"] != list(range(len(table["row"]))):
+    table = read_columns(output, ROWS, "row", "id").to_pydict()
+    if table["row"] != list(range(len(table["row"]))):
         raise Trouble(f"{output.where}/{ROWS} does not name the rows in order: {CURE}")
     return tuple(table["id"])
 

@@ -3,7 +3,7 @@
 Exact is the same sha256; near is fingerprints of which every frame differs in `distance` bits or fewer
 (xmodal/fingerprints.py says what that finds and misses). Splits of two authors divide the same items in two ways and
 never mix, so of one corpus only splits of one author are compared, and of these none with a part of itself; between
-corpora all are.
+corpora all are. Whoever trains on another author's split says so: then these two are compared as well.
 """
 
 from collections import defaultdict
@@ -14,12 +14,11 @@ from itertools import chain, combinations, islice, pairwise, product
 from typing import TypeAlias, TypeVar
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from xmodal.fingerprints import BITS, ENOUGH, FRAMES, Looks
 from xmodal.outputs import Output
+from xmodal.records import read_columns
 from xmodal.trouble import Trouble
 
 DISTANCE = 6  # see xmodal/fingerprints.py
@@ -42,7 +41,7 @@ class Fingerprints:
     @staticmethod
     def read(output: Output) -> "Fingerprints":
         """What the stage `fingerprints` has made."""
-        tables = [_table(output, name) for name in sorted(output.files)]
+        tables = [read_columns(output, name, "media", "sha256", "looks") for name in sorted(output.files)]
         media, sha256, looks = (
             [value for table in tables for value in table[name].to_pylist()] for name in ("media", "sha256", "looks")
         )
@@ -97,17 +96,24 @@ class Leak:
     exact: tuple[tuple[str, str], ...]
     near: tuple[tuple[str, str, int], ...]
 
+    def beside(self, part: Part) -> Part | None:
+        """The other of the two splits; None where it is neither."""
+        return self.other if part is self.one else self.one if part is self.other else None
+
     def items(self, part: Part) -> set[str]:
         """Those of one of the two splits."""
         side = (self.one, self.other).index(part)
         return {*self.same, *(pair[side] for pair in self.exact), *(str(pair[side]) for pair in self.near)}
 
 
-def leaks(parts: Sequence[Part], distance: int = DISTANCE) -> list[Leak]:
-    """One of every two splits that can be compared, in the order of `parts`, also where they share nothing."""
+def leaks(parts: Sequence[Part], distance: int = DISTANCE, asked: Places = frozenset()) -> list[Leak]:
+    """One of every two splits that can be compared, or are `asked` for by their places; also where they share nothing.
+
+    They come in the order of `parts`.
+    """
     if not 0 <= distance <= FARTHEST:
         raise Trouble(f"a distance is 0 to {FARTHEST} of {BITS} bits, not {distance}: farther pictures are no copies")
-    places = list(compared(parts))
+    places = sorted({*compared(parts), *asked})
     exact, near = _equal(parts, set(places)), _near(parts, distance, set(places))
     return [_leak(parts[one], parts[other], exact[one, other], near[one, other]) for one, other in places]
 
@@ -128,18 +134,16 @@ def _is_part_of_the_other(one: Part, other: Part) -> bool:
     return one.corpus == other.corpus and nested and not leaky
 
 
-def clean(found: Iterable[Leak], part: Part) -> tuple[list[str], set[str]]:
-    """The items of a split that no training split has, nor anything near them; and those that were dropped.
+def clean(against: Iterable[Leak], part: Part) -> tuple[list[str], set[str]]:
+    """The items of a split of which none of these leaks tells, and those that were dropped.
 
     Of absent ones no more than their ids is known: they stay, and readers of features leave them out.
     """
-    against = [leak for leak in found if part in (leak.one, leak.other)]
-    against = [leak for leak in against if (leak.other if leak.one is part else leak.one).is_training]
-    if not against:
-        raise Trouble(f"{part.name} cannot be cleaned: there is no training split to compare it with")
     dropped = set[str]().union(*(leak.items(part) for leak in against))
     if not (left := [item for item in part.ids if item not in dropped]):
-        raise Trouble(f"{part.name}: nothing is left, all of its {len(dropped):,} items are in training splits")
+        raise Trouble(
+            f"{part.name}: nothing is left, all of its {len(dropped):,} items are in what it is compared with"
+        )
     return left, dropped
 
 
@@ -264,13 +268,3 @@ def _leak(one: Part, other: Part, equal: set[Told], near: set[Told]) -> Leak:
     same = set(one.ids) & set(other.ids) if one.corpus == other.corpus else set[str]()
     exact = sorted((item, another) for item, another, _ in equal)
     return Leak(one, other, tuple(sorted(same)), tuple(exact), tuple(sorted(near)))
-
-
-def _table(output: Output, name: str) -> pa.Table:
-    try:
-        table = pq.ParquetFile(pa.BufferReader(output.read(name))).read(use_threads=False)
-    except pa.ArrowException as error:
-        raise Trouble(f"{output.where}/{name} is corrupt ({error})") from error
-    if table.column_names != ["media", "sha256", "looks"]:
-        raise Trouble(f"{output.where}/{name} is no table of fingerprints: it has {table.column_names}")
-    return table

@@ -164,6 +164,7 @@ def own_corpus(description: Description, addresses: Mapping[str, str] | None = N
         sources=(itself, *sources),
         parse=partial(parse, description),
         media=partial(media, description),
+        kinds=frozenset({"image", "clip"}),  # which of both, or both, only the list tells
         unpack=partial(unpack, description),
         release={"annotations": "all", "media": "features"},
         version=VERSION,

@@ -7,19 +7,17 @@ COCO's 113,287 training items would be a table of 13 billion cells. They share s
 is kept is which sets are near each other, with their level; pairs of items are expanded on demand.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from xmodal.metrics import Integers, differing_labels, pack_labels
 from xmodal.outputs import Output
-from xmodal.trouble import Trouble
+from xmodal.records import read_columns
 
 ZETA = 2  # the largest that the protocol knows
 FAR = ZETA + 1  # the level of two items that do not match at all
@@ -83,11 +81,16 @@ class PlausibleMatches:
     @staticmethod
     def read(output: Output) -> "PlausibleMatches":
         """What the stage `plausible` has made."""
-        items = _columns_of(output, ITEMS, "id", "set")
+        ids, of_item = read_columns(output, ITEMS, "id", "set").columns
         files = sorted(name for name in output.files if name.startswith("near-"))
-        parts = [_columns_of(output, name, "one", "other", "level") for name in files]
+        parts = [read_columns(output, name, "one", "other", "level").columns for name in files]
         near: list[Near] = [tuple(column.to_numpy() for column in part) for part in parts]
-        return _joined(items[0].to_pylist(), items[1].to_numpy(), near)
+        return _joined(ids.to_pylist(), of_item.to_numpy(), near)
+
+    def within(self, items: Container[str]) -> "PlausibleMatches":
+        """Of these items alone, such as those of a split."""
+        rows = [row for row, item in enumerate(self.ids) if item in items]
+        return replace(self, ids=tuple(self.ids[row] for row in rows), of_item=self.of_item[rows])
 
     def matches(self, item: str, zeta: int = 0) -> dict[str, int]:
         """The items that match one, with their level; it matches itself. An item without labels matches nothing."""
@@ -126,10 +129,6 @@ class PlausibleMatches:
         return {item: place for place, item in enumerate(self.ids)}
 
 
-def table(**columns: Sequence[Any] | NDArray[Any]) -> pa.Table:
-    return pa.table({name: pa.array(values) for name, values in columns.items()})
-
-
 def _joined(ids: Sequence[str], of_item: Integers, near: Sequence[Near]) -> PlausibleMatches:
     sets = int(of_item.max(initial=-1)) + 1
     if not near:
@@ -141,11 +140,3 @@ def _joined(ids: Sequence[str], of_item: Integers, near: Sequence[Near]) -> Plau
 
 def _columns(sets: Iterable[tuple[str, ...]]) -> dict[str, int]:
     return {name: column for column, name in enumerate(sorted({name for names in sets for name in names}))}
-
-
-def _columns_of(output: Output, name: str, *columns: str) -> list[Any]:
-    try:
-        found = pq.ParquetFile(pa.BufferReader(output.read(name))).read(columns=list(columns), use_threads=False)
-    except (pa.ArrowException, KeyError) as error:
-        raise Trouble(f"{output.where}/{name} is corrupt ({error})") from error
-    return [found[column] for column in columns]

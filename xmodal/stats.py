@@ -12,19 +12,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from xmodal.corpora import HUMAN
+from xmodal.corpora import EVERY, HUMAN, Printed
 from xmodal.dataset import Dataset, splits
 from xmodal.features import FeatureStore
 from xmodal.outputs import Output
+from xmodal.plausible import ZETA, PlausibleMatches
 from xmodal.records import Caption, Item, Label, Match, Oddity, R, Region, read_rows
 from xmodal.text import tokenizer
 
-EVERY = "all"  # the items of all splits and of none
 TOKENIZER, FREQUENT = "nltk", 4  # words that occur so often are in the papers' vocabularies
 FIRST = 5
-PVSE = "PVSE, table 1"
-A3VSE = "A3VSE, section 4.1"
-TWO_BRANCH, DUAL_PATH = "Two-Branch, section 4", "Dual-Path, section VI-A"
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,19 @@ class Tally:
 
 
 @dataclass(frozen=True)
+class Plausible:
+    """How many other items of its split an item with categories matches, where these may differ in zeta labels."""
+
+    items: int  # with categories
+    matches: tuple[int, ...]  # of all of them, by zeta: a pair of items counts for each of the two
+
+    @classmethod
+    def of(cls, found: PlausibleMatches) -> "Plausible":
+        items = len(found.ids)
+        return cls(items, tuple(found.count(zeta) - items for zeta in range(ZETA + 1)))
+
+
+@dataclass(frozen=True)
 class Part:
     """Of one split; `vocabulary` are different words, `frequent` those of them that occur four times or more."""
 
@@ -67,17 +77,7 @@ class Part:
     vocabulary: int
     frequent: int
     lengths: Mapping[str, Spread]  # of ragged features by stage/identity: frames of a clip
-
-
-@dataclass(frozen=True)
-class Printed:
-    """A number of a paper's: of a split, or of what `Statistics.counts` calls so."""
-
-    what: str  # items, captions, first_five, vocabulary, words_per_caption, or a count
-    value: float
-    cites: str
-    split: str = EVERY
-    note: str = ""
+    plausible: Plausible | None  # where that stage was built
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,10 @@ class Statistics:
         return "\n".join([*lines, *(" & ".join(row) + r" \\" for row in rows), r"\end{tabular}"])
 
 
-def describe(dataset: Dataset, tick: Callable[[int], None] = lambda count: None) -> Statistics:
-    """Reads every table once; `tick` hears of each caption."""
+def describe(
+    dataset: Dataset, printed: Iterable[Printed] = (), tick: Callable[[int], None] = lambda count: None
+) -> Statistics:
+    """Reads every table once; `tick` hears of each caption. `printed` are numbers to stand beside what is found."""
     records = dataset.records
     belongs = _belongs(records)
     counts = Counter[str]()
@@ -128,10 +130,11 @@ def describe(dataset: Dataset, tick: Callable[[int], None] = lambda count: None)
             parts[name].silent += not captions[item]
             parts[name].first_five += min(captions[item], FIRST)
     lengths = {f"{o.stage}/{o.identity}": _lengths(o, places) for o in dataset.features if _has_lengths(o)}
-    made = tuple(part.done(name, lengths) for name, part in parts.items())
+    matches = _plausible(dataset)
+    made = tuple(part.done(name, lengths, matches.get(name)) for name, part in parts.items())
     counts.update(_others(records))
     oddities = Counter(row.rule for row in _rows(records, "oddities", Oddity))
-    known = tuple(Beside(printed, _found(printed, made, counts)) for printed in PRINTED.get(dataset.corpus, ()))
+    known = tuple(Beside(each, _found(each, made, counts)) for each in printed)
     return Statistics(dataset.corpus, records.identity, TOKENIZER, made, dict(counts), dict(oddities), known)
 
 
@@ -143,7 +146,7 @@ class _Part:
     of_caption: Tally = field(default_factory=Tally)
     words: Counter[str] = field(default_factory=Counter)
 
-    def done(self, name: str, lengths: Mapping[str, Mapping[str, Spread]]) -> Part:
+    def done(self, name: str, lengths: Mapping[str, Mapping[str, Spread]], plausible: Plausible | None) -> Part:
         return Part(
             name,
             items=self.of_item.count,
@@ -156,6 +159,7 @@ class _Part:
             vocabulary=len(self.words),
             frequent=sum(count >= FREQUENT for count in self.words.values()),
             lengths={store: of[name] for store, of in lengths.items() if name in of},
+            plausible=plausible,
         )
 
 
@@ -201,6 +205,8 @@ def _others(records: Output) -> Counter[str]:
     counts, named, groups = Counter[str](), defaultdict[str, set[str]](set), array("q")
     for region in _rows(records, "regions", Region):
         counts.update({"regions": 1, "regions with a box": region.left is not None})
+        named["different names of regions"].update(region.names)
+        named["different attributes of regions"].update(region.attributes)
         if region.group is not None:
             digest = hashlib.blake2b(f"{region.item}\n{region.group}".encode(), digest_size=8).digest()
             groups.append(int.from_bytes(digest, "big", signed=True))
@@ -211,6 +217,15 @@ def _others(records: Output) -> Counter[str]:
         counts["matches of phrases" if match.start is not None else "matches of captions"] += 1
     counts["groups of regions"] = len(np.unique(groups))
     return +counts + Counter({name: len(some) for name, some in named.items()})
+
+
+def _plausible(dataset: Dataset) -> dict[str, Plausible]:
+    """Of all items and within each split; nothing where the stage was not built."""
+    if not dataset.has_plausible:
+        return {}
+    every, named = dataset.plausible(), splits(dataset.records)
+    found = {EVERY: every} | {name: every.within(frozenset(members)) for name, members in named.items()}
+    return {name: Plausible.of(some) for name, some in found.items() if some.ids}
 
 
 def _has_lengths(output: Output) -> bool:
@@ -250,67 +265,3 @@ def _mean(spread: Spread | None) -> str:
 
 def _escaped(name: str) -> str:
     return "".join("\\" + letter if letter in "_%#&$" else letter for letter in name)
-
-
-RARE = "rare words left out, whatever these are"
-SECTION_5 = "PVSE, section 5"
-PRINTED: Mapping[str, tuple[Printed, ...]] = {
-    "coco": (
-        Printed("items", 123_287, A3VSE),
-        Printed("captions", 616_767, DUAL_PATH),
-        Printed("first_five", 616_435, A3VSE),
-        Printed("words_per_caption", 8.7, DUAL_PATH, note=RARE),
-        Printed("items", 113_287, A3VSE, "karpathy/train"),
-        Printed("first_five", 566_435, A3VSE, "karpathy/train"),
-        Printed("items", 5_000, SECTION_5, "karpathy/val"),
-        Printed("items", 5_000, SECTION_5, "karpathy/test"),
-    ),
-    "flickr30k": (
-        Printed("items", 31_783, A3VSE),
-        Printed("captions", 158_915, A3VSE),
-        Printed("words_per_caption", 10.5, DUAL_PATH, note=RARE),
-        Printed("items", 29_000, A3VSE, "karpathy/train"),
-        Printed("captions", 145_000, A3VSE, "karpathy/train"),
-        Printed("items", 1_000, A3VSE, "karpathy/val", note="Karpathy's has 1,014"),
-        Printed("items", 1_000, A3VSE, "karpathy/test"),
-        Printed("items", 29_783, DUAL_PATH, "plummer/train", note="as many, but perhaps other pictures"),
-    ),
-    "flickr30k_entities": (
-        Printed("items", 31_783, TWO_BRANCH),
-        Printed("groups of regions", 244_000, TWO_BRANCH, note="mentions there, chains in the publisher's README"),
-        Printed("regions with a box", 276_000, TWO_BRANCH, note="rounded"),
-    ),
-    "tgif": (
-        Printed("items", 100_000, PVSE, note="rounded: the release has 102,068"),
-        Printed("captions", 125_781, PVSE, note="the publisher's README has 125,782"),
-        Printed("vocabulary", 11_806, PVSE),
-        Printed("items", 80_000, SECTION_5, "tgif/train"),
-        Printed("items", 10_708, SECTION_5, "tgif/val"),
-        Printed("items", 11_360, SECTION_5, "tgif/test"),
-        Printed("captions", 34_101, SECTION_5, "tgif/test"),
-    ),
-    "mrw": (
-        Printed("items", 50_107, PVSE),
-        Printed("captions", 50_107, PVSE),
-        Printed("vocabulary", 34_835, PVSE, note="after r/, u/, .., / and - were taken out of the sentences"),
-        Printed("items", 44_107, SECTION_5, "mrw/train"),
-        Printed("items", 1_000, SECTION_5, "mrw/val"),
-        Printed("items", 5_000, SECTION_5, "mrw/test"),
-    ),
-    "cub": (
-        Printed("items", 11_788, "PCME, section 4.1.2"),
-        Printed("captions", 117_880, "PCME, section 4.1.2", note="ten captions of each picture"),
-        Printed("different labels: class", 200, "PCME, section 4.1.2"),
-    ),
-    "cuhk_pedes": (
-        Printed("items", 40_206, DUAL_PATH),
-        Printed("captions", 80_440, DUAL_PATH),
-        Printed("different labels: identity", 13_003, DUAL_PATH),
-        Printed("words_per_caption", 19.6, DUAL_PATH, note=RARE),
-        *(
-            Printed(what, value, DUAL_PATH, f"cuhk_pedes/{split}")
-            for split, items, captions in (("train", 34_054, 68_126), ("val", 3_078, 6_158), ("test", 3_074, 6_156))
-            for what, value in (("items", items), ("captions", captions))
-        ),
-    ),
-}

@@ -24,6 +24,7 @@ Part = Literal["annotations", "media"]
 ReleaseClass = Literal[
     "all", "features", "ids", "nothing"
 ]  # what may be published: itself, what was computed from it, …
+EVERY = "all"  # the items of all splits and of none
 HUMAN = "human"  # the source of captions that people wrote of what they saw
 UNRELATED_TEXT = "unrelated"  # of those that people wrote too, but that tell of something else
 WRITTEN = frozenset({HUMAN, UNRELATED_TEXT})
@@ -89,15 +90,28 @@ class Drawn:
 
 
 @dataclass(frozen=True)
+class Printed:
+    """A number that a paper prints: of a split, or of what `xmodal.stats.Statistics.counts` calls so."""
+
+    what: str  # items, captions, first_five, vocabulary, words_per_caption, or a count
+    value: float
+    cites: str
+    split: str = EVERY
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Corpus:
     """`version` counts changes of what `parse` yields from the same bytes: it is part of the records' identity.
 
     A part that `release` does not name is released as "nothing". `counts` are asserted after a full parse: of a table
     ("captions"), or of what a table holds for one split ("items:karpathy/train"). `drawn` are splits by who drew them,
-    which no record names: `xmodal.splits` makes "two_branch/train" of them and a seed. `unpack` is for media that lie
-    inside the annotations: of those that `media` lists it writes the wanted ones into a folder, each whole when it is
-    yielded. `card` names the template of its card, where that is not of the corpus' name. With `whole_paths` a file at
-    hand is known by its path and not by its name, which says nothing where it is 1.jpg.
+    which no record names: `xmodal.splits` makes "two_branch/train" of them and a seed. `printed` stands beside what is
+    there in `xmodal stats`. `kinds` are those of its items and labels, by which one knows its stages before it is
+    parsed. `unpack` is for media that lie inside the annotations: of those that `media` lists it writes the wanted ones
+    into a folder, each whole when it is yielded. `card` names the template of its card, where that is not of the
+    corpus' name. With `whole_paths` a file at hand is known by its path and not by its name, which says nothing where
+    it is 1.jpg.
     """
 
     name: str
@@ -110,6 +124,8 @@ class Corpus:
     release: Mapping[Part, ReleaseClass] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     drawn: Mapping[str, Drawn] = field(default_factory=dict)
+    printed: tuple[Printed, ...] = ()
+    kinds: frozenset[str] = frozenset()
     version: int = 1
     unpack: Callable[[Raw, Container[str], Path], Iterator[Source]] | None = None
     card: str | None = None

@@ -32,7 +32,7 @@ Both files are read piece by piece, never whole. What stays in memory is 1.6 kB 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from xmodal.corpora import Corpus, Drawn, Raw, Source
+from xmodal.corpora import Corpus, Drawn, Printed, Raw, Source
 from xmodal.readers import has, json_members, once, value
 from xmodal.records import Caption, Item, Label, Row, Split
 from xmodal.trouble import Trouble
@@ -196,4 +196,15 @@ CORPUS = Corpus(
         "captions[:5]:karpathy/train": 566_435,
     },
     drawn={"two_branch": Drawn(val=9_000, test=1_000), "dual_path": Drawn(val=5_000, test=5_000)},
+    kinds=frozenset({"image", "category"}),
+    printed=(
+        Printed("items", 123_287, "A3VSE, section 4.1"),
+        Printed("captions", 616_767, "Dual-Path, section VI-A"),
+        Printed("first_five", 616_435, "A3VSE, section 4.1"),
+        Printed("words_per_caption", 8.7, "Dual-Path, section VI-A", note="rare words left out, whatever these are"),
+        Printed("items", 113_287, "A3VSE, section 4.1", "karpathy/train"),
+        Printed("first_five", 566_435, "A3VSE, section 4.1", "karpathy/train"),
+        Printed("items", 5_000, "PVSE, section 5", "karpathy/val"),
+        Printed("items", 5_000, "PVSE, section 5", "karpathy/test"),
+    ),
 )

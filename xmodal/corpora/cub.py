@@ -36,7 +36,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from xmodal.archives import open_archive, tar_members
-from xmodal.corpora import Corpus, Raw, Source
+from xmodal.corpora import Corpus, Printed, Raw, Source
 from xmodal.readers import lines, lines_of, once
 from xmodal.records import Caption, Item, Label, Oddity, Region, Row, Split
 from xmodal.trouble import Trouble
@@ -282,4 +282,10 @@ CORPUS = Corpus(
         "items:pcme/val": 1_754,
         f"odd: {UNSEEN}": 10,
     },
+    kinds=frozenset({"image", "class"}),
+    printed=(
+        Printed("items", 11_788, "PCME, section 4.1.2"),
+        Printed("captions", 117_880, "PCME, section 4.1.2", note="ten captions of each picture"),
+        Printed("different labels: class", 200, "PCME, section 4.1.2"),
+    ),
 )

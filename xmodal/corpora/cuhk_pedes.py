@@ -20,7 +20,7 @@ The traps:
 
 from collections.abc import Iterator
 
-from xmodal.corpora import Corpus, Raw, Source
+from xmodal.corpora import Corpus, Printed, Raw, Source
 from xmodal.readers import json_elements, once, value
 from xmodal.records import Caption, Item, Label, Row, Split
 from xmodal.trouble import Trouble
@@ -102,4 +102,17 @@ CORPUS = Corpus(
         "captions:cuhk_pedes/val": 6_158,
         "captions:cuhk_pedes/test": 6_156,
     },
+    kinds=frozenset({"image", "identity"}),
+    printed=(
+        Printed("items", 40_206, "Dual-Path, section VI-A"),
+        Printed("captions", 80_440, "Dual-Path, section VI-A"),
+        Printed("different labels: identity", 13_003, "Dual-Path, section VI-A"),
+        Printed("words_per_caption", 19.6, "Dual-Path, section VI-A", note="rare words left out, whatever these are"),
+        Printed("items", 34_054, "Dual-Path, section VI-A", "cuhk_pedes/train"),
+        Printed("captions", 68_126, "Dual-Path, section VI-A", "cuhk_pedes/train"),
+        Printed("items", 3_078, "Dual-Path, section VI-A", "cuhk_pedes/val"),
+        Printed("captions", 6_158, "Dual-Path, section VI-A", "cuhk_pedes/val"),
+        Printed("items", 3_074, "Dual-Path, section VI-A", "cuhk_pedes/test"),
+        Printed("captions", 6_156, "Dual-Path, section VI-A", "cuhk_pedes/test"),
+    ),
 )

@@ -33,7 +33,7 @@ splits, a caption without text, a number that is missing or twice. The JSON is r
 import re
 from collections.abc import Iterator, Mapping
 
-from xmodal.corpora import Corpus, Drawn, Raw, Source
+from xmodal.corpora import Corpus, Drawn, Printed, Raw, Source
 from xmodal.readers import columns, json_members, once, split_files, value
 from xmodal.records import Caption, Item, Oddity, Row, Split
 from xmodal.trouble import Trouble
@@ -166,4 +166,17 @@ CORPUS = Corpus(
         f"odd: {UNASSIGNED}": 769,
     },
     drawn={"dual_path": Drawn(val=1_000, test=1_000)},
+    kinds=frozenset({"image"}),
+    printed=(
+        Printed("items", 31_783, "A3VSE, section 4.1"),
+        Printed("captions", 158_915, "A3VSE, section 4.1"),
+        Printed("words_per_caption", 10.5, "Dual-Path, section VI-A", note="rare words left out, whatever these are"),
+        Printed("items", 29_000, "A3VSE, section 4.1", "karpathy/train"),
+        Printed("captions", 145_000, "A3VSE, section 4.1", "karpathy/train"),
+        Printed("items", 1_000, "A3VSE, section 4.1", "karpathy/val", note="Karpathy's has 1,014"),
+        Printed("items", 1_000, "A3VSE, section 4.1", "karpathy/test"),
+        Printed(
+            "items", 29_783, "Dual-Path, section VI-A", "plummer/train", note="as many, but perhaps other pictures"
+        ),
+    ),
 )

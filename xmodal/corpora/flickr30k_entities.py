@@ -53,7 +53,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from xmodal.archives import open_archive
-from xmodal.corpora import HUMAN, UNRELATED_TEXT, Corpus, Raw, Source
+from xmodal.corpora import HUMAN, UNRELATED_TEXT, Corpus, Printed, Raw, Source
 from xmodal.readers import lines, lines_of, split_files
 from xmodal.records import Caption, Item, Match, Oddity, Region, Row, Split
 from xmodal.trouble import Trouble
@@ -329,4 +329,15 @@ CORPUS = Corpus(
         "captions": 158_915,
         f"odd: {UNRELATED_CAPTION}": 21,
     },
+    kinds=frozenset({"image"}),
+    printed=(
+        Printed("items", 31_783, "Two-Branch, section 4"),
+        Printed(
+            "groups of regions",
+            244_000,
+            "Two-Branch, section 4",
+            note="mentions there, chains in the publisher's README",
+        ),
+        Printed("regions with a box", 276_000, "Two-Branch, section 4", note="rounded"),
+    ),
 )

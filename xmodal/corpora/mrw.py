@@ -34,7 +34,7 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from xmodal.archives import tar_members
-from xmodal.corpora import Corpus, Raw, Source
+from xmodal.corpora import Corpus, Printed, Raw, Source
 from xmodal.readers import has, json_elements_of, lines_of, once, value
 from xmodal.records import Caption, Item, Oddity, Row, Split
 from xmodal.trouble import Trouble
@@ -158,4 +158,15 @@ CORPUS = Corpus(
     parse=parse,
     media=media,
     release={"annotations": "all", "media": "ids"},
+    kinds=frozenset({"clip"}),
+    printed=(
+        Printed("items", 50_107, "PVSE, table 1"),
+        Printed("captions", 50_107, "PVSE, table 1"),
+        Printed(
+            "vocabulary", 34_835, "PVSE, table 1", note="after r/, u/, .., / and - were taken out of the sentences"
+        ),
+        Printed("items", 44_107, "PVSE, section 5", "mrw/train"),
+        Printed("items", 1_000, "PVSE, section 5", "mrw/val"),
+        Printed("items", 5_000, "PVSE, section 5", "mrw/test"),
+    ),
 )

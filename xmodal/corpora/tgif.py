@@ -39,7 +39,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from xmodal.corpora import Corpus, Raw, Source
+from xmodal.corpora import Corpus, Printed, Raw, Source
 from xmodal.readers import columns, lines, once
 from xmodal.records import Caption, Item, Oddity, Row, Split
 from xmodal.trouble import Trouble
@@ -159,4 +159,14 @@ CORPUS = Corpus(
         "items:tgif/val": 10_708,
         "items:tgif/test": 11_360,
     },
+    kinds=frozenset({"clip"}),
+    printed=(
+        Printed("items", 100_000, "PVSE, table 1", note="rounded: the release has 102,068"),
+        Printed("captions", 125_781, "PVSE, table 1", note="the publisher's README has 125,782"),
+        Printed("vocabulary", 11_806, "PVSE, table 1"),
+        Printed("items", 80_000, "PVSE, section 5", "tgif/train"),
+        Printed("items", 10_708, "PVSE, section 5", "tgif/val"),
+        Printed("items", 11_360, "PVSE, section 5", "tgif/test"),
+        Printed("captions", 34_101, "PVSE, section 5", "tgif/test"),
+    ),
 )

@@ -74,7 +74,11 @@ class _Thing:
 
 
 def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
-    """The names of each output of a network, the usual one first; output 0, the background, has none."""
+    """The names of each output of a network, the usual one first; output 0, the background, has none.
+
+    `parse` names regions and attributes by it. Who trains a detector numbers them by it too: `raw` is then
+    `xmodal.locks.raw_of` of the stage `sources`, and the boxes of a split are `xmodal.open(…).regions(split)`.
+    """
     outputs: list[tuple[str, ...]] = [()]
     seen = set[str]()
     for where, line in lines(raw, path):
@@ -267,4 +271,5 @@ CORPUS = Corpus(
         "items:bottom_up/val": 5_000,
         "items:bottom_up/test": 5_000,
     },
+    kinds=frozenset({"image"}),
 )
