@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pipelines.download import may_pass
 from pipelines.engine import Runner, build, serial
 from pipelines.fetch import RawFolder, fetch, unpacked
 from pipelines.fingerprints import FingerprintsConfig, Stretch, fingerprints, planned
@@ -53,7 +54,7 @@ class Site:
     weights: Path | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)  # of annotations that lie elsewhere than in `raw`
-    archives: bool = True  # in `raw` are searched too
+    archives: bool = True  # and dumps in `raw` are searched too
     list_at: str | None = None  # where the list of somebody's own data lies
 
 
@@ -228,7 +229,7 @@ def reseal(site: Site, corpus: Corpus) -> dict[str, str]:
             continue
         if untried := [source.path for source in sources if source.path not in tried]:
             raise Trouble(f"{corpus.name}: {len(untried):,} files were never tried, such as {untried[0]}: build first")
-        _refuse_missing(site.storage, corpus, part, name)
+        _refuse_missing(site, corpus, part, name)
         sealed[FOLDERS[part]] = seal(site.storage, part, name, sources).identity
     return sealed
 
@@ -252,16 +253,16 @@ def _fetched(site: Site, corpus: Corpus, part: Part, name: str, listed: list[Sou
     needed = [s for s in required if s.path not in states or not states[s.path].provides(s)]
     fresh = [s for s in listed if s.path not in states or states[s.path].lost(s)]
     _fetch(site, corpus, part, name, needed + fresh, sources)
-    _refuse_missing(site.storage, corpus, part, name)
+    _refuse_missing(site, corpus, part, name)
     return seal(site.storage, part, name, sources)
 
 
 def _fetch(site: Site, corpus: Corpus, part: Part, name: str, some: list[Source], of: list[Source]) -> None:
-    """From the raw folder and its archives, else from their addresses."""
+    """From the raw folder, its archives and dumps, else from their addresses."""
     raw = raw_folder(site, corpus, part, of)
     if raw and some and site.archives:
         with TemporaryDirectory(prefix="xmodal-") as folder:
-            inside = unpacked(raw, some, {Path(source.path).name for source in of}, Path(folder))
+            inside = unpacked(raw, some, {Path(source.path).name for source in of}, Path(folder), site.progress.say)
             taken = _take(site, part, name, inside, Path(folder))
         some = [source for source in some if source.path not in taken]
     fetch(site.storage, part, name, some, raw, site.run, site.progress)
@@ -301,23 +302,33 @@ def _refuse_shared_paths(corpus: Corpus, sources: list[Source]) -> None:
         raise Trouble(f"{corpus.name}: {count} files have one path, {path}: give each its own")
 
 
-def _refuse_missing(storage: Storage, corpus: Corpus, part: Part, name: str) -> None:
+def _refuse_missing(site: Site, corpus: Corpus, part: Part, name: str) -> None:
     required = required_sources(corpus, part)
-    missing = _not_provided(storage, part, name, required)
+    missing = _not_provided(site.storage, part, name, required)
     if missing:
-        reasons = "; ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        reasons = "; ".join(list(missing.values())[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise Trouble(
             f"{corpus.name}: {len(missing)} of {len(required)} files are missing: {reasons}. "
-            "Run the same command again, or put the files into a folder and add --raw FOLDER"
+            f"{_what_helps(site, part, name, list(missing))}"
         )
 
 
-def _not_provided(storage: Storage, part: Part, name: str, sources: list[Source]) -> list[str]:
-    """Path and reason of each file whose right bytes are not here."""
+def _what_helps(site: Site, part: Part, name: str, missing: list[str]) -> str:
+    """Trying again is advised only where a failure may pass."""
+    states = {state.path: state for state in Ledger(site.storage, part, name).states()}
+    passing = any(path not in states or may_pass(states[path].kind) for path in missing)
+    files = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+    folder = f"the folder {site.raw}: neither it nor an archive in it has what was published"
+    place = folder if site.raw else "a folder and add --raw FOLDER"
+    return f"{'Run the same command again, or put' if passing else 'Put'} {files} into {place}"
+
+
+def _not_provided(storage: Storage, part: Part, name: str, sources: list[Source]) -> dict[str, str]:
+    """Each file whose right bytes are not here, with the reason."""
     wanted = {source.path: source for source in sources}
-    bad = [
-        f"{state.path} ({state.trouble})"
+    bad = {
+        state.path: f"{state.path} ({state.trouble})"
         for state in Ledger(storage, part, name).states()
         if state.path in wanted and not state.provides(wanted.pop(state.path))
-    ]
-    return [*bad, *(f"{path} (never tried)" for path in wanted)]
+    }
+    return bad | {path: f"{path} (never tried)" for path in wanted}

@@ -35,7 +35,12 @@ class Failed(Exception):
 
     @property
     def transient(self) -> bool:
-        return self.kind in PASSING or self.kind.startswith("http_5")
+        return may_pass(self.kind)
+
+
+def may_pass(kind: str) -> bool:
+    """Whether a failure of this class may be over when the same is asked again."""
+    return kind in PASSING or kind.startswith("http_5")
 
 
 @contextmanager

@@ -18,12 +18,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from xmodal.own import CLIPS
+
 from pipelines.commits import Record
 from pipelines.download import Failed, downloaded
 from pipelines.engine import NOT_SHARED, Call, Runner, Worker
 from pipelines.ledger import Attempt, Ledger
 from pipelines.progress import Progress
 from pipelines.stage import Resources
+from xmodal import gulp
 from xmodal.archives import members
 from xmodal.corpora import Part, Raw, Source
 from xmodal.locks import blob_key
@@ -69,32 +72,84 @@ class RawFolder:
         files = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
         return [file for file in files if file.name.endswith(ARCHIVES) and file.name not in own]
 
+    def gulped(self) -> tuple[Raw, list[str]]:
+        """The chunks of a Gulp dump, in the folder or as it was made, in gulp/train/ and its likes."""
+        found = (file for depth in ("", "*/", "*/*/") for file in self._folder.glob(f"{depth}meta*.gmeta"))
+        metas = sorted(file.relative_to(self._folder).as_posix() for file in found)
+        files = [*metas, *(gulp.data_of(meta) for meta in metas)]
+        there = {file: file for file in files if (self._folder / file).is_file()}
+        return Raw(LocalStorage(str(self._folder)), there), metas
+
     def changes(self, source: Source) -> bool:
         return source.path in self._elsewhere
 
 
-def unpacked(raw: RawFolder, wanted: list[Source], own: Container[str], into: Path) -> Iterator[Source]:
-    """The wanted files that lie in archives of the raw folder alone, each written into a folder, then given.
+def unpacked(
+    raw: RawFolder, wanted: list[Source], own: Container[str], into: Path, say: Callable[[str], None]
+) -> Iterator[Source]:
+    """The wanted files that lie in archives and dumps of the raw folder alone, each written into a folder, then given.
 
-    A member is known by its path, in whatever folder of the archive, or by its name alone where no two wanted files
-    share one; by its path in the archive alone where the raw folder is of whole paths. Each archive is read once, from
-    start to end: there are tars of a hundred gigabytes. Those named as in `own` are files of the corpus.
+    Each archive is read once, from start to end: there are tars of a hundred gigabytes. Those named as in `own` are
+    files of the corpus. One that is damaged is told of and left, but where a file without address may be in it.
     """
     lacking = {source.path: source for source in wanted if raw.find(source) is None}
-    names = Counter(Path(path).name for path in lacking)
-    known = {Path(path).name: path for path in lacking if names[Path(path).name] == 1} | {
-        path: path for path in lacking
-    }
-    for archive in raw.archives(own) if lacking else ():
-        for name, content in members(Raw.of_file(archive), archive.name):
-            parts = name.split("/")
-            ends = ("/".join(parts[start:]) for start in range(1 if raw.whole_paths else len(parts)))
-            path = next((known[end] for end in ends if end in known), None)
-            if path in lacking:
-                (into / path).parent.mkdir(parents=True, exist_ok=True)
-                with open(into / path, "wb") as file:
-                    shutil.copyfileobj(content, file, PIECE)
-                yield lacking.pop(path)
+    damaged: list[Trouble] = []
+    for files in _inside(raw, list(lacking.values()), own):
+        if not lacking:
+            break
+        try:
+            for path, pieces in files:
+                if path in lacking:
+                    (into / path).parent.mkdir(parents=True, exist_ok=True)
+                    with open(into / path, "wb") as file:
+                        file.writelines(pieces)
+                    yield lacking.pop(path)
+        except Trouble as trouble:
+            damaged.append(trouble)
+    by_hand = [path for path, source in lacking.items() if not source.url]
+    if damaged and by_hand:
+        raise Trouble(
+            f"in the raw folder, {damaged[0]}. {len(by_hand):,} files without an address may be in it, such as "
+            f"{by_hand[0]}: put another copy of it there, or take it away"
+        )
+    for each in damaged:
+        say(f"in the raw folder, {each}; what it may have had is looked for elsewhere")
+
+
+def _inside(
+    raw: RawFolder, wanted: list[Source], own: Container[str]
+) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
+    """What each archive, then each chunk of a dump, has of the wanted files: path and content."""
+    paths = [Path(source.path) for source in wanted]
+    known = {str(path): str(path) for path in paths}
+    if raw.whole_paths:
+        yield from (_archived(archive, known, whole_paths=True) for archive in raw.archives(own))
+        return
+    known |= _telling(paths, lambda path: path.name)
+    yield from (_archived(archive, known, whole_paths=False) for archive in raw.archives(own))
+    if ids := _telling([path for path in paths if path.suffix in CLIPS], lambda path: path.stem):
+        folder, metas = raw.gulped()
+        yield from (_gulped(folder, meta, ids) for meta in metas)
+
+
+def _telling(paths: list[Path], part: Callable[[Path], str]) -> dict[str, str]:
+    """Each path by a part of it that no other path has."""
+    counts = Counter(map(part, paths))
+    return {part(path): str(path) for path in paths if counts[part(path)] == 1}
+
+
+def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """A member is known by its path, in whatever folder of the archive, or by its name alone where that tells it; by
+    its path in the archive alone where the raw folder is of whole paths."""
+    for name, content in members(Raw.of_file(archive), archive.name):
+        parts = name.split("/")
+        ends = ("/".join(parts[start:]) for start in range(1 if whole_paths else len(parts)))
+        if path := next((known[end] for end in ends if end in known), None):
+            yield path, iter(partial(content.read, PIECE), b"")
+
+
+def _gulped(folder: Raw, meta: str, ids: Mapping[str, str]) -> Iterator[tuple[str, Iterator[bytes]]]:
+    return ((ids[id], frames) for id, frames in gulp.clips(folder, meta) if id in ids)
 
 
 @dataclass(frozen=True)

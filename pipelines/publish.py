@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, get_args
 from pipelines.ledger import FOLDERS
 from pipelines.pixels import NAME as PIXELS
 from pipelines.progress import Progress
-from pipelines.records import FIRST, VERSION
+from pipelines.records import VERSION
 from pipelines.tables import CURE, ROWS, Config, describe, read_ids, write_captions, write_index
 from xmodal import corpora
 from xmodal.corpora import Corpus, Part, ReleaseClass
@@ -37,6 +37,7 @@ from xmodal.dataset import current
 from xmodal.identity import canonical_json
 from xmodal.locks import LOCK, blob_key, read_lock, sealed_now
 from xmodal.outputs import Output, directories, find
+from xmodal.records import FIRST
 from xmodal.storage import LocalStorage, Storage
 from xmodal.trouble import Trouble
 

@@ -1,20 +1,23 @@
 """The records stage: a corpus' sealed annotations, parsed into Parquet tables, one a kind of row."""
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+
 from pipelines.stage import Counts, Inputs, Sink, Stage
 from xmodal.corpora import Corpus
 from xmodal.locks import raw_of, read_lock
 from xmodal.outputs import Output
-from xmodal.records import ROWS, Caption, Item, Label, Match, Oddity, Region, Row, Split, Tables
+from xmodal.records import FIRST, ROWS, Caption, Item, Label, Match, Oddity, Region, Row, Split, Tables
 from xmodal.trouble import Trouble
 
 VERSION = 3
-FIRST = 5  # captions an item in the papers' counts
+LATEST = 1 << 16  # ids of regions that are kept as they are
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Census:
 
     def __init__(self, corpus: str) -> None:
         self._corpus = corpus
-        self._items, self._caption_ids, self._regions = set[str](), set[str](), set[str]()
+        self._items, self._caption_ids, self._regions = set[str](), set[str](), _Regions()
         self._labelled, self._shown, self._matched = set[str](), set[str](), set[str]()
         self._matching = set[str]()  # captions
         self._captions, self._oddities = Counter[str](), Counter[str]()
@@ -101,7 +104,7 @@ class Census:
                     raise Trouble(f"{self._corpus}: item {item!r} comes twice in split {name!r}")
                 self._splits[item].append(name)
             case Region(id, item):
-                self._once(id, self._regions, "region")
+                self._refuse_twice(self._regions.add(id))
                 self._shown.add(item)
             case Label(item):
                 self._labelled.add(item)
@@ -116,6 +119,7 @@ class Census:
 
         Of what is odd, `odd: caption without picture: left out`.
         """
+        self._refuse_twice(self._regions.twice())
         self._known(self._captions, self._items, "a caption names item")
         self._known(self._splits, self._items, "a split names item")
         self._known(self._shown, self._items, "a region names item")
@@ -137,6 +141,36 @@ class Census:
             raise Trouble(f"{self._corpus}: {what} {id!r} comes twice")
         seen.add(id)
 
+    def _refuse_twice(self, region: str | None) -> None:
+        if region is not None:
+            raise Trouble(f"{self._corpus}: region {region!r} comes twice")
+
     def _known(self, named: Iterable[str], there: set[str], what: str) -> None:
         if missing := set(named) - there:
             raise Trouble(f"{self._corpus}: {what} {min(missing)!r}, which does not exist")
+
+
+class _Regions:
+    """The ids of regions, of which there are millions: as digests of 16 bytes, but for the latest."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, None] = {}
+        self._before = np.empty(0, "S16")  # ascending
+
+    def add(self, id: str) -> str | None:
+        """An id that is found to come twice now, at the latest by `twice`."""
+        if id in self._latest:
+            return id
+        self._latest[id] = None
+        return self.twice() if len(self._latest) >= LATEST else None
+
+    def twice(self) -> str | None:
+        digests = np.array([hashlib.sha256(id.encode()).digest()[:16] for id in self._latest], "S16")
+        both = np.concatenate([self._before, digests])
+        both.sort(kind="stable")
+        if (both[1:] == both[:-1]).any():
+            again = np.isin(digests, self._before)
+            return list(self._latest)[int(again.argmax())]
+        self._before = both
+        self._latest.clear()
+        return None

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from xmodal.corpora import Corpus
 from xmodal.storage import Storage, open_storage
+
+
+@pytest.fixture
+def folder(published: Path | tuple[Corpus, Path], tmp_path: Path) -> Path:
+    """A copy of what a test file's publisher wrote, that a test may spoil."""
+    return Path(shutil.copytree(published if isinstance(published, Path) else published[1], tmp_path / "raw"))
 
 
 @pytest.fixture(scope="session")

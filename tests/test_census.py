@@ -1,7 +1,10 @@
 """What contradicts itself in a corpus' rows is refused, in whatever order the kinds of rows come."""
 
+import tracemalloc
+
 import pytest
 
+from pipelines import records
 from pipelines.records import Census
 from xmodal.records import Caption, Item, Label, Match, Region, Row, Split
 from xmodal.trouble import Trouble
@@ -44,3 +47,29 @@ def test_a_contradiction_is_refused(row: Row, complaint: str) -> None:
     for rows in ([*WHOLE, row], [row, *WHOLE]):
         with pytest.raises(Trouble, match=f"^toy: {complaint}$"):
             counted(rows)
+
+
+@pytest.mark.parametrize("first", [0, 6, 7, 12])
+@pytest.mark.parametrize("second", [1, 5, 8, 20])
+def test_a_region_that_comes_again_much_later_is_found(
+    first: int, second: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "LATEST", 7)
+    rows: list[Row] = [Item("a", "a.jpg"), *(Region(f"r{number}", "a") for number in range(20))]
+    counted(rows)
+    rows.insert(max(first + 2, second), Region(f"r{first}", "a"))
+    with pytest.raises(Trouble, match=f"^toy: region 'r{first}' comes twice$"):
+        counted(rows)
+
+
+def test_regions_are_counted_in_few_bytes_each() -> None:
+    """There are millions: as they are, their ids would take a hundred bytes each."""
+    count, census = 200_000, Census("toy")
+    census.add(Item("a", "a.jpg"))
+    tracemalloc.start()
+    for number in range(count):
+        census.add(Region(f"2417997/{number}", "a"))
+    census.counts()
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 32 * count

@@ -2,24 +2,27 @@
 
 import io
 import json
-import shutil
 import tracemalloc
 import zipfile
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from pipelines.demo.coco import pictures, write
 from pipelines.demo.files import serve_at
 from pipelines.demo.server import serve
 from pipelines.demo.world import World, box, describe, draw
+from tests.parsing import of, parser_of
 from xmodal import readers
 from xmodal.corpora import Raw, coco, load
 from xmodal.records import Caption, Item, Label, Row, Split
@@ -34,7 +37,7 @@ SPLITS = {
     "val": {"karpathy/val"},
     "test": {"karpathy/test"},
 }
-R = TypeVar("R", bound=Row)
+parsed = parser_of(coco)
 Edit = Callable[[Any], object]
 
 
@@ -45,26 +48,31 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def folder(published: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
-    return Path(shutil.copytree(published, tmp_path / "raw"))
+@settings(max_examples=8, deadline=None)
+@given(st.integers(10, 40), st.integers(0, 1000), st.integers(1, 14))
+def test_any_world_comes_back(items: int, seed: int, captions: int) -> None:
+    world = World(items, seed, image_size=32, captions_per_item=captions)
+    with TemporaryDirectory() as folder:
+        write(world, folder)
+        comes_back(world, parsed(Path(folder)))
 
 
 def test_the_world_comes_back(published: Path) -> None:
-    rows = parsed(published)
+    comes_back(WORLD, parsed(published))
+
+
+def comes_back(world: World, rows: list[Row]) -> None:
     items, captions = of(rows, Item), of(rows, Caption)
-    assert len(items) == 60
-    for picture, item in zip(pictures(WORLD), items, strict=True):
+    for picture, item in zip(pictures(world), items, strict=True):
         scene = picture.scene
         mine = [caption for caption in captions if caption.item == item.id]
         assert (item.width, item.height) == (scene.width, scene.height)
-        assert [caption.text for caption in mine] == [describe(scene, WORLD, n) for n in range(picture.captions)]
+        assert [caption.text for caption in mine] == [describe(scene, world, n) for n in range(picture.captions)]
         assert [caption.position for caption in mine] == list(range(len(mine)))
         assert {row.name for row in of(rows, Split) if row.item == item.id} == SPLITS[picture.split]
         shown = {thing.kind for thing in scene.things} if picture.annotated else set()
         assert {row.name for row in of(rows, Label) if row.item == item.id} == shown
-    assert len(captions) == len({caption.id for caption in captions}) == sum(p.captions for p in pictures(WORLD))
+    assert len(captions) == len({caption.id for caption in captions}) == sum(p.captions for p in pictures(world))
 
 
 def test_media_are_where_items_say(published: Path) -> None:
@@ -332,14 +340,6 @@ def test_the_corpus_is_the_published_one() -> None:
     assert counts["captions[:5]:karpathy/train"] == 5 * counts["items:karpathy/train"]
     assert [source.part for source in corpus.sources] == ["media", "media", "annotations", "annotations"]
     assert all(source.sha256 and len(source.sha256) == 64 and source.bytes and source.url for source in corpus.sources)
-
-
-def parsed(folder: Path) -> list[Row]:
-    return list(coco.parse(Raw.folder(folder)))
-
-
-def of(rows: list[Row], kind: type[R]) -> list[R]:
-    return [row for row in rows if isinstance(row, kind)]
 
 
 def unzipped(folder: Path, path: str, member: str) -> Any:

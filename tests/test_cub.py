@@ -7,9 +7,9 @@ import tarfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -21,8 +21,10 @@ from PIL import Image
 import xmodal
 from pipelines.corpus import Site, build_media, build_records
 from pipelines.demo.cub import TEST, pictures, write
+from pipelines.demo.files import written
 from pipelines.demo.world import World, box, describe
 from pipelines.publish import publish
+from tests.parsing import of, parser_of
 from xmodal.corpora import Raw, View, cub
 from xmodal.dataset import described
 from xmodal.judging import Gallery, classes, labels_of
@@ -34,7 +36,7 @@ WORLD = World(items=60, image_size=32, captions_per_item=10, identities=12)
 IMAGES, CAPTIONS, LISTS = "CUB_200_2011.tgz", "cvpr2016_cub.tar.gz", "xlsa17.zip"
 SEEN = "seen_test_images.txt"
 SHARED = Path(__file__).parents[2] / "shared/data/cub"
-R = TypeVar("R", bound=Row)
+parsed = parser_of(cub)
 Edit = Callable[[bytes], bytes]
 
 
@@ -43,20 +45,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cub")
     write(WORLD, folder)
     return folder
-
-
-@pytest.fixture
-def folder(published: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
-    return Path(shutil.copytree(published, tmp_path / "raw"))
-
-
-def parsed(folder: Path) -> list[Row]:
-    return list(cub.parse(Raw.folder(folder)))
-
-
-def of(rows: list[Row], kind: type[R]) -> list[R]:
-    return [row for row in rows if isinstance(row, kind)]
 
 
 def assert_the_world_is_there(world: World, rows: list[Row]) -> None:
@@ -107,13 +95,24 @@ def unseen_items() -> set[str]:
     return {str(p.number) for p in pictures(WORLD) if p.class_number in TEST}
 
 
-def test_media_are_listed_as_they_lie_when_unpacked(published: Path) -> None:
-    listed = list(cub.media(Raw.folder(published)))
-    assert [source.path for source in listed] == [item.media for item in of(parsed(published), Item)]
-    assert all(source.part == "media" and "tar xzf CUB_200_2011.tgz" in source.how for source in listed)
-    for picture, source in zip(pictures(WORLD), listed, strict=True):
-        with Image.open(published / source.path) as image:
+def test_pictures_are_taken_out_of_the_archive_as_far_as_they_are_wanted(published: Path, tmp_path: Path) -> None:
+    raw = Raw.folder(published)
+    listed = [source.path for source in cub.media(raw)]
+    assert listed == [item.media for item in of(parsed(published), Item)]
+    assert [source.path for source in cub.unpack(raw, {listed[3], "elsewhere.jpg"}, tmp_path)] == [listed[3]]
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.jpg")] == [listed[3]]
+    assert [source.path for source in cub.unpack(raw, listed, tmp_path)] == listed
+    for picture, path in zip(pictures(WORLD), listed, strict=True):
+        with Image.open(tmp_path / path) as image:
             assert image.size == (picture.scene.width, picture.scene.height)
+
+
+def test_a_picture_that_the_archive_lacks_is_absent_and_counted(folder: Path, tmp_path: Path) -> None:
+    first = next(pictures(WORLD)).path
+    retar(folder, IMAGES, f"CUB_200_2011/images/{first}", None)
+    site = Site(open_storage(str(tmp_path / "root")), raw=folder)
+    corpus = replace(cub.CORPUS, sources=tuple(written(source, folder) for source in cub.CORPUS.sources))
+    assert build_media(site, corpus).totals["counts"] == {"present": 59, "absent": 1}
 
 
 def test_a_build_counts_what_the_publisher_wrote_and_classes_say_what_is_right(tmp_path: Path) -> None:

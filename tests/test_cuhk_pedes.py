@@ -1,13 +1,12 @@
 """CUHK-PEDES: what the generated publisher writes comes back as rows, and what is wrong with a file is said."""
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,18 +21,19 @@ from pipelines.demo.cuhk_pedes import LACKING, pictures, write
 from pipelines.demo.world import World, describe
 from pipelines.inspect import status
 from pipelines.publish import publish
+from tests.parsing import of, parser_of
 from xmodal.corpora import Raw, View, cuhk_pedes
 from xmodal.dataset import classes, described
 from xmodal.judging import Gallery, labels_of
 from xmodal.judging import classes as relevance_of
 from xmodal.locks import read_lock
-from xmodal.records import Caption, Item, Label, Row, Split
+from xmodal.records import Caption, Item, Label, Split
 from xmodal.storage import open_storage
 from xmodal.trouble import Trouble
 
 WORLD = World(items=60, image_size=32, captions_per_item=2, identities=20)
 SHARED = Path(__file__).parents[2] / "shared/data/cuhk-pedes/reid_raw.sample.json"
-R = TypeVar("R", bound=Row)
+parsed = parser_of(cuhk_pedes)
 
 
 @pytest.fixture(scope="session")
@@ -41,21 +41,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cuhk_pedes")
     write(WORLD, folder)
     return folder
-
-
-@pytest.fixture
-def folder(published: Path, tmp_path: Path) -> Path:
-    """Records that a test may spoil."""
-    shutil.copy(published / "reid_raw.json", tmp_path / "reid_raw.json")
-    return tmp_path
-
-
-def parsed(folder: Path) -> list[Row]:
-    return list(cuhk_pedes.parse(Raw.folder(folder)))
-
-
-def of(rows: list[Row], kind: type[R]) -> list[R]:
-    return [row for row in rows if isinstance(row, kind)]
 
 
 @settings(max_examples=12, deadline=None)

@@ -2,7 +2,9 @@
 
 import errno
 import hashlib
+import io
 import os
+import re
 import resource
 import socket
 import threading
@@ -146,12 +148,12 @@ def test_where_whole_paths_count_neither_a_bare_name_nor_a_folder_of_an_archive_
     wanted = [Source("cats/1.jpg", how="ask"), Source("2.jpg", how="ask"), Source("cats/3.jpg", how="ask")]
     (tmp_path / "1.jpg").write_bytes(b"a dog")
     with zipfile.ZipFile(tmp_path / "holiday.zip", "w") as archive:
-        for name in ("dogs/1.jpg", "dogs/2.jpg", "cats/3.jpg"):
+        for name in ("1.jpg", "dogs/2.jpg", "cats/3.jpg"):
             archive.writestr(name, name)
 
     def found(whole_paths: bool) -> tuple[set[str], set[str]]:
         raw = RawFolder(tmp_path, wanted, whole_paths=whole_paths)
-        inside = unpacked(raw, wanted, (), tmp_path / f"into-{whole_paths}")
+        inside = unpacked(raw, wanted, (), tmp_path / f"into-{whole_paths}", print)
         return {s.path for s in wanted if raw.find(s)}, {source.path for source in inside}
 
     assert found(whole_paths=True) == (set(), {"cats/3.jpg"})
@@ -187,6 +189,49 @@ def test_a_wrong_file_at_hand_is_named_and_not_taken(
     assert "a.bin" in state.reason
     assert blobs(root) == []
     assert (raw / "a.bin").read_bytes() == BODY
+
+
+@pytest.mark.parametrize("damage", [b"no archive", b"PK\x05\x06"])
+def test_an_archive_that_is_damaged_ends_nothing_where_its_files_are_elsewhere(
+    damage: bytes, root: str, tmp_path: Path
+) -> None:
+    raw, said = tmp_path / "raw", io.StringIO()
+    raw.mkdir()
+    (raw / "holiday.zip").write_bytes(damage)
+    with zipfile.ZipFile(raw / "work.zip", "w") as archive:
+        archive.writestr("in/b.txt", BODY)
+    with publisher(tmp_path) as server:
+        corpus = toy(Source("a.bin", f"{server.url}/a.bin"), Source("b.txt", how="ask"))
+        sealed = build_sources(Site(open_storage(root), raw=raw, progress=Progress(said)), corpus)
+    assert sealed.totals["counts"] == {"absent": 0, "present": 2}
+    assert re.search(r"in the raw folder, holiday\.zip is damaged.*looked for elsewhere", said.getvalue())
+
+
+def test_an_archive_that_is_damaged_is_to_be_replaced_where_a_file_may_be_only_there(root: str, tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/holiday.zip").write_bytes(b"no archive")
+    site = Site(open_storage(root), raw=tmp_path / "raw")
+    with pytest.raises(Trouble, match=r"holiday\.zip is damaged.* 1 files without an address may be in it, such as b"):
+        build_sources(site, toy(Source("b.txt", how="ask")))
+
+
+def test_the_advice_on_missing_files_is_what_helps(root: str, tmp_path: Path) -> None:
+    """Trying again helps against a busy server, but brings nothing that is to be got by hand or is gone."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    with zipfile.ZipFile(raw / "work.zip", "w") as archive:
+        archive.writestr("else.txt", BODY)
+    by_hand, site = Source("b.txt", how="ask by e-mail"), Site(open_storage(root))
+    with pytest.raises(Trouble, match=r"ask by e-mail\)\. Put b\.txt into a folder and add --raw FOLDER$"):
+        build_sources(site, toy(by_hand))
+    neither = rf"Put b\.txt into the folder {raw}: neither it nor an archive in it has what was published$"
+    with pytest.raises(Trouble, match=neither):
+        build_sources(replace(site, raw=raw), toy(by_hand))
+    with publisher(tmp_path, *[Behaviour(status=503)] * 3) as server:
+        with pytest.raises(Trouble, match=r"http_404.*\. Put gone\.bin into"):
+            build_sources(site, toy(Source("gone.bin", f"{server.url}/gone.bin")))
+        with pytest.raises(Trouble, match=r"http_503.*Run the same command again, or put a\.bin into a folder and add"):
+            build_sources(site, toy(Source("a.bin", f"{server.url}/a.bin")))
 
 
 # ----------------------------------------------------------------------------------------------------------- downloads

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from PIL import Image
 from pipelines.demo.flickr30k import pictures, tokenised, write
 from pipelines.demo.world import World, describe, draw
 from pipelines.records import Census
+from tests.parsing import of, parser_of
 from xmodal.corpora import Raw, flickr30k, load
 from xmodal.records import Caption, Item, Oddity, Row, Split
 from xmodal.trouble import Trouble
@@ -26,7 +27,7 @@ REAL = Path(__file__).parents[2] / "shared/data/flickr30k-entities"
 WORLD = World(items=60, image_size=32)
 TOKENS, KARPATHY = "results_20130124.token", "caption_datasets.zip"
 MEMBER = "dataset_flickr30k.json"
-R = TypeVar("R", bound=Row)
+parsed = parser_of(flickr30k)
 Edit = Callable[[Any], object]
 
 
@@ -35,12 +36,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("flickr30k")
     write(WORLD, folder)
     return folder
-
-
-@pytest.fixture
-def folder(published: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
-    return Path(shutil.copytree(published, tmp_path / "raw"))
 
 
 @settings(max_examples=8, deadline=None)
@@ -263,14 +258,6 @@ def test_plummers_own_files_give_the_published_counts(tmp_path: Path) -> None:
         archive.writestr(MEMBER, json.dumps({"images": images}))
     found = counted(parsed(tmp_path))
     assert {name: found[name] for name in flickr30k.CORPUS.counts} == flickr30k.CORPUS.counts
-
-
-def parsed(folder: Path) -> list[Row]:
-    return list(flickr30k.parse(Raw.folder(folder)))
-
-
-def of(rows: list[Row], kind: type[R]) -> list[R]:
-    return [row for row in rows if isinstance(row, kind)]
 
 
 def counted(rows: list[Row]) -> Counter[str]:

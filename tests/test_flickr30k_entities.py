@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +19,7 @@ from pipelines.demo.flickr30k_entities import scene_chain, sentences, unboxed, w
 from pipelines.demo.world import World, box
 from pipelines.publish import publish
 from pipelines.records import Census
+from tests.parsing import R, of, parser_of
 from xmodal.corpora import Raw, flickr30k, flickr30k_entities, load
 from xmodal.records import Caption, Item, Match, Oddity, Region, Row, Split
 from xmodal.regions import merged
@@ -30,7 +30,7 @@ REAL = Path(__file__).parents[2] / "shared/data/flickr30k-entities"
 WORLD = World(items=60, image_size=48)
 ZIP, UNRELATED = "flickr30k_entities/annotations.zip", "flickr30k_entities/UNRELATED_CAPTIONS"
 SENTENCE = "[/EN#7/people A man] runs ."
-R = TypeVar("R", bound=Row)
+parsed = parser_of(flickr30k_entities)
 
 
 @pytest.fixture(scope="session")
@@ -467,7 +467,6 @@ def test_the_corpus_is_the_published_one() -> None:
     theirs = {source.path: source for source in flickr30k.CORPUS.sources}
     assert {source for source in corpus.sources if source.path in theirs} <= set(theirs.values())
     assert all(source.url for source in corpus.sources)
-    assert flickr30k_entities.HOW == flickr30k.HOW
 
 
 def test_real_sentences_are_read(tmp_path: Path) -> None:
@@ -510,14 +509,6 @@ def test_the_real_lists_fit_each_other(tmp_path: Path) -> None:
     found = counted(parsed(tmp_path))
     assert found[f"odd: {flickr30k_entities.UNRELATED_CAPTION}"] == len(set(images)) == 21
     assert found["items"] == 24
-
-
-def parsed(folder: Path) -> list[Row]:
-    return list(flickr30k_entities.parse(Raw.folder(folder)))
-
-
-def of(rows: list[Row], kind: type[R]) -> list[R]:
-    return [row for row in rows if isinstance(row, kind)]
 
 
 def counted(rows: list[Row]) -> Counter[str]:

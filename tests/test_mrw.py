@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +20,7 @@ from pipelines.demo.server import serve
 from pipelines.demo.world import World, describe
 from pipelines.ledger import Ledger
 from pipelines.publish import publish
+from tests.parsing import of, parser_of
 from xmodal.corpora import Corpus, Raw, load, mrw
 from xmodal.locks import read_lock
 from xmodal.records import Caption, Item, Oddity, Row, Split
@@ -31,7 +32,7 @@ ARCHIVE, CLIPS = "mrw-v1.0.tar.gz", "mrw-v1.0.json"
 TRAIN, VALID, VAL, TEST = (f"split/{name}.tsv" for name in ("train", "valid", "val", "test"))
 EMPTY, CUT_OFF = "mp4_url is empty: no address", "mp4_url is cut off: no address"
 SAMPLES = Path(__file__).parents[2] / "shared/data/mrw/README.md"
-R = TypeVar("R", bound=Row)
+parsed = parser_of(mrw)
 Members = dict[str, bytes]
 
 
@@ -39,12 +40,6 @@ Members = dict[str, bytes]
 def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, Path]:
     folder = tmp_path_factory.mktemp("mrw")
     return write(WORLD, folder), folder
-
-
-@pytest.fixture
-def folder(published: tuple[Corpus, Path], tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
-    return Path(shutil.copytree(published[1], tmp_path / "raw"))
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -287,14 +282,6 @@ def test_real_sentences(tmp_path: Path) -> None:
     assert [(row.text, row.item) for row in of(rows, Caption)] == [tuple(pair) for pair in pairs]
     assert len(pairs) == 4
     assert [odd.rule for odd in of(rows, Oddity)] == ["clip in no split: kept without one"]
-
-
-def parsed(folder: Path) -> list[Row]:
-    return list(mrw.parse(Raw.folder(folder)))
-
-
-def of(rows: list[Row], kind: type[R]) -> list[R]:
-    return [row for row in rows if isinstance(row, kind)]
 
 
 def unpacked(folder: Path) -> Members:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +20,7 @@ from pipelines.demo.tgif import Animation, animations, write
 from pipelines.demo.world import World, describe
 from pipelines.ledger import Ledger
 from pipelines.publish import publish
+from tests.parsing import of, parser_of
 from xmodal.corpora import Corpus, Raw, load, tgif
 from xmodal.locks import raw_of, read_lock
 from xmodal.records import Caption, Item, Oddity, Row, Split
@@ -31,7 +31,7 @@ WORLD = World(items=60, image_size=32, captions_per_item=3, motion=0.9)
 TABLE, TRAIN, VAL, TEST = "tgif-v1.0.tsv", "splits/train.txt", "splits/val.txt", "splits/test.txt"
 REAL = Path(__file__).parents[2] / "shared/data/tgif"
 HEX = "0123456789abcdef" * 2
-R = TypeVar("R", bound=Row)
+parsed = parser_of(tgif)
 Edit = Callable[[bytes], bytes]
 
 
@@ -39,12 +39,6 @@ Edit = Callable[[bytes], bytes]
 def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, Path]:
     folder = tmp_path_factory.mktemp("tgif")
     return write(WORLD, folder), folder
-
-
-@pytest.fixture
-def folder(published: tuple[Corpus, Path], tmp_path: Path) -> Path:
-    """A copy of the annotations that a test may spoil."""
-    return Path(shutil.copytree(published[1], tmp_path / "raw", ignore=shutil.ignore_patterns("*.gif")))
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -299,14 +293,6 @@ def test_real_lists_and_sentences(tmp_path: Path) -> None:
     assert odd == {VAL: 10_708 - known["tgif/val"], TEST: 11_360 - known["tgif/test"]}
     for source in tgif.CORPUS.sources[2:]:
         assert (folder / source.path).stat().st_size == source.bytes
-
-
-def parsed(folder: Path) -> list[Row]:
-    return list(tgif.parse(Raw.folder(folder)))
-
-
-def of(rows: list[Row], kind: type[R]) -> list[R]:
-    return [row for row in rows if isinstance(row, kind)]
 
 
 def rewrite(folder: Path, name: str, edit: Edit) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,16 +20,17 @@ from pipelines.corpus import Site, build_media, build_records
 from pipelines.demo.visual_genome import Picture, pictures, write
 from pipelines.demo.world import World, box
 from pipelines.publish import publish
+from tests.parsing import of, parser_of
 from xmodal.corpora import Raw, visual_genome
 from xmodal.corpora.visual_genome import CUT, NO_AREA, NO_ATTRIBUTE, NO_OBJECT, vocabulary
-from xmodal.records import Item, Oddity, Region, Row, Split
+from xmodal.records import Item, Oddity, Region, Split
 from xmodal.storage import open_storage
 from xmodal.trouble import Trouble
 
 WORLD = World(items=60, image_size=32)
 SHARED = Path(__file__).parents[2] / "shared/data/visual-genome"
 THINGS, ATTRIBUTES = "genome/objects_vocab.txt", "genome/attributes_vocab.txt"
-R = TypeVar("R", bound=Row)
+parsed = parser_of(visual_genome)
 Edit = Callable[[Any], object]
 
 
@@ -38,20 +39,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("visual_genome")
     write(WORLD, folder)
     return folder
-
-
-@pytest.fixture
-def folder(published: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
-    return Path(shutil.copytree(published, tmp_path / "raw"))
-
-
-def parsed(folder: Path) -> list[Row]:
-    return list(visual_genome.parse(Raw.folder(folder)))
-
-
-def of(rows: list[Row], kind: type[R]) -> list[R]:
-    return [row for row in rows if isinstance(row, kind)]
 
 
 def shown(picture: Picture) -> list[tuple[str, set[str], tuple[int, ...]]]:

@@ -16,6 +16,7 @@ from xmodal.outputs import CURE, Output
 from xmodal.trouble import Trouble
 
 Kind = Literal["image", "clip"]
+FIRST = 5  # captions an item that papers count, where there are more
 
 
 @dataclass(frozen=True)

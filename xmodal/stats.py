@@ -17,11 +17,10 @@ from xmodal.dataset import Dataset, splits
 from xmodal.features import FeatureStore
 from xmodal.outputs import Output
 from xmodal.plausible import ZETA, PlausibleMatches
-from xmodal.records import Caption, Item, Label, Match, Oddity, R, Region, read_rows
+from xmodal.records import FIRST, Caption, Item, Label, Match, Oddity, R, Region, read_rows
 from xmodal.text import tokenizer
 
 TOKENIZER, FREQUENT = "nltk", 4  # words that occur so often are in the papers' vocabularies
-FIRST = 5
 
 
 @dataclass(frozen=True)

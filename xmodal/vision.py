@@ -49,6 +49,7 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+JPEG, BETWEEN_JPEGS = b"\xff\xd8\xff", re.compile(rb"(?<=\xff\xd9)(?=\xff\xd8\xff)")
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")  # none that runs another program
 UNDECODABLE = (  # what Pillow's decoders are known to raise over bytes that are no whole picture
     *(OSError, SyntaxError, ValueError, RuntimeError, EOFError, LookupError, OverflowError),
@@ -111,7 +112,10 @@ def open_image(data: bytes) -> Image.Image:
 
 def open_frames(data: bytes, count: int) -> list[Image.Image]:
     """Frames of a clip, as `open_image` gives the first: the middles of `count` equal stretches of it, with repeats
-    where it has fewer frames. What Pillow does not read, as all video, is no clip here."""
+    where it has fewer frames. Of video JPEGs one after the other are read, and what Pillow does not read is no clip."""
+    jpegs = BETWEEN_JPEGS.split(data) if data.startswith(JPEG) else []
+    if len(jpegs) > 1:
+        return [open_image(jpegs[(2 * number + 1) * len(jpegs) // (2 * count)]) for number in range(count)]
     with _opened(data) as image:
         length = getattr(image, "n_frames", 1)
         pictures = []

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.demo.files import member, new_archive, write_json, written
+from pipelines.demo.files import Unpublishable, member, new_archive, write_json, written
 from pipelines.demo.pictures import jpeg
 from pipelines.demo.world import KINDS, Scene, World, box, describe, scenes
 from xmodal.corpora import Corpus
@@ -90,7 +90,7 @@ def write(world: World, folder: str | Path) -> Corpus:
     It has no addresses yet: `files.serve_at` gives them, or the folder is given to a build as its raw files.
     """
     if world.motion or not 1 <= world.captions_per_item <= 14:
-        raise ValueError(f"COCO has still pictures and up to 16 captions, of which 2 are extra, not {world}")
+        raise Unpublishable(f"COCO has still pictures and up to 16 captions, of which 2 are extra, not {world}")
     path = Path(folder)
     for name in FOLDERS:
         with new_archive(path / f"zips/{name}.zip") as archive:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipelines.demo.files import member, new_archive, write_tgz, written
+from pipelines.demo.files import Unpublishable, member, new_archive, write_tgz, written
 from pipelines.demo.pictures import jpeg
 from pipelines.demo.world import COLOURS, KINDS, Scene, World, box, describe, scenes
 from xmodal.corpora import Corpus
@@ -93,15 +93,11 @@ def class_list(name: str) -> set[int]:
 
 
 def write(world: World, folder: str | Path) -> Corpus:
-    """Writes the four files, and the pictures as they lie when the first is unpacked."""
+    """Writes the four files; the pictures are in the first."""
     if world.motion or world.captions_per_item != TEN or world.items < 3:
-        raise ValueError(f"CUB has still pictures, three or more, and {TEN} captions of each, not {world}")
+        raise Unpublishable(f"CUB has still pictures, three or more, and {TEN} captions of each, not {world}")
     path = Path(folder)
     write_tgz(path / IMAGES, _images(world))
-    for picture in pictures(world):
-        file = path / FOLDER / "images" / picture.path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(jpeg(picture.scene))
     write_tgz(path / CAPTIONS, _captions(world))
     with new_archive(path / CLASS_LISTS) as archive:
         for name in SPLITS.values():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.demo.files import written
+from pipelines.demo.files import Unpublishable, written
 from pipelines.demo.pictures import jpeg
 from pipelines.demo.world import Scene, World, describe, scenes
 from xmodal.corpora import Corpus
@@ -68,7 +68,7 @@ def write(world: World, folder: str | Path) -> Corpus:
     """Writes the records and the pictures, but for the folder that is lacking."""
     some = pictures(world)
     if world.motion or {picture.split for picture in some} != set(SPLITS):
-        raise ValueError(f"CUHK-PEDES has still pictures, of four persons or more, not {world}")
+        raise Unpublishable(f"CUHK-PEDES has still pictures, of four persons or more, not {world}")
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     (path / RECORDS).write_text(json.dumps([picture.record() for picture in some]))

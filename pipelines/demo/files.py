@@ -15,6 +15,10 @@ from typing import Any
 from xmodal.corpora import Corpus, Raw, Source
 
 
+class Unpublishable(ValueError):
+    """A world that a publisher's files cannot tell of: of clips where there are pictures alone, of too few things."""
+
+
 def serve_at(corpus: Corpus, base_url: str) -> Corpus:
     """The corpus with every source, and every listed medium that has an address, at its path below an address."""
     base = base_url.rstrip("/")

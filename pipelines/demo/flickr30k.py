@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.demo.files import new_archive, write_json, written
+from pipelines.demo.files import Unpublishable, new_archive, write_json, written
 from pipelines.demo.pictures import jpeg
 from pipelines.demo.world import Scene, World, describe, scene, scenes
 from xmodal.corpora import Corpus
@@ -85,7 +85,7 @@ def write(world: World, folder: str | Path) -> Corpus:
 
 def refuse_what_cannot_be_held(world: World) -> None:
     if world.motion or world.items < 3 or world.captions_per_item > 10:
-        raise ValueError(f"Flickr30k has still pictures in three splits, with at most 10 captions each, not {world}")
+        raise Unpublishable(f"Flickr30k has still pictures in three splits, with at most 10 captions each, not {world}")
 
 
 def write_pictures(world: World, folder: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.demo.files import write_tgz, written
+from pipelines.demo.files import Unpublishable, write_tgz, written
 from pipelines.demo.world import Scene, World, describe, scenes
 from xmodal.corpora import Corpus
 from xmodal.corpora.mrw import ARCHIVE, CORPUS, SENTENCES
@@ -63,7 +63,7 @@ def reactions(world: World) -> Iterator[Reaction]:
 def write(world: World, folder: str | Path, validation: Literal["valid", "val"] = "valid") -> Corpus:
     """Writes the archive; the corpus has its size and checksum, and the world's counts."""
     if not world.motion or world.items < len(SPLIT_OF_TEN):
-        raise ValueError(f"MRW has clips in three splits: motion and 10 items at least, not {world}")
+        raise Unpublishable(f"MRW has clips in three splits: motion and 10 items at least, not {world}")
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     members = {SENTENCES: json.dumps([each.record() for each in reactions(world)]).encode()}

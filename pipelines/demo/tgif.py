@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipelines.demo.files import written
+from pipelines.demo.files import Unpublishable, written
 from pipelines.demo.pictures import gif
 from pipelines.demo.world import Scene, World, describe, scenes
 from xmodal.corpora import Corpus
@@ -83,7 +83,7 @@ def write(world: World, folder: str | Path) -> Corpus:
     The addresses in the table lead nowhere: `files.serve_at` gives others, or the folder is given as the raw files.
     """
     if not world.motion or world.items < len(SPLIT_OF_TEN):
-        raise ValueError(f"TGIF has moving pictures in three splits: motion and 10 items at least, not {world}")
+        raise Unpublishable(f"TGIF has moving pictures in three splits: motion and 10 items at least, not {world}")
     path = Path(folder)
     for name in ("gifs", "splits"):
         (path / name).mkdir(parents=True, exist_ok=True)

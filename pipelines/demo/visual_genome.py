@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.demo.files import member, new_archive, written
+from pipelines.demo.files import Unpublishable, member, new_archive, written
 from pipelines.demo.pictures import jpeg
 from pipelines.demo.world import COLOURS, KINDS, TEXTURES, WORDS, Scene, Thing, World, box, scenes
 from xmodal.corpora import Corpus
@@ -111,7 +111,7 @@ def pictures(world: World) -> Iterator[Picture]:
 def write(world: World, folder: str | Path) -> Corpus:
     """Writes the five archives, the vocabularies and the splits."""
     if world.motion or world.items < 10:
-        raise ValueError(f"Visual Genome has still pictures, ten or more, not {world}")
+        raise Unpublishable(f"Visual Genome has still pictures, ten or more, not {world}")
     path, every = Path(folder), list(pictures(world))
     for name, archive_name in ARCHIVES.items():
         with new_archive(path / archive_name) as archive:

@@ -37,7 +37,13 @@ from xmodal.readers import has, json_members, once, value
 from xmodal.records import Caption, Item, Label, Row, Split
 from xmodal.trouble import Trouble
 
-CAPTIONS, CAPTIONS_MEMBER = "caption_datasets.zip", "dataset_coco.json"
+KARPATHYS = Source(  # has his split of Flickr30k, too
+    "caption_datasets.zip",
+    "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip",
+    bytes=36_745_453,
+    sha256="4cfd70132527b80933105e5829dc9034eaab9573482e2e680abbab6130244817",
+)
+CAPTIONS, CAPTIONS_MEMBER = KARPATHYS.path, "dataset_coco.json"
 INSTANCES, INSTANCES_MEMBER = "annotations/annotations_trainval2014.zip", "annotations/instances_{}.json"
 FOLDERS = ("train2014", "val2014")
 SPLITS = {
@@ -175,12 +181,7 @@ CORPUS = Corpus(
             bytes=252_872_794,
             sha256="031296bbc80c45a1d1f76bf9a90ead27e94e99ec629208449507a4917a3bf009",
         ),
-        Source(
-            CAPTIONS,
-            "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip",
-            bytes=36_745_453,
-            sha256="4cfd70132527b80933105e5829dc9034eaab9573482e2e680abbab6130244817",
-        ),
+        KARPATHYS,
     ),
     parse=parse,
     release={"annotations": "all", "media": "features"},

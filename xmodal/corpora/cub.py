@@ -26,14 +26,16 @@ The traps:
 - Some captions are not UTF-8, or hold the sign (U+FFFD) that took the place of what was not: that becomes a space, and
   is counted. So does any run of white space; typing errors stay.
 - The archives also hold what a Mac leaves behind (`._name`), which is no caption; the captions' has features, too.
-- The pictures are not read from the archive, which cannot be entered in its middle: see the `how` of `media`.
+- The archive cannot be entered in its middle: it is read once more, for the pictures (`unpack`).
 - Old links lead to CUB-200 of 2010, whose pictures have other names: the captions are of CUB-200-2011.
 """
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from xmodal.archives import open_archive, tar_members
 from xmodal.corpora import Corpus, Printed, Raw, Source
@@ -82,10 +84,23 @@ def parse(raw: Raw) -> Iterator[Row]:
 
 
 def media(raw: Raw) -> Iterator[Source]:
-    """Every picture, as it lies below the folder that CUB_200_2011.tgz was extracted to."""
-    how = f"extract {IMAGES} in the folder that --raw names (tar xzf {IMAGES}): the pictures are in {FOLDER}/images/"
+    """Every picture, as it lies in the archive."""
     for _, (_, (path,)) in _tables(raw, ["images"])["images"].items():
-        yield Source(_media(path), how=how, part="media")
+        yield _source(_media(path))
+
+
+def unpack(raw: Raw, wanted: Container[str], folder: Path) -> Iterator[Source]:
+    """Writes the wanted pictures of the archive, one after the other."""
+    for member, file in tar_members(raw, IMAGES):
+        if member in wanted:
+            (folder / member).parent.mkdir(parents=True, exist_ok=True)
+            with (folder / member).open("wb") as copy:
+                shutil.copyfileobj(file, copy)
+            yield _source(member)
+
+
+def _source(path: str) -> Source:
+    return Source(path, how=f"it should be in {IMAGES}: take another copy of that", part="media")
 
 
 def _media(path: str) -> str:
@@ -273,6 +288,7 @@ CORPUS = Corpus(
     ),
     parse=parse,
     media=media,
+    unpack=unpack,
     release={"annotations": "ids", "media": "features"},
     counts={
         "items": 11_788,

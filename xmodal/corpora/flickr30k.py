@@ -34,13 +34,17 @@ import re
 from collections.abc import Iterator, Mapping
 
 from xmodal.corpora import Corpus, Drawn, Printed, Raw, Source
+from xmodal.corpora.coco import KARPATHYS
 from xmodal.readers import columns, json_members, once, split_files, value
 from xmodal.records import Caption, Item, Oddity, Row, Split
 from xmodal.trouble import Trouble
 
 TOKENS = "results_20130124.token"
-CAPTIONS, CAPTIONS_MEMBER = "caption_datasets.zip", "dataset_flickr30k.json"
+CAPTIONS, CAPTIONS_MEMBER = KARPATHYS.path, "dataset_flickr30k.json"
 PLUMMER = {f"flickr30k_entities/{name}.txt": f"plummer/{name}" for name in ("train", "val", "test")}
+PLUMMERS = tuple(
+    Source(path, f"https://raw.githubusercontent.com/BryanPlummer/{path.replace('/', '/master/')}") for path in PLUMMER
+)
 KARPATHY = {name: f"karpathy/{name}" for name in ("train", "val", "test")}
 NAME = re.compile(r"([0-9]+)\.jpg(?:#([0-9]))?")
 HOMEPAGE = "http://hockenmaier.cs.illinois.edu/DenotationGraph/"
@@ -137,16 +141,8 @@ CORPUS = Corpus(
     media_set="flickr30k",
     sources=(
         Source(TOKENS, how=HOW),
-        Source(
-            CAPTIONS,
-            "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip",
-            bytes=36_745_453,
-            sha256="4cfd70132527b80933105e5829dc9034eaab9573482e2e680abbab6130244817",
-        ),
-        *(
-            Source(path, f"https://raw.githubusercontent.com/BryanPlummer/{path.replace('/', '/master/')}")
-            for path in PLUMMER
-        ),
+        KARPATHYS,
+        *PLUMMERS,
     ),
     parse=parse,
     media=media,

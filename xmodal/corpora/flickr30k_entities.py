@@ -54,6 +54,7 @@ from xml.etree.ElementTree import Element
 
 from xmodal.archives import open_archive
 from xmodal.corpora import HUMAN, UNRELATED_TEXT, Corpus, Printed, Raw, Source
+from xmodal.corpora.flickr30k import HOW, PLUMMER, PLUMMERS
 from xmodal.readers import lines, lines_of, split_files
 from xmodal.records import Caption, Item, Match, Oddity, Region, Row, Split
 from xmodal.trouble import Trouble
@@ -64,17 +65,13 @@ ANNOTATIONS, SENTENCES_MEMBER, XML_MEMBER = (
     "Annotations/{}.xml",
 )
 UNRELATED = "flickr30k_entities/UNRELATED_CAPTIONS"
-PLUMMER = {f"flickr30k_entities/{name}.txt": f"plummer/{name}" for name in ("train", "val", "test")}
+PUBLISHER = "https://raw.githubusercontent.com/BryanPlummer/flickr30k_entities/master"
 TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments", "scene", "other", "notvisual")
 NOT_VISUAL = "0"  # the chain of what has none
 PHRASE = re.compile(r"\[/EN#([0-9]+)((?:/[^\s/\[\]]+)+) ([^\[\]]+)\]")
 MEMBER = re.compile(r"(Sentences/.*\.txt|Annotations/.*\.xml)")
 LONGEST = 1 << 20  # bytes of a member: the archive is small files, and what it says of them may be a bomb
 EDGES, FLAGS = ("xmin", "ymin", "xmax", "ymax"), ("nobndbox", "scene")
-HOW = (
-    "ask for Flickr30k by the form at http://hockenmaier.cs.illinois.edu/DenotationGraph/, unpack what is sent, "
-    "and give as --raw the folder that flickr30k-images/ and results_20130124.token are in"
-)
 UNRELATED_CAPTION = "caption unrelated to its picture: of source 'unrelated'"
 BEYOND = "box beyond the edges of its picture: kept"
 UNBOXED = "object with neither box nor flag: without coordinates"
@@ -314,9 +311,10 @@ CORPUS = Corpus(
     homepage="https://github.com/BryanPlummer/flickr30k_entities",
     licence="for non-commercial research and education; the pictures are their uploaders', under Flickr's terms of use",
     media_set="flickr30k",
-    sources=tuple(
-        Source(path, f"https://raw.githubusercontent.com/BryanPlummer/{path.replace('/', '/master/')}")
-        for path in (ANNOTATIONS, *PLUMMER, UNRELATED)
+    sources=(
+        Source(ANNOTATIONS, f"{PUBLISHER}/annotations.zip"),
+        *PLUMMERS,
+        Source(UNRELATED, f"{PUBLISHER}/UNRELATED_CAPTIONS"),
     ),
     parse=parse,
     media=media,

@@ -24,7 +24,9 @@ The traps:
 
 The archive is read from its beginning to its end, twice: once for the rows, once for the list of the clips. Who has it
 unpacked packs it again: `tar -czf mrw-v1.0.tar.gz mrw-v1.0.json split`. The authors' clips (19 GB, see the homepage)
-are taken from the raw folder, where they are mp4/<id>.mp4, or <id>.mp4 alone.
+are taken from the raw folder, where they are mp4/<id>.mp4, or <id>.mp4 alone. Their Gulp dump (54 GB) will do too, as
+gulp/{train,valid,test}/data_0.gulp and meta_0.gmeta there (`xmodal.gulp`): the file of a clip is then the JPEGs of its
+frames, 8 a second.
 """
 
 import re

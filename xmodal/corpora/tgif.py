@@ -32,7 +32,8 @@ from the media and from what is computed of them, and counted there. Who gives t
 it has three columns.
 
 GIFs that somebody has already, such as those of TGIF-QA's tgif.tar.gz, are taken from the raw folder, where they are
-gifs/<id>.gif, or <id>.gif alone.
+gifs/<id>.gif, or <id>.gif alone. A Gulp dump of PVSE's authors will do too, as gulp/{train,valid,test}/data_0.gulp and
+meta_0.gmeta there (`xmodal.gulp`): the file of a GIF is then the JPEGs of its frames, 8 a second.
 """
 
 import re
