@@ -41,6 +41,7 @@ PACKAGES = (  # distribution, module, what for, remedy, whether nothing works wi
     ("s3fs", "s3fs", "roots on s3://", "pip install 'xmodal[s3]'", False),
     ("torch", "torch", "training and visual features", "pip install 'xmodal[train]'", False),
     ("torchvision", "torchvision", "visual features", "pip install 'xmodal[train]'", False),
+    ("av", "av", "frames of clips", "pip install 'xmodal[video]'", False),
 )
 
 

@@ -18,8 +18,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from xmodal.own import CLIPS
-
 from pipelines.commits import Record
 from pipelines.download import Failed, downloaded
 from pipelines.engine import NOT_SHARED, Call, Runner, Worker
@@ -30,6 +28,7 @@ from xmodal import gulp
 from xmodal.archives import members
 from xmodal.corpora import Part, Raw, Source
 from xmodal.locks import blob_key
+from xmodal.own import CLIPS
 from xmodal.storage import LocalStorage, Storage, open_storage
 from xmodal.trouble import Trouble
 

@@ -33,7 +33,7 @@ TORCH = {
     "pipelines/toy_pcme.py",
 }
 DOORS = {"ray": {"pipelines/ray_runner.py"}, "fsspec": {"xmodal/storage.py"}}
-SINGLE_DOOR = ("zarr", "tensorstore", "av", "cv2", "detectron2", "transformers", "s3fs", "h5py")
+SINGLE_DOOR = ("zarr", "tensorstore", "av", "decord", "cv2", "detectron2", "transformers", "s3fs", "h5py")
 WITHOUT_TORCH_OR_RAY = (
     "xmodal",
     "xmodal.trouble",
@@ -57,6 +57,11 @@ WITHOUT_TORCH_OR_RAY = (
     "xmodal.scoring",
     "xmodal.archives",
     "xmodal.vision",
+    "xmodal.sampling",
+    "xmodal.gifs",
+    "xmodal.stills",
+    "xmodal.video",
+    "xmodal.media",
     "xmodal.fingerprints",
     "xmodal.leakage",
     "xmodal.text",

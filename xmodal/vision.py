@@ -9,7 +9,7 @@ import re
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -106,7 +106,7 @@ class ResNet:
 
 def open_image(data: bytes) -> Image.Image:
     """RGB, upright; transparent parts are white, of 16 bits the upper 8 are kept, of many frames the first."""
-    with _opened(data) as image:
+    with _reading(), _opened(data) as image:
         return _upright(image)
 
 
@@ -116,27 +116,39 @@ def open_frames(data: bytes, count: int) -> list[Image.Image]:
     jpegs = BETWEEN_JPEGS.split(data) if data.startswith(JPEG) else []
     if len(jpegs) > 1:
         return [open_image(jpegs[(2 * number + 1) * len(jpegs) // (2 * count)]) for number in range(count)]
-    with _opened(data) as image:
+    with _reading(), _opened(data) as image:
         length = getattr(image, "n_frames", 1)
-        pictures = []
-        for number in range(count):
-            image.seek((2 * number + 1) * length // (2 * count))
-            pictures.append(_upright(image))
-        return pictures
+    return list(frames_at(data, [(2 * number + 1) * length // (2 * count) for number in range(count)]))
+
+
+def frames_at(data: bytes, numbers: Iterable[int]) -> Iterator[Image.Image]:
+    """Frames as `open_image` gives the first, one by one."""
+    with _reading():
+        image = _opened(data)
+    with image:
+        for number in numbers:
+            with _reading():
+                image.seek(number)
+                picture = _upright(image)
+            yield picture
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[Image.Image]:
-    """What decoding it raises in the caller's hands is UnreadableImage too."""
+def _reading() -> Iterator[None]:
+    """What decoding raises is UnreadableImage."""
     with warnings.catch_warnings():  # of odd metadata, and of sizes that are refused here
         warnings.simplefilter("ignore")
         try:
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                if image.width * image.height > MOST_PIXELS:
-                    raise UnreadableImage(f"{image.width} x {image.height} pixels are too many")
-                yield image
+            yield
         except UNDECODABLE as error:
             raise UnreadableImage(_reason(error)) from error
+
+
+def _opened(data: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(data), formats=FORMATS)
+    if image.width * image.height > MOST_PIXELS:
+        raise UnreadableImage(f"{image.width} x {image.height} pixels are too many")
+    return image
 
 
 def _upright(image: Image.Image) -> Image.Image:

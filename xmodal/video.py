@@ -1,0 +1,333 @@
+"""What libav decodes: GIF, MP4 and WebM. The one door to PyAV and decord."""
+
+import io
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.video.codeccontext import VideoCodecContext
+from av.video.frame import VideoFrame
+from av.video.reformatter import Interpolation, VideoReformatter
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+from xmodal.gifs import Part, alone, read_gif
+from xmodal.sampling import (
+    Clip,
+    Frame,
+    KeepNumbered,
+    Limits,
+    Refused,
+    Sampling,
+    Status,
+    Timeline,
+    check_canvas,
+    check_frames,
+    from_delays,
+)
+from xmodal.trouble import Trouble
+
+FORMATS = {"mp4": "mov", "webm": "matroska"}  # as libav names them; no other is opened: playlists read other files
+SEGMENT, UNKNOWN = 0x18538067, 0x1FFFFFFFFFFFFFF  # of WebM: the element all is in; its length while it was recorded
+
+
+@dataclass(frozen=True)
+class Packets:
+    """What a file holds, in the order it is decoded in; `starts` are those of the frames that are shown, ascending."""
+
+    count: int
+    starts: tuple[int, ...]
+    last_duration: int
+    trouble: str
+    cut: bool
+    hidden: bool
+    open_groups: bool
+
+    @property
+    def end(self) -> int:
+        gap = self.starts[-1] - self.starts[-2] if len(self.starts) > 1 else 0
+        return self.starts[-1] + (self.last_duration or gap)
+
+
+def open_gif(data: bytes, config: Sampling, limits: Limits) -> Clip:
+    gif = read_gif(data, config, limits)
+    timeline = from_delays(gif.delays_ms, config.delays)
+    show = partial(_show_gif, data, gif.parts, config, limits)
+    return Clip("gif", gif.width, gif.height, timeline, show, gif.status, gif.message, in_order=True)
+
+
+def open_video(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip:
+    """Reads every packet and decodes none."""
+    with _listening() as said, _opened(data, container, limits) as opened:
+        if too_many := next((line for _, _, line in said if "max pixel count" in line), None):
+            raise Refused("too_many_pixels", too_many)
+        stream = _stream(opened)
+        context, unit = stream.codec_context, stream.time_base
+        check_canvas(context.width, context.height, config, limits)
+        packets = _packets(opened, stream, limits, said)
+    if not packets.starts or not unit:
+        raise Refused("no_frames", packets.trouble or "the video has no frame")
+    timeline = Timeline(packets.starts, packets.end, unit)
+    show = partial(_show_video, data, container, packets, config, limits)
+    if config.backend == "decord":
+        if reason := _wrong_for_decord(data, packets):
+            raise Refused("unsupported_codec", f"decord is not right on {reason}: take pyav")
+        show = partial(_show_by_decord, data, packets, config, limits)
+    status: Status = "damaged" if packets.trouble else "ok"
+    if packets.cut or _promised(data, container) > len(data):
+        status = "truncated"
+    message = packets.trouble or ("the file ends before its last frame" if status == "truncated" else "")
+    return Clip(context.name, context.width, context.height, timeline, show, status, message)
+
+
+@contextmanager
+def _listening() -> Iterator[list[tuple[int, str, str]]]:
+    """What libav reports as an error meanwhile: of a damaged GIF its only sign. For one decoder a process at a time."""
+    level, repeated = av.logging.get_level(), av.logging.get_skip_repeated()
+    av.logging.set_level(av.logging.ERROR)
+    av.logging.set_skip_repeated(False)
+    try:
+        with av.logging.Capture() as said:
+            yield said
+    finally:
+        av.logging.set_level(level)
+        av.logging.set_skip_repeated(repeated)
+
+
+@contextmanager
+def _opened(data: bytes, container: str, limits: Limits) -> Iterator[InputContainer]:
+    options = {"max_pixels": str(limits.pixels)}
+    try:
+        opened = av.open(io.BytesIO(data), format=FORMATS[container], options=options, metadata_errors="replace")
+    except av.FFmpegError as error:
+        raise Refused("not_media", _said(error)) from error
+    assert isinstance(opened, InputContainer)
+    with opened:
+        yield opened
+
+
+def _stream(opened: InputContainer) -> VideoStream:
+    stream = opened.streams.best("video")
+    if not isinstance(stream, VideoStream) or stream.disposition & av.stream.Disposition.attached_pic:
+        raise Refused("no_video_stream", "there is no video in the file")
+    if stream.codec_context is None:
+        raise Refused("unsupported_codec", "there is no decoder of the video")
+    return stream
+
+
+def _packets(
+    opened: InputContainer, stream: VideoStream, limits: Limits, said: Sequence[tuple[int, str, str]]
+) -> Packets:
+    durations: dict[int, int] = {}
+    count, trouble, hidden, open_groups, key = 0, "", False, False, 0
+    try:
+        for start, packet in _whole(opened, stream):
+            check_frames(count := count + 1, limits)
+            key = start if packet.is_keyframe else key
+            open_groups |= start < key and count > 1
+            hidden |= packet.is_discard
+            if not packet.is_discard and not (stream.codec_context.name == "vp8" and _never_shown(packet)):
+                durations.setdefault(start, packet.duration or 0)
+    except av.FFmpegError as error:
+        trouble = _said(error)
+    starts = tuple(sorted(durations))
+    last = durations[starts[-1]] if starts else 0
+    cut = any("partial file" in line or "prematurely" in line for _, _, line in said)
+    return Packets(count, starts, last, trouble, cut, hidden, open_groups)
+
+
+def _whole(opened: InputContainer, stream: VideoStream) -> Iterator[tuple[int, "av.Packet[VideoStream]"]]:
+    """Packets that can be decoded, and when their frames begin."""
+    for packet in opened.demux(stream):
+        start = packet.dts if packet.pts is None else packet.pts
+        if packet.size and not packet.is_corrupt and start is not None:
+            yield start, packet
+
+
+def _never_shown(packet: "av.Packet[VideoStream]") -> bool:
+    """VP8 has frames that others are only predicted from, in packets of their own."""
+    return not memoryview(packet)[0] & 0x10
+
+
+def _promised(data: bytes, container: str) -> int:
+    """Bytes that the file would have by its own account, as far as it says."""
+    return _segment_end(data) if container == "webm" else _last_box_end(data)
+
+
+def _last_box_end(data: bytes) -> int:
+    at = 0
+    while at + 16 <= len(data):
+        size, kind, large = struct.unpack_from(">I4sQ", data, at)
+        size = large if size == 1 else size
+        if size < 8 or (at + size > len(data) and kind not in (b"mdat", b"moof", b"moov")):
+            return 0  # to the end of the file, or something else appended
+        at += size
+    return at
+
+
+def _segment_end(data: bytes) -> int:
+    try:
+        at = 4
+        length, at = _element_length(data, at)
+        at += length
+        if int.from_bytes(data[at : at + 4]) != SEGMENT:
+            return 0
+        length, at = _element_length(data, at + 4)
+    except IndexError:
+        return 0
+    return 0 if length == UNKNOWN else at + length
+
+
+def _element_length(data: bytes, at: int) -> tuple[int, int]:
+    """And where it ends: its own length are the zero bits it begins with; all other bits set is an unknown one."""
+    more = 8 - data[at].bit_length()
+    length = int.from_bytes(data[at : at + more + 1]) & (1 << 7 * (more + 1)) - 1
+    return UNKNOWN if length == (1 << 7 * (more + 1)) - 1 else length, at + more + 1
+
+
+def _show_gif(
+    data: bytes, parts: Sequence[Part], config: Sampling, limits: Limits, numbers: Sequence[int], keep: KeepNumbered
+) -> list[str]:
+    context = VideoCodecContext.create("gif", "r")
+    context.thread_count = 1
+    converted, wanted, trouble = _conversion(config, limits), set(numbers), list[str]()
+    with _listening() as said:
+        for number, part in enumerate(parts[: numbers[-1] + 1]):
+            for frame in _frames(context, av.Packet(alone(data, part, first=number == 0)), trouble):
+                if number in wanted:
+                    keep(number, converted(frame))
+    return _lines(said) or trouble
+
+
+def _show_video(
+    data: bytes,
+    container: str,
+    packets: Packets,
+    config: Sampling,
+    limits: Limits,
+    numbers: Sequence[int],
+    keep: KeepNumbered,
+) -> list[str]:
+    """Ends with the last frame that is wanted."""
+    wanted: dict[int | None, int] = {packets.starts[number]: number for number in numbers}
+    converted, trouble, latest = _conversion(config, limits), list[str](), -1
+    with _opened(data, container, limits) as opened, _listening() as said:
+        for number, frame in _wanted_frames(opened, packets.count, wanted, limits, trouble):
+            if number > latest:
+                keep(number, converted(frame))
+                latest = number
+            if frame.is_corrupt:
+                trouble.append(f"frame {number} is corrupt")
+            if number == numbers[-1]:
+                break
+    return _lines(said) or trouble
+
+
+def _wanted_frames(
+    opened: InputContainer, count: int, wanted: Mapping[int | None, int], limits: Limits, trouble: list[str]
+) -> Iterator[tuple[int, VideoFrame]]:
+    """Of other frames those are not decoded that no frame is predicted from."""
+    stream = _stream(opened)
+    context = stream.codec_context
+    context.thread_count = 1
+    context.options = {"max_pixels": str(limits.pixels)}
+    for start, packet in chain(islice(_whole(opened, stream), count), ((None, None),)):
+        context.skip_frame = "DEFAULT" if packet is None or start in wanted else "NONREF"
+        for frame in _frames(context, packet, trouble):
+            number = wanted.get(frame.dts if frame.pts is None else frame.pts)
+            if number is not None:
+                yield number, frame
+
+
+def _frames(context: VideoCodecContext, packet: "av.Packet[Any] | None", trouble: list[str]) -> list[VideoFrame]:
+    try:
+        return context.decode(packet)
+    except av.FFmpegError as error:
+        trouble.append(_said(error))
+        return []
+
+
+def _conversion(config: Sampling, limits: Limits) -> Callable[[VideoFrame], Frame]:
+    """Colours, size and turning. A frame may be larger than its file says, and another than the one before."""
+    scaler = VideoReformatter()
+    matrix: tuple[int, ...] | None = None
+
+    def converted(frame: VideoFrame) -> Frame:
+        nonlocal matrix
+        check_canvas(frame.width, frame.height, config, limits)
+        width, height = config.size(frame.width, frame.height)
+        small = scaler.reformat(frame, width, height, "rgb24", interpolation=Interpolation.BILINEAR, threads=1)
+        matrix = matrix or _matrix(small)
+        return Frame(_turned(np.asarray(small.to_ndarray(), np.uint8), matrix))
+
+    return converted
+
+
+def _matrix(frame: VideoFrame) -> tuple[int, ...]:
+    """How a frame is to be turned. Asked of one small frame a clip: a frame that was asked lives on until all garbage
+    is collected."""
+    found: Any = frame.side_data
+    return struct.unpack("=9i", bytes(found["DISPLAYMATRIX"])) if "DISPLAYMATRIX" in found else (1, 0, 0, 0, 1)
+
+
+def _turned(pixels_HW3: NDArray[np.uint8], matrix: tuple[int, ...]) -> NDArray[np.uint8]:
+    """By quarters, and mirrored: x becomes a x + c y, and y becomes b x + d y."""
+    a, b, _, c, d, *_ = matrix
+    if abs(b) + abs(c) > abs(a) + abs(d):
+        pixels_HW3, a, d = pixels_HW3.transpose(1, 0, 2), c, b
+    return np.ascontiguousarray(pixels_HW3[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1])
+
+
+def _wrong_for_decord(data: bytes, packets: Packets) -> str:
+    """What decord is known to give other frames of, or none. Damage it does not tell of, and it is not seen here."""
+    known = {
+        "a truncated file": packets.cut or _promised(data, "mp4") > len(data),
+        "edit lists": packets.hidden,
+        "open groups of pictures": packets.open_groups,
+        "a damaged file": bool(packets.trouble),
+    }
+    return next((name for name, found in known.items() if found), "")
+
+
+def _show_by_decord(
+    data: bytes, packets: Packets, config: Sampling, limits: Limits, numbers: Sequence[int], keep: KeepNumbered
+) -> list[str]:
+    decord = _decord()
+    try:
+        reader = decord.VideoReader(io.BytesIO(data), num_threads=1)
+        if len(reader) != len(packets.starts):
+            raise Refused(
+                "unsupported_codec", f"decord counts {len(reader)} frames of {len(packets.starts)}: take pyav"
+            )
+        converted = _conversion(config, limits)
+        for number in numbers:
+            keep(number, converted(VideoFrame.from_ndarray(reader[number].asnumpy(), "rgb24")))
+    except decord.DECORDError as error:
+        return [str(error).strip().splitlines()[-1]]
+    return []
+
+
+def _decord() -> Any:
+    try:
+        import decord  # type: ignore[import-untyped]
+    except ModuleNotFoundError as missing:
+        raise Trouble("backend decord needs decord: pip install 'xmodal[decord]', or take pyav") from missing
+    return decord
+
+
+def _lines(said: Sequence[tuple[int, str, str]]) -> list[str]:
+    return [f"{name}: {line.strip()}" for _, name, line in said]
+
+
+def _said(error: av.FFmpegError) -> str:
+    """What libav said last, which is more than its number."""
+    if isinstance(error, MemoryError):
+        raise error
+    return ": ".join(str(part).strip() for part in error.log[1:]) if error.log else error.strerror
