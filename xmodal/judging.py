@@ -114,8 +114,8 @@ def _lists(
 def _plausible(
     similarities: Similarities, gallery: Gallery, of_item: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[Plausible, Plausible]]:
-    """From the labels, and not from what the stage `plausible` has: to compare the sets of a gallery of 5,000 takes
-    0.05 s, no more than to read that, and a score should not need a stage that nobody has to build.
+    """From the labels, and not from what the stage `plausible` has: a score should not need a stage that nobody has to
+    build, and to compare the label sets of a gallery of 5,000 takes 0.05 s.
     """
     visual, folds = label_bits(gallery.ids, of_item), _folds(gallery)
     whole, *parts = plausible(similarities, visual, visual[gallery.caption_items], [WHOLE, *folds])
