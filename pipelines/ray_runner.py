@@ -8,6 +8,7 @@ kills its worker three times is named. Which unit runs where has no influence on
 
 import logging
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ IN_FLIGHT = 2  # calls an actor has at most: one at work, one waiting
 DEATHS_A_UNIT = 3
 START_SECONDS = 600.0
 OBJECT_STORE_BYTES = 512 * 2**20
+KNOCK_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,19 @@ def connect(address: str | None = None) -> None:
         )
         return
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise Trouble(
             f"no Ray cluster at {address}: start one with `ray start --head`, or leave --address out"
         ) from error
+
+
+def _knock(address: str) -> None:
+    """OSError where nobody listens; Ray would wait there for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "://" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
 
 
 def disconnect() -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -347,6 +348,17 @@ def test_ctrl_c_stops_with_one_line_and_the_same_command_goes_on(root: Path, tmp
         assert said.code == 130
         assert said.complaint == "xmodal: stopped; run the same command again to go on"
         assert in_subprocess(*command[4:]).code == 0
+
+
+def test_an_address_where_nobody_listens_is_said_at_once(root: Path, tmp_path: Path) -> None:
+    """Ray alone would wait for minutes."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        mine = corpus_file(tmp_path, "(Source('a.txt', None, how='by hand'),)")
+        said = in_subprocess("build", str(mine), "--root", str(root), "--raw", str(tmp_path), "--address", address)
+    assert said.code == 1
+    assert said.complaint.startswith(f"xmodal: no Ray cluster at {address}: start one")
 
 
 # ---------------------------------------------------------------------------------------------------- what is mistyped
