@@ -34,7 +34,7 @@ from pipelines.seal import current, seal
 from pipelines.settings import apply
 from pipelines.stage import Stage
 from xmodal.corpora import Corpus, Part, Source
-from xmodal.locks import raw_of, read_lock
+from xmodal.locks import raw_of, read_lock, use_records
 from xmodal.outputs import Output, directories
 from xmodal.records import Item, read_rows
 from xmodal.storage import Storage
@@ -66,7 +66,9 @@ def build_records(site: Site, corpus: Corpus) -> Output:
     build_sources(site, corpus)
     stage = records_stage(site, corpus)
     assert stage is not None
-    return build(stage, site.storage, site.run, site.progress)
+    made = build(stage, site.storage, site.run, site.progress)
+    use_records(made)
+    return made
 
 
 def records_stage(site: Site, corpus: Corpus) -> Stage[RecordsConfig, Files] | None:

@@ -5,7 +5,6 @@ ids, one a line, which decides its name by all that it was made of, and which `x
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,9 +13,10 @@ from pipelines.engine import build
 from pipelines.fingerprints import planned
 from pipelines.ledger import Ledger
 from pipelines.stage import Counts, Inputs, Sink, Stage
-from xmodal.dataset import CLEAN, IDS, clean_name, members, recorded
+from xmodal.dataset import CLEAN, IDS, clean_name, has_split, members, recorded
 from xmodal.identity import fingerprint
 from xmodal.leakage import DISTANCE, Fingerprints, Leak, Part, clean, leaks
+from xmodal.locks import records_now
 from xmodal.outputs import Output, find
 from xmodal.records import Item, read_rows
 from xmodal.storage import Storage
@@ -47,24 +47,22 @@ class Known:
     def of(storage: Storage, corpus: str) -> "Known":
         """By what the root says of itself, so that a corpus of one's own is found by its name too.
 
-        Of several outputs that is of what is sealed now; those that differ in a setting hold the same rows.
+        Of several fingerprints these are of what is sealed now; those that differ in a setting hold the same rows.
         """
-        records = _current(storage, "records", Ledger(storage, "annotations", corpus).sealed, corpus=corpus)
+        records = records_now(storage, corpus)
         if records:
             media = fingerprint(planned(_items(records)))
             sealed = Ledger(storage, "media", records.config["media_set"]).sealed
-            if found := _current(storage, "fingerprints", sealed, media=media):
+            if found := _newest(storage, media, sealed):
                 return Known(corpus, records, found)
         raise Trouble(f"{corpus} has no fingerprints under {storage.url}: xmodal build {corpus}/fingerprints first")
 
     def parts(self, asked: Iterable[str]) -> list[Part]:
-        """The splits that the corpus has, and those shares and drawn ones that are asked for."""
+        """The splits that the corpus has, and of those asked for the shares and drawn ones that are its own."""
         known = Fingerprints.read(self.fingerprints)
         media = {item.id: item.media for item in _items(self.records)}
         named: dict[str, Iterable[str]] = dict(recorded(self.records))
-        for name in asked:
-            with suppress(Trouble):  # it may be another corpus'
-                named[name] = members(self.records, name)
+        named |= {name: members(self.records, name) for name in asked if has_split(self.records, name)}
         return [Part.of(self.corpus, name, {item: media[item] for item in some}, known) for name, some in named.items()]
 
     def told(self) -> dict[str, Any]:
@@ -78,10 +76,9 @@ def _items(records: Output) -> Iterator[Item]:
         yield from read_rows(file, Item)
 
 
-def _current(storage: Storage, stage: str, sealed: str | None, **config: str) -> Output | None:
-    """The newest that was made from a sealed set; those that differ in another setting hold the same rows."""
-    made = (o for o in find(storage.url, stage, **config) if o.about["inputs"][0]["identity"] == sealed)
-    return max(made, key=lambda o: (o.config.get("corpus_version", 0), o.about["version"]), default=None)
+def _newest(storage: Storage, media: str, sealed: str | None) -> Output | None:
+    made = (o for o in find(storage.url, "fingerprints", media=media) if o.about["inputs"][0]["identity"] == sealed)
+    return max(made, key=lambda output: output.about["version"], default=None)
 
 
 def leakage(
@@ -99,7 +96,8 @@ def leakage(
     known = [Known.of(storage, name) for name in dict.fromkeys(names)]
     if split is not None:
         members(known[0].records, split)  # where there is none it says which there are
-    parts = [part for each in known for part in each.parts([*filter(None, [split]), *against])]
+    own = [] if split is None else [split, f"{split.rpartition('/')[0]}/train"]  # which may be drawn as it is
+    parts = [part for each in known for part in each.parts([*against, *(own if each is known[0] else ())])]
     target = next((part for part in parts if (part.corpus, part.split) == (known[0].corpus, split)), None)
     beside = _named(parts, target, against)
     found = leaks(parts, distance, {(min(pair), max(pair)) for pair in beside})

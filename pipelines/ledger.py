@@ -22,6 +22,7 @@ from xmodal.storage import Storage
 
 FOLDERS: dict[Part, str] = {"annotations": "sources", "media": "media"}
 DAMAGED = "damaged"
+FETCHED = "urls"  # of a list's addresses: its folders are made from them, and mean nothing
 Status = Literal["ok", "local", "failed"]
 
 
@@ -91,7 +92,7 @@ class Lacking:
         self._files, self._absent = Counter[str](), Counter[str]()
 
     def add(self, path: str, absent: bool) -> None:
-        folder = path.rpartition("/")[0]
+        folder = FETCHED if path.startswith(f"{FETCHED}/") else path.rpartition("/")[0]
         self._files[folder] += 1
         self._absent[folder] += absent
 
@@ -109,7 +110,7 @@ class Ledger:
     """Of the annotations of one corpus, or of one media set."""
 
     def __init__(self, storage: Storage, part: Part, name: str) -> None:
-        self._storage = storage
+        self._storage, self._of = storage, (FOLDERS[part], name)
         self.folder = f"_runs/ledger/{FOLDERS[part]}/{name}"
         self._journal = Journal(storage, self.folder)
 
@@ -156,7 +157,7 @@ class Ledger:
     @property
     def sealed(self) -> str | None:
         """The identity of the set that `build` uses now."""
-        sealed = sealed_now(self._storage, *self.folder.split("/")[-2:])
+        sealed = sealed_now(self._storage, *self._of)
         return sealed.folder.rpartition("/")[2] if sealed else None
 
     def use(self, identity: str) -> None:

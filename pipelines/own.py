@@ -29,15 +29,15 @@ from urllib.parse import quote
 from pipelines.ledger import FOLDERS, Ledger
 from xmodal import corpora
 from xmodal.corpora import Corpus, Raw
-from xmodal.dataset import current, splits
-from xmodal.locks import raw_of, sealed_now
-from xmodal.outputs import find
+from xmodal.dataset import splits
+from xmodal.locks import blob_key, raw_of, read_lock, records_now, sealed_now
+from xmodal.outputs import Output
 from xmodal.own import DESCRIPTION, SPLITS, Description, ListFile, own_corpus, split_name
 from xmodal.readers import ending, heading
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
 
-NOTE = "_runs/own/{}.json"  # of a name: where its list lies, and the set of sources that was parsed last
+NOTE = "_runs/own/{}.json"  # of a name: where its list lies
 JUDGED, FEW = ("val", "test"), 10  # splits that numbers are of, by how their names end; of so few they say nothing
 HUB = "https://huggingface.co"
 TIMEOUT_SECONDS = 30.0
@@ -127,32 +127,39 @@ def description_of(storage: Storage, name: str) -> Description | None:
 
 @contextmanager
 def named(storage: Storage, name: str, place: str | None) -> Iterator[None]:
-    """A build under a name, which is the list's once its rows are parsed; else it stays with the list that had it."""
-    ledger, note = Ledger(storage, "annotations", name), _noted(storage, name)
-    good, is_done = note.get("sealed", ledger.sealed), False
+    """A build of the list at `place` under a name, which stays another's until the rows of this one are parsed."""
+    ledger, is_done = Ledger(storage, "annotations", name), False
+    before = ledger.sealed
     try:
         yield
         is_done = True
     finally:
-        place, sealed = place or note.get("place"), ledger.sealed
-        if not current(find(storage.url, "records", corpus=name)):
-            if good and not is_done:
-                ledger.use(good)
-        elif place and (is_done or sealed != good):
-            storage.write(NOTE.format(name), json.dumps({"place": place, "sealed": sealed}).encode())
+        sealed, made = ledger.sealed, records_now(storage, name)
+        parsed = made.about["inputs"][0]["identity"] if made else None
+        if place and parsed == sealed and (is_done or sealed != before):
+            storage.write(NOTE.format(name), json.dumps({"place": place}).encode())
+        elif place and parsed and not is_done and _is_whole(Output(storage, f"{FOLDERS['annotations']}/{parsed}")):
+            ledger.use(parsed)
+
+
+def _is_whole(sealed: Output) -> bool:
+    """Nothing of it was forgotten, as damaged bytes are."""
+    files = [locked.sha256 for locked in read_lock(sealed) if locked.sha256] if sealed.complete else [None]
+    return all(digest and sealed.storage.size(blob_key(digest)) is not None for digest in files)
 
 
 def notes(storage: Storage, name: str) -> list[str]:
     """What a build of your own data says beside its rows: columns that look as if they were meant, splits that lack."""
     description, raw = description_of(storage, name), _raw(storage, name)
-    records = current(find(storage.url, "records", corpus=name))
+    records = records_now(storage, name)
     if not description or not raw or not records:
         return []
     there = heading(raw, description.files[0].path)
     unused = [column for column in ("split", "id") if column in there and getattr(description, column) is None]
     told = [f"the column {one!r} is not used: --{one} {one} takes it" for one in unused]
-    sizes = {split.rpartition("/")[2]: len(items) for split, items in splits(records[0]).items()}
-    if few := [f"{sizes.get(split, 0)} in {split}" for split in JUDGED if sizes.get(split, 0) <= FEW]:
+    sizes = {name: len(items) for name, items in splits(records).items() if name.endswith(JUDGED)}
+    sizes |= {part: 0 for part in JUDGED if not any(name.endswith(part) for name in sizes)}
+    if few := [f"{size} in {name}" for name, size in sizes.items() if size <= FEW]:
         how = "--splits train=0.8,val=0.1,test=0.1 divides by hash, --split COLUMN takes your own"
         told.append(f"items {', '.join(few)}: train asks for val, evaluate for test, and R@10 of {FEW} is 100; {how}")
     return [f"{name}: {text}" for text in told]
@@ -163,21 +170,22 @@ def _raw(storage: Storage, name: str) -> Raw | None:
     return raw_of(sealed) if sealed else None
 
 
-def _noted(storage: Storage, name: str) -> dict[str, Any]:
+def _place_of(storage: Storage, name: str) -> str | None:
     try:
-        return cast(dict[str, Any], json.loads(storage.read(NOTE.format(name))))
+        return str(json.loads(storage.read(NOTE.format(name)))["place"])
     except FileNotFoundError:
-        return {}
+        return None
 
 
 def _refuse_another(storage: Storage, known: Description, found: Found, is_meant: bool) -> None:
     """Another list than the one that has the name: it lies elsewhere, and its bytes are others."""
-    place = _noted(storage, known.name).get("place")
+    place = _place_of(storage, known.name)
     old, new = ([file.sha256 for file in files] for files in (known.files, found.files))
     if place in (None, found.place) or (old == new and None not in new):
         return
     is_there = os.path.exists(place) or place.startswith("hf://")
-    if is_there and not (os.path.exists(found.place) and os.path.samefile(place, found.place)):
+    is_same = all(map(os.path.exists, (place, found.place))) and os.path.samefile(place, found.place)
+    if is_there and not is_same:
         raise Trouble(f"{known.name} is {place} here: give {found.place} a name of its own with --name")
     if not is_there and not is_meant:
         raise Trouble(

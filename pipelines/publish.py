@@ -33,10 +33,9 @@ from pipelines.records import VERSION
 from pipelines.tables import CURE, ROWS, Config, describe, read_ids, write_captions, write_index
 from xmodal import corpora
 from xmodal.corpora import Corpus, Part, ReleaseClass
-from xmodal.dataset import current
 from xmodal.identity import canonical_json
-from xmodal.locks import LOCK, blob_key, read_lock, sealed_now
-from xmodal.outputs import Output, directories, find
+from xmodal.locks import LOCK, blob_key, read_lock, records_now, sealed_now
+from xmodal.outputs import Output, directories
 from xmodal.records import FIRST
 from xmodal.storage import LocalStorage, Storage
 from xmodal.trouble import Trouble
@@ -100,7 +99,7 @@ def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
     Corpora share media: a store that has a row for anything else than this corpus' items is another's. Resized pixels
     are the media over again, not features: whoever may have those can make them.
     """
-    media = sealed_now(storage, "media", corpus.media_set)
+    media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
     stores = [output for output in made if ROWS in output.files and output.stage != PIXELS]
     if not stores:
@@ -144,12 +143,12 @@ def _made(corpus: Corpus, storage: Storage, features: list[Output]) -> Made:
 
 
 def _records(corpus: Corpus, storage: Storage) -> Output:
-    """The current ones, if today's parser made them."""
-    found = find(storage.url, "records", corpus=corpus.name, corpus_version=corpus.version)
-    made = current([output for output in found if output.about["version"] == VERSION])
-    if not made:
+    """Those of the last build, if today's parser made them of what is sealed now."""
+    made, sealed = records_now(storage, corpus.name), sealed_now(storage, FOLDERS["annotations"], corpus.name)
+    versions = made and (made.about["version"], made.config["corpus_version"])
+    if not made or not sealed or versions != (VERSION, corpus.version) or not _reads(made, sealed):
         raise Trouble(f"{corpus.name} has no records under {storage.url}: build {corpus.name}/records first")
-    return made[0]
+    return made
 
 
 def _reads(output: Output, other: Output) -> bool:

@@ -89,6 +89,16 @@ def test_what_a_corpus_of_ones_own_says_is_drawn_is_drawn(tmp_path: Path) -> Non
         members(records, "me/dev")
 
 
+def test_records_are_those_of_the_last_build(tmp_path: Path) -> None:
+    """Also where no version was raised, as for what papers drew."""
+    make_root(tmp_path, items=20)
+    site = Site(open_storage(str(tmp_path / "drawn")), raw=tmp_path / "raw")
+    corpus = replace(load(str(PICTURES)), counts={})
+    for test in (4, 5, 6, 7, 5):
+        build_records(site, replace(corpus, drawn={"me": Drawn(val=3, test=test)}))
+        assert len(members(xmodal.open(site.storage.url, "pictures").records, "me/test")) == test
+
+
 def test_splits_come_author_by_author_as_they_are_used(tmp_path: Path) -> None:
     root = make_root(tmp_path, items=20)
     assert list(xmodal.open(root, "pictures").splits) == ["toy/train", "toy/val", "toy/test", "toy/silent"]

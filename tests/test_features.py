@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from pipelines.engine import build
 from pipelines.stage import Counts, Inputs, Sink, Stage
+from xmodal import arrays
 from xmodal.features import (
     Dtype,
     FeatureSpec,
@@ -833,3 +834,16 @@ def test_extents_that_point_at_nothing_are_refused(tmp_path: Path, spec: Feature
     output = build(Stage("toy", Nothing(), plan, lambda config, inputs: work), open_storage(str(tmp_path)))
     found = subprocess.run([sys.executable, "-c", ASTRAY, output.where], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout[:8]) == (0, "Trouble:")
+
+
+def test_what_lies_on_the_disk_alone_is_asked_for_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = FeatureSpec("grid", (32, 1024))
+    values = np.random.default_rng(0).random((12, *spec.row_shape)).astype(spec.dtype)
+    store, asked = FeatureStore(write_store(tmp_path, spec, values, absent={})), list[int]()
+    rows = np.array([7, 3, 3, 11])
+    monkeypatch.setattr(arrays._Addresses, "will_need", lambda self, start, size: asked.append(start // spec.row_bytes))
+    for is_there, expected in ((True, [3, 7, 11]), (True, []), (False, [3, 7, 11])):  # first they are to be checked
+        monkeypatch.setattr(arrays._Addresses, "in_memory", lambda self, offset, there=is_there: there)
+        asked.clear()
+        np.testing.assert_array_equal(store.take(rows), values[rows])
+        assert asked == expected

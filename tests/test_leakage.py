@@ -503,7 +503,7 @@ def test_a_split_is_cleaned_of_the_training_split_that_it_is_used_with(tmp_path:
         "you/train": {"z": pictures[3], "q": pictures[2]},
     }
     site, corpus = published(tmp_path, "mine", splits)
-    build_stages(site, replace(corpus, version=2, drawn={"they": Drawn(val=0, test=6)}), ["fingerprints"])
+    build_stages(site, replace(corpus, drawn={"they": Drawn(val=0, test=6)}), ["fingerprints"])
     clean = partial(leakage, site.storage, ["mine"], split="me/test")
     usual, other, both = (
         clean(against=against)["clean"] for against in ((), ("you/train",), ("you/train", "me/train"))
@@ -519,6 +519,9 @@ def test_a_split_is_cleaned_of_the_training_split_that_it_is_used_with(tmp_path:
         clean(against=("us/train",))
     with pytest.raises(Trouble, match="name that with --clean"):
         leakage(site.storage, ["mine"], against=("me/train",))
+    published(tmp_path, "other", {"we/train": {"1": pictures[0]}})
+    themselves = leakage(site.storage, ["mine", "other"], split="they/test")["clean"]
+    assert set(themselves["against"]) >= {"mine: they/train"}
 
 
 def test_a_split_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -605,6 +607,23 @@ def test_memory_of_dropped_batches_is_used_again(root: str, name: str) -> None:
     if name == "grids":  # where lengths differ, memory that is too short is given back
         assert all(len(set(some)) <= 10 for some in pointers)
     assert all(pointer % 64 == 0 for pointer in pointers[0])
+
+
+def test_a_batch_is_given_back_before_the_next_is_awaited(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[weakref.ref[Batch]] = []
+    alive = list[bool]()
+    awaited = Future.result
+
+    def watched(future: Future[Any], timeout: float | None = None) -> Any:
+        alive.extend(ref() is not None for ref in given)
+        return awaited(future, timeout)
+
+    monkeypatch.setattr(Future, "result", watched)
+    iterator = iter(Loader(reader(root), 4))
+    for _ in range(5):
+        given.append(weakref.ref(next(iterator)))
+    assert len(alive) == 10
+    assert not any(alive)
 
 
 def test_pickles_hold_no_batches(root: str) -> None:

@@ -1,6 +1,7 @@
 """Your own data through the command line: lists, folders and datasets become a corpus that every stage works on."""
 
 import csv
+import hashlib
 import io
 import json
 import re
@@ -29,6 +30,7 @@ from xmodal import own as own_data
 from xmodal.corpora import Corpus, Raw
 from xmodal.dataset import open_dataset
 from xmodal.features import FeatureStore
+from xmodal.locks import blob_key
 from xmodal.outputs import find
 from xmodal.own import DESCRIPTION, SPLITS, Description, Embedded, ListFile, own_corpus, split_name
 from xmodal.records import Caption, Item, Oddity, Row, Split, read_rows
@@ -339,6 +341,24 @@ def test_a_list_that_cannot_be_read_leaves_the_corpus_of_its_name(
     assert xmodal.done("stats", "mylist", "--root", root)["records"] == built(before, "records")["identity"]
 
 
+def test_a_list_whose_bytes_were_lost_comes_back_after_a_build_that_failed(
+    xmodal: Xmodal, pictures: Path, root: Path
+) -> None:
+    file = pictures / "mylist.csv"
+    before, good = xmodal.done("build", file, "--root", root), file.read_bytes()
+    blob = root / blob_key(hashlib.sha256(good).hexdigest())
+    file.write_text("url,text\na.png,b\n")  # another file than the blob, which may be the same one on the disk
+    blob.chmod(0o644)
+    blob.write_bytes(b"damaged")
+    assert xmodal("verify", "--root", root, "--forget").code == 1
+    for _ in range(2):
+        assert xmodal("build", file, "--root", root).code == 1
+    file.unlink()
+    file.write_bytes(good)
+    again = xmodal.done("build", file, "--root", root)
+    assert built(again, "records")["identity"] == built(before, "records")["identity"]
+
+
 def test_what_a_flag_does_not_say_stays_as_it_was(xmodal: Xmodal, pictures: Path, root: Path) -> None:
     some = [{"file": f"pictures/p{n}.png", "text": "a", "other": "b", "key": n, "part": "test"} for n in range(3)]
     write_csv(pictures / "mylist.csv", some)
@@ -371,7 +391,7 @@ def test_a_build_says_what_is_missing_and_why(xmodal: Xmodal, root: Path, tmp_pa
     )
     assert "note: list: the column 'split' is not used: --split split takes it" in said.out
     assert "note: list: the column 'id' is not used: --id id takes it" in said.out
-    assert "note: list: items 1 in val, 0 in test" in said.out
+    assert "note: list: items 1 in own/val, 0 in test" in said.out
     said = xmodal("build", tmp_path / "list.csv", "--root", root, "--split", "split", "--id", "id")
     assert "is not used" not in said.out
     write_pictures(tmp_path, 1)

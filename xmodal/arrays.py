@@ -295,11 +295,16 @@ class MappedRows:
                 self.map(shard)
         chunks = rows // self.layout.chunk_rows
         fresh = self._unchecked[chunks]
-        if fresh.any() or not self._in_memory(rows):
-            self._ask_for(np.unique(chunks[fresh]).tolist(), np.unique(rows[~fresh]).tolist())
+        unread = np.unique(chunks[fresh]).tolist() if fresh.any() else []
+        is_warm = self._in_memory(rows)
+        if unread or not is_warm:
+            self._ask_for(unread, np.unique(rows[~fresh]).tolist())
+        if not is_warm:
             self._receive(rows, out)
-        else:
-            _copy(self._values, rows, out)
+            return
+        for chunk in unread:
+            self._check(chunk)
+        _copy(self._values, rows, out)
 
     def _in_memory(self, rows: NDArray[np.int64]) -> bool:
         """As far as a look at some of them tells."""
@@ -314,7 +319,7 @@ class MappedRows:
                 self._space.will_need(place * size, size)
 
     def _receive(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Row by row in the order in which they were asked for: one is checked and copied while others arrive."""
+        """Row by row, as the disk has them: one is checked and copied while others arrive."""
         for place in np.argsort(rows).tolist():
             chunk = int(rows[place]) // self.layout.chunk_rows
             if self._unchecked[chunk]:

@@ -1,6 +1,7 @@
 """A corpus under a root as a reader of features sees it: what is there, and of one view the rows and the words."""
 
 import math
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from xmodal.corpora import WRITTEN, Drawn, View
 from xmodal.features import ROWS, FeatureStore
-from xmodal.locks import sealed_now
+from xmodal.locks import records_now
 from xmodal.models import Positional
 from xmodal.outputs import Output, directories, find
 from xmodal.plausible import PlausibleMatches
@@ -39,8 +40,11 @@ class Texts:
 
     @classmethod
     def of(cls, texts: Iterable[NDArray[np.int32]]) -> "Texts":
-        each = [np.zeros(0, np.int32), *texts]
-        return cls(np.concatenate(each), np.cumsum([len(text) for text in each]))
+        numbers, starts = array("i"), array("q", [0])
+        for text in texts:
+            numbers.frombytes(text.tobytes())
+            starts.append(len(numbers))
+        return cls(np.frombuffer(numbers, np.int32), np.frombuffer(starts, np.int64))
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -278,6 +282,13 @@ def members(records: Output, split: str) -> set[str]:
     return share.items(found) if share else found
 
 
+def has_split(records: Output, split: str) -> bool:
+    """Recorded, cleaned, a share of one, or drawn."""
+    share = Share.of(split)
+    whole = share.whole if share else split
+    return whole in splits(records) or DrawnSplit.of(whole, _drawn(records)) is not None
+
+
 def _drawn(records: Output) -> Mapping[str, Drawn]:
     """What the corpus said that papers drew, when it was parsed."""
     return {who: Drawn(val, test) for who, val, test in records.config.get("drawn", ())}
@@ -342,15 +353,16 @@ def choose(
 ) -> Output:
     """The one finished output of a stage: the given one, or the only one that fits; else it is to be built `of`.
 
-    Where none fits, one that does not is for the caller to refuse. Of several records of a corpus it is the current
-    ones, as a list that grew leaves others behind.
+    Where none fits, one that does not is for the caller to refuse. Of several records of a corpus it is those that
+    its last build made, as a list that grew leaves others behind.
     """
     there = find(root, stage, **config)
     if identity is None:
         there = [output for output in there if fits(output)] or there[:1]
     chosen = [output for output in there if identity in (None, output.identity)]
-    if len(chosen) > 1 and stage == "records":
-        chosen = current(chosen) or chosen
+    if len(chosen) > 1 and stage == "records" and "corpus" in config:
+        now = records_now(chosen[0].storage, str(config["corpus"]))
+        chosen = [output for output in chosen if now and output.folder == now.folder] or chosen
     if len(chosen) == 1:
         return chosen[0]
     what = " ".join([stage, *(f"of {value}" for value in config.values())])
@@ -358,22 +370,7 @@ def choose(
         command = f"xmodal build {config.get('corpus', of)}/{stage} --root {root}"
         raise Trouble(f"there is no {what} under {root}: build it first (`{command}`)")
     wanted = f"no {what} is {identity}" if identity else f"there are several outputs of {what}, so say which"
-    flag = stage if stage in ("records", "pixels") else "features"
-    raise Trouble(f"{wanted}; there are: {', '.join(_described(output) for output in there)} (--{flag} IDENTITY)")
-
-
-def current(records: Sequence[Output]) -> list[Output]:
-    """Of each corpus the records that the newest parser made of what is sealed now, if there are any.
-
-    Of those that differ in a setting, and so hold the same rows, it is the first.
-    """
-    found = dict[str, Output]()
-    for output in sorted(records, key=lambda o: (-o.about["version"], -o.config.get("corpus_version", 0), o.identity)):
-        corpus = str(output.config.get("corpus"))
-        sealed = sealed_now(output.storage, "sources", corpus)
-        if sealed and any(made_from["identity"] == sealed.identity for made_from in output.about["inputs"]):
-            found.setdefault(corpus, output)
-    return list(found.values())
+    raise Trouble(f"{wanted}; there are: {', '.join(_described(output) for output in there)}")
 
 
 def open_features(root: str, stage: str, identity: str | None, records: Output, model: object = None) -> FeatureStore:

@@ -38,7 +38,7 @@ def clips(raw: Raw, meta: str) -> Iterator[tuple[str, Iterator[bytes]]]:
     told = _told(raw, meta)
     with raw.open(data) as file:
         size = file.seek(0, 2)
-        chunk = {_id(id, meta): _frames(about, f"{meta}: clip {id:.80}", size) for id, about in told.items()}
+        chunk = {_id(id, meta): _frames(about, f"{meta}: clip {id:.80}", size, file) for id, about in told.items()}
         for id, frames in chunk.items():
             yield id, _read(file, frames, f"{data}: clip {id}")
 
@@ -68,7 +68,7 @@ def _id(id: str, meta: str) -> str:
     return id
 
 
-def _frames(about: object, where: str, size: int) -> list[Frame]:
+def _frames(about: object, where: str, size: int, file: BinaryIO) -> list[Frame]:
     """Of one clip, looked at: all lie in the data."""
     infos, added = value(about, "frame_info", list, where), len(value(about, "meta_data", list, where))
     for number, info in enumerate(infos):
@@ -79,17 +79,25 @@ def _frames(about: object, where: str, size: int) -> list[Frame]:
             raise Trouble(
                 f"{where}: frame_info[{number}] is {info}, which does not lie in the {size:,} bytes of its data"
             )
-    frames = [(begin, count - padding) for begin, padding, count in _once(infos, added)]
+    frames = [(begin, count - padding) for begin, padding, count in _once(infos, added, file)]
     if not frames or sum(count for _, count in frames) > LARGEST:
         raise Trouble(f"{where} has {len(frames):,} frames; a clip has one at least, and at most {LARGEST:,} bytes")
     return frames
 
 
-def _once(infos: list[list[int]], added: int) -> list[list[int]]:
+def _once(infos: list[list[int]], added: int, file: BinaryIO) -> list[list[int]]:
     """The frames of a clip that was added so many times."""
-    first = infos[: len(infos) // max(added, 1)]
-    sizes = [info[1:] for info in infos]
-    return first if sizes == [info[1:] for info in first] * added else infos
+    first, sizes = infos[: len(infos) // max(added, 1)], [info[1:] for info in infos]
+    if added < 2 or sizes != [info[1:] for info in first] * added:
+        return infos
+    repeats = zip(infos, infos[len(first) : 2 * len(first)], strict=False)
+    return first if all(_bytes(file, one) == _bytes(file, other) for one, other in repeats) else infos
+
+
+def _bytes(file: BinaryIO, info: list[int]) -> bytes:
+    begin, _, count = info
+    file.seek(begin)
+    return file.read(count)
 
 
 def _read(file: BinaryIO, frames: list[Frame], where: str) -> Iterator[bytes]:

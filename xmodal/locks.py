@@ -21,6 +21,7 @@ from xmodal.storage import Storage
 from xmodal.trouble import Trouble
 
 LOCK = "dataset.lock"
+RECORDS = "_runs/records/{}"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,20 @@ def sealed_now(storage: Storage, folder: str, name: str) -> Output | None:
         return None
     output = Output(storage, f"{folder}/{identity}")
     return output if identity.isalnum() and output.complete else None
+
+
+def records_now(storage: Storage, corpus: str) -> Output | None:
+    """The records that the corpus' last build made, which all else of it reads unless others are named."""
+    try:
+        identity = storage.read(RECORDS.format(corpus)).decode(errors="replace")
+    except FileNotFoundError:
+        return None
+    output = Output(storage, f"records/{identity}")
+    return output if identity.isalnum() and output.complete else None
+
+
+def use_records(records: Output) -> None:
+    records.storage.write(RECORDS.format(records.config["corpus"]), records.identity.encode())
 
 
 def read_lock(sealed: Output) -> Iterator[Locked]:

@@ -18,8 +18,8 @@ item's, # and 16 digits of the sha256 of its text.
 Splits are named own/NAME, or as they are where the name has a slash; validation, valid and dev are val. They come from
 a column, or from the names of the files, or from the id: the first 16 hexadecimal digits of its sha256 as a fraction of
 16^16, which the shares divide in the order in which they are given. A share that no item falls into takes the item
-whose fraction is nearest to it, from a split that has others: so small lists have every split, and all other items stay
-where they are when the list grows.
+whose fraction is nearest to it, from a split that has others: so small lists have every split. Such an item goes back
+when the list grows; all others stay where they are.
 
 Rules, each counted as an oddity: a row without picture or with an address that is neither http nor https, a path that
 is absolute or leaves the folder, a caption that is empty, not Unicode or there twice, an id that is long or does not
