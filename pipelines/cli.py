@@ -133,8 +133,8 @@ def _build(chosen: argparse.Namespace) -> tuple[Any, int]:
     for of, corpus, stages in _targets(chosen, site):
         with own.named(of.storage, corpus.name, of.list_at):
             rows += build_stages(of, corpus, stages)
-        notes += own.notes(of.storage, corpus.name)
-    return {"root": site.storage.url, "outputs": rows, "notes": notes}, 0
+        notes += own.notes(of.storage, corpus.name) if of.list_at else []
+    return {"root": site.storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)]}, 0
 
 
 def _retry(chosen: argparse.Namespace) -> tuple[Any, int]:
@@ -431,6 +431,8 @@ def _target(name: str, chosen: argparse.Namespace, site: Any) -> tuple[Any, Any]
     if flags:
         raise Trouble(f"--{next(iter(flags))} is for data of your own: a list, a folder or hf://…, which {name} is not")
     known = None if name.endswith(".py") or name in corpora.names() else own.remembered(site.storage, name)
+    if known and not site.raw and (folder := own.folder_of(site.storage, name)):
+        site = replace(site, raw=folder, archives=False)
     return site, known or corpora.load(name)
 
 

@@ -31,10 +31,21 @@ def _output_status(output: Output) -> dict[str, Any]:
     known |= {"path": output.where, "config": output.config}
     if output.complete:
         totals = {name: value for name, value in output.totals.items() if name not in ("layout", "units_sha256")}
-        return known | {"complete": True} | totals
+        return known | {"complete": True, "examples": _examples(output)} | totals
     units = sum(1 for _ in Commits(output.storage, output.folder).lines(loose=True))
     run = _last_run(output)
     return known | {"complete": False, "units": units, "planned": run.get("planned"), "started": run.get("started")}
+
+
+def _examples(output: Output) -> dict[str, dict[str, str]]:
+    """One failure of each class."""
+    kinds, found = set(output.totals["failures"]), dict[str, dict[str, str]]()
+    for unit in output.units() if kinds else ():
+        for row, kind, reason in unit.failures:
+            found.setdefault(kind, {"row": row, "reason": reason})
+        if found.keys() >= kinds:
+            break
+    return found
 
 
 def origin(output: Output) -> tuple[Part, str] | None:

@@ -111,6 +111,12 @@ def remembered(storage: Storage, name: str) -> Corpus | None:
     return own_corpus(description) if description else None
 
 
+def folder_of(storage: Storage, name: str) -> Path | None:
+    """Where the media of a name's list lie, if that is still on this machine."""
+    place = Path(_place_of(storage, name) or "")
+    return (place if place.is_dir() else place.parent) if place.is_absolute() and place.exists() else None
+
+
 def names(storage: Storage) -> list[str]:
     return [name for name in storage.names(f"_runs/ledger/{FOLDERS['annotations']}") if description_of(storage, name)]
 
@@ -178,16 +184,15 @@ def _place_of(storage: Storage, name: str) -> str | None:
 
 
 def _refuse_another(storage: Storage, known: Description, found: Found, is_meant: bool) -> None:
-    """Another list than the one that has the name: it lies elsewhere, and its bytes are others."""
+    """Another list than the one that has the name lies elsewhere; the same words may name other pictures there."""
     place = _place_of(storage, known.name)
-    old, new = ([file.sha256 for file in files] for files in (known.files, found.files))
-    if place in (None, found.place) or (old == new and None not in new):
+    if place in (None, found.place) or (
+        all(map(os.path.exists, (place, found.place))) and os.path.samefile(place, found.place)
+    ):
         return
-    is_there = os.path.exists(place) or place.startswith("hf://")
-    is_same = all(map(os.path.exists, (place, found.place))) and os.path.samefile(place, found.place)
-    if is_there and not is_same:
+    if os.path.exists(place) or place.startswith("hf://"):
         raise Trouble(f"{known.name} is {place} here: give {found.place} a name of its own with --name")
-    if not is_there and not is_meant:
+    if not is_meant and [file.sha256 for file in known.files] != [file.sha256 for file in found.files]:
         raise Trouble(
             f"{known.name} was {place} here, which is gone: if {found.place} is that list, moved, say so with "
             f"--name {known.name}; else give it a name of its own with --name"

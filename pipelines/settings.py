@@ -56,7 +56,7 @@ def _full_name(name: str, configs: Mapping[str, object]) -> str:
 
 def nearest(name: str, known: Mapping[str, str]) -> str:
     """A question after what was probably meant, or nothing; `known` are spellings, and what to ask for each."""
-    found = get_close_matches(name, known, n=1)
+    found = [spelling for spelling in known if spelling.startswith(f"{name}-")] or get_close_matches(name, known, n=1)
     return f" (do you mean {known[found[0]]}?)" if found else ""
 
 

@@ -325,7 +325,10 @@ def status(result: Result) -> list[str]:
         for kind, count in sorted(ledger["failures"].items(), key=lambda pair: -pair[1]):
             lines.append(f"    {kind}: {count:,}, such as {_failure(ledger['examples'][kind][0])}")
         lines += [f"    {text}" for text in _lacking(ledger["folders"])]
-    lines += [_output(output) for output in result["outputs"]]
+    for output in result["outputs"]:
+        lines.append(_output(output))
+        failed = output.get("examples", {}).items()
+        lines += [f"    {kind}: such as {one['row']} ({one['reason']})" for kind, one in failed]
     return lines
 
 

@@ -341,6 +341,44 @@ def test_a_list_that_cannot_be_read_leaves_the_corpus_of_its_name(
     assert xmodal.done("stats", "mylist", "--root", root)["records"] == built(before, "records")["identity"]
 
 
+def test_the_same_words_beside_other_pictures_are_another_list(xmodal: Xmodal, root: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        write_pictures(folder, 1)
+        write_csv(folder / "list.csv", [{"url": "p0.png", "caption": "a"}])
+    xmodal.done("build", tmp_path / "a/list.csv", "--root", root)
+    said = xmodal("build", tmp_path / "b/list.csv", "--root", root)
+    assert said.complaint.endswith("list.csv a name of its own with --name")
+    xmodal.done("build", tmp_path / "b/list.csv", "--root", root, "--name", "other")
+
+
+def test_lost_pictures_are_taken_again_from_beside_the_list(xmodal: Xmodal, pictures: Path, root: Path) -> None:
+    """By its name alone: the root knows where it lies."""
+    before = xmodal.done("build", pictures / "mylist.csv", "--root", root)
+    file = pictures / "pictures/p0.png"
+    data = file.read_bytes()
+    file.unlink()
+    blob = root / blob_key(hashlib.sha256(data).hexdigest())
+    blob.chmod(0o644)
+    blob.write_bytes(b"damaged")
+    file.write_bytes(data)
+    assert xmodal("verify", "--root", root, "--forget").code == 1
+    xmodal.done("retry", "mylist", "--root", root)
+    xmodal.done("seal", "mylist", "--root", root)
+    again = xmodal.done("build", "mylist", "--root", root)
+    assert built(again, "media")["identity"] == built(before, "media")["identity"]
+    assert xmodal("verify", "--root", root).code == 0
+
+
+def test_features_of_a_list_that_grew_are_those_of_all_its_items(xmodal: Xmodal, pictures: Path, root: Path) -> None:
+    file, sets = pictures / "mylist.csv", [word for setting in RESNET for word in ("--set", setting)]
+    whole = file.read_text()
+    for text in ("".join(whole.splitlines(keepends=True)[:25]), whole):
+        file.write_text(text)
+        xmodal.done("build", f"{file}/resnet", "--root", root, *sets)
+    assert len(find(str(root), "resnet")) == 2
+    assert len(open_dataset(str(root), "mylist").store().ids) == 24
+
+
 def test_a_list_whose_bytes_were_lost_comes_back_after_a_build_that_failed(
     xmodal: Xmodal, pictures: Path, root: Path
 ) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from xmodal.corpora import WRITTEN, Drawn, View
 from xmodal.features import ROWS, FeatureStore
+from xmodal.identity import fingerprint
 from xmodal.locks import records_now
 from xmodal.models import Positional
 from xmodal.outputs import Output, directories, find
@@ -133,7 +134,7 @@ class Dataset:
 
     def store(self, features: str | None = None) -> FeatureStore:
         """By stage, identity, or stage/identity; nothing needs to be said where there is just one."""
-        chosen = [output for output in self.features if _is_meant(output, features)]
+        chosen = _of_all([output for output in self.features if _is_meant(output, features)], self.records)
         if len(chosen) == 1:
             return FeatureStore(chosen[0])
         names = "; ".join(map(_named, self.features)) or "none: build some first"
@@ -379,6 +380,8 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
     So is one position an item where the `model`, a config, looks at positions: all its maps would be the same.
     """
     of, fits = records.config.get("corpus", "CORPUS"), partial(_is_of, records=records)
+    if identity is None and len(whole := _of_all(list(filter(fits, find(root, stage))), records)) == 1:
+        identity = whole[0].identity
     store = FeatureStore(choose(root, stage, identity, of=of, fits=fits))
     if not fits(store.output):
         raise Trouble(
@@ -391,6 +394,18 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
             "among several: name features of a grid or of frames, or build a grid (--set resnet.output=grid)"
         )
     return store
+
+
+def _of_all(features: list[Output], records: Output) -> list[Output]:
+    """Of several those with a row for just these items, if there are any: others are of a list before it grew."""
+    if len(features) < 2:
+        return features
+    with records.open("items.parquet") as file:
+        items = list(read_rows(file, Item))
+    planned = {
+        fingerprint(sorted((i.id, i.media) for i in items if (i.kind == "image") is are)) for are in (True, False)
+    }
+    return [output for output in features if output.config.get("items") in planned] or features
 
 
 def _is_one_position(store: FeatureStore) -> bool:

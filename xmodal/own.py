@@ -357,8 +357,10 @@ def entry_of(row: Mapping[str, Any], where: str, split: str | None, embedded: "E
 
 
 def split_name(text: str) -> str:
-    """`train` → `own/train`, `validation` → `own/val`, `karpathy/train` as it is; a ValueError of what is no name."""
-    name = text if "/" in text else f"own/{'val' if text in VALIDATION else text}"
+    """`train`, `TRAIN` → `own/train`, `validation` → `own/val`, `karpathy/train` as it is; ValueError: no name."""
+    lower = text.lower()
+    usual = "val" if lower in VALIDATION else lower if lower in ("train", "test") else text
+    name = text if "/" in text else f"own/{usual}"
     if not re.fullmatch(r"[\w.-]{1,100}/[\w.-]{1,100}", name):
         raise ValueError(f"a split is named by letters, digits and ._-, not {text!r:.60}")
     return name
