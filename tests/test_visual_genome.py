@@ -206,7 +206,11 @@ def test_names_and_attributes_are_those_of_the_vocabularies(
         ("image_data", lambda r: r[2].pop("width"), r"image_data\.json\[2\] has no 'width'"),
         ("image_data", lambda r: r[2].update(height=0), r"\[2\]: picture 7 has \d+ x 0 pixels"),
         ("image_data", lambda r: r.append(r[0]), r"\[60\]: id 1 is there a second time"),
-        ("image_data", lambda r: r[2].update(image_id=8), r"\[2\]: picture 8 is in no list of train, val, test"),
+        (
+            "image_data",
+            lambda r: r[2].update(image_id=8),
+            r"\[2\]: picture 8 is in none of genome/train.txt, genome/val",
+        ),
         ("image_data", lambda r: r.pop(), r"image_data\.json has no picture 178, which is in a split's list"),
         ("image_data", lambda r: r.clear(), r"image_data\.json has no picture 1,"),
         ("objects", lambda r: r[2].pop("objects"), r"objects\.json\[2\] has no 'objects'"),

@@ -138,7 +138,7 @@ def _item(record: object, where: str, pictures: Mapping[int, _Picture], sizes: d
     image = once(sizes, value(record, "image_id", int, where), where)
     width, height = value(record, "width", int, where), value(record, "height", int, where)
     if image not in pictures:
-        raise Trouble(f"{where}: picture {image} is in no list of {', '.join(SPLITS)}")
+        raise Trouble(f"{where}: picture {image} is in none of {', '.join(map(SPLIT_LIST.format, SPLITS))}")
     if min(width, height) < 1:
         raise Trouble(f"{where}: picture {image} has {width} x {height} pixels")
     sizes[image] = width, height
