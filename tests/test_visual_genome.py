@@ -239,7 +239,7 @@ def test_a_wrong_table_is_refused(folder: Path, table: str, edit: Edit, message:
         (b"VG_100K/2.jpg\n", r"val\.txt:1 has 1 columns, not 2"),
         (b"VG_200K/2.jpg xml/2.xml\n", r"val\.txt:1: 'VG_200K/2\.jpg' is no picture of VG_100K or VG_100K_2"),
         (b"VG_100K/02.jpg xml/2.xml\n", r"is no picture of"),
-        (b"VG_100K/2.jpg xml/2.xml\n", r"image_data\.json\[8\]: picture 25 is in no list"),
+        (b"VG_100K/2.jpg xml/2.xml\n", r"image_data\.json\[8\]: picture 25 is in none of"),
     ],
 )
 def test_a_wrong_split_is_refused(folder: Path, data: bytes, message: str) -> None:
