@@ -12,6 +12,7 @@ EPILOG = """examples:
   xmodal train vsepp --root data --run runs/vsepp; xmodal evaluate runs/vsepp --root data
   xmodal reproduce pvse; xmodal reproduce "pvse table 2" --root data --runs runs
   xmodal look runs/pvse --root data --attention maps    where it looks; --probes: what makes a PCME unsure
+  xmodal build tgif/frames --root data; xmodal look tgif --root data --frames sheets    what its clips show
   xmodal evaluate --scores sims.npy --corpus coco --root data    anybody's similarity matrix
   xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data    weights that a paper's authors released
   xmodal build coco/fingerprints --root data; xmodal leakage coco --root data --clean karpathy/test
@@ -86,7 +87,7 @@ def known_arguments(description: str | None) -> argparse.ArgumentParser:
     verify.add_argument("--forget", action="store_true", help="have damaged parts made again by the next build")
     _training(command("train", "train a recipe from cached features; goes on where it stopped"))
     _evaluating(command("evaluate", "every metric of a run, released weights or a similarity matrix on a split"))
-    _looking(command("look", "where a run's model looks, as pictures; or what makes it unsure"))
+    _looking(command("look", "where a run's model looks, as pictures; what makes it unsure; the frames of clips"))
     _describing(command("stats", "descriptive tables of a corpus as parsed, beside what the papers print of it"))
     _reproducing(
         command("reproduce", "every table and figure of the five papers: what it takes, and its state", root=False)
@@ -180,17 +181,19 @@ def _evaluating(parser: argparse.ArgumentParser) -> None:
 
 
 def _looking(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=_local, help="the folder of a run")
-    parser.add_argument("--split", help="such as karpathy/val (default: the test split)")
+    parser.add_argument("run", type=_local, metavar="RUN|CORPUS", help="the folder of a run; with --frames a corpus")
+    parser.add_argument("--split", help="such as karpathy/val (default: the test split; of --frames all clips)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--attention", type=_local, metavar="DIR", help="a PNG an item: every map of attention over it")
+    what.add_argument("--frames", type=_local, metavar="DIR", help="a PNG a clip: its frames, and when each begins")
     what.add_argument(
         "--probes", action="store_true", help="uncertainty by what is taken away, and recall by it (PCME)"
     )
     some = parser.add_mutually_exclusive_group()
-    some.add_argument("--items", nargs="+", default=[], metavar="ID", help="of --attention: these items of the split")
-    some.add_argument("--first", type=_count, metavar="N", help="of --attention: its first items (default: 8)")
+    some.add_argument("--items", nargs="+", default=[], metavar="ID", help="these items alone")
+    some.add_argument("--first", type=_count, metavar="N", help="the first items (default: 8)")
+    parser.add_argument("--features", help="of --frames: identity of the frames, where the root has several")
 
 
 def _leaking(parser: argparse.ArgumentParser) -> None:

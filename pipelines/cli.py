@@ -249,12 +249,17 @@ def _check_evaluated(chosen: argparse.Namespace) -> None:
 
 
 def _look(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.experiments import look
+    from pipelines.experiments import look, look_at_clips
     from pipelines.progress import Progress
 
     if chosen.probes and (chosen.items or chosen.first is not None):
-        raise Trouble("--items and --first belong to --attention: probes are of a whole split")
+        raise Trouble("--items and --first belong to --attention and --frames: probes are of a whole split")
     some = {"items": chosen.items} | ({} if chosen.first is None else {"first": chosen.first})
+    if chosen.frames:
+        some |= {"split": chosen.split, "features": chosen.features}
+        return look_at_clips(str(chosen.run), chosen.root, chosen.frames, Progress(), **some), 0
+    if chosen.features:
+        raise Trouble("--features belongs to --frames: a run knows its own")
     where = (chosen.run, chosen.root, chosen.split, chosen.device)
     return look(*where, Progress(), chosen.attention, **some), 0
 

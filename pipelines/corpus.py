@@ -3,6 +3,7 @@
     sources   its annotation files, sealed            media     its pictures or clips, sealed
     records   those parsed into tables                resnet    features of its pictures
                                                       pixels    its pictures, resized, for training from pixels
+    frames    what its clips show, 8 times a second, as JPEGs
     plausible which of its sets of categories are near each other
     fingerprints  of its media, by which copies are found
 
@@ -23,6 +24,7 @@ from pipelines.download import may_pass
 from pipelines.engine import Runner, build, serial
 from pipelines.fetch import RawFolder, fetch, unpacked
 from pipelines.fingerprints import FingerprintsConfig, Stretch, fingerprints, planned
+from pipelines.frames import FramesConfig, check_decoders, frames
 from pipelines.ledger import FOLDERS, Lacking, Ledger
 from pipelines.pictures import Index, Items, Shard
 from pipelines.pixels import PixelsConfig, pixels
@@ -36,7 +38,7 @@ from pipelines.stage import Stage
 from xmodal.corpora import Corpus, Part, Source
 from xmodal.locks import raw_of, read_lock, use_records
 from xmodal.outputs import Output, directories
-from xmodal.records import Item, read_rows
+from xmodal.records import Item, Kind, read_rows
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
 
@@ -86,6 +88,9 @@ def build_media(site: Site, corpus: Corpus) -> Output:
 
 
 def build_of_media(name: str, site: Site, corpus: Corpus) -> Output:
+    _refuse_other_kinds(corpus, name)
+    if name == "frames":
+        check_decoders(apply(FramesConfig(), name, site.settings))
     build_records(site, corpus)
     build_media(site, corpus)
     stage = OF_MEDIA[name](site, corpus)
@@ -96,15 +101,22 @@ def build_of_media(name: str, site: Site, corpus: Corpus) -> Output:
 def resnet_stage(site: Site, corpus: Corpus) -> Stage[ResNetConfig, Index | Shard] | None:
     """None while the items are not parsed or the media are not sealed."""
     config = apply(ResNetConfig(), "resnet", site.settings)
-    found = _pictures(site, corpus, "resnet")
+    found = _of_kind("image", site, corpus, "resnet")
     return resnet(*found, config, site.weights) if found else None
 
 
 def pixels_stage(site: Site, corpus: Corpus) -> Stage[PixelsConfig, Index | Shard] | None:
     """None as for resnet."""
     config = apply(PixelsConfig(), "pixels", site.settings)
-    found = _pictures(site, corpus, "pixels")
+    found = _of_kind("image", site, corpus, "pixels")
     return pixels(*found, config) if found else None
+
+
+def frames_stage(site: Site, corpus: Corpus) -> Stage[FramesConfig, Index | Shard] | None:
+    """None as for resnet."""
+    config = apply(FramesConfig(), "frames", site.settings)
+    found = _of_kind("clip", site, corpus, "frames")
+    return frames(*found, config) if found else None
 
 
 def build_plausible(site: Site, corpus: Corpus) -> Output:
@@ -121,15 +133,26 @@ def fingerprints_stage(site: Site, corpus: Corpus) -> Stage[FingerprintsConfig, 
     return fingerprints(media, planned(items), config)
 
 
-def _pictures(site: Site, corpus: Corpus, stage: str) -> tuple[Output, Items] | None:
-    """The sealed media and the items that are pictures, None as long as either is missing."""
+def _of_kind(kind: Kind, site: Site, corpus: Corpus, stage: str) -> tuple[Output, Items] | None:
+    """The sealed media and the items that are pictures, or clips; None as long as either is missing."""
     if (found := _items(site, corpus)) is None:
         return None
     media, items = found
-    pictures = tuple(sorted((item.id, item.media) for item in items if item.kind == "image"))
-    if not pictures:
-        raise Trouble(f"{corpus.name} has no pictures: {stage} is for pictures, not clips")
-    return media, pictures
+    some = tuple(sorted((item.id, item.media) for item in items if item.kind == kind))
+    if not some:
+        raise _of_other_kinds(corpus, stage)
+    return media, some
+
+
+def _refuse_other_kinds(corpus: Corpus, stage: str) -> None:
+    """Before media are fetched, where the corpus says what its items are."""
+    if corpus.kinds and stage in NEEDED and NEEDED[stage] not in corpus.kinds:
+        raise _of_other_kinds(corpus, stage)
+
+
+def _of_other_kinds(corpus: Corpus, stage: str) -> Trouble:
+    has, other = ("pictures", "clips") if NEEDED[stage] == "image" else ("clips", "pictures")
+    return Trouble(f"{corpus.name} has no {has}: {stage} is for {has}, not {other}")
 
 
 def _items(site: Site, corpus: Corpus) -> tuple[Output, list[Item]] | None:
@@ -147,6 +170,7 @@ FEATURES: dict[str, Callable[[Site, Corpus], Stage[Any, Any] | None]] = {
 }
 OF_MEDIA: dict[str, Callable[[Site, Corpus], Stage[Any, Any] | None]] = {
     **FEATURES,
+    "frames": frames_stage,
     "fingerprints": fingerprints_stage,
 }
 STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
@@ -156,12 +180,13 @@ STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
     "plausible": build_plausible,
     **{name: partial(build_of_media, name) for name in OF_MEDIA},
 }
-NEEDED = {"plausible": "category", **dict.fromkeys(FEATURES, "image")}  # kinds of items or labels
+NEEDED = {"plausible": "category", **dict.fromkeys(FEATURES, "image"), "frames": "clip"}  # kinds of items or labels
 USUAL = ("sources", "records", "media")  # what a corpus' name alone stands for
 CONFIGS: dict[str, object] = {  # what --set may change
     "records": RecordsConfig("", 0, ""),
     "resnet": ResNetConfig(),
     "pixels": PixelsConfig(),
+    "frames": FramesConfig(),
     "plausible": PlausibleConfig(),
     "fingerprints": FingerprintsConfig(),
 }

@@ -1,17 +1,21 @@
 """What `xmodal train`, `evaluate` and `look` do: recipes by name, with settings, on the outputs of a root."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pipelines.progress import Progress
 from pipelines.settings import apply, nearest, parse_settings
 from xmodal import models
+from xmodal.clips import NAME as FRAMES
+from xmodal.clips import FrameStore, contact_sheet
 from xmodal.corpora import View
-from xmodal.dataset import choose, members, splits
+from xmodal.dataset import choose, members, open_features, splits
 from xmodal.models import Config, Features, Recipe, Tokens
+from xmodal.records import Caption, read_rows
 from xmodal.splits import Share
 from xmodal.storage import open_storage
 from xmodal.text import tokenizer
@@ -176,3 +180,33 @@ def look(
         return asdict(probe(*where, device=device, progress=progress))
     drawn = draw(*where, folder, device=device, progress=progress, **some)
     return {"folder": str(folder), "pictures": [asdict(one) for one in drawn]}
+
+
+def look_at_clips(
+    corpus: str,
+    root: str,
+    folder: Path,
+    progress: Progress,
+    *,
+    items: Sequence[str] = (),
+    first: int = 8,
+    split: str | None = None,
+    features: str | None = None,
+) -> dict[str, Any]:
+    """A contact sheet of each of the items in a folder, or of the first ones that have frames."""
+    records = choose(root, "records", corpus=corpus)
+    store = FrameStore(open_features(root, FRAMES, features, records).output)
+    among = set(store.ids) if split is None else members(records, split)
+    ids = list(items) or [id for id in store.ids if id in store and id in among][:first]
+    with records.open("captions.parquet") as file:
+        told = (one for one in read_rows(file, Caption) if one.source == "human" and not one.position)
+        captions = {one.item: one.text for one in told if one.item in ids}
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    with progress.over("draw", len(ids), unit="clips") as tick:
+        for id in ids:
+            path = folder / f"{quote(id, safe='')}.png"
+            contact_sheet(store, id, captions.get(id, "")).save(path)
+            drawn.append({"item": id, "caption": captions.get(id, ""), "path": str(path)})
+            tick(1)
+    return {"folder": str(folder), "pictures": drawn}

@@ -73,8 +73,8 @@ def of_pictures(
     resources: Resources | None = None,
 ) -> Stage[C, Index | Shard]:
     """`config.items` must be `fingerprint_of(items)`."""
-    plan, opened = partial(_plan, items), partial(_open, sight)
-    return Stage(name, config, plan, opened, (media,), version, resources or Resources(), reuse=True)
+    opened = partial(_open, sight)
+    return Stage(name, config, partial(plan, items), opened, (media,), version, resources or Resources(), reuse=True)
 
 
 def fingerprint_of(items: Items) -> str:
@@ -85,7 +85,7 @@ def fingerprint_of(items: Items) -> str:
     return fingerprint(items)
 
 
-def _plan(items: Items, config: Rows, inputs: Inputs) -> Iterator[tuple[str, Index | Shard]]:
+def plan(items: Items, config: Rows, inputs: Inputs) -> Iterator[tuple[str, Index | Shard]]:
     yield "index", Index(tuple(id for id, _ in items))
     sealed = checksums(inputs[0])
     for shard, rows in enumerate(shard_ranges(config.spec, len(items))):
@@ -110,10 +110,7 @@ def _open(opened: Callable[[C], Sight], config: C, inputs: Inputs) -> Callable[[
 
     def write(work: Index | Shard, sink: Sink) -> Counts:
         if isinstance(work, Index):
-            for name, data in index_files(spec, work.ids, {**sight.provenance, "items": config.items}).items():
-                with sink.file(name) as file:
-                    file.write(data)
-            return {}
+            return write_index(sink, config, work, sight.provenance)
         with sink.file(shard_file(spec, work.first // spec.shard_rows)) as file:
             rows = range(work.first, work.first + len(work.items))
             lost: list[str] = []
@@ -121,6 +118,13 @@ def _open(opened: Callable[[C], Sight], config: C, inputs: Inputs) -> Callable[[
         return {"rows": len(work.items) - len(lost)}
 
     return write
+
+
+def write_index(sink: Sink, config: Rows, work: Index, provenance: Mapping[str, object]) -> Counts:
+    for name, data in index_files(config.spec, work.ids, {**provenance, "items": config.items}).items():
+        with sink.file(name) as file:
+            file.write(data)
+    return {}
 
 
 def _rows(sight: Sight, archives: Archives, items: Items, sink: Sink, lost: list[str]) -> Iterator[NDArray[Any]]:

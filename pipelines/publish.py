@@ -32,6 +32,7 @@ from pipelines.progress import Progress
 from pipelines.records import VERSION
 from pipelines.tables import CURE, ROWS, Config, describe, read_ids, write_captions, write_index
 from xmodal import corpora
+from xmodal.clips import NAME as FRAMES
 from xmodal.corpora import Corpus, Part, ReleaseClass
 from xmodal.identity import canonical_json
 from xmodal.locks import LOCK, blob_key, read_lock, records_now, sealed_now
@@ -44,6 +45,7 @@ CARDS = Path(__file__).parents[1] / "datasets_cards"  # in a checkout and in an 
 MANIFEST = "publication.json"
 STORE = ("stage.json", "units.tsv", "complete.json")  # by which a feature store is opened and checked
 ITEMS = "items.parquet"
+THE_MEDIA = (PIXELS, FRAMES)  # stages whose rows are the media over again
 LAYOUT = 1
 PIECE = 1 << 20
 NEEDED: Mapping[str, tuple[Part, ReleaseClass]] = {  # every other column is the annotations themselves
@@ -97,11 +99,11 @@ def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
     """Every finished store of features that were computed from the corpus' media as they are sealed now.
 
     Corpora share media: a store that has a row for anything else than this corpus' items is another's. Resized pixels
-    are the media over again, not features: whoever may have those can make them.
+    and frames are the media over again, not features: whoever may have those can make them.
     """
     media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
-    stores = [output for output in made if ROWS in output.files and output.stage != PIXELS]
+    stores = [output for output in made if ROWS in output.files and output.stage not in THE_MEDIA]
     if not stores:
         return []
     items = read_ids(_records(corpus, storage), ITEMS)
@@ -124,7 +126,7 @@ def _made(corpus: Corpus, storage: Storage, features: list[Output]) -> Made:
     found = {part: sealed_now(storage, FOLDERS[part], name) for part, name in names.items()}
     sealed = {part: output for part, output in found.items() if output}
     for output in features:
-        if output.stage == PIXELS:
+        if output.stage in THE_MEDIA:
             raise Trouble(f"{output.where} holds the pictures themselves, smaller: they are no features to publish")
         if "media" not in sealed or not _reads(output, sealed["media"]):
             raise Trouble(f"{output.where} is not of {corpus.name}'s media as they are sealed now: build it again")

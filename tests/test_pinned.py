@@ -16,11 +16,13 @@ import pytest
 from PIL import Image
 
 from pipelines.corpus import STAGES, Site
+from tests.clips import gif, numbered
 from tests.conftest import tree_digest
+from xmodal.clips import FrameStore
 from xmodal.corpora import Corpus, Raw, load
 from xmodal.features import FeatureStore
 from xmodal.outputs import Output
-from xmodal.records import Caption, Label, Row
+from xmodal.records import Caption, Item, Label, Row
 from xmodal.storage import open_storage
 
 PINNED = Path(__file__).parent / "pinned.json"
@@ -57,9 +59,11 @@ def digests(folder: Path) -> dict[str, dict[str, Any]]:
     raw = folder / "raw"
     _publish(raw)
     settings = {"resnet.network": "resnet18", "resnet.weights": "random:0", "resnet.resize": 32, "resnet.crop": 32}
-    settings |= {"pixels.side": 32}
+    settings |= {"pixels.side": 32, "frames.short_side": 48}
     site = Site(open_storage(str(folder / "root")), raw=raw, settings=settings)
-    outputs = {stage: build(site, _with_categories(load(str(CORPUS)))) for stage, build in STAGES.items()}
+    corpus, pictures = load(str(CORPUS)), {name: build for name, build in STAGES.items() if name != "frames"}
+    outputs = {stage: build(site, _with_categories(corpus)) for stage, build in pictures.items()}
+    outputs["frames"] = STAGES["frames"](_moving(site, folder), _of_clips(corpus))
     return {stage: {"version": output.about["version"]} | _bytes(output) for stage, output in outputs.items()}
 
 
@@ -75,10 +79,31 @@ def _with_categories(corpus: Corpus) -> Corpus:
     return replace(corpus, parse=parse)
 
 
+def _moving(site: Site, folder: Path) -> Site:
+    """The same names, two of which are clips, under another root."""
+    _publish(folder / "moving")
+    for number, path in enumerate(sorted((folder / "moving").glob("*.jpg"))[:2]):
+        path.write_bytes(gif([numbered(number + shown, delay=10 * shown) for shown in range(5)]))
+    return replace(site, storage=open_storage(str(folder / "clips")), raw=folder / "moving")
+
+
+def _of_clips(corpus: Corpus) -> Corpus:
+    def parse(raw: Raw) -> Iterator[Row]:
+        for row in corpus.parse(raw):
+            yield replace(row, kind="clip") if isinstance(row, Item) else row
+
+    return replace(corpus, parse=parse)
+
+
 def _bytes(output: Output) -> dict[str, Any]:
     """A digest; of features, which depend in their last bits on the processor, some values instead."""
     if "rows.parquet" not in output.files:
         return {"sha256": tree_digest(output.where)}
+    if output.stage == "frames":
+        frames = FrameStore(output)
+        samples = {id: range(len(frames.frame_of_sample(id))) for id in frames.ids if id in frames}
+        shown = np.concatenate([frames.pictures(id, some) for id, some in samples.items()]).astype(np.float64)
+        return {"shape": list(shown.shape), "values": shown.reshape(len(shown), -1)[:, ::997].tolist()}
     store = FeatureStore(output)
     values = store.take(store.rows(id for id in store.ids if id not in store.absent)).astype(np.float64)
     return {"shape": list(values.shape), "values": values.reshape(len(values), -1)[:, ::97].round(4).tolist()}

@@ -63,6 +63,24 @@ def check_values(store: FeatureStore, items: list[int]) -> None:
         assert not rows[len(wanted) :].any()
 
 
+def test_parts_of_an_item_are_given_as_they_are_mapped(whole: Output) -> None:
+    for spec in (spec for spec in ARRAYS if spec.ragged):
+        store = FeatureStore(whole, spec.name)
+        for item in some_items()[:40]:
+            rows = array_values(spec, item)
+            for begin, end in ((0, len(rows)), (len(rows) // 3, len(rows) // 2), (len(rows), len(rows))):
+                part = store.run(item, begin, end)
+                np.testing.assert_array_equal(part, rows[begin:end])
+                assert not part.flags.owndata
+                assert not part.flags.writeable
+            with pytest.raises(IndexError, match=f"outside the {len(rows)} rows of their item"):
+                store.run(item, 0, len(rows) + 1)
+        with pytest.raises(Trouble, match="has no features of 'i00099'"):
+            store.run(FAILED, 0, 0)
+    with pytest.raises(TypeError, match="has a row an item"):
+        FeatureStore(whole, next(spec.name for spec in ARRAYS if not spec.ragged)).run(0, 0, 1)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_array_of_a_group_reads_as_it_was_written(whole: Output, name: str) -> None:
     store = FeatureStore(whole, name)

@@ -38,7 +38,7 @@ def labelled(panels_HW3: NDArray[np.uint8], names: Sequence[str], legend: str) -
     """An attention picture with a name above each of its panels, and a legend below, in as many lines as it takes."""
     height, width, _ = panels_HW3.shape
     font, step = ImageFont.load_default(LETTERS), (width + GAP) // len(names)
-    lines = [*_lines(legend, font, width)]
+    lines = [*wrapped(legend, font, width)]
     image = Image.new("RGB", (width, height + LINE * (1 + len(lines)) + GAP), "white")
     image.paste(Image.fromarray(panels_HW3), (0, LINE))
     draw = ImageDraw.Draw(image)
@@ -49,7 +49,7 @@ def labelled(panels_HW3: NDArray[np.uint8], names: Sequence[str], legend: str) -
     return image
 
 
-def _lines(text: str, font: Any, width: int) -> Iterator[str]:
+def wrapped(text: str, font: Any, width: int) -> Iterator[str]:
     """Of whole words, as many in a line as fit."""
     line, *words = text.split()
     for word in words:

@@ -277,6 +277,13 @@ class FeatureStore:
         """How many rows of a ragged array each item has."""
         return self._extent(rows)[:, 1]
 
+    def run(self, row: int, begin: int, end: int) -> NDArray[Any]:
+        """Of one item of a ragged array the rows from `begin` to `end`, as they are mapped: read-only, not copied."""
+        start, length = self._extent([row])[0].tolist()
+        if not 0 <= begin <= end <= length:
+            raise IndexError(f"rows {begin} to {end} are outside the {length} rows of their item")
+        return self._values.run(start + begin, start + end)
+
     def take_padded(
         self, rows: ArrayLike, places: NDArray[np.int64] | None = None, out: NDArray[Any] | None = None
     ) -> NDArray[Any]:

@@ -57,11 +57,16 @@ class Sampled:
 
 
 def sample_frames(
-    data: bytes, keep: Callable[[Frame], None], config: Sampling | None = None, limits: Limits | None = None
+    data: bytes,
+    keep: Callable[[Frame], None],
+    config: Sampling | None = None,
+    limits: Limits | None = None,
+    planned: Callable[[Sampled], None] | None = None,
 ) -> Sampled:
     """Gives `keep` the frames, each once, one by one and in order. What is wrong with the bytes is a status.
 
-    With any status that is not USABLE no frame counts, though some may have been given away.
+    With any status that is not USABLE no frame counts, though some may have been given away. `planned` is told what is
+    known before the first frame is decoded: how long the clip is, and with it how long decoding may take.
     """
     config, limits = config or Sampling(), limits or Limits()
     row = Sampled(len(data))
@@ -70,9 +75,12 @@ def sample_frames(
         clip = _looked_at(data, row.container, config, limits)
         row = _described(row, clip, config)
         check_plan(clip, config, limits)
-        return _decoded(replace(row, stage="decode"), clip, config, keep)
+        row = replace(row, stage="decode")
+        if planned:
+            planned(row)
+        return _decoded(row, clip, config, keep)
     except Refused as refused:
-        return replace(row, status=refused.status, message=_line(str(refused)))
+        return replace(row, status=refused.status, message=one_line(str(refused)))
     except MemoryError:
         return replace(row, status="out_of_memory", message="")
 
@@ -153,7 +161,7 @@ def _decoded(row: Sampled, clip: Clip, config: Sampling, keep: Callable[[Frame],
     return replace(
         row,
         status="damaged" if damage else clip.status,
-        message=_line(damage or clip.message),
+        message=one_line(damage or clip.message),
         decoder_log_count=len(trouble),
         samples_missing=missing,
         frame_of_sample=tuple(max(0, bisect_right(kept, number) - 1) for number in shown),
@@ -161,5 +169,6 @@ def _decoded(row: Sampled, clip: Clip, config: Sampling, keep: Callable[[Frame],
     )
 
 
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
+    """As a row's message is."""
     return " ".join(text.split())[:MESSAGE]

@@ -1,0 +1,178 @@
+"""Frames of clips as the frames stage keeps them: read by clip, by frame and by sample; and looked at, on one sheet.
+
+A clip's frames are the different pictures that it shows, numbered as they begin; its samples are the moments, 8 in a
+second unless it was built otherwise, and each is one of the frames.
+"""
+
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from xmodal.attention import wrapped
+from xmodal.features import FeatureStore
+from xmodal.outputs import Output
+from xmodal.records import read_columns
+
+NAME = "frames"
+CLIPS = pa.schema(
+    {
+        "id": pa.string(),
+        "lengths": pa.list_(pa.int64()),  # bytes of each JPEG
+        "starts_us": pa.list_(pa.int64()),
+        "frame_of_sample": pa.list_(pa.int32()),
+        "sha256": pa.string(),
+        "bytes": pa.int64(),
+        "container": pa.string(),
+        "codec": pa.string(),
+        "width": pa.int64(),
+        "height": pa.int64(),
+        "frames": pa.int64(),  # of the clip, not only those that are kept
+        "duration_ms": pa.int64(),
+        "stage": pa.string(),
+        "status": pa.string(),
+        "message": pa.string(),
+        "decoder_log_count": pa.int64(),
+        "samples_planned": pa.int64(),
+        "samples_missing": pa.int64(),
+    }
+)
+SHEET, COLUMNS = 64, 8  # frames at most; of them in a line at least
+THUMBNAIL, LABEL, TITLE, GAP, LETTERS, LINE = (160, 120), 90, 480, 6, 13, 18  # pixels
+
+
+def clips_file(shard: int) -> str:
+    """The table of the clips of a shard."""
+    return f"clips/{shard:05d}.parquet"
+
+
+@dataclass(frozen=True, eq=False)
+class _Lists:
+    """A column of lists."""
+
+    values: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    @staticmethod
+    def of(column: pa.ChunkedArray) -> "_Lists":
+        lists = column.combine_chunks()
+        return _Lists(lists.values.to_numpy(), lists.offsets.to_numpy().astype(np.int64))
+
+    def __getitem__(self, place: int) -> NDArray[np.int64]:
+        return self.values[self.offsets[place] : self.offsets[place + 1]]
+
+
+class FrameStore:
+    """The frames of a corpus' clips, finished; safe to fork and to pickle. Clips that have none are refused by name."""
+
+    def __init__(self, output: Output | str) -> None:
+        self._store = FeatureStore(output, NAME)
+        self._tables: dict[int, dict[str, _Lists]] = {}
+
+    @property
+    def output(self) -> Output:
+        return self._store.output
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Every clip that was planned, also without frames."""
+        return self._store.ids
+
+    @property
+    def provenance(self) -> dict[str, object]:
+        return self._store.provenance
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._store
+
+    def frame_of_sample(self, id: str) -> NDArray[np.int32]:
+        """(samples,)"""
+        return self._of(self._row(id), "frame_of_sample").astype(np.int32)
+
+    def starts_us(self, id: str) -> NDArray[np.int64]:
+        """(frames,), in microseconds after the beginning of the first."""
+        return self._of(self._row(id), "starts_us")
+
+    def jpegs(self, id: str, frames: Iterable[int] | None = None) -> list[bytes]:
+        """All of a clip, or those of these numbers in the order given."""
+        row = self._row(id)
+        ends = np.cumsum(self._of(row, "lengths")).tolist()
+        wanted = range(len(ends)) if frames is None else [int(frame) for frame in frames]
+        if strange := [frame for frame in wanted if not 0 <= frame < len(ends)]:
+            raise IndexError(f"{id} has {len(ends)} frames, and none of number {strange[0]}")
+        return [self._store.run(row, ends[frame - 1] if frame else 0, ends[frame]).tobytes() for frame in wanted]
+
+    def pictures(self, id: str, samples: Iterable[int]) -> NDArray[np.uint8]:
+        """(samples, H, W, 3), RGB. Where frames differ in size, all have that of the clip's first."""
+        shown = self.frame_of_sample(id)
+        wanted = [int(sample) for sample in samples]
+        if strange := [sample for sample in wanted if not 0 <= sample < len(shown)]:
+            raise IndexError(f"{id} has {len(shown)} samples, and none of number {strange[0]}")
+        width, height = _opened(self.jpegs(id, [0])[0]).size
+        pictures_SHW3 = np.empty((len(wanted), height, width, 3), np.uint8)
+        drawn: dict[int, int] = {}  # frames, and the first place of each
+        for place, frame in enumerate(shown[wanted].tolist()):
+            if frame in drawn:
+                pictures_SHW3[place] = pictures_SHW3[drawn[frame]]
+                continue
+            picture = _opened(self.jpegs(id, [frame])[0])
+            pictures_SHW3[place] = np.asarray(
+                picture if picture.size == (width, height) else picture.resize((width, height))
+            )
+            drawn[frame] = place
+        return pictures_SHW3
+
+    def _row(self, id: str) -> int:
+        return int(self._store.rows([id])[0])
+
+    def _of(self, row: int, column: str) -> NDArray[np.int64]:
+        """Tables are read when a clip of theirs is first asked for."""
+        shard, place = divmod(row, self._store.spec.shard_items)
+        if shard not in self._tables:
+            names = ("lengths", "starts_us", "frame_of_sample")
+            table = read_columns(self.output, clips_file(shard), *names)
+            self._tables[shard] = {name: _Lists.of(table[name]) for name in names}
+        return self._tables[shard][column][place]
+
+
+def contact_sheet(store: FrameStore, id: str, caption: str = "") -> Image.Image:
+    """A clip's frames, each with its number and when it begins; of more than SHEET, as many that lie evenly."""
+    starts_us = store.starts_us(id)
+    numbers = np.linspace(0, len(starts_us) - 1, min(len(starts_us), SHEET)).round().astype(int).tolist()
+    shown = f", {len(numbers)} of them here" if len(numbers) < len(starts_us) else ""
+    told = f"{len(starts_us)} frames in {len(store.frame_of_sample(id))} samples{shown}"
+    labels = [f"{number}: {starts_us[number] / 1e6:.3f} s" for number in numbers]
+    return _sheet([_thumbnail(jpeg) for jpeg in store.jpegs(id, numbers)], labels, [id, told, *filter(None, [caption])])
+
+
+def _sheet(pictures: Sequence[Image.Image], labels: Sequence[str], titles: Sequence[str]) -> Image.Image:
+    """Pictures in lines, each below its label."""
+    wide, high = (max(least, *(picture.size[side] for picture in pictures)) for side, least in ((0, LABEL), (1, 1)))
+    columns = min(len(pictures), max(COLUMNS, math.isqrt(2 * len(pictures))))
+    width, font = max(columns * (wide + GAP) + GAP, TITLE), ImageFont.load_default(LETTERS)
+    lines = [line for title in titles for line in wrapped(title, font, width)]
+    top, step = GAP + LINE * len(lines), LINE + high + GAP
+    sheet = Image.new("RGB", (width, top + -(-len(pictures) // columns) * step), "white")
+    draw = ImageDraw.Draw(sheet)
+    for number, line in enumerate(lines):
+        draw.text((GAP, GAP + LINE * number), line, "black", font)
+    for place, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
+        left, upper = GAP + place % columns * (wide + GAP), top + place // columns * step
+        draw.text((left, upper + LINE // 2), label, "black", font, "lm")
+        sheet.paste(picture, (left, upper + LINE))
+    return sheet
+
+
+def _thumbnail(jpeg: bytes) -> Image.Image:
+    picture = _opened(jpeg)
+    picture.thumbnail(THUMBNAIL)
+    return picture
+
+
+def _opened(jpeg: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(jpeg))
