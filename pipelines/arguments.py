@@ -157,7 +157,7 @@ def _evaluating(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--records", help="identity of FILE's records, where the root has several")
     parser.add_argument("--features", help="identity of FILE's features, where the root has several")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="of FILE: visual.stage=frames, visual.frames=8"
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="of FILE: visual.stage=clips, visual.frames=8"
     )
     parser.add_argument("--split", help="such as karpathy/val (default: the test split)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")

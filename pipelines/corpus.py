@@ -3,9 +3,9 @@
     sources   its annotation files, sealed            media     its pictures or clips, sealed
     records   those parsed into tables                resnet    features of its pictures
                                                       pixels    its pictures, resized, for training from pixels
-    frames    what its clips show, 8 times a second, as JPEGs
     plausible which of its sets of categories are near each other
     fingerprints  of its media, by which copies are found
+    frames    what its clips show, 8 times a second   clips     features of those
 
 Parsing needs no media, and media that corpora share (one media set) are fetched and computed on once. Features are
 built only when they are named: they may take days.
@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pipelines.clips import ClipsConfig, clips
 from pipelines.download import may_pass
 from pipelines.engine import Runner, build, serial
 from pipelines.fetch import RawFolder, fetch, unpacked
@@ -89,8 +90,8 @@ def build_media(site: Site, corpus: Corpus) -> Output:
 
 def build_of_media(name: str, site: Site, corpus: Corpus) -> Output:
     _refuse_other_kinds(corpus, name)
-    if name == "frames":
-        check_decoders(apply(FramesConfig(), name, site.settings))
+    if name in ("frames", "clips"):
+        check_decoders(apply(FramesConfig(), "frames", site.settings))
     build_records(site, corpus)
     build_media(site, corpus)
     stage = OF_MEDIA[name](site, corpus)
@@ -112,11 +113,18 @@ def pixels_stage(site: Site, corpus: Corpus) -> Stage[PixelsConfig, Index | Shar
     return pixels(*found, config) if found else None
 
 
-def frames_stage(site: Site, corpus: Corpus) -> Stage[FramesConfig, Index | Shard] | None:
+def frames_stage(site: Site, corpus: Corpus) -> Stage[FramesConfig, Any] | None:
     """None as for resnet."""
     config = apply(FramesConfig(), "frames", site.settings)
     found = _of_kind("clip", site, corpus, "frames")
     return frames(*found, config) if found else None
+
+
+def clips_stage(site: Site, corpus: Corpus) -> Stage[ClipsConfig, Any] | None:
+    """None as for resnet; frames that are not taken yet are, before it."""
+    config = apply(ClipsConfig(), "clips", site.settings)
+    taken = frames_stage(site, corpus)
+    return clips(taken, config, site.weights) if taken else None
 
 
 def build_plausible(site: Site, corpus: Corpus) -> Output:
@@ -171,6 +179,7 @@ FEATURES: dict[str, Callable[[Site, Corpus], Stage[Any, Any] | None]] = {
 OF_MEDIA: dict[str, Callable[[Site, Corpus], Stage[Any, Any] | None]] = {
     **FEATURES,
     "frames": frames_stage,
+    "clips": clips_stage,
     "fingerprints": fingerprints_stage,
 }
 STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
@@ -180,13 +189,19 @@ STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
     "plausible": build_plausible,
     **{name: partial(build_of_media, name) for name in OF_MEDIA},
 }
-NEEDED = {"plausible": "category", **dict.fromkeys(FEATURES, "image"), "frames": "clip"}  # kinds of items or labels
+NEEDED = {  # kinds of items or labels
+    "plausible": "category",
+    **dict.fromkeys(FEATURES, "image"),
+    "frames": "clip",
+    "clips": "clip",
+}
 USUAL = ("sources", "records", "media")  # what a corpus' name alone stands for
 CONFIGS: dict[str, object] = {  # what --set may change
     "records": RecordsConfig("", 0, ""),
     "resnet": ResNetConfig(),
     "pixels": PixelsConfig(),
     "frames": FramesConfig(),
+    "clips": ClipsConfig(),
     "plausible": PlausibleConfig(),
     "fingerprints": FingerprintsConfig(),
 }

@@ -124,7 +124,7 @@ def evaluate_released(
 ) -> Any:
     """A released file on a split of a corpus, by default for testing, read as its paper's recipe for the corpus reads.
 
-    `settings` are of that: `visual.stage=frames`, `view.captions_per_item=none`. `circumstances` are the keywords of
+    `settings` are of that: `visual.stage=clips`, `view.captions_per_item=none`. `circumstances` are the keywords of
     `xmodal.checkpoints.evaluate`.
     """
     from xmodal import checkpoints

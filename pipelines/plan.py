@@ -6,6 +6,7 @@ from pipelines.corpus import FEATURES, OF_MEDIA, Site, parts, raw_folder, record
 from pipelines.engine import pending
 from pipelines.ledger import FOLDERS, Ledger
 from pipelines.seal import current
+from pipelines.stage import Stage
 from xmodal.corpora import Corpus, Part, Source
 
 ASSUMED_BYTES_A_SECOND = 12.5e6  # 100 Mbit/s, until this root has downloads to go by
@@ -64,6 +65,9 @@ def _of_media(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
     stage = OF_MEDIA[name](site, corpus)
     if stage is None:
         return {"waits_for": "records and media"}
+    before = [made.name for made in stage.inputs if isinstance(made, Stage) and pending(made, site.storage)[1]]
+    if before:
+        return {"waits_for": " and ".join(before)}
     total, left = pending(stage, site.storage)
     writes = left * stage.config.spec.shard_rows * stage.config.spec.row_bytes if name in FEATURES else 0
     return {"units": total, "done": total - left, "writes": writes}

@@ -27,13 +27,12 @@ from string import Template
 from typing import Any, BinaryIO, get_args
 
 from pipelines.ledger import FOLDERS
-from pipelines.pixels import NAME as PIXELS
 from pipelines.progress import Progress
 from pipelines.records import VERSION
 from pipelines.tables import CURE, ROWS, Config, describe, read_ids, write_captions, write_index
 from xmodal import corpora
-from xmodal.clips import NAME as FRAMES
 from xmodal.corpora import Corpus, Part, ReleaseClass
+from xmodal.dataset import MEDIA_AGAIN
 from xmodal.identity import canonical_json
 from xmodal.locks import LOCK, blob_key, read_lock, records_now, sealed_now
 from xmodal.outputs import Output, directories
@@ -45,7 +44,6 @@ CARDS = Path(__file__).parents[1] / "datasets_cards"  # in a checkout and in an 
 MANIFEST = "publication.json"
 STORE = ("stage.json", "units.tsv", "complete.json")  # by which a feature store is opened and checked
 ITEMS = "items.parquet"
-THE_MEDIA = (PIXELS, FRAMES)  # stages whose rows are the media over again
 LAYOUT = 1
 PIECE = 1 << 20
 NEEDED: Mapping[str, tuple[Part, ReleaseClass]] = {  # every other column is the annotations themselves
@@ -103,7 +101,7 @@ def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
     """
     media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
-    stores = [output for output in made if ROWS in output.files and output.stage not in THE_MEDIA]
+    stores = [output for output in made if ROWS in output.files and output.stage not in MEDIA_AGAIN]
     if not stores:
         return []
     items = read_ids(_records(corpus, storage), ITEMS)
@@ -126,7 +124,7 @@ def _made(corpus: Corpus, storage: Storage, features: list[Output]) -> Made:
     found = {part: sealed_now(storage, FOLDERS[part], name) for part, name in names.items()}
     sealed = {part: output for part, output in found.items() if output}
     for output in features:
-        if output.stage in THE_MEDIA:
+        if output.stage in MEDIA_AGAIN:
             raise Trouble(f"{output.where} holds the pictures themselves, smaller: they are no features to publish")
         if "media" not in sealed or not _reads(output, sealed["media"]):
             raise Trouble(f"{output.where} is not of {corpus.name}'s media as they are sealed now: build it again")

@@ -266,12 +266,14 @@ def _features(result: Result) -> str:
 
 def demo(result: Result) -> list[str]:
     root, xmodal, runs = os.path.relpath(result["root"]), _as_typed("xmodal"), result["runs"]
-    run = os.path.relpath(runs[-1]["training"]["run"])
+    of_pictures = [one for one in runs if one["evaluation"]["corpus"] == "coco"]
+    run = os.path.relpath(of_pictures[-1]["training"]["run"])
     new = any(row["built"] for row in result["outputs"]) or any(one["training"]["trained"] for one in runs)
     return [
-        "a corpus was fetched, checked, sealed, parsed and learned from" if new else "everything is up to date",
+        "corpora were fetched, checked, sealed, parsed and learned from" if new else "everything is up to date",
         *build(result),
         *_recall([one["evaluation"] for one in runs]),
+        *([_left_out(result["left_out"])] if result["left_out"] else []),
         "what to try next:",
         f"  {xmodal} status --root {root}",
         f"  {xmodal} evaluate {run} --root {root}",
@@ -281,20 +283,30 @@ def demo(result: Result) -> list[str]:
     ]
 
 
+def _left_out(corpora: list[str]) -> str:
+    return f"{' and '.join(corpora)} are left out, as their clips need PyAV: pip install 'xmodal[video]'"
+
+
 def _recall(evaluations: list[Result]) -> list[str]:
+    """A table a corpus."""
+    corpora = dict.fromkeys(one["corpus"] for one in evaluations)
+    of = {corpus: [one for one in evaluations if one["corpus"] == corpus] for corpus in corpora}
+    return [line for corpus, some in of.items() for line in _recall_on(corpus, some)]
+
+
+def _recall_on(corpus: str, evaluations: list[Result]) -> list[str]:
     first = evaluations[0]
-    lines = [f"recall on {first['items']} scenes that were not trained on, features by {first['weights']}:"]
-    lines.append(f"  {'':12}{'caption to picture':^27}{'picture to captions':^27}")
-    lines.append(f"  {'':12}" + f"{'R@1':>9}{'R@5':>9}{'R@10':>9}" * 2)
-    sides = ("text_to_visual", "visual_to_text")
-    for one in evaluations:
-        lines.append(f"  {one['recipe']:12}" + "".join(_three(one["scores"]["all"][side]["recall"]) for side in sides))
-    lines.append(f"  {'chance':12}" + "".join(_three(first["scores"]["all"][side]["chance"]) for side in sides))
-    return lines
+    told = f"{first['items']} scenes that were not trained on, features by {first['weights']}"
+    lines = [f"recall on {corpus}'s {told}:"]
+    lines.append(f"  {'':15}{'caption to scene':^27}{'scene to captions':^27}")
+    lines.append(f"  {'':15}" + f"{'R@1':>9}{'R@5':>9}{'R@10':>9}" * 2 + f"{'rsum':>9}")
+    lines += [f"  {one['recipe']:15}" + _both(one["scores"]["all"], "recall") for one in evaluations]
+    return [*lines, f"  {'chance':15}" + _both(first["scores"]["all"], "chance")]
 
 
-def _three(recall: Result) -> str:
-    return "".join(f"{recall[k]:9.1f}" for k in ("1", "5", "10"))
+def _both(scores: Result, what: str) -> str:
+    found = [scores[side][what][k] for side in ("text_to_visual", "visual_to_text") for k in ("1", "5", "10")]
+    return "".join(f"{each:9.1f}" for each in (*found, sum(found)))
 
 
 def _as_typed(program: str) -> str:

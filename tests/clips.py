@@ -10,9 +10,10 @@ from typing import Any
 
 import av
 import numpy as np
-from av.video.stream import VideoStream
 from numpy.typing import NDArray
 from PIL import Image
+
+from pipelines.demo.video import encoded, video_stream
 
 WIDTH, HEIGHT = 128, 96
 RED, BLUE = (200, 30, 30), (30, 30, 200)
@@ -144,22 +145,13 @@ def video(
     """Frame i, which shows i, from starts[i] on, in units of `base`; the last for so many."""
     file = io.BytesIO()
     with av.open(file, "w", format=container) as out:
-        stream = out.add_stream(codec, options=options or {})
-        assert isinstance(stream, VideoStream)
-        stream.pix_fmt, stream.time_base = "yuv420p", base
-        stream.width, stream.height = (HEIGHT, WIDTH) if rotated % 180 else (WIDTH, HEIGHT)
-        stream.codec_context.time_base = base
-        stream.codec_context.thread_count = 1
+        size = (HEIGHT, WIDTH) if rotated % 180 else (WIDTH, HEIGHT)
+        stream = video_stream(out, codec, size, base, options or {})
         if rotated:
             stream.set_display_rotation(rotated)
         silence = out.add_stream("aac", rate=8000) if sound else None
-        packets = []
-        for number, start in enumerate(starts):
-            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(np.rot90(picture(number), -rotated // 90)))
-            frame.pts, frame.time_base = start, base
-            frame.duration = (starts[number + 1] if number + 1 < len(starts) else start + last) - start
-            packets += stream.encode(frame)
-        packets += stream.encode(None)
+        pictures = (np.rot90(picture(number), -rotated // 90) for number in range(len(starts)))
+        packets = encoded(stream, pictures, starts, starts[-1] + last)
         if silence is not None:
             quiet = av.AudioFrame.from_ndarray(np.zeros((1, 8000), np.float32), "fltp", "mono")
             quiet.sample_rate, quiet.pts = 8000, 0

@@ -32,8 +32,12 @@ TORCH = {
     *(f"xmodal/{name}.py" for name in (*COMPUTING, "places", "training", "evaluation", "looking")),
     "pipelines/toy_pcme.py",
 }
-DOORS = {"ray": {"pipelines/ray_runner.py"}, "fsspec": {"xmodal/storage.py"}}
-SINGLE_DOOR = ("zarr", "tensorstore", "av", "decord", "cv2", "detectron2", "transformers", "s3fs", "h5py")
+DOORS = {
+    "ray": {"pipelines/ray_runner.py"},
+    "fsspec": {"xmodal/storage.py"},
+    "av": {"xmodal/video.py", "pipelines/demo/video.py"},  # one decodes, the other encodes what is generated
+}
+SINGLE_DOOR = ("zarr", "tensorstore", "decord", "cv2", "detectron2", "transformers", "s3fs", "h5py")
 WITHOUT_TORCH_OR_RAY = (
     "xmodal",
     "xmodal.trouble",
@@ -74,6 +78,7 @@ WITHOUT_TORCH_OR_RAY = (
     "pipelines.pixels",
     "pipelines.killable",
     "pipelines.frames",
+    "pipelines.clips",
     "pipelines.fingerprints",
     "pipelines.leakage",
     "pipelines.resnet",

@@ -187,7 +187,7 @@ def test_every_stage_that_needs_no_network_works_on_it(written: tuple[Corpus, Pa
     assert not build_stages(site, corpus, ["records"])[0]["built"]
 
 
-@pytest.mark.parametrize("stage", sorted(STAGES.keys() - {*USUAL, "resnet"}))
+@pytest.mark.parametrize("stage", sorted(STAGES.keys() - {*USUAL, "resnet", "clips"}))
 def test_a_stage_works_on_it_or_says_what_it_has_not(stage: str, written: tuple[Corpus, Path], tmp_path: Path) -> None:
     """All but those that need weights, which nobody has without a network."""
     corpus, folder = written
@@ -195,10 +195,11 @@ def test_a_stage_works_on_it_or_says_what_it_has_not(stage: str, written: tuple[
     lacks = {
         "plausible": not any(isinstance(row, Label) and row.kind == "category" for row in found),
         "pixels": all(row.kind == "clip" for row in found if isinstance(row, Item)),
+        "frames": all(row.kind == "image" for row in found if isinstance(row, Item)),
     }
     site = Site(open_storage(str(tmp_path)), raw=folder, settings={"pixels.side": 32})
     if lacks.get(stage):
-        with pytest.raises(Trouble, match=f"^{corpus.name} has no (pictures|categories)"):
+        with pytest.raises(Trouble, match=f"^{corpus.name} has no (pictures|clips|categories)"):
             build_stages(site, corpus, [stage])
     else:
         assert build_stages(site, corpus, [stage])[0]["built"]

@@ -1,15 +1,18 @@
 """The demo: the whole way on a generated world, honest recall far above chance, and nothing done twice."""
 
+import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipelines import experiments
+import xmodal
+from pipelines import experiments, wording
 from pipelines.cli import main
 from pipelines.corpus import Site, build_stages
 from pipelines.demo import coco
-from pipelines.demo.run import demo, recipes
+from pipelines.demo.run import demo, learned, recipes, shows
 from pipelines.demo.world import World
 from pipelines.progress import Progress
 from tests.conftest import tree_digest
@@ -29,11 +32,37 @@ def test_everything_is_built_once_and_then_up_to_date(tmp_path: Path) -> None:
     assert not any(one["training"]["trained"] for one in second["runs"])
     assert [one["evaluation"] for one in second["runs"]] == [one["evaluation"] for one in first["runs"]]
     assert tree_digest(str(tmp_path / "root")) == before
+    for corpus, features in (("coco", "resnet"), ("tgif", "clips"), ("mrw", "clips")):
+        assert xmodal.open(str(tmp_path / "root"), corpus).store().output.stage == features
+
+
+def test_pvse_finds_clips_of_scenes_that_it_was_not_trained_on(tmp_path: Path) -> None:
+    site = Site(open_storage(str(tmp_path / "root")), settings=TINY)
+    found = learned(site, tmp_path, shows(World(1000))[1:])
+    assert [one["evaluation"]["recipe"] for one in found["runs"]] == ["demo-pvse-tgif", "demo-pvse-mrw"]
+    for one in found["runs"]:
+        recall, chance = (sum_of(one["evaluation"]["scores"]["all"], what) for what in ("recall", "chance"))
+        assert recall > chance + 100
+
+
+def sum_of(scores: dict[str, Any], what: str) -> float:
+    """rsum, of what was found or of chance."""
+    return float(sum(sum(scores[side][what].values()) for side in ("text_to_visual", "visual_to_text")))
+
+
+def test_without_pyav_the_clips_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "av" else find(name, *rest))
+    site = Site(open_storage(str(tmp_path / "root")), settings=TINY)
+    result = demo(site, tmp_path, World(20, image_size=64))
+    assert result["left_out"] == ["tgif", "mrw"]
+    assert {row["corpus"] for row in result["outputs"]} == {"coco"}
+    assert "tgif and mrw are left out, as their clips need PyAV: pip install 'xmodal[video]'" in wording.demo(result)
 
 
 def test_the_demo_names_its_random_weights_wherever_it_shows_features(tmp_path: Path) -> None:
     site = Site(open_storage(str(tmp_path / "root")), settings=TINY)
-    row = demo(site, tmp_path, World(60, image_size=64))["outputs"][-2]
+    row = demo(site, tmp_path, World(60, image_size=64))["outputs"][3]
     assert json.loads((Path(row["path"]) / "stage.json").read_text())["config"]["weights"] == "random:0"
     assert main(["publish", "coco", "--root", site.storage.url, "--out", str(tmp_path / "dataset")]) == 0
     assert "random:0" in (tmp_path / "dataset/README.md").read_text()

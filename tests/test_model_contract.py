@@ -170,8 +170,8 @@ OPTIMISERS = (
 def test_what_the_papers_differ_in_decides_the_identity() -> None:
     recipes = [
         RECIPE,
-        replace(RECIPE, visual=Features("frames", frames=8, ends=6)),
-        replace(RECIPE, visual=Features("frames", frames=8, ends=6, rule="linspace")),
+        replace(RECIPE, visual=Features("clips", frames=8, ends=6)),
+        replace(RECIPE, visual=Features("clips", frames=8, ends=6, rule="linspace")),
         replace(RECIPE, text=Features("fisher")),
         replace(RECIPE, text=Tokens("dual-path", 1, longest=32, vectors="word2vec", unknown="skip")),
         replace(RECIPE, unannotated=View("coco", "sparse-10-rest", text="semantics")),

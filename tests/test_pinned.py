@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.corpus import STAGES, Site
+from pipelines.corpus import NEEDED, STAGES, Site
 from tests.clips import gif, numbered
 from tests.conftest import tree_digest
 from xmodal.clips import FrameStore
@@ -59,11 +59,15 @@ def digests(folder: Path) -> dict[str, dict[str, Any]]:
     raw = folder / "raw"
     _publish(raw)
     settings = {"resnet.network": "resnet18", "resnet.weights": "random:0", "resnet.resize": 32, "resnet.crop": 32}
+    settings |= {"clips.network": "resnet18", "clips.weights": "random:0", "clips.resize": 32, "clips.crop": 32}
     settings |= {"pixels.side": 32, "frames.short_side": 48}
     site = Site(open_storage(str(folder / "root")), raw=raw, settings=settings)
-    corpus, pictures = load(str(CORPUS)), {name: build for name, build in STAGES.items() if name != "frames"}
-    outputs = {stage: build(site, _with_categories(corpus)) for stage, build in pictures.items()}
-    outputs["frames"] = STAGES["frames"](_moving(site, folder), _of_clips(corpus))
+    corpus, moving = load(str(CORPUS)), _moving(site, folder)
+    pictures, clips = _with_categories(corpus), _of_clips(corpus)
+    is_of_clips = {stage: NEEDED.get(stage) == "clip" for stage in STAGES}
+    outputs = {
+        stage: build(moving, clips) if is_of_clips[stage] else build(site, pictures) for stage, build in STAGES.items()
+    }
     return {stage: {"version": output.about["version"]} | _bytes(output) for stage, output in outputs.items()}
 
 
@@ -105,7 +109,9 @@ def _bytes(output: Output) -> dict[str, Any]:
         shown = np.concatenate([frames.pictures(id, some) for id, some in samples.items()]).astype(np.float64)
         return {"shape": list(shown.shape), "values": shown.reshape(len(shown), -1)[:, ::997].tolist()}
     store = FeatureStore(output)
-    values = store.take(store.rows(id for id in store.ids if id not in store.absent)).astype(np.float64)
+    ids = [id for id in store.ids if id not in store.absent]
+    values = np.concatenate(store.read(ids)) if store.spec.ragged else store.read(ids)
+    values = values.astype(np.float64)
     return {"shape": list(values.shape), "values": values.reshape(len(values), -1)[:, ::97].round(4).tolist()}
 
 
@@ -119,7 +125,9 @@ def _publish(folder: Path) -> None:
     (folder / "pictures.txt").write_text("".join(f"gopher://gone/{name}\n" for name in names))
     for name in names[:-1]:
         colour = (30 * int(name[1:4]), 200 - 20 * int(name[1:4]), 90)
-        Image.new("RGB", (40, 32), colour).save(folder / name, "JPEG")
+        first, second = (Image.new("RGB", (40, 32), colour[::step]) for step in (1, -1))
+        first.save(folder / name, "JPEG")
+        first.save(folder / f"{name[:-3]}gif", "GIF", save_all=True, append_images=[second], duration=100)
     (folder / names[0]).write_bytes(b"no picture")
 
 

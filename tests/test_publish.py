@@ -277,11 +277,12 @@ def test_features_of_another_corpus_of_the_media_set_are_not_published(built: Bu
     assert not (tmp_path / "out").exists()
 
 
-def test_resized_pictures_are_no_features(built: Built, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", ["pixels", "frames"])
+def test_resized_pictures_are_no_features(stage: str, built: Built, tmp_path: Path) -> None:
     """Of COCO's pictures only what was computed from them may be passed on."""
     storage = open_storage(str(shutil.copytree(built.storage.url, tmp_path / "root")))
     ids = [item.id for item in built.rows(Item)]
-    squares = build(replace(toy_features(Output(storage, built.media.folder), ids), name="pixels"), storage)
+    squares = build(replace(toy_features(Output(storage, built.media.folder), ids), name=stage), storage)
     assert [output.folder for output in feature_stores(built.corpus, storage)] == [built.features[0].folder]
     with pytest.raises(Trouble, match=f"{squares.identity} holds the pictures themselves"):
         publish(built.corpus, storage, tmp_path / "out", [squares])

@@ -613,8 +613,8 @@ def test_the_recipes_are_those_of_the_papers() -> None:
     assert [phase.epochs for phase in PVSE_COCO.phases] == [50, 50]
     assert [phase.pixels is None for phase in PVSE_COCO.phases] == [True, False]
     assert [recipe.model.embeddings for recipe in RECIPES[:3]] == [2, 3, 5]  # type: ignore[attr-defined]
-    assert PVSE_TGIF.visual == Features("frames", frames=8, ends=6)
-    assert PVSE_MRW.visual == Features("frames", frames=4)
+    assert PVSE_TGIF.visual == Features("clips", frames=8, ends=6)
+    assert PVSE_MRW.visual == Features("clips", frames=4)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)

@@ -317,7 +317,7 @@ def test_the_words_must_be_given_and_be_those_of_the_weights(
         (PVSE, "coco", None, View("coco", "karpathy/test", captions_per_item=5), Features("resnet")),
         (VSEPP, "coco", "karpathy/val", View("coco", "karpathy/val", captions_per_item=5), Features("resnet")),
         (PCME, "cub", None, View("cub", "pcme/test"), Features("resnet")),
-        (PVSE, "tgif", "test", View("tgif", "test", captions_per_item=1), Features("frames", frames=8, ends=6)),
+        (PVSE, "tgif", "test", View("tgif", "test", captions_per_item=1), Features("clips", frames=8, ends=6)),
         (PCME, "pictures", None, View("pictures", "toy/test"), Features("resnet")),
     ],
 )

@@ -102,7 +102,7 @@ def test_silent_items_and_lengths_of_clips_are_told(tmp_path: Path) -> None:
     assert [part.lengths for part in describe(xmodal.open(root, "pictures")).parts] == [{}] * 5
     output = build(clips(Clips(20)), open_storage(root))
     found = {part.name: part for part in describe(xmodal.open(root, "pictures")).parts}
-    store = f"frames/{output.identity}"
+    store = f"clips/{output.identity}"
     lengths = {number: 1 + number % 7 for number in range(20)}
     assert found["all"].lengths == {store: Spread(sum(lengths.values()) / 20, 1, 7)}
     assert found["toy/test"].lengths == {store: Spread(3.0, 3, 3)}
@@ -133,7 +133,7 @@ def clips(config: Clips) -> Stage[Clips, None]:
             file.write(extents)
         return {"rows": config.items}
 
-    return Stage("frames", config, plan, lambda config, inputs: write)
+    return Stage("clips", config, plan, lambda config, inputs: write)
 
 
 def test_papers_stand_beside_what_is_there(made: tuple[str, str, list[Row]]) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from xmodal.batches import Loader, Reader
 
 
+MEDIA_AGAIN = ("pixels", "frames")  # stages of the media themselves, smaller: no features
 CLEAN, IDS = "clean", "ids.txt"  # the stage of cleaned splits, and its file: an id a line
 USUAL = ("train", "val", "dev", "test")  # parts of an author's division, in the order in which they are told
 
@@ -133,7 +134,10 @@ class Dataset:
         return {name: len(items) for name, items in splits(self.records).items()}
 
     def store(self, features: str | None = None) -> FeatureStore:
-        """By stage, identity, or stage/identity; nothing needs to be said where there is just one."""
+        """By stage, identity, or stage/identity; nothing needs to be said where there is just one.
+
+        Pixels and frames, which are the media over again, are given to those who name them.
+        """
         chosen = _of_all([output for output in self.features if _is_meant(output, features)], self.records)
         if len(chosen) == 1:
             return FeatureStore(chosen[0])
@@ -420,10 +424,12 @@ def made_by(store: FeatureStore) -> str:
 
 
 def media_of(features: Output) -> Output | None:
-    """The sealed media; None where the features do not name them, or the root has them no more."""
+    """The sealed media, which others may lie between; None where they are not named, or the root has them no more."""
     for made_from in features.about.get("inputs", ()):
-        media = Output(features.storage, f"media/{made_from.get('identity')}")
-        if made_from.get("stage") == "media" and media.storage.size(f"{media.folder}/stage.json") is not None:
+        made = Output(features.storage, f"{made_from.get('stage')}/{made_from.get('identity')}")
+        if made.storage.size(f"{made.folder}/stage.json") is None:
+            continue
+        if media := made if made_from.get("stage") == "media" else media_of(made):
             return media
     return None
 
@@ -441,7 +447,9 @@ def _media_set(features: Output) -> str | None:
 
 
 def _is_meant(output: Output, features: str | None) -> bool:
-    return features in (None, output.stage, output.identity, f"{output.stage}/{output.identity}")
+    if features is None:
+        return output.stage not in MEDIA_AGAIN
+    return features in (output.stage, output.identity, f"{output.stage}/{output.identity}")
 
 
 def _named(output: Output) -> str:

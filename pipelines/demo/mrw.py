@@ -1,14 +1,15 @@
-"""MRW's raw file, made of a generated world: what xmodal/corpora/mrw.py describes, at any size and with its quirks.
+"""MRW's raw files, made of a generated world: what xmodal/corpora/mrw.py describes, at any size and with its quirks.
 
 Of ten scenes one is for validation and one for testing, by their index. Among the quirks, more frequent here than in
-MRW: addresses that are empty, missing or cut off, and a validation list by either of its two names. The clips are not
-written: MP4 needs an encoder. Of equal worlds the file is equal bytes.
+MRW: addresses that are empty, missing or cut off, clips that are gone, and a validation list by either of its two
+names. The clips are MP4, as giphy's, each frame shown for another time; only those are written that are to be had. Of
+equal worlds all files are equal bytes, by one version of the encoder.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -51,6 +52,14 @@ class Reaction:
         addresses = {3: {"mp4_url": ""}, 7: {"mp4_url": stem}, 11: {}}
         return addresses.get(self.scene.index % 19, {"mp4_url": f"{stem}.mp4"}) | rest
 
+    @property
+    def gone(self) -> bool:
+        return self.scene.index % 17 == 12
+
+    @property
+    def at_hand(self) -> bool:
+        return self.images.get("mp4_url", "").endswith(".mp4") and not self.gone
+
     def record(self) -> dict[str, Any]:
         named = {"id": self.id, "sentence": self.sentence}
         return named | {"images": self.images, "gulp_num_frames": self.scene.frames}
@@ -61,17 +70,30 @@ def reactions(world: World) -> Iterator[Reaction]:
 
 
 def write(world: World, folder: str | Path, validation: Literal["valid", "val"] = "valid") -> Corpus:
-    """Writes the archive; the corpus has its size and checksum, and the world's counts."""
+    """Writes the archive and the clips; the corpus has its size and checksum, and the world's counts."""
     if not world.motion or world.items < len(SPLIT_OF_TEN):
         raise Unpublishable(f"MRW has clips in three splits: motion and 10 items at least, not {world}")
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
+    mp4, path = _encoder(), Path(folder)
+    (path / "mp4").mkdir(parents=True, exist_ok=True)
     members = {SENTENCES: json.dumps([each.record() for each in reactions(world)]).encode()}
     for split, name in (("mrw/train", "train"), ("mrw/val", validation), ("mrw/test", "test")):
         ids = (f"{each.id}\n" for each in reactions(world) if each.split == split)
         members[f"split/{name}.tsv"] = "".join(ids).encode()
     write_tgz(path / ARCHIVE, members.items())
+    for each in reactions(world):
+        if each.at_hand:
+            (path / f"mp4/{each.id}.mp4").write_bytes(mp4(each.scene))
     return replace(CORPUS, sources=tuple(written(source, path) for source in CORPUS.sources), counts=_counts(world))
+
+
+def _encoder() -> Callable[[Scene], bytes]:
+    try:
+        from pipelines.demo.video import mp4
+    except ModuleNotFoundError as missing:
+        raise Unpublishable(
+            f"MRW's clips are MP4, which needs {missing.name}: pip install 'xmodal[video]'"
+        ) from missing
+    return mp4
 
 
 def _counts(world: World) -> dict[str, int]:

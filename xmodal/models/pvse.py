@@ -332,7 +332,7 @@ PVSE_TGIF = Recipe(
     ),
     view=View("tgif", "tgif/train", captions_per_item=1),
     validation=View("tgif", "tgif/val", captions_per_item=1),
-    visual=Features("frames", frames=8, ends=6),
+    visual=Features("clips", frames=8, ends=6),
     text=Tokens("nltk", minimum_count=1, vectors=GLOVE),
     model=PVSEConfig(visual="video", embeddings=3, negatives="all"),
     phases=(FIXED, CLIPS),
@@ -347,7 +347,7 @@ PVSE_MRW = replace(
     ),
     view=View("mrw", "mrw/train"),
     validation=View("mrw", "mrw/val"),
-    visual=Features("frames", frames=4),
+    visual=Features("clips", frames=4),
     model=PVSEConfig(visual="video", embeddings=5, negatives="all"),
 )
 PVSE_CUB = replace(

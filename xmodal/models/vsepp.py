@@ -123,7 +123,7 @@ VSEPP_TGIF = replace(
     cites="spec, models, section 6, row VSE++; 1.7 and 1.8: frames, vocabulary, one caption a clip",
     view=View("tgif", "tgif/train", captions_per_item=1),
     validation=View("tgif", "tgif/val", captions_per_item=1),
-    visual=Features("frames", frames=8, ends=6),
+    visual=Features("clips", frames=8, ends=6),
     text=Tokens("nltk", minimum_count=1),
 )
 VSEPP_MRW = replace(
@@ -131,7 +131,7 @@ VSEPP_MRW = replace(
     name="vsepp-mrw",
     view=View("mrw", "mrw/train"),
     validation=View("mrw", "mrw/val"),
-    visual=Features("frames", frames=4),
+    visual=Features("clips", frames=4),
 )
 VSE0_CUB = replace(
     VSE0_COCO,

@@ -1,0 +1,131 @@
+"""The clips stage: of every clip a run of pooled ResNet features, a row a sample, from the frames that were taken.
+
+A frame that several samples show is seen once and its row repeated. Shards are the units. A batch has frames of several
+clips, but of one shard: the bytes are the same for any number of workers. A clip without frames is a failure of its
+unit and has no rows: readers refuse it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.stage import Counts, Inputs, Resources, Sink, Stage
+from xmodal.clips import FrameStore
+from xmodal.features import (
+    FeatureSpec,
+    FeatureStore,
+    extents_file,
+    index_files,
+    shard_file,
+    shard_ranges,
+    write_ragged_shard,
+)
+from xmodal.outputs import Output
+from xmodal.vision import Extractor, ResNet, load, pixels, sha256_of
+
+NAME, VERSION = "clips", 1
+
+
+@dataclass(frozen=True)
+class ClipsConfig(ResNet):
+    """As of the resnet stage; a shard's length, too, may change the last bits."""
+
+    output: Literal["grid", "pooled"] = "pooled"
+    items_per_shard: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.output != "pooled":
+            raise ValueError("of a frame of a clip there is one row: its output is pooled")
+        _ = self.spec  # refuses a length that the array cannot have
+
+    @property
+    def spec(self) -> FeatureSpec:
+        return replace(super().spec, ragged=True, items_per_shard=self.items_per_shard)
+
+
+@dataclass(frozen=True)
+class Index:
+    """The work of the unit that says what the array is, whose its rows are, and how their frames were taken."""
+
+    ids: tuple[str, ...]
+    frames: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The work: some clips, which of them have no frames, and the checksum of every file that frames are read from."""
+
+    first: int
+    ids: tuple[str, ...]
+    absent: tuple[str, ...]
+    sha256: tuple[tuple[str, str], ...]
+
+
+def clips(
+    frames: Stage[Any, Any] | Output, config: ClipsConfig, weights_file: Path | None = None
+) -> Stage[ClipsConfig, Index | Shard]:
+    """`weights_file` is a state_dict to use instead of the weights that the config names."""
+    weights = config.weights if weights_file is None else f"sha256:{sha256_of(weights_file)}"
+    resources = Resources(gpus=1.0 if config.device == "cuda" else 0.0)
+    opened = partial(_open, weights_file)
+    return Stage(NAME, replace(config, weights=weights), _plan, opened, (frames,), VERSION, resources, reuse=True)
+
+
+def _plan(config: ClipsConfig, inputs: Inputs) -> Iterator[tuple[str, Index | Shard]]:
+    (frames,) = inputs
+    store, size = FrameStore(frames), FeatureStore(frames).spec.shard_items
+    files = {unit.name: sorted((name, sha256) for name, (_, sha256) in unit.files.items()) for unit in frames.units()}
+    yield "index", Index(store.ids, frames.config)
+    for shard, clips in enumerate(shard_ranges(config.spec, len(store.ids))):
+        ids = store.ids[clips.start : clips.stop]
+        absent = tuple(id for id in ids if id not in store)
+        units = (f"shard-{number:05d}" for number in range(clips.start // size, (clips.stop - 1) // size + 1))
+        sha256 = tuple(chain.from_iterable(files[unit] for unit in units))
+        yield f"shard-{shard:05d}", Shard(clips.start, ids, absent, sha256)
+
+
+def _open(weights_file: Path | None, config: ClipsConfig, inputs: Inputs) -> Callable[[Index | Shard, Sink], Counts]:
+    extractor, frames, spec = load(config, weights_file), FrameStore(inputs[0]), config.spec
+
+    def write(work: Index | Shard, sink: Sink) -> Counts:
+        if isinstance(work, Index):
+            provenance = {**extractor.provenance(), "frames": work.frames}
+            for name, data in index_files(spec, work.ids, provenance).items():
+                with sink.file(name) as file:
+                    file.write(data)
+            return {}
+        for id in work.absent:
+            sink.fail(id, "absent", "it has no frames")
+        clips, shard = range(work.first, work.first + len(work.ids)), work.first // spec.shard_items
+        with sink.file(shard_file(spec, shard)) as file:
+            extents = write_ragged_shard(file, spec, clips, _runs(extractor, frames, work))
+        with sink.file(extents_file(spec, shard)) as file:
+            file.write(extents)
+        rows = int(np.frombuffer(extents, "<i8").reshape(-1, 2)[:, 1].sum())
+        return {"clips": len(work.ids) - len(work.absent), "rows": rows}
+
+    return write
+
+
+def _runs(extractor: Extractor, frames: FrameStore, work: Shard) -> Iterator[NDArray[Any]]:
+    """Clip by clip: each takes its frames' rows from the batches, which do not end where it does."""
+    rows = _rows(extractor, (jpeg for id in work.ids if id not in work.absent for jpeg in frames.jpegs(id)))
+    for id in work.ids:
+        if id in work.absent:
+            yield np.zeros((0, *extractor.config.spec.row_shape), extractor.config.dtype)
+        else:
+            yield np.stack(list(islice(rows, len(frames.starts_us(id)))))[frames.frame_of_sample(id)]
+
+
+def _rows(extractor: Extractor, jpegs: Iterator[bytes]) -> Iterator[NDArray[Any]]:
+    """A row a frame, seen batch by batch."""
+    seen = (pixels(jpeg, extractor.config) for jpeg in jpegs)
+    while batch := list(islice(seen, extractor.config.batch_size)):
+        yield from extractor(np.stack(batch))
