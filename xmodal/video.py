@@ -36,6 +36,7 @@ from xmodal.trouble import Trouble
 
 FORMATS = {"mp4": "mov", "webm": "matroska"}  # as libav names them; no other is opened: playlists read other files
 SEGMENT, UNKNOWN = 0x18538067, 0x1FFFFFFFFFFFFFF  # of WebM: the element all is in; its length while it was recorded
+TINY = 16  # pixels
 
 
 @dataclass(frozen=True)
@@ -264,16 +265,16 @@ def _conversion(config: Sampling, limits: Limits) -> Callable[[VideoFrame], Fram
         check_canvas(frame.width, frame.height, config, limits)
         width, height = config.size(frame.width, frame.height)
         small = scaler.reformat(frame, width, height, "rgb24", interpolation=Interpolation.BILINEAR, threads=1)
-        matrix = matrix or _matrix(small)
+        matrix = matrix or _matrix(frame)
         return Frame(_turned(np.asarray(small.to_ndarray(), np.uint8), matrix))
 
     return converted
 
 
 def _matrix(frame: VideoFrame) -> tuple[int, ...]:
-    """How a frame is to be turned. Asked of one small frame a clip: a frame that was asked lives on until all garbage
-    is collected."""
-    found: Any = frame.side_data
+    """How a frame is to be turned. Asked of one tiny copy a clip: a frame that was asked refers to itself, and keeps
+    its pixels until all garbage is collected."""
+    found: Any = frame.reformat(TINY, TINY, interpolation=Interpolation.POINT, threads=1).side_data
     return struct.unpack("=9i", bytes(found["DISPLAYMATRIX"])) if "DISPLAYMATRIX" in found else (1, 0, 0, 0, 1)
 
 
