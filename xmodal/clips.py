@@ -6,8 +6,11 @@ second unless it was built otherwise, and each is one of the frames.
 
 import io
 import math
+import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -113,18 +116,18 @@ class FrameStore:
         wanted = [int(sample) for sample in samples]
         if strange := [sample for sample in wanted if not 0 <= sample < len(shown)]:
             raise IndexError(f"{id} has {len(shown)} samples, and none of number {strange[0]}")
-        width, height = _opened(self.jpegs(id, [0])[0]).size
+        frames, places = np.unique(shown[wanted], return_inverse=True)
+        first, *jpegs = self.jpegs(id, [0, *frames])
+        width, height = _opened(first).size
         pictures_SHW3 = np.empty((len(wanted), height, width, 3), np.uint8)
-        drawn: dict[int, int] = {}  # frames, and the first place of each
-        for place, frame in enumerate(shown[wanted].tolist()):
-            if frame in drawn:
-                pictures_SHW3[place] = pictures_SHW3[drawn[frame]]
-                continue
-            picture = _opened(self.jpegs(id, [frame])[0])
-            pictures_SHW3[place] = np.asarray(
-                picture if picture.size == (width, height) else picture.resize((width, height))
-            )
-            drawn[frame] = place
+
+        def draw(number: int) -> None:
+            picture = _opened(jpegs[number])
+            pixels_HW3 = np.asarray(picture if picture.size == (width, height) else picture.resize((width, height)))
+            for place in np.flatnonzero(places == number).tolist():
+                pictures_SHW3[place] = pixels_HW3
+
+        list(_threads().map(draw, range(len(jpegs))))
         return pictures_SHW3
 
     def _row(self, id: str) -> int:
@@ -174,5 +177,14 @@ def _thumbnail(jpeg: bytes) -> Image.Image:
     return picture
 
 
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Decoding lets others run meanwhile."""
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "xmodal-jpegs")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # the threads stay behind, in the parent
+
+
 def _opened(jpeg: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(jpeg))
+    return Image.open(io.BytesIO(jpeg), formats=("JPEG",))
