@@ -41,8 +41,8 @@ def test_a_dump_of_the_authors_is_taken_as_it_is(name: str, tmp_path: Path) -> N
     """As their scripts write it: a folder a split, several sentences of a GIF, and clips that the corpus has not."""
     raw, root = tmp_path / "raw", str(tmp_path / "root")
     corpus = {"tgif": tgif.write, "mrw": mrw.write}[name](WORLD, raw)
-    for gif in raw.rglob("*.gif"):
-        gif.unlink()
+    for clip in (*raw.rglob("*.gif"), *raw.rglob("*.mp4")):
+        clip.unlink()
     clips = {each.id: jpegs(each.scene) for each in (tgif.animations if name == "tgif" else mrw.reactions)(WORLD)}
     ids = list(clips)
     write_chunk(raw / "gulp/train", 0, [(id, clips[id], ["one"]) for id in ids[:5]] + [("other", FRAMES, ["x"])])
