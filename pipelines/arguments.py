@@ -97,8 +97,8 @@ def known_arguments(description: str | None) -> argparse.ArgumentParser:
     publish.add_argument("--out", type=_local, required=True, help="the folder; one of an earlier publish is replaced")
     _importing(command("import", "features that you have already, as the output of a stage; goes on where it stopped"))
     _exporting(command("export", "features as .npy, .h5, webdataset .tar, or an npz an item", root=None))
-    demo = command("demo", "everything, on a small generated world with COCO's files", root=False)
-    demo.add_argument("--items", type=int, default=1000, help="scenes in the world (default: 1000)")
+    demo = command("demo", "everything, on small generated worlds in the files of COCO, TGIF and MRW", root=False)
+    demo.add_argument("--items", type=int, default=1000, help="scenes in COCO's world (default: 1000)")
     _circumstances(demo)
     command("doctor", "what is missing on this machine and how to get it", root=False)
     return parser
