@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import os
 import pickle
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -52,6 +54,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     build(arrays(Arrays(ITEMS)), open_storage(root))
     build(facts(Facts(ITEMS, shown="number")), open_storage(root))
     return root
+
+
+@pytest.fixture(params=[0.0, math.inf], ids=["by threads", "at once"])
+def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Where batches are made: who comes back at once would have some made in either place."""
+    monkeypatch.setattr("xmodal.batches.WORTH_A_THREAD", request.param)
+    return float(request.param)
 
 
 @cache
@@ -161,6 +170,7 @@ def test_a_vector_is_a_sequence_of_one_and_a_grid_is_flattened(root: str) -> Non
     assert stream(next(iter(Loader(reader(root, "grids"), 4)))).visual.values.shape == (4, 16, 16)
 
 
+@pytest.mark.usefixtures("made")
 def test_each_caption_comes_once_an_epoch_with_its_item(root: str) -> None:
     one = reader(root)
     batches = list(Loader(one, BATCH))
@@ -378,6 +388,7 @@ def test_a_killed_loader_goes_on_with_exactly_the_remaining_samples(root: str, t
         assert {loader.epoch for loader in rest} == {1}
 
 
+@pytest.mark.usefixtures("made")
 def test_a_loop_that_was_broken_off_goes_on_there(root: str) -> None:
     whole, broken = Loader(reader(root), BATCH), Loader(reader(root), BATCH)
     expected = [captions(list(whole)) for _ in range(2)]
@@ -407,6 +418,7 @@ def two(root: str) -> dict[str, Reader]:
     return {name: reader(root, array, items, first=first) for name, (array, items, first) in TWO.items()}
 
 
+@pytest.mark.usefixtures("made")
 def test_two_streams_advance_together(root: str) -> None:
     loader = Loader(two(root), BATCH, seed=2)
     assert len(loader) == -(-79 // BATCH)
@@ -555,6 +567,7 @@ def held_values(kind: str, held: Any, values: NDArray[Any]) -> tuple[NDArray[Any
     return np.asarray(held), np.asarray(HOLD[kind](torch.from_numpy(values)))
 
 
+@pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("dtype", [None, torch.float32])
 @pytest.mark.parametrize("kind", list(HOLD))
 def test_what_is_held_is_never_overwritten(root: str, kind: str, dtype: torch.dtype | None) -> None:
@@ -569,6 +582,7 @@ def test_what_is_held_is_never_overwritten(root: str, kind: str, dtype: torch.dt
         np.testing.assert_array_equal(*held_values(kind, some, wanted))
 
 
+@pytest.mark.usefixtures("made")
 def test_what_a_backward_pass_needs_is_never_overwritten(root: str) -> None:
     weight, losses, expected = torch.ones(16, 16, requires_grad=True), [], np.zeros((16, 16), np.float32)
     for batch in Loader(reader(root), BATCH, dtype=torch.float32):
@@ -587,6 +601,7 @@ def test_what_evaluation_holds_is_never_overwritten(root: str) -> None:
         np.testing.assert_array_equal(read.numpy(), values("grids", item))
 
 
+@pytest.mark.usefixtures("made")
 def test_the_other_tensors_of_a_batch_are_its_own(root: str) -> None:
     loader = Loader(reader(root), BATCH)
     kept = captions(list(loader))
@@ -599,6 +614,7 @@ def test_the_other_tensors_of_a_batch_are_its_own(root: str) -> None:
     assert captions(list(loader)) == kept
 
 
+@pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("name", ["grids", "frames"])
 def test_memory_of_dropped_batches_is_used_again(root: str, name: str) -> None:
     loader = Loader(reader(root, name), 4, ahead=2)
@@ -609,21 +625,56 @@ def test_memory_of_dropped_batches_is_used_again(root: str, name: str) -> None:
     assert all(pointer % 64 == 0 for pointer in pointers[0])
 
 
-def test_a_batch_is_given_back_before_the_next_is_awaited(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_given_back_before_the_next_is_made(root: str, made: float, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[weakref.ref[Batch]] = []
     alive = list[bool]()
-    awaited = Future.result
+    where = Future if made == 0 else Loader
+    name = "result" if made == 0 else "_batch"
+    awaited = getattr(where, name)
 
-    def watched(future: Future[Any], timeout: float | None = None) -> Any:
+    def watched(*arguments: Any) -> Any:
         alive.extend(ref() is not None for ref in given)
-        return awaited(future, timeout)
+        return awaited(*arguments)
 
-    monkeypatch.setattr(Future, "result", watched)
+    monkeypatch.setattr(where, name, watched)
     iterator = iter(Loader(reader(root), 4))
     for _ in range(5):
         given.append(weakref.ref(next(iterator)))
     assert len(alive) == 10
     assert not any(alive)
+
+
+def test_who_comes_back_at_once_has_the_next_batch_made_in_the_memory_of_the_last(
+    root: str, made: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makers = set[str]()
+    visual = Reader.visual
+
+    def watched(*arguments: Any) -> Any:
+        makers.add(threading.current_thread().name)
+        return visual(*arguments)
+
+    monkeypatch.setattr(Reader, "visual", watched)
+    places = {stream(batch).visual.values.data_ptr() for batch in islice(Loader(reader(root), 4), 10)}
+    assert makers <= {"xmodal-loader_0", "xmodal-loader_1"} if made == 0 else makers == {"MainThread"}
+    assert made == 0 or len(places) == 2  # this comprehension holds one while it awaits the next
+
+
+def test_a_busy_consumer_is_read_ahead_for_and_a_quick_one_is_not(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    makers = list[str]()
+    visual = Reader.visual
+
+    def watched(*arguments: Any) -> Any:
+        makers.append(threading.current_thread().name)
+        return visual(*arguments)
+
+    monkeypatch.setattr(Reader, "visual", watched)
+    monkeypatch.setattr("xmodal.batches.WORTH_A_THREAD", 0.01)
+    for number, _ in enumerate(Loader(reader(root), 4)):
+        if number > 10:
+            time.sleep(0.02)
+    assert "MainThread" in makers[:12]
+    assert "MainThread" not in makers[13:]
 
 
 def test_pickles_hold_no_batches(root: str) -> None:
@@ -680,6 +731,7 @@ def test_a_process_ends_though_an_iteration_is_held(root: str) -> None:
     assert child.returncode == 0
 
 
+@pytest.mark.usefixtures("made")
 def test_a_flipped_bit_reaches_the_consumer_by_file(root: str, tmp_path: Path) -> None:
     source = find(root, "arrays")[0]
     folder = Path(shutil.copytree(source.where, tmp_path / source.folder))

@@ -323,8 +323,7 @@ class MappedRows:
     def _in_memory(self, rows: NDArray[np.int64]) -> bool:
         """As far as a look at some of them tells."""
         size = self.layout.row_bytes
-        some = rows[:: max(1, len(rows) // PROBES)].tolist()
-        return all(self._space.in_memory(row * size + size // 2) for row in some)
+        return self._space.in_memory(rows[:: max(1, len(rows) // PROBES)] * size + size // 2)
 
     def _ask_for(self, chunks: list[int], rows: list[int]) -> None:
         """All that a batch needs from a cold disk, at once: a fault at a time the disk would wait for us."""
@@ -501,11 +500,11 @@ class _Addresses:
         finally:
             os.close(descriptor)
 
-    def in_memory(self, offset: int) -> bool:
-        """Whether the page of a byte is there, so that reading it waits for no disk; of others' files always yes."""
+    def in_memory(self, offsets: NDArray[np.int64]) -> bool:
+        """Whether the pages of bytes are there, so that reading waits for no disk; of others' files always yes."""
         there = ctypes.c_ubyte()
-        page = (self._start + offset) & -mmap.PAGESIZE
-        return _LIBC.mincore(page, 1, ctypes.byref(there)) != 0 or bool(there.value & 1)
+        pages = ((self._start + offsets) & -mmap.PAGESIZE).tolist()
+        return all(_LIBC.mincore(page, 1, ctypes.byref(there)) != 0 or there.value & 1 for page in pages)
 
     def will_need(self, offset: int, size: int) -> None:
         start = (self._start + offset) & -mmap.PAGESIZE

@@ -5,6 +5,7 @@ Shapes: B rows, L positions, V visual rows, T text rows, P pairs.
 
 import math
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -62,7 +63,7 @@ class Padded:
     @classmethod
     def whole(cls, values: Tensor) -> "Padded":
         """Rows without padding, (B, L, ...): grids, a fixed number of regions, dense texts with L = 1."""
-        return cls(values, torch.full(values.shape[:1], values.shape[1]))
+        return cls(values, torch.from_numpy(np.full(values.shape[0], values.shape[1])))
 
     @property
     def mask(self) -> Tensor:
@@ -284,6 +285,7 @@ class Buffers:
 
 
 THREADS = 2  # one copies rows while the other looks up words
+WORTH_A_THREAD = 0.0002  # seconds of work on a batch: to have a thread read meanwhile costs about as much
 _OURS_ALONE = 2  # references: the list's, and the question's own
 
 Captions = Literal["each", "one", "all"]
@@ -364,18 +366,27 @@ class Loader(IterableDataset[Batch]):
         self.epoch, self.cursor = epoch + 1, 0  # also in a worker that did not have the last batch
 
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
-        """Two iterations at once do not share buffers; one after the other they do, as fresh memory costs much."""
+        """Two iterations at once do not share buffers; one after the other they do, as fresh memory costs much.
+
+        Who comes back at once leaves nothing to read meanwhile: the next batch is then made here, in the memory of the
+        last, which the processor still has in its cache.
+        """
         buffers, self._buffers = self._buffers or Buffers(pinned=self._device.type == "cuda"), None
         readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
         starts, waiting = deque(self._starts()), deque[tuple[int, Future[Batch]]]()
+        busy = math.inf
         with ThreadPoolExecutor(THREADS, "xmodal-loader") as thread:
             try:
                 while starts or waiting:
-                    while starts and len(waiting) <= self.ahead:
+                    while starts and len(waiting) <= self.ahead and busy > WORTH_A_THREAD:
                         waiting.append((starts[0], thread.submit(self._batch, readers, epoch, starts.popleft())))
-                    start, batch = waiting.popleft()
-                    yield start, batch.result()
+                    start, read = waiting.popleft() if waiting else (starts.popleft(), None)
+                    batch = read.result() if read else self._batch(readers, epoch, start)
+                    del read
+                    given = time.perf_counter()
+                    yield start, batch
                     del batch
+                    busy = time.perf_counter() - given
             finally:
                 for _, unread in waiting:
                     unread.cancel()
@@ -437,7 +448,7 @@ class Loader(IterableDataset[Batch]):
         """On the device, as the dtype asked for; what is stored in half precision also travels in it."""
         values = visual.values.to(self._device)
         if self._dtype is None or values.dtype == self._dtype:
-            return Padded(values, visual.lengths)
+            return visual if values is visual.values else Padded(values, visual.lengths)
         if _on_device(values) or self._dtype != torch.float32:
             return Padded(values.to(self._dtype), visual.lengths)
         room = buffers.take(tuple(values.shape), np.dtype(np.float32))
