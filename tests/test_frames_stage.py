@@ -131,6 +131,19 @@ def test_samples_are_decoded_in_the_order_asked(made: Output) -> None:
             read()
 
 
+def test_pictures_are_what_pillow_makes_of_the_jpegs(made: Output) -> None:
+    store = FrameStore(made)
+    expected = [np.asarray(Image.open(io.BytesIO(one))) for one in store.jpegs("a")]
+    shown = [expected[frame] for frame in store.frame_of_sample("a")]
+    np.testing.assert_array_equal(store.pictures("a", range(len(shown))), shown)
+
+
+def test_pictures_without_their_decoder_are_refused(made: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    with pytest.raises(Trouble, match=r"need simplejpeg: pip install 'xmodal\[video\]'"):
+        FrameStore(made).pictures("a", [0])
+
+
 def test_what_is_not_there_is_refused_by_name(made: Output) -> None:
     store = FrameStore(made)
     for read in (store.jpegs, store.starts_us, store.frame_of_sample):
