@@ -24,6 +24,7 @@ DISK = {
     errno.EACCES: "no permission to write there: choose another root",
     errno.EPERM: "not permitted there (no hard links?): choose another root",
 }
+FETCHED = ("sources", "media")  # what a retry is of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -87,8 +88,9 @@ def _about_disk(error: OSError, chosen: argparse.Namespace) -> str:
         return f"a file is missing{where}: `xmodal verify --forget` has it made again by the next build or retry"
     if error.errno is None:
         return f"{error}: if a file under {chosen.root} is damaged, `xmodal verify --forget` finds it"
-    advice = DISK.get(error.errno or 0, str(error.strerror or error))
-    return f"{advice}{where}; then run the same command again: what is committed is kept"
+    if error.errno not in DISK:
+        return f"{error.strerror}{where}"
+    return f"{DISK[error.errno]}{where}; then run the same command again: what is committed is kept"
 
 
 def _corpora(chosen: argparse.Namespace) -> tuple[Any, int]:
@@ -141,7 +143,9 @@ def _retry(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.corpus import retry
 
     site = _site(chosen)
-    corpora = zip(chosen.targets, _targets(chosen, site), strict=True)
+    corpora = list(zip(chosen.targets, _targets(chosen, site), strict=True))
+    if made := [text for text, (_, _, stages) in corpora if len(stages) == 1 and stages[0] not in FETCHED]:
+        raise Trouble(f"{made[0]} is made of files: name the corpus, whose failed files are fetched again, then build")
     return {
         "root": chosen.root,
         "corpora": {text: retry(of, corpus, chosen.kind) for text, (of, corpus, _) in corpora},

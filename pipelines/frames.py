@@ -70,7 +70,7 @@ class FramesConfig(Sampling):
         super().__post_init__()
         if not 1 <= self.quality <= 100:
             raise ValueError(f"the quality of a JPEG is 1 to 100, not {self.quality}")
-        _ = self.spec  # refuses lengths that the array cannot have
+        _ = self.spec, self.wanted, self.leash  # each refuses what it cannot be
 
     @property
     def spec(self) -> FeatureSpec:

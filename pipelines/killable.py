@@ -44,6 +44,10 @@ class Leash:
     rate: float = 2.0
     memory: int = 4 << 30
 
+    def __post_init__(self) -> None:
+        if self.seconds <= 0 or self.rate < 0 or self.memory < 1:
+            raise ValueError("a clip takes some time and memory: a deadline is above 0, its rate not below")
+
     def allows(self, duration_ms: int) -> float:
         return self.seconds + self.rate * duration_ms / 1000
 
@@ -100,10 +104,9 @@ class Killable:
             self._restart(0.0)
             return _failed(talk.row, "timeout", f"not done after {self._leash.allows(talk.row.duration_ms):g} seconds")
         except OSError:
-            code = self._restart(END_SECONDS)
+            how = _how(self._restart(END_SECONDS))
             if talk.raised:
                 return _failed(talk.row, "internal", talk.raised)
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
             return _failed(talk.row, "worker_died", f"the process {how}")
 
     def _start(self) -> None:
@@ -118,8 +121,8 @@ class Killable:
         try:
             _Talk(self._socket, Leash(START_SECONDS), Sampled(0)).message()
         except OSError:
-            code = self._ended(END_SECONDS)
-            raise Trouble(f"the process that samples clips does not start: it ended with {code}") from None
+            how = _how(self._ended(END_SECONDS))
+            raise Trouble(f"the process that samples clips does not start: it {how}") from None
 
     def _restart(self, patience: float) -> int:
         """What the process ended with of itself within so many seconds, or else by SIGKILL; signals are below zero."""
@@ -218,6 +221,10 @@ def _end(process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
     connection.close()
     process.kill()
     process.wait()
+
+
+def _how(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
 
 def _failed(row: Sampled, status: Failure, message: str) -> Sampled:

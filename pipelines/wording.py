@@ -267,6 +267,7 @@ def _features(result: Result) -> str:
 def demo(result: Result) -> list[str]:
     root, xmodal, runs = os.path.relpath(result["root"]), _as_typed("xmodal"), result["runs"]
     of_pictures = [one for one in runs if one["evaluation"]["corpus"] == "coco"]
+    of_clips = [one["evaluation"]["corpus"] for one in runs if one not in of_pictures]
     run = os.path.relpath(of_pictures[-1]["training"]["run"])
     new = any(row["built"] for row in result["outputs"]) or any(one["training"]["trained"] for one in runs)
     return [
@@ -278,6 +279,7 @@ def demo(result: Result) -> list[str]:
         f"  {xmodal} status --root {root}",
         f"  {xmodal} evaluate {run} --root {root}",
         f"  {xmodal} look {run} --root {root} --attention {os.path.dirname(root)}/maps",
+        *(f"  {xmodal} look {name} --root {root} --frames {os.path.dirname(root)}/sheets" for name in of_clips[:1]),
         f"  {xmodal} publish coco --root {root} --out {os.path.dirname(root)}/dataset",
         f"  {xmodal} plan coco --root data        the real corpus",
     ]
@@ -339,8 +341,9 @@ def status(result: Result) -> list[str]:
         lines += [f"    {text}" for text in _lacking(ledger["folders"])]
     for output in result["outputs"]:
         lines.append(_output(output))
-        failed = output.get("examples", {}).items()
-        lines += [f"    {kind}: such as {one['row']} ({one['reason']})" for kind, one in failed]
+        for kind, one in output.get("examples", {}).items():
+            reason = f" ({one['reason']})" if one["reason"] else ""
+            lines.append(f"    {kind}: such as {one['row']}{reason}")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def test_everything_is_built_once_and_then_up_to_date(tmp_path: Path) -> None:
     first = demo(site, tmp_path, world)
     assert all(row["built"] for row in first["outputs"])
     before = tree_digest(str(tmp_path / "root"))
+    assert f"look tgif --root {os.path.relpath(tmp_path / 'root')} --frames" in " ".join(wording.demo(first))
     second = demo(site, tmp_path, world)
     assert not any(row["built"] for row in second["outputs"])
     assert not any(one["training"]["trained"] for one in second["runs"])
@@ -58,6 +60,7 @@ def test_without_pyav_the_clips_are_left_out(tmp_path: Path, monkeypatch: pytest
     assert result["left_out"] == ["tgif", "mrw"]
     assert {row["corpus"] for row in result["outputs"]} == {"coco"}
     assert "tgif and mrw are left out, as their clips need PyAV: pip install 'xmodal[video]'" in wording.demo(result)
+    assert "--frames" not in " ".join(wording.demo(result))
 
 
 def test_the_demo_names_its_random_weights_wherever_it_shows_features(tmp_path: Path) -> None:

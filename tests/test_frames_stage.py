@@ -21,6 +21,7 @@ import pytest
 import zarr
 from PIL import Image
 
+import xmodal
 from pipelines.cli import main
 from pipelines.corpus import Site, build_stages
 from pipelines.demo import coco, tgif
@@ -47,6 +48,7 @@ from xmodal.trouble import Trouble
 
 REPOSITORY = Path(__file__).parents[1]
 SMALL = FramesConfig(short_side=96, items_per_shard=3)
+SUICIDE = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 DELAYS = [120, 130, 20, 300, 50, 80, 0, 250]
 
 
@@ -147,8 +149,10 @@ def test_pictures_without_their_decoder_are_refused(made: Output, monkeypatch: p
 def test_what_is_not_there_is_refused_by_name(made: Output) -> None:
     store = FrameStore(made)
     for read in (store.jpegs, store.starts_us, store.frame_of_sample):
-        with pytest.raises(Trouble, match="has no features of 'd'"):
+        with pytest.raises(Trouble, match=r"has no frames of 'd': not_media \(begins with b'<html>'\)$"):
             read("d")
+        with pytest.raises(Trouble, match=r"has no frames of 'h': empty_file$"):
+            read("h")
         with pytest.raises(Trouble, match="has no row for 'z'"):
             read("z")
 
@@ -373,9 +377,10 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_process_that_does_not_start_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.killable.PROGRAM", "raise SystemExit(7)")
-    with pytest.raises(Trouble, match="the process that samples clips does not start: it ended with 7"):
-        Killable(Wanted(Sampling(), Limits()), Leash())
+    for program, end in (("raise SystemExit(7)", "ended with 7"), (SUICIDE, "was ended by SIGKILL")):
+        monkeypatch.setattr("pipelines.killable.PROGRAM", program)
+        with pytest.raises(Trouble, match=f"the process that samples clips does not start: it {end}"):
+            Killable(Wanted(Sampling(), Limits()), Leash())
 
 
 # ---------------------------------------------------------------------------------------------------------- same bytes
@@ -461,7 +466,34 @@ def test_sheets_of_clips_from_the_command_line(clips: Site, tmp_path: Path, caps
         for id, _, _ in unit.failures
     )
     assert main([*command, "--items", absent]) == 1
-    assert f"has no features of '{absent}'" in capsys.readouterr().err
+    assert f"has no frames of '{absent}': absent (" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_a_file_is_no_trouble_of_the_disk(
+    clips: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").touch()
+    assert main(["look", "tgif", "--root", clips.storage.url, "--frames", str(tmp_path / "taken")]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"xmodal: File exists ({tmp_path / 'taken'})"
+
+
+def test_a_status_without_a_reason_is_said_without(made: Output, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--root", made.storage.url]) == 0
+    assert "    empty_file: such as h\n" in capsys.readouterr().out
+
+
+def test_jpegs_are_no_features(clips: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their bytes would pass for a clip of so many positions."""
+    with pytest.raises(Trouble, match="has single numbers, which are no features"):
+        xmodal.open(clips.storage.url, "tgif").loader(features="frames")
+    command = ["train", "vsepp-tgif", "--root", clips.storage.url, "--run", str(tmp_path / "run")]
+    assert main([*command, "--set", "visual.stage=frames"]) == 1
+    assert "has no features to train from, but frames" in capsys.readouterr().err
+
+
+def test_a_retry_is_of_files(clips: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["retry", "tgif/frames", "--root", clips.storage.url]) == 1
+    assert "tgif/frames is made of files: name the corpus" in capsys.readouterr().err
 
 
 def only(site: Site) -> str:
@@ -522,7 +554,11 @@ def test_what_can_be_set() -> None:
     for changes, message in (
         ({"quality": 0}, "1 to 100"),
         ({"delays": "mine"}, "browser or raw"),
-        ({"fps": 0}, "at least 1"),
+        ({"fps": 0}, "jpegs_per_second are at least 1$"),
+        ({"most_pixels": -1}, "less than 1 of pixels"),
+        ({"deadline": 0.0}, "above 0"),
+        ({"deadline_rate": -1.0}, "not below"),
+        ({"memory": 0}, "some time and memory"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(SMALL, **changes)

@@ -258,6 +258,25 @@ def test_what_gives_no_frames_says_why(data: bytes, status: str) -> None:
     assert len(row.message) <= 200
 
 
+def test_an_encrypted_video_is_said_so() -> None:
+    """It is known by its packets: what is decoded of them may be no error, but noise."""
+    key, file = "00112233445566778899aabbccddeeff", io.BytesIO()
+    options = {"encryption_scheme": "cenc-aes-ctr", "encryption_key": key, "encryption_kid": key}
+    with av.open(io.BytesIO(of_24(12))) as plain, av.open(file, "w", format="mp4", options=options) as out:
+        stream = out.add_stream_from_template(plain.streams.video[0])
+        for packet in plain.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = stream
+                out.mux(packet)
+    row, frames = sampled(file.getvalue())
+    assert (row.status, row.message, frames) == ("unsupported_codec", "the video is encrypted", [])
+
+
+def test_a_path_is_not_taken_for_a_clip() -> None:
+    with pytest.raises(TypeError, match="bytes-like"):
+        sampled("clip.gif")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("limits", "status"),
     [
@@ -413,12 +432,36 @@ def test_decord_gives_the_same_frames_where_it_is_right() -> None:
     assert numbers(of_24(24, rotated=90), backend="decord") == list(range(0, 24, 3))
 
 
+@pytest.mark.parametrize("width", [2, 8, 16, 48, 72, 100])
+def test_decord_pads_narrow_videos(width: int) -> None:
+    pytest.importorskip("decord")
+    noise = np.random.default_rng(0).integers(0, 256, (4, 32, width, 3), np.uint8)
+    data = film_of(noise)
+    (row, frames), (known, expected) = (sampled(data, upscale=False, backend=by) for by in ("decord", "pyav"))
+    assert (row.status, row.frame_of_sample) == (known.status, known.frame_of_sample) == ("ok", (0, 1, 2, 3))
+    for frame, other in zip(frames, expected, strict=True):
+        np.testing.assert_array_equal(frame.pixels_HW3, other.pixels_HW3)
+
+
+def film_of(pixels_FHW3: NDArray[np.uint8]) -> bytes:
+    """Of any size, 8 frames a second."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as out:
+        stream = out.add_stream("libx264", rate=8)
+        stream.height, stream.width, stream.pix_fmt = *pixels_FHW3.shape[1:3], "yuv420p"
+        for pixels_HW3 in pixels_FHW3:
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(pixels_HW3, "rgb24")))
+        out.mux(stream.encode(None))
+    return file.getvalue()
+
+
 REFUSED = [
     ("gif", gif([numbered(0), numbered(1)])),
     ("webm", of_24(12, codec="libvpx-vp9", container="webm", options=FAST)),
     ("open groups", of_24(options=OPEN)),
     ("edit lists", with_edit(of_24(options={"bf": "2"}), 7680)),
     ("truncated", index_first(of_24())[:-300]),
+    ("does not open", of_24(3, codec="libsvtav1", options={"preset": "12"})),
 ]
 
 

@@ -1,5 +1,6 @@
 """The schedule against its definition in fractions; sizes and limits without a codec."""
 
+from dataclasses import fields
 from fractions import Fraction
 
 import pytest
@@ -74,3 +75,10 @@ def test_canvases_that_are_refused(size: tuple[int, int], status: str) -> None:
 def test_a_sampling_that_means_nothing_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Sampling(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [limit.name for limit in fields(Limits)])
+def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"less than 1 of {name}"):
+        Limits(**{name: 0})
+    assert vars(Limits(**{name: 1}))[name] == 1

@@ -177,8 +177,8 @@ class Reader:
     def __post_init__(self) -> None:
         if self.frames.frames is not None and not self.store.spec.ragged:
             raise Trouble(f"{self.store.output.where} holds no clips of which to take {self.frames.frames} frames")
-        if not self.store.spec.ragged and not self.store.spec.row_shape:
-            raise Trouble(f"{self.store.output.where} has a single number an item, which is no sequence of positions")
+        if not self.store.spec.row_shape:
+            raise Trouble(f"{self.store.output.where} has single numbers, which are no features of positions")
 
     def visual(
         self,

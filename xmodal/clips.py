@@ -134,6 +134,10 @@ class FrameStore:
         return pictures_SHW3
 
     def _row(self, id: str) -> int:
+        if id in self._store.absent:
+            found = (failure for unit in self.output.units() for failure in unit.failures)
+            why = next(f"{kind} ({reason})" if reason else kind for failed, kind, reason in found if failed == id)
+            raise Trouble(f"{self.output.where} has no frames of {id!r}: {why}")
         return int(self._store.rows([id])[0])
 
     def _of(self, row: int, column: str) -> NDArray[np.int64]:

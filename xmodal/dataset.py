@@ -392,6 +392,8 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
             f"{store.output.where} has features of the media set {_media_set(store.output)!r}, but "
             f"{records.config.get('corpus')} is of {records.config['media_set']!r}: name other features, or build them"
         )
+    if model is not None and not store.spec.row_shape:
+        raise Trouble(f"{store.output.where} has no features to train from, but {store.output.stage}")
     if isinstance(model, Positional) and model.looks_at_positions and _is_one_position(store):
         raise Trouble(
             f"{store.output.where} has one position an item, and {type(model).__name__.removesuffix('Config')} chooses "

@@ -69,7 +69,7 @@ def sample_frames(
     known before the first frame is decoded: how long the clip is, and with it how long decoding may take.
     """
     config, limits = config or Sampling(), limits or Limits()
-    row = Sampled(len(data))
+    row = Sampled(memoryview(data).nbytes)  # a path has letters and no bytes: TypeError
     try:
         row = replace(row, container=sniff(data, limits), stage="probe")
         clip = _looked_at(data, row.container, config, limits)

@@ -41,7 +41,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if min(self.fps, self.short_side, self.jpegs_per_second) < 1:
-            raise ValueError(f"fps, short_side and jpegs_per_second are at least 1: {self}")
+            raise ValueError("fps, short_side and jpegs_per_second are at least 1")
         for field, options in (("delays", ("browser", "raw")), ("backend", ("pyav", "decord"))):
             if getattr(self, field) not in options:
                 raise ValueError(f"{field} is {' or '.join(options)}, not {getattr(self, field)!r}")
@@ -65,6 +65,10 @@ class Limits:
     seconds: int = 600
     samples: int = 2_048
     work: int = 1 << 31
+
+    def __post_init__(self) -> None:
+        if wrong := [name for name, most in vars(self).items() if most < 1]:
+            raise ValueError(f"no clip has less than 1 of {', '.join(wrong)}: a limit is 1 or more")
 
 
 class Refused(Exception):

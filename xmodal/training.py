@@ -381,7 +381,9 @@ def _refuse_common(recipe: Recipe, train: Examples, validation: Examples) -> Non
 def _refuse_unbuilt(recipe: Recipe) -> None:
     """What a recipe can say and training cannot do yet must not pass as if it were done."""
     if found := unbuilt(recipe):
-        raise Trouble(f"recipe {recipe.name!r} asks for what training cannot do: {', '.join(found)}")
+        seen = [f"--set phase{number}.epochs=0" for number, phase in enumerate(recipe.phases, 1) if phase.pixels]
+        without = f"; {' '.join(seen)} leaves that out" if "clips from pixels" in found else ""
+        raise Trouble(f"recipe {recipe.name!r} asks for what training cannot do: {', '.join(found)}{without}")
 
 
 def unbuilt(recipe: Recipe) -> list[str]:

@@ -131,6 +131,8 @@ def _packets(
     try:
         for start, packet in _whole(opened, stream):
             check_frames(count := count + 1, limits)
+            if packet.has_sidedata("encryption_info"):
+                raise Refused("unsupported_codec", "the video is encrypted")
             key = start if packet.is_keyframe else key
             open_groups |= start < key and count > 1
             hidden |= packet.is_discard
@@ -303,16 +305,25 @@ def _show_by_decord(
     decord = _decord()
     try:
         reader = decord.VideoReader(io.BytesIO(data), num_threads=1)
+    except decord.DECORDError as error:
+        raise Refused("unsupported_codec", "decord does not open it: take pyav") from error
+    try:
         if len(reader) != len(packets.starts):
             raise Refused(
                 "unsupported_codec", f"decord counts {len(reader)} frames of {len(packets.starts)}: take pyav"
             )
         converted = _conversion(config, limits)
         for number in numbers:
-            keep(number, converted(VideoFrame.from_ndarray(reader[number].asnumpy(), "rgb24")))
+            keep(number, converted(VideoFrame.from_ndarray(_unpadded(reader[number].asnumpy()), "rgb24")))
     except decord.DECORDError as error:
         return [str(error).strip().splitlines()[-1]]
     return []
+
+
+def _unpadded(pixels_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Of a narrow video decord gives lines with what they are padded by, as if a pixel had more colours."""
+    height, width, _ = pixels_HWC.shape
+    return np.ascontiguousarray(pixels_HWC.reshape(height, -1)[:, : 3 * width]).reshape(height, width, 3)
 
 
 def _decord() -> Any:
