@@ -4,6 +4,7 @@
     records   those parsed into tables                resnet    features of its pictures
                                                       pixels    its pictures, resized, for training from pixels
     plausible which of its sets of categories are near each other
+    vocabulary    the words of a split's captions
     fingerprints  of its media, by which copies are found
     frames    what its clips show, 8 times a second   clips     features of those
 
@@ -13,7 +14,7 @@ built only when they are named: they may take days.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -36,7 +37,9 @@ from pipelines.resnet import ResNetConfig, resnet
 from pipelines.seal import current, seal
 from pipelines.settings import apply
 from pipelines.stage import Stage
+from pipelines.vocabulary import VocabularyConfig, vocabulary
 from xmodal.corpora import Corpus, Part, Source
+from xmodal.dataset import splits
 from xmodal.locks import raw_of, read_lock, use_records
 from xmodal.outputs import Output, directories
 from xmodal.records import Item, Kind, read_rows
@@ -127,9 +130,37 @@ def clips_stage(site: Site, corpus: Corpus) -> Stage[ClipsConfig, Any] | None:
     return clips(taken, config, site.weights) if taken else None
 
 
-def build_plausible(site: Site, corpus: Corpus) -> Output:
+def build_of_records(name: str, site: Site, corpus: Corpus) -> Output:
+    build_records(site, corpus)
+    stage = OF_RECORDS[name](site, corpus)
+    assert stage is not None
+    return build(stage, site.storage, site.run, site.progress)
+
+
+def plausible_stage(site: Site, corpus: Corpus) -> Stage[PlausibleConfig, Any] | None:
+    """None while the items are not parsed."""
     config = apply(PlausibleConfig(), "plausible", site.settings)
-    return build(plausible(build_records(site, corpus), config), site.storage, site.run, site.progress)
+    return plausible(tables, config) if (tables := _tables(site, corpus)) else None
+
+
+def vocabulary_stage(site: Site, corpus: Corpus) -> Stage[VocabularyConfig, None] | None:
+    """None as for plausible."""
+    config = apply(VocabularyConfig(), "vocabulary", site.settings)
+    if (tables := _tables(site, corpus)) is None:
+        return None
+    return vocabulary(tables, replace(config, split=config.split or _training_split(corpus, tables)))
+
+
+def _training_split(corpus: Corpus, tables: Output) -> str:
+    there = splits(tables)
+    found = [name for name in there if name.rpartition("/")[2] == "train"]
+    if len(found) != 1:
+        which = "no split" if not found else "several splits"
+        raise Trouble(
+            f"{corpus.name} has {which} to train on, so say whose words to count (--set vocabulary.split=NAME); there "
+            f"are: {', '.join(there) or 'none'}"
+        )
+    return found[0]
 
 
 def fingerprints_stage(site: Site, corpus: Corpus) -> Stage[FingerprintsConfig, Stretch] | None:
@@ -164,12 +195,19 @@ def _of_other_kinds(corpus: Corpus, stage: str) -> Trouble:
 
 
 def _items(site: Site, corpus: Corpus) -> tuple[Output, list[Item]] | None:
-    tables = records_stage(site, corpus)
+    tables = _tables(site, corpus)
     media = current(site.storage, *parts(site.storage, corpus)[1])
-    if tables is None or media is None or not Output(site.storage, tables.folder).complete:
+    if tables is None or media is None:
         return None
-    with Output(site.storage, tables.folder).open("items.parquet") as file:
+    with tables.open("items.parquet") as file:
         return media, list(read_rows(file, Item))
+
+
+def _tables(site: Site, corpus: Corpus) -> Output | None:
+    """The records, where they are parsed."""
+    stage = records_stage(site, corpus)
+    made = stage and Output(site.storage, stage.folder)
+    return made if made and made.complete else None
 
 
 FEATURES: dict[str, Callable[[Site, Corpus], Stage[Any, Any] | None]] = {
@@ -182,11 +220,15 @@ OF_MEDIA: dict[str, Callable[[Site, Corpus], Stage[Any, Any] | None]] = {
     "clips": clips_stage,
     "fingerprints": fingerprints_stage,
 }
+OF_RECORDS: dict[str, Callable[[Site, Corpus], Stage[Any, Any] | None]] = {
+    "plausible": plausible_stage,
+    "vocabulary": vocabulary_stage,
+}
 STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
     "sources": build_sources,
     "records": build_records,
     "media": build_media,
-    "plausible": build_plausible,
+    **{name: partial(build_of_records, name) for name in OF_RECORDS},
     **{name: partial(build_of_media, name) for name in OF_MEDIA},
 }
 NEEDED = {  # kinds of items or labels
@@ -203,6 +245,7 @@ CONFIGS: dict[str, object] = {  # what --set may change
     "frames": FramesConfig(),
     "clips": ClipsConfig(),
     "plausible": PlausibleConfig(),
+    "vocabulary": VocabularyConfig(),
     "fingerprints": FingerprintsConfig(),
 }
 

@@ -45,7 +45,7 @@ def recipe_with(name: str, settings: list[str]) -> Recipe:
     parts = {name: apply(getattr(recipe, name), name, parsed) for name in PARTS}
     try:
         if isinstance(parts["text"], Tokens):
-            tokenizer(parts["text"].tokenizer)
+            tokenizer(parts["text"].tokenizer, parts["text"].cleaning)
         return replace(apply(recipe, "recipe", parsed), phases=phases, **parts)
     except ValueError as error:
         raise Trouble(f"--set {' '.join(settings)}: {error}") from None

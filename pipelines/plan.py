@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipelines.corpus import FEATURES, OF_MEDIA, Site, parts, raw_folder, records_stage
+from pipelines.corpus import FEATURES, OF_MEDIA, OF_RECORDS, Site, parts, raw_folder, records_stage
 from pipelines.engine import pending
 from pipelines.ledger import FOLDERS, Ledger
 from pipelines.seal import current
@@ -53,11 +53,10 @@ def _bytes_a_second(site: Site, part: Part, name: str) -> float:
 def _units(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
     if name in OF_MEDIA:
         return _of_media(site, corpus, name)
-    stage = records_stage(site, corpus)
+    stage = OF_RECORDS.get(name, records_stage)(site, corpus)
     if stage is None:
-        return {"waits_for": "sources"}
-    total, left = pending(stage, site.storage)
-    return {"units": total, "done": total - left}
+        return {"waits_for": "records" if name in OF_RECORDS else "sources"}
+    return _waiting(site, stage) or _progress(site, stage)
 
 
 def _of_media(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
@@ -65,9 +64,19 @@ def _of_media(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
     stage = OF_MEDIA[name](site, corpus)
     if stage is None:
         return {"waits_for": "records and media"}
+    if waiting := _waiting(site, stage):
+        return waiting
+    row = _progress(site, stage)
+    spec = stage.config.spec if name in FEATURES else None
+    return row | {"writes": (row["units"] - row["done"]) * spec.shard_rows * spec.row_bytes if spec else 0}
+
+
+def _waiting(site: Site, stage: Stage[Any, Any]) -> dict[str, Any]:
+    """For the stages before it, where any of them is not done; else nothing."""
     before = [made.name for made in stage.inputs if isinstance(made, Stage) and pending(made, site.storage)[1]]
-    if before:
-        return {"waits_for": " and ".join(before)}
+    return {"waits_for": " and ".join(before)} if before else {}
+
+
+def _progress(site: Site, stage: Stage[Any, Any]) -> dict[str, Any]:
     total, left = pending(stage, site.storage)
-    writes = left * stage.config.spec.shard_rows * stage.config.spec.row_bytes if name in FEATURES else 0
-    return {"units": total, "done": total - left, "writes": writes}
+    return {"units": total, "done": total - left}

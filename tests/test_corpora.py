@@ -196,10 +196,13 @@ def test_a_stage_works_on_it_or_says_what_it_has_not(stage: str, written: tuple[
         "plausible": not any(isinstance(row, Label) and row.kind == "category" for row in found),
         "pixels": all(row.kind == "clip" for row in found if isinstance(row, Item)),
         "frames": all(row.kind == "image" for row in found if isinstance(row, Item)),
+        "vocabulary": not any(isinstance(row, Caption) and row.source == "human" for row in found),
     }
-    site = Site(open_storage(str(tmp_path)), raw=folder, settings={"pixels.side": 32})
+    training = min(row.name for row in found if isinstance(row, Split) and row.name.endswith("/train"))
+    settings = {"pixels.side": 32, "vocabulary.split": training}
+    site = Site(open_storage(str(tmp_path)), raw=folder, settings=settings)
     if lacks.get(stage):
-        with pytest.raises(Trouble, match=f"^{corpus.name} has no (pictures|clips|categories)"):
+        with pytest.raises(Trouble, match=f"^{corpus.name} has no (pictures|clips|categories|human captions)"):
             build_stages(site, corpus, [stage])
     else:
         assert build_stages(site, corpus, [stage])[0]["built"]

@@ -42,7 +42,9 @@ def test_the_whitespace_tokenizer_splits_at_any_space() -> None:
 
 
 def test_an_unknown_tokenizer_is_answered_with_those_that_exist() -> None:
-    with pytest.raises(ValueError, match="no tokenizer 'nltk2'; there are: nltk, whitespace"):
+    with pytest.raises(
+        ValueError, match="no tokenizer 'nltk2'; there are: nltk, nltk-sentences, spacy, whitespace, dual-path, "
+    ):
         tokenizer("nltk2")
 
 

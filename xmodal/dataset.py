@@ -15,7 +15,7 @@ from xmodal.corpora import WRITTEN, Drawn, View
 from xmodal.features import ROWS, FeatureStore
 from xmodal.identity import fingerprint
 from xmodal.locks import records_now
-from xmodal.models import Positional
+from xmodal.models import Positional, Tokens
 from xmodal.outputs import Output, directories, find
 from xmodal.plausible import PlausibleMatches
 from xmodal.records import Caption, Item, Label, Region, Split, read_rows
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MEDIA_AGAIN = ("pixels", "frames")  # stages of the media themselves, smaller: no features
 CLEAN, IDS = "clean", "ids.txt"  # the stage of cleaned splits, and its file: an id a line
+VOCABULARY, WORDS = "vocabulary", "vocabulary.txt"  # the stage that counts words, and its file
 USUAL = ("train", "val", "dev", "test")  # parts of an author's division, in the order in which they are told
 
 
@@ -227,7 +228,17 @@ class Dataset:
 
 @lru_cache(maxsize=2)
 def _words(records: Output, view: View) -> Vocabulary:
-    return Vocabulary.build(captions(records, view), "nltk", minimum_count=4)
+    return vocabulary(records, view, Tokens("nltk", minimum_count=4))
+
+
+def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:
+    """Of all captions of a view: read where `xmodal build CORPUS/vocabulary` made just that, else counted here."""
+    wanted = {name: getattr(view, name) for name in ("split", "captions_per_item", "text")}
+    wanted |= {name: getattr(tokens, name) for name in ("tokenizer", "cleaning", "minimum_count")}
+    for output in _made_of(records, VOCABULARY):
+        if wanted.items() <= output.config.items():
+            return Vocabulary.from_bytes(output.read(WORDS), f"{output.where}/{WORDS}")
+    return Vocabulary.build(captions(records, view), tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
 
 
 def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset:

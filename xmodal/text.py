@@ -1,12 +1,26 @@
-"""Captions as words, and words as ids: the same on every machine, without downloads.
+"""Captions as words, and words as ids: the same on every machine, without downloads unless a name says so.
 
 Tokenizers go by name, because a recipe names one:
 
-    nltk         lower-cased, then NLTK's word tokenizer on the whole caption: `word_tokenize(text.lower(),
-                 preserve_line=True)`, which splits no sentences and so needs no punkt data. VSE++, PVSE and PCME do
-                 split them, so that a full stop inside a caption leaves its word: COCO val2014 has 18,528 types here
-                 and 18,408 there, and the same 7,288 that occur four times or more (spec, corpora, section 2)
-    whitespace   lower-cased, then split at white space
+    nltk             lower-cased, then NLTK's word tokenizer on the whole caption: `word_tokenize(text.lower(),
+                     preserve_line=True)`, which splits no sentences and so needs no data
+    nltk-sentences   lower-cased, then sentences by NLTK's punkt data, then the same, as VSE++, PVSE and PCME do: a full
+                     stop inside a caption leaves its word. COCO val2014 has 18,408 types here and 18,528 by `nltk`, and
+                     the same 7,288 that occur four times or more (spec, corpora, section 2)
+    spacy            lower-cased, then spaCy's rules for English, of no trained model; white space is no word
+    whitespace       lower-cased, then split at white space
+    dual-path        as written, split at white space and - . , ( ), which are no words (Dual-Path on Flickr30k)
+    dual-path-coco   and at ? too (Dual-Path on COCO)
+
+Before that a caption may be cleaned, by name too: the same name counts, encodes and stands in the vocabulary's file.
+
+    none    as it is
+    mrw     PVSE's replacements for MRW, in their order: /r/ r/ /u/ u/ and .. are taken out, then / and - become spaces.
+            They hit inside of words: "her/his" becomes "hehis". PVSE does so for its vocabulary but not where captions
+            are encoded, so that some words never meet their own ids; here both are cleaned (spec, models, 1.8)
+
+A caption without words has none, and is encoded as <start> <end>. Nothing here shortens one: a recipe's `longest` does,
+in words, after it was encoded, and keeps <start> and <end>; words are counted in whole captions.
 
 A vocabulary is ours, or one that the authors of a paper released with their weights: then its ids are those that the
 weights were trained with. Reading one executes nothing.
@@ -15,11 +29,13 @@ weights were trained with. Reading one executes nothing.
 import hashlib
 import json
 import pickle
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -30,6 +46,7 @@ from xmodal.trouble import Trouble
 
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)
+AT_ONCE = 65_536  # captions that spaCy splits before it forgets their words
 Tokenizer: TypeAlias = Callable[[str], list[str]]
 
 
@@ -41,39 +58,136 @@ class Encoder(Protocol):
     def __len__(self) -> int: ...
 
 
-def tokenizer(name: str) -> Tokenizer:
-    if name not in _TOKENIZERS:
-        raise ValueError(f"no tokenizer {name!r}; there are: {', '.join(_TOKENIZERS)}")
-    return _TOKENIZERS[name]()
+def tokenizer(name: str, cleaning: str = "none") -> Tokenizer:
+    """Of one caption, which is cleaned first."""
+    check_names(name, cleaning)
+    split, clean = _TOKENIZERS[name](), _CLEANINGS[cleaning]
+    return split if clean is None else lambda text: split(clean(text))
+
+
+def tokenized(captions: Iterable[str], name: str, cleaning: str = "none") -> Iterator[list[str]]:
+    """Of any number of captions, one after the other: spaCy's rules, which remember every word, are made anew at times.
+
+    (Its memory zones would do too, and cost five times more; batches of its own gain nothing.)
+    """
+    left = iter(captions)
+    while some := list(islice(left, AT_ONCE)):
+        yield from map(tokenizer(name, cleaning), some)
+
+
+def count_words(captions: Iterable[str], name: str, cleaning: str = "none") -> Counter[str]:
+    return Counter(chain.from_iterable(tokenized(captions, name, cleaning)))
+
+
+def check_names(tokenizer: str, cleaning: str) -> None:
+    for what, name, known in (("tokenizer", tokenizer, _TOKENIZERS), ("cleaning", cleaning, _CLEANINGS)):
+        if name not in known:
+            raise ValueError(f"no {what} {name!r}; there are: {', '.join(known)}")
+
+
+def noun_phrases(captions: Iterable[str], model: str = "en_core_web_sm") -> Iterator[list[tuple[int, int]]]:
+    """Of each caption where its noun phrases begin and end, in characters, as a trained model of spaCy finds them.
+
+    `model` is the name of an installed package or a folder. Another version of it may find others.
+    """
+    try:
+        network = _spacy().load(model, exclude=["ner"])
+    except OSError:
+        raise Trouble(f"noun phrases need spaCy's model {model}: python -m spacy download {model}") from None
+    if not network.has_pipe("parser"):
+        raise Trouble(f"spaCy's model {model} parses no sentences, so it has no noun phrases: en_core_web_sm does")
+    docs = network.pipe(captions)
+    return ([(phrase.start_char, phrase.end_char) for phrase in doc.noun_chunks] for doc in docs)
 
 
 def _nltk() -> Tokenizer:
+    split = _nltk_words()
+    return lambda text: split(text.lower())
+
+
+def _nltk_sentences() -> Tokenizer:
+    split = _nltk_words()
+    from nltk.tokenize.punkt import PunktTokenizer  # type: ignore[import-untyped]
+
+    try:
+        sentences = PunktTokenizer("english").tokenize
+    except LookupError:
+        raise Trouble(
+            "the nltk-sentences tokenizer needs NLTK's data: python -m nltk.downloader punkt_tab, or a folder that "
+            "has it in NLTK_DATA; the nltk tokenizer needs none"
+        ) from None
+    return lambda text: [word for sentence in sentences(text.lower()) for word in split(sentence)]
+
+
+def _nltk_words() -> Tokenizer:
     try:
         from nltk.tokenize.destructive import NLTKWordTokenizer  # type: ignore[import-untyped]
     except ImportError:
-        raise Trouble("the nltk tokenizer needs NLTK: pip install 'nltk==3.10.*'") from None
+        raise Trouble("the nltk tokenizers need NLTK: pip install 'nltk==3.10.*'") from None
     split = NLTKWordTokenizer().tokenize
-    return lambda text: list(split(text.lower()))
+    return lambda text: _plain_words(text) if _PLAIN.fullmatch(text) and not _APART.search(text) else split(text)
+
+
+def _plain_words(text: str) -> list[str]:
+    """What NLTK's thirty expressions make of a plain text, which most captions are, in a twentieth of the time."""
+    return text.replace(",", " , ").replace(".", " . ").split()
+
+
+def _spacy_words() -> Tokenizer:
+    split = _spacy().blank("en").tokenizer
+    return lambda text: [word.text for word in split(text.lower()) if not word.is_space]
+
+
+def _spacy() -> Any:
+    try:
+        import spacy
+    except ImportError:
+        raise Trouble("the spacy tokenizer and noun phrases need spaCy: pip install 'spacy==3.8.*'") from None
+    return spacy
 
 
 def _whitespace() -> Tokenizer:
     return lambda text: text.lower().split()
 
 
-_TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {"nltk": _nltk, "whitespace": _whitespace}
+def _dual_path(marks: str) -> Tokenizer:
+    split: Tokenizer = re.compile(rf"[^\s{re.escape(marks)}]+").findall
+    return split
+
+
+def _mrw(text: str) -> str:
+    for mark in ("/r/", "r/", "/u/", "u/", ".."):
+        text = text.replace(mark, "")
+    return text.replace("/", " ").replace("-", " ")
+
+
+_PLAIN = re.compile(r"[a-z0-9 -]*(?:,[a-z ][a-z0-9 -]*)*\.? *")
+_APART = re.compile("cannot|gimme|gonna|gotta|lemme|wanna|--")  # what NLTK takes apart of these letters
+_TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
+    "nltk": _nltk,
+    "nltk-sentences": _nltk_sentences,
+    "spacy": _spacy_words,
+    "whitespace": _whitespace,
+    "dual-path": lambda: _dual_path("-.,()"),
+    "dual-path-coco": lambda: _dual_path("-.,()?"),
+}
+_CLEANINGS: dict[str, Callable[[str], str] | None] = {"none": None, "mrw": _mrw}
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by their ids, the four specials first, and the tokenizer that they come from.
+    """Words by their ids, the four specials first, and the tokenizer and the cleaning that they come from.
 
-    As a file: a line with the tokenizer, the number of words and a checksum, then one word a line.
+    As a file: a line with the tokenizer, the cleaning unless it is none, the number of words and a checksum, then one
+    word a line.
     """
 
     tokenizer: str
     words: tuple[str, ...]
+    cleaning: str = "none"
 
     def __post_init__(self) -> None:
+        check_names(self.tokenizer, self.cleaning)
         if self.words[: len(SPECIALS)] != SPECIALS or len(set(self.words)) < len(self.words):
             raise ValueError(f"a vocabulary starts with {' '.join(SPECIALS)} and has no word twice")
         wrong = next((word for word in self.words if word.split() != [word]), None)
@@ -81,15 +195,19 @@ class Vocabulary:
             raise ValueError(f"{wrong!r} is no word: it is empty or has white space in it")
 
     @classmethod
-    def build(cls, captions: Iterable[str], tokenizer_name: str, minimum_count: int) -> "Vocabulary":
+    def build(cls, captions: Iterable[str], tokenizer: str, minimum_count: int, cleaning: str = "none") -> "Vocabulary":
+        counts = count_words(captions, tokenizer, cleaning)
+        return cls.of_counts(counts.items(), tokenizer, minimum_count, cleaning)
+
+    @classmethod
+    def of_counts(
+        cls, counts: Iterable[tuple[str, int]], tokenizer: str, minimum_count: int, cleaning: str = "none"
+    ) -> "Vocabulary":
         """Frequent words first and equally frequent ones by their letters, so that no order of captions matters."""
         if minimum_count < 1:
             raise ValueError(f"a word must occur at least once, not {minimum_count} times")
-        split, counts = tokenizer(tokenizer_name), Counter[str]()
-        for caption in captions:
-            counts.update(split(caption))
-        kept = [word for word, count in counts.items() if count >= minimum_count and word not in SPECIALS]
-        return cls(tokenizer_name, (*SPECIALS, *sorted(kept, key=lambda word: (-counts[word], word))))
+        kept = sorted((-count, word) for word, count in counts if count >= minimum_count and word not in SPECIALS)
+        return cls(tokenizer, (*SPECIALS, *(word for _, word in kept)), cleaning)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -100,7 +218,8 @@ class Vocabulary:
         return np.array([START, *found, END], np.int32)
 
     def to_bytes(self) -> bytes:
-        head = f"{self.tokenizer} {len(self)}".encode()
+        names = (self.tokenizer,) if self.cleaning == "none" else (self.tokenizer, self.cleaning)
+        head = " ".join([*names, str(len(self))]).encode()
         body = "".join(f"{word}\n" for word in self.words).encode()
         return head + b" " + _checksum(head, body) + b"\n" + body
 
@@ -111,7 +230,8 @@ class Vocabulary:
         head, _, checksum = first.rpartition(b" ")
         if checksum != _checksum(head, body):
             raise Trouble(f"{where} is not the vocabulary that was written: it was changed, cut or is another file")
-        return cls(head.decode().split(" ")[0], tuple(body.decode().split("\n")[:-1]))
+        tokenizer, *cleaning = head.decode().split(" ")[:-1]
+        return cls(tokenizer, tuple(body.decode().split("\n")[:-1]), *cleaning)
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -119,7 +239,7 @@ class Vocabulary:
 
     @cached_property
     def _split(self) -> Tokenizer:
-        return tokenizer(self.tokenizer)
+        return tokenizer(self.tokenizer, self.cleaning)
 
 
 @dataclass(frozen=True, eq=False)

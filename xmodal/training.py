@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from xmodal import optimisers, places, runs, together
 from xmodal.batches import Batch, Loader, Reader
-from xmodal.dataset import Examples, captions, choose, classes, made_by, open_features
+from xmodal.dataset import Examples, choose, classes, made_by, open_features, vocabulary
 from xmodal.evaluation import Progress, Silence, check_device, measure
 from xmodal.features import FeatureStore
 from xmodal.judging import Labels, headline, labels_of
@@ -318,8 +318,7 @@ def _vocabulary(recipe: Recipe, tables: Output, run: str) -> Vocabulary:
     """Of the training captions; a run that goes on has it already."""
     if (known := runs.read_vocabulary(run)) is not None:
         return known
-    tokens = _tokens(recipe)
-    return Vocabulary.build(captions(tables, recipe.view), tokens.tokenizer, tokens.minimum_count)
+    return vocabulary(tables, recipe.view, _tokens(recipe))
 
 
 def _vectors_sha256(recipe: Recipe, run: str, file: str | None) -> str:

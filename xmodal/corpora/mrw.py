@@ -18,7 +18,8 @@ The traps:
 - A clip that is in no list is kept without a split and counted; an id in a list that nobody wrote a sentence for is
   refused: the authors' code could not have run on it.
 - `gulp_num_frames` counts frames of the authors' own, at 8 a second: it is not read.
-- Any run of white space is one space. The authors clean sentences for their vocabulary alone, not here.
+- Any run of white space is one space. What the authors clean sentences of for their vocabulary stays in these rows: it
+  is a step of the recipes (`xmodal.text`).
 - The authors' clips of val and test are twice as long as those of train: these were not drawn like that.
 - 44,107 + 1,000 + 5,000 are the paper's numbers. Nobody has counted them in the files, so nothing asserts them.
 

@@ -105,10 +105,15 @@ class Features:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Captions as word ids. Only in training, words are marked as unknown, then others are deleted (PCME)."""
+    """Captions as word ids (`xmodal.text`). Only in training, words are marked as unknown, then others deleted (PCME).
+
+    Of a caption of more than `longest` words the first ones are read, and <start> and <end> beside them: A3VSE reads 57
+    on COCO and 82 on Flickr30k, also of what was detected.
+    """
 
     tokenizer: str
     minimum_count: int
+    cleaning: str = "none"
     longest: int | None = None
     vectors: str | None = None
     unknown: Literal["mark", "skip"] = "mark"  # Dual-Path skips words outside its dictionary

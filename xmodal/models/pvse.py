@@ -343,11 +343,12 @@ PVSE_MRW = replace(
     name="pvse-mrw",
     cites=(
         "3.5: optimiser, rate, epochs, batch size; spec, models, 1.6 (released model, the code's README): K, margin, "
-        "negatives; 1.7: frames; 1.8: vocabulary; loss weights are those of pvse-coco, which is ours"
+        "negatives; 1.7: frames; 1.8: vocabulary, cleaning; loss weights are those of pvse-coco, which is ours"
     ),
     view=View("mrw", "mrw/train"),
     validation=View("mrw", "mrw/val"),
     visual=Features("clips", frames=4),
+    text=Tokens("nltk", minimum_count=1, cleaning="mrw", vectors=GLOVE),
     model=PVSEConfig(visual="video", embeddings=5, negatives="all"),
 )
 PVSE_CUB = replace(

@@ -120,7 +120,7 @@ VSE0_COCO = replace(
 VSEPP_TGIF = replace(
     VSEPP_COCO,
     name="vsepp-tgif",
-    cites="spec, models, section 6, row VSE++; 1.7 and 1.8: frames, vocabulary, one caption a clip",
+    cites="spec, models, section 6, row VSE++; 1.7 and 1.8: frames, vocabulary, cleaning, one caption a clip",
     view=View("tgif", "tgif/train", captions_per_item=1),
     validation=View("tgif", "tgif/val", captions_per_item=1),
     visual=Features("clips", frames=8, ends=6),
@@ -132,6 +132,7 @@ VSEPP_MRW = replace(
     view=View("mrw", "mrw/train"),
     validation=View("mrw", "mrw/val"),
     visual=Features("clips", frames=4),
+    text=Tokens("nltk", minimum_count=1, cleaning="mrw"),
 )
 VSE0_CUB = replace(
     VSE0_COCO,
