@@ -70,6 +70,8 @@ WITHOUT_TORCH_OR_RAY = (
     "xmodal.fingerprints",
     "xmodal.leakage",
     "xmodal.text",
+    "xmodal.codes",
+    "xmodal.wordnet",
     "xmodal.dataset",
     "xmodal.splits",
     "xmodal.stats",

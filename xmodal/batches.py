@@ -20,10 +20,11 @@ from torch import Tensor, distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from xmodal.arrays import LINE
+from xmodal.codes import Codes, shifted
 from xmodal.dataset import Examples
 from xmodal.features import FeatureStore
 from xmodal.models import Features, OnePerClass, Tokens
-from xmodal.order import ClassOrder, Draws, Order, evaluation_frames, training_frames
+from xmodal.order import ClassOrder, Draws, Order, evaluation_frames, training_frames, training_shifts
 from xmodal.text import UNKNOWN
 from xmodal.trouble import Trouble
 
@@ -164,13 +165,14 @@ WHOLE_CLIPS = Features(stage="")  # of `Features` a reader looks at the frames a
 class Reader:
     """Features and words of examples as a model takes them.
 
-    `frames` says how many of a clip, and by which rule; `tokens` how long a caption is, and what training leaves out.
+    `frames` says how many of a clip, and by which rule; `tokens` how long a caption is, and what training leaves out,
+    or that it is a code.
     """
 
     examples: Examples
     store: FeatureStore
     frames: Features = WHOLE_CLIPS
-    tokens: Tokens | None = None
+    tokens: Tokens | Codes | None = None
     classes: NDArray[np.int64] | None = None  # (items,)
     buffers: "Buffers" = field(default_factory=lambda: Buffers(pinned=False))
 
@@ -208,6 +210,8 @@ class Reader:
         whole = range(len(self.examples.words))
         places = np.asarray(whole[captions], np.int64) if isinstance(captions, slice) else captions
         tokens = self.tokens
+        if isinstance(tokens, Codes):
+            return self._codes(places, tokens, draws)
         thinning = draws if tokens is not None and (tokens.marked or tokens.deleted) else None
         if tokens is None or (tokens.longest is None and thinning is None):
             return Padded(*map(torch.from_numpy, self.examples.words.padded(places)))
@@ -218,6 +222,12 @@ class Reader:
             chance = [np.random.default_rng([thinning.seed, thinning.epoch, place]) for place in places.tolist()]
             words = [thinned(some, tokens, one) for some, one in zip(words, chance, strict=True)]
         return Padded.of(words)
+
+    def _codes(self, captions: NDArray[np.int64], codes: Codes, draws: Draws | None) -> Padded:
+        codes_TL, counts_T = self.examples.words.padded(captions, codes.length)
+        if codes.shifted and draws is not None:
+            codes_TL = shifted(codes_TL, training_shifts(counts_T, codes.length, draws, captions))
+        return Padded.whole(torch.from_numpy(codes_TL))
 
     def _lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         lengths = self.store.lengths(rows)

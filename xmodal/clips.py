@@ -196,7 +196,7 @@ os.register_at_fork(after_in_child=_threads.cache_clear)  # the threads stay beh
 def _decode(jpeg: bytes, room_HW3: NDArray[np.uint8]) -> None:
     """By the library that Pillow has within it too: this gives the same pixels, but straight to where they belong."""
     try:
-        import simplejpeg  # type: ignore[import-untyped]
+        import simplejpeg
     except ImportError as missing:
         raise Trouble(f"pictures of clips need {missing.name}: pip install 'xmodal[video]'") from missing
     height, width, *_ = simplejpeg.decode_jpeg_header(jpeg)

@@ -58,12 +58,15 @@ class Texts:
     def __getitem__(self, place: int) -> NDArray[np.int32]:
         return self.numbers[self.starts[place] : self.starts[place + 1]]
 
-    def padded(self, places_T: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """(T, L) with zeros behind each text, and their lengths."""
+    def padded(
+        self, places_T: NDArray[np.int64], width: int | None = None
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """(T, L) with zeros behind each text, and their lengths; at a given width longer texts are cut."""
         starts_T = self.starts[places_T]
-        lengths_T = self.starts[places_T + 1] - starts_T
-        steps_L = np.arange(lengths_T.max(initial=0))
-        numbers_TL = self.numbers.take(starts_T[:, None] + steps_L, mode="clip")
+        lengths_T = np.minimum(self.starts[places_T + 1] - starts_T, width or len(self.numbers))
+        steps_L = np.arange(lengths_T.max(initial=0) if width is None else width)
+        numbers = self.numbers if len(self.numbers) else np.zeros(1, np.int32)  # nothing is taken of nothing
+        numbers_TL = numbers.take(starts_T[:, None] + steps_L, mode="clip")
         numbers_TL[steps_L >= lengths_T[:, None]] = 0
         return numbers_TL, lengths_T
 

@@ -1,7 +1,7 @@
-"""Which samples a training reads, in which order, and which frames of a clip: all chance of reading is here.
+"""Which samples a training reads, in which order, which frames of a clip, and where a code's words stand.
 
-Every draw follows from the seed, the epoch and the sample, never from a batch, a rank or a process. So an order can be
-entered at any point, by any number of processes, and goes on as it would have gone on.
+All chance of reading is here. Every draw follows from the seed, the epoch and the sample, never from a batch, a rank or
+a process. So an order can be entered at any point, by any number of processes, and goes on as it would have gone on.
 """
 
 from dataclasses import dataclass
@@ -107,6 +107,11 @@ def training_frames(lengths_B: Integers, frames: int, rule: FrameRule, draws: Dr
     starts_B = draws.below(np.maximum(lengths_B - skips_B * frames, 0) + 1, samples_B, which=1)
     places_BL = starts_B[:, None] + skips_B[:, None] * np.arange(frames)
     return _held(places_BL, lengths_B)
+
+
+def training_shifts(words_T: Integers, length: int, draws: Draws, captions_T: Integers) -> Integers:
+    """(T,) how far texts of so many words are moved in codes of this length (spec, models, 5.2); anywhere they fit."""
+    return draws.below(length - words_T + 1, captions_T, which=4)
 
 
 def evaluation_frames(lengths_B: Integers, frames: int, rule: FrameRule, ends: int) -> Integers:

@@ -31,7 +31,7 @@ import json
 import pickle
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -218,20 +218,14 @@ class Vocabulary:
         return np.array([START, *found, END], np.int32)
 
     def to_bytes(self) -> bytes:
-        names = (self.tokenizer,) if self.cleaning == "none" else (self.tokenizer, self.cleaning)
-        head = " ".join([*names, str(len(self))]).encode()
-        body = "".join(f"{word}\n" for word in self.words).encode()
-        return head + b" " + _checksum(head, body) + b"\n" + body
+        cleaning = () if self.cleaning == "none" else (self.cleaning,)
+        return words_file(self.words, self.tokenizer, *cleaning)
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> "Vocabulary":
         """`where` is named if the file is cut, edited or no vocabulary."""
-        first, _, body = data.partition(b"\n")
-        head, _, checksum = first.rpartition(b" ")
-        if checksum != _checksum(head, body):
-            raise Trouble(f"{where} is not the vocabulary that was written: it was changed, cut or is another file")
-        tokenizer, *cleaning = head.decode().split(" ")[:-1]
-        return cls(tokenizer, tuple(body.decode().split("\n")[:-1]), *cleaning)
+        words, tokenizer, *cleaning = read_words_file(data, f"{where} is not the vocabulary")
+        return cls(tokenizer, words, *cleaning)
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -318,6 +312,22 @@ def _word_ids(found: Any) -> dict[str, int]:
     if not isinstance(ids, dict):
         raise ValueError("it has no word2idx, a number for each word")
     return ids
+
+
+def words_file(words: Sequence[str], *about: str) -> bytes:
+    """A line with what is to be said about them, their number and a checksum, then one word a line."""
+    head = " ".join([*about, str(len(words))]).encode()
+    body = "".join(f"{word}\n" for word in words).encode()
+    return head + b" " + _checksum(head, body) + b"\n" + body
+
+
+def read_words_file(data: bytes, is_not: str) -> tuple[Any, ...]:
+    """The words, then what is said about them; `is_not` begins the message if the file is cut, edited or another."""
+    first, _, body = data.partition(b"\n")
+    head, _, checksum = first.rpartition(b" ")
+    if checksum != _checksum(head, body):
+        raise Trouble(f"{is_not} that was written: it was changed, cut or is another file")
+    return tuple(body.decode().split("\n")[:-1]), *head.decode().split(" ")[:-1]
 
 
 def _checksum(head: bytes, body: bytes) -> bytes:
