@@ -390,7 +390,7 @@ def _site(chosen: argparse.Namespace) -> Any:
         raise Trouble(f"--raw {chosen.raw} is not a folder")
     settings = parse_settings(chosen.set, CONFIGS)
     storage = open_storage(chosen.root)
-    return Site(storage, _runner(chosen), Progress(), chosen.raw, chosen.weights, settings)
+    return Site(storage, _runner(chosen), Progress(), chosen.raw, chosen.weights, chosen.vectors, settings)
 
 
 def _runner(chosen: argparse.Namespace) -> Any:

@@ -7,6 +7,7 @@
     vocabulary    the words of a split's captions
     fingerprints  of its media, by which copies are found
     frames    what its clips show, 8 times a second   clips     features of those
+    sentences a vector for each of its captions
 
 Parsing needs no media, and media that corpora share (one media set) are fetched and computed on once. Features are
 built only when they are named: they may take days.
@@ -14,7 +15,7 @@ built only when they are named: they may take days.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -35,11 +36,11 @@ from pipelines.progress import Progress
 from pipelines.records import Files, RecordsConfig, records
 from pipelines.resnet import ResNetConfig, resnet
 from pipelines.seal import current, seal
+from pipelines.sentences import CodebookConfig, SentencesConfig, sentences
 from pipelines.settings import apply
 from pipelines.stage import Stage
 from pipelines.vocabulary import VocabularyConfig, vocabulary
 from xmodal.corpora import Corpus, Part, Source
-from xmodal.dataset import splits
 from xmodal.locks import raw_of, read_lock, use_records
 from xmodal.outputs import Output, directories
 from xmodal.records import Item, Kind, read_rows
@@ -58,6 +59,7 @@ class Site:
     progress: Progress = field(default_factory=lambda: Progress(quiet=True))
     raw: Path | None = None
     weights: Path | None = None
+    vectors: Path | None = None  # of words
     settings: Mapping[str, object] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)  # of annotations that lie elsewhere than in `raw`
     archives: bool = True  # and dumps in `raw` are searched too
@@ -146,21 +148,14 @@ def plausible_stage(site: Site, corpus: Corpus) -> Stage[PlausibleConfig, Any] |
 def vocabulary_stage(site: Site, corpus: Corpus) -> Stage[VocabularyConfig, None] | None:
     """None as for plausible."""
     config = apply(VocabularyConfig(), "vocabulary", site.settings)
-    if (tables := _tables(site, corpus)) is None:
-        return None
-    return vocabulary(tables, replace(config, split=config.split or _training_split(corpus, tables)))
+    return vocabulary(tables, config) if (tables := _tables(site, corpus)) else None
 
 
-def _training_split(corpus: Corpus, tables: Output) -> str:
-    there = splits(tables)
-    found = [name for name in there if name.rpartition("/")[2] == "train"]
-    if len(found) != 1:
-        which = "no split" if not found else "several splits"
-        raise Trouble(
-            f"{corpus.name} has {which} to train on, so say whose words to count (--set vocabulary.split=NAME); there "
-            f"are: {', '.join(there) or 'none'}"
-        )
-    return found[0]
+def sentences_stage(site: Site, corpus: Corpus) -> Stage[SentencesConfig, Any] | None:
+    """None as for plausible; a codebook that is not fitted yet is, before it."""
+    coding = apply(CodebookConfig(), "codebook", site.settings)
+    config = apply(SentencesConfig(), "sentences", site.settings)
+    return sentences(tables, coding, config, site.vectors) if (tables := _tables(site, corpus)) else None
 
 
 def fingerprints_stage(site: Site, corpus: Corpus) -> Stage[FingerprintsConfig, Stretch] | None:
@@ -223,6 +218,7 @@ OF_MEDIA: dict[str, Callable[[Site, Corpus], Stage[Any, Any] | None]] = {
 OF_RECORDS: dict[str, Callable[[Site, Corpus], Stage[Any, Any] | None]] = {
     "plausible": plausible_stage,
     "vocabulary": vocabulary_stage,
+    "sentences": sentences_stage,
 }
 STAGES: dict[str, Callable[[Site, Corpus], Output]] = {
     "sources": build_sources,
@@ -247,6 +243,8 @@ CONFIGS: dict[str, object] = {  # what --set may change
     "plausible": PlausibleConfig(),
     "vocabulary": VocabularyConfig(),
     "fingerprints": FingerprintsConfig(),
+    "codebook": CodebookConfig(),
+    "sentences": SentencesConfig(),
 }
 
 

@@ -9,7 +9,7 @@ in the split is held by every worker. Another minimum count merges the same coun
 import hashlib
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from operator import itemgetter
 
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from pipelines.stage import Counts, Inputs, Sink, Stage
 from xmodal.corpora import HUMAN, View
-from xmodal.dataset import VOCABULARY, WORDS, members
+from xmodal.dataset import VOCABULARY, WORDS, members, training_split
 from xmodal.outputs import CURE, Output
 from xmodal.splits import Share
 from xmodal.text import Vocabulary, check_names, count_words, tokenizer
@@ -66,6 +66,7 @@ class Part:
 
 def vocabulary(records: Output, config: VocabularyConfig) -> Stage[VocabularyConfig, None]:
     tokenizer(config.tokenizer)  # what it needs is missed before anything is counted
+    config = replace(config, split=config.split or training_split(records, NAME))
     members(records, config.split)
     counted = Counted(**{field.name: getattr(config, field.name) for field in fields(Counted)})
     counts = Stage(COUNTS, counted, _plan_parts, _open_counting, (records,), VERSION)

@@ -110,7 +110,7 @@ def test_any_damage_to_the_file_is_found() -> None:
     ]
     damaged += [Vocabulary.build(CAPTIONS, "whitespace", 1).to_bytes(), b""]
     for some in damaged:
-        with pytest.raises(Trouble, match=r"words.txt (is not the dictionary that was written|holds no dictionary of codes)"):
+        with pytest.raises(Trouble, match=r"words.txt (is not the|holds no) dictionary"):
             Dictionary.from_bytes(some, "words.txt")
 
 

@@ -61,6 +61,7 @@ def digests(folder: Path) -> dict[str, dict[str, Any]]:
     settings = {"resnet.network": "resnet18", "resnet.weights": "random:0", "resnet.resize": 32, "resnet.crop": 32}
     settings |= {"clips.network": "resnet18", "clips.weights": "random:0", "clips.resize": 32, "clips.crop": 32}
     settings |= {"pixels.side": 32, "frames.short_side": 48, "vocabulary.minimum_count": 1}
+    settings |= {"codebook.method": "tfidf"}
     site = Site(open_storage(str(folder / "root")), raw=raw, settings=settings)
     corpus, moving = load(str(CORPUS)), _moving(site, folder)
     pictures, clips = _with_categories(corpus), _of_clips(corpus)

@@ -202,11 +202,13 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(config: dict[str, A
 
 def test_of_several_splits_to_train_on_one_must_be_named(tmp_path: Path) -> None:
     raw = publish(tmp_path / "raw", ("one/train", "two/train"))
-    with pytest.raises(Trouble, match=r"several splits to train on, so say whose words to count \(--set vocabulary\."):
+    with pytest.raises(
+        Trouble, match=r"several splits to train on, so say whose captions to take \(--set vocabulary\."
+    ):
         built(site(tmp_path / "root", raw))
     assert len(read(built(site(tmp_path / "root", raw, split="two/train")))) > len(SPECIALS)
     raw = publish(tmp_path / "more", ("val",))
-    with pytest.raises(Trouble, match="has no split to train on, so say whose words"):
+    with pytest.raises(Trouble, match="has no split to train on, so say whose captions"):
         built(site(tmp_path / "other", raw))
 
 
@@ -239,7 +241,7 @@ def test_the_command_builds_plans_and_says_where_it_is(tmp_path: Path, capsys: p
     assert main(["plan", *target]) == 0
     waits.append(json.loads(capsys.readouterr().out))
     assert [row["stages"][0].get("waits_for", "nothing") for row in waits] == ["records", "nothing"]
-    assert main(["build", *target, "--set", "tokenizer=nltk2"]) == 1
+    assert main(["build", *target, "--set", "vocabulary.tokenizer=nltk2"]) == 1
     assert "tokenizer=nltk2: no tokenizer 'nltk2'; there are: nltk, nltk-sentences" in capsys.readouterr().err
 
 

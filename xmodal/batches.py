@@ -207,8 +207,12 @@ class Reader:
         return Padded.whole(torch.from_numpy(self.store.take_padded(rows, places, self._room(*places.shape))))
 
     def text(self, captions: NDArray[np.int64] | slice, draws: Draws | None = None) -> Padded:
+        """Ids of words (T, L), or vectors (T, 1, D)."""
         whole = range(len(self.examples.words))
         places = np.asarray(whole[captions], np.int64) if isinstance(captions, slice) else captions
+        if (sentences := self.examples.sentences) is not None:
+            room = self.buffers.take((len(places), *sentences.spec.row_shape), np.dtype(sentences.spec.dtype))
+            return Padded.whole(torch.from_numpy(sentences.take(self.examples.words.numbers[places], room))[:, None])
         tokens = self.tokens
         if isinstance(tokens, Codes):
             return self._codes(places, tokens, draws)
@@ -432,10 +436,9 @@ class Loader(IterableDataset[Batch]):
         items, captions, visual_rows = self._chosen(reader.examples, samples, draws)
         text_items = reader.examples.caption_items[captions]
         pairs = np.stack([visual_rows, np.arange(len(captions))], axis=1)
-        visual, text = reader.visual(items, draws, samples), reader.text(captions, draws)
-        stream = Stream(
-            self._placed(visual, reader.buffers), text, *map(torch.from_numpy, (items, text_items, captions, pairs))
-        )
+        visual, text = self._placed(reader.visual(items, draws, samples), reader.buffers), reader.text(captions, draws)
+        text = self._placed(text, reader.buffers) if reader.examples.sentences is not None else text
+        stream = Stream(visual, text, *map(torch.from_numpy, (items, text_items, captions, pairs)))
         if reader.classes is not None:
             of_visual, of_text = (torch.from_numpy(reader.classes[some]) for some in (items, text_items))
             stream = replace(stream, visual_classes=of_visual, text_classes=of_text)
@@ -454,15 +457,15 @@ class Loader(IterableDataset[Batch]):
         captions = np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
         return samples, captions, np.repeat(rows, counts)
 
-    def _placed(self, visual: Padded, buffers: Buffers) -> Padded:
+    def _placed(self, features: Padded, buffers: Buffers) -> Padded:
         """On the device, as the dtype asked for; what is stored in half precision also travels in it."""
-        values = visual.values.to(self._device)
+        values = features.values.to(self._device)
         if self._dtype is None or values.dtype == self._dtype:
-            return visual if values is visual.values else Padded(values, visual.lengths)
+            return features if values is features.values else Padded(values, features.lengths)
         if _on_device(values) or self._dtype != torch.float32:
-            return Padded(values.to(self._dtype), visual.lengths)
+            return Padded(values.to(self._dtype), features.lengths)
         room = buffers.take(tuple(values.shape), np.dtype(np.float32))
-        return Padded(torch.from_numpy(room).copy_(values), visual.lengths)
+        return Padded(torch.from_numpy(room).copy_(values), features.lengths)
 
     def _order(self, number: int, name: str, sampler: OnePerClass | None) -> Order | ClassOrder:
         reader = self._readers[name]

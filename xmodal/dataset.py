@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 MEDIA_AGAIN = ("pixels", "frames")  # stages of the media themselves, smaller: no features
+SENTENCES = "sentences"  # the stage of captions as vectors, a row a caption
 CLEAN, IDS = "clean", "ids.txt"  # the stage of cleaned splits, and its file: an id a line
 VOCABULARY, WORDS = "vocabulary", "vocabulary.txt"  # the stage that counts words, and its file
 USUAL = ("train", "val", "dev", "test")  # parts of an author's division, in the order in which they are told
@@ -82,9 +83,10 @@ class Examples:
     rows: NDArray[np.int64]  # (items,), in the feature store
     caption_ids: tuple[str, ...]
     caption_items: NDArray[np.int64]  # (captions,): positions of items, ascending
-    words: Texts  # (captions,)
+    words: Texts  # (captions,); of each the one number of its row, where `sentences` has them as vectors
     absent: int  # items left out, as the store has no features of them
     silent: int  # items left out, as no text of the view's source describes them
+    sentences: FeatureStore | None = None
 
     @cached_property
     def caption_counts(self) -> NDArray[np.int64]:
@@ -97,7 +99,8 @@ class Examples:
         return np.cumsum(self.caption_counts) - self.caption_counts
 
     @classmethod
-    def of(cls, records: Output, view: View, store: FeatureStore, vocabulary: Encoder) -> "Examples":
+    def of(cls, records: Output, view: View, store: FeatureStore, vocabulary: Encoder | FeatureStore) -> "Examples":
+        """In place of a vocabulary there may be the captions' vectors."""
         found = described(records, view)
         silent = [item for item, captions in found.items() if not captions]
         seen = [item for item, captions in found.items() if captions and item in store]
@@ -112,10 +115,18 @@ class Examples:
             rows=store.rows(seen),
             caption_ids=tuple(caption.id for _, caption in captions),
             caption_items=np.array([place for place, _ in captions], np.int64),
-            words=Texts.of(vocabulary.encode(caption.text) for _, caption in captions),
+            words=_numbers((caption for _, caption in captions), vocabulary),
             absent=len(found) - len(silent) - len(seen),
             silent=len(silent),
+            sentences=vocabulary if isinstance(vocabulary, FeatureStore) else None,
         )
+
+
+def _numbers(captions: Iterable[Caption], vocabulary: Encoder | FeatureStore) -> Texts:
+    if isinstance(vocabulary, FeatureStore):
+        rows = vocabulary.rows(caption.id for caption in captions)
+        return Texts(rows.astype(np.int32), np.arange(len(rows) + 1))
+    return Texts.of(vocabulary.encode(caption.text) for caption in captions)
 
 
 @dataclass(frozen=True)
@@ -159,28 +170,51 @@ class Dataset:
         """
         return _words(self.records, View(self.corpus, self._training(split)))
 
+    def sentences(self, identity: str | None = None) -> FeatureStore:
+        """The captions as vectors, by their ids; nothing needs to be said where they were made in one way."""
+        made = list(_made_of(self.records, SENTENCES))
+        chosen = [output for output in made if identity in (None, output.identity)]
+        if len(chosen) == 1:
+            return FeatureStore(chosen[0])
+        command = f"xmodal build {self.corpus}/{SENTENCES} --root {self.root}"
+        there = "; ".join(map(_described, made)) or f"none: build some first (`{command}`)"
+        what = "several sets of sentences, so say which" if chosen else f"no sentences {identity or ''}".rstrip()
+        raise Trouble(f"{self.corpus} in {self.root}: there are {what}; there are: {there}")
+
     def reader(
-        self, split: str, features: str | None = None, frames: int | None = None, words: str | None = None
+        self,
+        split: str,
+        features: str | None = None,
+        frames: int | None = None,
+        words: str | None = None,
+        sentences: FeatureStore | None = None,
     ) -> "Reader":
         """A split's examples with their features, for a `batches.Loader` or for evaluation; of clips so many frames.
 
         `words` names the split whose words it has, where that is not the training split beside it: beside a sparse
-        training, karpathy/val has those of karpathy/train@10%.
+        training, karpathy/val has those of karpathy/train@10%. With `sentences` captions are read as vectors.
         """
         from xmodal.batches import Reader  # torch comes in here
         from xmodal.models import Features
 
         store = self.store(features)
-        examples = Examples.of(self.records, View(self.corpus, split), store, self.vocabulary(words or split))
+        texts = self.vocabulary(words or split) if sentences is None else sentences
+        examples = Examples.of(self.records, View(self.corpus, split), store, texts)
         return Reader(examples, store, Features(store.output.stage, frames))
 
     def loader(
-        self, split: str | None = None, features: str | None = None, frames: int | None = None, **settings: Any
+        self,
+        split: str | None = None,
+        features: str | None = None,
+        frames: int | None = None,
+        sentences: FeatureStore | None = None,
+        **settings: Any,
     ) -> "Loader":
         """Batches of a split, the training split unless one is named; `settings` are those of `batches.Loader`."""
         from xmodal.batches import Loader
 
-        return Loader(self.reader(split or self._training(), features, frames), **{"batch_size": 128, **settings})
+        reader = self.reader(split or self._training(), features, frames, sentences=sentences)
+        return Loader(reader, **{"batch_size": 128, **settings})
 
     def plausible(self, split: str | None = None) -> PlausibleMatches:
         """Which items of a split, or of all, show nearly the same: `plausible("karpathy/val").matches(item, zeta=2)`
@@ -247,7 +281,8 @@ def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:
 def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset:
     """What is built of a corpus under a root; `identity` is of its records. Features of other media are left out."""
     records = choose(root, "records", identity, corpus=corpus)
-    made = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
+    rows = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
+    made = (output for output in rows if output.stage != SENTENCES)
     return Dataset(root, corpus, records, tuple(output for output in made if _is_of(output, records)))
 
 
@@ -322,6 +357,19 @@ def splits(records: Output) -> dict[str, list[str]]:
     """Items by the name of their split, author by author: train, val, test, and then others, also those cleaned."""
     names = recorded(records) | cleaned(records)
     return {name: names[name] for name in sorted(names, key=_place)}
+
+
+def training_split(records: Output, stage: str) -> str:
+    """The only split to train on, for a `stage` whose settings name none."""
+    there = list(splits(records))
+    found = [name for name in there if name.rpartition("/")[2] == "train"]
+    if len(found) != 1:
+        which = "no split" if not found else "several splits"
+        raise Trouble(
+            f"{records.config['corpus']} has {which} to train on, so say whose captions to take "
+            f"(--set {stage}.split=NAME); there are: {', '.join(there) or 'none'}"
+        )
+    return found[0]
 
 
 def recorded(records: Output) -> dict[str, list[str]]:

@@ -291,7 +291,7 @@ def _similarities(
             for rows in cuts(shape[0], blocks[0])
         ]
         text = [
-            _ticked(scorer.encode_text(reader.text(rows).to(device)), rows, tick) for rows in cuts(shape[1], blocks[1])
+            _ticked(scorer.encode_text(_texts(reader, rows, device)), rows, tick) for rows in cuts(shape[1], blocks[1])
         ]
 
     def tile(visual_rows: slice, text_rows: slice) -> Numbers:
@@ -301,9 +301,14 @@ def _similarities(
     return Similarities(shape, blocks, tile)
 
 
-def _numbers(visual: Padded, device: str) -> Padded:
+def _texts(reader: Reader, rows: slice, device: str) -> Padded:
+    text = reader.text(rows)
+    return text.to(device) if reader.examples.sentences is None else _numbers(text, device)
+
+
+def _numbers(features: Padded, device: str) -> Padded:
     """On the device; features are stored and moved in half precision, and computed with in single."""
-    return Padded(visual.values.to(device).float(), visual.lengths)
+    return Padded(features.values.to(device).float(), features.lengths)
 
 
 def _ticked(encoded: Any, rows: slice, tick: Callable[[int], None]) -> Any:
