@@ -49,6 +49,15 @@ A file of PVSE, PCME or VSE++ is evaluated on features of a corpus, read as that
 visual.stage=pixels, which looks at the pictures by the CNN in the file."""
 
 
+VECTORS = """examples:
+  xmodal vectors glove.840B.300d.zip                    which format it has, and how wide it is
+  xmodal vectors glove.840B.300d.zip --words runs/pvse/vocabulary.txt       which words have a vector
+  xmodal vectors GoogleNews-vectors-negative300.bin.gz --index news.index   from then on --vectors news.index
+  xmodal vectors coco --root data --split karpathy/train --train coco.bin   word2vec of the captions' own words
+
+Formats, known by what is in a file: GloVe text, word2vec text and binary, as they are, in gzip, or alone in a zip."""
+
+
 def known_arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="xmodal", description=description, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -97,6 +106,9 @@ def known_arguments(description: str | None) -> argparse.ArgumentParser:
     publish.add_argument("--out", type=_local, required=True, help="the folder; one of an earlier publish is replaced")
     _importing(command("import", "features that you have already, as the output of a stage; goes on where it stopped"))
     _exporting(command("export", "features as .npy, .h5, webdataset .tar, or an npz an item", root=None))
+    _vectoring(
+        command("vectors", "word vectors: which words a file has, an index of it, or ones trained here", root=False)
+    )
     demo = command("demo", "everything, on small generated worlds in the files of COCO, TGIF and MRW", root=False)
     demo.add_argument("--items", type=int, default=1000, help="scenes in COCO's world (default: 1000)")
     _circumstances(demo)
@@ -132,7 +144,7 @@ def _training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
     parser.add_argument("--pixels", help="identity of the resized pictures, where the root has several")
     parser.add_argument(
-        "--vectors", type=_local, metavar="FILE", help="the word vectors that the recipe names, as text"
+        "--vectors", type=_local, metavar="FILE", help="the word vectors that the recipe names, or an index"
     )
     parser.add_argument("--weights", type=_local, metavar="FILE", help="of the features' network, to train it further")
     parser.add_argument("--workers", type=_count, default=0, help="processes that train together, by Ray Train")
@@ -239,6 +251,19 @@ def _exporting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--corpus", help="of the split, where the root has several")
 
 
+def _vectoring(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = VECTORS
+    parser.add_argument("file", metavar="FILE|CORPUS", help="a file of word vectors or an index; with --train a corpus")
+    parser.add_argument(
+        "--words", type=_local, metavar="WORDS", help="a vocabulary: RUN/vocabulary.txt, a released one"
+    )
+    parser.add_argument("--index", type=_local, metavar="OUT", help="writes an index, of which words are read at once")
+    parser.add_argument("--train", type=_local, metavar="OUT", help="writes word2vec's binary, trained on captions")
+    parser.add_argument("--split", help="of --train: whose captions, such as karpathy/train")
+    parser.add_argument("--tokenizer", default="nltk", help="of --train (default: nltk)")
+
+
 def _reproducing(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = REPRODUCE
@@ -248,7 +273,7 @@ def _reproducing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--features", help="identity of the features, where the root has several")
     parser.add_argument("--pixels", help="identity of the resized pictures, where the root has several")
     parser.add_argument(
-        "--vectors", type=_local, metavar="FILE", help="the word vectors that its recipes name, as text"
+        "--vectors", type=_local, metavar="FILE", help="the word vectors that its recipes name, or an index"
     )
     parser.add_argument("--weights", type=_local, metavar="FILE", help="of the features' network, to train it further")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")

@@ -338,6 +338,19 @@ def _export(chosen: argparse.Namespace) -> tuple[Any, int]:
     return export_features(chosen.features, chosen.out, chosen.array, *some, Progress()), 0
 
 
+def _vectors(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.progress import Progress
+    from pipelines.vectors import tell, train
+
+    if not chosen.train:
+        if chosen.root or chosen.split:
+            raise Trouble("--root and --split belong to --train: they say which captions are learned from")
+        return tell(Path(chosen.file), chosen.words, chosen.index, Progress()), 0
+    if not (chosen.root and chosen.split) or chosen.words or chosen.index:
+        raise Trouble("--train takes a corpus with --root and --split; ask for --words and --index of what it wrote")
+    return train(chosen.file, chosen.root, chosen.split, chosen.tokenizer, chosen.train, Progress()), 0
+
+
 def _demo(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.demo.run import demo
     from pipelines.demo.world import World
@@ -375,6 +388,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
     "publish": _publish,
     "import": _import,
     "export": _export,
+    "vectors": _vectors,
     "demo": _demo,
     "doctor": _doctor,
 }

@@ -403,6 +403,18 @@ def _few(found: list[Any], most: int = 3) -> str:
     return ", ".join(texts) + (f" and {len(found) - most:,} more" if len(found) > most else "")
 
 
+def vectors(result: Result) -> list[str]:
+    from xmodal.vectors import Coverage
+
+    if "captions" in result:
+        told = f"{result['words']:,} words of {result['captions']:,} captions, {result['width']} numbers each"
+        return [f"{told}, in {result['file']}"]
+    words = "" if result["words"] is None else f"{result['words']:,} words, "
+    lines = [f"{result['file']}: {result['format']}, {words}{result['width']} numbers each"]
+    lines += [str(Coverage(**result["coverage"]))] if "coverage" in result else []
+    return lines + ([f"its index is {result['index']}: give that as --vectors"] if "index" in result else [])
+
+
 def doctor(checks: list[Result]) -> list[str]:
     lines = []
     for check in checks:

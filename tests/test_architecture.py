@@ -37,7 +37,7 @@ DOORS = {
     "fsspec": {"xmodal/storage.py"},
     "av": {"xmodal/video.py", "pipelines/demo/video.py"},  # one decodes, the other encodes what is generated
 }
-SINGLE_DOOR = ("zarr", "tensorstore", "decord", "cv2", "detectron2", "transformers", "s3fs", "h5py")
+SINGLE_DOOR = ("zarr", "tensorstore", "decord", "cv2", "detectron2", "transformers", "s3fs", "h5py", "gensim")
 WITHOUT_TORCH_OR_RAY = (
     "xmodal",
     "xmodal.trouble",
@@ -74,6 +74,9 @@ WITHOUT_TORCH_OR_RAY = (
     "xmodal.wordnet",
     "xmodal.fisher",
     "xmodal.sentences",
+    "xmodal.vectors",
+    "xmodal.word2vec",
+    "pipelines.vectors",
     "xmodal.dataset",
     "xmodal.splits",
     "xmodal.stats",

@@ -22,7 +22,7 @@ from xmodal import find, optimisers, runs, training
 from xmodal.batches import Loader, Reader, shortened, thinned
 from xmodal.corpora import View
 from xmodal.dataset import open_dataset
-from xmodal.evaluation import evaluate, read_tensors
+from xmodal.evaluation import Silence, evaluate, read_tensors
 from xmodal.features import FeatureStore
 from xmodal.models import Features, Optimiser, Phase, Pixels, Plateau, Recipe, Tokens
 from xmodal.models.vsepp import VSEPPConfig
@@ -31,6 +31,8 @@ from xmodal.text import END, START, UNKNOWN
 from xmodal.training import fit
 from xmodal.trouble import Trouble
 from xmodal.trunk import network_of
+from xmodal.vector_files import VectorFile
+from xmodal.vector_index import write_index
 from xmodal.vectors import read_vectors
 from xmodal.vision import load
 
@@ -447,61 +449,9 @@ def test_a_setting_of_the_text_that_cannot_be_is_one_line(
 # Word vectors
 
 
-WORDS = ("<pad>", "<start>", "<end>", "<unk>", "red", "t-shirt", "u.s.", "and/or", "o'clock", "unseen", "at")
-
-
 def written(path: Path, *lines: str) -> Path:
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
-
-
-def test_vectors_are_found_by_the_words_spellings_in_order(tmp_path: Path) -> None:
-    file = written(
-        tmp_path / "v.txt", "red 1 2", "tshirt 3 4", "us 5 6", "u.s. 7 8", "and 9 10", "oclock 11 12", "x 0 0"
-    )
-    found = read_vectors(file, WORDS)
-    assert (found.shape, found.dtype) == ((11, 2), np.float32)
-    expected = {4: (1, 2), 5: (3, 4), 6: (7, 8), 7: (9, 10), 8: (11, 12)}
-    for row in range(len(WORDS)):
-        np.testing.assert_array_equal(found[row], expected.get(row, (np.nan, np.nan)))
-
-
-def test_a_word_that_is_there_twice_has_its_last_vector(tmp_path: Path) -> None:
-    found = read_vectors(written(tmp_path / "v.txt", "red 1 2", "x 5 5", "red 3 4"), WORDS)
-    np.testing.assert_array_equal(found[4], (3, 4))
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (["x 1 2", "red 1 2", "at 1"], r"v\.txt, line 3 has 1 numbers, the first line 2"),
-        (["red 1 nan"], r"v\.txt, line 1 has a number that is NaN or infinite"),
-        (["red 1 inf"], r"v\.txt, line 1 has a number that is NaN or infinite"),
-        (["red "], r"v\.txt, line 1"),
-        (["red 1 two"], r"v\.txt, line 1"),
-        (["x 1 2"], "has a vector for none of 11 words: is it in GloVe's text format"),
-        ([], "has a vector for none of 11 words"),
-    ],
-)
-def test_a_file_that_is_not_as_it_should_be_is_named_with_its_line(
-    tmp_path: Path, lines: list[str], message: str
-) -> None:
-    with pytest.raises(Trouble, match=message):
-        read_vectors(written(tmp_path / "v.txt", *lines), WORDS)
-
-
-@pytest.mark.parametrize("bad", ["red 1 nan", "red 1 inf"])
-def test_a_number_that_is_none_is_called_what_it_is(tmp_path: Path, bad: str) -> None:
-    with pytest.raises(Trouble) as found:
-        read_vectors(written(tmp_path / "v.txt", "at 1 2", bad), WORDS)
-    assert "has 2 finite numbers, others have 2" not in str(found.value)
-
-
-def test_words_with_spaces_in_them_are_not_other_words(tmp_path: Path) -> None:
-    """The published glove.840B.300d has lines such as `at name@domain.com 0.1 ...` and `. . . 0.1 ...`."""
-    lines = ("at 1 2", "at name@domain.com 3 4", "red 5 6", "red red 7 8")
-    found = read_vectors(written(tmp_path / "v.txt", *lines), WORDS)
-    np.testing.assert_array_equal(found[[4, 10]], [(5, 6), (1, 2)])
 
 
 NAMED = replace(PVSE, text=tokens(vectors="toy.vectors"), phases=(replace(PVSE.phases[0], epochs=1),))
@@ -533,6 +483,27 @@ def test_a_recipe_that_names_vectors_starts_from_them_and_needs_them_once(root: 
     assert_same_run(whole.run, run)
 
 
+def test_an_index_is_the_same_run_as_its_file_and_how_many_words_it_has_is_told(root: str, tmp_path: Path) -> None:
+    file, run = toy_vectors(root, tmp_path / "v.txt"), str(tmp_path / "run")
+    lines = file.read_text().splitlines()
+    written(file, *lines[1:])
+    told: list[str] = []
+
+    class Telling(Silence):
+        def say(self, text: str) -> None:
+            told.append(text)
+
+    fit(NAMED, root, run, vectors=str(file), progress=Telling())
+    word, count = lines[0].split()[0], len(lines)
+    said = next(text for text in told if text.startswith(str(file)))
+    assert f": {count - 1} of {count} (" in said
+    assert said.endswith(f"that occur; without: {word}")
+    write_index(VectorFile.open(file), tmp_path / "index")
+    assert not fit(NAMED, root, run, vectors=str(tmp_path / "index")).trained
+    assert fit(NAMED, root, str(tmp_path / "other"), vectors=str(tmp_path / "index")).trained
+    assert_same_run(run, str(tmp_path / "other"))
+
+
 def test_a_run_that_stopped_before_its_first_state_still_starts_from_its_vectors(root: str, tmp_path: Path) -> None:
     """Without the file it could only start at random, and would still say that it started from the file."""
     file, run = toy_vectors(root, tmp_path / "v.txt"), str(tmp_path / "run")
@@ -561,7 +532,7 @@ def test_vectors_that_cannot_be_used_are_refused_before_anything_is_written(root
     """Or the right file would be another run's."""
     run = tmp_path / "run"
     narrow, bad = toy_vectors(root, tmp_path / "narrow.txt", width=5), written(tmp_path / "bad.txt", "a 1 2", "in 1")
-    for file, message in ((bad, "line 2 has 1 numbers"), (narrow, r"word vectors are \(\d+, 5\)")):
+    for file, message in ((bad, r"line 2 \(byte 6\) has 1 numbers"), (narrow, r"word vectors are \(\d+, 5\)")):
         with pytest.raises(Trouble, match=message):
             fit(NAMED, root, str(run), vectors=str(file))
     assert not run.exists()

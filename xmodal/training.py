@@ -9,7 +9,6 @@ Several processes (torchrun) share every batch: see `together`. The first one al
 batch normalisation learns from pictures is of each process's own part, so freeze it to train as one process would.
 """
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -21,6 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from xmodal import optimisers, places, runs, together
@@ -34,10 +34,10 @@ from xmodal.outputs import Output
 from xmodal.places import Log, Place
 from xmodal.runs import Run
 from xmodal.storage import LocalStorage
-from xmodal.text import Vocabulary
+from xmodal.text import SPECIALS, Vocabulary
 from xmodal.trouble import Trouble
 from xmodal.trunk import Fronted, front, front_without_weights, pictures
-from xmodal.vectors import read_vectors
+from xmodal.vectors import Coverage, read_vectors, vectors_sha256
 
 LOG_EVERY, SAVE_EVERY = 10, 500  # steps; a place is saved after every epoch too
 
@@ -99,7 +99,7 @@ def fit(
             seen = [Reader(examples, store, recipe.visual, _tokens(recipe)) for examples in (train, validation)]
             if any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases):
                 seen[0] = replace(seen[0], classes=classes(tables, train.ids))
-            model = _model(run, started, device, vectors)
+            model = _model(run, started, device, _word_vectors(vectors, train, vocabulary, progress))
             together.refuse_dropout(model)
             readers = _Readers(seen[0], seen[1], squares, labels_of(tables, validation.ids))
             with _held(run, started), places.open_log(run, tensorboard) as log:  # what is refused before writes nothing
@@ -305,10 +305,22 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _model(run: str, started: Run, device: str, vectors: str | None) -> nn.Module:
+def _word_vectors(
+    file: str | None, train: Examples, vocabulary: Vocabulary, progress: Progress
+) -> NDArray[np.float32] | None:
+    """Tells how many words have one; specials are not asked for."""
+    if file is None:
+        return None
+    vectors, specials = read_vectors(Path(file), vocabulary.words), len(SPECIALS)
+    words = vocabulary.words[specials:]
+    counts = np.bincount(train.words.numbers, minlength=len(vocabulary))[specials:].tolist()
+    progress.say(f"{file}: {Coverage.of(words, vectors[specials:], dict(zip(words, counts, strict=True)))}")
+    return vectors
+
+
+def _model(run: str, started: Run, device: str, word_vectors: NDArray[np.float32] | None) -> nn.Module:
     torch.manual_seed(started.recipe.seed)
-    given = read_vectors(Path(vectors), started.vocabulary.words) if vectors else None
-    model = runs.network(run, started, given)
+    model = runs.network(run, started, word_vectors)
     if not isinstance(model, nn.Module) or not isinstance(model, Trainable):
         raise Trouble(f"{started.recipe.name}: {type(model).__name__} does not learn by gradients")
     return model.to(device)
@@ -327,8 +339,7 @@ def _vectors_sha256(recipe: Recipe, run: str, file: str | None) -> str:
     if file is not None:
         if named is None:
             raise Trouble(f"recipe {recipe.name!r} starts its words from no vectors, so {file} is of no use")
-        with open(file, "rb") as data:
-            return hashlib.file_digest(data, "sha256").hexdigest()
+        return vectors_sha256(Path(file))
     if named is None:
         return ""
     if LocalStorage(run).size(runs.RECIPE) is None:

@@ -1,0 +1,67 @@
+"""What `xmodal vectors` does: tells of a file of word vectors, converts it, and trains one on a corpus."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipelines.progress import Progress
+from xmodal.corpora import View
+from xmodal.dataset import captions, choose
+from xmodal.text import SPECIALS, ReleasedVocabulary, Vocabulary, load_vocabulary, tokenizer
+from xmodal.trouble import Trouble
+from xmodal.vector_files import VectorFile
+from xmodal.vector_index import write_index
+from xmodal.vectors import Coverage, open_vectors, read_vectors
+from xmodal.word2vec import EPOCHS, train_word2vec, write_word2vec
+
+MB = 10**6
+
+
+def tell(file: Path, vocabulary: Path | None, index: Path | None, progress: Progress) -> dict[str, Any]:
+    """What is in the file, after it was converted to `index`, and which words of a vocabulary it has."""
+    words = _words(vocabulary) if vocabulary else None
+    source = open_vectors(file)
+    about = {"file": str(file), "format": source.kind, "width": source.width, "words": source.count}
+    if index:
+        if not isinstance(source, VectorFile):
+            raise Trouble(f"{file} is an index already")
+        with progress.over("convert", file.stat().st_size // MB, unit="MB") as tick:
+            made = write_index(source, index, _in_megabytes(tick))
+        about |= {"index": str(index), "words": made.count}
+    if words:
+        with progress.over("read", file.stat().st_size // MB, unit="MB") as tick:
+            vectors = read_vectors(index or file, words, tick=_in_megabytes(tick))
+        about |= {"coverage": asdict(Coverage.of(words, vectors))}
+    return about
+
+
+def train(corpus: str, root: str, split: str, tokens: str, out: Path, progress: Progress) -> dict[str, Any]:
+    split_words = tokenizer(tokens)
+    records = choose(root, "records", corpus=corpus)
+    texts = [split_words(text) for text in captions(records, View(corpus, split))]
+    progress.say(f"{corpus}: {len(texts):,} captions of {split}")
+    with progress.over("train", EPOCHS, unit="epochs") as tick:
+        words, vectors = train_word2vec(texts, tick=tick)
+    write_word2vec(out, words, vectors)
+    return {"file": str(out), "captions": len(texts), "words": len(words), "width": vectors.shape[1]}
+
+
+def _words(file: Path) -> tuple[str, ...]:
+    """Without the specials, for which no file of vectors is asked."""
+    vocabulary = load_vocabulary(file)
+    assert isinstance(vocabulary, Vocabulary | ReleasedVocabulary)
+    words = vocabulary.words if isinstance(vocabulary, Vocabulary) else tuple(vocabulary.ids)
+    return tuple(word for word in words if word not in SPECIALS)
+
+
+def _in_megabytes(tick: Callable[[int], None]) -> Callable[[int], None]:
+    waiting = 0
+
+    def count(size: int) -> None:
+        nonlocal waiting
+        waiting += size
+        tick(waiting // MB)
+        waiting %= MB
+
+    return count

@@ -1,0 +1,397 @@
+"""Word vectors: every format and packing gives the same rows, and damage is named by its place or does no harm."""
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from pipelines.cli import main
+from tests.toy_root import make_root
+from xmodal.text import SPECIALS, Vocabulary
+from xmodal.trouble import Trouble
+from xmodal.vector_files import VectorFile
+from xmodal.vector_index import write_index
+from xmodal.vectors import Coverage, open_vectors, read_vectors, spellings, vectors_sha256
+from xmodal.word2vec import train_word2vec, write_word2vec
+
+WORDS = (*SPECIALS, "red", "t-shirt", "u.s.", "and/or", "o'clock", "unseen", "at")
+Floats = NDArray[np.float32]
+Entries = list[tuple[bytes, Floats]]
+
+
+def glove(entries: Entries) -> bytes:
+    return b"".join(word + b"".join(b" %r" % float(value) for value in row) + b"\n" for word, row in entries)
+
+
+def header(entries: Entries) -> bytes:
+    return b"%d %d\n" % (len(entries), len(entries[0][1]))
+
+
+def word2vec_text(entries: Entries) -> bytes:
+    return header(entries) + glove(entries)
+
+
+def word2vec_binary(entries: Entries, between: bytes = b"\n") -> bytes:
+    return header(entries) + b"".join(word + b" " + row.tobytes() + between for word, row in entries)
+
+
+FORMATS: dict[str, Callable[[Entries], bytes]] = {
+    "GloVe text": glove,
+    "word2vec text": word2vec_text,
+    "word2vec binary": word2vec_binary,
+    "word2vec binary without line feeds": lambda entries: word2vec_binary(entries, b""),
+}
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def zipped(path: Path, *members: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number, data in enumerate(members):
+            archive.writestr(f"member{number}.txt", data)
+    return path
+
+
+def packings(folder: Path, data: bytes) -> list[Path]:
+    """The same as a plain file, in gzip, in a zip, and as an index; no name says which."""
+    plain = written(folder / "plain", data)
+    index = folder / "index"
+    index.unlink(missing_ok=True)
+    write_index(VectorFile.open(plain), index)
+    return [plain, written(folder / "packed", gzip.compress(data)), zipped(folder / "zipped", data), index]
+
+
+def text(*lines: str) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def made(count: int, width: int = 5) -> Entries:
+    rows = np.random.default_rng(0).normal(size=(count, width)).astype(np.float32)
+    return [(b"word%d" % number, row) for number, row in enumerate(rows)]
+
+
+# What is read
+
+
+letters = st.binary(min_size=1, max_size=12).filter(lambda word: len(word.split()) == 1 and word.strip() == word)
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> Entries:
+    width = draw(st.integers(2, 6))
+    words = draw(st.lists(letters.filter(lambda word: b"\n" not in word), min_size=1, max_size=8))
+    return [(word, draw(arrays(np.float32, width, elements=finite))) for word in words]
+
+
+@settings(max_examples=60, deadline=None)
+@given(files(), st.sampled_from(sorted(FORMATS)))
+def test_all_formats_and_packings_give_the_same_rows(entries: Entries, kind: str) -> None:
+    """Of any bytes as words, some twice, some of them not in the file, in the order that was asked."""
+    expected = dict(entries)
+    words = [*(word.decode(errors="surrogateescape") for word in reversed(expected)), "absent from all"]
+    assume(not entries[0][0].startswith((b"PK\3\4", b"\x1f\x8b")))  # a text that begins as an archive does
+    with tempfile.TemporaryDirectory() as folder:
+        for path in packings(Path(folder), FORMATS[kind](entries)):
+            found = read_vectors(path, words, exact=True)
+            np.testing.assert_array_equal(found[:-1], [*reversed(expected.values())])
+            assert np.isnan(found[-1]).all()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_words_and_rows_are_those_that_gensim_reads(tmp_path: Path, kind: str) -> None:
+    models = pytest.importorskip("gensim.models")  # which leaves a file open
+    entries = [*made(300, 30), ("größe😀".encode(), np.full(30, 1 / 3, np.float32))]
+    file = written(tmp_path / "v", FORMATS[kind](entries))
+    some = {"no_header": True} if kind == "GloVe text" else {"binary": "binary" in kind}
+    theirs = models.KeyedVectors.load_word2vec_format(str(file), **some)
+    np.testing.assert_array_equal(read_vectors(file, theirs.index_to_key), theirs.vectors)
+
+
+def test_the_numbers_of_a_text_are_what_python_reads(tmp_path: Path) -> None:
+    """Also those half way between two floats, long ones, exponents and signs."""
+    numbers = ["1.00000005960464477539062500001", "-0", "+1.5", "1e-45", "3.4028235e38", ".5", "7.", "-2.5E+3"]
+    file = written(tmp_path / "v", text("red " + " ".join(numbers)))
+    np.testing.assert_array_equal(read_vectors(file, ["red"])[0], np.array([*map(float, numbers)], np.float32))
+
+
+def test_vectors_are_found_by_the_words_spellings_in_order(tmp_path: Path) -> None:
+    lines = ("red 1 2", "tshirt 3 4", "us 5 6", "u.s. 7 8", "and 9 10", "oclock 11 12", "x 0 0")
+    for path in packings(tmp_path, text(*lines)):
+        found = read_vectors(path, WORDS)
+        assert (found.shape, found.dtype) == ((11, 2), np.float32)
+        expected = {4: (1, 2), 6: (7, 8), 7: (9, 10), 8: (11, 12), 5: (3, 4)}
+        for row in range(len(WORDS)):
+            np.testing.assert_array_equal(found[row], expected.get(row, (np.nan, np.nan)))
+
+
+def test_the_part_before_a_slash_is_taken_and_case_stays(tmp_path: Path) -> None:
+    assert spellings("U.S./can't") == ("U.S./can't", "US/cant", "US")
+    assert spellings("-") == ("-",)
+    found = read_vectors(written(tmp_path / "v", text("and 9 10", "Paris 1 2")), ["and/or", "paris", ""])
+    np.testing.assert_array_equal(found, [(9, 10), (np.nan, np.nan), (np.nan, np.nan)])
+    with pytest.raises(Trouble, match="none of 1 words"):
+        read_vectors(tmp_path / "v", ["and/or"], exact=True)
+
+
+def test_a_spelling_of_one_word_may_be_another_word(tmp_path: Path) -> None:
+    file = written(tmp_path / "v", text("us 5 6", "red 1 2"))
+    np.testing.assert_array_equal(read_vectors(file, ["u.s.", "us", "red", "us"]), [(5, 6), (5, 6), (1, 2), (5, 6)])
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_word_that_is_there_twice_has_its_last_vector(tmp_path: Path, kind: str) -> None:
+    """As for torchtext; 1,500 words lie between, so that the two are read apart."""
+    entries = [(b"red", np.float32([1, 2, 3, 4, 5])), *made(1500), (b"red", np.float32([5, 6, 7, 8, 9]))]
+    for path in packings(tmp_path, FORMATS[kind](entries)):
+        np.testing.assert_array_equal(read_vectors(path, ["red"])[0], entries[-1][1])
+
+
+def test_words_with_spaces_in_them_are_not_other_words(tmp_path: Path) -> None:
+    """The published glove.840B.300d has lines such as `at name@domain.com 0.1 ...` and `. . . 0.1 ...`."""
+    lines = ("at 1 2", "at name@domain.com 3 4", ". . . 9 9", "red 5 6", "red red 7 8")
+    for path in packings(tmp_path, text(*lines)):
+        found = read_vectors(path, [*WORDS, "at name@domain.com"])
+        np.testing.assert_array_equal(found[[4, 10, 11]], [(5, 6), (1, 2), (3, 4)])
+
+
+def test_line_ends_of_windows_and_no_last_line_end_are_read(tmp_path: Path) -> None:
+    file = written(tmp_path / "v", b"x 1 2\r\nred 3 4\r\nat 5 6")
+    np.testing.assert_array_equal(read_vectors(file, ["red", "at"]), [(3, 4), (5, 6)])
+
+
+def test_long_words_are_read(tmp_path: Path) -> None:
+    entries = [*made(3), (b"http://" + b"a" * 3000, np.ones(5, np.float32)), (b"last", np.zeros(5, np.float32))]
+    for kind in FORMATS:
+        found = read_vectors(written(tmp_path / "v", FORMATS[kind](entries)), ["http://" + "a" * 3000, "last"])
+        np.testing.assert_array_equal(found, [[1] * 5, [0] * 5])
+
+
+def test_zeros_are_vectors(tmp_path: Path) -> None:
+    """The first of a binary, from which its format is guessed, may be all zeros, or look like numbers at first."""
+    for first in (np.zeros(5, np.float32), np.frombuffer(b"1.5\n" * 5, np.float32)):
+        file = written(tmp_path / "v", word2vec_binary([(b"pad", first), *made(3)]))
+        assert VectorFile.open(file).kind == "word2vec binary"
+        np.testing.assert_array_equal(read_vectors(file, ["pad"])[0], first)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (text("x 1 2", "red 1 2", "at 1"), r"v, line 3 \(byte 14\) has 1 numbers, where the first line has 2"),
+        (text("x 1 2", "red 1 2 3"), r"v, line 2 \(byte 6\) has 3 numbers, where the first line has 2"),
+        (text("x 1 2", "red 1 2 at 3 4"), r"v, line 2 \(byte 6\) has 5 numbers"),
+        (text("x 1 2", "red"), r"v, line 2 \(byte 6\) has 0 numbers"),
+        (text("1 2", "x 1 2", "red 1"), r"v, line 3 \(byte 10\) has 1 numbers, where its first line says 2"),
+        (text("red 1 nan"), r"v, line 1 \(byte 0\) has a number that is NaN or infinite"),
+        (text("red 1 inf"), r"v, line 1 \(byte 0\) has a number that is NaN or infinite"),
+        (text("red 1 1e39"), r"v, line 1 \(byte 0\) has a number that is NaN or infinite"),
+        (text("x 1 2", "red 1 two"), r"v, line 2 \(byte 6\) has 'two' where a number should be"),
+        (b"x 1 2\nred 1 \xff", r"v, line 2 \(byte 6\) has bytes in no number"),
+        (text("x 1 2", "red 1  2"), r"v, line 2 \(byte 6\) has 2 numbers|'' where"),
+        (b"x 1 2\ny 1", r"v, line 2 \(byte 6\) has 1 numbers"),
+        (text("red "), r"v, line 1 \(byte 0\) is neither a word with its numbers nor how many words follow"),
+        (b"\0" * 2**21, r"v, line 1 \(byte 0\) is neither"),
+        (b"x 1 2\n" + b"a" * 2**21, r"v, line 2 \(byte 6\) has no end"),
+        (text("x 1 2"), r"v \(GloVe text\) has a vector for none of 11 words"),
+        (text("3 2", "red 1 2"), "1 words follow, to byte 12, where its first line says 3"),
+        (text("1 2", "red 1 2", "at 1 2"), "2 words follow, to byte 19, where its first line says 1"),
+        (b"", "v is empty"),
+    ],
+)
+def test_a_text_that_is_not_as_it_should_be_is_named_with_its_line(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(Trouble, match=message):
+        read_vectors(written(tmp_path / "v", data), WORDS)
+
+
+def test_a_binary_that_is_not_as_it_should_be_is_named_with_its_byte(tmp_path: Path) -> None:
+    whole = word2vec_binary(made(2000))
+    words = ["word5", "word1999"]
+    nan = bytearray(whole)
+    place = whole.index(b"word5 ")
+    nan[place + 6 : place + 10] = np.float32(np.nan).tobytes()
+    for data, message in (
+        (whole[:-10], rf"ends at byte {len(whole) - 10}, after 1,999 words and within the next, of 2,000"),
+        (whole + b"more", rf"goes on at byte {len(whole) - 1} after the 2,000 words"),
+        (bytes(nan), rf"byte {place}: 'word5' has a number that is NaN or infinite"),
+    ):
+        with pytest.raises(Trouble, match=message):
+            read_vectors(written(tmp_path / "v", data), words)
+
+
+def test_a_byte_that_is_lost_is_found_where_it_was(tmp_path: Path) -> None:
+    whole = word2vec_binary(made(3000, 300))
+    lost = whole.index(b"word1500 ") + 100
+    with pytest.raises(Trouble, match="is damaged before byte") as raised:
+        read_vectors(written(tmp_path / "v", whole[:lost] + whole[lost + 1 :]), ["word5"])
+    named = int(re.findall(r"before byte (\d+)", str(raised.value))[0])
+    assert lost <= named < lost + 1210
+
+
+def test_what_is_packed_is_named_too(tmp_path: Path) -> None:
+    data = glove(made(5000))
+    packed = gzip.compress(data)
+    damaged = bytearray(packed)
+    damaged[-6] ^= 1  # of the checksum
+    for bad in (packed[: len(packed) // 2], bytes(damaged)):
+        with pytest.raises(Trouble, match=r"v was cut or damaged, at byte [\d,]+ or before"):
+            read_vectors(written(tmp_path / "v", bad), ["word5"])
+    archive = zipped(tmp_path / "zip", data).read_bytes()
+    for bad in (archive[: len(archive) // 2], archive[:300] + b"????" + archive[304:]):
+        with pytest.raises(Trouble, match=r"v was cut or damaged, at byte [\d,]+ or before"):
+            read_vectors(written(tmp_path / "v", bad), ["word5"])
+    with pytest.raises(Trouble, match=r"has 2 files in it, so unpack the one that is meant: member0.txt, member1.txt"):
+        read_vectors(zipped(tmp_path / "two", data, data), ["word5"])
+    with pytest.raises(Trouble, match="absent cannot be read: No such file"):
+        read_vectors(tmp_path / "absent", ["word5"])
+
+
+@pytest.mark.parametrize("kind", [*FORMATS, "gzip", "zip", "index"])
+def test_no_damage_makes_rows_of_nothing(tmp_path: Path, kind: str) -> None:
+    """Cut anywhere, or a bit turned anywhere: an error that names a byte, or the rows.
+
+    What no check can know is let through: in a text a digit that became another, in a binary any bit of a number. A
+    word that became another is missing, which a report of the coverage tells.
+    """
+    entries = made(60)
+    data = FORMATS.get(kind, glove)(entries)
+    where = [*FORMATS, "gzip", "zip", "index"].index(kind)
+    file = packings(tmp_path, data)[max(0, where - len(FORMATS) + 1)]
+    whole, words, random = file.read_bytes(), [word.decode() for word, _ in entries], np.random.default_rng(where)
+    right, refused = read_vectors(file, words), 0
+    for trial in range(400):
+        bad, at = bytearray(whole), int(random.integers(len(whole)))
+        if is_cut := trial % 2 == 0:
+            del bad[at:]
+        else:
+            bad[at] ^= 1 << int(random.integers(8))
+        found = outcome(written(tmp_path / "bad", bytes(bad)), words)
+        if is_cut and kind == "GloVe text" and b"\n" not in bad:
+            continue  # a line that may be all there ever was
+        if isinstance(found, str):
+            assert re.search(r"byte|is empty|for none of", found), found
+            refused += 1
+            continue
+        missing = np.isnan(found).any(axis=1)
+        other = ~missing & (found != right).any(axis=1)
+        if kind in ("gzip", "zip", "index") or (is_cut and "binary" in kind):
+            assert not missing.any()
+            assert not other.any()
+        elif is_cut:
+            kept = bytes(bad).count(b"\n") if kind == "GloVe text" else len(right)
+            assert not missing[:kept].any()
+            assert other.sum() <= 1
+        else:
+            assert missing.sum() <= 1
+            assert other.sum() <= 1
+    assert refused > 100
+
+
+def outcome(file: Path, words: list[str]) -> Floats | str:
+    try:
+        return read_vectors(file, words)
+    except Trouble as trouble:
+        return str(trouble)
+
+
+# The index
+
+
+def test_an_index_is_of_the_same_vectors_as_its_file(tmp_path: Path) -> None:
+    plain, *_, index = packings(tmp_path, glove(made(3000)))
+    assert (open_vectors(index).count, open_vectors(index).width) == (3000, 5)
+    assert vectors_sha256(index) == vectors_sha256(plain)
+    assert {path.name for path in tmp_path.iterdir()} == {"plain", "packed", "zipped", "index"}
+    with pytest.raises(Trouble, match="index exists already"):
+        write_index(VectorFile.open(plain), index)
+
+
+def test_an_index_of_a_damaged_file_is_not_there(tmp_path: Path) -> None:
+    file = written(tmp_path / "v", glove(made(3000)) + b"bad 1 2 3 4 nan\n")
+    with pytest.raises(Trouble, match="line 3001"):
+        write_index(VectorFile.open(file), tmp_path / "index")
+    assert [path.name for path in tmp_path.iterdir()] == ["v"]
+
+
+# Coverage
+
+
+def test_coverage_tells_what_is_missing_by_how_often_it_occurs() -> None:
+    vectors = np.float32([[1, 2], [np.nan, np.nan], [np.nan, np.nan], [0, 0]])
+    words = ["red", "rare", "often", "at"]
+    plain = Coverage.of(words, vectors)
+    assert plain == Coverage(4, ("rare", "often"))
+    assert str(plain) == "2 of 4 (50.0%) words have a vector; without: rare often"
+    counted = Coverage.of(words, vectors, {"red": 70, "often": 20, "rare": 10})
+    assert counted == Coverage(4, ("often", "rare"), 100, 30)
+    assert str(counted) == ("2 of 4 (50.0%) words have a vector, 70 of 100 (70.0%) that occur; without: often rare")
+
+
+# Training, and the command
+
+
+CAPTIONS = [f"a {colour} dog and a {colour} cat".split() for colour in ("red", "green", "blue")] * 20
+
+
+def test_the_same_captions_give_the_same_bytes_whatever_python_hashes(tmp_path: Path) -> None:
+    pytest.importorskip("gensim")
+    code = (
+        "import sys; from pathlib import Path; from tests.test_vectors import CAPTIONS;"
+        "from xmodal.word2vec import *; write_word2vec(Path(sys.argv[1]), *train_word2vec(CAPTIONS, width=8))"
+    )
+    for seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / seed)], env=environment, check=True)
+    assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
+    words, vectors = train_word2vec(CAPTIONS, width=8)
+    np.testing.assert_array_equal(read_vectors(tmp_path / "1", words), vectors)
+    assert (words[0], len(words)) == ("a", 7)
+    with pytest.raises(Trouble, match="no words"):
+        train_word2vec([[]])
+    with pytest.raises(Trouble, match="exists already"):
+        write_word2vec(tmp_path / "1", words, vectors)
+
+
+def test_the_command_tells_converts_and_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gensim")
+    root, trained, index = make_root(tmp_path), tmp_path / "toy.bin", tmp_path / "toy.index"
+    assert main(["vectors", "pictures", "--root", root, "--split", "toy/train", "--train", str(trained)]) == 0
+    assert re.search(r"words of \d+ captions, 300 numbers each, in .*toy\.bin", capsys.readouterr().out)
+    vocabulary = Vocabulary("whitespace", (*SPECIALS, "a", "nowhere"))
+    words = written(tmp_path / "vocabulary.txt", vocabulary.to_bytes())
+    assert main(["vectors", str(trained), "--words", str(words), "--index", str(index), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["coverage"] == {"words": 2, "missing": ["nowhere"], "occurrences": None, "occurrences_missing": None}
+    assert main(["vectors", str(index), "--words", str(words)]) == 0
+    out = capsys.readouterr().out
+    assert "an index" in out
+    assert "1 of 2 (50.0%) words have a vector; without: nowhere" in out
+    for wrong in (
+        ["vectors", str(index), "--index", str(tmp_path / "again")],
+        ["vectors", str(trained), "--index", str(index)],
+        ["vectors", str(trained), "--split", "toy/train"],
+        ["vectors", "pictures", "--train", str(tmp_path / "other.bin")],
+    ):
+        assert main(wrong) == 1
+        assert capsys.readouterr().err.count("\n") >= 1
+    assert not (tmp_path / "again").exists()
