@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from tests.benchmarks.measured import Bar, Measured, median
+from tests.benchmarks.measured import Measured, median
 from xmodal.fisher import Mixture
 from xmodal.sentences import Codebook, Coding
 
-BARS = {"fisher_vs_numpy_loop": Bar(minimum=5)}
+
 SENTENCES, WORDS, DIMENSIONS, COMPONENTS = 1024, 8_000, 300, 30
 TIMES = 5
 

@@ -25,16 +25,21 @@ from tests.test_sparse import tables
 from xmodal.outputs import Output
 from xmodal.records import Caption, Item, Split
 from xmodal.storage import open_storage
-from xmodal.text import Vocabulary, count_words
+from xmodal.text import Vocabulary, count_words, tokenized, tokenizer
 
 CAPTIONS = 1 << 20  # sixteen units of the stage
 SAMPLE = 5_000  # captions a round: NLTK takes up to a tenth of a millisecond for each
+SLOW = {"nltk": CAPTIONS, "spacy": CAPTIONS // 4, "whitespace": CAPTIONS}
 TYPES, ROUNDS, TURNS = 20_000, 5, 3
 
 
 def measure() -> dict[str, Measured]:
     captions = list(_captions(CAPTIONS))
-    return {"tokenize_vs_map": _beside_nltk(captions), "tokenize_two_workers_vs_one": _workers(captions)}
+    return {
+        "tokenize_vs_map": _beside_map(captions),
+        "count_vs_nltk": _beside_nltk(captions),
+        "tokenize_two_workers_vs_one": _workers(captions),
+    }
 
 
 def _captions(count: int) -> Iterator[str]:
@@ -46,6 +51,27 @@ def _captions(count: int) -> Iterator[str]:
         first, *others = (words[place] for place in row)
         odd = '\'s "red" one' if number % 33 == 0 else "," if number % 5 == 0 else ""
         yield f"{first.capitalize()}{odd} {' '.join(others)}."
+
+
+def _beside_map(captions: Sequence[str]) -> Measured:
+    """The corpus as one stream, by the tokenizer for which this is slowest."""
+    runs = dict[str, list[float]]()
+    for name in ("nltk", "spacy", "whitespace"):
+        split = tokenizer(name)
+        some = captions[: SLOW[name]]
+        ways: dict[str, Callable[[], Iterator[list[str]]]] = {
+            "ours": lambda name=name, some=some: tokenized(some, name),
+            "map": lambda split=split, some=some: map(split, some),
+        }
+        _refuse_other(*(Counter(map(tuple, way())) for way in ways.values()))
+        for turn in range(ROUNDS):
+            spent = {
+                way: _seconds(lambda way=way, ways=ways: deque(ways[way](), 0))
+                for way in sorted(ways, reverse=turn % 2 == 1)
+            }
+            runs.setdefault(name, []).append(spent["map"] / spent["ours"])
+    slowest = min(runs, key=lambda name: statistics.median(runs[name]))
+    return _median(runs[slowest], f"map(tokenizer, captions), of {', '.join(runs)} the slowest beside it: {slowest}")
 
 
 def _beside_nltk(captions: Sequence[str]) -> Measured:

@@ -12,18 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.benchmarks.measured import Bar, Measured
+from tests.benchmarks.measured import Measured
 from xmodal.vector_files import VectorFile
 from xmodal.vector_index import write_index
 from xmodal.vectors import read_vectors
 
-BARS = {
-    "glove_text_vs_gensim": Bar(minimum=60),
-    "word2vec_binary_vs_gensim": Bar(minimum=6),
-    "glove_text_vs_line_loop": Bar(minimum=8),
-    "vectors_extra_mb": Bar(maximum=300),
-    "vectors_index_ms": Bar(),
-}
 BYTES, WIDTH, WORDS, DRAWN, OURS = 10**9, 300, 12_000, 2_000, 5
 Read = Callable[[Path, list[str]], NDArray[np.float32]]
 Seconds = list[float]
