@@ -23,7 +23,7 @@ from xmodal.outputs import Output
 from xmodal.records import Item, Kind
 from xmodal.vision import UnreadableImage
 
-NAME, VERSION = "fingerprints", 2
+NAME, VERSION = "fingerprints", 3
 COLUMNS = pa.schema({"media": pa.string(), "sha256": pa.string(), "looks": pa.list_(pa.uint64())})
 
 Media = tuple[tuple[str, Kind], ...]  # path and kind of each, in order of the paths

@@ -1,7 +1,8 @@
 """Stages that give every picture a row of a Zarr v3 array: what they have in common, whatever is made of a picture.
 
 Shards are their units, and a batch never reaches beyond one: the bytes are the same for any number of workers. A
-picture that is absent or does not decode is a failure of its unit and a row of zeros, which readers refuse.
+picture that is absent or does not decode is a failure of its unit and a row of zeros, which readers refuse. One that is
+truncated is a failure too, so that it is known, but has the row of what remains.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,8 +19,8 @@ from xmodal.archives import Archives, MissingMedia, archive_of
 from xmodal.features import FeatureSpec, index_files, shard_file, shard_ranges, write_shard
 from xmodal.identity import fingerprint
 from xmodal.locks import raw_of, read_lock
-from xmodal.outputs import Output
-from xmodal.vision import UnreadableImage
+from xmodal.outputs import TRUNCATED, Output
+from xmodal.vision import Cut, UnreadableImage
 
 Items = tuple[tuple[str, str], ...]  # id and media of each, in order of the ids
 
@@ -40,7 +41,7 @@ C = TypeVar("C", bound=Rows)
 class Sight:
     """What a worker opens: how it sees a picture, and what rows it makes of a batch of those it saw."""
 
-    see: Callable[[bytes], NDArray[Any]]  # UnreadableImage where the bytes are none
+    see: Callable[[bytes, Cut], NDArray[Any]]  # UnreadableImage where the bytes are none
     rows: Callable[[NDArray[Any]], NDArray[Any]]
     blank: NDArray[Any]  # seen in place of what cannot be had, so that the others stay where they are in the batch
     batch_size: int
@@ -138,8 +139,12 @@ def _rows(sight: Sight, archives: Archives, items: Items, sink: Sink, lost: list
 
 def _seen(sight: Sight, archives: Archives, item: tuple[str, str], sink: Sink, lost: list[str]) -> NDArray[Any] | None:
     id, media = item
+    cut = list[str]()
     try:
-        return sight.see(archives.read(media))
+        seen = sight.see(archives.read(media), cut.append)
+        for reason in cut:
+            sink.fail(id, TRUNCATED, reason)
+        return seen
     except MissingMedia as missing:
         sink.fail(id, "absent", str(missing))
     except UnreadableImage as unreadable:

@@ -10,7 +10,6 @@ Rows are the media over again: they are never published as features.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.metadata import version
 
 import numpy as np
@@ -22,7 +21,7 @@ from xmodal.features import FeatureSpec
 from xmodal.outputs import Output
 from xmodal.vision import square
 
-NAME, VERSION = "pixels", 1
+NAME, VERSION = "pixels", 2
 PICTURES_AT_ONCE = 16  # changes no byte
 
 
@@ -53,6 +52,6 @@ def _sight(config: PixelsConfig) -> Sight:
     side = config.side
     preprocessing = {"resize": side, "crop": side, "interpolation": "bilinear", "colours": "RGB"}
     versions = {"pillow": version("pillow"), "xmodal": __version__}
-    see = partial(square, resize=side, crop=side)
     told = {"preprocessing": preprocessing, "versions": versions}
-    return Sight(see, np.asarray, np.zeros((side, side, 3), np.uint8), PICTURES_AT_ONCE, told)
+    blank = np.zeros((side, side, 3), np.uint8)
+    return Sight(lambda data, cut: square(data, side, side, cut), np.asarray, blank, PICTURES_AT_ONCE, told)

@@ -8,6 +8,8 @@ from pipelines.ledger import FOLDERS, Ledger
 from pipelines.seal import current
 from pipelines.stage import Stage
 from xmodal.corpora import Corpus, Part, Source
+from xmodal.outputs import Output
+from xmodal.storage import Storage
 
 ASSUMED_BYTES_A_SECOND = 12.5e6  # 100 Mbit/s, until this root has downloads to go by
 
@@ -60,15 +62,14 @@ def _units(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
 
 
 def _of_media(site: Site, corpus: Corpus, name: str) -> dict[str, Any]:
-    """`writes` is at most what is still to be written: shards are counted as full."""
+    """`writes` is what is still to be written: of pictures at most, as shards are counted as full, of clips about."""
     stage = OF_MEDIA[name](site, corpus)
     if stage is None:
         return {"waits_for": "records and media"}
     if waiting := _waiting(site, stage):
         return waiting
     row = _progress(site, stage)
-    spec = stage.config.spec if name in FEATURES else None
-    return row | {"writes": (row["units"] - row["done"]) * spec.shard_rows * spec.row_bytes if spec else 0}
+    return row | {"writes": _writes(name, stage, site.storage, row["units"] - row["done"], row["units"])}
 
 
 def _waiting(site: Site, stage: Stage[Any, Any]) -> dict[str, Any]:
@@ -80,3 +81,15 @@ def _waiting(site: Site, stage: Stage[Any, Any]) -> dict[str, Any]:
 def _progress(site: Site, stage: Stage[Any, Any]) -> dict[str, Any]:
     total, left = pending(stage, site.storage)
     return {"units": total, "done": total - left}
+
+
+def _writes(name: str, stage: Stage[Any, Any], storage: Storage, left: int, total: int) -> int:
+    config, inputs = stage.config, tuple(Output(storage, made.folder) for made in stage.inputs)
+    if name in FEATURES:
+        return left * int(config.spec.shard_rows * config.spec.row_bytes)
+    if name == "frames":
+        _, index = next(stage.plan(config, inputs))
+        return int(len(index.ids) * config.clip_bytes * left / total)
+    if name == "clips":
+        return int(inputs[0].totals["counts"]["samples"] * config.spec.row_bytes * left / total)
+    return 0

@@ -12,7 +12,7 @@ from xmodal.features import FeatureSpec
 from xmodal.outputs import Output
 from xmodal.vision import ResNet, load, pixels, sha256_of
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -44,4 +44,6 @@ def resnet(
 def _sight(weights_file: Path | None, config: ResNetConfig) -> Sight:
     extractor = load(config, weights_file)
     gray = np.zeros((3, config.crop, config.crop), np.float32)
-    return Sight(partial(pixels, config=config), extractor, gray, config.batch_size, extractor.provenance())
+    return Sight(
+        lambda data, cut: pixels(data, config, cut), extractor, gray, config.batch_size, extractor.provenance()
+    )

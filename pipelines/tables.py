@@ -64,8 +64,8 @@ def read_ids(output: Output, name: str) -> set[str]:
 
 
 def write_index(features: Output, target: LocalStorage, stem: str) -> Config:
-    """Id and row of every item that has features: rows that failed lie in the store as zeros and are not named."""
-    absent = [row for unit in features.units() for row, _, _ in unit.failures]
+    """Id and row of every item that has features: rows that are absent lie in the store as zeros and are not named."""
+    absent = [row for unit in features.units() for row in unit.absent]
     with features.open(ROWS) as file:
         rows = pq.read_table(file, columns=["id", "row"])
     present = rows.filter(pc.invert(pc.is_in(rows["id"], value_set=pa.array(absent, pa.string()))))

@@ -41,7 +41,8 @@ def _planned(row: Result) -> str:
     if "waits_for" in row:
         return f"{name:28} after {row['waits_for']}"
     if "units" in row:
-        writes = f", up to {gigabytes(row['writes'])} to write" if row.get("writes") else ""
+        most = "about" if row["stage"] in ("frames", "clips") else "up to"
+        writes = f", {most} {gigabytes(row['writes'])} to write" if row.get("writes") else ""
         return f"{name:28} {row['done']:,} of {row['units']:,} units done{writes}"
     parts = [f"{row['done']:,} of {row['files']:,} files here"]
     parts += [f"{row['at_hand']:,} in the raw folder"] if row["at_hand"] else []
@@ -362,7 +363,8 @@ def _output(output: Result) -> str:
     name = f"{output['stage']}/{output['identity']}" + (f" of {output['of']}" if output["of"] else "")
     if output["complete"]:
         failures = "".join(f", {count:,} {kind}" for kind, count in sorted(output["failures"].items()))
-        return f"{name}: complete, {output['files']:,} files, {gigabytes(output['bytes'])}{failures}"
+        made = f"{output['files']:,} files, {gigabytes(output['bytes'])}: {counts(output['counts'])}"
+        return f"{name}: complete, {made}{failures}"
     return f"{name}: {output['units']:,} of {output['planned'] or '?'} units, not finished: build again to go on"
 
 

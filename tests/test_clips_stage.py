@@ -4,6 +4,7 @@ And what reads them: loaders, PVSE's video model through `train` and `evaluate`,
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import xmodal
+from pipelines import wording
 from pipelines.cli import main
 from pipelines.clips import ClipsConfig, clips
 from pipelines.corpus import Site, build_stages
@@ -34,7 +37,7 @@ from xmodal import runs
 from xmodal.batches import Reader
 from xmodal.clips import FrameStore
 from xmodal.corpora import load as load_corpus
-from xmodal.dataset import Examples
+from xmodal.dataset import Examples, open_features
 from xmodal.features import FeatureStore
 from xmodal.models import Features
 from xmodal.order import evaluation_frames
@@ -200,6 +203,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     build_stages(site, corpus, ["records", "media"])
     assert plan(site, corpus, ["clips"])[0]["waits_for"] == "frames"
+    (planned,) = plan(site, corpus, ["frames"])
+    assert planned["writes"] == 40 * 850_000 // 16, "as many pixels a frame as 64 pixels of 256 make"
+    (taken,) = build_stages(site, corpus, ["frames"])
+    (planned,) = plan(site, corpus, ["clips"])
+    assert planned["writes"] == taken["counts"]["samples"] * 512 * 2
+    assert wording.plan({"stages": [planned], "free_bytes": None})[0].endswith("kB to write")
     (row,) = build_stages(site, corpus, ["clips"])
     assert row["counts"]["clips"] == 38
     assert row["failures"] == {"absent": 2}
@@ -230,12 +239,41 @@ def test_pvse_learns_from_clips_and_is_evaluated_as_the_paper_does(root: Path, t
     started = runs.read(run)
     assert started.recipe.visual == Features("clips", frames=8, ends=6)
     capsys.readouterr()
+    looked = ["look", run, "--root", str(root), "--attention", str(tmp_path / "sheets"), "--first", "2"]
+    assert main([*looked, "--json"]) == 0
+    for drawn in json.loads(capsys.readouterr().out)["pictures"]:
+        with Image.open(drawn["path"]) as sheet:
+            assert sheet.height > 64 > len(drawn["caption"].split()) > 0
     assert main(["evaluate", run, "--root", str(root), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["split"], report["items"], report["absent"]) == ("tgif/test", 3, 1)
     assert report["weights"].startswith("resnet18 random:0")
     assert main(["train", "pvse-tgif", "--root", str(root), "--run", f"{run}2", *settings[:2]]) == 1
     assert "clips from pixels; --set phase2.epochs=0 leaves that out" in capsys.readouterr().err
+
+
+def test_status_counts_the_clips_that_can_be_used(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--root", str(root)]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("frames/"))
+    assert re.search(r": 38 clips, [\d,]+ frames, 38 ok, [\d,]+ samples, 2 absent$", line), line
+
+
+def test_clips_of_a_list_that_grew_are_those_of_all_its_items(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    for path, data in files().items():
+        (tmp_path / "raw" / Path(path).name).write_bytes(data or b"")
+    names = sorted(path.name for path in (tmp_path / "raw").iterdir())
+    settings = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+    for count in (4, 8):
+        captions = "".join(f"{name},something {name}\n" for name in names[:count])
+        (tmp_path / "raw/list.csv").write_text(f"url,caption\n{captions}")
+        target = [f"{tmp_path / 'raw/list.csv'}/clips", "--root", str(tmp_path / "root"), "--serial"]
+        assert main(["build", *target, *settings]) == 0
+    data = xmodal.open(str(tmp_path / "root"), "list")
+    assert len([output for output in data.features if output.stage == "clips"]) == 2
+    assert len(data.store().ids) == 8
+    records = data.records
+    assert len(open_features(data.root, "clips", None, records).ids) == 8
 
 
 def test_ends_are_left_out_in_evaluation(root: Path) -> None:

@@ -39,7 +39,7 @@ from tests.clips import RED, gif, jpeg, number_of, numbered, picture, rate, show
 from tests.conftest import tree_digest
 from tests.test_resnet_stage import backwards, sealed
 from tests.test_resnet_stage import storage as storage
-from xmodal.clips import FrameStore, clips_file, contact_sheet
+from xmodal.clips import FrameStore, attention_sheet, clips_file, contact_sheet
 from xmodal.media import encode_jpeg, sample_frames
 from xmodal.outputs import Output
 from xmodal.sampling import Limits, Sampling, Status
@@ -271,6 +271,23 @@ def test_a_clip_that_gives_no_frames_is_a_failure_by_its_status(
     assert found[0] == status if status != "no_video_stream" else found[0] in ("no_video_stream", "not_media")
     assert output.totals["failures"] == {found[0]: 1}
     assert output.totals["counts"] == {"clips": 0, "frames": 0, "samples": 0}
+
+
+def test_a_name_says_nothing(storage: Storage) -> None:
+    files: dict[str, bytes | None] = {
+        "a.mp4": animation(*DELAYS),
+        "b.mp4": b"<html>",
+        "c.mp4": jpeg(picture(7)),
+        "d.gif": film(),
+        "e.webm": FILES["c.mjpeg"],
+    }
+    output = built(storage, files)
+    store, plain = FrameStore(output), FrameStore(built(storage, {"a.gif": animation(*DELAYS), "d.mp4": film()}))
+    assert failures(output).keys() == {"b"}
+    assert output.totals["counts"].items() >= {"ok": 3, "single_frame": 1}.items()
+    assert (store.jpegs("a"), store.jpegs("d")) == (plain.jpegs("a"), plain.jpegs("d"))
+    assert store.jpegs("c") == [jpeg(picture(7))], "a clip of one frame, as a dump of frames may have"
+    assert store.frame_of_sample("c").tolist() == [0]
 
 
 # -------------------------------------------------------------------------------------------------------- hostile clips
@@ -514,6 +531,15 @@ def test_a_sheet_shows_every_frame_below_its_time(made: Output) -> None:
     sheet = np.asarray(contact_sheet(store, "a", "somebody waves " * 20))
     found = [number_of(thumbnail) for thumbnail in thumbnails(sheet)]
     assert found == [number_of(np.asarray(Image.open(io.BytesIO(one)))) for one in store.jpegs("a")]
+
+
+def test_a_sheet_of_attention_shows_the_samples_that_are_read(made: Output) -> None:
+    store, samples = FrameStore(made), np.array([0, 7, 3, 3])
+    sheet = attention_sheet(store, "a", "somebody waves", samples, np.full((4, 2), 0.25))
+    found = [number_of(thumbnail) for thumbnail in thumbnails(np.asarray(sheet))]
+    assert found == [number_of(picture) for picture in store.pictures("a", samples)]
+    other = attention_sheet(store, "a", "somebody waves", samples, np.full((4, 2), 0.35))
+    assert (np.asarray(sheet) != np.asarray(other)).any(2).any(1).sum() < 40, "the labels differ, and nothing else"
 
 
 def thumbnails(sheet_HW3: np.ndarray) -> list[np.ndarray]:

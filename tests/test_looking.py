@@ -22,7 +22,7 @@ from xmodal import looking
 from xmodal.attention import GAP, LINE
 from xmodal.batches import Padded
 from xmodal.corpora import View
-from xmodal.dataset import media_of
+from xmodal.dataset import made_from
 from xmodal.evaluation import Opened, opened
 from xmodal.locks import raw_of
 from xmodal.models import Pixels, Recipe
@@ -103,7 +103,7 @@ def test_a_picture_shows_what_the_network_saw_and_where_each_map_is_highest(
     drawn = json.loads(out)["pictures"]
     assert (code, [one["item"] for one in drawn]) == (0, ["p005", "p002"])
     asked = opened(runs("pvse"), root, "train")
-    media = media_of(asked.features.output)
+    media = made_from(asked.features.output, "media")
     assert media is not None
     for one in drawn:
         assert Path(one["path"]) == tmp_path / f"maps/{one['item']}.png"

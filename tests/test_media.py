@@ -1,4 +1,21 @@
-"""Clips of every container and kind of oddness: which frames, which way up, and which status."""
+"""Clips of every container and kind of oddness: which frames, which way up, and which status.
+
+The reference clips lie beside the repository; these are made here, and none of the kinds depends on the others:
+
+    variable rates            GIF as g01 with its list; MP4 as m01, and every codec
+    ties at 24 a second       MP4 with and without open groups of pictures and B-frames
+    delays of 0, 10 ms        GIF and WebP, as browsers read them and raw
+    disposal, transparency, interlace, local palettes
+                              GIF, drawn by hand and by Pillow
+    one frame                 GIF, WebP, JPEG, MP4
+    truncation                GIF, WebP, JPEG, MP4 and WebM, within a frame and between two
+    bytes that are no text    in a comment of a GIF, in a tag of an MP4
+    rotated, mirrored         by an MP4's matrix, by a JPEG's EXIF
+    edit list, late start     MP4, against frames that are numbered
+    flipped bits              MP4, GIF
+    no index, HTML, a JPEG or a GIF by another name, bombs
+                              refused by their status, or read for what they are
+"""
 
 import gc
 import io
@@ -18,9 +35,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import xmodal
+from pipelines.demo.video import video_stream
 from tests.clips import (
     HEIGHT,
     WIDTH,
+    Image8,
     composed,
     gif,
     index_first,
@@ -205,6 +224,59 @@ def test_video_without_its_index_is_no_media() -> None:
     assert sampled(of_24()[:-300])[0].status == "not_media"
 
 
+def in_colours(named: dict[str, int], form: str, codec: str = "libx265", shape: int = 1) -> bytes:
+    """Numbers 0 to 5, a sample each, of a pixel format; what `named` says is only said."""
+    file, container = io.BytesIO(), "webm" if codec == "libvpx-vp9" else "mp4"
+    with av.open(file, "w", format=container) as out:
+        stream = video_stream(out, codec, (WIDTH, HEIGHT), SECOND, QUIET if codec == "libx265" else FAST)
+        stream.pix_fmt, stream.codec_context.sample_aspect_ratio = form, Fraction(shape)
+        for name, value in named.items():
+            setattr(stream.codec_context, name, value)
+        for number in range(6):
+            frame = av.VideoFrame.from_ndarray(
+                np.dstack([picture(number), np.full((HEIGHT, WIDTH), 40, np.uint8)]), "rgba"
+            )
+            frame = frame.reformat(format=form)
+            frame.pts, frame.time_base, frame.duration = 3 * number, SECOND, 3
+            for name, value in named.items():
+                setattr(frame, name, value)
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    return file.getvalue()
+
+
+BT2020, PQ, BT709 = 9, 16, 1
+
+
+def test_wide_colours_are_those_of_the_named_matrix_and_hdr_is_left_as_bright_as_it_is() -> None:
+    """What any other decoder makes of the same file, before the colours are changed for a screen."""
+    names = ("color_primaries", "color_trc", "colorspace")
+    hdr, same, other = (
+        in_colours(dict(zip(names, values, strict=True)), "yuv420p10le")
+        for values in ((BT2020, PQ, BT2020), (BT709, BT709, BT2020), (BT709, BT709, BT709))
+    )
+    assert numbers(hdr) == list(range(6))
+    shown_hdr, shown_same, shown_other = (sampled(data, upscale=False)[1][0].pixels_HW3 for data in (hdr, same, other))
+    np.testing.assert_array_equal(shown_hdr, shown_same)
+    assert (shown_hdr != shown_other).any()
+    np.testing.assert_array_equal(shown_hdr, all_frames(hdr)[0])
+
+
+def test_pixels_are_square_whatever_a_video_says() -> None:
+    data = in_colours({}, "yuv420p", shape=2)
+    with av.open(io.BytesIO(data)) as opened:
+        assert opened.streams.video[0].sample_aspect_ratio == 2
+    assert sampled(data, upscale=False)[1][0].pixels_HW3.shape == (HEIGHT, WIDTH, 3)
+    assert numbers(data) == list(range(6))
+
+
+def test_video_is_opaque() -> None:
+    """Nearly clear everywhere, and seen all the same."""
+    data = in_colours({}, "yuva420p", "libvpx-vp9")
+    assert b"\x53\xc0\x81\x01" in data, "its track says that it has transparency"
+    assert numbers(data) == list(range(6))
+
+
 def test_a_frame_that_is_never_shown_is_no_frame() -> None:
     """VP8 keeps some for prediction alone: here one that is made so by its bit."""
     data = bytearray(of_24(12, codec="libvpx", container="webm", options=FAST))
@@ -231,12 +303,15 @@ def only_sound() -> bytes:
     return file.getvalue()
 
 
+DOT = Image8(np.zeros((1, 1), np.uint8), delay=2)
+
+
 @pytest.mark.parametrize(
     ("data", "status"),
     [
         (b"", "empty_file"),
         (b"<!DOCTYPE html><title>404</title>", "not_media"),
-        (jpeg(picture(3)), "not_media"),
+        (jpeg(picture(3))[:-30], "no_frames"),
         (b"GIF89a\1", "not_media"),
         (b"RIFF\4\0\0\0WEBP", "not_media"),
         (b"#EXTM3U\nhttp://localhost/a.ts", "not_media"),
@@ -245,6 +320,8 @@ def only_sound() -> bytes:
         (gif([], (9, 9)), "no_frames"),
         (gif([numbered(0)])[:600], "no_frames"),
         (gif([], (65_535, 65_535)), "too_many_pixels"),
+        (gif([DOT] * 600, (2000, 2000)), "too_much_work"),
+        (gif([DOT] * 20_001), "too_many_frames"),
         (gif([numbered(0, delay=60_001)]), "too_long"),
         (gif([numbered(0, delay=26_000)]), "too_many_outputs"),
         (only_sound(), "no_video_stream"),
@@ -320,6 +397,8 @@ def test_a_picture_larger_than_the_file_says_is_not_decoded() -> None:
 
 
 def test_names_do_not_matter_and_one_frame_is_a_clip() -> None:
+    assert numbers(jpeg(picture(9)), "single_frame") == [9]
+    assert sampled(jpeg(picture(9)), short_side=96)[1][0].jpeg == jpeg(picture(9))
     assert numbers(gif([numbered(5, delay=None)])) == [5]
     assert numbers(of_24(1)) == [0]
     assert numbers(webp([7], [0]), "single_frame") == [7]
@@ -334,11 +413,27 @@ def test_delays_as_browsers_read_them_or_raw() -> None:
     assert numbers(webp(range(5), [0, 10, 11, 130, 90])) == shown_of_delays([100, 100, 11, 130, 90])
 
 
-def test_frames_of_a_gif_are_drawn_on_each_other_over_white() -> None:
+@pytest.mark.parametrize(
+    ("delays_cs", "shown"),
+    [
+        (
+            [3, 4, 10, 8, 25, 50, 7, 12, 13, 2, 5, 100, 11, 25, 9, 30],
+            [0, 2, 4, 4, 5, 5, 5, 5, 6, 7, 8, 10, 11, 11, 11, 11, 11, 11, 11, 11, 13, 13, 14, 15, 15, 15],
+        ),
+        ([0, 1, 2, 3, 0, 0, 1, 2, 2, 2, 6, 0, 1, 5, 0, 0, 20, 0], [0, 1, 4, 5, 6, 10, 11, 13, 14, 16, 16, 17]),
+        ([12, 13, 25, 12, 13, 50, 6, 6], [0, 1, 2, 2, 3, 4, 5, 5, 5, 5, 6]),
+    ],
+)
+def test_delays_of_a_gif_show_the_frames_of_the_reference(delays_cs: list[int], shown: list[int]) -> None:
+    """The lists of g01, g02 and g04 of the reference, also where its files are not."""
+    assert numbers(gif([numbered(number, delay=delay) for number, delay in enumerate(delays_cs)])) == shown
+
+
+def odd_frames() -> list[Image8]:
     """Every disposal, transparency, interlace, local palettes, frames that are smaller than the canvas: all at once."""
     random = np.random.default_rng(0)
     local = ((9, 9, 9), (250, 240, 1), (0, 200, 0), (77, 0, 77))
-    frames = [
+    return [
         replace(
             numbered(number, delay=13),
             colours_HW=random.integers(0, 4, (1 + 7 * number % 60, 1 + 11 * number % 90)).astype(np.uint8),
@@ -351,10 +446,43 @@ def test_frames_of_a_gif_are_drawn_on_each_other_over_white() -> None:
         )
         for number in range(40)
     ]
+
+
+def test_frames_of_a_gif_are_drawn_on_each_other_over_white() -> None:
+    frames = odd_frames()
     row, kept = sampled(gif(frames), upscale=False)
     assert (row.status, row.samples_planned, len(kept)) == ("ok", 42, 40)
     for frame, expected in zip(kept, composed(frames), strict=True):
         np.testing.assert_array_equal(frame.pixels_HW3, expected)
+
+
+@pytest.mark.parametrize("disposal", [0, 1, 2, 3])
+def test_frames_of_a_gif_are_those_that_pillow_draws(disposal: int) -> None:
+    """It clears what a frame without a transparent colour covered to the screen's background, as nothing else does."""
+    clear = {"transparent": 3} if disposal == 2 else {}
+    data = gif([replace(frame, disposal=disposal, **clear) for frame in odd_frames()])
+    _, kept = sampled(data, upscale=False)
+    with Image.open(io.BytesIO(data)) as image:
+        for number, frame in enumerate(kept):
+            image.seek(number)
+            drawn = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+            np.testing.assert_array_equal(frame.pixels_HW3, np.asarray(drawn))
+
+
+def test_tags_that_are_no_text_do_not_matter() -> None:
+    data = of_24(12)
+    assert data.count(b"Lavf") == 1
+    assert numbers(data.replace(b"Lavf", b"\xa8\xff\xfe\xa8")) == numbers(data)
+
+
+def test_a_jpeg_is_upright_as_its_exif_says() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter, clockwise
+    turned = jpeg(np.ascontiguousarray(np.rot90(picture(5))), exif=exif)
+    for data, status in ((turned, "single_frame"), (turned * 2, "ok")):
+        row, (frame, *_) = sampled(data, short_side=96)
+        assert (row.status, number_of(frame.pixels_HW3), frame.pixels_HW3.shape) == (status, 5, (96, 128, 3))
+        assert frame.jpeg is None, "its own bytes lie on their side"
 
 
 def test_comments_of_any_bytes_do_not_matter() -> None:

@@ -87,8 +87,9 @@ def _with_categories(corpus: Corpus) -> Corpus:
 def _moving(site: Site, folder: Path) -> Site:
     """The same names, two of which are clips, under another root."""
     _publish(folder / "moving")
-    for number, path in enumerate(sorted((folder / "moving").glob("*.jpg"))[:2]):
-        path.write_bytes(gif([numbered(number + shown, delay=10 * shown) for shown in range(5)]))
+    for number, path in enumerate(sorted((folder / "moving").glob("*.jpg"))):
+        clip = gif([numbered(number + shown, delay=10 * shown) for shown in range(5)])
+        path.write_bytes(clip if number < 2 else b"no clip")
     return replace(site, storage=open_storage(str(folder / "clips")), raw=folder / "moving")
 
 

@@ -182,6 +182,27 @@ def test_pictures_that_are_broken_or_absent_are_counted_and_refused(
     assert not values[[3, 9]].any()
 
 
+def test_a_truncated_picture_has_a_row_and_is_told(storage: Storage, archives: dict[str, bytes]) -> None:
+    """Two thirds of it are there; the others of its batch are as they were."""
+    short, others = ITEMS[5], [id for id, _ in ITEMS if id != ITEMS[5][0]]
+
+    def shortened(name: str, data: bytes) -> bytes:
+        return data[: len(data) * 2 // 3] if short[1].endswith(name) else data
+
+    files = {path: changed(archive, shortened) for path, archive in archives.items()}
+    output = build(resnet(sealed(storage, files), ITEMS, TINY), storage)
+    assert output.totals["failures"] == {"truncated": 1}
+    assert output.totals["counts"] == {"rows": 20}
+    assert [(row, kind) for unit in output.units() for row, kind, _ in unit.failures] == [(short[0], "truncated")]
+    store, whole = FeatureStore(output), FeatureStore(build(resnet(sealed(storage, archives), ITEMS, TINY), storage))
+    assert not store.absent
+    np.testing.assert_array_equal(store.read(others), whole.read(others))
+    row = store.read([short[0]])
+    assert np.isfinite(row).all()
+    assert row.any()
+    assert (row != whole.read([short[0]])).any()
+
+
 def test_a_whole_archive_may_be_absent(storage: Storage, archives: dict[str, bytes]) -> None:
     media = sealed(storage, {"zips/train2014.zip": None, "zips/val2014.zip": archives["zips/val2014.zip"]})
     store = FeatureStore(build(resnet(media, ITEMS, TINY), storage))

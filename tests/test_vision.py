@@ -21,6 +21,7 @@ from torchvision import models, transforms  # type: ignore[import-untyped]
 from torchvision.models.feature_extraction import create_feature_extractor  # type: ignore[import-untyped]
 
 from pipelines.demo.world import World, draw, scenes
+from tests.golden import FOLDER
 from xmodal.trouble import Trouble
 from xmodal.vision import MEAN, ResNet, UnreadableImage, load, open_image, pixels, sha256_of
 
@@ -97,7 +98,8 @@ def test_exif_says_which_side_is_up() -> None:
         stored = PICTURE if method is None else PICTURE.transpose(Image.Transpose(method))
         exif = Image.Exif()
         exif[0x0112] = orientation
-        np.testing.assert_array_equal(colours(encoded(stored, exif=exif)), RGB)
+        for form in ("PNG", "TIFF"):
+            np.testing.assert_array_equal(colours(encoded(stored, form, exif=exif)), RGB)
 
 
 def test_broken_exif_does_not_spoil_a_picture() -> None:
@@ -122,6 +124,89 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
 
 
+def broken_png() -> bytes:
+    """After two thirds of its rows there is a block of no known type."""
+    rows = b"".join(b"\0" + row.tobytes() for row in RGB)
+    stream = zlib.compressobj()
+    packed = stream.compress(rows[: len(rows) * 2 // 3]) + stream.flush(zlib.Z_FULL_FLUSH) + b"\x07" * 99
+    data = bytearray(png_header(*PICTURE.size))
+    at = data.index(b"IDAT") - 4
+    length = struct.unpack_from(">I", data, at)[0]
+    checked = struct.pack(">I", zlib.crc32(b"IDAT" + packed))
+    data[at : at + 12 + length] = struct.pack(">I", len(packed)) + b"IDAT" + packed + checked
+    return bytes(data)
+
+
+def remains(data: bytes) -> tuple[NDArray[np.uint8], str]:
+    """Of a picture that may not be all there: what is read, and what is told of it."""
+    reasons: list[str] = []
+    image = open_image(data, reasons.append)
+    assert (image.mode, image.size) == ("RGB", PICTURE.size)
+    return np.asarray(image), "; ".join(reasons)
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "missing"),
+    [("PNG", {}, 0), ("BMP", {}, 0), ("TIFF", {}, 0), ("PPM", {}, 0), ("JPEG", {"quality": 95}, 128)],
+)
+def test_of_a_truncated_picture_what_is_there_is_read_and_it_is_told(
+    form: str, options: dict[str, int], missing: int
+) -> None:
+    data = encoded(PICTURE, form, **options)
+    found, reason = remains(data[: len(data) * 6 // 10])
+    assert "truncated" in reason
+    lost = (found == missing).all((1, 2))
+    there = slice(20, None) if form == "BMP" else slice(None, -20)  # which is written from below; a block is 16 high
+    assert 10 < lost.sum() < 60
+    np.testing.assert_array_equal(found[~lost][there], colours(data)[~lost][there])
+
+
+def test_of_a_broken_stream_the_rows_before_it_are_read() -> None:
+    found, reason = remains(broken_png())
+    assert "data stream" in reason
+    there = int(found.any((1, 2)).sum())
+    assert 20 < there < 90
+    np.testing.assert_array_equal(found[: there - 1], RGB[: there - 1])
+    assert not found[there:].any()
+
+
+def test_a_header_alone_is_no_picture() -> None:
+    for form, end in (("PNG", encoded(PICTURE).find(b"IDAT") + 8), ("BMP", 54)):
+        with pytest.raises(UnreadableImage, match="truncated"):
+            remains(encoded(PICTURE, form)[:end])
+
+
+def test_a_whole_picture_is_not_called_truncated() -> None:
+    assert remains(encoded(PICTURE, "JPEG", progressive=True))[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("derived_rocket_truncated_60pct.jpg", "truncated"),
+        ("pillow_broken_data_stream.png", "data stream"),
+        ("skimage_rocket.jpg", None),
+        ("skimage_truncated.jpg", "Truncated File Read"),
+    ],
+)
+def test_truncated_pictures_of_others(name: str, reason: str | None) -> None:
+    path, reasons = FOLDER.parent / "media" / name, list[str]()
+    if not path.is_file():
+        pytest.skip(f"no {name}")
+    if name == "skimage_truncated.jpg":  # its header is not whole
+        with pytest.raises(UnreadableImage, match="Truncated File Read"):
+            open_image(path.read_bytes(), reasons.append)
+        return
+    picture = np.asarray(open_image(path.read_bytes(), reasons.append))
+    assert picture[:40].std() > 10
+    assert len(reasons) == (reason is not None)
+    if reason:
+        assert reason in reasons[0]
+        assert np.ptp(picture[-1]) == 0
+        with pytest.raises(UnreadableImage, match=reason):
+            open_image(path.read_bytes())
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -131,6 +216,7 @@ def png_header(width: int, height: int) -> bytes:
         (encoded(PICTURE, "JPEG")[:-400], "truncated"),
         (encoded(PICTURE, "PNG")[:2000], "truncated"),
         (encoded(PICTURE, "GIF")[:1500], "truncated"),
+        (broken_png(), "data stream"),
         (png_header(9_000, 9_000), "9000 x 9000 pixels are too many"),
         (png_header(60_000, 60_000), "pixels"),
         (encoded(Image.new("F", (2, 2)), "TIFF"), "real numbers"),

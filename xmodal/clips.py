@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -148,6 +149,18 @@ class FrameStore:
             table = read_columns(self.output, clips_file(shard), *names)
             self._tables[shard] = {name: _Lists.of(table[name]) for name in names}
         return self._tables[shard][column][place]
+
+
+def attention_sheet(
+    store: FrameStore, id: str, caption: str, samples: NDArray[np.integer[Any]], maps_SK: NDArray[np.floating[Any]]
+) -> Image.Image:
+    """The samples that a model reads of a clip: of each when it is, and what each map gives it, in percent."""
+    rate: Any = store.provenance["sampling"]
+    shares = (", ".join(f"{share:.0f}" for share in shares_K) for shares_K in 100 * maps_SK)
+    labels = [f"{at / rate['fps']:.2f} s: {of}" for at, of in zip(samples.tolist(), shares, strict=True)]
+    shown = store.frame_of_sample(id)
+    told = f"{len(labels)} of {len(shown)} samples, each below its time and its percent of {maps_SK.shape[1]} maps"
+    return _sheet([_thumbnail(jpeg) for jpeg in store.jpegs(id, shown[samples])], labels, [id, told, caption])
 
 
 def contact_sheet(store: FrameStore, id: str, caption: str = "") -> Image.Image:

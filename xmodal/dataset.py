@@ -473,7 +473,12 @@ def _of_all(features: list[Output], records: Output) -> list[Output]:
     planned = {
         fingerprint(sorted((i.id, i.media) for i in items if (i.kind == "image") is are)) for are in (True, False)
     }
-    return [output for output in features if output.config.get("items") in planned] or features
+    return [output for output in features if _planned(output) in planned] or features
+
+
+def _planned(features: Output) -> object:
+    """The fingerprint of the items that have a row; features of clips have those that their frames have."""
+    return (made_from(features, "frames") or features).config.get("items")
 
 
 def _is_one_position(store: FeatureStore) -> bool:
@@ -487,14 +492,14 @@ def made_by(store: FeatureStore) -> str:
     return (" ".join(told) or "an unnamed network") + (f" (sha256 {digest})" if digest else "")
 
 
-def media_of(features: Output) -> Output | None:
-    """The sealed media, which others may lie between; None where they are not named, or the root has them no more."""
-    for made_from in features.about.get("inputs", ()):
-        made = Output(features.storage, f"{made_from.get('stage')}/{made_from.get('identity')}")
+def made_from(features: Output, stage: str) -> Output | None:
+    """That of a stage, as "media", which others may lie between; None where it is not named, or is there no more."""
+    for source in features.about.get("inputs", ()):
+        made = Output(features.storage, f"{source.get('stage')}/{source.get('identity')}")
         if made.storage.size(f"{made.folder}/stage.json") is None:
             continue
-        if media := made if made_from.get("stage") == "media" else media_of(made):
-            return media
+        if found := made if source.get("stage") == stage else made_from(made, stage):
+            return found
     return None
 
 
@@ -505,7 +510,7 @@ def _is_of(features: Output, records: Output) -> bool:
 
 
 def _media_set(features: Output) -> str | None:
-    media = media_of(features)
+    media = made_from(features, "media")
     name = media and media.config.get("name")
     return None if name is None else str(name)
 

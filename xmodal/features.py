@@ -222,9 +222,9 @@ class FeatureStore:
     """One array of a finished feature store, read by id or by row; safe to fork and to pickle.
 
     Which rows are absent is not in the array but known from the failures of the units that made it: every row that
-    failed there is refused here, never given as zeros. Opening checks every file of the array but the values in its
-    shards, and those are checked when they are first read. Shards of a remote store come to `cache` when they are
-    first read, and stay.
+    failed there is refused here, never given as zeros, but for those of truncated pictures. Opening checks every file
+    of the array but the values in its shards, and those are checked when they are first read. Shards of a remote store
+    come to `cache` when they are first read, and stay.
 
     `name` may be left out: the first array of the store. In `spec` the lengths of chunks and shards are always given.
     """
@@ -235,7 +235,7 @@ class FeatureStore:
             raise Trouble(f"{self.output.where} holds no finished features: build them, or name the output's directory")
         self.ids = _read_ids(self.output)
         self.spec, self.provenance, self.names = _read_metadata(self.output, name, len(self.ids))
-        self.absent = frozenset(id for unit in self.output.units() for id, _, _ in unit.failures)
+        self.absent = frozenset(id for unit in self.output.units() for id in unit.absent)
         self._cache = str(Path(cache).expanduser())
         self._rows = {id: row for row, id in enumerate(self.ids)}
         self._refused = np.fromiter((id in self.absent for id in self.ids), bool, len(self.ids))

@@ -15,16 +15,20 @@ from urllib.parse import quote
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL.Image import Image
 from torch import Generator, Tensor
 
 from xmodal.archives import Archives, MissingMedia
 from xmodal.attention import attention_picture, labelled
 from xmodal.batches import Padded
-from xmodal.dataset import described, media_of
+from xmodal.clips import NAME as FRAMES
+from xmodal.clips import FrameStore, attention_sheet
+from xmodal.dataset import described, made_from
 from xmodal.densities import Gaussians
 from xmodal.evaluation import BLOCKS, Opened, Progress, Silence, opened, own_ranks
 from xmodal.locks import raw_of
 from xmodal.metrics import Ranks, cuts
+from xmodal.order import evaluation_frames
 from xmodal.records import Item, read_rows
 from xmodal.trouble import Trouble
 from xmodal.trunk import Fronted, PictureReader, network_of
@@ -34,6 +38,9 @@ from xmodal.vision import STRIDE, ResNet, UnreadableImage, square
 SIDE = 320  # pixels that a picture is drawn with at least
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)  # a picture that is mixed further is the other one
 BINS = 10  # figure 6
+
+
+Show = Callable[[str, str, NDArray[np.float32]], Image]  # id, caption and maps (L, K) of an item
 
 
 @runtime_checkable
@@ -85,17 +92,22 @@ def draw(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> list[Drawn]:
-    """A PNG of each of the items, or of the first ones of the split: the picture, and every map over it."""
+    """A PNG of each of the items, or of the first ones of the split: the picture and every map over it, or of a clip
+    the samples that are read and what every map gives each."""
     asked = opened(run, root, split, device)
-    attend, network = _attention(asked, run), _network(asked)
+    attend, show = _attention(asked, run), (_show_clips if asked.features.spec.ragged else _show_pictures)(asked)
     places = _places(asked, split, items)[: None if items else first]
     captions = described(asked.records, replace(asked.started.recipe.validation, split=split))
-    read, drawn = _pictures(asked, network), []
+    drawn = []
     with torch.inference_mode(), (progress or Silence()).over("draw", len(places), unit="pictures") as tick:
         for place in places:
             id = asked.reader.examples.ids[place]
             maps_LK = attend(_floats(asked.reader.visual(slice(place, place + 1))).to(device))[0].cpu().numpy()
-            drawn.append(_saved(id, captions[id][0].text, read(id), maps_LK, folder))
+            caption, path = captions[id][0].text, folder / f"{quote(id, safe='')}.png"
+            sheet = show(id, caption, maps_LK)
+            folder.mkdir(parents=True, exist_ok=True)
+            sheet.save(path)
+            drawn.append(Drawn(id, caption, str(path)))
             tick(1)
     return drawn
 
@@ -148,6 +160,8 @@ def _network(asked: Opened) -> ResNet:
             f"{where} does not say which network saw the pictures, and so not where in them its positions lie: "
             "train from features of the resnet stage"
         ) from None
+    if asked.features.spec.ragged:
+        raise Trouble(f"{where} has a row for each sample of a clip, which are no grid")
     if network.output != "grid":
         raise Trouble(f"{where} is pooled, which is no grid: train from features built with --set resnet.output=grid")
     return network
@@ -165,7 +179,7 @@ def _places(asked: Opened, split: str, items: Sequence[str]) -> list[int]:
 
 def _pictures(asked: Opened, network: ResNet) -> Callable[[str], NDArray[np.uint8]]:
     """An item's picture, the part that the network saw, but finer."""
-    features, media = asked.features.output, media_of(asked.features.output)
+    features, media = asked.features.output, made_from(asked.features.output, "media")
     if media is None:
         raise Trouble(
             f"the pictures of {features.where} are no longer under {features.storage.url}: "
@@ -177,21 +191,44 @@ def _pictures(asked: Opened, network: ResNet) -> Callable[[str], NDArray[np.uint
 
     def read(id: str) -> NDArray[np.uint8]:
         try:
-            return square(archives.read(paths[id]), network.resize * times, network.crop * times)
+            return square(archives.read(paths[id]), network.resize * times, network.crop * times, cut=lambda why: None)
         except (MissingMedia, UnreadableImage) as error:  # it was there, and a picture, when its features were made
             raise Trouble(f"the picture of {id} is damaged ({error}): `xmodal verify --forget`, build again") from error
 
     return read
 
 
-def _saved(id: str, caption: str, picture_HW3: NDArray[np.uint8], maps_LK: NDArray[np.float32], folder: Path) -> Drawn:
-    ranges = zip(100 * maps_LK.min(0), 100 * maps_LK.max(0), strict=True)
-    names = [f"map {number}: {low:.1f} to {high:.1f} % a place" for number, (low, high) in enumerate(ranges, 1)]
-    path = folder / f"{quote(id, safe='')}.png"
-    folder.mkdir(parents=True, exist_ok=True)
-    panels_HW3 = attention_picture(picture_HW3, maps_LK)
-    labelled(panels_HW3, ["what the network sees", *names], f"{id}: {caption}").save(path)
-    return Drawn(id, caption, str(path))
+def _show_pictures(asked: Opened) -> Show:
+    read = _pictures(asked, _network(asked))
+
+    def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
+        ranges = zip(100 * maps_LK.min(0), 100 * maps_LK.max(0), strict=True)
+        names = [f"map {number}: {low:.1f} to {high:.1f} % a place" for number, (low, high) in enumerate(ranges, 1)]
+        panels_HW3 = attention_picture(read(id), maps_LK)
+        return labelled(panels_HW3, ["what the network sees", *names], f"{id}: {caption}")
+
+    return show
+
+
+def _show_clips(asked: Opened) -> Show:
+    features, frames = asked.features, asked.reader.frames
+    taken = made_from(features.output, FRAMES)
+    if taken is None:
+        raise Trouble(
+            f"{features.output.where} is not of frames that are under {features.output.storage.url}: "
+            f"`xmodal build {asked.started.recipe.view.corpus}/frames` takes those of clips"
+        )
+    store = FrameStore(taken)
+
+    def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
+        lengths = features.lengths(features.rows([id]))
+        if frames.frames is None:
+            samples = np.arange(lengths[0])
+        else:
+            (samples,) = evaluation_frames(lengths, frames.frames, frames.rule, frames.ends)
+        return attention_sheet(store, id, caption, samples, maps_LK)
+
+    return show
 
 
 def _refuse_points(asked: Opened, run: str, device: str) -> None:

@@ -11,6 +11,11 @@ A delay of 0 or 10 ms is 100 ms, as browsers show it (`Sampling.delays`). What o
 Where frames cannot be decoded a sample is the frame before it, as a player goes on showing it, and is counted
 (`samples_missing`). Other tools choose otherwise: `fps=8` of ffmpeg the nearest, `-r 8` two at the beginning.
 
+Colours are those of ffmpeg: by the matrix and the range that a video names, to 8 bits; brightness beyond that of a
+usual screen (HDR: PQ, HLG) is not brought down, and looks flat. Pixels are taken as square, though a video may name
+another shape, and video as opaque: what a WebM has of transparency is not read. A picture that is named as a clip, as
+hosts serve them for clips that are gone, is a clip of one frame; of WebP and JPEG its status says so.
+
 GIF, animated WebP, MP4, WebM and motion JPEG are known by their bytes. MP4 and WebM are read twice, first without
 decoding. Whoever needs a limit in time runs this in a process that can be killed: a decoder's call cannot be stopped.
 """

@@ -20,6 +20,7 @@ from xmodal.storage import Storage, open_storage
 from xmodal.trouble import Trouble
 
 LAYOUT = 1
+TRUNCATED = "truncated"  # the class of failures that have a row all the same, made of what there was
 CURE = "`xmodal verify --forget` removes what it is part of, then build again"
 
 
@@ -35,6 +36,11 @@ class Unit:
     counts: Mapping[str, int]
     failures: tuple[tuple[str, str, str], ...] = ()
     key: str | None = None
+
+    @property
+    def absent(self) -> list[str]:
+        """Rows that are not there, or are zeros."""
+        return [row for row, kind, _ in self.failures if kind != TRUNCATED]
 
     def line(self) -> bytes:
         """Name, tab, canonical JSON: sorted lines are sorted by name."""

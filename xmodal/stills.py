@@ -113,16 +113,17 @@ class Jpeg:
 
 
 def open_jpegs(data: bytes, config: Sampling, limits: Limits) -> Clip:
-    """One JPEG alone is a picture that somebody named as a clip. Of a cut file the whole pictures are kept."""
+    """One JPEG alone is a clip of one frame, as of WebP. Of a cut file the whole pictures are kept."""
     jpegs = list[Jpeg]()
     while jpeg := _jpeg(data, jpegs[-1].end if jpegs else 0):
         check_canvas(*(jpeg.size or (1, 1)), config, limits)
         jpegs.append(jpeg)
         check_frames(len(jpegs), limits)
-    if len(jpegs) < 2:
-        raise Refused("not_media", "one JPEG is a picture and no clip")
-    status: Status = "truncated" if jpegs[-1].end < len(data) else "ok"
-    message = "the file ends within a picture" if status == "truncated" else ""
+    if not jpegs:
+        raise Refused("no_frames", "the file ends within its first picture")
+    cut = jpegs[-1].end < len(data)
+    status: Status = "truncated" if cut else "ok" if len(jpegs) > 1 else "single_frame"
+    message = "the file ends within a picture" if cut else ""
     timeline = Timeline(tuple(range(len(jpegs))), len(jpegs), Fraction(1, config.jpegs_per_second))
     size = jpegs[0].size or (0, 0)
     return Clip("mjpeg", *size, timeline, partial(_show_jpegs, data, jpegs, config), status, message)

@@ -9,7 +9,7 @@ import re
 import struct
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
 
 from xmodal import __version__
 from xmodal.features import FeatureSpec
@@ -49,12 +50,16 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-JPEG, BETWEEN_JPEGS = b"\xff\xd8\xff", re.compile(rb"(?<=\xff\xd9)(?=\xff\xd8\xff)")
+JPEG, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+BETWEEN_JPEGS = re.compile(b"(?<=" + JPEG_END + b")(?=" + JPEG + b")")
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")  # none that runs another program
 UNDECODABLE = (  # what Pillow's decoders are known to raise over bytes that are no whole picture
     *(OSError, SyntaxError, ValueError, RuntimeError, EOFError, LookupError, OverflowError),
     *(struct.error, zlib.error, Image.DecompressionBombError),
 )
+
+
+Cut = Callable[[str], None]  # is told why a picture is not all there
 
 
 class UnreadableImage(Exception):
@@ -104,10 +109,23 @@ class ResNet:
         return FeatureSpec(f"{self.network}-{self.output}", row_shape, self.dtype)
 
 
-def open_image(data: bytes) -> Image.Image:
-    """RGB, upright; transparent parts are white, of 16 bits the upper 8 are kept, of many frames the first."""
+def open_image(data: bytes, cut: Cut | None = None) -> Image.Image:
+    """RGB, upright; transparent parts are white, of 16 bits the upper 8 are kept, of many frames the first.
+
+    Where a file ends, or breaks, within the picture `cut` is told how, and what is missing has one colour: gray of
+    JPEG, else the format's first. Without `cut`, or where all has one colour, such a file is unreadable.
+    """
     with _reading(), _opened(data) as image:
-        return _upright(image)
+        try:
+            return _upright(image)
+        except UNDECODABLE as error:
+            if cut is None:
+                raise
+            remains = _upright(_remains(data, image))
+            if not np.ptp(np.asarray(remains), axis=(0, 1)).any():
+                raise
+            cut(_reason(error))
+            return remains
 
 
 def open_frames(data: bytes, count: int) -> list[Image.Image]:
@@ -144,22 +162,31 @@ def _reading() -> Iterator[None]:
             raise UnreadableImage(_reason(error)) from error
 
 
-def _opened(data: bytes) -> Image.Image:
+def _opened(data: bytes) -> ImageFile:
     image = Image.open(io.BytesIO(data), formats=FORMATS)
     if image.width * image.height > MOST_PIXELS:
         raise UnreadableImage(f"{image.width} x {image.height} pixels are too many")
     return image
 
 
+def _remains(data: bytes, image: ImageFile) -> Image.Image:
+    """What a decoder has left of the picture that it failed at."""
+    if image.format == "JPEG":
+        return _opened(data + JPEG_END)  # with which it goes on to the picture's end
+    image.tile = []  # no more is asked of it
+    return image
+
+
 def _upright(image: Image.Image) -> Image.Image:
+    image.load()  # before it is asked for its orientation: TIFF is turned by then, and faults are not taken for EXIF's
     turn = UPRIGHT.get(_orientation(image))
     colours = _rgb(image)
     return colours if turn is None else colours.transpose(turn)
 
 
-def square(data: bytes, resize: int, crop: int) -> NDArray[np.uint8]:
+def square(data: bytes, resize: int, crop: int, cut: Cut | None = None) -> NDArray[np.uint8]:
     """(H, W, 3): the middle of a picture whose shorter side is resized, as torchvision's own transforms cut it."""
-    image = open_image(data)
+    image = open_image(data, cut)
     width, height = (resize * side // min(image.size) for side in image.size)
     if width * height > MOST_PIXELS:
         raise UnreadableImage(f"{image.width} x {image.height} pixels are too narrow to resize")
@@ -174,9 +201,9 @@ def normalised(colours_HW3: NDArray[np.uint8]) -> NDArray[np.float32]:
     return np.ascontiguousarray(normal_HW3.transpose(2, 0, 1))
 
 
-def pixels(data: bytes, config: ResNet) -> NDArray[np.float32]:
+def pixels(data: bytes, config: ResNet, cut: Cut | None = None) -> NDArray[np.float32]:
     """(3, H, W): a picture as the network of a config takes it."""
-    return normalised(square(data, config.resize, config.crop))
+    return normalised(square(data, config.resize, config.crop, cut))
 
 
 @dataclass(frozen=True, eq=False)

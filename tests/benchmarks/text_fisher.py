@@ -12,7 +12,6 @@ from tests.benchmarks.measured import Measured, median
 from xmodal.fisher import Mixture
 from xmodal.sentences import Codebook, Coding
 
-
 SENTENCES, WORDS, DIMENSIONS, COMPONENTS = 1024, 8_000, 300, 30
 TIMES = 5
 
