@@ -42,6 +42,10 @@ PACKAGES = (  # distribution, module, what for, remedy, whether nothing works wi
     ("torch", "torch", "training and visual features", "pip install 'xmodal[train]'", False),
     ("torchvision", "torchvision", "visual features", "pip install 'xmodal[train]'", False),
     ("av", "av", "frames of clips", "pip install 'xmodal[video]'", False),
+    ("simplejpeg", "simplejpeg", "pictures of stored frames", "pip install 'xmodal[video]'", False),
+    ("scikit-learn", "sklearn", "Fisher vectors of captions", "pip install 'xmodal[text]'", False),
+    ("spacy", "spacy", "its tokenizer, noun phrases", "pip install 'xmodal[text]'", False),
+    ("gensim", "gensim", "training word vectors", "pip install 'xmodal[text]'", False),
 )
 
 

@@ -272,6 +272,6 @@ def _one_thread() -> AbstractContextManager[Any]:
     try:
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
     except ImportError:
-        raise Trouble("codes of sentences need scikit-learn: pip install 'scikit-learn==1.9.*'") from None
+        raise Trouble("codes of sentences need scikit-learn: pip install 'xmodal[text]'") from None
     limited: AbstractContextManager[Any] = threadpool_limits(1)
     return limited

@@ -142,7 +142,7 @@ def _spacy() -> Any:
     try:
         import spacy
     except ImportError:
-        raise Trouble("the spacy tokenizer and noun phrases need spaCy: pip install 'spacy==3.8.*'") from None
+        raise Trouble("the spacy tokenizer and noun phrases need spaCy: pip install 'xmodal[text]'") from None
     return spacy
 
 

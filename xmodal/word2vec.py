@@ -32,7 +32,7 @@ def train_word2vec(
         from gensim.models import Word2Vec  # type: ignore[import-untyped]
         from gensim.models.callbacks import CallbackAny2Vec  # type: ignore[import-untyped]
     except ImportError:
-        raise Trouble("training word vectors needs gensim: pip install 'gensim==4.4.*'") from None
+        raise Trouble("training word vectors needs gensim: pip install 'xmodal[text]'") from None
 
     class Ticking(CallbackAny2Vec):  # type: ignore[misc]
         def on_epoch_end(self, model: Any) -> None:
