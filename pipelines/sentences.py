@@ -130,7 +130,7 @@ def _open_codebook(vectors_file: Path | None, config: CodebookConfig, inputs: In
 def _sample(config: CodebookConfig, records: Output) -> list[str]:
     texts = list(captions(records, View(str(records.config["corpus"]), config.split)))
     if not texts:
-        raise Trouble(f"split {config.split!r} of {records.config['corpus']} has no captions to fit a codebook on")
+        raise Trouble(f"{records.config['corpus']} has no human captions in {config.split!r} to fit a codebook on")
     size = min(config.sample, len(texts))
     chosen = np.random.default_rng(config.seed).choice(len(texts), size, replace=False)
     return [texts[place] for place in np.sort(chosen).tolist()]

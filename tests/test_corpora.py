@@ -197,9 +197,10 @@ def test_a_stage_works_on_it_or_says_what_it_has_not(stage: str, written: tuple[
         "pixels": all(row.kind == "clip" for row in found if isinstance(row, Item)),
         "frames": all(row.kind == "image" for row in found if isinstance(row, Item)),
         "vocabulary": not any(isinstance(row, Caption) and row.source == "human" for row in found),
+        "sentences": not any(isinstance(row, Caption) and row.source == "human" for row in found),
     }
     training = min(row.name for row in found if isinstance(row, Split) and row.name.endswith("/train"))
-    settings = {"pixels.side": 32, "vocabulary.split": training}
+    settings = {"pixels.side": 32, "vocabulary.split": training, "codebook.split": training, "codebook.method": "tfidf"}
     site = Site(open_storage(str(tmp_path)), raw=folder, settings=settings)
     if lacks.get(stage):
         with pytest.raises(Trouble, match=f"^{corpus.name} has no (pictures|clips|categories|human captions)"):
