@@ -46,7 +46,7 @@ from xmodal.trouble import Trouble
 
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)
-AT_ONCE = 65_536  # captions that spaCy splits before it forgets their words
+AT_ONCE = 1 << 18  # captions that spaCy splits before it forgets their words
 Tokenizer: TypeAlias = Callable[[str], list[str]]
 
 
@@ -71,8 +71,8 @@ def tokenized(captions: Iterable[str], name: str, cleaning: str = "none") -> Ite
     (Its memory zones would do too, and cost five times more; batches of its own gain nothing.)
     """
     left = iter(captions)
-    while some := list(islice(left, AT_ONCE)):
-        yield from map(tokenizer(name, cleaning), some)
+    parts = iter(lambda: list(islice(left, AT_ONCE)), [])
+    return chain.from_iterable(map(tokenizer(name, cleaning), part) for part in parts)
 
 
 def count_words(captions: Iterable[str], name: str, cleaning: str = "none") -> Counter[str]:
