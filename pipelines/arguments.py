@@ -298,7 +298,7 @@ def _circumstances(parser: argparse.ArgumentParser) -> None:
     _workers(parser)
     parser.add_argument("--weights", type=_local, help="a state_dict for the network, in place of its named weights")
     parser.add_argument(
-        "--vectors", type=_local, metavar="FILE", help="the word vectors of codes of sentences, as text"
+        "--vectors", type=_local, metavar="FILE", help="the word vectors of codes of sentences, or an index"
     )
 
 

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,10 +23,10 @@ from xmodal.features import FeatureSpec, index_files, shard_file, shard_ranges, 
 from xmodal.identity import canonical_json
 from xmodal.outputs import Output
 from xmodal.records import read_columns
-from xmodal.sentences import AT_ONCE, Codebook, Coding, fit, tokenised
+from xmodal.sentences import AT_ONCE, Codebook, Coding, fit
+from xmodal.text import count_words, tokenizer
 from xmodal.trouble import Trouble
-from xmodal.vectors import read_vectors
-from xmodal.vision import sha256_of
+from xmodal.vectors import read_vectors, vectors_sha256
 
 VERSION = 1
 FILE, ABOUT = "codebook.npz", "codebook.json"
@@ -97,7 +96,8 @@ def codebook(records: Output, config: CodebookConfig, vectors_file: Path | None 
             f"codes of sentences by {config.method} need word vectors: give the file (--vectors FILE), or take tfidf, "
             "which needs none (--set codebook.method=tfidf)"
         )
-    vectors = f"sha256:{sha256_of(vectors_file)}" if vectors_file else ""
+    tokenizer(config.tokenizer)  # what it needs is missed before anything is fitted
+    vectors = f"sha256:{vectors_sha256(vectors_file)}" if vectors_file else ""
     config = replace(config, split=config.split or training_split(records, "codebook"), vectors=vectors)
     return Stage("codebook", config, _plan_codebook, partial(_open_codebook, vectors_file), (records,), VERSION)
 
@@ -114,7 +114,7 @@ def _open_codebook(vectors_file: Path | None, config: CodebookConfig, inputs: In
         words, vectors = tuple[str, ...](), None
         if vectors_file:
             texts = read_columns(records, "captions.parquet", "text")["text"].to_pylist()
-            words = tuple(sorted(set(chain.from_iterable(tokenised(config, texts)))))
+            words = tuple(sorted(count_words(texts, config.tokenizer)))
             vectors = read_vectors(vectors_file, words)
         made, told = fit(config.coding, sample, words, vectors)
         about = {**asdict(config), **told, "captions": len(sample), "width": made.width}

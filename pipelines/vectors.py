@@ -8,7 +8,7 @@ from typing import Any
 from pipelines.progress import Progress
 from xmodal.corpora import View
 from xmodal.dataset import captions, choose
-from xmodal.text import SPECIALS, ReleasedVocabulary, Vocabulary, load_vocabulary, tokenizer
+from xmodal.text import SPECIALS, load_vocabulary, tokenizer
 from xmodal.trouble import Trouble
 from xmodal.vector_files import VectorFile
 from xmodal.vector_index import write_index
@@ -20,7 +20,7 @@ MB = 10**6
 
 def tell(file: Path, vocabulary: Path | None, index: Path | None, progress: Progress) -> dict[str, Any]:
     """What is in the file, after it was converted to `index`, and which words of a vocabulary it has."""
-    words = _words(vocabulary) if vocabulary else None
+    words = [word for word in load_vocabulary(vocabulary).words if word not in SPECIALS] if vocabulary else None
     source = open_vectors(file)
     about = {"file": str(file), "format": source.kind, "width": source.width, "words": source.count}
     if index:
@@ -45,14 +45,6 @@ def train(corpus: str, root: str, split: str, tokens: str, out: Path, progress: 
         words, vectors = train_word2vec(texts, tick=tick)
     write_word2vec(out, words, vectors)
     return {"file": str(out), "captions": len(texts), "words": len(words), "width": vectors.shape[1]}
-
-
-def _words(file: Path) -> tuple[str, ...]:
-    """Without the specials, for which no file of vectors is asked."""
-    vocabulary = load_vocabulary(file)
-    assert isinstance(vocabulary, Vocabulary | ReleasedVocabulary)
-    words = vocabulary.words if isinstance(vocabulary, Vocabulary) else tuple(vocabulary.ids)
-    return tuple(word for word in words if word not in SPECIALS)
 
 
 def _in_megabytes(tick: Callable[[int], None]) -> Callable[[int], None]:

@@ -55,8 +55,8 @@ def test_a_dictionary_has_the_known_words_the_frequent_ones_first() -> None:
 
 def test_a_dictionary_is_of_the_words_of_a_file_of_vectors(tmp_path: Path) -> None:
     path = tmp_path / "vectors.txt"
-    path.write_text("zebra 1 2\ndog 3 4\nDog 5 6\na 7 8\n")
-    dictionary = Dictionary.build(CAPTIONS, "dual-path", partial(read_vectors, path))
+    path.write_text("zebra 1 2\ndog 3 4\nDog 5 6\na 7 8\noclock 9 9\n")
+    dictionary = Dictionary.build([*CAPTIONS, "o'clock"], "dual-path", partial(read_vectors, path, exact=True))
     assert dictionary.words == (NO_WORD, "a", "Dog", "dog")
     vectors = read_vectors(path, dictionary.words)
     assert np.isnan(vectors[0]).all()

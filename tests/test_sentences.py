@@ -161,6 +161,6 @@ def test_identical_vectors_are_one_word() -> None:
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:
-    for changes in ({"method": "bow"}, {"components": 0}, {"width": 0}, {"seed": -1}):
-        with pytest.raises(ValueError, match=r"no method 'bow'|1 or more"):
+    for changes in ({"method": "bow"}, {"tokenizer": "nltk2"}, {"components": 0}, {"width": 0}, {"seed": -1}):
+        with pytest.raises(ValueError, match=r"no method 'bow'|no tokenizer 'nltk2'|1 or more"):
             replace(SMALL, **changes)  # type: ignore[arg-type]

@@ -34,6 +34,8 @@ from xmodal.sentences import Codebook
 from xmodal.storage import Storage, open_storage
 from xmodal.text import tokenizer
 from xmodal.trouble import Trouble
+from xmodal.vector_files import VectorFile
+from xmodal.vector_index import write_index
 
 CODING = CodebookConfig(components=2, width=16, sample=100)
 SMALL = SentencesConfig("float32", rows_per_shard=64)
@@ -143,7 +145,8 @@ def test_a_build_that_crashed_goes_on_to_the_same_bytes(
 def test_what_decides_an_identity(root: str, vectors: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved.txt"
     moved.write_bytes(vectors.read_bytes())
-    assert stage(root, moved).identity == stage(root, vectors).identity
+    write_index(VectorFile.open(vectors), tmp_path / "index")
+    assert stage(root, moved).identity == stage(root, tmp_path / "index").identity == stage(root, vectors).identity
     moved.write_bytes(vectors.read_bytes()[:-20])
     stages = [stage(root, vectors), stage(root, moved), stage(root, None, replace(CODING, method="tfidf"))]
     changes: list[dict[str, Any]] = [{"components": 3}, {"width": 8}, {"sample": 99}, {"seed": 1}, {"method": "gmm"}]
@@ -156,6 +159,8 @@ def test_what_decides_an_identity(root: str, vectors: Path, tmp_path: Path) -> N
 def test_what_is_missing_is_named(root: str, vectors: Path, tmp_path: Path) -> None:
     with pytest.raises(Trouble, match=r"by hglmm need word vectors: give the file \(--vectors FILE\)"):
         stage(root, None)
+    with pytest.raises(Trouble, match=r"^\S*absent cannot be read: No such file"):
+        stage(root, tmp_path / "absent")
     with pytest.raises(Trouble, match="has no split 'toy/dev'"):
         build(stage(root, vectors, replace(CODING, split="toy/dev")), open_storage(root))
     with pytest.raises(Trouble, match="split 'toy/silent' of pictures has no captions"):

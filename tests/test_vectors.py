@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from pipelines.cli import main
 from tests.toy_root import make_root
+from xmodal import vector_index
 from xmodal.text import SPECIALS, Vocabulary
 from xmodal.trouble import Trouble
 from xmodal.vector_files import VectorFile
@@ -324,6 +325,16 @@ def test_an_index_is_of_the_same_vectors_as_its_file(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"plain", "packed", "zipped", "index"}
     with pytest.raises(Trouble, match="index exists already"):
         write_index(VectorFile.open(plain), index)
+
+
+def test_words_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two of 2^64 may be, which no words are known to be: of all 3,000 here there are four."""
+    whole = vector_index._hashes
+    monkeypatch.setattr(vector_index, "_hashes", lambda words: whole(words) % 4)
+    *_, index = packings(tmp_path, glove(entries := made(3000)))
+    found = read_vectors(index, ["absent", *(word.decode() for word, _ in entries[:2000])])
+    assert np.isnan(found[0]).all()
+    np.testing.assert_array_equal(found[1:], [row for _, row in entries[:2000]])
 
 
 def test_an_index_of_a_damaged_file_is_not_there(tmp_path: Path) -> None:

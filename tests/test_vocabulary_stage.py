@@ -14,7 +14,7 @@ from pipelines import vocabulary as stage
 from pipelines.cli import main
 from pipelines.corpus import Site, build_stages
 from pipelines.ray_runner import RayRunner, disconnect
-from pipelines.vocabulary import Counted, VocabularyConfig
+from pipelines.vocabulary import VocabularyConfig
 from tests.conftest import tree_digest
 from xmodal.corpora import Corpus, Raw, View, load
 from xmodal.dataset import captions, vocabulary
@@ -219,9 +219,8 @@ def test_damaged_counts_are_named(raw: Path, tmp_path: Path) -> None:
     path = Path(counts.where) / name
     path.write_bytes(path.read_bytes().replace(b"\t1\n", b"\t7\n"))
     (Path(output.where) / "complete.json").unlink()
-    again = VocabularyConfig("toy/train", minimum_count=2)
     with pytest.raises(Trouble, match=rf"word-counts/.*{name} is not what was committed"):
-        built(site(tmp_path, raw, minimum_count=again.minimum_count))
+        built(site(tmp_path, raw, minimum_count=2))
 
 
 def test_the_command_builds_plans_and_says_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,9 +242,3 @@ def test_the_command_builds_plans_and_says_where_it_is(tmp_path: Path, capsys: p
     assert [row["stages"][0].get("waits_for", "nothing") for row in waits] == ["records", "nothing"]
     assert main(["build", *target, "--set", "vocabulary.tokenizer=nltk2"]) == 1
     assert "tokenizer=nltk2: no tokenizer 'nltk2'; there are: nltk, nltk-sentences" in capsys.readouterr().err
-
-
-def test_counts_say_nothing_of_the_minimum() -> None:
-    assert {field.name for field in fields(VocabularyConfig)} - {field.name for field in fields(Counted)} == {
-        "minimum_count"
-    }

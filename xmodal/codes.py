@@ -16,7 +16,17 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.text import PAD, SPECIALS, Tokenizer, count_words, read_words_file, tokenizer, words_file
+from xmodal.text import (
+    PAD,
+    SPECIALS,
+    Tokenizer,
+    by_frequency,
+    check_words,
+    count_words,
+    read_words_file,
+    tokenizer,
+    words_file,
+)
 from xmodal.trouble import Trouble
 
 Ids: TypeAlias = NDArray[np.int32]
@@ -36,21 +46,15 @@ class Dictionary:
     words: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.words[:1] != (NO_WORD,) or len(set(self.words)) < len(self.words):
-            raise ValueError(f"a dictionary starts with {NO_WORD} and has no word twice")
-        wrong = next((word for word in self.words if word.split() != [word]), None)
-        if wrong is not None:
-            raise ValueError(f"{wrong!r} is no word: it is empty or has white space in it")
+        check_words("dictionary", self.words, (NO_WORD,))
 
     @classmethod
     def build(cls, captions: Iterable[str], tokenizer_name: str, vectors: Vectors) -> "Dictionary":
-        """Of the captions' words those that have a vector: `vectors` is asked once, as `partial(read_vectors, path)`.
+        """Of the captions' words those that have a vector: `partial(read_vectors, path, exact=True)` is asked once.
 
-        Frequent words come first and equally frequent ones by their letters, so that no order of captions matters. The
-        captions are those to train on; the paper's Flickr30k counts those to validate on too.
+        The captions are those to train on; the paper's Flickr30k counts those to validate on too.
         """
-        counts = count_words(captions, tokenizer_name)
-        words = sorted(counts.keys() - {NO_WORD}, key=lambda word: (-counts[word], word))
+        words = [word for word in by_frequency(count_words(captions, tokenizer_name).items()) if word != NO_WORD]
         known = [words[row] for row in np.flatnonzero(~np.isnan(vectors(words)).any(axis=1))]
         if not known:
             raise Trouble(f"none of the captions' {len(words):,} words has a vector: is it the file of their language?")

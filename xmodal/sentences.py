@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from xmodal.fisher import Kind, Mixture, Numbers, fisher_vectors, fit_mixture, normalised
 from xmodal.identity import canonical_json
-from xmodal.text import tokenizer
+from xmodal.text import by_frequency, check_names, tokenized
 from xmodal.trouble import Trouble
 
 Method = Literal["hglmm", "gmm", "lmm", "mean", "tfidf"]
@@ -58,6 +58,7 @@ class Coding:
             raise ValueError(f"no method {self.method!r}; there are: {', '.join(get_args(Method))}")
         if self.components < 1 or self.width < 1 or self.seed < 0:
             raise ValueError("components and width are 1 or more, and the seed 0 or more")
+        check_names(self.tokenizer, "none")
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +90,7 @@ class Codebook:
 
     def encode(self, captions: Iterable[str]) -> NDArray[np.float32]:
         """(S, width); a caption's last bits depend on which others are beside it."""
-        sentences = tokenised(self.coding, captions)
+        sentences = list(tokenized(captions, self.coding.tokenizer))
         codes_SW = np.zeros((len(sentences), self.width), np.float32)
         with _one_thread():
             for start in range(0, len(sentences), AT_ONCE):
@@ -173,10 +174,6 @@ def _of(kind: type[P], arrays: Mapping[str, NDArray[Any]]) -> P | None:
     return kind(**{name: arrays[name] for name in names}) if names[0] in arrays else None
 
 
-def tokenised(coding: Coding, captions: Iterable[str]) -> Sentences:
-    return list(map(tokenizer(coding.tokenizer), captions))
-
-
 def fit(
     coding: Coding, sample: Iterable[str], words: Sequence[str] = (), vectors_VE: NDArray[np.float32] | None = None
 ) -> tuple[Codebook, dict[str, Any]]:
@@ -184,7 +181,7 @@ def fit(
 
     `words` are all that will ever be encoded, each with a vector or NaN; tfidf takes none.
     """
-    sentences = tokenised(coding, sample)
+    sentences = list(tokenized(sample, coding.tokenizer))
     with _one_thread():
         if coding.method == "tfidf":
             return _rarities(coding, sentences), {}
@@ -199,12 +196,11 @@ def fit(
 
 
 def _rarities(coding: Coding, sample: Sentences) -> Codebook:
-    """Frequent words first and equally frequent ones by their letters, as in a vocabulary."""
     occurrences = Counter(chain.from_iterable(sample))
     sentences = Counter(chain.from_iterable(map(set, sample)))
     if not occurrences:
         raise Trouble("the sample has no words")
-    words = sorted(occurrences, key=lambda word: (-occurrences[word], word))[: coding.width]
+    words = by_frequency(occurrences.items())[: coding.width]
     found = np.array([sentences[word] for word in words])
     rarities_V = np.log((1 + len(sample)) / (1 + found)) + 1
     return Codebook(coding, tuple(words), rarities_V[:, None].astype(np.float32))

@@ -79,10 +79,23 @@ def count_words(captions: Iterable[str], name: str, cleaning: str = "none") -> C
     return Counter(chain.from_iterable(tokenized(captions, name, cleaning)))
 
 
+def by_frequency(counts: Iterable[tuple[str, int]]) -> list[str]:
+    """Frequent words first and equally frequent ones by their letters, so that no order of captions matters."""
+    return [word for _, word in sorted((-count, word) for word, count in counts)]
+
+
 def check_names(tokenizer: str, cleaning: str) -> None:
     for what, name, known in (("tokenizer", tokenizer, _TOKENIZERS), ("cleaning", cleaning, _CLEANINGS)):
         if name not in known:
             raise ValueError(f"no {what} {name!r}; there are: {', '.join(known)}")
+
+
+def check_words(what: str, words: Sequence[str], specials: tuple[str, ...]) -> None:
+    if tuple(words[: len(specials)]) != specials or len(set(words)) < len(words):
+        raise ValueError(f"a {what} starts with {' '.join(specials)} and has no word twice")
+    wrong = next((word for word in words if word.split() != [word]), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong!r} is no word: it is empty or has white space in it")
 
 
 def noun_phrases(captions: Iterable[str], model: str = "en_core_web_sm") -> Iterator[list[tuple[int, int]]]:
@@ -188,11 +201,7 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         check_names(self.tokenizer, self.cleaning)
-        if self.words[: len(SPECIALS)] != SPECIALS or len(set(self.words)) < len(self.words):
-            raise ValueError(f"a vocabulary starts with {' '.join(SPECIALS)} and has no word twice")
-        wrong = next((word for word in self.words if word.split() != [word]), None)
-        if wrong is not None:
-            raise ValueError(f"{wrong!r} is no word: it is empty or has white space in it")
+        check_words("vocabulary", self.words, SPECIALS)
 
     @classmethod
     def build(cls, captions: Iterable[str], tokenizer: str, minimum_count: int, cleaning: str = "none") -> "Vocabulary":
@@ -203,11 +212,10 @@ class Vocabulary:
     def of_counts(
         cls, counts: Iterable[tuple[str, int]], tokenizer: str, minimum_count: int, cleaning: str = "none"
     ) -> "Vocabulary":
-        """Frequent words first and equally frequent ones by their letters, so that no order of captions matters."""
         if minimum_count < 1:
             raise ValueError(f"a word must occur at least once, not {minimum_count} times")
-        kept = sorted((-count, word) for word, count in counts if count >= minimum_count and word not in SPECIALS)
-        return cls(tokenizer, (*SPECIALS, *(word for _, word in kept)), cleaning)
+        kept = ((word, count) for word, count in counts if count >= minimum_count and word not in SPECIALS)
+        return cls(tokenizer, (*SPECIALS, *by_frequency(kept)), cleaning)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -257,6 +265,10 @@ class ReleasedVocabulary:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(self.ids)
+
     def encode(self, caption: str) -> NDArray[np.int32]:
         """From <start> to <end>, with <unk> for unknown words."""
         start, end, unknown = (self.ids[SPECIALS[name]] for name in (START, END, UNKNOWN))
@@ -268,7 +280,7 @@ class ReleasedVocabulary:
         return tokenizer("nltk")
 
 
-def load_vocabulary(path: Path) -> Encoder:
+def load_vocabulary(path: Path) -> Vocabulary | ReleasedVocabulary:
     """A file of ours (a run's vocabulary.txt), or a released one, known by what is in it.
 
     Released are JSON objects and pickles with `word2idx`: of a dict (PCME), or of a `Vocabulary` (VSE++, PVSE).

@@ -308,7 +308,7 @@ def _threads(count: int | None) -> Iterator[None]:
 def _word_vectors(
     file: str | None, train: Examples, vocabulary: Vocabulary, progress: Progress
 ) -> NDArray[np.float32] | None:
-    """Tells how many words have one; specials are not asked for."""
+    """Tells how many words have one, the specials aside."""
     if file is None:
         return None
     vectors, specials = read_vectors(Path(file), vocabulary.words), len(SPECIALS)

@@ -11,6 +11,7 @@ that the file has as many words as its first line says, and that it does not end
 """
 
 import gzip
+import hashlib
 import re
 import struct
 import zipfile
@@ -80,10 +81,15 @@ class VectorFile:
                 raise Trouble(f"{self.path} was changed while it was read")
             yield from (self._binary if self.kind == "word2vec binary" else self._text)(file, wanted)
 
+    def sha256(self) -> str:
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
     def _text(self, file: BufferedReader, wanted: Collection[bytes] | None) -> Iterator[Vectors]:
         starts = None if wanted is None else {word.partition(b" ")[0] for word in wanted}
-        number, line, batch = self.headers, b"\n", list[_Line]()
-        for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), 1 + self.headers):
+        headers = int(self.count is not None)
+        number, batch = headers, list[_Line]()
+        for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), 1 + headers):
             is_cut = line[-1] != LINE_FEED
             if starts is None or is_cut or line[: line.find(b" ")] in starts:
                 place = f"{self.path}, line {number} (byte {file.tell() - len(line)})"
@@ -94,13 +100,9 @@ class VectorFile:
                 yield self._read(batch, wanted)
                 batch = []
         yield self._read(batch, wanted)
-        if self.count not in (None, number - self.headers):
-            found = f"{number - self.headers:,} words follow, to byte {file.tell()}, where its first line says"
+        if self.count not in (None, number - headers):
+            found = f"{number - headers:,} words follow, to byte {file.tell()}, where its first line says"
             raise Trouble(f"{self.path} was cut or damaged: {found} {self.count:,}")
-
-    @property
-    def headers(self) -> int:
-        return int(self.count is not None)
 
     def _split(self, place: str, line: bytes) -> tuple[bytes, bytes]:
         """The word, and its numbers; where a part of the word is a number, it is rather a number too many."""
@@ -231,12 +233,7 @@ class _Ticking(FileIO):
 
 
 _UNREADABLE = (EOFError, OSError, zlib.error, zipfile.BadZipFile)  # what these libraries raise as they read
-_NO_ARCHIVE = (
-    *_UNREADABLE,
-    ValueError,
-    RuntimeError,
-    struct.error,
-)  # and as they open: encrypted, an unknown method, …
+_NO_ARCHIVE = (*_UNREADABLE, ValueError, RuntimeError, struct.error)  # and as they open: encrypted, unknown method, …
 
 
 @contextmanager

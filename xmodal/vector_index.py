@@ -13,7 +13,7 @@ import mmap
 import os
 import uuid
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,13 +63,13 @@ class VectorIndex:
 
     def entries(self, wanted: Collection[bytes] | None = None, tick: Tick = lambda size: None) -> Iterator[Vectors]:
         """Of each word one: the last, if its source had several. In the order of their hashes where all are wanted."""
-        with self._mapped() as tables:
-            places = np.arange(self.count) if wanted is None else tables.find(wanted)
-            for start in range(0, len(places), BATCH):
-                words, values = tables.read(places[start : start + BATCH])
-                tick(4 * values.size)
-                kept = [row for row, word in enumerate(words) if wanted is None or word in wanted]
-                yield [words[row] for row in kept], values[kept]
+        tables = _Tables.of(self)
+        places = np.arange(self.count) if wanted is None else tables.find(wanted)
+        for start in range(0, len(places), BATCH):
+            words, values = tables.read(places[start : start + BATCH])
+            tick(values.nbytes)
+            kept = [row for row, word in enumerate(words) if wanted is None or word in wanted]
+            yield [words[row] for row in kept], values[kept]
 
     def _size(self, length: int) -> int:
         return self._words_at + self.letters + length + TAIL
@@ -80,54 +80,55 @@ class VectorIndex:
 
     @property
     def _words_at(self) -> int:
-        return self._hashes_at + self.count * (8 + ENTRY.itemsize)
+        return self._entries_at + self.count * ENTRY.itemsize
 
-    @contextmanager
-    def _mapped(self) -> Iterator["_Tables"]:
-        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            tables = _Tables(self, data)
-            if value(data[self._hashes_at : self._hashes_at + 8 * self.count]) != self.hashes_crc:
-                raise Trouble(f"{self.path} is damaged: its hashes from byte {self._hashes_at} are not as written")
-            yield tables
+    @property
+    def _entries_at(self) -> int:
+        return self._hashes_at + 8 * self.count
 
 
+@dataclass(frozen=True, eq=False)
 class _Tables:
-    """Arrays that copy nothing; what they give away is copied, so that the map can close."""
+    """What is in the file, which stays mapped as long as any of it is in use."""
 
-    def __init__(self, index: VectorIndex, data: mmap.mmap) -> None:
-        self._index, self._data = index, data
+    index: VectorIndex
+    data: mmap.mmap
+    values: NDArray[np.float32]  # (rows, width)
+    hashes: NDArray[np.uint64]
+    entries: NDArray[Any]
 
-    def _array(self, dtype: Any, count: int, offset: int) -> NDArray[Any]:
-        return np.frombuffer(self._data, dtype, count, offset)
+    @classmethod
+    def of(cls, index: VectorIndex) -> "_Tables":
+        with index.path.open("rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if value(data[index._hashes_at : index._entries_at]) != index.hashes_crc:
+            raise Trouble(f"{index.path} is damaged: its hashes from byte {index._hashes_at} are not as written")
+        values = np.frombuffer(data, "<f4", index.rows * index.width, len(MAGIC)).reshape(-1, index.width)
+        hashes = np.frombuffer(data, "<u8", index.count, index._hashes_at)
+        return cls(index, data, values, hashes, np.frombuffer(data, ENTRY, index.count, index._entries_at))
 
     def find(self, wanted: Collection[bytes]) -> NDArray[np.int64]:
-        """The places whose hashes are those of wanted words."""
-        hashes = self._array("<u8", self._index.count, self._index._hashes_at)
-        asked = np.unique(np.fromiter(map(_hash, wanted), np.uint64, len(wanted)))
-        first, behind = (np.searchsorted(hashes, asked, side) for side in ("left", "right"))
-        del hashes
-        return np.concatenate([np.arange(a, b) for a, b in zip(first, behind, strict=True)] or [np.arange(0)])
+        """The places whose hashes are those of wanted words: of two words there may be one hash."""
+        asked = np.unique(_hashes(wanted))
+        first, behind = (np.searchsorted(self.hashes, asked, side) for side in ("left", "right"))
+        counts = behind - first
+        return np.repeat(behind - np.cumsum(counts), counts) + np.arange(counts.sum())
 
     def read(self, places: NDArray[np.int64]) -> Vectors:
-        index = self._index
-        entries = self._array(ENTRY, index.count, index._hashes_at + 8 * index.count)
-        ends, before = entries["end"][places].tolist(), entries["end"][places - 1].tolist()
-        before = [end if place else 0 for place, end in zip(places.tolist(), before, strict=True)]
-        rows, checksums = entries["row"][places], entries["crc"][places].tolist()
-        del entries
-        if (outside := rows >= index.rows).any():
+        entries, words_at = self.entries[places], self.index._words_at
+        if (outside := entries["row"] >= self.index.rows).any():
             raise self._damaged(places[outside][0])
-        words = [self._data[index._words_at + a : index._words_at + b] for a, b in zip(before, ends, strict=True)]
-        values = self._array("<f4", index.rows * index.width, len(MAGIC)).reshape(-1, index.width)[rows]
-        for place, word, row, checksum in zip(places, words, values, checksums, strict=True):
+        before = np.where(places > 0, self.entries["end"][places - 1], 0)
+        ends = zip((words_at + before).tolist(), (words_at + entries["end"]).tolist(), strict=True)
+        words, values = [self.data[start:end] for start, end in ends], self.values[entries["row"]]
+        for place, word, row, checksum in zip(places, words, values, entries["crc"].tolist(), strict=True):
             if extend(value(word), row.tobytes()) != checksum:
                 raise self._damaged(place)
         return words, values.astype(np.float32, copy=False)
 
     def _damaged(self, place: np.int64) -> Trouble:
-        index = self._index
-        entry = index._hashes_at + 8 * index.count + ENTRY.itemsize * int(place)
-        return Trouble(f"{index.path} is damaged: the entry at byte {entry}, its word or its row is not as written")
+        entry = self.index._entries_at + ENTRY.itemsize * int(place)
+        return Trouble(f"{self.index.path} is damaged: the entry at byte {entry}, its word or row is not as written")
 
 
 def write_index(source: VectorFile, path: Path, tick: Tick = lambda size: None) -> VectorIndex:
@@ -141,8 +142,7 @@ def write_index(source: VectorFile, path: Path, tick: Tick = lambda size: None) 
             rows.update(zip(words, range(len(checksums), len(checksums) + len(words)), strict=True))
             checksums.extend(extend(value(word), row.tobytes()) for word, row in zip(words, data, strict=True))
         about = _write_tables(file, rows, np.frombuffer(checksums, np.uint32))
-        with source.path.open("rb") as original:
-            about["source_sha256"] = hashlib.file_digest(original, "sha256").hexdigest()
+        about |= {"source_sha256": source.sha256()}
         index = VectorIndex(path, source.width, len(checksums), len(rows), **about)
         described = json.dumps({name: told for name, told in asdict(index).items() if name != "path"}).encode()
         file.write(described + len(described).to_bytes(4, "little") + value(described).to_bytes(4, "little"))
@@ -151,7 +151,7 @@ def write_index(source: VectorFile, path: Path, tick: Tick = lambda size: None) 
 
 def _write_tables(file: BinaryIO, rows: dict[bytes, int], checksums: NDArray[np.uint32]) -> dict[str, Any]:
     words = list(rows)
-    hashes = np.fromiter(map(_hash, words), "<u8", len(words))
+    hashes = _hashes(words)
     order = np.argsort(hashes, kind="stable")
     entries = np.empty(len(words), ENTRY)
     entries["row"] = np.fromiter(rows.values(), np.uint32, len(words))[order]
@@ -163,8 +163,8 @@ def _write_tables(file: BinaryIO, rows: dict[bytes, int], checksums: NDArray[np.
     return {"letters": sum(map(len, words)), "hashes_crc": value(hashes_data)}
 
 
-def _hash(word: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(word, digest_size=8).digest(), "little")
+def _hashes(words: Iterable[bytes]) -> NDArray[np.uint64]:
+    return np.frombuffer(b"".join(hashlib.blake2b(word, digest_size=8).digest() for word in words), "<u8")
 
 
 def _last(path: Path, size: int) -> bytes:

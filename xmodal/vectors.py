@@ -1,14 +1,14 @@
 """Word vectors for the words of a vocabulary, from a published file or from an index of one."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xmodal.text import by_frequency
 from xmodal.trouble import Trouble
 from xmodal.vector_files import Tick, VectorFile
 from xmodal.vector_index import VectorIndex
@@ -25,20 +25,19 @@ def read_vectors(
     """
     tried = [[_encoded(spelling) for spelling in ((word,) if exact else spellings(word))] for word in words]
     slots = {some[0]: row for row, some in reversed([*enumerate(tried)]) if some}  # where each spelling's vector goes
-    for spelling in chain.from_iterable(tried):
-        slots.setdefault(spelling, len(words) + len(slots))
-    source, vectors = open_vectors(path), np.empty((0, 0), np.float32)
-    found = np.zeros(len(words) + len(slots) + 1, bool)
+    others = dict.fromkeys(spelling for some in tried for spelling in some if spelling not in slots)
+    slots |= zip(others, count(len(words)), strict=False)
+    source = open_vectors(path)
+    vectors = np.empty((len(words) + len(others), source.width), np.float32)
+    found = np.zeros(len(vectors), bool)
     for some, values in source.entries(slots.keys(), tick):
-        vectors = vectors if len(vectors) else np.full((len(found), source.width), np.nan, np.float32)
         places = [slots[word] for word in some]
         vectors[places], found[places] = values, True
     if not found.any():
         raise Trouble(f"{path} ({source.kind}) has a vector for none of {len(words):,} words")
-    for row, some in enumerate(tried):
-        slot = next((slots[spelling] for spelling in some if found[slots[spelling]]), row)
-        if slot != row:
-            vectors[row] = vectors[slot]
+    for row in np.flatnonzero(~found[: len(words)]).tolist():
+        slot = next((slots[spelling] for spelling in tried[row] if found[slots[spelling]]), None)
+        vectors[row] = np.nan if slot is None else vectors[slot]
     return vectors[: len(words)]
 
 
@@ -48,6 +47,8 @@ def spellings(word: str) -> Sequence[str]:
     So the official code of PVSE does (spec, models, 1.4). Case stays: a lower-cased vocabulary never takes the vector
     of "Paris" for "paris", though glove.840B.300d has both.
     """
+    if word.isalnum():  # as most are: there is nothing to leave out
+        return (word,)
     bare = word.replace("-", "").replace(".", "").replace("'", "")
     return tuple(dict.fromkeys(filter(None, (word, bare, bare.partition("/")[0]))))
 
@@ -60,8 +61,7 @@ def vectors_sha256(path: Path) -> str:
     """What the vectors are, however they are stored: of an index it is the checksum of the file that it was made of."""
     if VectorIndex.is_one(path):
         return VectorIndex.open(path).source_sha256
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return VectorFile.open(path).sha256()
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Coverage:
         missing = tuple(words[row] for row in np.flatnonzero(np.isnan(vectors).any(axis=1)).tolist())
         if counts is None:
             return cls(len(words), missing)
-        missing = tuple(sorted(missing, key=lambda word: (-counts.get(word, 0), word)))
+        missing = tuple(by_frequency((word, counts.get(word, 0)) for word in missing))
         return cls(len(words), missing, *(sum(counts.get(word, 0) for word in some) for some in (words, missing)))
 
     def __str__(self) -> str:

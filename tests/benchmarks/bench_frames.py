@@ -10,7 +10,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -21,7 +20,7 @@ from pipelines.engine import build
 from pipelines.frames import FramesConfig, frames
 from pipelines.killable import Killable
 from tests.benchmarks import moving
-from tests.benchmarks.measured import Bar, Measured
+from tests.benchmarks.measured import Bar, Measured, timed
 from tests.benchmarks.other_ways import Pixels, burst, encoded_again, piped, require_ffmpeg
 from tests.benchmarks.sampling_alone import MORE, WARM_UP, count_jpegs, jpegs, sampled
 from tests.test_resnet_stage import sealed
@@ -119,7 +118,7 @@ def _processes(clips: Sequence[Path]) -> dict[str, Measured]:
             list(pool.map(count_jpegs, many))
         for turn in range(ROUNDS):
             for count in (1, 2) if turn % 2 else (2, 1):
-                seconds[count].append(_seconds(lambda pool=pools[count]: list(pool.map(count_jpegs, many))))
+                seconds[count].append(timed(lambda pool=pools[count]: list(pool.map(count_jpegs, many))))
     ratios = [one / two for one, two in zip(seconds[1], seconds[2], strict=True)]
     told = f"clips of both kinds to JPEGs: {len(many) / statistics.median(seconds[1]):.3g} a second by one process"
     return {"two_processes_vs_one": _median(ratios, "x", told)}
@@ -146,7 +145,7 @@ def _killable(clips: Sequence[Path]) -> dict[str, Measured]:
         spent = [0.0, 0.0]
         for place in np.random.default_rng(turn).permutation(2 * len(clips)):
             clip, way = divmod(int(place), 2)
-            spent[way] += _seconds(lambda clip=clip, way=way: ways[way](clips[clip]))
+            spent[way] += timed(lambda clip=clip, way=way: ways[way](clips[clip]))
         ratios.append(spent[1] / spent[0])
     worker.close()
     return {"killable_worker_cost": _median(ratios[1:], "x", "seconds of the same clips to JPEGs, in process")}
@@ -162,7 +161,7 @@ def _eight_frames(folder: Path, clips: Sequence[Path]) -> dict[str, Measured]:
         for place in np.random.default_rng(turn).permutation(len(items)):
             id = items[place][0]
             samples = np.linspace(0, len(store.frame_of_sample(id)) - 1, 8).round().astype(int)
-            spent.append(1000 * _seconds(lambda id=id, samples=samples: store.pictures(id, samples)))
+            spent.append(1000 * timed(lambda id=id, samples=samples: store.pictures(id, samples)))
     return {"eight_frames_ms": _median(spent[len(items) :], "ms", "of a random clip, page cache warm, short side 256")}
 
 
@@ -180,12 +179,6 @@ def _size(clip: Path) -> tuple[int, int]:
 def _cpu_seconds() -> float:
     both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(used.ru_utime + used.ru_stime for used in both)
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
 
 
 def _ratio(theirs: Sequence[float], ours: Sequence[float], clips: int, told: str) -> Measured:

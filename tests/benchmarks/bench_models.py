@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from tests.benchmarks.measured import Bar, Measured
+from tests.benchmarks.measured import Bar, Measured, timed
 from tests.benchmarks.official import Flags, pcme_pmrp, pcme_training, pvse_evaluation, pvse_training
 from tests.test_features import write_store
 from xmodal import checkpoints, optimisers
@@ -76,12 +76,6 @@ def _ratio(theirs: Callable[[], float], ours: Callable[[], float], against: str,
     return Measured(statistics.median(runs), "x", f"{against}: {slow:.3g} s there, {fast:.3g} s here", runs)
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
 def _evaluation(anchors: Path) -> Measured:
     """PVSE's evaluation takes float64 (it encodes into `np.zeros`) and an image for each caption."""
     random, official, queries = np.random.default_rng(0), pvse_evaluation(anchors), 100
@@ -92,14 +86,14 @@ def _evaluation(anchors: Path) -> Measured:
     similarities = Similarities((ITEMS, CAPTIONS), GRID, lambda rows, columns: small[rows] @ wide[columns].T)
 
     def theirs() -> float:
-        whole = _seconds(lambda: official.i2t(repeated, captions, nreps=5, npts=queries))
-        setup = _seconds(lambda: official.t2i(repeated, captions, nreps=5, npts=1))
-        whole += _seconds(lambda: official.t2i(repeated, captions, nreps=5, npts=queries)) - setup
-        folds = [_seconds(lambda side=side: side(*fold, nreps=5, npts=FOLD)) for side in (official.i2t, official.t2i)]
+        whole = timed(lambda: official.i2t(repeated, captions, nreps=5, npts=queries))
+        setup = timed(lambda: official.t2i(repeated, captions, nreps=5, npts=1))
+        whole += timed(lambda: official.t2i(repeated, captions, nreps=5, npts=queries)) - setup
+        folds = [timed(lambda side=side: side(*fold, nreps=5, npts=FOLD)) for side in (official.i2t, official.t2i)]
         return whole * ITEMS / queries + 5 * sum(folds)
 
     def ours() -> float:
-        return _seconds(lambda: _all_ranks(similarities))
+        return timed(lambda: _all_ranks(similarities))
 
     _check_ranks(official, fold, similarities)
     return _ratio(
@@ -171,7 +165,7 @@ def _pmrp(anchors: Path) -> Measured:
         return judge(set(known.tolist()))[0] * len(known) / queries
 
     def ours() -> float:
-        return _seconds(lambda: plausible(Similarities.of(matrix, GRID), bits, bits[OWNERS]))
+        return timed(lambda: plausible(Similarities.of(matrix, GRID), bits, bits[OWNERS]))
 
     _, values = judge(set(asked.tolist()))
     (both,) = plausible(Similarities.of(matrix[np.ix_(asked, texts)]), bits[asked], bits[OWNERS[texts]])
@@ -281,8 +275,8 @@ def _compare(theirs: _Official, ours: nn.Module, recipe: Recipe, phase: Phase, a
     theirs.step(stream, maps)
     step(Batch({ANNOTATED: stream}))
     return _ratio(
-        lambda: _seconds(lambda: theirs.step(stream, maps)),
-        lambda: _seconds(lambda: step(Batch({ANNOTATED: stream}))),
+        lambda: timed(lambda: theirs.step(stream, maps)),
+        lambda: timed(lambda: step(Batch({ANNOTATED: stream}))),
         against,
         STEPS,
     )

@@ -12,8 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 
 from tests.benchmarks.competitors import BATCH, COMPETITORS, Material, Reader, Rows, Values, memmap, require
 from tests.benchmarks.evict import evict
-from tests.benchmarks.measured import Bar, Measured, median
+from tests.benchmarks.measured import Bar, Measured, median, timed
 from tests.benchmarks.store_plot import draw
 from tests.test_features import write_store
 from xmodal.arrays import buffer
@@ -119,7 +118,7 @@ def _cold(material: Material, h5py: Reader) -> dict[str, Measured]:
         for key in _shuffled(list(everyone), turn):
             reader, files = everyone[key]
             evict(files)
-            seconds[key].append(_seconds(lambda reader=reader, rows=rows: reader.read(rows)) / BATCH)
+            seconds[key].append(timed(lambda reader=reader, rows=rows: reader.read(rows)) / BATCH)
     return {f"cold_vs_{key}": _ratio(seconds, key, "page cache evicted") for key in ("memmap", "h5py")}
 
 
@@ -131,7 +130,7 @@ def _tensors(store: FeatureStore, values: Values) -> dict[str, Measured]:
         batches = np.random.default_rng(turn).permutation(len(store)).reshape(-1, BATCH)
         ways = {"ours": partial(collections.deque, loader, 0), "memmap": partial(_read_by_memmap, values, batches)}
         for key in _shuffled(list(ways), turn):
-            seconds[key].append(_seconds(ways[key]) / len(store))
+            seconds[key].append(timed(ways[key]) / len(store))
     return {"tensors_vs_memmap": _ratio(seconds, "memmap", "values[rows], without tensors or words")}
 
 
@@ -152,7 +151,7 @@ def _writer(folder: Path) -> dict[str, Measured]:
     seconds: dict[str, list[float]] = {key: [] for key in ways}
     for turn in range(2 * ROUNDS):
         for key in _shuffled(list(ways), turn):
-            seconds[key].append(_seconds(lambda key=key: ways[key](folder / key, blocks)) / len(SHARD))
+            seconds[key].append(timed(lambda key=key: ways[key](folder / key, blocks)) / len(SHARD))
             (folder / key).unlink()
     memory = median(lambda _: _peak_mb(folder / "shard") - _peak_mb(None), 3, "MB", "only making the blocks of 64 rows")
     against = "the same blocks written to a file, with fsync"
@@ -276,7 +275,7 @@ def _seconds_a_row(reader: Reader, turn: int) -> float:
     threads that are still at work.
     """
     batches = [_random_rows(reader.rows, turn, batch) for batch in range(FIRST + BATCHES)]
-    spent = [_seconds(lambda rows=rows: reader.read(rows)) for rows in batches]
+    spent = [timed(lambda rows=rows: reader.read(rows)) for rows in batches]
     return statistics.median(spent[FIRST:]) / BATCH
 
 
@@ -297,12 +296,6 @@ def _random_rows(rows: int, turn: int, batch: int) -> Rows:
 def _shuffled(keys: list[str], turn: int) -> list[str]:
     """So that none always follows the same other."""
     return [keys[place] for place in np.random.default_rng(turn).permutation(len(keys))]
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started
 
 
 def _ratio(seconds: Mapping[str, list[float]], theirs: str, against: str) -> Measured:

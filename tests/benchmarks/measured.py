@@ -1,6 +1,7 @@
 """One measured figure, and the bar it has to reach."""
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,13 @@ class Bar:
         if self == Bar():
             return "(no bar)"
         return f"(at least {self.minimum:g})" if self.minimum is not None else f"(at most {self.maximum:g})"
+
+
+def timed(run: Callable[[], object]) -> float:
+    """In seconds."""
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
 
 
 def median(run: Callable[[int], float], times: int, unit: str, against: str) -> Measured:

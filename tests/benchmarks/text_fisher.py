@@ -1,14 +1,12 @@
 """Fisher vectors of captions against the same in a plain loop: a sentence at a time, a component at a time."""
 
-import time
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from tests.benchmarks.measured import Measured, median
+from tests.benchmarks.measured import Measured, median, timed
 from xmodal.fisher import Mixture
 from xmodal.sentences import Codebook, Coding
 
@@ -23,7 +21,7 @@ def measure() -> dict[str, Measured]:
     with threadpool_limits(1):
         np.testing.assert_allclose(ours(), loop(), atol=1e-6)
         against = f"{SENTENCES:,} captions of 11 words on average, {COMPONENTS} components of {DIMENSIONS} dimensions"
-        ratio = median(lambda number: _seconds(loop) / _seconds(ours), TIMES, "times", against)
+        ratio = median(lambda number: timed(loop) / timed(ours), TIMES, "times", against)
     return {"fisher_vs_numpy_loop": ratio}
 
 
@@ -80,9 +78,3 @@ def _one(mixture: Mixture, words: NDArray[np.float64]) -> NDArray[np.float64]:
     whole = np.concatenate(parts)
     roots = np.sign(whole) * np.sqrt(np.abs(whole))
     return np.asarray(roots / np.linalg.norm(roots))
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started

@@ -7,7 +7,6 @@ import io
 import multiprocessing
 import statistics
 import tempfile
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -20,7 +19,7 @@ import numpy as np
 from nltk import word_tokenize
 
 from pipelines.vocabulary import COUNTS, VocabularyConfig, vocabulary
-from tests.benchmarks.measured import Measured
+from tests.benchmarks.measured import Measured, timed
 from tests.test_sparse import tables
 from xmodal.outputs import Output
 from xmodal.records import Caption, Item, Split
@@ -66,7 +65,7 @@ def _beside_map(captions: Sequence[str]) -> Measured:
         _refuse_other(*(Counter(map(tuple, way())) for way in ways.values()))
         for turn in range(TURNS):
             spent = {
-                way: _seconds(lambda way=way, ways=ways: deque(ways[way](), 0))
+                way: timed(lambda way=way, ways=ways: deque(ways[way](), 0))
                 for way in sorted(ways, reverse=turn % 2 == 1)
             }
             runs.setdefault(name, []).append(spent["map"] / spent["ours"])
@@ -86,9 +85,9 @@ def _beside_nltk(captions: Sequence[str]) -> Measured:
         some = list(captions[turn * SAMPLE : (turn + 1) * SAMPLE])
         _refuse_other(count_words(some, "nltk"), Counter(word for caption in some for word in _nltk(caption)))
         for way in sorted(ways, reverse=turn % 2 == 1):
-            spent[way] = _seconds(lambda way=way, some=some: ways[way](some))
+            spent[way] = timed(lambda way=way, some=some: ways[way](some))
         ratios.append(spent["nltk"] / max(spent["counted"], spent["encoded"]))
-    whole = _seconds(lambda: count_words(captions, "nltk"))
+    whole = timed(lambda: count_words(captions, "nltk"))
     told = (
         f"nltk.word_tokenize mapped over captions in lower case, {SAMPLE / spent['nltk']:,.0f} a second; ours "
         f"counts {CAPTIONS:,} in {whole:.1f} s; the slower of counting and encoding"
@@ -111,7 +110,7 @@ def _workers(captions: Sequence[str]) -> Measured:
             _refuse_other(*(list(pool.map(_count, parts)) for pool in pools.values()))
             for turn in range(TURNS):
                 for count in sorted(pools, reverse=turn % 2 == 1):
-                    spent[count].append(_seconds(lambda count=count: list(pools[count].map(_count, parts))))
+                    spent[count].append(timed(lambda count=count: list(pools[count].map(_count, parts))))
     told = (
         f"{CAPTIONS:,} captions in {len(parts)} units of the stage, {statistics.median(spent[1]):.1f} s by one process"
     )
@@ -155,12 +154,6 @@ class _Memory:
 def _refuse_other(ours: object, theirs: object) -> None:
     if ours != theirs:
         raise RuntimeError("two ways of counting the same captions found other words")
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
 
 
 def _median(runs: Sequence[float], told: str) -> Measured:
