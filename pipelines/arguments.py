@@ -19,7 +19,7 @@ EPILOG = """examples:
   xmodal stats coco --root data                         what it consists of, beside what the papers print of it
   xmodal publish coco --root data --out coco-captions
   xmodal import dev_ims.npy --root data --name scan36; xmodal export data/scan36/IDENTITY features.h5
-  xmodal status --root data; xmodal retry coco --root data
+  xmodal status --root data; xmodal retry coco --root data; xmodal retry tgif/frames --root data --class timeout
   xmodal build mylist.parquet --url url --caption caption --root data    your own data; from then on named mylist
   xmodal build pictures --captions captions.csv --url file --splits train=0.8,val=0.1,test=0.1 --root data
   xmodal build hf://org/name --url image --caption text --root data
@@ -87,7 +87,9 @@ def known_arguments(description: str | None) -> argparse.ArgumentParser:
         building = command(name, text, targets="CORPUS[/STAGE]")
         _circumstances(building)
         _own(building)
-    retry = command("retry", "try the failed files again, and nothing else", targets="CORPUS")
+    retry = command(
+        "retry", "try failed files again, or of CORPUS/frames clips, and nothing else", targets="CORPUS[/frames]"
+    )
     retry.add_argument("--class", dest="kind", help="only failures of this class, such as timeout or http_404")
     _circumstances(retry)
     command("seal", "a new sealed set from what the ledger says now", targets="CORPUS")

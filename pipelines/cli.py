@@ -24,7 +24,7 @@ DISK = {
     errno.EACCES: "no permission to write there: choose another root",
     errno.EPERM: "not permitted there (no hard links?): choose another root",
 }
-FETCHED = ("sources", "media")  # what a retry is of
+FETCHED = ("sources", "media")  # a retry of either is of all files of the corpus
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -141,15 +141,15 @@ def _build(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 def _retry(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.corpus import retry
+    from pipelines.retry import retry_units
 
-    site = _site(chosen)
-    corpora = list(zip(chosen.targets, _targets(chosen, site), strict=True))
-    if made := [text for text, (_, _, stages) in corpora if len(stages) == 1 and stages[0] not in FETCHED]:
-        raise Trouble(f"{made[0]} is made of files: name the corpus, whose failed files are fetched again, then build")
-    return {
-        "root": chosen.root,
-        "corpora": {text: retry(of, corpus, chosen.kind) for text, (of, corpus, _) in corpora},
-    }, 0
+    done = {}
+    for text, (of, corpus, stages) in zip(chosen.targets, _targets(chosen, _site(chosen)), strict=True):
+        if len(stages) == 1 and stages[0] not in FETCHED:
+            done[text] = retry_units(of, corpus, stages[0], chosen.kind)
+        else:
+            done[text] = retry(of, corpus, chosen.kind)
+    return {"root": chosen.root, "corpora": done}, 0
 
 
 def _seal(chosen: argparse.Namespace) -> tuple[Any, int]:

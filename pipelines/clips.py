@@ -15,17 +15,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.arrays import write_index, write_items
 from pipelines.stage import Counts, Inputs, Resources, Sink, Stage
 from xmodal.clips import FrameStore
-from xmodal.features import (
-    FeatureSpec,
-    FeatureStore,
-    extents_file,
-    index_files,
-    shard_file,
-    shard_ranges,
-    write_ragged_shard,
-)
+from xmodal.features import FeatureSpec, FeatureStore, shard_ranges
 from xmodal.outputs import Output
 from xmodal.vision import Extractor, ResNet, load, pixels, sha256_of
 
@@ -96,19 +89,11 @@ def _open(weights_file: Path | None, config: ClipsConfig, inputs: Inputs) -> Cal
 
     def write(work: Index | Shard, sink: Sink) -> Counts:
         if isinstance(work, Index):
-            provenance = {**extractor.provenance(), "frames": work.frames}
-            for name, data in index_files(spec, work.ids, provenance).items():
-                with sink.file(name) as file:
-                    file.write(data)
-            return {}
+            return write_index(sink, spec, work.ids, {**extractor.provenance(), "frames": work.frames})
         for id in work.absent:
             sink.fail(id, "absent", "it has no frames")
-        clips, shard = range(work.first, work.first + len(work.ids)), work.first // spec.shard_items
-        with sink.file(shard_file(spec, shard)) as file:
-            extents = write_ragged_shard(file, spec, clips, _runs(extractor, frames, work))
-        with sink.file(extents_file(spec, shard)) as file:
-            file.write(extents)
-        rows = int(np.frombuffer(extents, "<i8").reshape(-1, 2)[:, 1].sum())
+        clips = range(work.first, work.first + len(work.ids))
+        rows = write_items(sink, spec, clips, _runs(extractor, frames, work))
         return {"clips": len(work.ids) - len(work.absent), "rows": rows}
 
     return write

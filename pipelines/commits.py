@@ -16,7 +16,7 @@ import heapq
 import io
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -156,6 +156,19 @@ class Commits:
                 )
             previous = name
             yield line
+
+    def forget(self, names: Collection[str], among: Iterable[Unit]) -> None:
+        """These of all units that are committed are to be done again; the others stay.
+
+        Where it is killed a record without its files is left, rather than files that no new ones may replace.
+        """
+        units = list(among)
+        self._storage.delete(f"{self._folder}/complete.json")
+        self._storage.delete(*(f"{self._folder}/{file}" for unit in units if unit.name in names for file in unit.files))
+        self._journal.replace(unit.line() for unit in units if unit.name not in names)
+
+    def units(self) -> Iterator[Unit]:
+        return map(Unit.from_line, self.lines())
 
     def take(self, unit: Unit, other: Output) -> Record | None:
         """The unit as another output has it, its files linked here; None where that output has lost one."""

@@ -101,7 +101,7 @@ def pending(stage: Stage[Any, Any], storage: Storage) -> tuple[int, int]:
         return output.totals["units"], 0
     inputs = tuple(i if isinstance(i, Output) else Output(storage, i.folder) for i in stage.inputs)
     commits = Commits(storage, stage.folder)
-    planned = Counter(done for done, _, _ in _compare(stage, inputs, commits, loose=True))
+    planned = Counter(_is_done(stage, line, work) for line, _, work in _compare(stage, inputs, commits, loose=True))
     return planned.total(), planned[False]
 
 
@@ -111,10 +111,11 @@ def _bring_up_to_date(
     commits = Commits(storage, stage.folder)
     commits.adopt()
     if stage.reuse:
+        _forget_stale(stage, inputs, commits)
         _reuse(stage, inputs, storage, commits)
-    planned = Counter(done for done, _, _ in _compare(stage, inputs, commits))
+    planned = Counter(line is not None for line, _, _ in _compare(stage, inputs, commits))
     log = RunLog(storage, stage.folder, planned=planned.total(), done=planned[True])
-    missing = ((name, work) for done, name, work in _compare(stage, inputs, commits) if not done)
+    missing = ((name, work) for line, name, work in _compare(stage, inputs, commits) if line is None)
     with progress.over(stage.name, total=planned.total(), done=planned[True]) as tick:
         if planned[False]:
             _gather(run(OpenUnits(stage, inputs, storage.url), missing, stage.resources), commits, tick)
@@ -140,24 +141,40 @@ def _gather(records: Iterable[Record], commits: Commits, tick: Callable[[int], N
 
 def _compare(
     stage: Stage[Any, Any], inputs: Inputs, commits: Commits, loose: bool = False
-) -> Iterator[tuple[bool, str, Any]]:
-    """Every planned unit and whether it is committed: a merge of two sorted streams."""
-    committed = (line.partition(TAB)[0].decode() for line in commits.lines(loose))
-    found, previous = next(committed, None), ""
+) -> Iterator[tuple[bytes | None, str, Any]]:
+    """Every planned unit with what is committed of it, or None: a merge of two sorted streams."""
+    nothing = (None, None)
+    committed = ((line.partition(TAB)[0].decode(), line) for line in commits.lines(loose))
+    (found, line), previous = next(committed, nothing), ""
     for name, work in stage.plan(stage.config, inputs):
         if name <= previous:
             raise ValueError(f"stage {stage.name} plans {name!r} after {previous!r}: unit names must ascend")
         if found is not None and found < name:
             break
-        yield found == name, name, work
-        found, previous = next(committed, None) if found == name else found, name
+        if found == name:
+            yield line, name, work
+            found, line = next(committed, nothing)
+        else:
+            yield None, name, work
+        previous = name
     if found is not None:
         raise Trouble(f"{commits.where} holds {found}, which is not planned: stage {stage.name} needs a new version")
 
 
+def _is_done(stage: Stage[Any, Any], line: bytes | None, work: Any) -> bool:
+    """Not where it was of other work than is planned now: a retry has made units again that it reads."""
+    return line is not None and (not stage.reuse or Unit.from_line(line).key == stage.work_key(work))
+
+
+def _forget_stale(stage: Stage[Any, Any], inputs: Inputs, commits: Commits) -> None:
+    compared = _compare(stage, inputs, commits)
+    if stale := {name for line, name, work in compared if line and not _is_done(stage, line, work)}:
+        commits.forget(stale, commits.units())
+
+
 def _finish(stage: Stage[Any, Any], inputs: Inputs, storage: Storage, commits: Commits) -> None:
     """Checks that everything planned is committed, then writes units.tsv and, last, complete.json."""
-    left = next((name for done, name, _ in _compare(stage, inputs, commits) if not done), None)
+    left = next((name for line, name, _ in _compare(stage, inputs, commits) if line is None), None)
     if left is not None:
         raise Trouble(f"{commits.where}: unit {left} was done but its record is gone: build again")
     digest, totals = hashlib.sha256(), Totals(stage.name)
@@ -215,13 +232,13 @@ def _reuse(stage: Stage[Any, Any], inputs: Inputs, storage: Storage, commits: Co
 
 def _reuse_units(stage: Stage[Any, Any], inputs: Inputs, other: Output, commits: Commits) -> None:
     """The plan and the other output are both sorted by name."""
-    lent = other.units()
+    lent = (unit for unit in other.units() if not any(kind in stage.passing for _, kind, _ in unit.failures))
     unit = next(lent, None)
     taken: list[Record] = []
-    for done, name, work in _compare(stage, inputs, commits):
+    for line, name, work in _compare(stage, inputs, commits):
         while unit is not None and unit.name < name:
             unit = next(lent, None)
-        if done or unit is None or unit.name != name or unit.key != stage.work_key(work):
+        if line or unit is None or unit.name != name or unit.key != stage.work_key(work):
             continue
         taken += [record] if (record := commits.take(unit, other)) else []
         if len(taken) == GATHER_EVERY:

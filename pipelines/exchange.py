@@ -21,25 +21,16 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from pipelines.arrays import write_index, write_items
 from pipelines.engine import Runner, build
 from pipelines.ledger import FOLDERS
 from pipelines.progress import Progress
 from pipelines.settings import apply, parse_settings
 from pipelines.stage import Counts, Inputs, Sink, Stage
+from xmodal.clips import clips_file
 from xmodal.dataset import choose, splits
 from xmodal.exchange import BLOCK, COPIES, HDF5, Source, open_hdf5, read_ids, reading, refuse_twice
-from xmodal.features import (
-    ROWS,
-    Dtype,
-    FeatureSpec,
-    FeatureStore,
-    extents_file,
-    index_files,
-    shard_file,
-    shard_ranges,
-    write_ragged_shard,
-    write_shard,
-)
+from xmodal.features import ROWS, Dtype, FeatureSpec, FeatureStore, shard_ranges
 from xmodal.identity import fingerprint
 from xmodal.outputs import Output, directories
 from xmodal.records import Caption, read_rows
@@ -114,18 +105,9 @@ def _open(source: Source, seen: str, config: ImportConfig, inputs: Inputs) -> Ca
 
     def write(items: range, sink: Sink) -> Counts:
         if not items:
-            for name, data in index_files(spec, source.ids, provenance).items():
-                with sink.file(name) as file:
-                    file.write(data)
-            return {}
-        shard, values = items.start // spec.shard_items, source.rows(items)
-        if spec.ragged:
-            values = _counted(values, source.ids[items.start :], sink)
-        with sink.file(shard_file(spec, shard)) as file:
-            extents = (write_ragged_shard if spec.ragged else write_shard)(file, spec, items, values)
-        if extents is not None:
-            with sink.file(extents_file(spec, shard)) as file:
-                file.write(extents)
+            return write_index(sink, spec, source.ids, provenance)
+        values = source.rows(items)
+        write_items(sink, spec, items, _counted(values, source.ids[items.start :], sink) if spec.ragged else values)
         return {"rows": len(items)}
 
     return write
@@ -253,6 +235,11 @@ def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside
             raise Trouble(f"{path} is there already: move it away, or give another name")
     if not ids:
         raise Trouble(f"{store.output.where} has none of these items: there is nothing to export")
+    if clips_file(0) in store.output.files:
+        raise Trouble(
+            f"{store.output.where} holds the JPEGs of clips, which are no features: `xmodal look CORPUS --frames DIR` "
+            "draws them, xmodal.clips.FrameStore reads them, and what `xmodal build CORPUS/clips` makes can be exported"
+        )
     refuse_twice(ids, out)
     if store.spec.ragged and out.suffix == ".npy":
         raise Trouble(f"{store.spec.name} is ragged, which no .npy can be: export to x.h5, x.tar or a folder")

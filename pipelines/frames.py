@@ -23,19 +23,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from pipelines.arrays import write_index, write_items
 from pipelines.journal import Journal
 from pipelines.killable import Killable, Leash, Subsampling, Taken, Wanted
-from pipelines.pictures import Index, Items, Shard, fingerprint_of, plan, write_index
+from pipelines.pictures import Index, Items, Shard, fingerprint_of, plan
 from pipelines.stage import Counts, Inputs, Sink, Stage
 from xmodal import __version__
 from xmodal.archives import Archives, MissingMedia
 from xmodal.clips import CLIPS, NAME, clips_file
-from xmodal.features import FeatureSpec, extents_file, shard_file, write_ragged_shard
+from xmodal.features import FeatureSpec
 from xmodal.identity import canonical_json
 from xmodal.locks import raw_of
 from xmodal.media import Sampled
 from xmodal.outputs import Output
-from xmodal.sampling import USABLE, Limits, Sampling
+from xmodal.sampling import PASSING, USABLE, Limits, Sampling
 from xmodal.trouble import Trouble
 
 VERSION = 2
@@ -95,8 +96,10 @@ class FramesConfig(Sampling):
 
 def frames(media: Output, items: Items, config: FramesConfig) -> Stage[FramesConfig, Index | Shard]:
     config = replace(config, items=fingerprint_of(items))
-    stage = Stage(NAME, config, partial(plan, items), partial(_open, ""), (media,), VERSION, reuse=True)
-    return replace(stage, open=partial(_open, f"{stage.folder}/{JOURNAL}"))
+    stage = Stage(
+        NAME, config, partial(plan, items), partial(_open, ""), (media,), VERSION, reuse=True, passing=PASSING
+    )
+    return replace(stage, open=partial(_open, f"{stage.folder}/{JOURNAL}"))  # which lies in the folder of its identity
 
 
 def check_decoders(config: Sampling) -> None:
@@ -113,7 +116,7 @@ def _open(journal: str, config: FramesConfig, inputs: Inputs) -> Callable[[Index
 
     def write(work: Index | Shard, sink: Sink) -> Counts:
         if isinstance(work, Index):
-            return write_index(sink, config, work, provenance)
+            return write_index(sink, config.spec, work.ids, {**provenance, "items": config.items})
         if not sampler:
             sampler.append(Killable(config.wanted, config.leash))
         clips = _Clips(archives, sampler[0], sink)
@@ -126,13 +129,9 @@ def _open(journal: str, config: FramesConfig, inputs: Inputs) -> Callable[[Index
 
 
 def _write_shard(spec: FeatureSpec, work: Shard, clips: "_Clips", sink: Sink) -> None:
-    shard = work.first // spec.shard_items
-    with sink.file(shard_file(spec, shard)) as file:
-        items = range(work.first, work.first + len(work.items))
-        extents = write_ragged_shard(file, spec, items, (clips.take(*item) for item in work.items))
-    with sink.file(extents_file(spec, shard)) as file:
-        file.write(extents)
-    with sink.file(clips_file(shard)) as file:
+    items = range(work.first, work.first + len(work.items))
+    write_items(sink, spec, items, (clips.take(*item) for item in work.items))
+    with sink.file(clips_file(work.first // spec.shard_items)) as file:
         columns = {name: [row[name] for row in clips.rows] for name in CLIPS.names}
         pq.write_table(pa.table(columns, CLIPS), file, compression="zstd", store_schema=False)
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from pipelines.commits import Commits
 from pipelines.engine import Totals
-from pipelines.journal import Journal
 from pipelines.ledger import FOLDERS, ledgers
 from pipelines.progress import Progress
 from xmodal.corpora import Part
@@ -150,15 +149,7 @@ def forget(storage: Storage, damage: list[Damage]) -> None:
         if any(d.unit is None and d.file not in blobs for d in found):
             storage.delete_folder(folder)
         elif units := {d.unit for d in found if d.unit}:
-            _forget_units(Output(storage, folder), units)
-
-
-def _forget_units(output: Output, names: set[str]) -> None:
-    storage, folder = output.storage, output.folder
-    units = list(output.units())
-    storage.delete(f"{folder}/complete.json")
-    Journal(storage, f"{folder}/_runs/commits").replace(unit.line() for unit in units if unit.name not in names)
-    storage.delete(*(f"{folder}/{file}" for unit in units if unit.name in names for file in unit.files))
+            Commits(storage, folder).forget(units, Output(storage, folder).units())
 
 
 def _forget_blobs(storage: Storage, keys: set[str]) -> None:

@@ -110,6 +110,17 @@ class Killable:
             return _failed(talk.row, "worker_died", f"the process {how}")
 
     def _start(self) -> None:
+        """A start that fails may be a machine short of memory for a moment: there is one more."""
+        for _ in range(TRIES):
+            self._spawn()
+            try:
+                _Talk(self._socket, Leash(START_SECONDS), Sampled(0)).message()
+                return
+            except OSError:
+                how = _how(self._ended(END_SECONDS))
+        raise Trouble(f"the process that samples clips does not start: it {how}")
+
+    def _spawn(self) -> None:
         self._socket, theirs = socket.socketpair()
         setup = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
         told = (json.dumps(sys.path), json.dumps(asdict(self._wanted)), str(self._leash.memory), str(os.getpid()))
@@ -118,11 +129,6 @@ class Killable:
             command = [sys.executable, "-c", setup + PROGRAM, *told]
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=nowhere, stderr=nowhere)
         self.close = weakref.finalize(self, _end, self._process, self._socket)
-        try:
-            _Talk(self._socket, Leash(START_SECONDS), Sampled(0)).message()
-        except OSError:
-            how = _how(self._ended(END_SECONDS))
-            raise Trouble(f"the process that samples clips does not start: it {how}") from None
 
     def _restart(self, patience: float) -> int:
         """What the process ended with of itself within so many seconds, or else by SIGKILL; signals are below zero."""

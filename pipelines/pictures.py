@@ -14,9 +14,10 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.arrays import write_index, write_items
 from pipelines.stage import Counts, Inputs, Resources, Sink, Stage
 from xmodal.archives import Archives, MissingMedia, archive_of
-from xmodal.features import FeatureSpec, index_files, shard_file, shard_ranges, write_shard
+from xmodal.features import FeatureSpec, shard_ranges
 from xmodal.identity import fingerprint
 from xmodal.locks import raw_of, read_lock
 from xmodal.outputs import TRUNCATED, Output
@@ -111,21 +112,13 @@ def _open(opened: Callable[[C], Sight], config: C, inputs: Inputs) -> Callable[[
 
     def write(work: Index | Shard, sink: Sink) -> Counts:
         if isinstance(work, Index):
-            return write_index(sink, config, work, sight.provenance)
-        with sink.file(shard_file(spec, work.first // spec.shard_rows)) as file:
-            rows = range(work.first, work.first + len(work.items))
-            lost: list[str] = []
-            write_shard(file, spec, rows, _rows(sight, archives, work.items, sink, lost))
+            return write_index(sink, spec, work.ids, {**sight.provenance, "items": config.items})
+        lost: list[str] = []
+        rows = range(work.first, work.first + len(work.items))
+        write_items(sink, spec, rows, _rows(sight, archives, work.items, sink, lost))
         return {"rows": len(work.items) - len(lost)}
 
     return write
-
-
-def write_index(sink: Sink, config: Rows, work: Index, provenance: Mapping[str, object]) -> Counts:
-    for name, data in index_files(config.spec, work.ids, {**provenance, "items": config.items}).items():
-        with sink.file(name) as file:
-            file.write(data)
-    return {}
 
 
 def _rows(sight: Sight, archives: Archives, items: Items, sink: Sink, lost: list[str]) -> Iterator[NDArray[Any]]:

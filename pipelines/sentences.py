@@ -16,10 +16,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.arrays import write_index, write_items
 from pipelines.stage import Counts, Inputs, Sink, Stage
 from xmodal.corpora import View
 from xmodal.dataset import SENTENCES, captions, training_split
-from xmodal.features import FeatureSpec, index_files, shard_file, shard_ranges, write_shard
+from xmodal.features import FeatureSpec, shard_ranges
 from xmodal.identity import canonical_json
 from xmodal.outputs import Output
 from xmodal.records import read_columns
@@ -154,14 +155,10 @@ def _open(config: SentencesConfig, inputs: Inputs) -> Callable[[Index | Shard, S
 
     def write(work: Index | Shard, sink: Sink) -> Counts:
         if isinstance(work, Index):
-            for name, data in index_files(spec, work.ids, json.loads(work.about)).items():
-                with sink.file(name) as file:
-                    file.write(data)
-            return {}
+            return write_index(sink, spec, work.ids, json.loads(work.about))
         empty: list[int] = []
         rows = range(work.first, work.first + len(work.texts))
-        with sink.file(shard_file(spec, work.first // spec.shard_rows)) as file:
-            write_shard(file, spec, rows, _codes(codebook, work.texts, spec, empty))
+        write_items(sink, spec, rows, _codes(codebook, work.texts, spec, empty))
         return {"rows": len(rows), "without words": sum(empty)}
 
     return write

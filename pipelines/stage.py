@@ -46,7 +46,8 @@ class Stage(Generic[Config, Work]):
 
     `inputs` are other stages or outputs that exist already (a sealed media set is no stage's work). With `reuse`, a
     unit's work names, by checksum, everything it reads: an output of the same stage and config over other inputs then
-    lends every unit whose work is equal, as after a later seal.
+    lends every unit whose work is equal, as after a later seal. `passing` are classes of failures that another try may
+    be spared: units with such a failure are lent to nobody, and are what `xmodal retry` makes again.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Stage(Generic[Config, Work]):
     version: int = 1
     resources: Resources = field(default_factory=Resources)
     reuse: bool = False
+    passing: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:

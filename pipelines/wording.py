@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from pipelines.progress import duration
+from xmodal.sampling import PASSING
 
 Result = dict[str, Any]
 STATS = 14  # the width of a column
@@ -58,7 +59,7 @@ def build(result: Result) -> list[str]:
         name, state = f"{row['corpus']}/{row['stage']}", "built" if row["built"] else "up to date"
         failures = "".join(f", {count:,} {kind}" for kind, count in sorted(row["failures"].items()))
         lines += [f"{name:28} {state:10}  {row['path']}", f"{'':28} {counts(row['counts'])}{failures}"]
-        lines += [f"{'':28} {text}" for text in (*_odd(row["counts"]), *_missing(row))]
+        lines += [f"{'':28} {text}" for text in (*_odd(row["counts"]), *_missing(row), *_passing(row))]
     return [*lines, *(f"note: {text}" for text in result.get("notes", ()))]
 
 
@@ -74,6 +75,12 @@ def _missing(row: Result) -> list[str]:
     cure = f"once they are there: `xmodal retry {corpus} [--raw FOLDER]`, then `xmodal seal {corpus}`, and build again"
     lines = [*_lacking(row.get("folders", {})), *why]
     return [*lines, cure] if lines else []
+
+
+def _passing(row: Result) -> list[str]:
+    """What tries clips again that are not bad for good."""
+    kinds = [kind for kind in PASSING if row["stage"] == "frames" and kind in row["failures"]]
+    return [f"`xmodal retry {row['corpus']}/frames` tries those of {' and '.join(kinds)} again"] if kinds else []
 
 
 def train(result: Result) -> list[str]:
@@ -321,8 +328,13 @@ def _as_typed(program: str) -> str:
 def retry(result: Result) -> list[str]:
     lines = []
     for name, done in result["corpora"].items():
-        lines.append(f"{name}: {done['recovered']:,} of {done['tried']:,} files recovered")
-        if done["recovered"]:
+        what = "clips" if "unfinished" in done else "files"
+        lines.append(f"{name}: {done['recovered']:,} of {done['tried']:,} {what} recovered")
+        if what == "clips":
+            lines += [
+                f"{made} is made of them: build it again, which does what has changed" for made in done["unfinished"]
+            ]
+        elif done["recovered"]:
             lines.append(f"now `xmodal seal {name} --root {result['root']}`, and build again, to use them")
     return lines
 

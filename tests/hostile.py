@@ -21,6 +21,14 @@ def serve() -> None:
     killable.serve()
 
 
+def serve_the_second_time(mark: str) -> None:
+    """The first process ends before it is ready."""
+    if not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    serve()
+
+
 def sample_or_worse(data: bytes, keep: Callable[[Frame], None], *settings: Any) -> Sampled:
     if b"hang" in data:
         time.sleep(3600)

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -309,9 +310,9 @@ def test_a_clip_that_hangs_is_killed_and_the_others_go_on(storage: Storage) -> N
 
 @pytest.mark.usefixtures("worse")
 def test_a_long_clip_has_longer(storage: Storage) -> None:
-    """Eight frames of 0.1 seconds each take longer than the deadline of a clip of no length."""
-    files: dict[str, bytes | None] = {"a.gif": animation(*[250] * 12, comment=b"slow")}
-    hasty, patient = (replace(SMALL, deadline=0.7, deadline_rate=each) for each in (0, 5))
+    """Thirty frames of 0.1 seconds each take longer than the deadline of a clip of no length."""
+    files: dict[str, bytes | None] = {"a.gif": animation(*[250] * 30, comment=b"slow")}
+    hasty, patient = (replace(SMALL, deadline=2, deadline_rate=each) for each in (0, 5))
     assert failures(built(storage, files, hasty))["a"][0] == "timeout"
     assert failures(built(storage, files, patient)) == {}
 
@@ -398,6 +399,85 @@ def test_a_process_that_does_not_start_is_said_so(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr("pipelines.killable.PROGRAM", program)
         with pytest.raises(Trouble, match=f"the process that samples clips does not start: it {end}"):
             Killable(Wanted(Sampling(), Limits()), Leash())
+
+
+def test_a_process_that_is_killed_as_it_starts_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = f"from tests.hostile import serve_the_second_time; serve_the_second_time({str(tmp_path / 'mark')!r})"
+    monkeypatch.setattr("pipelines.killable.PROGRAM", program)
+    sampler = Killable(Wanted(Sampling(), Limits()), Leash())
+    assert sampler.sample(animation(100)).row.status == "ok"
+    sampler.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ retrying
+
+
+def write_list(folder: Path) -> list[str]:
+    """Five clips, the third of which hangs where `hostile` is at work; and the words of a build of their features."""
+    folder.mkdir()
+    names = [f"{id}.gif" for id in "abcde"]
+    for number, name in enumerate(names):
+        (folder / name).write_bytes(animation(100, 100 * number + 100, comment=b"hang" if name == "c.gif" else b""))
+    (folder / "list.csv").write_text("url,caption\n" + "".join(f"{name},something\n" for name in names))
+    settings = ["frames.short_side=64", "frames.items_per_shard=2", "frames.deadline=2", "frames.deadline_rate=0"]
+    settings += ["clips.network=resnet18", "clips.weights=random:0", "clips.resize=64", "clips.crop=64"]
+    return [word for setting in (*settings, "clips.items_per_shard=3") for word in ("--set", setting)]
+
+
+def interrupted(*arguments: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_clip_that_took_too_long_is_tried_again_as_if_it_never_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Features are in shards of three clips, of frames in shards of two: the third clip is in the second of those."""
+    settings = write_list(tmp_path / "raw")
+    root, whole = str(tmp_path / "root"), str(tmp_path / "whole")
+    taken, features = (f"{tmp_path / 'raw/list.csv'}/{stage}" for stage in ("frames", "clips"))
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.killable.PROGRAM", hostile.PROGRAM)
+        assert main(["build", features, "--root", root, "--serial", *settings]) == 0
+        assert main(["build", taken, "--root", root, "--serial", *settings]) == 0
+    said = capsys.readouterr().out
+    assert "1 timeout" in said
+    assert "`xmodal retry list/frames` tries those of timeout again" in said
+    again = ["retry", taken, "--root", root, "--serial", *settings]
+    assert main([*again, "--class", "worker_died", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["corpora"][taken]["tried"] == 0
+    assert main([*again, "--class", "not_media"]) == 1
+    assert "not_media is for good: another try of list/frames may be spared timeout, " in capsys.readouterr().err
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "replace", interrupted)
+        assert main(again) == 130
+    assert main(again) == 0
+    said = capsys.readouterr().out
+    assert f"{taken}: 1 of 1 clips recovered" in said
+    assert "is made of them: build it again" in said
+    assert main(["plan", features, "--root", root, "--json", *settings]) == 0
+    (planned,) = json.loads(capsys.readouterr().out)["stages"]
+    assert (planned["units"], planned["done"]) == (3, 1), "both shards read frames that were taken again"
+    for folder in (root, whole):
+        assert main(["build", features, "--root", folder, "--serial", *settings]) == 0
+    assert tree_digest(root) == tree_digest(whole)
+
+
+def test_a_retry_is_of_what_was_built(clips: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["retry", "tgif/frames", "--root", clips.storage.url]) == 1
+    assert "there is no tgif/frames of these settings" in capsys.readouterr().err
+    assert main(["retry", "tgif/records", "--root", clips.storage.url]) == 1
+    assert "tgif/records is made of files: name the corpus" in capsys.readouterr().err
+
+
+def test_a_later_seal_tries_again_what_may_pass(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    files: dict[str, bytes | None] = {"a.gif": animation(100, comment=b"hang"), "b.gif": animation(100)}
+    config = replace(SMALL, deadline=2, deadline_rate=0, items_per_shard=1)
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.killable.PROGRAM", hostile.PROGRAM)
+        assert failures(built(storage, files, config)).keys() == {"a"}
+    assert failures(built(storage, files | {"b.gif": animation(200)}, config)) == {}
 
 
 # ---------------------------------------------------------------------------------------------------------- same bytes
@@ -508,9 +588,30 @@ def test_jpegs_are_no_features(clips: Site, tmp_path: Path, capsys: pytest.Captu
     assert "has no features to train from, but frames" in capsys.readouterr().err
 
 
-def test_a_retry_is_of_files(clips: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["retry", "tgif/frames", "--root", clips.storage.url]) == 1
-    assert "tgif/frames is made of files: name the corpus" in capsys.readouterr().err
+def test_jpegs_are_not_exported_as_numbers(clips: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = f"{clips.storage.url}/frames/{only(clips)}"
+    for name in ("x.h5", "x.tar", "x"):
+        assert main(["export", made, str(tmp_path / name)]) == 1
+        assert "holds the JPEGs of clips, which are no features: `xmodal look CORPUS" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_several_frames_those_to_look_at_are_named_by_what_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_list(tmp_path / "raw")
+    root = ["--root", str(tmp_path / "root")]
+    for side in (32, 48):
+        settings = ["--set", f"frames.short_side={side}", "--serial"]
+        assert main(["build", f"{tmp_path / 'raw/list.csv'}/frames", *root, *settings]) == 0
+    capsys.readouterr()
+    looked = ["look", "list", *root, "--frames", str(tmp_path / "sheets")]
+    assert main(looked) == 1
+    said = capsys.readouterr().err
+    assert "so say which by --features IDENTITY; there are: " in said
+    found = dict(re.findall(r"(\w+) \(short_side=(\d+)\)", said))
+    assert sorted(found.values()) == ["32", "48"]
+    assert main([*looked, "--features", next(iter(found))]) == 0
 
 
 def only(site: Site) -> str:
@@ -580,7 +681,7 @@ def test_what_can_be_set() -> None:
     for changes, message in (
         ({"quality": 0}, "1 to 100"),
         ({"delays": "mine"}, "browser or raw"),
-        ({"fps": 0}, "jpegs_per_second are at least 1$"),
+        ({"fps": 0}, "jpegs_per_second are whole numbers, and at least 1$"),
         ({"most_pixels": -1}, "less than 1 of pixels"),
         ({"deadline": 0.0}, "above 0"),
         ({"deadline_rate": -1.0}, "not below"),

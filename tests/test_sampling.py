@@ -71,7 +71,9 @@ def test_canvases_that_are_refused(size: tuple[int, int], status: str) -> None:
     check_canvas(4096, 4096, Sampling(), Limits())
 
 
-@pytest.mark.parametrize("wrong", [{"fps": 0}, {"short_side": 0}, {"delays": "firefox"}, {"backend": "opencv"}])
+@pytest.mark.parametrize(
+    "wrong", [{"fps": 0}, {"fps": 7.5}, {"short_side": 0}, {"delays": "firefox"}, {"backend": "opencv"}]
+)
 def test_a_sampling_that_means_nothing_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Sampling(**wrong)  # type: ignore[arg-type]

@@ -155,9 +155,9 @@ def attention_sheet(
     store: FrameStore, id: str, caption: str, samples: NDArray[np.integer[Any]], maps_SK: NDArray[np.floating[Any]]
 ) -> Image.Image:
     """The samples that a model reads of a clip: of each when it is, and what each map gives it, in percent."""
-    rate: Any = store.provenance["sampling"]
+    sampling: Any = store.provenance["sampling"]
     shares = (", ".join(f"{share:.0f}" for share in shares_K) for shares_K in 100 * maps_SK)
-    labels = [f"{at / rate['fps']:.2f} s: {of}" for at, of in zip(samples.tolist(), shares, strict=True)]
+    labels = [f"{at / sampling['fps']:.2f} s: {of}" for at, of in zip(samples.tolist(), shares, strict=True)]
     shown = store.frame_of_sample(id)
     told = f"{len(labels)} of {len(shown)} samples, each below its time and its percent of {maps_SK.shape[1]} maps"
     return _sheet([_thumbnail(jpeg) for jpeg in store.jpegs(id, shown[samples])], labels, [id, told, caption])
@@ -175,7 +175,7 @@ def contact_sheet(store: FrameStore, id: str, caption: str = "") -> Image.Image:
 
 def _sheet(pictures: Sequence[Image.Image], labels: Sequence[str], titles: Sequence[str]) -> Image.Image:
     """Pictures in lines, each below its label."""
-    wide, high = (max(least, *(picture.size[side] for picture in pictures)) for side, least in ((0, LABEL), (1, 1)))
+    wide, high = max(LABEL, *(picture.width for picture in pictures)), max(picture.height for picture in pictures)
     columns = min(len(pictures), max(COLUMNS, math.isqrt(2 * len(pictures))))
     width, font = max(columns * (wide + GAP) + GAP, TITLE), ImageFont.load_default(LETTERS)
     lines = [line for title in titles for line in wrapped(title, font, width)]

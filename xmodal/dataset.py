@@ -436,8 +436,9 @@ def choose(
     if not there:
         command = f"xmodal build {config.get('corpus', of)}/{stage} --root {root}"
         raise Trouble(f"there is no {what} under {root}: build it first (`{command}`)")
-    wanted = f"no {what} is {identity}" if identity else f"there are several outputs of {what}, so say which"
-    raise Trouble(f"{wanted}; there are: {', '.join(_described(output) for output in there)}")
+    by = "" if stage == "records" else f" by --{'pixels' if stage == 'pixels' else 'features'} IDENTITY"
+    wanted = f"no {what} is {identity}" if identity else f"there are several outputs of {what}, so say which{by}"
+    raise Trouble(f"{wanted}; there are: {', '.join(_told_apart(there) if len(there) > 1 else map(_described, there))}")
 
 
 def open_features(root: str, stage: str, identity: str | None, records: Output, model: object = None) -> FeatureStore:
@@ -523,6 +524,16 @@ def _is_meant(output: Output, features: str | None) -> bool:
 
 def _named(output: Output) -> str:
     return f"{output.stage}/{_described(output)}"
+
+
+def _told_apart(outputs: Sequence[Output]) -> Iterator[str]:
+    """By the settings that differ among them; where none does, by what they were made of."""
+    names = dict.fromkeys(name for output in outputs for name in output.config)
+    told = [name for name in names if any(o.config.get(name) != outputs[0].config.get(name) for o in outputs)]
+    for output in outputs:
+        made_of = " and ".join(f"{source['stage']}/{source['identity']}" for source in output.about["inputs"])
+        settings = ", ".join(f"{name}={output.config[name]}" for name in told if name in output.config)
+        yield f"{output.identity} ({settings or f'of {made_of}'})"
 
 
 def _described(output: Output) -> str:

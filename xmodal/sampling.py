@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Delays = Literal["browser", "raw"]
 Backend = Literal["pyav", "decord"]
-Stage = Literal["fetch", "sniff", "probe", "plan", "decode", "encode"]
+Stage = Literal["fetch", "sniff", "probe", "plan", "decode"]
 Usable = Literal["ok", "truncated", "damaged", "single_frame"]
 NoClip = Literal["empty_file", "not_media", "unsupported_codec", "no_video_stream", "zero_size", "no_frames"]
 OverLimit = Literal[
@@ -20,6 +20,7 @@ OverLimit = Literal[
 Failure = Literal["timeout", "worker_died", "out_of_memory", "internal"]  # but for memory known to the worker alone
 Status = Literal[Usable, NoClip, OverLimit, Failure]
 USABLE: tuple[Status, ...] = get_args(Usable)
+PASSING: tuple[Status, ...] = get_args(Failure)  # what another try may be spared: more than the clip decides it
 BROWSER_LEAST_MS, BROWSER_MS = 10, 100  # a delay of the first or less is taken for the second
 JPEG_SIDE = 65_500  # pixels: libjpeg writes no longer one
 
@@ -40,9 +41,9 @@ class Sampling:
     backend: Backend = "pyav"
 
     def __post_init__(self) -> None:
-        if min(self.fps, self.short_side, self.jpegs_per_second) < 1:
-            raise ValueError("fps, short_side and jpegs_per_second are at least 1")
-        for field, options in (("delays", ("browser", "raw")), ("backend", ("pyav", "decord"))):
+        if any(not isinstance(one, int) or one < 1 for one in (self.fps, self.short_side, self.jpegs_per_second)):
+            raise ValueError("fps, short_side and jpegs_per_second are whole numbers, and at least 1")
+        for field, options in (("delays", get_args(Delays)), ("backend", get_args(Backend))):
             if getattr(self, field) not in options:
                 raise ValueError(f"{field} is {' or '.join(options)}, not {getattr(self, field)!r}")
 

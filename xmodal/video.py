@@ -38,6 +38,8 @@ FORMATS = {"mp4": "mov", "webm": "matroska"}  # as libav names them; no other is
 SEGMENT, UNKNOWN = 0x18538067, 0x1FFFFFFFFFFFFFF  # of WebM: the element all is in; its length while it was recorded
 TINY = 16  # pixels
 
+Converted = Callable[[VideoFrame], Frame]
+
 
 @dataclass(frozen=True)
 class Packets:
@@ -57,10 +59,25 @@ class Packets:
         return self.starts[-1] + (self.last_duration or gap)
 
 
+@dataclass(frozen=True, eq=False)
+class Video:
+    """One whose packets are known, and what is wanted of it."""
+
+    data: bytes
+    container: str
+    packets: Packets
+    config: Sampling
+    limits: Limits
+
+    @property
+    def is_cut(self) -> bool:
+        return self.packets.cut or _promised(self.data, self.container) > len(self.data)
+
+
 def open_gif(data: bytes, config: Sampling, limits: Limits) -> Clip:
     gif = read_gif(data, config, limits)
     timeline = from_delays(gif.delays_ms, config.delays)
-    show = partial(_show_gif, data, gif.parts, config, limits)
+    show = partial(_show_gif, data, gif.parts, _conversion(config, limits))
     return Clip("gif", gif.width, gif.height, timeline, show, gif.status, gif.message, in_order=True)
 
 
@@ -76,15 +93,12 @@ def open_video(data: bytes, container: str, config: Sampling, limits: Limits) ->
     if not packets.starts or not unit:
         raise Refused("no_frames", packets.trouble or "the video has no frame")
     timeline = Timeline(packets.starts, packets.end, unit)
-    show = partial(_show_video, data, container, packets, config, limits)
-    if config.backend == "decord":
-        if reason := _wrong_for_decord(data, packets):
-            raise Refused("unsupported_codec", f"decord is not right on {reason}: take pyav")
-        show = partial(_show_by_decord, data, packets, config, limits)
-    status: Status = "damaged" if packets.trouble else "ok"
-    if packets.cut or _promised(data, container) > len(data):
-        status = "truncated"
-    message = packets.trouble or ("the file ends before its last frame" if status == "truncated" else "")
+    video = Video(data, container, packets, config, limits)
+    if config.backend == "decord" and (reason := _wrong_for_decord(video)):
+        raise Refused("unsupported_codec", f"decord is not right on {reason}: take pyav")
+    show = partial(_show_by_decord if config.backend == "decord" else _show_video, video)
+    status: Status = "truncated" if video.is_cut else "damaged" if packets.trouble else "ok"
+    message = packets.trouble or ("the file ends before its last frame" if video.is_cut else "")
     return Clip(context.name, context.width, context.height, timeline, show, status, message)
 
 
@@ -177,8 +191,7 @@ def _last_box_end(data: bytes) -> int:
 
 def _segment_end(data: bytes) -> int:
     try:
-        at = 4
-        length, at = _element_length(data, at)
+        length, at = _element_length(data, 4)
         at += length
         if int.from_bytes(data[at : at + 4]) != SEGMENT:
             return 0
@@ -196,11 +209,11 @@ def _element_length(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _show_gif(
-    data: bytes, parts: Sequence[Part], config: Sampling, limits: Limits, numbers: Sequence[int], keep: KeepNumbered
+    data: bytes, parts: Sequence[Part], converted: Converted, numbers: Sequence[int], keep: KeepNumbered
 ) -> list[str]:
     context = VideoCodecContext.create("gif", "r")
     context.thread_count = 1
-    converted, wanted, trouble = _conversion(config, limits), set(numbers), list[str]()
+    wanted, trouble = set(numbers), list[str]()
     with _listening() as said:
         for number, part in enumerate(parts[: numbers[-1] + 1]):
             for frame in _frames(context, av.Packet(alone(data, part, first=number == 0)), trouble):
@@ -209,20 +222,12 @@ def _show_gif(
     return _lines(said) or trouble
 
 
-def _show_video(
-    data: bytes,
-    container: str,
-    packets: Packets,
-    config: Sampling,
-    limits: Limits,
-    numbers: Sequence[int],
-    keep: KeepNumbered,
-) -> list[str]:
+def _show_video(video: Video, numbers: Sequence[int], keep: KeepNumbered) -> list[str]:
     """Ends with the last frame that is wanted."""
-    wanted: dict[int | None, int] = {packets.starts[number]: number for number in numbers}
-    converted, trouble, latest = _conversion(config, limits), list[str](), -1
-    with _opened(data, container, limits) as opened, _listening() as said:
-        for number, frame in _wanted_frames(opened, packets.count, wanted, limits, trouble):
+    wanted: dict[int | None, int] = {video.packets.starts[number]: number for number in numbers}
+    converted, trouble, latest = _conversion(video.config, video.limits), list[str](), -1
+    with _opened(video.data, video.container, video.limits) as opened, _listening() as said:
+        for number, frame in _wanted_frames(opened, video, wanted, trouble):
             if number > latest:
                 keep(number, converted(frame))
                 latest = number
@@ -234,14 +239,14 @@ def _show_video(
 
 
 def _wanted_frames(
-    opened: InputContainer, count: int, wanted: Mapping[int | None, int], limits: Limits, trouble: list[str]
+    opened: InputContainer, video: Video, wanted: Mapping[int | None, int], trouble: list[str]
 ) -> Iterator[tuple[int, VideoFrame]]:
     """Of other frames those are not decoded that no frame is predicted from."""
     stream = _stream(opened)
     context = stream.codec_context
     context.thread_count = 1
-    context.options = {"max_pixels": str(limits.pixels)}
-    for start, packet in chain(islice(_whole(opened, stream), count), ((None, None),)):
+    context.options = {"max_pixels": str(video.limits.pixels)}
+    for start, packet in chain(islice(_whole(opened, stream), video.packets.count), ((None, None),)):
         context.skip_frame = "DEFAULT" if packet is None or start in wanted else "NONREF"
         for frame in _frames(context, packet, trouble):
             number = wanted.get(frame.dts if frame.pts is None else frame.pts)
@@ -257,8 +262,8 @@ def _frames(context: VideoCodecContext, packet: "av.Packet[Any] | None", trouble
         return []
 
 
-def _conversion(config: Sampling, limits: Limits) -> Callable[[VideoFrame], Frame]:
-    """Colours, size and turning. A frame may be larger than its file says, and another than the one before."""
+def _conversion(config: Sampling, limits: Limits) -> Converted:
+    """Of one clip: colours, size, turning. A frame may be larger than its file says, or another than the one before."""
     scaler = VideoReformatter()
     matrix: tuple[int, ...] | None = None
 
@@ -288,31 +293,27 @@ def _turned(pixels_HW3: NDArray[np.uint8], matrix: tuple[int, ...]) -> NDArray[n
     return np.ascontiguousarray(pixels_HW3[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1])
 
 
-def _wrong_for_decord(data: bytes, packets: Packets) -> str:
+def _wrong_for_decord(video: Video) -> str:
     """What decord is known to give other frames of, or none. Damage it does not tell of, and it is not seen here."""
     known = {
-        "a truncated file": packets.cut or _promised(data, "mp4") > len(data),
-        "edit lists": packets.hidden,
-        "open groups of pictures": packets.open_groups,
-        "a damaged file": bool(packets.trouble),
+        "a truncated file": video.is_cut,
+        "edit lists": video.packets.hidden,
+        "open groups of pictures": video.packets.open_groups,
+        "a damaged file": bool(video.packets.trouble),
     }
     return next((name for name, found in known.items() if found), "")
 
 
-def _show_by_decord(
-    data: bytes, packets: Packets, config: Sampling, limits: Limits, numbers: Sequence[int], keep: KeepNumbered
-) -> list[str]:
-    decord = _decord()
+def _show_by_decord(video: Video, numbers: Sequence[int], keep: KeepNumbered) -> list[str]:
+    decord, count = _decord(), len(video.packets.starts)
     try:
-        reader = decord.VideoReader(io.BytesIO(data), num_threads=1)
+        reader = decord.VideoReader(io.BytesIO(video.data), num_threads=1)
     except decord.DECORDError as error:
         raise Refused("unsupported_codec", "decord does not open it: take pyav") from error
     try:
-        if len(reader) != len(packets.starts):
-            raise Refused(
-                "unsupported_codec", f"decord counts {len(reader)} frames of {len(packets.starts)}: take pyav"
-            )
-        converted = _conversion(config, limits)
+        if len(reader) != count:
+            raise Refused("unsupported_codec", f"decord counts {len(reader)} frames of {count}: take pyav")
+        converted = _conversion(video.config, video.limits)
         for number in numbers:
             keep(number, converted(VideoFrame.from_ndarray(_unpadded(reader[number].asnumpy()), "rgb24")))
     except decord.DECORDError as error:
