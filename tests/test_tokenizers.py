@@ -125,7 +125,7 @@ def test_spacy_gives_the_same_words_after_it_forgot(monkeypatch: pytest.MonkeyPa
     pytest.importorskip("spacy")
     captions = [f"A dog-{number} isn't  {number % 7}ft." for number in range(50)]
     whole = list(tokenized(captions, "spacy"))
-    monkeypatch.setattr(text, "AT_ONCE", 7)
+    monkeypatch.setattr(text, "REMEMBERED", 800)
     assert list(tokenized(iter(captions), "spacy")) == whole
 
 

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -46,7 +46,7 @@ from xmodal.trouble import Trouble
 
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)
-AT_ONCE = 1 << 18  # captions that spaCy splits before it forgets their words
+REMEMBERED = 1 << 19  # words by spaCy: a quarter of a GB
 Tokenizer: TypeAlias = Callable[[str], list[str]]
 
 
@@ -66,13 +66,8 @@ def tokenizer(name: str, cleaning: str = "none") -> Tokenizer:
 
 
 def tokenized(captions: Iterable[str], name: str, cleaning: str = "none") -> Iterator[list[str]]:
-    """Of any number of captions, one after the other: spaCy's rules, which remember every word, are made anew at times.
-
-    (Its memory zones would do too, and cost five times more; batches of its own gain nothing.)
-    """
-    left = iter(captions)
-    parts = iter(lambda: list(islice(left, AT_ONCE)), [])
-    return chain.from_iterable(map(tokenizer(name, cleaning), part) for part in parts)
+    """Of any number of captions, one after the other (spaCy's own batches gain nothing)."""
+    return map(tokenizer(name, cleaning), captions)
 
 
 def count_words(captions: Iterable[str], name: str, cleaning: str = "none") -> Counter[str]:
@@ -147,8 +142,20 @@ def _plain_words(text: str) -> list[str]:
 
 
 def _spacy_words() -> Tokenizer:
-    split = _spacy().blank("en").tokenizer
-    return lambda text: [word.text for word in split(text.lower()) if not word.is_space]
+    """spaCy's rules remember every word: where these are too many, the rules are made anew.
+
+    (Its memory zones would forget too, and cost five times more.)
+    """
+    blank = _spacy().blank
+    split = blank("en").tokenizer
+
+    def words(text: str) -> list[str]:
+        nonlocal split
+        if len(split.vocab) > REMEMBERED:
+            split = blank("en").tokenizer
+        return [word.text for word in split(text.lower()) if not word.is_space]
+
+    return words
 
 
 def _spacy() -> Any:

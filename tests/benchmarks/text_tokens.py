@@ -28,7 +28,7 @@ from xmodal.text import Vocabulary, count_words, tokenized, tokenizer
 
 CAPTIONS = 1 << 20  # sixteen units of the stage
 SAMPLE = 5_000  # captions a round: NLTK takes up to a tenth of a millisecond for each
-SOME = {"nltk": CAPTIONS // 4, "spacy": CAPTIONS, "whitespace": CAPTIONS}  # spaCy learns words as it goes
+SOME = {"nltk": CAPTIONS // 4, "spacy": CAPTIONS // 4, "whitespace": CAPTIONS}  # as fast as they are
 TYPES, ROUNDS, TURNS = 20_000, 5, 3
 
 
