@@ -11,7 +11,7 @@ from xmodal.dataset import captions, choose
 from xmodal.text import SPECIALS, load_vocabulary, tokenizer
 from xmodal.trouble import Trouble
 from xmodal.vector_files import VectorFile
-from xmodal.vector_index import write_index
+from xmodal.vector_index import check_free, write_index
 from xmodal.vectors import Coverage, open_vectors, read_vectors
 from xmodal.word2vec import EPOCHS, train_word2vec, write_word2vec
 
@@ -37,7 +37,11 @@ def tell(file: Path, vocabulary: Path | None, index: Path | None, progress: Prog
 
 
 def train(corpus: str, root: str, split: str, tokens: str, out: Path, progress: Progress) -> dict[str, Any]:
-    split_words = tokenizer(tokens)
+    check_free(out)
+    try:
+        split_words = tokenizer(tokens)
+    except ValueError as error:
+        raise Trouble(f"--tokenizer {tokens}: {error}") from error
     records = choose(root, "records", corpus=corpus)
     texts = [split_words(text) for text in captions(records, View(corpus, split))]
     progress.say(f"{corpus}: {len(texts):,} captions of {split}")

@@ -22,7 +22,7 @@ from xmodal.corpora import HUMAN, View
 from xmodal.dataset import VOCABULARY, WORDS, members, training_split
 from xmodal.outputs import CURE, Output
 from xmodal.splits import Share
-from xmodal.text import Vocabulary, check_names, count_words, tokenizer
+from xmodal.text import SPECIALS, Vocabulary, check_names, count_words, tokenizer
 from xmodal.trouble import Trouble
 
 NAME, VERSION = VOCABULARY, 1
@@ -118,6 +118,10 @@ def _open_merging(config: VocabularyConfig, inputs: Inputs) -> Callable[[None, S
             raise Trouble(f"{corpus} has no {config.text} captions in {config.split!r} whose words could be counted")
         totals = merged(_entries(counts, name) for name in sorted(counts.files))
         made = Vocabulary.of_counts(totals, config.tokenizer, config.minimum_count, config.cleaning)
+        if len(made) == len(SPECIALS):
+            raise Trouble(
+                f"no word of {config.split!r} occurs {config.minimum_count:,} times (vocabulary.minimum_count)"
+            )
         with sink.file(WORDS) as file:
             file.write(made.to_bytes())
         return {"words": len(made)}

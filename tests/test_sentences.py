@@ -146,6 +146,7 @@ def test_words_that_span_few_directions_make_short_vectors() -> None:
         (SMALL, ["w07", "nothing"], "the sample has no word that there is a vector of"),
         (SMALL, [], "the sample has no word"),
         (replace(SMALL, width=20), SAMPLE[:20], "20 sentences of the sample cannot tell which 20 of 36 dimensions"),
+        (replace(SMALL, width=20, components=1000), SAMPLE[:20], "20 sentences of the sample cannot tell"),  # at once
         (replace(SMALL, method="mean", width=4), ["", "w01"], "1 sentences of the sample cannot tell which 4 of 6"),
         (replace(SMALL, method="tfidf"), ["", " "], "the sample has no words"),
     ],

@@ -159,11 +159,14 @@ def test_what_decides_an_identity(root: str, vectors: Path, tmp_path: Path) -> N
 def test_what_is_missing_is_named(root: str, vectors: Path, tmp_path: Path) -> None:
     with pytest.raises(Trouble, match=r"by hglmm need word vectors: give the file \(--vectors FILE\)"):
         stage(root, None)
-    with pytest.raises(Trouble, match=r"^\S*absent cannot be read: No such file"):
-        stage(root, tmp_path / "absent")
+    with pytest.raises(Trouble, match=r"^/.*/nowhere\.txt cannot be read: No such file"):
+        stage(root, tmp_path / "nowhere.txt")
+    (picture := tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n")
+    with pytest.raises(Trouble, match=r"line 1 .* is neither a word"):
+        stage(root, picture)
     with pytest.raises(Trouble, match="has no split 'toy/dev'"):
         build(stage(root, vectors, replace(CODING, split="toy/dev")), open_storage(root))
-    with pytest.raises(Trouble, match="split 'toy/silent' of pictures has no captions"):
+    with pytest.raises(Trouble, match="pictures has no human captions in 'toy/silent'"):
         build(stage(root, vectors, replace(CODING, split="toy/silent")), open_storage(root))
     with pytest.raises(Trouble, match="does not fill whole pages"):
         build(replace(stage(root, vectors), config=replace(SMALL, rows_per_shard=63)), open_storage(root))

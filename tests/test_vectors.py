@@ -185,6 +185,13 @@ def test_long_words_are_read(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, [[1] * 5, [0] * 5])
 
 
+def test_what_a_mac_adds_to_a_zip_is_left_out(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "v.zip", "w") as archive:
+        archive.writestr("v.txt", text("red 1 2"))
+        archive.writestr("__MACOSX/._v.txt", b"\0\5\x16\7")
+    np.testing.assert_array_equal(read_vectors(tmp_path / "v.zip", ["red"]), [[1, 2]])
+
+
 def test_zeros_are_vectors(tmp_path: Path) -> None:
     """The first of a binary, from which its format is guessed, may be all zeros, or look like numbers at first."""
     for first in (np.zeros(5, np.float32), np.frombuffer(b"1.5\n" * 5, np.float32)):
@@ -199,6 +206,8 @@ def test_zeros_are_vectors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
+        (b"\xef\xbb\xbf" + text("red 1 2"), "v begins with a byte order mark"),
+        (b"\xef\xbb\xbf" + text("1 2", "red 1 2"), "v begins with a byte order mark"),
         (text("x 1 2", "red 1 2", "at 1"), r"v, line 3 \(byte 14\) has 1 numbers, where the first line has 2"),
         (text("x 1 2", "red 1 2 3"), r"v, line 2 \(byte 6\) has 3 numbers, where the first line has 2"),
         (text("x 1 2", "red 1 2 at 3 4"), r"v, line 2 \(byte 6\) has 5 numbers"),
@@ -325,6 +334,9 @@ def test_an_index_is_of_the_same_vectors_as_its_file(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"plain", "packed", "zipped", "index"}
     with pytest.raises(Trouble, match="index exists already"):
         write_index(VectorFile.open(plain), index)
+    cut = written(tmp_path / "cut", index.read_bytes()[:-20])
+    with pytest.raises(Trouble, match=rf"cut is damaged or cut at its end: it has {cut.stat().st_size} bytes$"):
+        open_vectors(cut)
 
 
 def test_words_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,3 +418,20 @@ def test_the_command_tells_converts_and_trains(tmp_path: Path, capsys: pytest.Ca
         assert main(wrong) == 1
         assert capsys.readouterr().err.count("\n") >= 1
     assert not (tmp_path / "again").exists()
+
+
+def test_what_cannot_be_trained_or_written_is_refused_before_it_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, there = make_root(tmp_path), written(tmp_path / "there.bin", b"mine")
+    corpus = ["vectors", "pictures", "--root", root, "--split", "toy/train"]
+    for options, message in (
+        (["--train", str(there)], "there.bin exists already"),
+        (["--train", str(tmp_path / "no" / "other.bin")], f"{tmp_path / 'no'} is no folder"),
+        (["--train", str(tmp_path / "other.bin"), "--tokenizer", "words"], "no tokenizer 'words'; there are: nltk"),
+    ):
+        assert main([*corpus, *options]) == 1
+        told = capsys.readouterr().err
+        assert message in told
+        assert "epochs" not in told
+    assert there.read_bytes() == b"mine"

@@ -128,6 +128,11 @@ def test_counts_merge_however_captions_are_cut(told: list[str]) -> None:
         assert Vocabulary.of_counts(merged, "whitespace", 2) == whole
 
 
+def test_a_minimum_that_no_word_reaches_is_refused(raw: Path, tmp_path: Path) -> None:
+    with pytest.raises(Trouble, match=r"no word of 'toy/train' occurs 9,999 times \(vocabulary\.minimum_count\)"):
+        built(site(tmp_path / "root", raw, split="toy/train", minimum_count=9999))
+
+
 def test_another_minimum_counts_nothing_again(raw: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     many, few = (built(site(root, raw, minimum_count=minimum)) for minimum in (1, 4))

@@ -120,7 +120,7 @@ class Codebook:
             about = json.loads(arrays["about"].tobytes())
             coding, words = Coding(**about["coding"]), tuple(about["words"])
             return cls(coding, words, arrays["vectors_VE"], _of(Mixture, arrays), _of(Turn, arrays))
-        except (zipfile.BadZipFile, EOFError, LookupError, TypeError, ValueError) as error:
+        except (zipfile.BadZipFile, EOFError, LookupError, NotImplementedError, TypeError, ValueError) as error:
             raise Trouble(f"{where} is no codebook, or damaged ({error})") from error
 
     @property
@@ -211,11 +211,17 @@ def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Co
     used_U, counts_SU = codebook._counted(sample)
     if not len(used_U):
         raise Trouble("the sample has no word that there is a vector of")
-    counts_U, seed = counts_SU.sum(axis=0), codebook.coding.seed
-    independent, converged = _independent(codebook.vectors_VE[used_U].astype(np.float64), counts_U, seed)
+    coding, vectors_UE = codebook.coding, codebook.vectors_VE[used_U].astype(np.float64)
+    directions = int(np.linalg.matrix_rank(vectors_UE - vectors_UE.mean(axis=0)))
+    if not directions:
+        raise Trouble("all words of the sample have one and the same vector")
+    known = int((counts_SU.sum(axis=1) > 0).sum())
+    _check_enough(known, coding.width, 2 * coding.components * directions)  # the rest takes half an hour
+    counts_U, seed = counts_SU.sum(axis=0), coding.seed
+    independent, converged = _independent(vectors_UE, counts_U, directions, seed)
     turned_VD = independent(codebook.vectors_VE.astype(np.float64)).astype(np.float32)
     words_UD = turned_VD[used_U].astype(np.float64)
-    mixture, likelihoods = fit_mixture(words_UD, counts_U, codebook.coding.components, kind, seed)
+    mixture, likelihoods = fit_mixture(words_UD, counts_U, coding.components, kind, seed)
     told = {
         "words": int(counts_U.sum()),
         "different words": len(used_U),
@@ -228,14 +234,11 @@ def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Co
     return replace(codebook, vectors_VE=turned_VD, mixture=mixture), told
 
 
-def _independent(vectors_UE: Numbers, counts_U: Numbers, seed: int) -> tuple[Turn, bool]:
-    """Directions in which the words do not differ are left out; whether it converged, as on real words it may not."""
+def _independent(vectors_UE: Numbers, counts_U: Numbers, directions: int, seed: int) -> tuple[Turn, bool]:
+    """Of the `directions` in which the words differ; whether it converged, as on real words it may not."""
     from sklearn.decomposition import FastICA  # type: ignore[import-untyped]
     from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
 
-    directions = int(np.linalg.matrix_rank(vectors_UE - vectors_UE.mean(axis=0)))
-    if not directions:
-        raise Trouble("all words of the sample have one and the same vector")
     analysis = FastICA(directions, whiten="unit-variance", whiten_solver="svd", random_state=seed)
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):  # by those that are left out
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -255,13 +258,17 @@ def _shortening(codebook: Codebook, sample: Sentences) -> Codebook:
         some = slice(start, start + AT_ONCE)
         codes_SF[some], is_known_S[some] = codebook._code(sample[some])
     codes_SF = codes_SF if is_known_S.all() else codes_SF[is_known_S]
-    if len(codes_SF) <= coding.width:
-        raise Trouble(
-            f"{len(codes_SF):,} sentences of the sample cannot tell which {coding.width:,} of {length:,} dimensions "
-            "to keep: it takes more sentences than that, or a smaller width"
-        )
+    _check_enough(len(codes_SF), coding.width, length)
     analysis = PCA(coding.width, random_state=coding.seed, copy=False).fit(codes_SF)
     return replace(codebook, principal=Turn(analysis.mean_, analysis.components_))
+
+
+def _check_enough(sentences: int, width: int, length: int) -> None:
+    if sentences <= width < length:
+        raise Trouble(
+            f"{sentences:,} sentences of the sample cannot tell which {width:,} of {length:,} dimensions to keep: it "
+            "takes more sentences than that, or a smaller width"
+        )
 
 
 def _one_thread() -> AbstractContextManager[Any]:

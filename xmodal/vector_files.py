@@ -16,6 +16,7 @@ import re
 import struct
 import zipfile
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,6 +71,8 @@ class VectorFile:
         width = len(first.split()) - 1
         if not head:
             raise Trouble(f"{path} is empty")
+        if head.startswith(BOM_UTF8):
+            raise Trouble(f"{path} begins with a byte order mark, which would be a part of its first word: remove it")
         if width < 1 or (not ends and len(head) == LONGEST_LINE) or not _is_text(first, width):
             raise Trouble(f"{path}, line 1 (byte 0) is neither a word with its numbers nor how many words follow")
         return cls(path, packed, "GloVe text", width, None, 0)
@@ -265,7 +268,7 @@ def _unreadable(path: Path, raw: FileIO, error: Exception) -> Trouble:
 
 
 def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    files = [info for info in archive.infolist() if not info.is_dir()]
+    files = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
     if len(files) != 1:
         names = ", ".join(info.filename for info in files)
         raise Trouble(f"{path} has {len(files)} files in it, so unpack the one that is meant: {names}")

@@ -55,7 +55,7 @@ class VectorIndex:
         length, checksum = np.frombuffer(data[-TAIL:].rjust(TAIL), "<u4").tolist()
         about = data[-TAIL - length : -TAIL]
         if len(about) != length or value(about) != checksum:
-            raise Trouble(f"{path} is damaged or cut within its last {TAIL + length} of {path.stat().st_size} bytes")
+            raise Trouble(f"{path} is damaged or cut at its end: it has {path.stat().st_size} bytes")
         index = cls(path, **json.loads(about))
         if index._size(length) != path.stat().st_size:
             raise Trouble(f"{path} is damaged: {path.stat().st_size} bytes, not {index._size(length)}")
@@ -176,8 +176,7 @@ def _last(path: Path, size: int) -> bytes:
 @contextmanager
 def arriving(path: Path) -> Iterator[BinaryIO]:
     """A file that has its name when all of it is on the disk; one that is there already stays as it is."""
-    if path.exists():
-        raise Trouble(f"{path} exists already: remove it first, or name another file")
+    check_free(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:
@@ -187,3 +186,11 @@ def arriving(path: Path) -> Iterator[BinaryIO]:
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_free(path: Path) -> None:
+    """What `arriving` asks for, for those who have long to work before they write."""
+    if path.exists():
+        raise Trouble(f"{path} exists already: remove it first, or name another file")
+    if not path.parent.is_dir():
+        raise Trouble(f"{path.parent} is no folder, so that {path.name} cannot be written there")

@@ -58,10 +58,12 @@ def open_vectors(path: Path) -> VectorFile | VectorIndex:
 
 
 def vectors_sha256(path: Path) -> str:
-    """What the vectors are, however they are stored: of an index it is the checksum of the file that it was made of."""
-    if VectorIndex.is_one(path):
-        return VectorIndex.open(path).source_sha256
-    return VectorFile.open(path).sha256()
+    """What the vectors are, however they are stored: of an index it is the checksum of the file that it was made of.
+
+    A file whose beginning is none of word vectors is refused.
+    """
+    source = open_vectors(path)
+    return source.source_sha256 if isinstance(source, VectorIndex) else source.sha256()
 
 
 @dataclass(frozen=True)
