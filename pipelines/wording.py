@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 from pipelines.progress import duration
-from xmodal.sampling import PASSING
 
 Result = dict[str, Any]
 STATS = 14  # the width of a column
@@ -79,6 +78,8 @@ def _missing(row: Result) -> list[str]:
 
 def _passing(row: Result) -> list[str]:
     """What tries clips again that are not bad for good."""
+    from xmodal.sampling import PASSING  # numpy comes in here, of which `doctor` says whether it is there
+
     kinds = [kind for kind in PASSING if row["stage"] == "frames" and kind in row["failures"]]
     return [f"`xmodal retry {row['corpus']}/frames` tries those of {' and '.join(kinds)} again"] if kinds else []
 
