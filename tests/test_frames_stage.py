@@ -20,7 +20,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 import zarr
-from PIL import Image
+from PIL import Image, ImageFont
 
 import xmodal
 from pipelines.cli import main
@@ -40,7 +40,7 @@ from tests.clips import RED, gif, jpeg, number_of, numbered, picture, rate, show
 from tests.conftest import tree_digest
 from tests.test_resnet_stage import backwards, sealed
 from tests.test_resnet_stage import storage as storage
-from xmodal.clips import FrameStore, attention_sheet, clips_file, contact_sheet
+from xmodal.clips import LETTERS, FrameStore, attention_sheet, clips_file, contact_sheet
 from xmodal.media import encode_jpeg, sample_frames
 from xmodal.outputs import Output
 from xmodal.sampling import Limits, Sampling, Status
@@ -641,6 +641,13 @@ def test_a_sheet_of_attention_shows_the_samples_that_are_read(made: Output) -> N
     assert found == [number_of(picture) for picture in store.pictures("a", samples)]
     other = attention_sheet(store, "a", "somebody waves", samples, np.full((4, 2), 0.35))
     assert (np.asarray(sheet) != np.asarray(other)).any(2).any(1).sum() < 40, "the labels differ, and nothing else"
+
+
+def test_labels_of_a_sheet_do_not_run_into_each_other(made: Output) -> None:
+    maps = np.full((4, 12), 1 / 12)
+    sheet = attention_sheet(FrameStore(made), "a", "somebody waves", np.array([0, 7, 3, 3]), maps)
+    label = "0.00 s: " + ", ".join(["8"] * 12)
+    assert sheet.width > 4 * ImageFont.load_default(LETTERS).getlength(label)
 
 
 def thumbnails(sheet_HW3: np.ndarray) -> list[np.ndarray]:

@@ -159,7 +159,10 @@ def attention_sheet(
     shares = (", ".join(f"{share:.0f}" for share in shares_K) for shares_K in 100 * maps_SK)
     labels = [f"{at / sampling['fps']:.2f} s: {of}" for at, of in zip(samples.tolist(), shares, strict=True)]
     shown = store.frame_of_sample(id)
-    told = f"{len(labels)} of {len(shown)} samples, each below its time and its percent of {maps_SK.shape[1]} maps"
+    read = f"{len(labels)} of {len(shown)} samples"
+    if len(labels) > len(shown):
+        read = f"{len(shown)} samples, the last repeated to {len(labels)}"
+    told = f"{read}: each below its time and its percent of {maps_SK.shape[1]} maps"
     return _sheet([_thumbnail(jpeg) for jpeg in store.jpegs(id, shown[samples])], labels, [id, told, caption])
 
 
@@ -175,9 +178,11 @@ def contact_sheet(store: FrameStore, id: str, caption: str = "") -> Image.Image:
 
 def _sheet(pictures: Sequence[Image.Image], labels: Sequence[str], titles: Sequence[str]) -> Image.Image:
     """Pictures in lines, each below its label."""
-    wide, high = max(LABEL, *(picture.width for picture in pictures)), max(picture.height for picture in pictures)
+    font, high = ImageFont.load_default(LETTERS), max(picture.height for picture in pictures)
+    letters = math.ceil(max(font.getlength(label) for label in labels))
+    wide = max(LABEL, letters, *(picture.width for picture in pictures))
     columns = min(len(pictures), max(COLUMNS, math.isqrt(2 * len(pictures))))
-    width, font = max(columns * (wide + GAP) + GAP, TITLE), ImageFont.load_default(LETTERS)
+    width = max(columns * (wide + GAP) + GAP, TITLE)
     lines = [line for title in titles for line in wrapped(title, font, width)]
     top, step = GAP + LINE * len(lines), LINE + high + GAP
     sheet = Image.new("RGB", (width, top + -(-len(pictures) // columns) * step), "white")
