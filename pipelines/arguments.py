@@ -1,7 +1,9 @@
 """What may be said to the `xmodal` command: its commands, their flags and examples."""
 
 import argparse
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 EPILOG = """examples:
   xmodal corpora                                        what can be built
@@ -62,23 +64,7 @@ def known_arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="xmodal", description=description, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-
-    def command(name: str, text: str, *, targets: str = "", root: bool | None = True) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
-        if targets:
-            sub.add_argument(
-                "targets",
-                nargs="+",
-                metavar=targets,
-                help="a corpus, a list or folder of yours, mine.py; /STAGE for one",
-            )
-        sub.set_defaults(root=None)
-        if root is not None:
-            sub.add_argument("--root", required=root, help="where outputs are: a folder, or a URL, s3://bucket/run")
-        sub.add_argument("--json", action="store_true", help="the result as JSON on stdout")
-        return sub
-
+    command = partial(_command, parser.add_subparsers(dest="command", metavar="COMMAND"))
     command("corpora", "every corpus: licence, what is built under a root", root=False)
     for name, text in (
         ("plan", "what a build would do, before anything runs"),
@@ -116,6 +102,21 @@ def known_arguments(description: str | None) -> argparse.ArgumentParser:
     _circumstances(demo)
     command("doctor", "what is missing on this machine and how to get it", root=False)
     return parser
+
+
+def _command(
+    commands: Any, name: str, text: str, *, targets: str = "", root: bool | None = True
+) -> argparse.ArgumentParser:
+    """`root` is asked for (True), may be given (False), or is nothing to this command (None)."""
+    sub: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    if targets:
+        what = "a corpus, a list or folder of yours, mine.py; /STAGE for one"
+        sub.add_argument("targets", nargs="+", metavar=targets, help=what)
+    sub.set_defaults(root=None)
+    if root is not None:
+        sub.add_argument("--root", required=root, help="where outputs are: a folder, or a URL, s3://bucket/run")
+    sub.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+    return sub
 
 
 def _own(parser: argparse.ArgumentParser) -> None:
