@@ -2,25 +2,40 @@
 
 All readers of a comparison take turns in one run, with the same random rows where they store the same ones; every ratio
 is the median over the rounds of their seconds over ours. What each reader gives is compared with the truth before.
+Each has a process of its own, as with its users: how a process gives out memory depends on what else it did, and makes
+lance, for one, up to four times as fast by chance.
 """
 
 import collections
+import itertools
 import math
+import multiprocessing
 import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
-from tests.benchmarks.competitors import BATCH, COMPETITORS, Material, Reader, Rows, Values, memmap, require
-from tests.benchmarks.evict import evict
+from tests.benchmarks.competitors import (
+    BATCH,
+    COMPETITORS,
+    Material,
+    Reader,
+    Rows,
+    Values,
+    h5py_sorted,
+    memmap,
+    require,
+)
+from tests.benchmarks.evict import evict, let_go
 from tests.benchmarks.measured import Bar, Measured, median, timed
 from tests.benchmarks.store_plot import draw
 from tests.test_features import write_store
@@ -61,8 +76,8 @@ POOLED = FeatureSpec("pooled", (2048,))
 ROWS, WIDE_ROWS, POOLED_ROWS = 4_096, 3_072, 65_536  # so few that all formats together stay in 7 GB of page cache
 BLOCK = 64  # rows that the writer is given at a time
 SHARD = range(GRID.shard_rows)
-ROUNDS = 9
-FIRST, BATCHES = 2, 3  # of each reader in a round: not measured, and measured
+ROUNDS = 15
+FIRST, MEASURED = (0.05, 2), (0.1, 3)  # of each reader in a round, seconds and at least so many batches
 PLOT = Path(__file__).parent / "store.png"
 
 
@@ -76,42 +91,33 @@ def measure(anchors: Path | None) -> dict[str, Measured]:
 
 
 def _grids(folder: Path) -> dict[str, Measured]:
-    material, store = _material(folder, GRID, ROWS)
-    readers = {c.key: c.reader(material) for c in COMPETITORS}
-    _warm(folder)
-    seconds = _take_turns({"ours": _ours(store), "copy": _ceiling(material.values)} | readers, material.values)
+    material = _material(folder, GRID, ROWS)
+    seconds = _take_turns(["ours", "copy", *(c.key for c in COMPETITORS)], material)
     _draw(seconds)
     results = {f"random_vs_{c.key}": _ratio(seconds, c.key, c.library) for c in COMPETITORS}
     results["random_fp16_vs_memmap"] = results.pop("random_vs_memmap")
     results["random_vs_plain_copy"] = _ratio(seconds, "copy", "neighbours copied by two threads within memory")
-    results |= _tensors(store, material.values)
-    return results | _cold(material, readers["h5py_sorted"])
+    return results | _tensors(material) | _cold(material)
 
 
 def _wide(folder: Path) -> dict[str, Measured]:
     """Against the fastest that numpy has: a reused buffer, and the mode that does not buffer once more."""
-    material, store = _material(folder, WIDE, WIDE_ROWS)
-    _warm(folder)
-    out = buffer((BATCH, *WIDE.row_shape), WIDE.dtype)
-    take = Reader(lambda rows: (rows, np.take(material.values, rows, axis=0, out=out, mode="clip")), WIDE_ROWS)
-    seconds = _take_turns({"ours": _ours(store), "take": take}, material.values)
+    seconds = _take_turns(["ours", "take"], _material(folder, WIDE, WIDE_ROWS))
     return {"random_fp32_vs_take_memmap": _ratio(seconds, "take", "np.take(memmap, out=, mode='clip')")}
 
 
 def _pooled(folder: Path) -> dict[str, Measured]:
-    material, store = _material(folder, POOLED, POOLED_ROWS)
     some = [c for c in COMPETITORS if c.key in ("memmap", "h5py_sorted")]
-    _warm(folder)
-    seconds = _take_turns({"ours": _ours(store)} | {c.key: c.reader(material) for c in some}, material.values)
+    seconds = _take_turns(["ours", *(c.key for c in some)], _material(folder, POOLED, POOLED_ROWS))
     return {f"pooled_vs_{c.key}": _ratio(seconds, c.key, f"{c.library}, rows of 2048 fp16") for c in some}
 
 
-def _cold(material: Material, h5py: Reader) -> dict[str, Measured]:
+def _cold(material: Material) -> dict[str, Measured]:
     """Every batch is of rows that none of the readers has touched, since ours looks closer at those."""
     everyone = {
-        "ours": (_ours(_store_at(material)), [file for file in material.array.rglob("*") if file.is_file()]),
-        "memmap": (Reader(memmap(material), ROWS), [Path(str(material.values.filename))]),
-        "h5py": (h5py, [material.folder / "values.h5"]),
+        "ours": (_ours(material), _files(material.array)),
+        "memmap": (Reader(memmap(material), ROWS), [material.file]),
+        "h5py": (Reader(h5py_sorted(material), ROWS), [material.folder / "values.h5"]),
     }
     seconds: dict[str, list[float]] = {key: [] for key in everyone}
     for turn, rows in enumerate(np.random.default_rng(1).permutation(ROWS)[: ROUNDS * BATCH].reshape(ROUNDS, BATCH)):
@@ -122,8 +128,9 @@ def _cold(material: Material, h5py: Reader) -> dict[str, Measured]:
     return {f"cold_vs_{key}": _ratio(seconds, key, "page cache evicted") for key in ("memmap", "h5py")}
 
 
-def _tensors(store: FeatureStore, values: Values) -> dict[str, Measured]:
+def _tensors(material: Material) -> dict[str, Measured]:
     """Whole epochs of the loader, from the seed to tensors with their words, each beside as many batches of memmap."""
+    store, values = _store(material), material.values
     seconds: dict[str, list[float]] = {"ours": [], "memmap": []}
     loader = Loader(BatchReader(_examples(store), store), BATCH)
     for turn in range(ROUNDS):
@@ -196,18 +203,17 @@ def _make_one_shard(path: Path | None) -> float:
     return int(peak.split()[1]) / 1024
 
 
-def _material(folder: Path, spec: FeatureSpec, rows: int) -> tuple[Material, FeatureStore]:
+def _material(folder: Path, spec: FeatureSpec, rows: int) -> Material:
     """The same values in a plain file and in our store."""
-    random, file = np.random.default_rng(0), folder / "values.bin"
+    random, file, shape = np.random.default_rng(0), folder / "values.bin", (rows, *spec.row_shape)
     with open(file, "xb") as plain:
         for _ in range(0, rows, SHARD.stop):
             plain.write(_random_values(random, SHARD.stop, spec).data)
-    values = np.memmap(file, spec.dtype, "r", shape=(rows, *spec.row_shape))
-    output = write_store(folder, spec, values, BLOCK, {})
-    return Material(values, Path(output.where) / spec.name, folder), FeatureStore(output)
+    output = write_store(folder, spec, np.memmap(file, spec.dtype, "r", shape=shape), BLOCK, {})
+    return Material(file, spec.dtype, shape, Path(output.where) / spec.name, folder)
 
 
-def _store_at(material: Material) -> FeatureStore:
+def _store(material: Material) -> FeatureStore:
     return FeatureStore(str(material.array.parent))
 
 
@@ -219,14 +225,19 @@ def _random_values(random: np.random.Generator, rows: int, spec: FeatureSpec) ->
     return values.view(spec.dtype).reshape(rows, *spec.row_shape)
 
 
-def _ours(store: FeatureStore) -> Reader:
-    out = buffer((BATCH, *store.spec.row_shape), store.spec.dtype)
+def _ours(material: Material) -> Reader:
+    store, out = _store(material), buffer((BATCH, *material.shape[1:]), material.dtype)
     return Reader(lambda rows: (rows, store.take(rows, out)), len(store))
 
 
-def _ceiling(values: Values) -> Reader:
+def _take(material: Material) -> Reader:
+    values, out = material.values, buffer((BATCH, *material.shape[1:]), material.dtype)
+    return Reader(lambda rows: (rows, np.take(values, rows, axis=0, out=out, mode="clip")), len(values))
+
+
+def _ceiling(material: Material) -> Reader:
     """What the memory of the machine gives at most: no file, no mapping, and rows that lie one behind the other."""
-    whole, out = np.array(values), buffer((BATCH, *values.shape[1:]), values.dtype)
+    whole, out = np.array(material.values), buffer((BATCH, *material.shape[1:]), material.dtype)
     second = ThreadPoolExecutor(1)
 
     def copy(rows: Rows) -> tuple[Rows, Values]:
@@ -236,27 +247,53 @@ def _ceiling(values: Values) -> Reader:
         handed.result()
         return np.arange(first, first + BATCH), out
 
-    return Reader(copy, len(values))
+    return Reader(copy, len(whole))
 
 
-def _take_turns(readers: Mapping[str, Reader], truth: Values) -> dict[str, list[float]]:
+READERS = {"ours": _ours, "take": _take, "copy": _ceiling} | {c.key: c.reader for c in COMPETITORS}
+
+
+def _take_turns(keys: Sequence[str], material: Material) -> dict[str, list[float]]:
     """Seconds a row in every round; one in which the disk had to be read does not count as warm."""
-    _read_all(readers, truth)
-    rounds: list[dict[str, float]] = []
-    bytes_read = len(readers) * (FIRST + BATCHES) * BATCH * truth[0].nbytes
-    for turn in range(3 * ROUNDS):
-        before = _bytes_from_disk()
-        spent = {key: _seconds_a_row(readers[key], turn) for key in _shuffled(list(readers), turn)}
-        if _bytes_from_disk() - before < bytes_read / 100:
-            rounds.append(spent)
-        if len(rounds) == ROUNDS:
-            return {key: [spent[key] for spent in rounds] for key in readers}
+    with ExitStack() as stack:
+        spawn = multiprocessing.get_context("spawn")
+        processes = {key: stack.enter_context(ProcessPoolExecutor(1, spawn)) for key in keys}
+        for key in keys:
+            processes[key].submit(_open, key, material).result()
+        files = _files(material.folder)
+        for key in keys:
+            processes[key].submit(let_go, files).result()
+        _warm(files)
+        for key in keys:
+            processes[key].submit(_read_all, key, material).result()
+        os.sync()  # or what was just written would be going to the disk meanwhile
+        rounds: list[dict[str, float]] = []
+        for turn in range(3 * ROUNDS):
+            order = _shuffled(list(keys), turn)
+            found = {key: processes[key].submit(_seconds_a_row, key, material, turn).result() for key in order}
+            if all(from_disk < 0.01 for _, from_disk in found.values()):
+                rounds.append({key: seconds for key, (seconds, _) in found.items()})
+            if len(rounds) == ROUNDS:
+                return {key: [spent[key] for spent in rounds] for key in keys}
     raise RuntimeError("the files do not stay in the page cache: too little memory is free to measure warm reads")
 
 
-def _warm(folder: Path) -> None:
+@cache
+def _reader(key: str, material: Material) -> Reader:
+    return READERS[key](material)
+
+
+def _open(key: str, material: Material) -> None:
+    """Writes what it reads, where that is not there."""
+    _reader(key, material)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file() and file.stat().st_size]
+
+
+def _warm(files: Sequence[Path]) -> None:
     """Everybody's files alike, from start to end: what is kept as it was written is kept in pieces of other sizes."""
-    files = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_size]
     evict(files)
     for file in files:
         with open(file, "rb", buffering=0) as data:
@@ -268,25 +305,34 @@ def _bytes_from_disk() -> int:
     return 512 * resource.getrusage(resource.RUSAGE_SELF).ru_inblock
 
 
-def _seconds_a_row(reader: Reader, turn: int) -> float:
+def _seconds_a_row(key: str, material: Material, turn: int) -> tuple[float, float]:
     """By the median of the round's batches: one in which the processor was taken away does not count.
 
-    Nor do the first ones, for anybody: they pay for what the reader before left in the processor's caches, and for its
-    threads that are still at work.
+    Nor do the first ones, for anybody: they pay for what the reader before left in the processor's caches, and for
+    threads that are only waking up. And the share of the bytes read that had to come from the disk.
     """
-    batches = [_random_rows(reader.rows, turn, batch) for batch in range(FIRST + BATCHES)]
-    spent = [timed(lambda rows=rows: reader.read(rows)) for rows in batches]
-    return statistics.median(spent[FIRST:]) / BATCH
+    reader, before = _reader(key, material), _bytes_from_disk()
+    batches = (_random_rows(reader.rows, turn, batch) for batch in itertools.count())
+    spent = (timed(lambda rows=rows: reader.read(rows)) for rows in batches)
+    first, measured = _lasting(spent, *FIRST), _lasting(spent, *MEASURED)
+    bytes_read = (len(first) + len(measured)) * BATCH * material.values[0].nbytes
+    return statistics.median(measured) / BATCH, (_bytes_from_disk() - before) / bytes_read
 
 
-def _read_all(readers: Mapping[str, Reader], truth: Values) -> None:
-    """Warms what they read, and compares it."""
-    for key, reader in readers.items():
-        for rows in np.random.default_rng(2).permutation(reader.rows).reshape(-1, BATCH):
-            came, values = reader.read(rows)
-            if len(came) != BATCH or values.dtype != truth.dtype or not np.array_equal(values, truth[came]):
-                raise RuntimeError(f"{key} does not give the values that were stored")
-    os.sync()  # or what was just written would be going to the disk meanwhile
+def _lasting(spent: Iterator[float], seconds: float, least: int) -> list[float]:
+    taken: list[float] = []
+    while len(taken) < least or sum(taken) < seconds:
+        taken.append(next(spent))
+    return taken
+
+
+def _read_all(key: str, material: Material) -> None:
+    """Warms what it reads, and compares it."""
+    reader, truth = _reader(key, material), material.values
+    for rows in np.random.default_rng(2).permutation(reader.rows).reshape(-1, BATCH):
+        came, values = reader.read(rows)
+        if len(came) != BATCH or values.dtype != truth.dtype or not np.array_equal(values, truth[came]):
+            raise RuntimeError(f"{key} does not give the values that were stored")
 
 
 def _random_rows(rows: int, turn: int, batch: int) -> Rows:

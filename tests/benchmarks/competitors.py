@@ -6,6 +6,7 @@ Every library is imported by the function that needs it, and by nothing else: th
 import importlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,22 @@ SEEN_AT_ONCE = 512  # rows in webdataset's shuffle buffer
 
 @dataclass(frozen=True)
 class Material:
-    values: Values  # the truth, mapped from a plain file
+    """What a process is told of it is where it lies."""
+
+    file: Path  # the truth, plain
+    dtype: str
+    shape: tuple[int, ...]
     array: Path  # our store's Zarr v3 array of the same values
     folder: Path  # where competitors write
+
+    @property
+    def values(self) -> Values:
+        return _mapped(self.file, self.dtype, self.shape)
+
+
+@cache
+def _mapped(file: Path, dtype: str, shape: tuple[int, ...]) -> Values:
+    return np.memmap(file, dtype, "r", shape=shape)
 
 
 @dataclass(frozen=True)
@@ -43,8 +57,8 @@ class Competitor:
     few: bool = False
 
     def reader(self, material: Material) -> Reader:
-        given = replace(material, values=material.values[:FEW]) if self.few else material
-        return Reader(self.open(given), len(given.values))
+        given = replace(material, shape=(FEW, *material.shape[1:])) if self.few else material
+        return Reader(self.open(given), given.shape[0])
 
     @property
     def library(self) -> str:

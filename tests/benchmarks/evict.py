@@ -14,15 +14,20 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def evict(files: Iterable[Path]) -> None:
-    """A page that is mapped stays in the cache whatever is advised, so our mappings let go of theirs first."""
+    """A page that is mapped stays in the cache whatever is advised: other processes have to `let_go` before."""
+    let_go(files := list(files))
     wanted = {str(file.resolve()) for file in files}
-    for begin, end in _mappings(wanted):
-        _checked(LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED))
     for name in wanted:
         _drop(name)
     pages, resident = map(sum, zip(*map(_residency, wanted), strict=True))
     if resident > pages / 1000:
         raise RuntimeError(f"{resident} of {pages} pages stayed in the page cache: TMPDIR must be on a disk")
+
+
+def let_go(files: Iterable[Path]) -> None:
+    """Mappings of this process stay, and have no page of these files any more."""
+    for begin, end in _mappings({str(file.resolve()) for file in files}):
+        _checked(LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED))
 
 
 def _mappings(names: set[str]) -> list[tuple[int, int]]:
