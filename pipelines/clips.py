@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from pipelines.arrays import write_index, write_items
 from pipelines.stage import Counts, Inputs, Resources, Sink, Stage
 from xmodal.clips import FrameStore
-from xmodal.features import FeatureSpec, FeatureStore, shard_ranges
+from xmodal.features import FeatureSpec, shard_ranges
 from xmodal.outputs import Output
-from xmodal.vision import Extractor, ResNet, load, pixels, sha256_of
+from xmodal.vision import Extractor, ResNet, UnreadableImage, load, pixels, sha256_of
 
 NAME, VERSION = "clips", 1
 
@@ -73,7 +73,7 @@ def clips(
 
 def _plan(config: ClipsConfig, inputs: Inputs) -> Iterator[tuple[str, Index | Shard]]:
     (frames,) = inputs
-    store, size = FrameStore(frames), FeatureStore(frames).spec.shard_items
+    store, size = FrameStore(frames), frames.config["items_per_shard"]
     files = {unit.name: sorted((name, sha256) for name, (_, sha256) in unit.files.items()) for unit in frames.units()}
     yield "index", Index(store.ids, frames.config)
     for shard, clips in enumerate(shard_ranges(config.spec, len(store.ids))):
@@ -92,25 +92,37 @@ def _open(weights_file: Path | None, config: ClipsConfig, inputs: Inputs) -> Cal
             return write_index(sink, spec, work.ids, {**extractor.provenance(), "frames": work.frames})
         for id in work.absent:
             sink.fail(id, "absent", "it has no frames")
-        clips = range(work.first, work.first + len(work.ids))
-        rows = write_items(sink, spec, clips, _runs(extractor, frames, work))
-        return {"clips": len(work.ids) - len(work.absent), "rows": rows}
+        clips, lost = range(work.first, work.first + len(work.ids)), list[str]()
+        rows = write_items(sink, spec, clips, _runs(extractor, frames, work, sink, lost))
+        return {"clips": len(work.ids) - len(work.absent) - len(lost), "rows": rows}
 
     return write
 
 
-def _runs(extractor: Extractor, frames: FrameStore, work: Shard) -> Iterator[NDArray[Any]]:
+def _runs(extractor: Extractor, frames: FrameStore, work: Shard, sink: Sink, lost: list[str]) -> Iterator[NDArray[Any]]:
     """Clip by clip: each takes its frames' rows from the batches, which do not end where it does."""
     rows = _rows(extractor, (jpeg for id in work.ids if id not in work.absent for jpeg in frames.jpegs(id)))
     for id in work.ids:
-        if id in work.absent:
-            yield np.zeros((0, *extractor.config.spec.row_shape), extractor.config.dtype)
-        else:
-            yield np.stack(list(islice(rows, len(frames.starts_us(id)))))[frames.frame_of_sample(id)]
+        own = list(islice(rows, 0 if id in work.absent else len(frames.starts_us(id))))
+        seen = [row for row, _ in own]
+        if why := next((why for _, why in own if why), None):
+            sink.fail(id, "unreadable", why)
+            lost.append(id)
+            seen = []
+        empty = np.zeros((0, *extractor.config.spec.row_shape), extractor.config.dtype)
+        yield np.stack(seen)[frames.frame_of_sample(id)] if seen else empty
 
 
-def _rows(extractor: Extractor, jpegs: Iterator[bytes]) -> Iterator[NDArray[Any]]:
-    """A row a frame, seen batch by batch."""
-    seen = (pixels(jpeg, extractor.config) for jpeg in jpegs)
+def _rows(extractor: Extractor, jpegs: Iterator[bytes]) -> Iterator[tuple[NDArray[Any], str]]:
+    """A row a frame, seen batch by batch; and why a frame cannot be seen, whose row means nothing."""
+    seen = (_seen(jpeg, extractor.config) for jpeg in jpegs)
     while batch := list(islice(seen, extractor.config.batch_size)):
-        yield from extractor(np.stack(batch))
+        yield from zip(extractor(np.stack([picture for picture, _ in batch])), (why for _, why in batch), strict=True)
+
+
+def _seen(jpeg: bytes, config: ResNet) -> tuple[NDArray[np.float32], str]:
+    """A frame may be too narrow for a network, where it kept its size; a blank one keeps its place in the batch."""
+    try:
+        return pixels(jpeg, config), ""
+    except UnreadableImage as unreadable:
+        return np.zeros((3, config.crop, config.crop), np.float32), str(unreadable)

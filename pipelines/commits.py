@@ -17,7 +17,7 @@ import io
 import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -81,6 +81,7 @@ class Commits:
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage, self._folder = storage, folder
         self._loose = f"{folder}/_runs/commits/loose"
+        self._forgotten = f"{folder}/_runs/commits/forgotten"
         self._journal = Journal(storage, f"{folder}/_runs/commits")
 
     @property
@@ -127,7 +128,9 @@ class Commits:
         return record
 
     def adopt(self) -> None:
-        """Publish and gather what an earlier driver left loose."""
+        """Finish what an earlier driver was killed at: forgetting, and publishing and gathering what it left loose."""
+        with suppress(FileNotFoundError):
+            self._forget(set(self._storage.read(self._forgotten).decode().split("\n")), self.units())
         names = self._storage.names(self._loose)
         try:
             self.gather([record for name in names if (record := self.find(name))])
@@ -160,15 +163,21 @@ class Commits:
     def forget(self, names: Collection[str], among: Iterable[Unit]) -> None:
         """These of all units that are committed are to be done again; the others stay.
 
-        Where it is killed a record without its files is left, rather than files that no new ones may replace.
+        Files go before their records: new ones may not replace them. Where it is killed in between, `adopt` goes on.
         """
         units = list(among)
         self._storage.delete(f"{self._folder}/complete.json")
+        self._storage.write(self._forgotten, "\n".join(sorted(names)).encode())
+        self._forget(names, units)
+
+    def _forget(self, names: Collection[str], among: Iterable[Unit]) -> None:
+        units = list(among)
         self._storage.delete(*(f"{self._folder}/{file}" for unit in units if unit.name in names for file in unit.files))
         self._journal.replace(unit.line() for unit in units if unit.name not in names)
+        self._storage.delete(self._forgotten)
 
-    def units(self) -> Iterator[Unit]:
-        return map(Unit.from_line, self.lines())
+    def units(self, loose: bool = False) -> Iterator[Unit]:
+        return map(Unit.from_line, self.lines(loose))
 
     def take(self, unit: Unit, other: Output) -> Record | None:
         """The unit as another output has it, its files linked here; None where that output has lost one."""

@@ -1,7 +1,7 @@
 """The frames stage: of every clip what is on the screen at 8 moments of a second, each picture once, as JPEGs.
 
 An item of the ragged array is a clip: its JPEGs, one behind the other. Beside it each unit has a table of its clips,
-`clips/<shard>.parquet`: where each JPEG ends, when each frame begins, which one each sample is, and what the clip was
+`clips/<shard>.parquet`: how long each JPEG is, when each frame begins, which one each sample is, and what the clip was
 found to be. A clip that is absent, or that gives no frames, has a row there too, and is a failure of the unit, by its
 status. How long each took, and at which attempt, is in a journal under the output's `_runs/`, outside of its promise.
 
@@ -119,7 +119,7 @@ def _open(journal: str, config: FramesConfig, inputs: Inputs) -> Callable[[Index
             return write_index(sink, config.spec, work.ids, {**provenance, "items": config.items})
         if not sampler:
             sampler.append(Killable(config.wanted, config.leash))
-        clips = _Clips(archives, sampler[0], sink)
+        clips = _Clips(archives, sampler[0], config.most_bytes, sink)
         _write_shard(config.spec, work, clips, sink)
         notes.add(clips.notes(provenance["versions"]))
         notes.merge()
@@ -139,17 +139,20 @@ def _write_shard(spec: FeatureSpec, work: Shard, clips: "_Clips", sink: Sink) ->
 class _Clips:
     """Those of one unit: what was found of each as a row, and how it went as a note."""
 
-    def __init__(self, archives: Archives, sampler: Killable, sink: Sink) -> None:
-        self._archives, self._sampler, self._sink = archives, sampler, sink
+    def __init__(self, archives: Archives, sampler: Killable, most_bytes: int, sink: Sink) -> None:
+        self._archives, self._sampler, self._most_bytes, self._sink = archives, sampler, most_bytes, sink
         self.rows: list[dict[str, Any]] = []
         self._notes: list[dict[str, Any]] = []
 
     def take(self, id: str, media: str) -> NDArray[np.uint8]:
         """All JPEGs of a clip; of one that has none, nothing."""
         try:
-            data = self._archives.read(media)
+            data = self._archives.read(media, self._most_bytes)
         except MissingMedia as missing:
             return self._add(id, None, Taken(Sampled(0, stage="fetch", message=str(missing)), [], 0, 0), ABSENT)
+        if len(data) > self._most_bytes:  # nobody reads the rest
+            over = Sampled(len(data), status="too_large_bytes", message=f"more than {self._most_bytes} bytes")
+            return self._add(id, None, Taken(over, [], 0, 1), over.status)
         taken = self._sampler.sample(data)
         return self._add(id, hashlib.sha256(data).hexdigest(), taken, taken.row.status)
 

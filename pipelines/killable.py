@@ -114,7 +114,9 @@ class Killable:
         for _ in range(TRIES):
             self._spawn()
             try:
-                _Talk(self._socket, Leash(START_SECONDS), Sampled(0)).message()
+                talk = _Talk(self._socket, Leash(START_SECONDS), Sampled(0))
+                while talk.message()[0] != READY:
+                    continue  # last words, before its end
                 return
             except OSError:
                 how = _how(self._ended(END_SECONDS))

@@ -4,6 +4,7 @@ A clip that took too long on a busy machine has failed for good otherwise: its u
 an output is unfinished from then on; the next build of it makes again just the units that read what has changed.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from pipelines.commits import Commits
@@ -26,19 +27,18 @@ def retry_units(site: Site, corpus: Corpus, name: str, kind: str | None = None) 
     if kind and kind not in stage.passing:
         raise Trouble(f"{kind} is for good: another try of {target} may be spared {', '.join(stage.passing)}")
     commits = Commits(site.storage, stage.folder)
+    tried = _failed(commits.units(loose=True), (kind,) if kind else stage.passing)  # also those that a kill left half
     commits.adopt()
-    units = list(commits.units())
-    tried = _failed(units, (kind,) if kind else stage.passing)
     made = _unfinish_what_is_made_of(Output(site.storage, stage.folder)) if tried else []
     if tried:
-        commits.forget({unit for _, unit in tried}, units)
+        commits.forget({unit for _, unit in tried}, commits.units())
     again = build(stage, site.storage, site.run, site.progress)
     failed = {row for unit in again.units() for row, _, _ in unit.failures}
     rows = {row for row, _ in tried}
     return {"tried": len(rows), "recovered": len(rows - failed), "path": again.where, "unfinished": made}
 
 
-def _failed(units: list[Unit], kinds: tuple[str, ...]) -> set[tuple[str, str]]:
+def _failed(units: Iterable[Unit], kinds: tuple[str, ...]) -> set[tuple[str, str]]:
     """Rows that failed so, each with its unit."""
     return {(row, unit.name) for unit in units for row, kind, _ in unit.failures if kind in kinds}
 

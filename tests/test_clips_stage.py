@@ -39,6 +39,7 @@ from xmodal.clips import FrameStore
 from xmodal.corpora import load as load_corpus
 from xmodal.dataset import Examples, open_features
 from xmodal.features import FeatureStore
+from xmodal.media import encode_jpeg
 from xmodal.models import Features
 from xmodal.order import evaluation_frames
 from xmodal.outputs import Output
@@ -122,6 +123,18 @@ def test_clips_without_frames_are_counted_and_refused(storage: Storage) -> None:
     for id in DELAYS_MS.keys() - store.absent:
         np.testing.assert_allclose(store.read([id])[0], whole.read([id])[0], rtol=5e-3, atol=5e-3)
     np.testing.assert_array_equal(store.read(["c0", "c1", "c2"])[2], whole.read(["c2"])[0])  # in a shard of their own
+
+
+def test_a_clip_too_narrow_for_the_network_is_a_failure_and_costs_no_other(storage: Storage) -> None:
+    narrow, kept = encode_jpeg(np.zeros((60_000, 1, 3), np.uint8)), replace(TAKEN, upscale=False)
+    taken = [frames(sealed(storage, files(**some)), ITEMS, kept) for some in ({}, {"c4": narrow})]
+    whole, output = (build(clips(stage, TINY), storage) for stage in taken)
+    assert output.totals["failures"] == {"unreadable": 1}
+    assert output.totals["counts"]["clips"] == 7
+    store, other = FeatureStore(output), FeatureStore(whole)
+    assert store.absent == {GONE}
+    for id in DELAYS_MS.keys() - store.absent:
+        np.testing.assert_allclose(store.read([id])[0], other.read([id])[0], rtol=5e-3, atol=5e-3)
 
 
 def test_a_shard_of_clips_that_are_all_absent(storage: Storage) -> None:

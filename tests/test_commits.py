@@ -3,15 +3,17 @@
 import resource
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipelines.commits import Commits
 from pipelines.engine import NOT_SHARED, OpenUnits, Pace, build
 from pipelines.journal import MANY_SEGMENTS, Journal
+from tests.conftest import tree_digest
 from tests.toy_stages import Letters, letters
 from xmodal.outputs import Unit
 from xmodal.storage import LocalStorage, open_storage
@@ -67,6 +69,32 @@ def test_of_two_attempts_the_first_record_wins_and_the_other_leaves_nothing(any_
     assert {record.lines for record in records} == {lines[0]}
     assert storage.read("stage/x/data") == b"\0"
     assert storage.names("stage/x/_runs/attempts") == []
+
+
+@pytest.mark.parametrize("method", ["delete", "write"])
+def test_a_unit_that_was_half_forgotten_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Wherever it is killed: the next build has every file that it records."""
+    whole = tree_digest(build(letters(Letters(5)), open_storage(str(tmp_path / "whole"))).storage.url)
+    calls = [0, 1, 2, 3]
+    for stop in calls:
+        storage = open_storage(str(tmp_path / f"{stop}"))
+        output = build(letters(Letters(5)), storage)
+        commits, left = Commits(storage, output.folder), iter([True] * stop)
+        genuine = getattr(LocalStorage, method)
+
+        def killed(self: LocalStorage, *arguments: Any, left: Any = left, genuine: Any = genuine) -> None:
+            if not next(left, False):
+                raise KeyboardInterrupt
+            genuine(self, *arguments)
+
+        with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+            patched.setattr(LocalStorage, method, killed)
+            commits.forget({"00001", "00003"}, list(commits.units()))
+        again = build(letters(Letters(5)), storage)
+        assert all(storage.size(f"{again.folder}/{name}") == size for name, size in again.files.items())
+        assert tree_digest(storage.url) == whole
 
 
 @pytest.mark.parametrize(

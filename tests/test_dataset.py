@@ -128,6 +128,7 @@ def test_boxes_of_a_split_are_read_one_by_one_or_thing_by_thing(tmp_path: Path) 
     build_stages(site, corpus, ["records"])
     dataset = xmodal.open(str(tmp_path / "root"), corpus.name)
     wanted = members(dataset.records, "plummer/train")
+    assert all(dataset.regions("plummer/train").values()), "items without a box are not named"
     rows = [r for r in corpus.parse(Raw.folder(tmp_path / "raw")) if isinstance(r, Region) and r.left is not None]
     every, whole = dataset.regions("plummer/train"), dataset.regions("plummer/train", whole=True)
     assert [r for some in every.values() for r in some] == [r for r in rows if r.item in wanted]

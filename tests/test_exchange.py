@@ -245,6 +245,53 @@ def test_a_zarr_array_of_others_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(store.read(["f", "a"]), values[[5, 0]])
 
 
+@pytest.mark.parametrize(
+    ("name", "separator", "file"), [("default", "/", "c/1/0"), ("default", ".", "c.1.0"), ("v2", ".", "1.0")]
+)
+def test_a_zarr_array_of_others_that_lost_a_file_is_refused(
+    name: Any, separator: Any, file: str, tmp_path: Path
+) -> None:
+    """Also where another file lies in its place: what is not there would be read as zeros."""
+    encoding = {"name": name, "separator": separator}
+    zarr.create_array(str(tmp_path / "z"), data=some_rows(6, 3), chunks=(2, 3), chunk_key_encoding=encoding)
+    (tmp_path / "ids.txt").write_text("a\nb\nc\nd\ne\nf")
+    assert len(open_source(tmp_path / "z", tmp_path / "ids.txt").ids) == 6
+    lost = tmp_path / "z" / file
+    lost.rename(lost.with_name(".DS_Store"))
+    with pytest.raises(Trouble, match=f"z has no file {file}: what is not there would be read as zeros"):
+        open_source(tmp_path / "z", tmp_path / "ids.txt")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda about: [],
+        lambda about: about | {"attributes": None},
+        lambda about: about | {"shape": "64"},
+        lambda about: about | {"chunk_grid": None},
+        lambda about: about | {"chunk_key_encoding": None},
+        lambda about: about | {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0, 3]}}},
+    ],
+)
+def test_a_zarr_array_that_is_described_oddly_is_refused(change: Callable[[Any], Any], tmp_path: Path) -> None:
+    zarr.create_array(str(tmp_path / "z"), data=some_rows(6, 3), chunks=(2, 3))
+    (tmp_path / "ids.txt").write_text("a\nb\nc\nd\ne\nf")
+    about = tmp_path / "z/zarr.json"
+    about.write_text(json.dumps(change(json.loads(about.read_text()))))
+    with pytest.raises(Trouble, match=r"zarr\.json describes no array|z/zarr\.json"):
+        open_source(tmp_path / "z", tmp_path / "ids.txt")
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"), [(np.int64(7), "6 rows, but there are 1 ids"), (None, "dataset ids is empty")]
+)
+def test_hdf5_with_odd_ids_is_refused(ids: Any, said: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["ids"] = some_rows(), h5py.Empty("i8") if ids is None else ids
+    with pytest.raises(Trouble, match=said):
+        open_source(tmp_path / "x.h5")
+
+
 def test_hdf5_is_read_by_key_with_numbers_as_ids(tmp_path: Path) -> None:
     values = some_rows()
     with h5py.File(tmp_path / "x.hdf5", "w") as file:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -43,6 +44,7 @@ from tests.test_resnet_stage import storage as storage
 from xmodal.clips import LETTERS, FrameStore, attention_sheet, clips_file, contact_sheet
 from xmodal.media import encode_jpeg, sample_frames
 from xmodal.outputs import Output
+from xmodal.records import read_columns
 from xmodal.sampling import Limits, Sampling, Status
 from xmodal.storage import Storage, open_storage
 from xmodal.trouble import Trouble
@@ -272,6 +274,20 @@ def test_a_clip_that_gives_no_frames_is_a_failure_by_its_status(
     assert found[0] == status if status != "no_video_stream" else found[0] in ("no_video_stream", "not_media")
     assert output.totals["failures"] == {found[0]: 1}
     assert output.totals["counts"] == {"clips": 0, "frames": 0, "samples": 0}
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_of_a_clip_that_is_too_large_no_more_is_read_than_shows_it(storage: Storage, archived: bool) -> None:
+    clip, packed = animation(100) + bytes(5000), io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("a.gif", clip)
+    files: dict[str, bytes | None] = {"all.zip": packed.getvalue()} if archived else {"a.gif": clip}
+    items = (("a", "all.zip!a.gif" if archived else "a.gif"),)
+    config = replace(SMALL, most_bytes=1000)
+    output = build(frames(sealed(storage, files), items, config), storage)
+    assert failures(output) == {"a": ("too_large_bytes", "more than 1000 bytes")}
+    (row,) = read_columns(output, "clips/00000.parquet", "bytes", "sha256", "status").to_pylist()
+    assert row == {"bytes": 1001, "sha256": None, "status": "too_large_bytes"}
 
 
 def test_a_name_says_nothing(storage: Storage) -> None:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ from pipelines.engine import build
 from tests.toy_root import Facts, facts, item_id
 from tests.toy_root import one_thread as one_thread
 from tests.toy_stages import ARRAYS, Arrays, array_values, arrays
-from xmodal.batches import ANNOTATED, UNANNOTATED, Batch, Loader, Reader, Stream
+from xmodal.batches import ANNOTATED, UNANNOTATED, Batch, Captions, Loader, Reader, Stream
 from xmodal.dataset import Examples, Texts
 from xmodal.features import FeatureStore
 from xmodal.models import Features
@@ -45,6 +45,7 @@ WHOLE = [item for item in range(ITEMS) if item % 7 and item != 99]  # the others
 SPECS = {spec.name: spec for spec in ARRAYS}
 HERE = Path(__file__).parents[1]
 BATCH = 12  # four ranks and fewer share it equally
+MODES = st.sampled_from(get_args(Captions))
 WORLDS = st.integers(1, 4)
 
 
@@ -260,7 +261,7 @@ def test_ranks_have_equal_counts_and_together_what_one_would_have(
     root: str, items: int, world: int, share: int, seed: int, data: st.DataObject
 ) -> None:
     """In the order of the ranks; only at the end of an epoch they borrow, fewer samples than there are ranks."""
-    mode = data.draw(st.sampled_from(["each", "one", "all"]))
+    mode = data.draw(MODES)
     one, size = reader(root, items=items), world * share
     alone = Loader(one, size, captions=mode, seed=seed)
     together = ranks(one, world, size, captions=mode, seed=seed)
@@ -453,9 +454,11 @@ def test_two_streams_advance_together(root: str) -> None:
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(before=WORLDS, after=WORLDS, cut=st.integers(1, 6), epoch=st.integers(0, 3))
-def test_two_streams_go_on_together(root: str, before: int, after: int, cut: int, epoch: int) -> None:
-    alone, first, second = Loader(two(root), BATCH), ranks(two(root), before), ranks(two(root), after)
+@given(before=WORLDS, after=WORLDS, cut=st.integers(1, 3), epoch=st.integers(0, 3), mode=MODES)
+def test_two_streams_go_on_together(root: str, before: int, after: int, cut: int, epoch: int, mode: Captions) -> None:
+    """Also where an epoch of the shorter one ends within a batch, and captions are drawn."""
+    alone = Loader(two(root), BATCH, captions=mode)
+    first, second = (ranks(two(root), world, captions=mode) for world in (before, after))
     for loader in [alone, *first]:
         loader.set_epoch(epoch)
     expected = list(alone)
@@ -466,6 +469,16 @@ def test_two_streams_go_on_together(root: str, before: int, after: int, cut: int
         for name in TWO:
             count = len(captions([batch], name))
             assert captions(step, name)[:count] == captions([batch], name)
+
+
+def test_frames_of_a_second_stream_do_not_depend_on_the_ranks(root: str) -> None:
+    clips = reader(root, "frames", 23, frames=Features("arrays", 3), first=60)
+    streams = {ANNOTATED: reader(root, items=60), UNANNOTATED: clips}
+    alone, together = Loader(streams, BATCH), ranks(streams, 2)
+    for batch, step in zip(alone, steps(together), strict=True):
+        found = np.concatenate([stream(part, UNANNOTATED).visual.values.numpy() for part in step])
+        expected = stream(batch, UNANNOTATED).visual.values.numpy()
+        np.testing.assert_array_equal(found[: len(expected)], expected)
 
 
 def test_whole_clips_are_padded(root: str) -> None:

@@ -63,6 +63,21 @@ def test_damage_anywhere_gives_frames_or_a_status(seed: int) -> None:
     assert {"ok", "damaged", "truncated", "not_media"} <= statuses
 
 
+@pytest.mark.parametrize("clip", range(len(good())))
+def test_every_beginning_of_a_clip_has_a_status(clip: int) -> None:
+    for length in range(65):
+        row, _ = sampled(good()[clip][:length])
+        assert row.status in get_args(Status)
+
+
+@pytest.mark.parametrize("kind", [b"VP8X", b"VP8L", b"VP8 ", b"ANMF", b"ANIM"])
+def test_a_webp_of_empty_chunks_is_no_clip(kind: bytes) -> None:
+    for count in (1, 2, 3):
+        body = b"WEBP" + count * (kind + bytes(4))
+        row, frames = sampled(b"RIFF" + len(body).to_bytes(4, "little") + body)
+        assert (row.status in USABLE, frames) == (False, [])
+
+
 def test_damage_gives_the_same_bytes_every_time() -> None:
     dice = random.Random(99)
     for _ in range(60):

@@ -26,7 +26,7 @@ from xmodal.corpora import load as load_corpus
 from xmodal.dataset import open_dataset
 from xmodal.evaluation import Silence, measure
 from xmodal.features import FeatureStore
-from xmodal.models import Inputs, Pixels, Trainable
+from xmodal.models import Inputs, OnePerClass, Pixels, Tokens, Trainable
 from xmodal.models.vsepp import VSEPP, VSEPPConfig
 from xmodal.order import Draws
 from xmodal.outputs import find
@@ -283,6 +283,24 @@ def test_a_step_reaches_every_parameter_and_two_steps_help(roots: dict[str, str]
             assert still == []
         optimiser.step()
     assert losses[2] < losses[1] < losses[0]
+
+
+def test_pictures_keep_what_a_recipe_says_of_texts_and_classes(roots: dict[str, str]) -> None:
+    features, _ = opened(roots["pooled"])
+    tokens, classes = Tokens("nltk", 1, longest=2, marked=0.5), np.arange(len(features.examples.ids)) % 4
+    told = replace(features, tokens=tokens, classes=classes)
+    seen = pictures(told, open_dataset(roots["pooled"], "pictures").store("pixels"), EVERYTHING)
+    for batch, other in zip(
+        Loader(told, 4, captions="one", sampler=OnePerClass()),
+        Loader(seen, 4, captions="one", sampler=OnePerClass()),
+        strict=True,
+    ):
+        ours, theirs = batch.streams["annotated"], other.streams["annotated"]
+        assert ours.text.lengths.max() <= 4
+        assert torch.equal(ours.text.values, theirs.text.values)
+        assert ours.visual_classes is not None
+        assert theirs.visual_classes is not None
+        assert ours.visual_classes.tolist() == theirs.visual_classes.tolist()
 
 
 def test_the_loader_reads_pictures_as_it_reads_features(roots: dict[str, str]) -> None:

@@ -36,17 +36,20 @@ class Archives:
         self._open: dict[str, zipfile.ZipFile] = {}
         weakref.finalize(self, self._stack.close)
 
-    def read(self, media: str) -> bytes:
-        """`media` as an Item has it: a path in the media set, or `archive.zip!member`."""
+    def read(self, media: str, most: int | None = None) -> bytes:
+        """`media` as an Item has it: a path in the media set, or `archive.zip!member`.
+
+        Of one that is larger than `most` a byte more than that; without a bound members over LARGEST are refused.
+        """
         if media in self._raw:
             with self._raw.open(media) as file:
-                return file.read()
+                return file.read(-1 if most is None else most + 1)
         archive, _, member = media.partition("!")
         if archive not in self._raw:
             raise MissingMedia(f"{archive} is not in the media set")
         if archive not in self._open:
             self._open[archive] = self._stack.enter_context(open_archive(self._raw, archive))
-        return _read(self._open[archive], archive, member)
+        return _read(self._open[archive], archive, member, most)
 
 
 def members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
@@ -164,16 +167,16 @@ def _unsafe_member(member: tarfile.TarInfo, name: str) -> str | None:
     return _unsafe_name(name) or (None if member.isfile() or member.isdir() else "is a link or a device")
 
 
-def _read(archive: zipfile.ZipFile, path: str, member: str) -> bytes:
+def _read(archive: zipfile.ZipFile, path: str, member: str, most: int | None) -> bytes:
     """No more than the archive says there is, and a byte: so the checksum is always looked at, and no bomb goes off."""
     try:
         info = archive.getinfo(member)
     except KeyError:
         raise MissingMedia(f"{path} has no member {member}") from None
-    if info.file_size > LARGEST:
+    if most is None and info.file_size > LARGEST:
         raise Trouble(f"{path}: its member {member} has {info.file_size:,} bytes; a medium has at most {LARGEST:,}")
     with archive.open(info) as file:
-        return file.read(info.file_size + 1)
+        return file.read((info.file_size if most is None else min(most, info.file_size)) + 1)
 
 
 @contextmanager

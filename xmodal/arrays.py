@@ -47,7 +47,7 @@ PROBES = 4  # rows of a batch that are asked for before it is copied: is the fil
 
 @dataclass(frozen=True)
 class Layout:
-    """What values/zarr.json says of an array that can be mapped: every chunk holds whole rows."""
+    """What <name>/zarr.json says of an array that can be mapped: every chunk holds whole rows."""
 
     rows: int
     row_shape: tuple[int, ...]

@@ -428,7 +428,7 @@ class Loader(IterableDataset[Batch]):
         streams = {}
         for number, (name, reader) in enumerate(readers.items()):
             order = replace(self._orders[name], seed=self.seed)
-            samples, own_epoch = order.take(mine, mine + share), mine // order.count
+            samples, own_epoch = order.take(mine, mine + share), first // order.count
             streams[name] = self._stream(reader, samples, Draws(self.seed, own_epoch, number))
         return Batch(streams, borrowed=share * self._world - size)
 

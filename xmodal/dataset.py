@@ -241,7 +241,8 @@ class Dataset:
         with self.records.open("regions.parquet") as file:
             some = (region for region in read_rows(file, Region) if region.item in wanted)
             for region in merged(some) if whole else some:
-                found[region.item] += [region] if region.left is not None else []
+                if region.left is not None:
+                    found[region.item].append(region)
         return dict(found)
 
     def _training(self, beside: str | None = None) -> str:

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO, Literal, Protocol, cast, get_args
@@ -31,7 +32,6 @@ COPIES = 5  # of each picture in SCAN's files, and its captions of each
 BLOCK = 8 * 2**20
 HDF5 = (".h5", ".hdf5")
 IDS = ("ids", "image_ids")
-Tick = Callable[[int], None]
 Arrays = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 Header = tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]
 
@@ -226,17 +226,23 @@ def _array(path: str, kind: str, key: str | None) -> Iterator[_Array]:
 
 def _refuse_lost_shards(path: str) -> None:
     """What is not there reads as zeros: right for others' arrays, unless somebody lost the files."""
-    with open(f"{path}/zarr.json", "rb") as file:
-        about = json.load(file)
-    if "checksums" in about.get("attributes", {}):
+    try:
+        with open(f"{path}/zarr.json", "rb") as file:
+            about = json.load(file)
+        is_ours = "checksums" in about.get("attributes", {})
+        grid, keys = about["chunk_grid"]["configuration"]["chunk_shape"], about["chunk_key_encoding"]
+        prefix, usual = ("c", "/") if keys["name"] == "default" else ("", ".")
+        separator = keys.get("configuration", {}).get("separator", usual)
+        counts = [range(-(-length // chunk)) for length, chunk in zip(about["shape"], grid, strict=True)]
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise Trouble(f"{path}/zarr.json describes no array ({error!r})") from error
+    if is_ours:
         raise Trouble(
             f"{path} is of a store of xmodal: `xmodal export` knows which of its items are absent, this does not"
         )
-    grid = about["chunk_grid"]["configuration"]["chunk_shape"]
-    wanted = math.prod(-(-length // chunk) for length, chunk in zip(about["shape"], grid, strict=True))
-    there = sum(file.is_file() for file in Path(path, "c").rglob("*"))
-    if there < wanted:
-        raise Trouble(f"{path} has {there:,} of {wanted:,} files of values: what is not there would be read as zeros")
+    names = (separator.join(filter(None, (prefix, *map(str, place)))) for place in product(*counts))
+    if lost := next((name for name in names if not Path(path, name).is_file()), None):
+        raise Trouble(f"{path} has no file {lost}: what is not there would be read as zeros")
 
 
 def _taken(array: Rows, rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -341,7 +347,10 @@ def _ids_within(path: Path) -> tuple[str, ...]:
         name = next((name for name in IDS if name in file), None)
         if name is None:
             raise ValueError(f"it has no dataset {' or '.join(IDS)}: give a file with one id a line by --ids")
-        values = _dataset(file, name)[()].reshape(-1).tolist()
+        found = _dataset(file, name)
+        if found.shape is None:
+            raise ValueError(f"its dataset {name} is empty")
+        values = np.asarray(found[()]).reshape(-1).tolist()
     return tuple(value.decode() if isinstance(value, bytes) else str(value) for value in values)
 
 

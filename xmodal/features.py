@@ -316,7 +316,7 @@ class FeatureStore:
         return [self.take_padded(rows[place : place + 1])[0] for place in range(len(rows))]
 
     def verify(self) -> None:
-        """Reads every file of the array once: one that is not what was committed is a Trouble that names it."""
+        """Reads every shard once: one that is not what was committed is a Trouble that names it."""
         for shard in range(self._values.layout.shards):
             name = shard_file(self.spec, shard)
             with open(_local_file(self.output, name, self._cache), "rb") as file:

@@ -38,7 +38,7 @@ MESSAGE = 200  # letters
 
 @dataclass(frozen=True)
 class Sampled:
-    """What became of a clip; the first thirteen are the columns of its row.
+    """What became of a clip.
 
     `stage` is the last that was begun, `width` and `height` are as stored, before a rotation, and `duration_ms` is
     rounded down. `frame_of_sample` counts the frames that were given away, and `starts_us` are their beginnings.

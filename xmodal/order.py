@@ -1,7 +1,8 @@
 """Which samples a training reads, in which order, which frames of a clip, and where a code's words stand.
 
-All chance of reading is here. Every draw follows from the seed, the epoch and the sample, never from a batch, a rank or
-a process. So an order can be entered at any point, by any number of processes, and goes on as it would have gone on.
+All chance of reading is here, but for words that are left out. Every draw follows from the seed, the epoch that the
+batch begins in, and the sample, never from a rank or a process. So an order can be entered at any point, by any number
+of processes, and goes on as it would have gone on.
 """
 
 from dataclasses import dataclass
@@ -66,7 +67,8 @@ class ClassOrder:
         classes = places - 1 + (places - 1 >= self.classes[firsts])
         members = np.argsort(self.classes, kind="stable")
         counts = np.bincount(self.classes)
-        drawn = Draws(self.seed, self.stream).below(counts[classes], batches * self.batch + classes, which=3)
+        draws = Draws(self.seed, epoch=0, stream=self.stream)
+        drawn = draws.below(counts[classes], batches * self.batch + classes, which=3)
         return np.where(places == 0, firsts, members[(np.cumsum(counts) - counts)[classes] + drawn])
 
     def _firsts(self, batches: Integers) -> Integers:

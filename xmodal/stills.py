@@ -38,6 +38,8 @@ ALONE = {0x01, *range(0xD0, 0xD8)}  # marks that no length follows
 
 def open_webp(data: bytes, config: Sampling, limits: Limits) -> Clip:
     """A still picture is a clip of one frame, and its status says so. Of a cut file the whole frames are kept."""
+    if len(data) <= FLAGS:
+        raise Refused("not_media", "the WebP ends within its header")
     delays_ms, animated, size, end = list[int](), False, None, 12
     for kind, begin, after in _chunks(data):
         end = after

@@ -101,7 +101,7 @@ def pictures(reader: Reader, pixels: FeatureStore, plan: Pixels) -> PictureReade
             f"build pixels with --set pixels.side={side}"
         )
     examples = replace(reader.examples, rows=pixels.rows(reader.examples.ids))
-    return PictureReader(examples, pixels, plan=plan, crop=network.crop)
+    return PictureReader(examples, pixels, tokens=reader.tokens, classes=reader.classes, plan=plan, crop=network.crop)
 
 
 class Fronted(nn.Module):
