@@ -264,7 +264,8 @@ def _vectoring(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--index", type=_local, metavar="OUT", help="writes an index, of which words are read at once")
     parser.add_argument("--train", type=_local, metavar="OUT", help="writes word2vec's binary, trained on captions")
     parser.add_argument("--split", help="of --train: whose captions, such as karpathy/train")
-    parser.add_argument("--tokenizer", default="nltk", help="of --train (default: nltk)")
+    parser.add_argument("--tokenizer", help="of --train (default: nltk)")
+    parser.add_argument("--cleaning", help="of --train, such as mrw (default: none)")
 
 
 def _reproducing(parser: argparse.ArgumentParser) -> None:

@@ -343,12 +343,13 @@ def _vectors(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.vectors import tell, train
 
     if not chosen.train:
-        if chosen.root or chosen.split:
-            raise Trouble("--root and --split belong to --train: they say which captions are learned from")
+        if chosen.root or chosen.split or chosen.tokenizer or chosen.cleaning:
+            raise Trouble("--root, --split, --tokenizer and --cleaning are of --train: of what is learned, and how")
         return tell(Path(chosen.file), chosen.words, chosen.index, Progress()), 0
     if not (chosen.root and chosen.split) or chosen.words or chosen.index:
         raise Trouble("--train takes a corpus with --root and --split; ask for --words and --index of what it wrote")
-    return train(chosen.file, chosen.root, chosen.split, chosen.tokenizer, chosen.train, Progress()), 0
+    words = (chosen.tokenizer or "nltk", chosen.cleaning or "none")
+    return train(chosen.file, chosen.root, chosen.split, *words, chosen.train, Progress()), 0
 
 
 def _demo(chosen: argparse.Namespace) -> tuple[Any, int]:

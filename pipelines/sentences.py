@@ -29,7 +29,7 @@ from xmodal.text import count_words, tokenizer
 from xmodal.trouble import Trouble
 from xmodal.vectors import read_vectors, vectors_sha256
 
-VERSION = 1
+VERSION = 2
 FILE, ABOUT = "codebook.npz", "codebook.json"
 
 
@@ -115,7 +115,7 @@ def _open_codebook(vectors_file: Path | None, config: CodebookConfig, inputs: In
         words, vectors = tuple[str, ...](), None
         if vectors_file:
             texts = read_columns(records, "captions.parquet", "text")["text"].to_pylist()
-            words = tuple(sorted(count_words(texts, config.tokenizer)))
+            words = tuple(sorted(count_words(texts, config.tokenizer, config.cleaning)))
             vectors = read_vectors(vectors_file, words)
         made, told = fit(config.coding, sample, words, vectors)
         about = {**asdict(config), **told, "captions": len(sample), "width": made.width}

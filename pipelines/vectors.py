@@ -1,6 +1,5 @@
 """What `xmodal vectors` does: tells of a file of word vectors, converts it, and trains one on a corpus."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ from xmodal.text import SPECIALS, load_vocabulary, tokenizer
 from xmodal.trouble import Trouble
 from xmodal.vector_files import VectorFile
 from xmodal.vector_index import check_free, write_index
-from xmodal.vectors import Coverage, open_vectors, read_vectors
+from xmodal.vectors import MB, Coverage, in_megabytes, open_vectors, read_vectors
 from xmodal.word2vec import EPOCHS, train_word2vec, write_word2vec
-
-MB = 10**6
 
 
 def tell(file: Path, vocabulary: Path | None, index: Path | None, progress: Progress) -> dict[str, Any]:
@@ -27,21 +24,23 @@ def tell(file: Path, vocabulary: Path | None, index: Path | None, progress: Prog
         if not isinstance(source, VectorFile):
             raise Trouble(f"{file} is an index already")
         with progress.over("convert", file.stat().st_size // MB, unit="MB") as tick:
-            made = write_index(source, index, _in_megabytes(tick))
+            made = write_index(source, index, in_megabytes(tick))
         about |= {"index": str(index), "words": made.count}
     if words:
         with progress.over("read", file.stat().st_size // MB, unit="MB") as tick:
-            vectors = read_vectors(index or file, words, tick=_in_megabytes(tick))
+            vectors = read_vectors(index or file, words, tick=in_megabytes(tick))
         about |= {"coverage": asdict(Coverage.of(words, vectors))}
     return about
 
 
-def train(corpus: str, root: str, split: str, tokens: str, out: Path, progress: Progress) -> dict[str, Any]:
+def train(
+    corpus: str, root: str, split: str, tokens: str, cleaning: str, out: Path, progress: Progress
+) -> dict[str, Any]:
     check_free(out)
     try:
-        split_words = tokenizer(tokens)
+        split_words = tokenizer(tokens, cleaning)
     except ValueError as error:
-        raise Trouble(f"--tokenizer {tokens}: {error}") from error
+        raise Trouble(f"--tokenizer {tokens} --cleaning {cleaning}: {error}") from error
     records = choose(root, "records", corpus=corpus)
     texts = [split_words(text) for text in captions(records, View(corpus, split))]
     progress.say(f"{corpus}: {len(texts):,} captions of {split}")
@@ -49,15 +48,3 @@ def train(corpus: str, root: str, split: str, tokens: str, out: Path, progress: 
         words, vectors = train_word2vec(texts, tick=tick)
     write_word2vec(out, words, vectors)
     return {"file": str(out), "captions": len(texts), "words": len(words), "width": vectors.shape[1]}
-
-
-def _in_megabytes(tick: Callable[[int], None]) -> Callable[[int], None]:
-    waiting = 0
-
-    def count(size: int) -> None:
-        nonlocal waiting
-        waiting += size
-        tick(waiting // MB)
-        waiting %= MB
-
-    return count

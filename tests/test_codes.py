@@ -1,6 +1,5 @@
 """Dual-Path's codes: the words that word2vec has, at a fixed length, wherever they fit, and the same after a break."""
 
-import pickle
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -91,12 +90,6 @@ def test_a_dictionary_survives_its_file(captions: list[str]) -> None:
     data = dictionary.to_bytes()
     assert Dictionary.from_bytes(data, "here") == dictionary
     assert data.decode().split("\n")[1:-1] == list(dictionary.words)
-
-
-def test_a_dictionary_that_was_used_can_be_sent_to_a_worker() -> None:
-    dictionary = Dictionary.build(CAPTIONS, "dual-path", everything)
-    used = dictionary.encode(CAPTIONS[0]).tolist()
-    assert pickle.loads(pickle.dumps(dictionary)).encode(CAPTIONS[0]).tolist() == used
 
 
 def test_any_damage_to_the_file_is_found() -> None:

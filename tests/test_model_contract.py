@@ -173,7 +173,7 @@ def test_what_the_papers_differ_in_decides_the_identity() -> None:
         replace(RECIPE, visual=Features("clips", frames=8, ends=6)),
         replace(RECIPE, visual=Features("clips", frames=8, ends=6, rule="linspace")),
         replace(RECIPE, text=Features("fisher")),
-        replace(RECIPE, text=Tokens("dual-path", 1, longest=32, vectors="word2vec", unknown="skip")),
+        replace(RECIPE, text=Tokens("dual-path", 1, longest=32, vectors="word2vec")),
         replace(RECIPE, unannotated=View("coco", "sparse-10-rest", text="semantics")),
         replace(RECIPE, phases=()),
         *(replace(RECIPE, phases=phases) for phases in ((WARM_UP,), (WARM_UP, MINED), (CLASSES,), (MINED,))),

@@ -39,7 +39,7 @@ from tests.toy_root import make_root
 from tests.toy_root import one_thread as one_thread
 from xmodal.corpora import Corpus, Raw
 from xmodal.judging import headline
-from xmodal.models import Recipe, Relative, Tokens
+from xmodal.models import Recipe, Relative
 from xmodal.models.vsepp import VSEPP_COCO
 from xmodal.records import Split
 from xmodal.scoring import score
@@ -210,8 +210,8 @@ def test_what_is_lacking_is_named(experiment: Experiment, known: Known, lacking:
 
 
 def test_a_recipe_that_training_refuses_is_not_ready() -> None:
-    skipping = replace(VSEPP_COCO, text=Tokens("nltk", 4, unknown="skip"))
-    assert state(TINY, replace(ALL, recipes={"vsepp": skipping})) == "not yet: no training with skipped words"
+    dense = replace(VSEPP_COCO, text=Features("sentences"))
+    assert state(TINY, replace(ALL, recipes={"vsepp": dense})) == "not yet: no training with dense texts"
 
 
 def test_columns_that_evaluation_gives_are_known() -> None:

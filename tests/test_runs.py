@@ -84,7 +84,7 @@ def test_a_recipe_survives_its_file() -> None:
     ("name", "change", "message"),
     [
         (runs.RECIPE, lambda data: data.replace(b'"seed":0', b'"seed":1'), "started with: remove the folder"),
-        (runs.RECIPE, lambda data: data.replace(b'"layout":2', b'"layout":1'), "another version of xmodal"),
+        (runs.RECIPE, lambda data: data.replace(b'"layout":3', b'"layout":1'), "another version of xmodal"),
         (runs.RECIPE, lambda data: data.replace(b'"batch_size"', b'"batches"'), "does not fit this version"),
         (runs.RECIPE, lambda data: data.replace(b'"Recipe"', b'"import_module"'), "does not fit this version"),
         (runs.RECIPE, lambda data: data[:-9], r"recipe\.json is damaged"),

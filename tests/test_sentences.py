@@ -49,6 +49,21 @@ def test_fisher_vectors_of_captions(method: Method) -> None:
     np.testing.assert_allclose(made.encode(SAMPLE), [slow_code(made, caption) for caption in SAMPLE], atol=1e-6)
 
 
+def test_a_word_that_is_everywhere_is_given_no_component_of_its_own() -> None:
+    """Words come as often as in English: the first in every sentence, the last in one of sixty."""
+    shares = 1 / np.arange(1, 61)
+    sample = [" ".join(CHANCE.choice(WORDS, 12, p=shares / shares.sum())) for _ in range(400)]
+    for components in (3, 6):
+        _, told = fit(replace(SMALL, components=components), sample, WORDS, VECTORS)
+        assert told["components of one word"] <= 1
+
+
+def test_captions_are_cleaned_as_the_words_that_they_were_fitted_on() -> None:
+    plain, cleaned = codebook(SMALL), codebook(replace(SMALL, cleaning="mrw"))
+    np.testing.assert_array_equal(cleaned.encode(["r/w01 w02-w03 .."]), cleaned.encode(["w01 w02 w03"]))
+    assert not np.array_equal(plain.encode(["r/w01 w02-w03 .."]), plain.encode(["w01 w02 w03"]))
+
+
 def test_long_codes_are_shortened_to_their_principal_components() -> None:
     whole, made = codebook(SMALL), codebook(replace(SMALL, width=8))
     values = whole.encode(SAMPLE).astype(np.float64)

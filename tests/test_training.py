@@ -25,7 +25,7 @@ from tests.toy_root import one_thread as one_thread
 from xmodal import find, runs
 from xmodal.corpora import View
 from xmodal.evaluation import Silence, evaluate, read_tensors
-from xmodal.models import Cosine, Features, Neighbours, Optimiser, Phase, Plateau, Relative, Step, Tokens
+from xmodal.models import Cosine, Features, Neighbours, Optimiser, Phase, Plateau, Relative, Step
 from xmodal.optimisers import rate, total
 from xmodal.training import Outcome, fit
 from xmodal.trouble import Trouble
@@ -372,7 +372,6 @@ def test_where_there_are_several_outputs_one_must_be_named(tmp_path: Path) -> No
     ("changes", "message"),
     [
         ({"text": Features("fisher")}, "dense texts"),
-        ({"text": Tokens("nltk", 2, unknown="skip")}, "skipped words"),
         ({"phases": ()}, "a closed form"),
         ({"phases": (Phase(1, ADAM, {"ranking": 1.0}, sampler=Neighbours(2)),)}, "a sampler"),
     ],

@@ -1,6 +1,5 @@
 """WordNet's files, real where they are and a small one of ours; and which concepts a caption names by them."""
 
-import pickle
 import shutil
 import sys
 import zipfile
@@ -207,12 +206,6 @@ def test_queries_and_their_scores_are_those_of_the_reference(small: WordNet) -> 
     queries = concepts.k_hot([" ".join(names[n] for n in np.flatnonzero(row)) for row in reference["q_khot"]])
     np.testing.assert_array_equal(queries, reference["q_khot"])
     np.testing.assert_allclose(queries @ reference["s_g"].T, reference["score"], rtol=1e-6)
-
-
-def test_concepts_that_were_used_can_be_sent_to_a_worker(small: WordNet) -> None:
-    concepts = Concepts(CAPTIONED, small, "whitespace")
-    used = concepts.encode("two dogs near fire hydrants").tolist()
-    assert pickle.loads(pickle.dumps(concepts)).encode("two dogs near fire hydrants").tolist() == used == [0, 1, 2]
 
 
 def test_no_captions_make_no_queries(small: WordNet) -> None:

@@ -21,6 +21,7 @@ from xmodal.text import (
     SPECIALS,
     Tokenizer,
     by_frequency,
+    check_names,
     check_words,
     count_words,
     read_words_file,
@@ -46,6 +47,7 @@ class Dictionary:
     words: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        check_names(self.tokenizer, "none")
         check_words("dictionary", self.words, (NO_WORD,))
 
     @classmethod
@@ -59,9 +61,6 @@ class Dictionary:
         if not known:
             raise Trouble(f"none of the captions' {len(words):,} words has a vector: is it the file of their language?")
         return cls(tokenizer_name, (NO_WORD, *known))
-
-    def __reduce__(self) -> tuple[type["Dictionary"], tuple[str, tuple[str, ...]]]:
-        return Dictionary, (self.tokenizer, self.words)  # without what was kept in use: tokenizers stay
 
     def __len__(self) -> int:
         return len(self.words)

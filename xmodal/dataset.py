@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from xmodal.batches import Loader, Reader
 
 
+USUAL_TOKENS = Tokens("nltk", minimum_count=4)
 MEDIA_AGAIN = ("pixels", "frames")  # stages of the media themselves, smaller: no features
 SENTENCES = "sentences"  # the stage of captions as vectors, a row a caption
 CLEAN, IDS = "clean", "ids.txt"  # the stage of cleaned splits, and its file: an id a line
@@ -163,12 +164,14 @@ class Dataset:
         what = several if len(chosen) > 1 else f"no features {features!r}" if features else "there are no features"
         raise Trouble(f"{self.corpus} in {self.root}: {what}; there are: {names}")
 
-    def vocabulary(self, split: str | None = None) -> Vocabulary:
+    def vocabulary(self, split: str | None = None, tokens: Tokens = USUAL_TOKENS) -> Vocabulary:
         """The words that occur four times or more in the captions to train on: also of other splits it has these.
+
+        `tokens` say how captions become words, and how often one must occur; a recipe's are its `text`.
 
         Of a sparse split, "karpathy/train@10%", they are those of its annotated part alone.
         """
-        return _words(self.records, View(self.corpus, self._training(split)))
+        return _words(self.records, View(self.corpus, self._training(split)), tokens)
 
     def sentences(self, identity: str | None = None) -> FeatureStore:
         """The captions as vectors, by their ids; nothing needs to be said where they were made in one way."""
@@ -188,19 +191,21 @@ class Dataset:
         frames: int | None = None,
         words: str | None = None,
         sentences: FeatureStore | None = None,
+        tokens: Tokens = USUAL_TOKENS,
     ) -> "Reader":
         """A split's examples with their features, for a `batches.Loader` or for evaluation; of clips so many frames.
 
         `words` names the split whose words it has, where that is not the training split beside it: beside a sparse
-        training, karpathy/val has those of karpathy/train@10%. With `sentences` captions are read as vectors.
+        training, karpathy/val has those of karpathy/train@10%. With `sentences` captions are read as vectors. `tokens`
+        also say how long a caption may be, and what training leaves out.
         """
         from xmodal.batches import Reader  # torch comes in here
         from xmodal.models import Features
 
         store = self.store(features)
-        texts = self.vocabulary(words or split) if sentences is None else sentences
+        texts = self.vocabulary(words or split, tokens) if sentences is None else sentences
         examples = Examples.of(self.records, View(self.corpus, split), store, texts)
-        return Reader(examples, store, Features(store.output.stage, frames))
+        return Reader(examples, store, Features(store.output.stage, frames), tokens)
 
     def loader(
         self,
@@ -208,12 +213,13 @@ class Dataset:
         features: str | None = None,
         frames: int | None = None,
         sentences: FeatureStore | None = None,
+        tokens: Tokens = USUAL_TOKENS,
         **settings: Any,
     ) -> "Loader":
         """Batches of a split, the training split unless one is named; `settings` are those of `batches.Loader`."""
         from xmodal.batches import Loader
 
-        reader = self.reader(split or self._training(), features, frames, sentences=sentences)
+        reader = self.reader(split or self._training(), features, frames, sentences=sentences, tokens=tokens)
         return Loader(reader, **{"batch_size": 128, **settings})
 
     def plausible(self, split: str | None = None) -> PlausibleMatches:
@@ -265,8 +271,8 @@ class Dataset:
 
 
 @lru_cache(maxsize=2)
-def _words(records: Output, view: View) -> Vocabulary:
-    return vocabulary(records, view, Tokens("nltk", minimum_count=4))
+def _words(records: Output, view: View, tokens: Tokens) -> Vocabulary:
+    return vocabulary(records, view, tokens)
 
 
 def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:

@@ -32,7 +32,7 @@ from xmodal.trouble import Trouble
 
 RECIPE, VOCABULARY, LOG, LAST, BEST = "recipe.json", "vocabulary.txt", "log.jsonl", "last.pt", "best.pt"
 LOCK = "_lock"
-LAYOUT = 2  # 1: nothing was said of cleaning
+LAYOUT = 3  # 1: nothing was said of cleaning; 2: of words outside of a vocabulary
 SHOWN = 6  # differences of two runs
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 FACTS = {"recipe": dict, "visual_width": int, "instances": int} | dict.fromkeys(

@@ -7,9 +7,11 @@
                       of (1 + sentences) / (1 + those with it), plus 1; of length 1. It takes no word vectors, and drops
                       and shortens no words, which papers that report it do
 
-Principal components make `width` numbers of longer codes, of 18,000 6,000 (Two-Branch); shorter ones stay as they are,
-and tfidf has so many words. Words without a vector, or that are no dimension, count for nothing: a sentence that has
-none but those is zeros, equally near to everything, so that it is scored and cannot win.
+Independent components are of the words as often as the sample has them, the mixture of each of its words once: no paper
+says how often, and of words as often as they occur most components are of one word alone. Principal components make
+`width` numbers of longer codes, of 18,000 6,000 (Two-Branch), found by a seeded search where there are many; shorter
+codes stay as they are, and tfidf has so many words. Words without a vector, or that are no dimension, count for
+nothing: a sentence that has none but those is zeros, equally near to everything, so that it is scored and cannot win.
 
 All is computed by one thread, as the number of threads changes the last bits. With the papers' numbers a codebook takes
 0.5 GB, and fitting it on 20,000 sentences some 6 GB and half an hour.
@@ -34,7 +36,7 @@ from numpy.typing import NDArray
 
 from xmodal.fisher import Kind, Mixture, Numbers, fisher_vectors, fit_mixture, normalised
 from xmodal.identity import canonical_json
-from xmodal.text import by_frequency, check_names, tokenized
+from xmodal.text import Tokenizer, by_frequency, check_names, tokenized, tokenizer
 from xmodal.trouble import Trouble
 
 Method = Literal["hglmm", "gmm", "lmm", "mean", "tfidf"]
@@ -51,6 +53,7 @@ class Coding:
     components: int = 30
     width: int = 6000
     tokenizer: str = "nltk"
+    cleaning: str = "none"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -58,7 +61,7 @@ class Coding:
             raise ValueError(f"no method {self.method!r}; there are: {', '.join(get_args(Method))}")
         if self.components < 1 or self.width < 1 or self.seed < 0:
             raise ValueError("components and width are 1 or more, and the seed 0 or more")
-        check_names(self.tokenizer, "none")
+        check_names(self.tokenizer, self.cleaning)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +93,7 @@ class Codebook:
 
     def encode(self, captions: Iterable[str]) -> NDArray[np.float32]:
         """(S, width); a caption's last bits depend on which others are beside it."""
-        sentences = list(tokenized(captions, self.coding.tokenizer))
+        sentences = list(map(self._split, captions))
         codes_SW = np.zeros((len(sentences), self.width), np.float32)
         with _one_thread():
             for start in range(0, len(sentences), AT_ONCE):
@@ -132,6 +135,10 @@ class Codebook:
     @cached_property
     def _rows(self) -> dict[str, int]:
         return {word: row for row, word in enumerate(self.words)}
+
+    @cached_property
+    def _split(self) -> Tokenizer:
+        return tokenizer(self.coding.tokenizer, self.coding.cleaning)
 
     def _code(self, sentences: Sentences) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """(S, F) before principal components; and whether a sentence has any word that is known."""
@@ -181,7 +188,7 @@ def fit(
 
     `words` are all that will ever be encoded, each with a vector or NaN; tfidf takes none.
     """
-    sentences = list(tokenized(sample, coding.tokenizer))
+    sentences = list(tokenized(sample, coding.tokenizer, coding.cleaning))
     with _one_thread():
         if coding.method == "tfidf":
             return _rarities(coding, sentences), {}
@@ -207,7 +214,7 @@ def _rarities(coding: Coding, sample: Sentences) -> Codebook:
 
 
 def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Codebook, dict[str, Any]]:
-    """Fitted on the words of the sample as often as they occur there."""
+    """Components are independent of the words as often as the sample has them, the mixture is of each word once."""
     used_U, counts_SU = codebook._counted(sample)
     if not len(used_U):
         raise Trouble("the sample has no word that there is a vector of")
@@ -221,7 +228,7 @@ def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Co
     independent, converged = _independent(vectors_UE, counts_U, directions, seed)
     turned_VD = independent(codebook.vectors_VE.astype(np.float64)).astype(np.float32)
     words_UD = turned_VD[used_U].astype(np.float64)
-    mixture, likelihoods = fit_mixture(words_UD, counts_U, coding.components, kind, seed)
+    mixture, likelihoods = fit_mixture(words_UD, coding.components, kind, seed)
     told = {
         "words": int(counts_U.sum()),
         "different words": len(used_U),
@@ -229,6 +236,7 @@ def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Co
         "independent components converged": converged,
         "rounds": len(likelihoods),
         "log-likelihood of a word": round(likelihoods[-1], 4),
+        "components of one word": int((mixture.weights_K * len(used_U) < 1.5).sum()),
         "Laplacian": round(float(mixture.laplacian_KD.mean()), 4),
     }
     return replace(codebook, vectors_VE=turned_VD, mixture=mixture), told

@@ -5,7 +5,7 @@ Tokenizers go by name, because a recipe names one:
     nltk             lower-cased, then NLTK's word tokenizer on the whole caption: `word_tokenize(text.lower(),
                      preserve_line=True)`, which splits no sentences and so needs no data
     nltk-sentences   lower-cased, then sentences by NLTK's punkt data, then the same, as VSE++, PVSE and PCME do: a full
-                     stop inside a caption leaves its word. COCO val2014 has 18,408 types here and 18,528 by `nltk`, and
+                     stop inside a caption leaves its word. COCO val2014 has 18,408 types by this, 18,528 by `nltk`, and
                      the same 7,288 that occur four times or more (spec, corpora, section 2)
     spacy            lower-cased, then spaCy's rules for English, of no trained model; white space is no word
     whitespace       lower-cased, then split at white space
@@ -274,7 +274,7 @@ class ReleasedVocabulary:
 
     @property
     def words(self) -> tuple[str, ...]:
-        return tuple(self.ids)
+        return tuple(sorted(self.ids, key=self.ids.__getitem__))
 
     def encode(self, caption: str) -> NDArray[np.int32]:
         """From <start> to <end>, with <unk> for unknown words."""

@@ -37,7 +37,7 @@ from xmodal.storage import LocalStorage
 from xmodal.text import SPECIALS, Vocabulary
 from xmodal.trouble import Trouble
 from xmodal.trunk import Fronted, front, front_without_weights, pictures
-from xmodal.vectors import Coverage, read_vectors, vectors_sha256
+from xmodal.vectors import MB, Coverage, in_megabytes, read_vectors, vectors_sha256
 
 LOG_EVERY, SAVE_EVERY = 10, 500  # steps; a place is saved after every epoch too
 
@@ -311,7 +311,9 @@ def _word_vectors(
     """Tells how many words have one, the specials aside."""
     if file is None:
         return None
-    vectors, specials = read_vectors(Path(file), vocabulary.words), len(SPECIALS)
+    path, specials = Path(file), len(SPECIALS)
+    with progress.over("word vectors", path.stat().st_size // MB, unit="MB") as tick:
+        vectors = read_vectors(path, vocabulary.words, tick=in_megabytes(tick))
     words = vocabulary.words[specials:]
     counts = np.bincount(train.words.numbers, minlength=len(vocabulary))[specials:].tolist()
     progress.say(f"{file}: {Coverage.of(words, vectors[specials:], dict(zip(words, counts, strict=True)))}")
@@ -399,7 +401,6 @@ def _refuse_unbuilt(recipe: Recipe) -> None:
 def unbuilt(recipe: Recipe) -> list[str]:
     asks = {
         "dense texts": not isinstance(recipe.text, Tokens),
-        "skipped words": isinstance(recipe.text, Tokens) and recipe.text.unknown == "skip",
         "an un-annotated stream": recipe.unannotated is not None,
         "a closed form": not recipe.phases,
         "clips from pixels": recipe.visual.frames is not None and any(phase.pixels for phase in recipe.phases),

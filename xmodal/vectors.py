@@ -13,6 +13,8 @@ from xmodal.trouble import Trouble
 from xmodal.vector_files import Tick, VectorFile
 from xmodal.vector_index import VectorIndex
 
+MB = 10**6
+
 
 def read_vectors(
     path: Path, words: Sequence[str], *, exact: bool = False, tick: Tick = lambda size: None
@@ -33,7 +35,7 @@ def read_vectors(
     for some, values in source.entries(slots.keys(), tick):
         places = [slots[word] for word in some]
         vectors[places], found[places] = values, True
-    if not found.any():
+    if len(words) and not found.any():
         raise Trouble(f"{path} ({source.kind}) has a vector for none of {len(words):,} words")
     for row in np.flatnonzero(~found[: len(words)]).tolist():
         slot = next((slots[spelling] for spelling in tried[row] if found[slots[spelling]]), None)
@@ -58,12 +60,25 @@ def open_vectors(path: Path) -> VectorFile | VectorIndex:
 
 
 def vectors_sha256(path: Path) -> str:
-    """What the vectors are, however they are stored: of an index it is the checksum of the file that it was made of.
+    """Of the file's bytes; of an index, of the file that it was made of.
 
     A file whose beginning is none of word vectors is refused.
     """
     source = open_vectors(path)
     return source.source_sha256 if isinstance(source, VectorIndex) else source.sha256()
+
+
+def in_megabytes(tick: Tick) -> Tick:
+    """Told of bytes it tells of whole megabytes, as progress counts them."""
+    waiting = 0
+
+    def count(size: int) -> None:
+        nonlocal waiting
+        waiting += size
+        tick(waiting // MB)
+        waiting %= MB
+
+    return count
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,11 @@
 """Word vectors of a corpus' own captions, where no published file is at hand: word2vec as gensim trains it.
 
 Skip-gram with five negatives, a window of five, five epochs, 300 numbers a word, and every word that occurs: a
-vocabulary drops the rare ones itself. The same captions give the same bytes, because one thread trains and nothing is
-drawn from Python's hashes; of the same version of gensim, and on the same kind of processor, as for every float.
+vocabulary drops the rare ones itself. The same captions give the same bytes, because one thread trains; of the same
+version of gensim, and on the same kind of processor, as for every float.
 """
 
 import sys
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def train_word2vec(
     sentences = [[sys.intern(word) for word in caption] for caption in captions]
     if not any(sentences):
         raise Trouble("there are no words to train vectors of")
-    fixed: dict[str, Any] = {"workers": 1, "hashfxn": _hash, "callbacks": [Ticking()]}
+    fixed: dict[str, Any] = {"workers": 1, "callbacks": [Ticking()]}
     words = {"vector_size": width, "min_count": 1, "window": 5}
     trained = Word2Vec(sentences, sg=1, negative=5, epochs=EPOCHS, seed=seed, **words, **fixed).wv
     return list(trained.index_to_key), np.asarray(trained.vectors, np.float32)
@@ -53,7 +52,3 @@ def write_word2vec(path: Path, words: list[str], vectors: NDArray[np.float32]) -
         file.write(f"{len(words)} {vectors.shape[1]}\n".encode())
         for word, vector in zip(words, vectors.astype("<f4"), strict=True):
             file.write(word.encode() + b" " + vector.tobytes() + b"\n")
-
-
-def _hash(text: object) -> int:
-    return zlib.crc32(str(text).encode())

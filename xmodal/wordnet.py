@@ -88,9 +88,6 @@ class Concepts:
                 raise ValueError(f"concept {name!r} is empty, or the same as {seen.get(lemma)!r}")
             seen[lemma] = name
 
-    def __reduce__(self) -> tuple[type["Concepts"], tuple[tuple[str, ...], WordNet, str]]:
-        return Concepts, (self.names, self.wordnet, self.tokenizer)  # without what was kept in use: tokenizers stay
-
     def __len__(self) -> int:
         return len(self.names)
 

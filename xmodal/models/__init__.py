@@ -116,7 +116,6 @@ class Tokens:
     cleaning: str = "none"
     longest: int | None = None
     vectors: str | None = None
-    unknown: Literal["mark", "skip"] = "mark"  # Dual-Path skips words outside its dictionary
     marked: float = 0.0
     deleted: float = 0.0
 
