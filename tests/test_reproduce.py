@@ -39,7 +39,7 @@ from tests.toy_root import make_root
 from tests.toy_root import one_thread as one_thread
 from xmodal.corpora import Corpus, Raw
 from xmodal.judging import headline
-from xmodal.models import Recipe, Relative
+from xmodal.models import Features, Recipe, Relative
 from xmodal.models.vsepp import VSEPP_COCO
 from xmodal.records import Split
 from xmodal.scoring import score
