@@ -22,7 +22,7 @@ from xmodal.features import FeatureSpec, shard_ranges
 from xmodal.outputs import Output
 from xmodal.vision import Extractor, ResNet, UnreadableImage, load, pixels, sha256_of
 
-NAME, VERSION = "clips", 1
+NAME, VERSION = "clips", 2
 
 
 @dataclass(frozen=True)

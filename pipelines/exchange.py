@@ -37,7 +37,7 @@ from xmodal.records import Caption, read_rows
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
 
-VERSION = 1
+VERSION = 2
 GIVEN = {"given": True}
 RESERVED = {"records", "blobs", *FOLDERS.values()}
 Tick = Callable[[int], None]

@@ -39,7 +39,7 @@ from xmodal.outputs import Output
 from xmodal.sampling import PASSING, USABLE, Limits, Sampling
 from xmodal.trouble import Trouble
 
-VERSION = 2
+VERSION = 3
 ABSENT = "absent"
 JOURNAL = "_runs/clips"
 CLIP_BYTES = 850_000  # of a clip of 3.6 seconds, sampled as by default: the mean of 52, to make plans with

@@ -21,7 +21,7 @@ from xmodal.features import FeatureSpec
 from xmodal.outputs import Output
 from xmodal.vision import square
 
-NAME, VERSION = "pixels", 2
+NAME, VERSION = "pixels", 3
 PICTURES_AT_ONCE = 16  # changes no byte
 
 

@@ -12,7 +12,7 @@ from xmodal.features import FeatureSpec
 from xmodal.outputs import Output
 from xmodal.vision import ResNet, load, pixels, sha256_of
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True)

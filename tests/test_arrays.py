@@ -442,6 +442,19 @@ def check_flip(folder: Path, layout: Layout, shard: int, data: st.DataObject) ->
         take(open_array(str(folder)), range(layout.rows))
 
 
+@pytest.mark.parametrize("lengths", [None, [5, 0, 8], [8, 0, 8]])
+def test_a_shard_of_ours_in_another_s_place_is_damage(tmp_path: Path, lengths: list[int] | None) -> None:
+    layout = replace(OURS, rows=24)
+    write_ours(tmp_path, layout, lengths)
+    first, last = (tmp_path / layout.shard_key(shard) for shard in (0, 2))
+    first.rename(tmp_path / "aside")
+    last.rename(first)
+    (tmp_path / "aside").rename(last)
+    for row, file in ((0, first), (16, last)):
+        with pytest.raises(Trouble, match=f"{file} is damaged"):
+            take(open_array(str(tmp_path)), [row])
+
+
 @pytest.mark.parametrize("shard", [0, 1, 2])
 def test_a_shard_of_ours_that_is_missing_is_not_zeros(tmp_path: Path, shard: int) -> None:
     """We leave none out: unlike others' arrays, one without it is not whole."""
@@ -454,10 +467,10 @@ def test_a_shard_of_ours_that_is_missing_is_not_zeros(tmp_path: Path, shard: int
 
 def test_a_shard_of_ours_that_lacks_chunks_is_not_zeros(tmp_path: Path) -> None:
     """As of another array, with fewer rows: whole in itself."""
-    write_ours(tmp_path / "short", replace(OURS, rows=4))
+    write_ours(tmp_path / "short", replace(OURS, rows=12))
     write_ours(tmp_path / "whole")
     file = tmp_path / "whole" / OURS.shard_key(1)
-    file.write_bytes((tmp_path / "short" / OURS.shard_key(0)).read_bytes())
+    file.write_bytes((tmp_path / "short" / OURS.shard_key(1)).read_bytes())
     read = take(open_array(str(tmp_path / "whole")), [8, 11])  # the rows that it has may be read
     assert read.shape == (2, 8, 64)
     assert not isinstance(open_array(str(tmp_path / "whole")), MappedRows)  # beyond it lies no memory

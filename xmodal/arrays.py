@@ -5,7 +5,8 @@ A shard as we write it is uncompressed and in order, so that it can be mapped, a
     chunk 0 | chunk 1 | … | crc32c of each chunk | offset and length of each chunk | crc32c of those
 
 Shards may be short: chunks after the last row are marked as not there and take no bytes. The checksums lie where other
-readers see a gap; here a chunk is checked the first time that one of its rows is read, and never again.
+readers see a gap; here a chunk is checked the first time that one of its rows is read, and never again. A checksum is of the
+chunk's number too: a shard that lies in another's place is found like damage.
 
 What others wrote is read too. Where chunks are uncompressed but in another order, or left out because they hold the
 fill value alone, rows are copied one by one. All else is decoded by zarr-python: right, and slow; for archives only.
@@ -34,7 +35,7 @@ READ_AROUND = 64 * 1024  # what the kernel reads beside a page helps larger rows
 LINE = 64  # bytes of a cache line
 HUGE = 2 * 1024 * 1024  # mappings start on such an address, so that the kernel may use huge pages
 NO_CHUNK = 2**64 - 1  # offset and length, in a shard's index, of a chunk that is not there
-CHECKSUMS = {"checksums": "crc32c of every chunk, little-endian, between the last chunk and the index"}
+CHECKSUMS = {"checksums": "crc32c of each chunk's number, as 8 bytes, and the chunk; between the last and the index"}
 PLAIN = {"name": "bytes", "configuration": {"endian": "little"}}
 KEYS = ({"name": "default", "configuration": {"separator": "/"}}, {"name": "default"})
 INDEX_CODECS = [PLAIN, {"name": "crc32c"}]
@@ -133,7 +134,7 @@ class Layout:
         return Layout(
             *(rows, tuple(row_shape), dtype, sharding["chunk_shape"][0], grid[0]),
             fill=array["fill_value"],
-            checksums="checksums" in array.get("attributes", {}),
+            checksums=array.get("attributes", {}).get("checksums") == CHECKSUMS["checksums"],
             index_first=sharding.get("index_location", "end") == "start",
         )
 
@@ -146,7 +147,8 @@ class ShardWriter:
 
     def __init__(self, file: BinaryIO, layout: Layout, name: str, first: int) -> None:
         self._file, self._layout, self._name, self._first = file, layout, name, first
-        self._checksums = [0]  # the last one is of the chunk in work
+        self._chunk = first // layout.shard_rows * layout.shard_chunks  # the shard's first, of the array
+        self._checksums = [_numbered(self._chunk)]  # the last one is of the chunk in work
         self._written = 0  # bytes
 
     def append(self, rows: NDArray[Any], whose: str | None = None) -> None:
@@ -180,7 +182,7 @@ class ShardWriter:
             self._checksums[-1] = extend(self._checksums[-1], part)
             self._written += len(part)
             if len(part) == room:
-                self._checksums.append(0)
+                self._checksums.append(_numbered(self._chunk + len(self._checksums)))
 
 
 def all_finite(numbers: NDArray[Any]) -> bool:
@@ -342,7 +344,7 @@ class MappedRows:
     def _check(self, chunk: int) -> None:
         """The checksum of a chunk that nobody has read yet."""
         size = self.layout.chunk_bytes
-        if extend(0, self._bytes[chunk * size : (chunk + 1) * size]) != self._checksums[chunk]:
+        if extend(_numbered(chunk), self._bytes[chunk * size : (chunk + 1) * size]) != self._checksums[chunk]:
             first, stop = chunk * self.layout.chunk_rows, (chunk + 1) * self.layout.chunk_rows
             rows = f"row {first}" if stop == first + 1 else f"one of the rows {first} to {stop - 1}"
             path = self._paths[first // self.layout.shard_rows]
@@ -392,10 +394,11 @@ class ScatteredRows:
     def _check(self, number: int, chunk: int) -> None:
         """Every time: what we wrote is read here only where its shards are short and somebody wants the gaps."""
         shard, size = self._shards[number], self.layout.chunk_bytes
-        start = self._starts[number * self.layout.shard_chunks + chunk]
+        in_array = number * self.layout.shard_chunks + chunk
+        start = self._starts[in_array]
         if shard is None or shard.checksums is None or start < 0:
             return
-        if extend(0, self._bytes[start : start + size]) != shard.checksums[chunk]:
+        if extend(_numbered(in_array), self._bytes[start : start + size]) != shard.checksums[chunk]:
             raise Trouble(f"{shard.path} is damaged: chunk {chunk} is not what was written; {CURE}")
 
 
@@ -534,6 +537,11 @@ def _index(layout: Layout, chunks: int) -> bytes:
     index[:chunks, 0] = np.arange(chunks) * layout.chunk_bytes
     index[:chunks, 1] = layout.chunk_bytes
     return _with_checksum(index.tobytes())
+
+
+def _numbered(chunk: int) -> int:
+    """What the checksum of a chunk begins with."""
+    return int(extend(0, chunk.to_bytes(8, "little")))
 
 
 def _with_checksum(data: bytes) -> bytes:
