@@ -168,4 +168,6 @@ def _codes(codebook: Codebook, texts: Sequence[str], spec: FeatureSpec, empty: l
     for start in range(0, len(texts), AT_ONCE):
         codes = codebook.encode(texts[start : start + AT_ONCE])
         empty.append(int((~codes.any(axis=1)).sum()))
-        yield codes.astype(spec.dtype)
+        with np.errstate(over="ignore"):  # the writer refuses what is infinite, by its row
+            narrowed = codes.astype(spec.dtype)
+        yield narrowed

@@ -211,7 +211,10 @@ def test_what_is_lacking_is_named(experiment: Experiment, known: Known, lacking:
 
 def test_a_recipe_that_training_refuses_is_not_ready() -> None:
     dense = replace(VSEPP_COCO, text=Features("sentences"))
-    assert state(TINY, replace(ALL, recipes={"vsepp": dense})) == "not yet: no stage sentences; no training with dense texts"
+    assert (
+        state(TINY, replace(ALL, recipes={"vsepp": dense}))
+        == "not yet: no stage sentences; no training with dense texts"
+    )
 
 
 def test_columns_that_evaluation_gives_are_known() -> None:

@@ -135,7 +135,7 @@ def test_a_vocabulary_of_ours_is_read_by_its_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "Ran out of input"),
+        (b"", "is no vocabulary in JSON"),
         (b"<html>", "is no vocabulary in JSON, in a pickle, or of a run: "),
         (b"{", "is no vocabulary in JSON"),
         (b"{" * 100_000, "is no vocabulary in JSON"),
@@ -144,6 +144,7 @@ def test_a_vocabulary_of_ours_is_read_by_its_path(tmp_path: Path) -> None:
         (pickle.dumps({"word2idx": RELEASED})[:-9], "is no vocabulary in JSON"),
         (pickle.dumps({"word2idx": Counter(RELEASED)}), "it wants collections.Counter, and nothing but a Vocabulary"),
         (b"cvocab\nVocabulary\n.", "it has no word2idx"),
+        (b"\x80\x02K\x01" + b"2\x86" * 40 + b"q\x00}X\x08\x00\x00\x00word2idx}h\x00K\x00ss.", "it is full of tuples"),
         ({"dog": 0, "<unk>": 1}, "it has no <pad> <start> <end>"),
         (RELEASED | {"cat": 7}, "the ids of its 7 words are not those from 0 on, each once"),
         (RELEASED | {"cat": 0}, "the ids of its 7 words are not those"),
@@ -158,6 +159,17 @@ def test_a_file_that_is_no_vocabulary_is_refused(tmp_path: Path, data: Any, mess
     with pytest.raises(Trouble, match=r"vocab\.pkl") as caught:
         load_vocabulary(path)
     assert message in str(caught.value)
+
+
+def test_a_released_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.json"
+    path.write_text(json.dumps({"word2idx": RELEASED}), "utf-8-sig")
+    assert load_vocabulary(path).words == tuple(sorted(RELEASED, key=RELEASED.__getitem__))
+
+
+def test_a_word_that_is_no_unicode_makes_no_vocabulary() -> None:
+    with pytest.raises(ValueError, match="is no word: it is not Unicode"):
+        Vocabulary.build(["a \ud800 b"], "nltk", 1)
 
 
 def test_a_vocabulary_that_is_not_there_is_named(tmp_path: Path) -> None:

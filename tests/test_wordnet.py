@@ -318,6 +318,11 @@ def test_what_is_no_zip_or_a_damaged_one_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"domestic_dog", b"domestic_cat"))
     with pytest.raises(Trouble, match=r"wordnet\.zip/wordnet/data\.noun cannot be read: Bad CRC"):
         read_wordnet(path)
+    encrypted = bytearray(path.read_bytes())
+    encrypted[encrypted.rindex(b"wordnet/data.noun") - 38] |= 1  # its flags, in the directory at the end
+    path.write_bytes(encrypted)
+    with pytest.raises(Trouble, match=r"wordnet\.zip/wordnet/data.noun cannot be read: .*is encrypted"):
+        read_wordnet(path)
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("other/data.noun", b"")
     with pytest.raises(Trouble, match=r"wordnet\.zip/wordnet/? has no data\.noun"):

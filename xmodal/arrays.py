@@ -5,8 +5,8 @@ A shard as we write it is uncompressed and in order, so that it can be mapped, a
     chunk 0 | chunk 1 | … | crc32c of each chunk | offset and length of each chunk | crc32c of those
 
 Shards may be short: chunks after the last row are marked as not there and take no bytes. The checksums lie where other
-readers see a gap; here a chunk is checked the first time that one of its rows is read, and never again. A checksum is of the
-chunk's number too: a shard that lies in another's place is found like damage.
+readers see a gap; here a chunk is checked the first time that one of its rows is read, and never again. A checksum is
+of the chunk's number too: a shard that lies in another's place is found like damage.
 
 What others wrote is read too. Where chunks are uncompressed but in another order, or left out because they hold the
 fill value alone, rows are copied one by one. All else is decoded by zarr-python: right, and slow; for archives only.
@@ -162,7 +162,9 @@ class ShardWriter:
             if not all_finite(piece):
                 at = self._written + int(np.flatnonzero(~np.isfinite(piece))[0]) * piece.itemsize
                 what = whose or f"row {self._first + at // self._layout.row_bytes}"
-                raise Trouble(f"{self._name}: {what} is NaN or infinite: mend the weights, or take float32")
+                raise Trouble(
+                    f"{self._name}: {what} is NaN or infinite: numbers too large take float32, else mend what made them"
+                )
             self._write(piece.view(np.uint8))
             done += len(piece)
 

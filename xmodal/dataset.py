@@ -142,7 +142,8 @@ class Dataset:
     def __str__(self) -> str:
         splits = ", ".join(f"{name} ({count:,})" for name, count in self.splits.items())
         sets = "".join(f"\n  {_named(output)}" for output in self.features) or " none yet"
-        return f"{self.corpus} in {self.root}\nsplits: {splits}\nfeatures:{sets}"
+        codes = "".join(f"\n  {_coded(output)}" for output in _made_of(self.records, SENTENCES))
+        return f"{self.corpus} in {self.root}\nsplits: {splits}\nfeatures:{sets}" + (codes and f"\nsentences:{codes}")
 
     @cached_property
     def splits(self) -> dict[str, int]:
@@ -180,7 +181,7 @@ class Dataset:
         if len(chosen) == 1:
             return FeatureStore(chosen[0])
         command = f"xmodal build {self.corpus}/{SENTENCES} --root {self.root}"
-        there = "; ".join(map(_described, made)) or f"none: build some first (`{command}`)"
+        there = "; ".join(map(_coded, made)) or f"none: build some first (`{command}`)"
         what = "several sets of sentences, so say which" if chosen else f"no sentences {identity or ''}".rstrip()
         raise Trouble(f"{self.corpus} in {self.root}: there are {what}; there are: {there}")
 
@@ -541,6 +542,13 @@ def _told_apart(outputs: Sequence[Output]) -> Iterator[str]:
         made_of = " and ".join(f"{source['stage']}/{source['identity']}" for source in output.about["inputs"])
         settings = ", ".join(f"{name}={output.config[name]}" for name in told if name in output.config)
         yield f"{output.identity} ({settings or f'of {made_of}'})"
+
+
+def _coded(sentences: Output) -> str:
+    """By the codebook, which is what several sets of sentences differ in."""
+    codebook = made_from(sentences, "codebook")
+    settings = (f"{name}={value}" for name, value in (codebook.config if codebook else {}).items() if name != "_type")
+    return f"{sentences.identity} ({', '.join(settings)})"
 
 
 def _described(output: Output) -> str:

@@ -185,6 +185,12 @@ def read(folder: str) -> Run:
 
 def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = None) -> Scorer[Any, Any]:
     """The run's network before training; sizes that no network has are refused as damage of the run."""
+    wide = getattr(run.recipe.model, "word_width", None)
+    if word_vectors is not None and wide not in (None, word_vectors.shape[1]):
+        raise Trouble(
+            f"recipe {run.recipe.name!r} has words of {wide} numbers, the word vectors have {word_vectors.shape[1]}: "
+            f"other vectors, or --set model.word_width={word_vectors.shape[1]}"
+        )
     try:
         return run.recipe.model.build(replace(run.inputs, word_vectors=word_vectors))
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

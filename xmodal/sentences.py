@@ -123,7 +123,7 @@ class Codebook:
             about = json.loads(arrays["about"].tobytes())
             coding, words = Coding(**about["coding"]), tuple(about["words"])
             return cls(coding, words, arrays["vectors_VE"], _of(Mixture, arrays), _of(Turn, arrays))
-        except (zipfile.BadZipFile, EOFError, LookupError, NotImplementedError, TypeError, ValueError) as error:
+        except (zipfile.BadZipFile, EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise Trouble(f"{where} is no codebook, or damaged ({error})") from error
 
     @property

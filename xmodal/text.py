@@ -29,7 +29,9 @@ weights were trained with. Reading one executes nothing.
 import hashlib
 import json
 import pickle
+import pickletools
 import re
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,6 +93,8 @@ def check_words(what: str, words: Sequence[str], specials: tuple[str, ...]) -> N
     wrong = next((word for word in words if word.split() != [word]), None)
     if wrong is not None:
         raise ValueError(f"{wrong!r} is no word: it is empty or has white space in it")
+    if wrong := next((word for word in words if any("\ud800" <= letter <= "\udfff" for letter in word)), None):
+        raise ValueError(f"{wrong!r} is no word: it is not Unicode, and cannot be written")
 
 
 def noun_phrases(captions: Iterable[str], model: str = "en_core_web_sm") -> Iterator[list[tuple[int, int]]]:
@@ -299,12 +303,15 @@ def load_vocabulary(path: Path) -> Vocabulary | ReleasedVocabulary:
     try:
         if data.partition(b" ")[0] in [name.encode() for name in _TOKENIZERS]:
             return Vocabulary.from_bytes(data, str(path))
+        data = data.removeprefix(BOM_UTF8)
         return ReleasedVocabulary(_word_ids(json.loads(data) if data.lstrip()[:1] == b"{" else _unpickled(data)))
     except (*_NO_PICKLE, RecursionError, ValueError) as error:
         line = " ".join(str(error).split())[:200]
         raise Trouble(f"{path} is no vocabulary in JSON, in a pickle, or of a run: {line}") from error
 
 
+_TUPLES = frozenset(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"))
+FEW_TUPLES = 8
 _NO_PICKLE = (pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError, MemoryError, OverflowError)
 
 
@@ -322,6 +329,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(data: bytes) -> Any:
+    """A vocabulary has no tuples; many, one within the other, take for ever to hash."""
+    if sum(name in _TUPLES for name in (code.name for code, _, _ in pickletools.genops(data))) > FEW_TUPLES:
+        raise pickle.UnpicklingError("it is full of tuples")
     found = _Unpickler(data).load()
     return found if isinstance(found, dict) else getattr(found, "__dict__", None)
 

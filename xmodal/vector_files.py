@@ -67,6 +67,8 @@ class VectorFile:
             count, width = map(int, promised.groups())
             kind: Literal["word2vec text", "word2vec binary"]
             kind = "word2vec text" if _is_text(rest, width) else "word2vec binary"
+            if not packed and width > path.stat().st_size:
+                raise Trouble(f"{path} was cut or damaged: its first line says {width:,} numbers a word, at byte 0")
             return cls(path, packed, kind, width, count, len(first) + 1)
         width = len(first.split()) - 1
         if not head:
@@ -74,7 +76,10 @@ class VectorFile:
         if head.startswith(BOM_UTF8):
             raise Trouble(f"{path} begins with a byte order mark, which would be a part of its first word: remove it")
         if width < 1 or (not ends and len(head) == LONGEST_LINE) or not _is_text(first, width):
-            raise Trouble(f"{path}, line 1 (byte 0) is neither a word with its numbers nor how many words follow")
+            raise Trouble(
+                f"{path}, line 1 (byte 0) is neither a word with its numbers (between them single spaces) nor how "
+                "many words follow"
+            )
         return cls(path, packed, "GloVe text", width, None, 0)
 
     def entries(self, wanted: Collection[bytes] | None = None, tick: Tick = lambda size: None) -> Iterator[Vectors]:
@@ -98,6 +103,8 @@ class VectorFile:
                 place = f"{self.path}, line {number} (byte {file.tell() - len(line)})"
                 if is_cut and len(line) == LONGEST_LINE:
                     raise Trouble(f"{place} has no end")
+                if is_cut and not self.packed:  # what is packed has a checksum
+                    raise Trouble(f"{place} ends without a line feed: its last number may be cut; if not, add one")
                 batch.append(_Line(place, *self._split(place, line)))
             if len(batch) == BATCH:
                 yield self._read(batch, wanted)
@@ -116,7 +123,8 @@ class VectorFile:
         if len(last) == self.width and not any(map(_NUMBER.fullmatch, word.split(b" ")[1:])):
             return word, b" ".join(last)
         of = "its first line says" if self.count else "the first line has"
-        raise Trouble(f"{place} has {len(numbers.split())} numbers, where {of} {self.width}")
+        gaps = "; between them is more than a single space" * bool(re.search(rb"  |\t", line))
+        raise Trouble(f"{place} has {len(numbers.split())} numbers, where {of} {self.width}{gaps}")
 
     def _read(self, batch: "list[_Line]", wanted: Collection[bytes] | None) -> Vectors:
         try:

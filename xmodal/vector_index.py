@@ -44,17 +44,18 @@ class VectorIndex:
 
     @staticmethod
     def is_one(path: Path) -> bool:
-        if not path.is_file():
+        try:
+            with path.open("rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
+        except OSError:  # which whoever reads it as something else will tell of
             return False
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
 
     @classmethod
     def open(cls, path: Path) -> "VectorIndex":
         data = path.read_bytes() if path.stat().st_size < 4096 else _last(path, 4096)
         length, checksum = np.frombuffer(data[-TAIL:].rjust(TAIL), "<u4").tolist()
         about = data[-TAIL - length : -TAIL]
-        if len(about) != length or value(about) != checksum:
+        if not length or len(about) != length or value(about) != checksum:
             raise Trouble(f"{path} is damaged or cut at its end: it has {path.stat().st_size} bytes")
         index = cls(path, **json.loads(about))
         if index._size(length) != path.stat().st_size:
@@ -183,7 +184,10 @@ def arriving(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.rename(path)
+        os.link(temporary, path)  # which does not replace another, as renaming would
+    except FileExistsError:
+        check_free(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

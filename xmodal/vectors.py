@@ -113,5 +113,11 @@ def _share(part: int, whole: int) -> str:
 
 
 def _encoded(word: str) -> bytes:
-    """Bytes of a file that are no UTF-8 are lone surrogates in a word, as Python has them in names of files."""
-    return word.encode(errors="surrogateescape")
+    """Bytes of a file that are no UTF-8 are lone surrogates in a word, as Python has them in names of files.
+
+    Other surrogates are no file's.
+    """
+    try:
+        return word.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return word.encode(errors="surrogatepass")

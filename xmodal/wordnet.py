@@ -256,7 +256,7 @@ def _read(files: Traversable, name: str) -> bytes:
         return (files / name).read_bytes()
     except FileNotFoundError:
         raise Trouble(f"{files} has no {name}, so it is no WordNet, or a part of one") from None
-    except (OSError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # encrypted, or of an unknown method
         raise Trouble(f"{files / name} cannot be read: {error}") from None
 
 
