@@ -25,6 +25,7 @@ from xmodal.batches import Loader
 from xmodal.corpora import load
 from xmodal.dataset import Dataset
 from xmodal.features import FeatureSpec, FeatureStore, extents_file, index_files, shard_file, write_ragged_shard
+from xmodal.models import Tokens
 from xmodal.outputs import Output
 from xmodal.storage import open_storage
 from xmodal.text import END, START
@@ -84,6 +85,15 @@ def test_three_lines_from_a_root_to_batches(root: str) -> None:
             text = describe(scene(WORLD, numbers[caption // 5]), WORLD, caption % 5).lower()
             assert [word for word in said if word.isalpha()] == re.findall(r"[a-z]+", text)
             assert (ids[0], ids[length - 1]) == (START, END)
+
+
+def test_words_are_those_of_the_tokens_that_are_named(root: str) -> None:
+    dataset, tokens = xmodal.open(root, "pictures"), Tokens("whitespace", 1, cleaning="mrw", longest=2)
+    words = dataset.vocabulary(tokens=tokens)
+    assert (words.tokenizer, words.cleaning) == ("whitespace", "mrw")
+    assert len(words) > len(dataset.vocabulary())
+    for batch in dataset.loader("toy/train", tokens=tokens, batch_size=32):
+        assert int(batch.streams["annotated"].text.lengths.max()) == 4
 
 
 def test_any_split_can_be_read(root: str) -> None:

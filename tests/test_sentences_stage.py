@@ -30,7 +30,7 @@ from xmodal.features import FeatureStore
 from xmodal.models import Features
 from xmodal.outputs import Output
 from xmodal.records import Caption, read_rows
-from xmodal.sentences import Codebook
+from xmodal.sentences import Codebook, Coding, fit
 from xmodal.storage import Storage, open_storage
 from xmodal.text import tokenizer
 from xmodal.trouble import Trouble
@@ -222,6 +222,25 @@ def test_a_loader_gives_vectors_in_place_of_words(root: str, made: Output) -> No
         assert [captions_of[id].item for id in ids] == items if (captions_of := captions(root)) else False
         seen += len(ids)
     assert seen == len(reader.examples.caption_ids) == 47 * 5
+
+
+def test_several_sets_of_sentences_are_told_apart_by_what_made_them(tmp_path: Path, vectors: Path) -> None:
+    root = make_root(tmp_path, items=60)
+    assert "sentences:" not in str(open_dataset(root, "pictures"))
+    for coding in (CodebookConfig("mean"), CodebookConfig("tfidf", width=8)):
+        build(stage(root, vectors, coding), open_storage(root))
+    with pytest.raises(Trouble, match=r"several sets of sentences, .*method=mean.*; \w+ \(.*method=tfidf"):
+        open_dataset(root, "pictures").sentences()
+    assert {"method=mean,", "method=tfidf,"} <= set(str(open_dataset(root, "pictures")).split())
+
+
+def test_a_tokenizer_is_made_once_for_any_number_of_captions(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = fit(Coding("tfidf", tokenizer="whitespace"), ["a b", "b c"])[0]
+    asked = list[str]()
+    monkeypatch.setattr("xmodal.sentences.tokenizer", lambda *names: asked.append(names[0]) or str.split)
+    for caption in ("a", "b", "c"):
+        made.encode([caption])
+    assert asked == ["whitespace"]
 
 
 def test_vectors_in_half_precision_are_computed_with_in_single(root: str, vectors: Path, tmp_path: Path) -> None:

@@ -450,6 +450,8 @@ def test_the_command_tells_converts_and_trains(tmp_path: Path, capsys: pytest.Ca
         ["vectors", str(index), "--index", str(tmp_path / "again")],
         ["vectors", str(trained), "--index", str(index)],
         ["vectors", str(trained), "--split", "toy/train"],
+        ["vectors", str(trained), "--tokenizer", "nltk"],
+        ["vectors", str(trained), "--cleaning", "mrw"],
         ["vectors", "pictures", "--train", str(tmp_path / "other.bin")],
     ):
         assert main(wrong) == 1
@@ -466,6 +468,7 @@ def test_what_cannot_be_trained_or_written_is_refused_before_it_is_trained(
         (["--train", str(there)], "there.bin exists already"),
         (["--train", str(tmp_path / "no" / "other.bin")], f"{tmp_path / 'no'} is no folder"),
         (["--train", str(tmp_path / "other.bin"), "--tokenizer", "words"], "no tokenizer 'words'; there are: nltk"),
+        (["--train", str(tmp_path / "other.bin"), "--cleaning", "words"], "no cleaning 'words'; there are: none, mrw"),
     ):
         assert main([*corpus, *options]) == 1
         told = capsys.readouterr().err
