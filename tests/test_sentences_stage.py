@@ -227,11 +227,12 @@ def test_a_loader_gives_vectors_in_place_of_words(root: str, made: Output) -> No
 def test_several_sets_of_sentences_are_told_apart_by_what_made_them(tmp_path: Path, vectors: Path) -> None:
     root = make_root(tmp_path, items=60)
     assert "sentences:" not in str(open_dataset(root, "pictures"))
-    for coding in (CodebookConfig("mean"), CodebookConfig("tfidf", width=8)):
+    for coding in (CodebookConfig("tfidf", width=16), CodebookConfig("tfidf", width=32)):
         build(stage(root, vectors, coding), open_storage(root))
-    with pytest.raises(Trouble, match=r"several sets of sentences, .*method=mean.*; \w+ \(.*method=tfidf"):
+    with pytest.raises(Trouble, match=r"several sets of sentences, .*width=(16|32).*; \w+ \(.*width=(16|32)"):
         open_dataset(root, "pictures").sentences()
-    assert {"method=mean,", "method=tfidf,"} <= set(str(open_dataset(root, "pictures")).split())
+    told = str(open_dataset(root, "pictures")).partition("\nsentences:\n")[2]
+    assert all(setting in told for setting in ("method=tfidf", "width=16", "width=32")), told
 
 
 def test_a_tokenizer_is_made_once_for_any_number_of_captions(monkeypatch: pytest.MonkeyPatch) -> None:
