@@ -1,5 +1,9 @@
 """Dual-Path's text input: the words that word2vec has, as a code of fixed length in which they may stand anywhere.
 
+    words = captions(records, view)  # of `xmodal.dataset`, as are Examples; the reader is that of `xmodal.batches`
+    dictionary = Dictionary.build(words, "dual-path", partial(read_vectors, path, exact=True))
+    reader = Reader(Examples.of(records, view, store, dictionary), store, tokens=Codes(32))
+
 Shapes: T texts, L positions of a code, S shifted codes of all texts. A code has ids from 1 on, and 0 where no word is:
 a column of zeros in the paper, so that row 0 of a table of word vectors must stay zero.
 
