@@ -12,6 +12,7 @@ The reference clips lie beside the repository; these are made here, and none of 
     bytes that are no text    in a comment of a GIF, in a tag of an MP4
     rotated, mirrored         by an MP4's matrix, by a JPEG's EXIF
     edit list, late start     MP4, against frames that are numbered
+    cut within an open group  MP4, in fragments too, and Matroska; H.264 and HEVC
     flipped bits              MP4, GIF
     no index, HTML, a JPEG or a GIF by another name, bombs
                               refused by their status, or read for what they are
@@ -165,6 +166,59 @@ def test_an_edit_list_hides_the_beginning(hidden: int) -> None:
     assert tick is not None
     expected = [hidden + number for number in range(0, 60 - hidden, 3)]
     assert numbers(with_edit(data, int(hidden * SECOND / tick))) == expected
+
+
+def from_second_key(data: bytes, container: str = "mp4", **options: str) -> bytes:
+    """The rest of a stream, as where a broadcast is joined or a file is cut without being encoded again."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(data)) as opened, av.open(file, "w", format=container, options=options) as out:
+        stream = out.add_stream_from_template(opened.streams.video[0])
+        packets = [packet for packet in opened.demux(video=0) if packet.size]
+        second = [number for number, packet in enumerate(packets) if packet.is_keyframe][1]
+        begin = packets[second].dts
+        assert begin is not None
+        for packet in packets[second:]:
+            assert packet.pts is not None
+            assert packet.dts is not None
+            packet.stream, packet.pts, packet.dts = stream, packet.pts - begin, packet.dts - begin
+            out.mux(packet)
+    return file.getvalue()
+
+
+OPEN_265 = {"x265-params": f"{OPEN['x264-params']}:log-level=none"}
+CUTS: list[tuple[str, dict[str, str]]] = [
+    ("mp4", {}),
+    ("mp4", {"use_editlist": "0"}),
+    ("mp4", {"use_editlist": "0", "movflags": "frag_keyframe+empty_moov+default_base_moof"}),
+    ("matroska", {}),
+]
+
+
+@pytest.mark.parametrize(("codec", "params"), [("libx264", OPEN), ("libx265", OPEN_265)])
+@pytest.mark.parametrize(("container", "options"), CUTS, ids=["edit list", "no edit list", "fragments", "matroska"])
+def test_time_begins_with_the_first_frame_that_can_be_decoded(
+    codec: str, params: dict[str, str], container: str, options: dict[str, str]
+) -> None:
+    """Three frames before the first keyframe are predicted from the group that is cut off, and are none."""
+    cut = from_second_key(of_24(codec=codec, options=params), container, **options)
+    assert numbers(cut) == list(range(12, 60, 3))
+
+
+def test_leading_frames_that_can_be_decoded_are_shown() -> None:
+    """Two frames of a closed group of HEVC are shown before its keyframe, which is frame 12."""
+    closed = {"x265-params": "open-gop=0:radl=2:keyint=12:min-keyint=12:bframes=3:b-adapt=0:log-level=none"}
+    data = of_24(codec="libx265", options=closed)
+    for container in ("mp4", "matroska"):
+        assert numbers(from_second_key(data, container, use_editlist="0")) == list(range(10, 60, 3))
+
+
+def test_damage_of_what_is_shown_is_told_though_a_group_was_cut_off() -> None:
+    cut = from_second_key(of_24(options=OPEN), use_editlist="0")
+    with av.open(io.BytesIO(cut)) as opened:
+        packet = [packet for packet in opened.demux(video=0) if packet.size][4]
+    at = packet.pos or 0
+    row, _ = sampled(cut[:at] + flipped(cut[at : at + packet.size], packet.size // 3, 3) + cut[at + packet.size :])
+    assert (row.status, row.samples_missing) == ("damaged", 0)
 
 
 def test_time_begins_with_the_picture_and_not_with_the_sound() -> None:

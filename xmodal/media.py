@@ -2,10 +2,11 @@
 
 What "frames at 8 FPS" are: sample k, of k = 0, 1, … while k/8 s < D and of k = 0 always, is the frame that is shown at
 k/8 s. Frame i is shown from s_i, and no longer from s_i+1; a frame that begins just at k/8 s is shown then. s_0 = 0 is
-the beginning of the first frame of the picture, after edit lists and wherever the sound begins. D is the end of the
-last: its packet's duration in MP4 and WebM, or where that is not known the gap before it; its delay in GIF and WebP.
-All is compared in whole numbers: at 24 frames a second every k/8 s is the very beginning of a frame. A frame between
-two moments is left out; one that is shown at several is given once, and the samples name it by its number.
+the beginning of the first frame of the picture, after edit lists and wherever the sound begins; where a stream was cut
+within an open group of pictures, of the first that can be decoded. D is the end of the last: its packet's duration in
+MP4 and WebM, or where that is not known the gap before it; its delay in GIF and WebP. All is compared in whole numbers:
+at 24 frames a second every k/8 s is the very beginning of a frame. A frame between two moments is left out; one that is
+shown at several is given once, and the samples name it by its number.
 
 A delay of 0 or 10 ms is 100 ms, as browsers show it (`Sampling.delays`). What of a canvas no frame covers is white.
 Where frames cannot be decoded a sample is the frame before it, as a player goes on showing it, and is counted

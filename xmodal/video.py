@@ -4,7 +4,7 @@ import io
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -43,7 +43,11 @@ Converted = Callable[[VideoFrame], Frame]
 
 @dataclass(frozen=True)
 class Packets:
-    """What a file holds, in the order it is decoded in; `starts` are those of the frames that are shown, ascending."""
+    """What a file holds, in the order it is decoded in; `starts` are those of the frames that are shown, ascending.
+
+    `earliest` begins the first packet of all, and `key` the first keyframe: frames between them may be predicted from
+    what is cut off.
+    """
 
     count: int
     starts: tuple[int, ...]
@@ -52,6 +56,8 @@ class Packets:
     cut: bool
     hidden: bool
     open_groups: bool
+    earliest: int
+    key: int
 
     @property
     def end(self) -> int:
@@ -90,6 +96,8 @@ def open_video(data: bytes, container: str, config: Sampling, limits: Limits) ->
         context, unit = stream.codec_context, stream.time_base
         check_canvas(context.width, context.height, config, limits)
         packets = _packets(opened, stream, limits, said)
+    if packets.earliest < packets.key:
+        packets = _without_cut_off(data, container, packets, limits)
     if not packets.starts or not unit:
         raise Refused("no_frames", packets.trouble or "the video has no frame")
     timeline = Timeline(packets.starts, packets.end, unit)
@@ -141,14 +149,16 @@ def _packets(
     opened: InputContainer, stream: VideoStream, limits: Limits, said: Sequence[tuple[int, str, str]]
 ) -> Packets:
     durations: dict[int, int] = {}
-    count, trouble, hidden, open_groups, key = 0, "", False, False, 0
+    begins, keys = list[int](), list[int]()
+    count, trouble, hidden, open_groups = 0, "", False, False
     try:
         for start, packet in _whole(opened, stream):
             check_frames(count := count + 1, limits)
             if packet.has_sidedata("encryption_info"):
                 raise Refused("unsupported_codec", "the video is encrypted")
-            key = start if packet.is_keyframe else key
-            open_groups |= start < key and count > 1
+            begins.append(start)
+            keys += [start] if packet.is_keyframe else []
+            open_groups |= bool(keys) and start < keys[-1]
             hidden |= packet.is_discard
             if not packet.is_discard and not (stream.codec_context.name == "vp8" and _never_shown(packet)):
                 durations.setdefault(start, packet.duration or 0)
@@ -157,7 +167,19 @@ def _packets(
     starts = tuple(sorted(durations))
     last = durations[starts[-1]] if starts else 0
     cut = any("partial file" in line or "prematurely" in line for _, _, line in said)
-    return Packets(count, starts, last, trouble, cut, hidden, open_groups)
+    earliest, key = min(begins, default=0), (keys or begins or [0])[0]
+    return Packets(count, starts, last, trouble, cut, hidden, open_groups, earliest, key)
+
+
+def _without_cut_off(data: bytes, container: str, packets: Packets, limits: Limits) -> Packets:
+    """Time begins with the keyframe, or with the first frame before it that the decoder gives."""
+    with _opened(data, container, limits) as opened, _listening():
+        stream = _stream(opened)
+        context = _decoder(stream, limits)
+        decoded = (_frames(context, packet, []) for _, packet in _to_decode(opened, stream, packets))
+        given = (start for frame in chain.from_iterable(decoded) if (start := _start(frame)) is not None)
+        first = min(packets.key, next(given, packets.key))
+    return replace(packets, starts=tuple(start for start in packets.starts if start >= first), key=first)
 
 
 def _whole(opened: InputContainer, stream: VideoStream) -> Iterator[tuple[int, "av.Packet[VideoStream]"]]:
@@ -227,7 +249,7 @@ def _show_video(video: Video, numbers: Sequence[int], keep: KeepNumbered) -> lis
     wanted: dict[int | None, int] = {video.packets.starts[number]: number for number in numbers}
     converted, trouble, latest = _conversion(video.config, video.limits), list[str](), -1
     with _opened(video.data, video.container, video.limits) as opened, _listening() as said:
-        for number, frame in _wanted_frames(opened, video, wanted, trouble):
+        for number, frame in _wanted_frames(opened, video, wanted, said, trouble):
             if number > latest:
                 keep(number, converted(frame))
                 latest = number
@@ -239,19 +261,44 @@ def _show_video(video: Video, numbers: Sequence[int], keep: KeepNumbered) -> lis
 
 
 def _wanted_frames(
-    opened: InputContainer, video: Video, wanted: Mapping[int | None, int], trouble: list[str]
+    opened: InputContainer,
+    video: Video,
+    wanted: Mapping[int | None, int],
+    said: list[tuple[int, str, str]],
+    trouble: list[str],
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """Of other frames those are not decoded that no frame is predicted from."""
+    """Of other frames those are not decoded that no frame is predicted from. Those that lack what they are predicted
+    from, and are not shown, are no trouble."""
     stream = _stream(opened)
-    context = stream.codec_context
-    context.thread_count = 1
-    context.options = {"max_pixels": str(video.limits.pixels)}
-    for start, packet in chain(islice(_whole(opened, stream), video.packets.count), ((None, None),)):
+    context = _decoder(stream, video.limits)
+    for start, packet in _to_decode(opened, stream, video.packets):
         context.skip_frame = "DEFAULT" if packet is None or start in wanted else "NONREF"
-        for frame in _frames(context, packet, trouble):
-            number = wanted.get(frame.dts if frame.pts is None else frame.pts)
+        cut_off = start is not None and start < video.packets.key
+        before = len(said)
+        for frame in _frames(context, packet, [] if cut_off else trouble):
+            number = wanted.get(_start(frame))
             if number is not None:
                 yield number, frame
+        if cut_off:
+            del said[before:]
+
+
+def _to_decode(
+    opened: InputContainer, stream: VideoStream, packets: Packets
+) -> "Iterator[tuple[int, av.Packet[VideoStream]] | tuple[None, None]]":
+    """Up to the end, which a decoder is told by none."""
+    return chain(islice(_whole(opened, stream), packets.count), ((None, None),))
+
+
+def _decoder(stream: VideoStream, limits: Limits) -> VideoCodecContext:
+    context = stream.codec_context
+    context.thread_count = 1
+    context.options = {"max_pixels": str(limits.pixels)}
+    return context
+
+
+def _start(frame: VideoFrame) -> int | None:
+    return frame.dts if frame.pts is None else frame.pts
 
 
 def _frames(context: VideoCodecContext, packet: "av.Packet[Any] | None", trouble: list[str]) -> list[VideoFrame]:
