@@ -142,13 +142,16 @@ def test_rotated_video_is_upright(turn: int) -> None:
 def test_mirrored_video_is_turned_back() -> None:
     """The matrix of a file made for 180 degrees mirrors only left and right, once its other half is taken back."""
     data = of_24(3, rotated=180)
+    expected = sampled(data)[1][0].pixels_HW3[::-1]
+    np.testing.assert_array_equal(sampled(turned(data, -1, 0, 0, 1))[1][0].pixels_HW3, expected)
+
+
+def turned(data: bytes, a: int, b: int, c: int, d: int) -> bytes:
+    """The same file by another matrix: x becomes a x + c y, and y becomes b x + d y."""
     at = data.index(b"tkhd") + 4 + 40
     matrix = list(struct.unpack_from(">9i", data, at))
-    assert (matrix[0], matrix[4]) == (-0x10000, -0x10000)
-    matrix[4] = 0x10000
-    mirrored = data[:at] + struct.pack(">9i", *matrix) + data[at + 36 :]
-    expected = sampled(data)[1][0].pixels_HW3[::-1]
-    np.testing.assert_array_equal(sampled(mirrored)[1][0].pixels_HW3, expected)
+    matrix[:2], matrix[3:5] = (a << 16, b << 16), (c << 16, d << 16)
+    return data[:at] + struct.pack(">9i", *matrix) + data[at + 36 :]
 
 
 def with_edit(data: bytes, hidden: int) -> bytes:
@@ -247,6 +250,28 @@ def test_a_cut_between_two_packets_is_seen_too(container: str) -> None:
     assert numbers(data[: data.index(bytes(packet), packet.pos or 0) + packet.size], "truncated") == list(
         range(0, 31, 3)
     )
+
+
+def in_fragments(data: bytes) -> bytes:
+    file = io.BytesIO()
+    options = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
+    with av.open(io.BytesIO(data)) as opened, av.open(file, "w", format="mp4", options=options) as out:
+        stream = out.add_stream_from_template(opened.streams.video[0])
+        for packet in opened.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                out.mux(packet)
+    return file.getvalue()
+
+
+def test_fragments_that_are_whole_are_kept_wherever_the_next_is_cut() -> None:
+    data = in_fragments(of_24(options={"x264-params": "keyint=12"}))
+    third = [at for at in range(len(data)) if data.startswith(b"moof", at)][2] - 4
+    (length,) = struct.unpack_from(">I", data, third)
+    for cut in range(third + 16, third + length, 8):
+        assert numbers(data[:cut], "truncated") == list(range(0, 24, 3))
+    first = data.index(b"moof") - 4
+    assert sampled(data[: first + 60])[0].status == "no_frames"
 
 
 def flipped(data: bytes, begin: int, every: int) -> bytes:
@@ -643,6 +668,10 @@ REFUSED = [
     ("open groups", of_24(options=OPEN)),
     ("edit lists", with_edit(of_24(options={"bf": "2"}), 7680)),
     ("truncated", index_first(of_24())[:-300]),
+    ("mirrored", turned(of_24(12, options={"bf": "0"}), -1, 0, 0, 1)),
+    ("mirrored", turned(of_24(12, options={"bf": "0"}), 1, 0, 0, -1)),
+    ("mirrored", turned(of_24(12, options={"bf": "0"}), 0, 1, 1, 0)),
+    ("mirrored", turned(of_24(12, options={"bf": "0"}), 0, -1, -1, 0)),
     ("does not open", of_24(3, codec="libsvtav1", options={"preset": "12"})),
 ]
 

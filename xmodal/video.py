@@ -75,10 +75,6 @@ class Video:
     config: Sampling
     limits: Limits
 
-    @property
-    def is_cut(self) -> bool:
-        return self.packets.cut or _promised(self.data, self.container) > len(self.data)
-
 
 def open_gif(data: bytes, config: Sampling, limits: Limits) -> Clip:
     gif = read_gif(data, config, limits)
@@ -89,6 +85,7 @@ def open_gif(data: bytes, config: Sampling, limits: Limits) -> Clip:
 
 def open_video(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip:
     """Reads every packet and decodes none."""
+    is_short, data = _promised(data, container) > len(data), _without_cut_fragment(data, container)
     with _listening() as said, _opened(data, container, limits) as opened:
         if too_many := next((line for _, _, line in said if "max pixel count" in line), None):
             raise Refused("too_many_pixels", too_many)
@@ -96,6 +93,7 @@ def open_video(data: bytes, container: str, config: Sampling, limits: Limits) ->
         context, unit = stream.codec_context, stream.time_base
         check_canvas(context.width, context.height, config, limits)
         packets = _packets(opened, stream, limits, said)
+    packets = replace(packets, cut=packets.cut or is_short)
     if packets.earliest < packets.key:
         packets = _without_cut_off(data, container, packets, limits)
     if not packets.starts or not unit:
@@ -105,8 +103,8 @@ def open_video(data: bytes, container: str, config: Sampling, limits: Limits) ->
     if config.backend == "decord" and (reason := _wrong_for_decord(video)):
         raise Refused("unsupported_codec", f"decord is not right on {reason}: take pyav")
     show = partial(_show_by_decord if config.backend == "decord" else _show_video, video)
-    status: Status = "truncated" if video.is_cut else "damaged" if packets.trouble else "ok"
-    message = packets.trouble or ("the file ends before its last frame" if video.is_cut else "")
+    status: Status = "truncated" if packets.cut else "damaged" if packets.trouble else "ok"
+    message = packets.trouble or ("the file ends before its last frame" if packets.cut else "")
     return Clip(context.name, context.width, context.height, timeline, show, status, message)
 
 
@@ -173,13 +171,18 @@ def _packets(
 
 def _without_cut_off(data: bytes, container: str, packets: Packets, limits: Limits) -> Packets:
     """Time begins with the keyframe, or with the first frame before it that the decoder gives."""
+    frame = _first_frame(data, container, packets, limits)
+    start = _start(frame) if frame else None
+    first = packets.key if start is None else min(start, packets.key)
+    return replace(packets, starts=tuple(start for start in packets.starts if start >= first), key=first)
+
+
+def _first_frame(data: bytes, container: str, packets: Packets, limits: Limits) -> VideoFrame | None:
     with _opened(data, container, limits) as opened, _listening():
         stream = _stream(opened)
         context = _decoder(stream, limits)
         decoded = (_frames(context, packet, []) for _, packet in _to_decode(opened, stream, packets))
-        given = (start for frame in chain.from_iterable(decoded) if (start := _start(frame)) is not None)
-        first = min(packets.key, next(given, packets.key))
-    return replace(packets, starts=tuple(start for start in packets.starts if start >= first), key=first)
+        return next(chain.from_iterable(decoded), None)
 
 
 def _whole(opened: InputContainer, stream: VideoStream) -> Iterator[tuple[int, "av.Packet[VideoStream]"]]:
@@ -197,18 +200,26 @@ def _never_shown(packet: "av.Packet[VideoStream]") -> bool:
 
 def _promised(data: bytes, container: str) -> int:
     """Bytes that the file would have by its own account, as far as it says."""
-    return _segment_end(data) if container == "webm" else _last_box_end(data)
+    return _segment_end(data) if container == "webm" else _last_box(data)[2]
 
 
-def _last_box_end(data: bytes) -> int:
-    at = 0
+def _without_cut_fragment(data: bytes, container: str) -> bytes:
+    """An index of a fragment that is not whole would be an error of all the file."""
+    kind, begin, end = _last_box(data) if container == "mp4" else (b"", 0, 0)
+    return data[:begin] if kind == b"moof" and end > len(data) else data
+
+
+def _last_box(data: bytes) -> tuple[bytes, int, int]:
+    """Its kind, where it begins, and where it would end; 0 of one to the end of the file, or of something appended."""
+    kind, begin, at = b"", 0, 0
     while at + 16 <= len(data):
+        begin = at
         size, kind, large = struct.unpack_from(">I4sQ", data, at)
         size = large if size == 1 else size
         if size < 8 or (at + size > len(data) and kind not in (b"mdat", b"moof", b"moov")):
-            return 0  # to the end of the file, or something else appended
+            return kind, begin, 0
         at += size
-    return at
+    return kind, begin, at
 
 
 def _segment_end(data: bytes) -> int:
@@ -343,12 +354,20 @@ def _turned(pixels_HW3: NDArray[np.uint8], matrix: tuple[int, ...]) -> NDArray[n
 def _wrong_for_decord(video: Video) -> str:
     """What decord is known to give other frames of, or none. Damage it does not tell of, and it is not seen here."""
     known = {
-        "a truncated file": video.is_cut,
+        "a truncated file": video.packets.cut,
         "edit lists": video.packets.hidden,
         "open groups of pictures": video.packets.open_groups,
         "a damaged file": bool(video.packets.trouble),
+        "mirrored video": _is_mirrored(video),
     }
     return next((name for name, found in known.items() if found), "")
+
+
+def _is_mirrored(video: Video) -> bool:
+    """By the matrix of the first frame that is decoded: the file itself does not tell it."""
+    frame = _first_frame(video.data, video.container, video.packets, video.limits)
+    a, b, _, c, d, *_ = _matrix(frame) if frame else (1, 0, 0, 0, 1)
+    return a * d < b * c
 
 
 def _show_by_decord(video: Video, numbers: Sequence[int], keep: KeepNumbered) -> list[str]:
