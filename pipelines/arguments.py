@@ -76,7 +76,7 @@ def known_arguments(description: str | None) -> argparse.ArgumentParser:
     retry = command(
         "retry", "try failed files again, or of CORPUS/frames clips, and nothing else", targets="CORPUS[/frames]"
     )
-    retry.add_argument("--class", dest="kind", help="only failures of this class, such as timeout or http_404")
+    retry.add_argument("--class", dest="failure", help="only failures of this class, such as timeout or http_404")
     _circumstances(retry)
     command("seal", "a new sealed set from what the ledger says now", targets="CORPUS")
     command("status", "progress, and failures by class")
@@ -135,6 +135,12 @@ def _own(parser: argparse.ArgumentParser) -> None:
     )
     own.add_argument("--splits", metavar="NAME=SHARE,…", help="by hash of the id (train=0.9,val=0.05,test=0.05)")
     own.add_argument("--captions", metavar="FILE", help="the list of a folder, beside or in it, if not captions.*")
+    own.add_argument(
+        "--kind",
+        choices=("image", "clip", ""),
+        metavar="image|clip",
+        help="what all items are, where addresses and names do not tell; '' is by name (default: by its ending)",
+    )
     own.add_argument("--name", help="the name of the corpus (default: that of the list or folder)")
 
 

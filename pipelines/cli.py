@@ -136,6 +136,7 @@ def _build(chosen: argparse.Namespace) -> tuple[Any, int]:
         with own.named(of.storage, corpus.name, of.list_at):
             rows += build_stages(of, corpus, stages)
         notes += own.notes(of.storage, corpus.name) if of.list_at else []
+        notes += own.not_clips(of.storage, corpus.name) if {"frames", "clips"} & {*stages} else []
     return {"root": site.storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)]}, 0
 
 
@@ -146,9 +147,9 @@ def _retry(chosen: argparse.Namespace) -> tuple[Any, int]:
     done = {}
     for text, (of, corpus, stages) in zip(chosen.targets, _targets(chosen, _site(chosen)), strict=True):
         if len(stages) == 1 and stages[0] not in FETCHED:
-            done[text] = retry_units(of, corpus, stages[0], chosen.kind)
+            done[text] = retry_units(of, corpus, stages[0], chosen.failure)
         else:
-            done[text] = retry(of, corpus, chosen.kind)
+            done[text] = retry(of, corpus, chosen.failure)
     return {"root": chosen.root, "corpora": done}, 0
 
 

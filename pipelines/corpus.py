@@ -186,7 +186,8 @@ def _refuse_other_kinds(corpus: Corpus, stage: str) -> None:
 
 def _of_other_kinds(corpus: Corpus, stage: str) -> Trouble:
     has, other = ("pictures", "clips") if NEEDED[stage] == "image" else ("clips", "pictures")
-    return Trouble(f"{corpus.name} has no {has}: {stage} is for {has}, not {other}")
+    cure = f"; if they are {has}, name the list again with --kind {NEEDED[stage]}" if corpus.card == "own" else ""
+    return Trouble(f"{corpus.name} has no {has}: {stage} is for {has}, not {other}{cure}")
 
 
 def _items(site: Site, corpus: Corpus) -> tuple[Output, list[Item]] | None:

@@ -34,6 +34,7 @@ from xmodal.locks import blob_key, raw_of, read_lock, records_now, sealed_now
 from xmodal.outputs import Output
 from xmodal.own import DESCRIPTION, SPLITS, Description, ListFile, own_corpus, split_name
 from xmodal.readers import ending, heading
+from xmodal.records import Kind, read_columns
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
 
@@ -42,7 +43,7 @@ JUDGED, FEW = ("val", "test"), 10  # splits that numbers are of, by how their na
 HUB = "https://huggingface.co"
 TIMEOUT_SECONDS = 30.0
 LISTS = tuple(f"{stem}.{kind}" for stem in ("captions", "metadata") for kind in ("csv", "tsv", "jsonl", "parquet"))
-FLAGS = ("url", "caption", "id", "split", "splits", "captions", "name")
+FLAGS = ("url", "caption", "id", "split", "splits", "captions", "kind", "name")
 SPLIT_FILE = re.compile(  # as the hub names them now, did before, and names what it converts
     r"(?:.*/)?(train|validation|valid|val|dev|test)(?:(?:-\d+-of-\d+(?:-[0-9a-f]+)?)?|/\d+)\.parquet"
 )
@@ -171,6 +172,17 @@ def notes(storage: Storage, name: str) -> list[str]:
     return [f"{name}: {text}" for text in told]
 
 
+def not_clips(storage: Storage, name: str) -> list[str]:
+    """What a build of clips says of the items of your own data that are none."""
+    records = records_now(storage, name) if description_of(storage, name) else None
+    kinds = read_columns(records, "items.parquet", "kind")["kind"].to_pylist() if records else []
+    if not (others := len(kinds) - kinds.count("clip")):
+        return []
+    return [
+        f"{name}: {others:,} of {len(kinds):,} items are not taken for clips, by their names: --kind clip takes all"
+    ]
+
+
 def _raw(storage: Storage, name: str) -> Raw | None:
     sealed = sealed_now(storage, FOLDERS["annotations"], name)
     return raw_of(sealed) if sealed else None
@@ -220,6 +232,7 @@ def _described(name: str, found: Found, flags: Mapping[str, str], known: Descrip
         split=split,
         splits=shares,
         revision=found.revision,
+        kind=cast(Kind | None, flags.get("kind", old.kind) or None),
     )
 
 

@@ -23,6 +23,7 @@ from PIL import Image
 
 from pipelines import own
 from pipelines.demo.server import serve
+from tests.clips import gif, numbered, webp
 from tests.test_cli import Xmodal
 from tests.test_cli import no_pauses as no_pauses
 from tests.toy_root import one_thread as one_thread
@@ -413,6 +414,36 @@ def test_what_a_flag_does_not_say_stays_as_it_was(xmodal: Xmodal, pictures: Path
     assert described("--id", "") == replace(first, id=None, split=None, splits=(("train", "1"),))
     assert described("--split", "part", "--id", "key") == first
     assert described("--split", "") == replace(first, split=None, splits=SPLITS)
+    clips = described("--kind", "clip")
+    assert clips == replace(first, split=None, splits=SPLITS, kind="clip")
+    assert described() == clips
+    assert described("--kind", "") == replace(first, split=None, splits=SPLITS)
+
+
+@pytest.mark.parametrize("url", ["https://i.imgur.com/a.gifv", "a.3gp", "a.GIF", "a.mov?x=1.gif", "a.mjpeg"])
+def test_a_clip_is_known_by_the_ending_of_its_name(url: str, tmp_path: Path) -> None:
+    write_csv(tmp_path / "list.csv", [{"url": url, "caption": "a"}])
+    assert [row.kind for row in parsed(tmp_path, "list.csv") if isinstance(row, Item)] == ["clip"]
+
+
+def test_clips_whose_names_do_not_say_so_are_taken_for_clips_when_told(
+    xmodal: Xmodal, root: Path, tmp_path: Path
+) -> None:
+    """An animated WebP, a GIF without an ending and one inside the list; beside them one that is named as a clip."""
+    (tmp_path / "a.webp").write_bytes(webp(range(3), [125] * 3))
+    (tmp_path / "b").write_bytes(gif([numbered(number, delay=13) for number in range(3)]))
+    (tmp_path / "d.gif").write_bytes(gif([numbered(7)]))
+    some = [{"path": "a.webp", "bytes": None}, {"path": "b", "bytes": None}, {"path": "d.gif", "bytes": None}]
+    some.append({"path": None, "bytes": gif([numbered(number, delay=13) for number in range(2)])})
+    write_parquet(tmp_path / "mine.parquet", [{"url": one, "caption": "it moves"} for one in some])
+    unsaid = xmodal("build", f"{tmp_path}/mine.parquet/frames", "--root", root)
+    assert "mine: 3 of 4 items are not taken for clips, by their names: --kind clip takes all" in unsaid.out
+    said = xmodal.done("build", f"{tmp_path}/mine.parquet/frames", "--root", root, "--kind", "clip")
+    assert (built(said, "frames")["counts"]["clips"], built(said, "frames")["failures"]) == (4, {})
+    assert not [note for note in said["notes"] if "--kind" in note]
+    none = xmodal("build", f"{tmp_path}/mine.parquet/frames", "--root", root, "--kind", "image")
+    assert "mine has no clips" in none.complaint
+    assert "name the list again with --kind clip" in none.complaint
 
 
 def test_a_build_says_what_is_missing_and_why(xmodal: Xmodal, root: Path, tmp_path: Path) -> None:

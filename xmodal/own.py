@@ -7,6 +7,8 @@ A list is Parquet, CSV, TSV, JSONL or an Arrow stream (xmodal/readers.py). A row
     pictures/dog.png               ["a dog", "it barks"]       a path beside the list: taken from there
     {"bytes": …, "path": "a.jpg"}  a bird                      the picture itself (the `Image` of Hugging Face)
 
+Which it is, a picture or a clip, the ending of its name says, or for all of them `Description.kind`.
+
 `Description` is all that decides how the lists are read. It is one of the corpus' own sources, DESCRIPTION, and is
 sealed with the lists: so the identity of all that follows changes with their bytes and with the columns, and a root
 knows the corpus by its name alone.
@@ -59,10 +61,13 @@ from xmodal.trouble import Trouble
 
 DESCRIPTION = "xmodal-own.json"
 FORMAT = 1  # of DESCRIPTION
-VERSION = 3  # of what is parsed from the same bytes
+VERSION = 4  # of what is parsed from the same bytes
 SPLITS = (("train", "0.9"), ("val", "0.05"), ("test", "0.05"))
 VALIDATION = {"validation", "valid", "dev"}
-CLIPS = {".gif", ".mp4", ".webm", ".mkv", ".mov", ".avi", ".m4v", ".mpg", ".mpeg"}
+CLIPS = {
+    *(".gif", ".gifv", ".mp4", ".m4v", ".mov", ".qt", ".3gp", ".3g2", ".webm", ".mkv", ".mjpg", ".mjpeg"),
+    *(".avi", ".mpg", ".mpeg", ".wmv", ".flv", ".ogv"),  # which are not read, and are clips all the same
+}
 LONGEST_ID, LONGEST_STEP, LONGEST_PATH, LONGEST_URL = 200, 255, 1000, 8000  # as file systems and servers bear
 MEMBERS, ARCHIVE_BYTES = 4096, 1 << 30  # of an archive of embedded pictures
 
@@ -97,7 +102,8 @@ class ListFile:
 class Description:
     """Columns by name; `splits` are names with shares as decimal text, none where a column or the files say the split.
 
-    `revision` stands for the bytes of lists whose checksums are not known beforehand.
+    `kind` is that of all items, where their names do not say it. `revision` stands for the bytes of lists whose
+    checksums are not known beforehand.
     """
 
     name: str
@@ -108,6 +114,7 @@ class Description:
     split: str | None = None
     splits: tuple[tuple[str, str], ...] = SPLITS
     revision: str | None = None
+    kind: Kind | None = None
 
     def __post_init__(self) -> None:
         shares = [Fraction(share) for _, share in self.splits]
@@ -224,7 +231,11 @@ def entries(description: Description, raw: Raw) -> Iterator[Entry | Oddity]:
     for file in description.files:
         for where, cells in rows(raw, file.path, list(named.values())):
             entry = entry_of(dict(zip(named, cells, strict=True)), where, file.split, embedded)
-            yield Oddity(entry, where) if isinstance(entry, str) else entry
+            yield Oddity(entry, where) if isinstance(entry, str) else _of_kind(entry, description.kind)
+
+
+def _of_kind(entry: Entry, kind: Kind | None) -> Entry:
+    return replace(entry, medium=replace(entry.medium, kind=kind)) if kind else entry
 
 
 class _Parser:
