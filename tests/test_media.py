@@ -414,6 +414,32 @@ def test_what_gives_no_frames_says_why(data: bytes, status: str) -> None:
     assert len(row.message) <= 200
 
 
+@pytest.mark.parametrize(
+    ("container", "codec", "name"),
+    [
+        ("avi", "mpeg4", "AVI"),
+        ("mpeg", "mpeg1video", "MPEG-PS"),
+        ("asf", "wmv2", "ASF"),
+        ("flv", "flv", "FLV"),
+        ("ogg", "libvpx", "Ogg"),
+    ],
+)
+def test_containers_that_are_not_read_are_named(container: str, codec: str, name: str) -> None:
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as out:
+        stream = video_stream(out, codec, (WIDTH, HEIGHT), Fraction(1, 25), {})
+        out.mux([*stream.encode(av.VideoFrame.from_ndarray(picture(0))), *stream.encode(None)])
+    row, _ = sampled(file.getvalue())
+    assert (row.status, row.message.partition(":")[0]) == ("unsupported_codec", f"{name} is not read")
+
+
+def test_a_narrow_clip_that_is_too_large_when_scaled_up_is_told_how_it_is_taken() -> None:
+    narrow, wide = (gif([Image8(np.zeros(shape, np.uint8))], shape[::-1]) for shape in ((2, 3000), (5000, 5000)))
+    assert sampled(narrow)[0].message == "3000 x 2 pixels, sampled as 384000 x 256; upscale=false takes it"
+    assert sampled(narrow, upscale=False)[0].status == "ok"
+    assert sampled(wide)[0].message == "5000 x 5000 pixels, sampled as 256 x 256"
+
+
 def test_an_encrypted_video_is_said_so() -> None:
     """It is known by its packets: what is decoded of them may be no error, but noise."""
     key, file = "00112233445566778899aabbccddeeff", io.BytesIO()

@@ -34,6 +34,13 @@ from xmodal.sampling import Clip, Frame, Limits, Refused, Sampling, Stage, Statu
 from xmodal.trouble import Trouble
 
 MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"moof")  # that a file begins with
+UNREAD = (  # containers, by what is in them at a place
+    ("AVI", 8, b"AVI "),
+    ("MPEG-PS", 0, b"\0\0\1\xba"),
+    ("ASF", 0, b"\x30\x26\xb2\x75"),
+    ("FLV", 0, b"FLV\1"),
+    ("Ogg", 0, b"OggS"),
+)
 MESSAGE = 200  # letters
 
 
@@ -107,6 +114,9 @@ def sniff(data: bytes, limits: Limits) -> str:
         return "mp4"
     if data[:3] == b"\xff\xd8\xff":
         return "mjpeg"
+    for name, at, mark in UNREAD:
+        if data[at : at + len(mark)] == mark:
+            raise Refused("unsupported_codec", f"{name} is not read: GIF, animated WebP, MP4, WebM and motion JPEG are")
     raise Refused("not_media", f"begins with {data[:16]!r}")
 
 

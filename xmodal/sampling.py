@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, get_args
 
@@ -150,9 +150,17 @@ def check_canvas(width: int, height: int, config: Sampling, limits: Limits) -> N
     """Refuses sizes, stored or sampled, before there are pixels."""
     if not width or not height:
         raise Refused("zero_size", f"the canvas is {width} x {height}")
+    if _is_too_large(width, height, config, limits):
+        wide, high = config.size(width, height)
+        cure = (
+            "" if _is_too_large(width, height, replace(config, upscale=False), limits) else "; upscale=false takes it"
+        )
+        raise Refused("too_many_pixels", f"{width} x {height} pixels, sampled as {wide} x {high}{cure}")
+
+
+def _is_too_large(width: int, height: int, config: Sampling, limits: Limits) -> bool:
     wide, high = config.size(width, height)
-    if max(width * height, wide * high) > limits.pixels or max(wide, high) > JPEG_SIDE:
-        raise Refused("too_many_pixels", f"{width} x {height} pixels, sampled as {wide} x {high}")
+    return max(width * height, wide * high) > limits.pixels or max(wide, high) > JPEG_SIDE
 
 
 def check_frames(count: int, limits: Limits) -> None:
