@@ -1,10 +1,14 @@
 """Attention over a picture: warm where the map looks, in the right place, one panel a map."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import ImageFont
 
-from xmodal.attention import GAP, attention_picture
+from xmodal import attention
+from xmodal.attention import GAP, LETTERS, LINE, attention_picture, font_of, labelled
 
 
 def panels(picture: NDArray[np.uint8], count: int) -> list[NDArray[np.int64]]:
@@ -50,3 +54,17 @@ def test_what_is_no_picture_or_no_map_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         attention_picture(picture, attention)
+
+
+def test_letters_are_those_of_a_font_of_the_machine_where_it_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, there = ImageFont.load_default(LETTERS), str(tmp_path / "there.ttf")
+    assert isinstance(own, ImageFont.FreeTypeFont)
+    Path(there).write_bytes(own.font_bytes)
+    monkeypatch.setattr(attention, "FONTS", ("nowhere.ttf", there))
+    assert font_of(LETTERS).path == there
+    monkeypatch.setattr(attention, "FONTS", ("nowhere.ttf",))
+    assert font_of(LETTERS).getname() == own.getname()
+    legend = labelled(np.zeros((30, 200, 3), np.uint8), ["it"], "two words")
+    assert (np.asarray(legend)[-LINE:] < 128).any()

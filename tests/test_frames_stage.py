@@ -21,7 +21,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 import zarr
-from PIL import Image, ImageFont
+from PIL import Image
 
 import xmodal
 from pipelines.cli import main
@@ -41,6 +41,7 @@ from tests.clips import RED, gif, jpeg, number_of, numbered, picture, rate, show
 from tests.conftest import tree_digest
 from tests.test_resnet_stage import backwards, sealed
 from tests.test_resnet_stage import storage as storage
+from xmodal.attention import font_of
 from xmodal.clips import LETTERS, FrameStore, attention_sheet, clips_file, contact_sheet
 from xmodal.media import encode_jpeg, sample_frames
 from xmodal.outputs import Output
@@ -663,7 +664,7 @@ def test_labels_of_a_sheet_do_not_run_into_each_other(made: Output) -> None:
     maps = np.full((4, 12), 1 / 12)
     sheet = attention_sheet(FrameStore(made), "a", "somebody waves", np.array([0, 7, 3, 3]), maps)
     label = "0.00 s: " + ", ".join(["8"] * 12)
-    assert sheet.width > 4 * ImageFont.load_default(LETTERS).getlength(label)
+    assert sheet.width > 4 * font_of(LETTERS).getlength(label)
 
 
 def thumbnails(sheet_HW3: np.ndarray) -> list[np.ndarray]:

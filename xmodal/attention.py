@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 GAP = 4  # white pixels between panels
 LETTERS, LINE = 18, 26  # pixels: the height of the letters, and of a line of them
+FONTS = ("DejaVuSans.ttf", "Arial Unicode.ttf", "arial.ttf", "LiberationSans-Regular.ttf")  # which systems have
 
 
 def attention_picture(
@@ -37,7 +38,7 @@ def attention_picture(
 def labelled(panels_HW3: NDArray[np.uint8], names: Sequence[str], legend: str) -> Image.Image:
     """An attention picture with a name above each of its panels, and a legend below, in as many lines as it takes."""
     height, width, _ = panels_HW3.shape
-    font, step = ImageFont.load_default(LETTERS), (width + GAP) // len(names)
+    font, step = font_of(LETTERS), (width + GAP) // len(names)
     lines = [*wrapped(legend, font, width)]
     image = Image.new("RGB", (width, height + LINE * (1 + len(lines)) + GAP), "white")
     image.paste(Image.fromarray(panels_HW3), (0, LINE))
@@ -47,6 +48,16 @@ def labelled(panels_HW3: NDArray[np.uint8], names: Sequence[str], legend: str) -
     for number, line in enumerate(lines):
         draw.text((GAP, height + LINE * (number + 1) + LINE // 2 + GAP), line, "black", font, "lm")
     return image
+
+
+def font_of(size: int) -> Any:
+    """The first of FONTS that this machine has; Pillow's own, of ASCII letters alone, where it has none."""
+    for name in FONTS:
+        try:
+            return ImageFont.truetype(name, size)
+        except OSError:
+            continue
+    return ImageFont.load_default(size)
 
 
 def wrapped(text: str, font: Any, width: int) -> Iterator[str]:

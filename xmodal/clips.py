@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
-from xmodal.attention import wrapped
+from xmodal.attention import font_of, wrapped
 from xmodal.features import FeatureStore
 from xmodal.outputs import Output
 from xmodal.records import read_columns
@@ -178,7 +178,7 @@ def contact_sheet(store: FrameStore, id: str, caption: str = "") -> Image.Image:
 
 def _sheet(pictures: Sequence[Image.Image], labels: Sequence[str], titles: Sequence[str]) -> Image.Image:
     """Pictures in lines, each below its label."""
-    font, high = ImageFont.load_default(LETTERS), max(picture.height for picture in pictures)
+    font, high = font_of(LETTERS), max(picture.height for picture in pictures)
     letters = math.ceil(max(font.getlength(label) for label in labels))
     wide = max(LABEL, letters, *(picture.width for picture in pictures))
     columns = min(len(pictures), max(COLUMNS, math.isqrt(2 * len(pictures))))
