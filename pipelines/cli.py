@@ -129,10 +129,13 @@ def _plan(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 def _build(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines import own
-    from pipelines.corpus import build_stages
+    from pipelines.corpus import build_stages, unread
 
     site, rows, notes = _site(chosen), [], []
-    for of, corpus, stages in _targets(chosen, site):
+    targets = _targets(chosen, site)
+    if ignored := unread(site.settings, (stage for _, _, stages in targets for stage in stages)):
+        site.progress.say(f"no stage of this build reads {', '.join(ignored)}")
+    for of, corpus, stages in targets:
         with own.named(of.storage, corpus.name, of.list_at):
             rows += build_stages(of, corpus, stages)
         notes += own.notes(of.storage, corpus.name) if of.list_at else []

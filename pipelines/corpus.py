@@ -247,6 +247,13 @@ CONFIGS: dict[str, object] = {  # what --set may change
     "codebook": CodebookConfig(),
     "sentences": SentencesConfig(),
 }
+BEFORE = {"clips": {"frames"}, "sentences": {"codebook"}}  # of CONFIGS those that are built before others
+
+
+def unread(settings: Iterable[str], stages: Iterable[str]) -> list[str]:
+    """Settings that no build of these stages reads, nor of what they are made from."""
+    read = {"records"}.union(*({stage} | BEFORE.get(stage, set()) for stage in stages))
+    return [setting for setting in settings if setting.partition(".")[0] not in read]
 
 
 def build_stages(site: Site, corpus: Corpus, stages: Iterable[str]) -> list[dict[str, Any]]:

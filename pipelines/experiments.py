@@ -198,6 +198,8 @@ def look_at_clips(
     store = FrameStore(open_features(root, FRAMES, features, records).output)
     among = set(store.ids) if split is None else members(records, split)
     ids = list(items) or [id for id in store.ids if id in store and id in among][:first]
+    if not ids and first:
+        raise Trouble(f"no clip of {split or corpus} has frames: `xmodal status --root {root}` says why")
     with records.open("captions.parquet") as file:
         told = (one for one in read_rows(file, Caption) if one.source == "human" and not one.position)
         captions = {one.item: one.text for one in told if one.item in ids}

@@ -631,6 +631,31 @@ def test_of_several_frames_those_to_look_at_are_named_by_what_differs(
     assert main([*looked, "--features", next(iter(found))]) == 0
 
 
+def test_of_clips_that_are_all_broken_nothing_is_drawn_and_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_list(tmp_path / "raw")
+    for clip in (tmp_path / "raw").glob("*.gif"):
+        clip.write_bytes(b"gone")
+    root = ["--root", str(tmp_path / "root")]
+    assert main(["build", f"{tmp_path / 'raw/list.csv'}/frames", *root, "--serial"]) == 0
+    assert main(["look", "list", *root, "--frames", str(tmp_path / "sheets")]) == 1
+    assert "no clip of list has frames: `xmodal status --root" in capsys.readouterr().err
+    assert not (tmp_path / "sheets").exists()
+
+
+def test_a_setting_that_no_stage_of_a_build_reads_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_list(tmp_path / "raw")
+    settings = ["resnet.network=resnet101", "clips.crop=64", "frames.short_side=32", "records.row_group=1024"]
+    flags = [word for setting in settings for word in ("--set", setting)]
+    target = [f"{tmp_path / 'raw/list.csv'}/frames", "--root", str(tmp_path / "root")]
+    assert main(["build", *target, *flags, "--serial"]) == 0
+    said = capsys.readouterr().err
+    assert [line for line in said.splitlines() if "no stage of this build" in line] == [
+        "no stage of this build reads resnet.network, clips.crop"
+    ]
+
+
 def only(site: Site) -> str:
     (identity,) = site.storage.names("frames")
     return identity

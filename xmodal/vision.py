@@ -350,7 +350,8 @@ def _downloaded(config: ResNet) -> Path:
     except (OSError, RuntimeError) as error:
         raise Trouble(
             f"weights {config.weights} of {config.network} cannot be fetched from {url} ({error}): "
-            "fetch them elsewhere and give the file, or do without training: --set weights=random:0"
+            "fetch them elsewhere and give the file, or do without training: --set resnet.weights=random:0, "
+            "and for features of clips --set clips.weights=random:0"
         ) from error
     if not sha256_of(file).startswith(checksum):
         raise Trouble(f"weights {file} are damaged: delete the file, it is fetched again")
