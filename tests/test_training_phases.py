@@ -532,7 +532,8 @@ def test_vectors_that_cannot_be_used_are_refused_before_anything_is_written(root
     """Or the right file would be another run's."""
     run = tmp_path / "run"
     narrow, bad = toy_vectors(root, tmp_path / "narrow.txt", width=5), written(tmp_path / "bad.txt", "a 1 2", "in 1")
-    for file, message in ((bad, r"line 2 \(byte 6\) has 1 numbers"), (narrow, "words of 12 numbers, the word vectors have 5")):
+    wide = "words of 12 numbers, the word vectors have 5"
+    for file, message in ((bad, r"line 2 \(byte 6\) has 1 numbers"), (narrow, wide)):
         with pytest.raises(Trouble, match=message):
             fit(NAMED, root, str(run), vectors=str(file))
     assert not run.exists()
