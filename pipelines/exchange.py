@@ -22,13 +22,14 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from pipelines.arrays import write_index, write_items
+from pipelines.corpus import CONFIGS, STAGES
 from pipelines.engine import Runner, build
-from pipelines.ledger import FOLDERS
 from pipelines.progress import Progress
 from pipelines.settings import apply, parse_settings
 from pipelines.stage import Counts, Inputs, Sink, Stage
+from pipelines.vocabulary import COUNTS
 from xmodal.clips import clips_file
-from xmodal.dataset import choose, splits
+from xmodal.dataset import CLEAN, choose, splits
 from xmodal.exchange import BLOCK, COPIES, HDF5, Source, open_hdf5, read_ids, reading, refuse_twice
 from xmodal.features import ROWS, Dtype, FeatureSpec, FeatureStore, shard_ranges
 from xmodal.identity import fingerprint
@@ -39,7 +40,7 @@ from xmodal.trouble import Trouble
 
 VERSION = 2
 GIVEN = {"given": True}
-RESERVED = {"records", "blobs", *FOLDERS.values()}
+RESERVED = {"blobs", CLEAN, COUNTS, *STAGES, *CONFIGS}  # every stage of the project
 Tick = Callable[[int], None]
 
 
@@ -126,7 +127,7 @@ def _refuse_name(storage: Storage, name: str) -> None:
         raise Trouble(f"--name {name}: a stage is named by letters, digits and ._-")
     others = (o for o in directories(storage, name) if o.complete and storage.size(f"{o.folder}/{ROWS}") is None)
     if name in RESERVED or next(others, None) is not None:
-        raise Trouble(f"--name {name}: that is the name of a stage that makes no features: take another")
+        raise Trouble(f"--name {name}: that is the name of a stage that makes something else: take another")
 
 
 def _stamp(source: Source) -> str:

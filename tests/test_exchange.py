@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 import xmodal
 from pipelines.cli import main
+from pipelines.corpus import STAGES
 from pipelines.engine import build, serial
 from pipelines.exchange import export_features, import_features
 from pipelines.progress import Progress
@@ -417,7 +418,7 @@ def test_a_source_that_changes_under_an_import_is_refused(tmp_path: Path) -> Non
         bring_in(path, tmp_path / "root", run=meanwhile)
 
 
-@pytest.mark.parametrize("name", ["records", "media", "sources", "blobs", "letters", "_runs", "../x", ""])
+@pytest.mark.parametrize("name", ["blobs", "letters", "_runs", "../x", "", "clean", "word-counts", "codebook", *STAGES])
 def test_a_name_that_belongs_to_something_else_is_refused(name: str, tmp_path: Path) -> None:
     from tests.toy_stages import Letters, letters
 

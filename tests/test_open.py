@@ -291,3 +291,16 @@ def test_a_dataset_is_plain_data(root: str) -> None:
     assert isinstance(dataset, Dataset)
     assert isinstance(dataset.records, Output)
     assert [output.stage for output in dataset.features] == ["resnet"]
+
+
+def test_features_that_were_imported_under_the_name_of_a_stage_are_not_taken_for_its_output(tmp_path: Path) -> None:
+    """Names that are refused today may lie under a root since before."""
+    root = make_root(tmp_path, items=20)
+    expected = xmodal.open(root, "pictures")
+    for name in ("clean", "vocabulary", "sentences", "plausible"):
+        build(replace(facts(Facts(20)), name=name), open_storage(root))
+    found = xmodal.open(root, "pictures")
+    assert (found.splits, found.vocabulary().words) == (expected.splits, expected.vocabulary().words)
+    assert not found.has_plausible
+    with pytest.raises(Trouble, match="there are no sentences"):
+        found.sentences()

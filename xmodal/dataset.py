@@ -404,9 +404,9 @@ def cleaned(records: Output) -> dict[str, list[str]]:
 
 
 def _made_of(records: Output, stage: str) -> Iterator[Output]:
-    """The finished outputs of a stage whose first input these records are."""
+    """The finished outputs of a stage whose first input these records are; of an import there is none."""
     made = (output for output in directories(records.storage, stage) if output.complete)
-    return (output for output in made if output.about["inputs"][0]["identity"] == records.identity)
+    return (o for o in made if [source["identity"] for source in o.about["inputs"][:1]] == [records.identity])
 
 
 def clean_name(output: Output) -> str:
