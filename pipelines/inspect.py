@@ -19,12 +19,19 @@ from xmodal.trouble import Trouble
 
 
 def status(storage: Storage) -> dict[str, Any]:
-    """Every ledger and every stage directory, finished or not."""
+    """Every ledger and every stage directory, finished or not, or damaged."""
     kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for _, _, ledger in ledgers(storage)]
     return {"root": storage.url, "ledgers": kept, "outputs": [_output_status(o) for o in directories(storage)]}
 
 
 def _output_status(output: Output) -> dict[str, Any]:
+    try:
+        return _told(output)
+    except Trouble as damage:
+        return {"path": output.where, "damage": str(damage)}
+
+
+def _told(output: Output) -> dict[str, Any]:
     of = (origin(output) or ("", None))[1]
     known: dict[str, Any] = {"stage": output.stage, "identity": output.identity, "of": of}
     known |= {"path": output.where, "config": output.config}
@@ -48,13 +55,22 @@ def _examples(output: Output) -> dict[str, dict[str, str]]:
 
 
 def origin(output: Output) -> tuple[Part, str] | None:
-    """Whose it is: the annotations of a corpus or the media set that it is, or was made from; None of an import."""
+    """Whose it is: the annotations of a corpus or the media set that it is, or was made from.
+
+    None of an import, and where the description of one of these is damaged.
+    """
+    with suppress(Trouble):
+        return _origin(output)
+    return None
+
+
+def _origin(output: Output) -> tuple[Part, str] | None:
     for part, stage in FOLDERS.items():
         if output.stage == stage:
             return part, str(output.config["name"])
     inputs = (Output(output.storage, f"{i['stage']}/{i['identity']}") for i in output.about["inputs"][:1])
     there = (made for made in inputs if made.storage.size(f"{made.folder}/stage.json") is not None)
-    return next(map(origin, there), None)
+    return next(map(_origin, there), None)
 
 
 def _last_run(output: Output) -> dict[str, Any]:
@@ -75,8 +91,11 @@ class Damage:
 
 
 def verify(storage: Storage, progress: Progress) -> tuple[int, list[Damage]]:
-    """Reads every byte of every finished output and sealed set; how many files were checked, and what is wrong."""
-    outputs = [output for output in directories(storage) if output.complete]
+    """Reads every byte of every finished output and sealed set; how many files were checked, and what is wrong.
+
+    Of work in progress it reads what this is: a build can go on with nothing else, and finds out itself.
+    """
+    outputs = list(directories(storage))
     total = sum(_files_of(output) for output in outputs)
     damage: list[Damage] = []
     checked: dict[str, str | None] = {}
@@ -98,7 +117,10 @@ def _files_of(output: Output) -> int:
 def _check_output(output: Output, checked: dict[str, str | None]) -> Iterator[Damage | None]:
     """One result a file; blobs that several sets share are read once."""
     try:
-        totals, units = Totals(output.stage), list(output.units())
+        totals = Totals(output.stage)
+        if not output.complete:
+            return
+        units = list(output.units())
         for unit in units:
             totals.add(unit)
         if any(output.totals.get(name) != value for name, value in totals.summary().items()):

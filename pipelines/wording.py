@@ -354,7 +354,7 @@ def status(result: Result) -> list[str]:
             lines.append(f"    {kind}: {count:,}, such as {_failure(ledger['examples'][kind][0])}")
         lines += [f"    {text}" for text in _lacking(ledger["folders"])]
     for output in result["outputs"]:
-        lines.append(_output(output))
+        lines.append(output.get("damage") or _output(output))
         for kind, one in output.get("examples", {}).items():
             reason = f" ({one['reason']})" if one["reason"] else ""
             lines.append(f"    {kind}: such as {one['row']}{reason}")

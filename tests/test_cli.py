@@ -629,9 +629,8 @@ def test_an_output_of_another_layout_says_what_to_do(xmodal: Xmodal, publisher: 
     xmodal.done("build", publisher.file, "--root", root)
     about = only(root / "records") / "stage.json"
     about.write_text(about.read_text().replace('"layout":1', '"layout":99'))
-    complaint = xmodal("status", "--root", root).complaint
-    assert str(about) in complaint
-    assert re.search("delete|another root|update xmodal", complaint)
+    (line,) = (line for line in xmodal("status", "--root", root).out.splitlines() if str(about) in line)
+    assert "another root" in line
 
 
 @pytest.mark.parametrize("how", ["changed", "cut", "empty"])

@@ -1,6 +1,8 @@
 """Verify: what has changed since it was committed is found, also where it is still well-formed, and can be mended."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from pipelines.corpus import Site, build_stages
 from pipelines.demo import coco, flickr30k, flickr30k_entities
 from pipelines.demo.world import World
 from pipelines.engine import build
-from pipelines.inspect import forget, verify
+from pipelines.inspect import forget, status, verify
 from pipelines.progress import Progress
 from tests.conftest import tree_digest
 from tests.toy_stages import Letters, letters
@@ -46,6 +48,65 @@ def test_a_plausible_change_is_found_and_mended(tmp_path: Path, file: str, befor
     build(stage, storage)
     assert verify(storage, QUIET)[1] == []
     assert tree_digest(str(tmp_path)) == whole
+
+
+def swap(folder: Path) -> None:
+    one, other = folder / "complete.json", folder / "stage.json"
+    before = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(before)
+
+
+def spoil(name: str, text: str, *gone: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).write_text(text)
+        for other in gone:
+            (folder / other).unlink()
+
+    return change
+
+
+UNUSABLE: dict[str, Callable[[Path], None]] = {
+    "swapped": swap,
+    "totals of nothing": spoil("complete.json", '{"layout":1}'),
+    "totals of another kind": spoil("complete.json", '{"layout":1,"files":"3","counts":[]}'),
+    "half a description": spoil("stage.json", "{"),
+    "no description": spoil("stage.json", '{"layout":1}'),
+    "half a description of half an output": spoil("stage.json", "{", "complete.json", "units.tsv"),
+}
+
+
+@pytest.mark.parametrize("case", list(UNUSABLE))
+def test_an_output_that_does_not_tell_what_it_is_hides_no_other(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = str(tmp_path / "root")
+    storage, stages = open_storage(root), [letters(Letters(6)), replace(letters(Letters(4)), name="others")]
+    spoilt, sound = (build(stage, storage) for stage in stages)
+    whole = tree_digest(root)
+    UNUSABLE[case](Path(spoilt.where))
+    assert main(["status", "--root", root]) == 0
+    _, line, other, *_ = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{spoilt.where}/")
+    assert line.endswith("`xmodal verify --forget` removes what it is part of, then build again")
+    assert other.startswith(f"{sound.folder}: complete")
+    assert [output.where for output in find(root, "others", count=4)] == [sound.where]
+    assert main(["verify", "--forget", "--root", root]) == 1
+    assert capsys.readouterr().out.startswith(f"{spoilt.folder}/: {spoilt.where}/")
+    assert not Path(spoilt.where).exists()
+    assert main(["verify", "--root", root]) == 0
+    build(stages[0], storage)
+    assert tree_digest(root) == whole
+
+
+def test_what_is_made_of_something_damaged_is_told_all_the_same(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    first = build(letters(Letters(6)), storage)
+    build(replace(letters(Letters(4)), name="others", inputs=(first,)), storage)
+    (tmp_path / first.folder / "stage.json").write_text("{")
+    damaged, told = status(storage)["outputs"]
+    assert "damage" in damaged
+    assert (told["stage"], told["complete"], told["of"]) == ("others", True, None)
 
 
 def test_an_output_is_told_with_the_corpus_or_media_set_that_it_is_of(

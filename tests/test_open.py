@@ -304,3 +304,18 @@ def test_features_that_were_imported_under_the_name_of_a_stage_are_not_taken_for
     assert not found.has_plausible
     with pytest.raises(Trouble, match="there are no sentences"):
         found.sentences()
+
+
+@pytest.mark.parametrize(("file", "text"), [("stage.json", "{"), ("complete.json", '{"layout":1}')])
+def test_damaged_features_stop_nobody_but_who_asks_for_them(file: str, text: str, tmp_path: Path) -> None:
+    root = make_root(tmp_path, items=20)
+    spoilt = build(replace(facts(Facts(20, seed=5)), name="theirs"), open_storage(root))
+    Path(spoilt.where, file).write_text(text)
+    found = xmodal.open(root, "pictures")
+    assert found.store("resnet").output.stage == "resnet"
+    assert spoilt.folder in str(found)
+    for asked in (*spoilt.folder.split("/"), spoilt.folder):
+        with pytest.raises(Trouble, match=rf"{spoilt.folder}/{file}.*: `xmodal verify --forget`"):
+            found.store(asked)
+    with pytest.raises(Trouble, match=spoilt.folder):  # it might be what is meant
+        found.store()

@@ -155,7 +155,8 @@ class Dataset:
 
         Pixels and frames, which are the media over again, are given to those who name them.
         """
-        chosen = _of_all([output for output in self.features if _is_meant(output, features)], self.records)
+        meant = [output for output in self.features if _is_meant(output, features) and _is_of(output, self.records)]
+        chosen = _of_all(meant, self.records)
         if len(chosen) == 1:
             return FeatureStore(chosen[0])
         names = "; ".join(map(_named, self.features)) or "none: build some first"
@@ -290,8 +291,8 @@ def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset
     """What is built of a corpus under a root; `identity` is of its records. Features of other media are left out."""
     records = choose(root, "records", identity, corpus=corpus)
     rows = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
-    made = (output for output in rows if output.stage != SENTENCES)
-    return Dataset(root, corpus, records, tuple(output for output in made if _is_of(output, records)))
+    made = (output for output in rows if _stage_by_place(output) != SENTENCES)
+    return Dataset(root, corpus, records, tuple(output for output in made if _may_be_of(output, records)))
 
 
 def items(records: Output, view: View) -> frozenset[str]:
@@ -515,7 +516,20 @@ def made_from(features: Output, stage: str) -> Output | None:
 def _is_of(features: Output, records: Output) -> bool:
     """Whether they may be of the same media set: some do not tell."""
     wanted = records.config.get("media_set")
-    return wanted is None or _media_set(features) in (None, wanted)
+    return _media_set(features) in (None, wanted) or wanted is None
+
+
+def _may_be_of(features: Output, records: Output) -> bool:
+    """As `_is_of`; what is damaged stays, to be refused when it is asked for: others must not take its place."""
+    try:
+        return _is_of(features, records)
+    except Trouble:
+        return True
+
+
+def _stage_by_place(output: Output) -> str:
+    """Also of one whose description is damaged."""
+    return output.folder.partition("/")[0]
 
 
 def _media_set(features: Output) -> str | None:
@@ -526,12 +540,15 @@ def _media_set(features: Output) -> str | None:
 
 def _is_meant(output: Output, features: str | None) -> bool:
     if features is None:
-        return output.stage not in MEDIA_AGAIN
-    return features in (output.stage, output.identity, f"{output.stage}/{output.identity}")
+        return _stage_by_place(output) not in MEDIA_AGAIN
+    return features in (*output.folder.split("/"), output.folder)
 
 
 def _named(output: Output) -> str:
-    return f"{output.stage}/{_described(output)}"
+    try:
+        return f"{output.stage}/{_described(output)}"
+    except Trouble as damage:
+        return f"{output.folder} ({damage})"
 
 
 def _told_apart(outputs: Sequence[Output]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from xmodal.storage import Storage, open_storage
 from xmodal.trouble import Trouble
 
 LAYOUT = 1
+TOTALS = {"units": int, "files": int, "bytes": int, "counts": dict, "failures": dict, "units_sha256": str}
 TRUNCATED = "truncated"  # the class of failures that have a row all the same, made of what there was
 CURE = "`xmodal verify --forget` removes what it is part of, then build again"
 
@@ -92,7 +93,10 @@ class Output:
     @cached_property
     def totals(self) -> dict[str, Any]:
         """complete.json: units, files, bytes, counts and failures by class."""
-        return _read_json(self.storage, f"{self.folder}/complete.json")
+        totals = _read_json(self.storage, f"{self.folder}/complete.json")
+        if any(type(totals.get(name)) is not kind for name, kind in TOTALS.items()):
+            raise Trouble(f"{self.where}/complete.json does not sum up an output: {CURE}")
+        return totals
 
     @property
     def complete(self) -> bool:
