@@ -810,6 +810,35 @@ def test_torch_s_data_loader_gives_every_sample_once(root: str, workers: int) ->
     assert captions(list(habit)) == captions(list(own))[24:]
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("pickled", [False, True])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_workers_that_live_on_begin_where_they_are_told_to(root: str, start: str, pickled: bool) -> None:
+    """Also after a pass that was broken off, of which each of them had made another part."""
+    loader, own = (Loader(reader(root), 4, rank=1, world=2) for _ in range(2))
+    loader = pickle.loads(pickle.dumps(loader)) if pickled else loader
+    habit = DataLoader(loader, batch_size=None, num_workers=2, persistent_workers=True, multiprocessing_context=start)
+    for epoch, taken in ((0, 5), (1, None), (1, None), (4, 3), (4, None), (2, None)):
+        loader.set_epoch(epoch)
+        own.load_state_dict({"seed": 0, "epoch": epoch, "cursor": 0})
+        assert captions(list(islice(habit, taken))) == captions(list(islice(own, taken)))
+    for one in (loader, own):
+        one.load_state_dict({"seed": 3, "epoch": 2, "cursor": 24})
+    assert captions(list(habit)) == captions(list(own))
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_another_process_goes_its_own_way(root: str, start: Any) -> None:
+    loader = Loader(reader(root), BATCH)
+    other = torch.multiprocessing.get_context(start).Process(target=list, args=(loader,))
+    other.start()
+    other.join(60)
+    assert other.exitcode == 0
+    expected = captions(list(Loader(reader(root), BATCH)))
+    assert captions(list(DataLoader(loader, batch_size=None, num_workers=1))) == expected
+
+
 PROCESS = """
 import json, sys, time
 import torch

@@ -4,6 +4,7 @@ Shapes: B rows, L positions, V visual rows, T text rows, P pairs.
 """
 
 import math
+import os
 import sys
 import time
 from collections import deque
@@ -317,8 +318,9 @@ class Loader(IterableDataset[Batch]):
 
     `state_dict` is seed, epoch and cursor: samples of the epoch that were handed out. An iteration that was broken off
     goes on there; one that ended is followed by the next epoch. With `torch.utils.data.DataLoader(loader,
-    batch_size=None, num_workers=2)` each worker makes every other batch, in a copy of this loader: call `set_epoch`
-    before each epoch then, and do not ask this one where they are. The threads here are faster than such workers.
+    batch_size=None, num_workers=2)` each worker makes every other batch, in a copy of this loader that begins where
+    this one is: call `set_epoch` before each epoch then, also where workers are persistent, and do not ask this one
+    where they are. The threads here are faster than such workers.
     """
 
     def __init__(
@@ -342,7 +344,8 @@ class Loader(IterableDataset[Batch]):
         self._rank, self._world = _place_among(rank, world)
         self._readers = {ANNOTATED: streams} if isinstance(streams, Reader) else dict(streams)
         self._check_streams()
-        self.seed, self.epoch, self.cursor = seed, 0, 0
+        self._told, self._process = _shared(), os.getpid()
+        self._go(seed, 0, 0)
         self._buffers: Buffers | None = None  # those of an iteration that is over
         self._orders = {name: self._order(number, name, sampler) for number, name in enumerate(self._readers)}
         first = self._orders[next(iter(self._orders))]
@@ -360,24 +363,39 @@ class Loader(IterableDataset[Batch]):
         place = {name: state.get(name) for name in ("seed", "epoch", "cursor")}
         if any(type(value) is not int or value < 0 for value in place.values()) or state["cursor"] > self._length:
             raise ValueError(f"{dict(state)} is no place in epochs of {self._length:,} samples")
-        self.seed, self.epoch, self.cursor = state["seed"], state["epoch"], state["cursor"]
+        self._go(state["seed"], state["epoch"], state["cursor"])
 
     def set_epoch(self, epoch: int) -> None:
         """To the beginning of an epoch, unless that is where the loader is already."""
         if type(epoch) is not int or epoch < 0:
             raise ValueError(f"epochs are counted from 0, and {epoch!r} is none")
-        if epoch != self.epoch:
-            self.epoch, self.cursor = epoch, 0
+        self._go(self.seed, epoch, self.cursor if epoch == self.epoch else 0)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if not self._told.is_shared():  # type: ignore[no-untyped-call]  # no worker's copy, but one of its own
+            self._told, self._process = _shared(), os.getpid()
+            self._go(self.seed, self.epoch, self.cursor)
 
     def __iter__(self) -> Iterator[Batch]:
+        if get_worker_info() is not None:  # what it was at before, it may never have finished
+            self._go(*self._told.tolist())
         epoch = self.epoch
         for start, batch in self._read_ahead(epoch):
             after = start + self.batch_size
             is_last = after + (self.batch_size - 1 if self.drop_last else 0) >= self._length
-            self.epoch, self.cursor = (epoch + 1, 0) if is_last else (epoch, after)
+            self._go(self.seed, *((epoch + 1, 0) if is_last else (epoch, after)))
             yield batch
             del batch  # its memory is for one of the next, not to be held while they are awaited
-        self.epoch, self.cursor = epoch + 1, 0  # also in a worker that did not have the last batch
+        self._go(self.seed, epoch + 1, 0)  # also where no batch was left
+
+    def _go(self, seed: int, epoch: int, cursor: int) -> None:
+        """Workers of a DataLoader, which may outlive an epoch, read where to begin; they tell nobody."""
+        self.seed, self.epoch, self.cursor = seed, epoch, cursor
+        if get_worker_info() is None:
+            if self._process != os.getpid():  # it was handed to another process, whose workers are its own
+                self._told, self._process = _shared(), os.getpid()
+            self._told.numpy()[:] = seed, epoch, cursor
 
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
         """Two iterations at once do not share buffers; one after the other they do, as fresh memory costs much.
@@ -501,6 +519,13 @@ class Loader(IterableDataset[Batch]):
             )
         if not len(self):
             raise ValueError(f"{self._length} samples are less than one batch of {self.batch_size}")
+
+
+def _shared() -> Tensor:
+    """Seed, epoch and cursor, where forked and spawned processes see the same."""
+    place = torch.zeros(3, dtype=torch.int64, device="cpu")
+    place.share_memory_()  # type: ignore[no-untyped-call]
+    return place
 
 
 def _place_among(rank: int | None, world: int | None) -> tuple[int, int]:
