@@ -730,15 +730,19 @@ def fail_in(loader: Loader) -> None:
 
 HOLDING = """
 import sys
+import xmodal.batches
 from tests.test_loader import Loader, reader
 iteration = iter(Loader(reader(sys.argv[1]), 4))
 next(iteration)
+sys.modules[sys.argv[2]].iteration = iteration
+del iteration
 print("read")
 """
 
 
-def test_a_process_ends_though_an_iteration_is_held(root: str) -> None:
-    with run(HOLDING, root) as child:
+@pytest.mark.parametrize("holder", ["__main__", "xmodal.batches"])
+def test_a_process_ends_though_an_iteration_is_held(holder: str, root: str) -> None:
+    with run(HOLDING, root, holder) as child:
         assert child.communicate(timeout=60) == ("read\n", "")
     assert child.returncode == 0
 

@@ -406,7 +406,7 @@ class Loader(IterableDataset[Batch]):
         buffers, self._buffers = self._buffers or Buffers(pinned=self._device.type == "cuda"), None
         readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
         starts, waiting = deque(self._starts()), deque[tuple[int, Future[Batch]]]()
-        busy = math.inf
+        busy, held = math.inf, self.ahead + THREADS + 2  # at an interpreter's exit THREADS is gone before this is over
         with ThreadPoolExecutor(THREADS, "xmodal-loader") as thread:
             try:
                 while starts or waiting:
@@ -422,7 +422,7 @@ class Loader(IterableDataset[Batch]):
             finally:
                 for _, unread in waiting:
                     unread.cancel()
-                self._buffers = buffers.kept(self.ahead + THREADS + 2)
+                self._buffers = buffers.kept(held)
 
     @property
     def _length(self) -> int:
