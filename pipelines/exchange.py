@@ -244,6 +244,11 @@ def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside
     refuse_twice(ids, out)
     if store.spec.ragged and out.suffix == ".npy":
         raise Trouble(f"{store.spec.name} is ragged, which no .npy can be: export to x.h5, x.tar or a folder")
+    if out.suffix == ".tar" and (bad := [id for id in ids if "." in id]):
+        raise Trouble(
+            f"id {bad[0]!r} cannot be written to {out}, where readers end a name at its first dot: "
+            "export to x.h5, x.npy or a folder"
+        )
     can_hold = {".npy": _is_line} | dict.fromkeys(HDF5, _is_text)
     if bad := [id for id in ids if not can_hold.get(out.suffix, _is_file_name)(id)]:
         raise Trouble(f"id {bad[0]!r} cannot be written to {out}: export to x.h5")

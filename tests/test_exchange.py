@@ -176,6 +176,18 @@ def test_an_id_that_is_no_safe_file_name_is_refused_by_name(id: str, tmp_path: P
     export(store.output.where, tmp_path / "y.h5")
 
 
+def test_ids_with_dots_are_not_written_to_a_tar(tmp_path: Path) -> None:
+    """To who reads it photo.jpg and photo.png would be one sample."""
+    source = array_with_ids(tmp_path / "a", some_rows(3), ["plain", "photo.jpg", "photo.png"])
+    made = bring_in(source, tmp_path / "root").output.where
+    with pytest.raises(Trouble, match=r"^id 'photo\.jpg' cannot be written .* export to x\.h5, x\.npy or a folder$"):
+        export(made, tmp_path / "x.tar")
+    assert not (tmp_path / "x.tar").exists()
+    for number, out in enumerate(("x.npy", "x.h5", "folder")):
+        export(made, tmp_path / out)
+        assert set(bring_in(tmp_path / out, tmp_path / f"root{number}").ids) == {"plain", "photo.jpg", "photo.png"}
+
+
 # --------------------------------------------------------------------------------------------------------- what is read
 
 
