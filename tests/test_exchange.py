@@ -246,8 +246,15 @@ def test_float64_becomes_float32_and_what_is_not_finite_is_named(tmp_path: Path)
     for bad in (np.nan, np.inf, 1e300):
         values[4, 2] = bad
         path.write_bytes(npy_of(values))
-        with pytest.raises(Trouble, match="the features of 'p4' are NaN or infinite"):
+        with pytest.raises(Trouble, match=r"/x\.npy: the features of 'p4' are NaN or infinite"):
             bring_in(path, tmp_path / "root")
+    tar = tar_of(tmp_path / "x.tar", {"a.npy": npy_of(values[0]), "b.npy": npy_of(values[4])})
+    with pytest.raises(Trouble, match=r"/x\.tar: the features of 'b' are"):
+        bring_in(tar, tmp_path / "root")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["features"], file["ids"], file["offsets"] = values, ["a", "b", "c"], [0, 2, 5, 6]
+    with pytest.raises(Trouble, match=r"/x\.h5: the features of 'b' are"):
+        bring_in(tmp_path / "x.h5", tmp_path / "root")
 
 
 def test_a_zarr_array_of_others_is_read(tmp_path: Path) -> None:
@@ -273,6 +280,21 @@ def test_a_zarr_array_of_others_that_lost_a_file_is_refused(
     lost.rename(lost.with_name(".DS_Store"))
     with pytest.raises(Trouble, match=f"z has no file {file}: what is not there would be read as zeros"):
         open_source(tmp_path / "z", tmp_path / "ids.txt")
+
+
+@pytest.mark.parametrize("rows", [64, 57])
+def test_a_zarr_array_of_others_with_half_a_shard_is_refused(rows: int, tmp_path: Path) -> None:
+    """As whoever writes it leaves it, who stops before the last rows; chunks beyond the last row lack nothing."""
+    about: dict[str, Any] = {"shape": (rows, 8), "chunks": (8, 8), "shards": (32, 8), "dtype": "float32"}
+    array = zarr.create_array(str(tmp_path / "z"), compressors=None, filters=None, **about)
+    (tmp_path / "ids.txt").write_text("".join(f"{n}\n" for n in range(rows)))
+    values = some_rows(rows)
+    array[:40] = values[:40]
+    with pytest.raises(Trouble, match="z/c/1/0 was never written as a whole: what it lacks would be read as zeros"):
+        open_source(tmp_path / "z", tmp_path / "ids.txt")
+    array[40:] = values[40:]
+    store = bring_in(tmp_path / "z", tmp_path / "root", ids=tmp_path / "ids.txt")
+    np.testing.assert_array_equal(store.read(store.ids), values)
 
 
 @pytest.mark.parametrize(

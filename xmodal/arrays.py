@@ -380,6 +380,12 @@ class ScatteredRows:
     def dtype(self) -> np.dtype[Any]:
         return self.layout.dtype
 
+    def lacking(self) -> str | None:
+        """The first file that has not all chunks of its rows."""
+        shards = enumerate(self._shards)
+        lack = (s.path for number, s in shards if s and (s.starts[: self.layout.chunks_of(number)] < 0).any())
+        return next(lack, None)
+
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         layout = self.layout
         for chunk in np.unique(rows // layout.chunk_rows).tolist() if layout.checksums else ():

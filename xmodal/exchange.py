@@ -24,7 +24,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from xmodal.archives import DAMAGE, LARGEST
-from xmodal.arrays import Rows, open_array
+from xmodal.arrays import Rows, ScatteredRows, open_array
 from xmodal.features import Dtype, FeatureSpec
 from xmodal.trouble import Trouble
 
@@ -106,13 +106,13 @@ def _stored_as(dtype: np.dtype[Any]) -> Dtype:
     return cast(Dtype, name)
 
 
-def _stored(values: NDArray[Any], ids: Sequence[str]) -> NDArray[Any]:
+def _stored(values: NDArray[Any], ids: Sequence[str], path: str) -> NDArray[Any]:
     """As the store has them: rows of several items, or whatever one item has."""
     with np.errstate(over="ignore"):
         found = np.asarray(values, _stored_as(values.dtype), order="C")
     if found.dtype.kind == "f" and not (finite := np.isfinite(found)).all():
         place = 0 if len(ids) == 1 else int(np.argwhere(~finite)[0][0])
-        raise Trouble(f"the features of {ids[place]!r} are NaN or infinite, or too large for {found.dtype}")
+        raise Trouble(f"{path}: the features of {ids[place]!r} are NaN or infinite, or too large for {found.dtype}")
     return found
 
 
@@ -159,13 +159,14 @@ class ArraySource:
                 raise ValueError("it has changed meanwhile")
             if self.offsets is not None:
                 for item in items:
-                    yield _stored(array.rows(*self.offsets[item : item + 2]), self.ids[item : item + 1])
+                    rows = array.rows(*self.offsets[item : item + 2])
+                    yield _stored(rows, self.ids[item : item + 1], self.path)
                 return
             length = max(1, BLOCK // (self.copies * math.prod(self.shape[1:]) * array.dtype.itemsize))
             for start in range(items.start, items.stop, length):
                 stop = min(start + length, items.stop)
                 rows = array.rows(start * self.copies, stop * self.copies)
-                yield self._one_of_each(_stored(rows, self._ids_of_rows(start, stop)), start)
+                yield self._one_of_each(_stored(rows, self._ids_of_rows(start, stop), self.path), start)
 
     def _ids_of_rows(self, start: int, stop: int) -> list[str]:
         return [id for id in self.ids[start:stop] for _ in range(self.copies)]
@@ -215,6 +216,8 @@ def _array(path: str, kind: str, key: str | None) -> Iterator[_Array]:
     elif kind == "zarr":
         _refuse_lost_shards(path)
         array = open_array(path)
+        if isinstance(array, ScatteredRows) and (lacking := array.lacking()):
+            raise Trouble(f"{lacking} was never written as a whole: what it lacks would be read as zeros")
         yield _Array(array.shape, array.dtype, lambda start, stop: _taken(array, np.arange(start, stop)))
     else:
         with open(path, "rb") as npy_file:
@@ -225,7 +228,10 @@ def _array(path: str, kind: str, key: str | None) -> Iterator[_Array]:
 
 
 def _refuse_lost_shards(path: str) -> None:
-    """What is not there reads as zeros: right for others' arrays, unless somebody lost the files."""
+    """What is not there reads as zeros: right for others' arrays, unless somebody lost the files.
+
+    What a compressed shard lacks is not looked at.
+    """
     try:
         with open(f"{path}/zarr.json", "rb") as file:
             about = json.load(file)
@@ -418,7 +424,7 @@ class ItemSource:
                     raise ValueError("it has changed meanwhile")
                 data = file.read(math.prod(shape) * dtype.itemsize)
                 values = np.frombuffer(data, dtype, math.prod(shape)).reshape(shape, order=order)
-            found = _stored(values, [piece.id])
+            found = _stored(values, [piece.id], piece.path)
             yield found if ragged else found[None]
 
 
