@@ -365,6 +365,23 @@ def test_a_folder_of_tars_is_one_source_and_a_key_chooses_members(tmp_path: Path
     np.testing.assert_array_equal(store.read(store.ids), values)
 
 
+def test_of_several_arrays_a_sample_in_a_tar_one_is_chosen(tmp_path: Path) -> None:
+    values = some_rows(4)
+    members = {
+        f"in/{n}.{name}.npy": npy_of(values[2 * n + i]) for n in range(2) for i, name in enumerate(("img", "txt"))
+    }
+    tar = tar_of(tmp_path / "x.tar", members)
+    with pytest.raises(Trouble, match="several arrays a sample, so say which by --key; there are: img, txt"):
+        open_source(tar)
+    store = bring_in(tar, tmp_path / "root", key="txt")
+    assert store.ids == ("in/0", "in/1")
+    np.testing.assert_array_equal(store.read(store.ids), values[1::2])
+    both = tar_of(tmp_path / "y.tar", {"0.npy": npy_of(values[0]), "0.txt.npy": npy_of(values[1])})
+    with pytest.raises(Trouble, match="there are: npy, txt"):
+        open_source(both)
+    np.testing.assert_array_equal(bring_in(both, tmp_path / "root", key="npy").read(["0"])[0], values[0])
+
+
 # ---------------------------------------------------------------------------------------------------- as a stage's work
 
 

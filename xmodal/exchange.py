@@ -432,8 +432,10 @@ def _look_at_items(path: Path, kind: str, key: str | None) -> ItemSource:
     ending = ".npz" if kind == "npz" else f".{key}.npy" if key else ".npy"
     with reading(path):
         files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name[0] != ".")
-        found = (_members(file, ending) if kind == "tar" else _whole(file, ending) for file in files)
-        pieces = tuple(piece for some in found for piece in some)
+        if kind == "tar":
+            pieces = _of_one_array([member for file in files for member in _members(file, key)])
+        else:
+            pieces = tuple(piece for file in files for piece in _whole(file, ending))
     if not pieces:
         raise Trouble(f"{path} holds no {ending}")
     if kind == "npz":
@@ -460,22 +462,34 @@ def _whole(path: Path, ending: str) -> Iterator[Piece]:
         yield Piece(path.name.removesuffix(ending), str(path.absolute()), 0, path.stat().st_size)
 
 
-def _members(path: Path, ending: str) -> Iterator[Piece]:
-    """Nothing is extracted: where each member lies is enough. A tar without its end was cut off, and is refused."""
+def _of_one_array(members: Sequence[tuple[str, Piece]]) -> tuple[Piece, ...]:
+    if len(names := sorted({name for name, _ in members})) > 1:
+        raise ValueError(f"it has several arrays a sample, so say which by --key; there are: {', '.join(names[:8])}")
+    return tuple(piece for _, piece in members)
+
+
+def _members(path: Path, key: str | None) -> Iterator[tuple[str, Piece]]:
+    """Each with its array's name, as webdataset has them: 7.clip.npy is `clip` of 7, and 7.npy its `npy`.
+
+    Nothing is extracted: where each member lies is enough. A tar without its end was cut off, and is refused.
+    """
     if path.suffix != ".tar":
         return
     with tarfile.open(path, "r:") as archive, reading(path):
         for member in archive:
-            if not member.name.endswith(ending):
+            place = member.name.removeprefix("./")
+            folder, _, file = place.rpartition("/")
+            id, _, extension = file.partition(".")
+            name = extension.removesuffix(".npy")
+            if not file.endswith(".npy") or key not in (None, name):
                 continue
-            id = member.name.removeprefix("./").removesuffix(ending)
-            if id.startswith("/") or ".." in id.split("/") or not member.isreg() or member.issparse():
+            if place.startswith("/") or ".." in place.split("/") or not member.isreg() or member.issparse():
                 raise ValueError(f"member {member.name!r} leads elsewhere, or is no plain file")
-            yield Piece(id, str(path.absolute()), member.offset_data, member.size)
+            yield name, Piece(os.path.join(folder, id), str(path.absolute()), member.offset_data, member.size)
         end = archive.offset
-    with open(path, "rb") as file:
-        file.seek(end)
-        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+    with open(path, "rb") as data:
+        data.seek(end)
+        if data.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise Trouble(f"{path} cannot be read: it is damaged or cut off after {end:,} bytes")
 
 
