@@ -21,7 +21,7 @@ DISK = {
     errno.EDQUOT: "your disk quota is used up: free some space",
     errno.EFBIG: "the disk takes no file that large: choose another root",
     errno.EROFS: "the disk is read-only: choose another root",
-    errno.EACCES: "no permission to write there: choose another root",
+    errno.EACCES: "no permission to read or write there: have it given, or choose another root",
     errno.EPERM: "not permitted there (no hard links?): choose another root",
 }
 FETCHED = ("sources", "media")  # a retry of either is of all files of the corpus

@@ -1,6 +1,8 @@
 """The command line as a person meets it: what is said where, the exit code, and what the root is like afterwards."""
 
+import errno
 import json
+import os
 import re
 import shutil
 import signal
@@ -623,6 +625,20 @@ def test_verify_names_damaged_records_and_after_forget_they_are_made_again(
     xmodal.done("build", publisher.file, "--root", root)
     assert tree_digest(str(root)) == before
     assert xmodal("verify", "--root", root).code == 0
+
+
+def test_a_file_that_may_not_be_read_is_not_said_to_be_written(
+    xmodal: Xmodal, publisher: Publisher, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xmodal.done("build", publisher.file, "--root", root)
+
+    def refuse(file: Any, name: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file.name)
+
+    monkeypatch.setattr("hashlib.file_digest", refuse)
+    assert f"no permission to read or write there: have it given, or choose another root ({root}/" in (
+        xmodal("verify", "--root", root).complaint
+    )
 
 
 def test_an_output_of_another_layout_says_what_to_do(xmodal: Xmodal, publisher: Publisher, root: Path) -> None:

@@ -351,11 +351,19 @@ def test_a_state_goes_on_with_exactly_the_remaining_samples(
         {"seed": 0, "epoch": 0, "cursor": 80},
         {"seed": 0, "epoch": 0, "cursor": -1},
         {"seed": 0, "epoch": -1, "cursor": 0},
+        {"seed": 0, "epoch": 0},
+        {"seed": 0, "epoch": 0, "cursor": 12.0},
     ],
 )
 def test_a_state_of_other_epochs_is_refused(root: str, state: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="is no place in epochs of 79 samples"):
         Loader(reader(root), BATCH).load_state_dict(state)
+
+
+def test_a_state_may_have_numpys_integers(root: str) -> None:
+    loader = Loader(reader(root), BATCH)
+    loader.load_state_dict({"seed": np.int64(3), "epoch": np.uint8(1), "cursor": torch.tensor(24)})  # type: ignore[dict-item]
+    assert json.dumps(loader.state_dict()) == '{"seed": 3, "epoch": 1, "cursor": 24}'
 
 
 KILLED = """

@@ -319,3 +319,14 @@ def test_damaged_features_stop_nobody_but_who_asks_for_them(file: str, text: str
             found.store(asked)
     with pytest.raises(Trouble, match=spoilt.folder):  # it might be what is meant
         found.store()
+
+
+def test_features_of_other_items_are_told_from_captions_that_lack(tmp_path: Path) -> None:
+    root = make_root(tmp_path, items=20)
+    others = replace(arrays(Arrays(20)), name="theirs")
+    build(others, open_storage(root))
+    said = (
+        r"none has both features and captions: 16, such as 'p0000', have no features in .*, whose ids are .* 'i00000'$"
+    )
+    with pytest.raises(Trouble, match=said):
+        xmodal.open(root, "pictures").loader("toy/train", "theirs")

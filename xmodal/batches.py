@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
+from operator import index
 from threading import Lock
 from typing import Any, Literal, get_args
 
@@ -360,10 +361,14 @@ class Loader(IterableDataset[Batch]):
         return {"seed": self.seed, "epoch": self.epoch, "cursor": self.cursor}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        place = {name: state.get(name) for name in ("seed", "epoch", "cursor")}
-        if any(type(value) is not int or value < 0 for value in place.values()) or state["cursor"] > self._length:
+        try:
+            seed, epoch, cursor = (index(state[name]) for name in ("seed", "epoch", "cursor"))
+            is_place = min(seed, epoch, cursor) >= 0 and cursor <= self._length
+        except (KeyError, TypeError):
+            is_place = False
+        if not is_place:
             raise ValueError(f"{dict(state)} is no place in epochs of {self._length:,} samples")
-        self._go(state["seed"], state["epoch"], state["cursor"])
+        self._go(seed, epoch, cursor)
 
     def set_epoch(self, epoch: int) -> None:
         """To the beginning of an epoch, unless that is where the loader is already."""

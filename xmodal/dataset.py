@@ -106,9 +106,14 @@ class Examples:
         silent = [item for item, captions in found.items() if not captions]
         seen = [item for item, captions in found.items() if captions and item in store]
         if not seen:
+            lacking = [item for item, captions in found.items() if captions]
+            why = [f"{len(silent):,} have no {view.text} captions"] if silent else []
+            if lacking:
+                theirs = "".join(f", whose ids are such as {id!r}" for id in store.ids[:1])
+                why += [f"{len(lacking):,}, such as {lacking[0]!r}, have no features in {store.output.where}{theirs}"]
             raise Trouble(
                 f"split {view.split!r} of {view.corpus} has {len(found):,} items, but none has both "
-                f"features and captions: {len(silent):,} have no {view.text} captions"
+                f"features and captions: {', and '.join(why)}"
             )
         captions = [(place, caption) for place, item in enumerate(seen) for caption in found[item]]
         return cls(
