@@ -28,8 +28,8 @@ from pipelines.progress import Progress
 from pipelines.settings import apply, parse_settings
 from pipelines.stage import Counts, Inputs, Sink, Stage
 from pipelines.vocabulary import COUNTS
+from xmodal.chosen import choose
 from xmodal.clips import clips_file
-from xmodal.dataset import CLEAN, choose, splits
 from xmodal.exchange import BLOCK, COPIES, HDF5, Source, open_hdf5, read_ids, reading, refuse_twice
 from xmodal.features import ROWS, Dtype, FeatureSpec, FeatureStore, shard_ranges
 from xmodal.identity import fingerprint
@@ -37,6 +37,7 @@ from xmodal.outputs import Output, directories
 from xmodal.records import Caption, read_rows
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
+from xmodal.views import CLEAN, splits
 
 VERSION = 2
 GIVEN = {"given": True}

@@ -10,16 +10,17 @@ from urllib.parse import quote
 from pipelines.progress import Progress
 from pipelines.settings import apply, nearest, parse_settings
 from xmodal import models
+from xmodal.chosen import choose, open_features
 from xmodal.clips import NAME as FRAMES
 from xmodal.clips import FrameStore, contact_sheet
 from xmodal.corpora import View
-from xmodal.dataset import choose, members, open_features, splits
 from xmodal.models import Config, Features, Recipe, Tokens
 from xmodal.records import Caption, read_rows
 from xmodal.splits import Share
 from xmodal.storage import open_storage
 from xmodal.text import tokenizer
 from xmodal.trouble import Trouble
+from xmodal.views import members, splits
 
 PARTS = ("model", "view", "validation", "visual", "text")
 
@@ -139,7 +140,7 @@ def evaluate_released(
 
 def read_for(config: Config, root: str, corpus: str, split: str | None, records: str | None) -> tuple[View, Features]:
     """As the first recipe of such a model on the corpus reads; without one, all captions, and the usual features."""
-    from xmodal.dataset import choose
+    from xmodal.chosen import choose
     from xmodal.scoring import test_split
 
     known = [r for r in recipes().values() if type(r.model) is type(config) and r.view.corpus == corpus]

@@ -13,7 +13,6 @@ from pipelines.engine import build
 from pipelines.fingerprints import planned
 from pipelines.ledger import Ledger
 from pipelines.stage import Counts, Inputs, Sink, Stage
-from xmodal.dataset import CLEAN, IDS, clean_name, has_split, members, recorded
 from xmodal.identity import fingerprint
 from xmodal.leakage import DISTANCE, Fingerprints, Leak, Part, clean, leaks
 from xmodal.locks import records_now
@@ -21,6 +20,7 @@ from xmodal.outputs import Output, find
 from xmodal.records import Item, read_rows
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
+from xmodal.views import CLEAN, IDS, clean_name, has_split, members, recorded
 
 VERSION = 2
 

@@ -29,7 +29,6 @@ from urllib.parse import quote
 from pipelines.ledger import FOLDERS, Ledger
 from xmodal import corpora
 from xmodal.corpora import Corpus, Raw
-from xmodal.dataset import splits
 from xmodal.locks import blob_key, raw_of, read_lock, records_now, sealed_now
 from xmodal.outputs import Output
 from xmodal.own import DESCRIPTION, SPLITS, Description, ListFile, own_corpus, split_name
@@ -37,6 +36,7 @@ from xmodal.readers import ending, heading
 from xmodal.records import Kind, read_columns
 from xmodal.storage import Storage
 from xmodal.trouble import Trouble
+from xmodal.views import splits
 
 NOTE = "_runs/own/{}.json"  # of a name: where its list lies
 JUDGED, FEW = ("val", "test"), 10  # splits that numbers are of, by how their names end; of so few they say nothing

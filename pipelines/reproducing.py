@@ -23,13 +23,14 @@ from pipelines.reproduce import (
 )
 from pipelines.resnet import ResNetConfig
 from pipelines.settings import apply, parse_settings
-from xmodal.dataset import choose, made_by, open_features, splits
+from xmodal.chosen import choose, made_by, open_features
 from xmodal.judging import EXCLUSIVE, OWN, headline
 from xmodal.models import Features, Recipe, Tokens
 from xmodal.outputs import Output
 from xmodal.reports import Report
 from xmodal.runs import LAST
 from xmodal.trouble import Trouble
+from xmodal.views import splits
 
 
 def overview() -> list[dict[str, Any]]:

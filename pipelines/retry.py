@@ -10,8 +10,8 @@ from typing import Any
 from pipelines.commits import Commits
 from pipelines.corpus import OF_MEDIA, Site
 from pipelines.engine import build
+from xmodal.chosen import made_from
 from xmodal.corpora import Corpus
-from xmodal.dataset import made_from
 from xmodal.outputs import Output, Unit, directories
 from xmodal.trouble import Trouble
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pipelines.arrays import write_index, write_items
 from pipelines.stage import Counts, Inputs, Sink, Stage
 from xmodal.corpora import View
-from xmodal.dataset import SENTENCES, captions, training_split
+from xmodal.dataset import SENTENCES
 from xmodal.features import FeatureSpec, shard_ranges
 from xmodal.identity import canonical_json
 from xmodal.outputs import Output
@@ -28,6 +28,7 @@ from xmodal.sentences import AT_ONCE, Codebook, Coding, fit
 from xmodal.text import count_words, tokenizer
 from xmodal.trouble import Trouble
 from xmodal.vectors import read_vectors, vectors_sha256
+from xmodal.views import captions, training_split
 
 VERSION = 2
 FILE, ABOUT = "codebook.npz", "codebook.json"

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.progress import Progress
+from xmodal.chosen import choose
 from xmodal.corpora import View
-from xmodal.dataset import captions, choose
 from xmodal.text import SPECIALS, load_vocabulary, tokenizer
 from xmodal.trouble import Trouble
 from xmodal.vector_files import VectorFile
 from xmodal.vector_index import check_free, write_index
 from xmodal.vectors import MB, Coverage, in_megabytes, open_vectors, read_vectors
+from xmodal.views import captions
 from xmodal.word2vec import EPOCHS, train_word2vec, write_word2vec
 
 

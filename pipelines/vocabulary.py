@@ -19,11 +19,12 @@ import pyarrow.parquet as pq
 
 from pipelines.stage import Counts, Inputs, Sink, Stage
 from xmodal.corpora import HUMAN, View
-from xmodal.dataset import VOCABULARY, WORDS, members, training_split
+from xmodal.dataset import VOCABULARY, WORDS
 from xmodal.outputs import CURE, Output
 from xmodal.splits import Share
 from xmodal.text import SPECIALS, Vocabulary, check_names, count_words, tokenizer
 from xmodal.trouble import Trouble
+from xmodal.views import members, training_split
 
 NAME, VERSION = VOCABULARY, 1
 COUNTS = "word-counts"

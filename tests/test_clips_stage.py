@@ -35,9 +35,10 @@ from tests.test_resnet_stage import storage as storage
 from tests.test_vision import named_state
 from xmodal import runs
 from xmodal.batches import Reader
+from xmodal.chosen import open_features
 from xmodal.clips import FrameStore
 from xmodal.corpora import load as load_corpus
-from xmodal.dataset import Examples, open_features
+from xmodal.dataset import Examples
 from xmodal.features import FeatureStore
 from xmodal.media import encode_jpeg
 from xmodal.models import Features

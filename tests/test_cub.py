@@ -26,11 +26,11 @@ from pipelines.demo.world import World, box, describe
 from pipelines.publish import publish
 from tests.parsing import of, parser_of
 from xmodal.corpora import Raw, View, cub
-from xmodal.dataset import described
 from xmodal.judging import Gallery, classes, labels_of
 from xmodal.records import Caption, Item, Label, Oddity, Region, Row, Split
 from xmodal.storage import open_storage
 from xmodal.trouble import Trouble
+from xmodal.views import described
 
 WORLD = World(items=60, image_size=32, captions_per_item=10, identities=12)
 IMAGES, CAPTIONS, LISTS = "CUB_200_2011.tgz", "cvpr2016_cub.tar.gz", "xlsa17.zip"

@@ -23,13 +23,13 @@ from pipelines.inspect import status
 from pipelines.publish import publish
 from tests.parsing import of, parser_of
 from xmodal.corpora import Raw, View, cuhk_pedes
-from xmodal.dataset import classes, described
 from xmodal.judging import Gallery, labels_of
 from xmodal.judging import classes as relevance_of
 from xmodal.locks import read_lock
 from xmodal.records import Caption, Item, Label, Split
 from xmodal.storage import open_storage
 from xmodal.trouble import Trouble
+from xmodal.views import classes, described
 
 WORLD = World(items=60, image_size=32, captions_per_item=2, identities=20)
 SHARED = Path(__file__).parents[2] / "shared/data/cuhk-pedes/reid_raw.sample.json"

@@ -13,13 +13,15 @@ from pipelines.engine import build
 from pipelines.stage import Stage
 from tests.toy_root import PICTURES, Facts, Media, facts, item_id, make_root
 from xmodal import find
+from xmodal.chosen import choose, open_features
 from xmodal.corpora import Drawn, Raw, View, load
-from xmodal.dataset import Examples, captions, choose, members, open_features
+from xmodal.dataset import Examples
 from xmodal.features import FeatureStore
 from xmodal.records import Region
 from xmodal.storage import open_storage
 from xmodal.text import END, START, Vocabulary
 from xmodal.trouble import Trouble
+from xmodal.views import captions, members
 
 ABSENT = (3, 8, 40)
 

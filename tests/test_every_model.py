@@ -14,8 +14,9 @@ from tests.toy_root import make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from xmodal import models, runs
 from xmodal.batches import ANNOTATED, Batch, Padded, Reader, Stream
+from xmodal.chosen import choose, open_features
 from xmodal.corpora import View
-from xmodal.dataset import Examples, choose, open_features
+from xmodal.dataset import Examples
 from xmodal.evaluation import Silence, measure, opened
 from xmodal.models import Config, Inputs, Trainable
 from xmodal.models.pcme import PCMEConfig

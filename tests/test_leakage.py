@@ -33,13 +33,14 @@ from tests.test_resnet_stage import ABSENT, BROKEN, ITEMS, backwards, broken, se
 from tests.test_resnet_stage import archives as archives
 from xmodal.corpora import Corpus, Drawn, Raw, Source, View
 from xmodal.corpora.coco import SPLITS as COCO_SPLITS
-from xmodal.dataset import described, members, open_dataset
+from xmodal.dataset import open_dataset
 from xmodal.fingerprints import BITS, FRAMES, look, looks
 from xmodal.leakage import DISTANCE, FARTHEST, Fingerprints, Part, leaks, near_pairs
 from xmodal.outputs import Output
 from xmodal.records import Caption, Item, Kind, Row, Split
 from xmodal.storage import open_storage
 from xmodal.trouble import Trouble
+from xmodal.views import described, members
 from xmodal.vision import UnreadableImage
 
 SHARED = Path(__file__).parents[2] / "shared/media"

@@ -21,8 +21,8 @@ from tests.toy_root import one_thread as one_thread
 from xmodal import looking
 from xmodal.attention import GAP, LINE
 from xmodal.batches import Padded
+from xmodal.chosen import made_from
 from xmodal.corpora import View
-from xmodal.dataset import made_from
 from xmodal.evaluation import Opened, opened
 from xmodal.locks import raw_of
 from xmodal.models import Pixels, Recipe

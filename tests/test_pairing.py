@@ -16,8 +16,9 @@ from pipelines.progress import Progress
 from tests.toy_root import one_thread
 from xmodal import evaluation
 from xmodal.batches import Loader, Reader
+from xmodal.chosen import choose
 from xmodal.corpora import View
-from xmodal.dataset import Examples, captions, choose, classes
+from xmodal.dataset import Examples
 from xmodal.models import Features, OnePerClass, Optimiser, Phase, Recipe, Tokens
 from xmodal.models.pcme import PCME_CUB, PCMEConfig
 from xmodal.records import Label, read_rows
@@ -25,6 +26,7 @@ from xmodal.reports import Report
 from xmodal.storage import open_storage
 from xmodal.text import Vocabulary
 from xmodal.training import fit
+from xmodal.views import captions, classes
 
 __all__ = ["one_thread"]
 RESNET = {

@@ -26,7 +26,7 @@ from xmodal import find
 from xmodal.batches import Reader
 from xmodal.checkpoints import PLACES, convert
 from xmodal.corpora import View
-from xmodal.dataset import Examples, captions, open_dataset
+from xmodal.dataset import Examples, open_dataset
 from xmodal.evaluation import Silence, evaluate, measure
 from xmodal.features import FeatureStore
 from xmodal.models import Config, Features, Inputs, Pixels, Scorer
@@ -37,6 +37,7 @@ from xmodal.storage import open_storage
 from xmodal.text import SPECIALS, ReleasedVocabulary, Vocabulary, tokenizer
 from xmodal.training import fit
 from xmodal.trunk import Fronted, front, pictures
+from xmodal.views import captions
 
 ITEMS, WIDTH = 120, 12
 PVSE = PVSEConfig(width=10, word_width=6, legacy_last_output=True)

@@ -18,7 +18,7 @@ from pipelines.stage import Counts, Inputs, Sink, Stage
 from tests.toy_root import Facts, facts, make_root, one_thread, recipe
 from xmodal.batches import Loader, Reader
 from xmodal.corpora import Drawn, View, coco, flickr30k, load, names
-from xmodal.dataset import Examples, captions, described, items
+from xmodal.dataset import Examples
 from xmodal.outputs import Output
 from xmodal.records import ROWS, Caption, Item, Split, Tables
 from xmodal.splits import DrawnSplit, Share, shuffled
@@ -26,6 +26,7 @@ from xmodal.storage import open_storage
 from xmodal.text import Vocabulary
 from xmodal.training import fit
 from xmodal.trouble import Trouble
+from xmodal.views import captions, described, items
 
 __all__ = ["one_thread"]
 # Of A3VSE's tables 1 and 3: percent of pictures, captions of each, pairs as printed, and those that the rule gives.

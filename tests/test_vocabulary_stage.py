@@ -17,13 +17,14 @@ from pipelines.ray_runner import RayRunner, disconnect
 from pipelines.vocabulary import VocabularyConfig
 from tests.conftest import tree_digest
 from xmodal.corpora import Corpus, Raw, View, load
-from xmodal.dataset import captions, vocabulary
+from xmodal.dataset import vocabulary
 from xmodal.models import Tokens
 from xmodal.outputs import Output, find
 from xmodal.records import Caption, Row
 from xmodal.storage import open_storage
 from xmodal.text import SPECIALS, Vocabulary
 from xmodal.trouble import Trouble
+from xmodal.views import captions
 
 CAPTIONS = [
     "A man's red/blue dog isn't here.",

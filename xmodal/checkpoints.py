@@ -26,8 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from xmodal.batches import Reader
+from xmodal.chosen import choose, made_by, open_features
 from xmodal.corpora import View
-from xmodal.dataset import Examples, choose, made_by, open_features
+from xmodal.dataset import Examples
 from xmodal.evaluation import DAMAGE, Evaluated, Progress, Silence, check_device, with_distance
 from xmodal.features import FeatureStore
 from xmodal.models import Config, Features, Inputs, Pixels, Scorer

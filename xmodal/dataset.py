@@ -1,28 +1,27 @@
 """A corpus under a root as a reader of features sees it: what is there, and of one view the rows and the words."""
 
-import math
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.corpora import WRITTEN, Drawn, View
+from xmodal.chosen import choose, is_of, made_from, of_all, told
+from xmodal.corpora import View
 from xmodal.features import ROWS, FeatureStore
-from xmodal.identity import fingerprint
-from xmodal.locks import records_now
-from xmodal.models import Positional, Tokens
-from xmodal.outputs import Output, directories, find
+from xmodal.models import Tokens
+from xmodal.outputs import Output, find, made_of
 from xmodal.plausible import PlausibleMatches
-from xmodal.records import Caption, Item, Label, Region, Split, read_rows
+from xmodal.records import Caption, Region, read_rows
 from xmodal.regions import merged
 from xmodal.splits import DrawnSplit, Share
 from xmodal.text import Encoder, Vocabulary
 from xmodal.trouble import Trouble
+from xmodal.views import captions, described, drawn_splits, members, splits
 
 if TYPE_CHECKING:
     from xmodal.batches import Loader, Reader
@@ -31,9 +30,7 @@ if TYPE_CHECKING:
 USUAL_TOKENS = Tokens("nltk", minimum_count=4)
 MEDIA_AGAIN = ("pixels", "frames")  # stages of the media themselves, smaller: no features
 SENTENCES = "sentences"  # the stage of captions as vectors, a row a caption
-CLEAN, IDS = "clean", "ids.txt"  # the stage of cleaned splits, and its file: an id a line
 VOCABULARY, WORDS = "vocabulary", "vocabulary.txt"  # the stage that counts words, and its file
-USUAL = ("train", "val", "dev", "test")  # parts of an author's division, in the order in which they are told
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +144,7 @@ class Dataset:
     def __str__(self) -> str:
         splits = ", ".join(f"{name} ({count:,})" for name, count in self.splits.items())
         sets = "".join(f"\n  {_named(output)}" for output in self.features) or " none yet"
-        codes = "".join(f"\n  {_coded(output)}" for output in _made_of(self.records, SENTENCES))
+        codes = "".join(f"\n  {_coded(output)}" for output in made_of(self.records, SENTENCES))
         return f"{self.corpus} in {self.root}\nsplits: {splits}\nfeatures:{sets}" + (codes and f"\nsentences:{codes}")
 
     @cached_property
@@ -160,8 +157,8 @@ class Dataset:
 
         Pixels and frames, which are the media over again, are given to those who name them.
         """
-        meant = [output for output in self.features if _is_meant(output, features) and _is_of(output, self.records)]
-        chosen = _of_all(meant, self.records)
+        meant = [output for output in self.features if _is_meant(output, features) and is_of(output, self.records)]
+        chosen = of_all(meant, self.records)
         if len(chosen) == 1:
             return FeatureStore(chosen[0])
         names = "; ".join(map(_named, self.features)) or "none: build some first"
@@ -182,7 +179,7 @@ class Dataset:
 
     def sentences(self, identity: str | None = None) -> FeatureStore:
         """The captions as vectors, by their ids; nothing needs to be said where they were made in one way."""
-        made = list(_made_of(self.records, SENTENCES))
+        made = list(made_of(self.records, SENTENCES))
         chosen = [output for output in made if identity in (None, output.identity)]
         if len(chosen) == 1:
             return FeatureStore(chosen[0])
@@ -233,7 +230,7 @@ class Dataset:
         """Which items of a split, or of all, show nearly the same: `plausible("karpathy/val").matches(item, zeta=2)`
         gives the ids that match one, with their level.
         """
-        output = next(_made_of(self.records, "plausible"), None)  # several differ in the size of their units alone
+        output = next(made_of(self.records, "plausible"), None)  # several differ in the size of their units alone
         if output is None:
             command = f"xmodal build {self.corpus}/plausible --root {self.root}"
             raise Trouble(f"{self.corpus} in {self.root} has no plausible matches: build them first (`{command}`)")
@@ -243,7 +240,7 @@ class Dataset:
     @property
     def has_plausible(self) -> bool:
         """Whether they were built."""
-        return any(True for _ in _made_of(self.records, "plausible"))
+        return any(True for _ in made_of(self.records, "plausible"))
 
     def regions(self, split: str, *, whole: bool = False) -> dict[str, list[Region]]:
         """The boxes of each item that has any, with names and attributes, to train a detector on or to score one.
@@ -262,7 +259,7 @@ class Dataset:
         """The split to train on; of several the one that belongs with another split."""
         if share := beside and Share.of(beside):
             return share.words.name if self._is_trained_on(share.whole) else self._training(share.whole)
-        if drawn_split := beside and beside not in self.splits and DrawnSplit.of(beside, _drawn(self.records)):
+        if drawn_split := beside and beside not in self.splits and DrawnSplit.of(beside, drawn_splits(self.records)):
             return drawn_split.training
         names = [name for name in self.splits if name.rpartition("/")[2] == "train"]
         near = [name for name in names if beside and name.rpartition("/")[0] == beside.rpartition("/")[0]]
@@ -286,7 +283,7 @@ def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:
     """Of all captions of a view: read where `xmodal build CORPUS/vocabulary` made just that, else counted here."""
     wanted = {name: getattr(view, name) for name in ("split", "captions_per_item", "text")}
     wanted |= {name: getattr(tokens, name) for name in ("tokenizer", "cleaning", "minimum_count")}
-    for output in _made_of(records, VOCABULARY):
+    for output in made_of(records, VOCABULARY):
         if wanted.items() <= output.config.items():
             return Vocabulary.from_bytes(output.read(WORDS), f"{output.where}/{WORDS}")
     return Vocabulary.build(captions(records, view), tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
@@ -300,234 +297,10 @@ def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset
     return Dataset(root, corpus, records, tuple(output for output in made if _may_be_of(output, records)))
 
 
-def items(records: Output, view: View) -> frozenset[str]:
-    """Those that a view's captions describe, also without features."""
-    return frozenset(item for item, some in described(records, view).items() if some)
-
-
-def classes(records: Output, ids: Sequence[str]) -> NDArray[np.int64]:
-    """(ids,): the class or identity of each item, counted from 0 in order of the classes' names."""
-    with records.open("labels.parquet") as file:
-        found = {label.item: label.name for label in read_rows(file, Label) if label.kind in ("class", "identity")}
-    if without := [id for id in ids if id not in found]:
-        raise Trouble(f"{records.config.get('corpus')}: {len(without):,} items have no class, such as {without[0]!r}")
-    numbers = {name: number for number, name in enumerate(sorted({found[id] for id in ids}))}
-    return np.array([numbers[found[id]] for id in ids], np.int64)
-
-
-def captions(records: Output, view: View) -> Iterator[str]:
-    """Every caption of a view, also of items that have no features."""
-    return (caption.text for some in described(records, view).values() for caption in some)
-
-
-def described(records: Output, view: View) -> dict[str, list[Caption]]:
-    """Of every item of the split, in the order of the records, its first captions by position.
-
-    Of a sparse split those that it keeps of them; the captions of its un-annotated part are not even read.
-    """
-    share, wanted = Share.of(view.split), members(records, view.split)
-    with records.open("items.parquet") as file:
-        found = {item.id: list[Caption]() for item in read_rows(file, Item) if item.id in wanted}
-    if share and share.hides(view.text):
-        return found
-    with records.open("captions.parquet") as file:
-        for caption in read_rows(file, Caption):
-            if caption.item in found and caption.source == view.text:
-                found[caption.item].append(caption)
-    first = {item: _first(some, view.captions_per_item) for item, some in found.items()}
-    return {item: share.kept(some) for item, some in first.items()} if share and view.text in WRITTEN else first
-
-
-def members(records: Output, split: str) -> set[str]:
-    """The items of a split of whatever kind: recorded, cleaned, a share of one, or drawn."""
-    names, drawn, share = splits(records), _drawn(records), Share.of(split)
-    whole = share.whole if share else split
-    drawn_split = None if whole in names else DrawnSplit.of(whole, drawn)
-    if whole not in names and not drawn_split:
-        there = ", ".join([*names, *(f"{who}/{part}" for who in drawn for part in ("train", "val", "test"))])
-        raise Trouble(f"{records.config.get('corpus')} has no split {whole!r}; there are: {there}")
-    found = drawn_split.items(_every(records), drawn[drawn_split.who]) if drawn_split else set(names[whole])
-    return share.items(found) if share else found
-
-
-def has_split(records: Output, split: str) -> bool:
-    """Recorded, cleaned, a share of one, or drawn."""
-    share = Share.of(split)
-    whole = share.whole if share else split
-    return whole in splits(records) or DrawnSplit.of(whole, _drawn(records)) is not None
-
-
-def _drawn(records: Output) -> Mapping[str, Drawn]:
-    """What the corpus said that papers drew, when it was parsed."""
-    return {who: Drawn(val, test) for who, val, test in records.config.get("drawn", ())}
-
-
-def _every(records: Output) -> set[str]:
-    with records.open("items.parquet") as file:
-        return {item.id for item in read_rows(file, Item)}
-
-
-def splits(records: Output) -> dict[str, list[str]]:
-    """Items by the name of their split, author by author: train, val, test, and then others, also those cleaned."""
-    names = recorded(records) | cleaned(records)
-    return {name: names[name] for name in sorted(names, key=_place)}
-
-
-def training_split(records: Output, stage: str) -> str:
-    """The only split to train on, for a `stage` whose settings name none."""
-    there = list(splits(records))
-    found = [name for name in there if name.rpartition("/")[2] == "train"]
-    if len(found) != 1:
-        which = "no split" if not found else "several splits"
-        raise Trouble(
-            f"{records.config['corpus']} has {which} to train on, so say whose captions to take "
-            f"(--set {stage}.split=NAME); there are: {', '.join(there) or 'none'}"
-        )
-    return found[0]
-
-
-def recorded(records: Output) -> dict[str, list[str]]:
-    """The splits that the corpus itself has."""
-    names = defaultdict[str, list[str]](list)
-    with records.open("splits.parquet") as file:
-        for split in read_rows(file, Split):
-            names[split.name].append(split.item)
-    return {name: names[name] for name in sorted(names, key=_place)}
-
-
-def _place(split: str) -> tuple[str, int, str]:
-    author, _, part = split.rpartition("/")
-    return author, USUAL.index(part) if part in USUAL else len(USUAL), part
-
-
-def cleaned(records: Output) -> dict[str, list[str]]:
-    """What `xmodal leakage --clean` has left of splits of these records: tables of their own, as records are sealed.
-
-    A name ends in the identity that decided what was left: "karpathy/test-clean-1f3a09c2".
-    """
-    made = _made_of(records, CLEAN)
-    return {clean_name(output): output.read(IDS).decode().split("\n")[:-1] for output in made}
-
-
-def _made_of(records: Output, stage: str) -> Iterator[Output]:
-    """The finished outputs of a stage whose first input these records are; of an import there is none."""
-    made = (output for output in directories(records.storage, stage) if output.complete)
-    return (o for o in made if [source["identity"] for source in o.about["inputs"][:1]] == [records.identity])
-
-
-def clean_name(output: Output) -> str:
-    return f"{output.config['split']}-{CLEAN}-{output.identity[:8]}"
-
-
-def _first(captions: list[Caption], count: int | None) -> list[Caption]:
-    return sorted(captions, key=lambda caption: caption.position)[:count]
-
-
-def choose(
-    root: str,
-    stage: str,
-    identity: str | None = None,
-    *,
-    of: str = "CORPUS",
-    fits: Callable[[Output], bool] = lambda output: True,
-    **config: object,
-) -> Output:
-    """The one finished output of a stage: the given one, or the only one that fits; else it is to be built `of`.
-
-    Where none fits, one that does not is for the caller to refuse. Of several records of a corpus it is those that
-    its last build made, as a list that grew leaves others behind.
-    """
-    there = find(root, stage, **config)
-    if identity is None:
-        there = [output for output in there if fits(output)] or there[:1]
-    chosen = [output for output in there if identity in (None, output.identity)]
-    if len(chosen) > 1 and stage == "records" and "corpus" in config:
-        now = records_now(chosen[0].storage, str(config["corpus"]))
-        chosen = [output for output in chosen if now and output.folder == now.folder] or chosen
-    if len(chosen) == 1:
-        return chosen[0]
-    what = " ".join([stage, *(f"of {value}" for value in config.values())])
-    if not there:
-        command = f"xmodal build {config.get('corpus', of)}/{stage} --root {root}"
-        raise Trouble(f"there is no {what} under {root}: build it first (`{command}`)")
-    by = "" if stage == "records" else f" by --{'pixels' if stage == 'pixels' else 'features'} IDENTITY"
-    wanted = f"no {what} is {identity}" if identity else f"there are several outputs of {what}, so say which{by}"
-    raise Trouble(f"{wanted}; there are: {', '.join(_told_apart(there) if len(there) > 1 else map(_described, there))}")
-
-
-def open_features(root: str, stage: str, identity: str | None, records: Output, model: object = None) -> FeatureStore:
-    """As `choose` does among those of the records' media set; others are refused, though ids may be the same.
-
-    So is one position an item where the `model`, a config, looks at positions: all its maps would be the same.
-    """
-    of, fits = records.config.get("corpus", "CORPUS"), partial(_is_of, records=records)
-    if identity is None and len(whole := _of_all(list(filter(fits, find(root, stage))), records)) == 1:
-        identity = whole[0].identity
-    store = FeatureStore(choose(root, stage, identity, of=of, fits=fits))
-    if not fits(store.output):
-        raise Trouble(
-            f"{store.output.where} has features of the media set {_media_set(store.output)!r}, but "
-            f"{records.config.get('corpus')} is of {records.config['media_set']!r}: name other features, or build them"
-        )
-    if model is not None and not store.spec.row_shape:
-        raise Trouble(f"{store.output.where} has no features to train from, but {store.output.stage}")
-    if isinstance(model, Positional) and model.looks_at_positions and _is_one_position(store):
-        raise Trouble(
-            f"{store.output.where} has one position an item, and {type(model).__name__.removesuffix('Config')} chooses "
-            "among several: name features of a grid or of frames, or build a grid (--set resnet.output=grid)"
-        )
-    return store
-
-
-def _of_all(features: list[Output], records: Output) -> list[Output]:
-    """Of several those with a row for just these items, if there are any: others are of a list before it grew."""
-    if len(features) < 2:
-        return features
-    with records.open("items.parquet") as file:
-        items = list(read_rows(file, Item))
-    planned = {
-        fingerprint(sorted((i.id, i.media) for i in items if (i.kind == "image") is are)) for are in (True, False)
-    }
-    return [output for output in features if _planned(output) in planned] or features
-
-
-def _planned(features: Output) -> object:
-    """The fingerprint of the items that have a row; features of clips have those that their frames have."""
-    return (made_from(features, "frames") or features).config.get("items")
-
-
-def _is_one_position(store: FeatureStore) -> bool:
-    return not store.spec.ragged and math.prod(store.spec.row_shape[:-1]) == 1
-
-
-def made_by(store: FeatureStore) -> str:
-    """The network of the features, its weights and their checksum, as far as the store tells."""
-    told = [str(store.provenance[name]) for name in ("network", "weights") if store.provenance.get(name)]
-    digest = store.provenance.get("weights_sha256")
-    return (" ".join(told) or "an unnamed network") + (f" (sha256 {digest})" if digest else "")
-
-
-def made_from(features: Output, stage: str) -> Output | None:
-    """That of a stage, as "media", which others may lie between; None where it is not named, or is there no more."""
-    for source in features.about.get("inputs", ()):
-        made = Output(features.storage, f"{source.get('stage')}/{source.get('identity')}")
-        if made.storage.size(f"{made.folder}/stage.json") is None:
-            continue
-        if found := made if source.get("stage") == stage else made_from(made, stage):
-            return found
-    return None
-
-
-def _is_of(features: Output, records: Output) -> bool:
-    """Whether they may be of the same media set: some do not tell."""
-    wanted = records.config.get("media_set")
-    return _media_set(features) in (None, wanted) or wanted is None
-
-
 def _may_be_of(features: Output, records: Output) -> bool:
-    """As `_is_of`; what is damaged stays, to be refused when it is asked for: others must not take its place."""
+    """As `is_of`; what is damaged stays, to be refused when it is asked for: others must not take its place."""
     try:
-        return _is_of(features, records)
+        return is_of(features, records)
     except Trouble:
         return True
 
@@ -535,12 +308,6 @@ def _may_be_of(features: Output, records: Output) -> bool:
 def _stage_by_place(output: Output) -> str:
     """Also of one whose description is damaged."""
     return output.folder.partition("/")[0]
-
-
-def _media_set(features: Output) -> str | None:
-    media = made_from(features, "media")
-    name = media and media.config.get("name")
-    return None if name is None else str(name)
 
 
 def _is_meant(output: Output, features: str | None) -> bool:
@@ -551,19 +318,9 @@ def _is_meant(output: Output, features: str | None) -> bool:
 
 def _named(output: Output) -> str:
     try:
-        return f"{output.stage}/{_described(output)}"
+        return f"{output.stage}/{told(output)}"
     except Trouble as damage:
         return f"{output.folder} ({damage})"
-
-
-def _told_apart(outputs: Sequence[Output]) -> Iterator[str]:
-    """By the settings that differ among them; where none does, by what they were made of."""
-    names = dict.fromkeys(name for output in outputs for name in output.config)
-    told = [name for name in names if any(o.config.get(name) != outputs[0].config.get(name) for o in outputs)]
-    for output in outputs:
-        made_of = " and ".join(f"{source['stage']}/{source['identity']}" for source in output.about["inputs"])
-        settings = ", ".join(f"{name}={output.config[name]}" for name in told if name in output.config)
-        yield f"{output.identity} ({settings or f'of {made_of}'})"
 
 
 def _coded(sentences: Output) -> str:
@@ -571,8 +328,3 @@ def _coded(sentences: Output) -> str:
     codebook = made_from(sentences, "codebook")
     settings = (f"{name}={value}" for name, value in (codebook.config if codebook else {}).items() if name != "_type")
     return f"{sentences.identity} ({', '.join(settings)})"
-
-
-def _described(output: Output) -> str:
-    config = (f"{name}={value}" for name, value in output.config.items() if name != "_type")
-    return f"{output.identity} ({', '.join(config)})"

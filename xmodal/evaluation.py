@@ -20,8 +20,9 @@ from torch import nn
 
 from xmodal import runs
 from xmodal.batches import Padded, Reader
+from xmodal.chosen import choose, made_by, open_features
 from xmodal.corpora import View
-from xmodal.dataset import Examples, choose, items, made_by, open_features
+from xmodal.dataset import Examples
 from xmodal.features import FeatureStore
 from xmodal.identity import fingerprint
 from xmodal.judging import NO_LABELS, Findings, Gallery, Labels, eccv, judge, labels_of, recalls
@@ -34,6 +35,7 @@ from xmodal.runs import Run
 from xmodal.storage import LocalStorage
 from xmodal.trouble import Trouble
 from xmodal.trunk import Fronted, front_without_weights, pictures
+from xmodal.views import items
 
 BLOCKS = (256, 1024)  # visual rows and texts that are encoded, and compared, at once
 DAMAGE = (

@@ -21,9 +21,9 @@ from torch import Generator, Tensor
 from xmodal.archives import Archives, MissingMedia
 from xmodal.attention import attention_picture, labelled
 from xmodal.batches import Padded
+from xmodal.chosen import made_from
 from xmodal.clips import NAME as FRAMES
 from xmodal.clips import FrameStore, attention_sheet
-from xmodal.dataset import described, made_from
 from xmodal.densities import Gaussians
 from xmodal.evaluation import BLOCKS, Opened, Progress, Silence, opened, own_ranks
 from xmodal.locks import raw_of
@@ -33,6 +33,7 @@ from xmodal.records import Item, read_rows
 from xmodal.trouble import Trouble
 from xmodal.trunk import Fronted, PictureReader, network_of
 from xmodal.uncertainty import Bin, cut_out, geometric_mean_sigma, mark_unknown, mix, recall_by_uncertainty
+from xmodal.views import described
 from xmodal.vision import STRIDE, ResNet, UnreadableImage, square
 
 SIDE = 320  # pixels that a picture is drawn with at least

@@ -157,6 +157,12 @@ def find(root: str, stage: str | None = None, **config: object) -> list[Output]:
     return [o for o in found if all(o.config.get(name) == to_plain(value) for name, value in config.items())]
 
 
+def made_of(source: Output, stage: str) -> Iterator[Output]:
+    """The finished outputs of a stage whose first input this is; of an import there is none."""
+    made = (output for output in directories(source.storage, stage) if output.complete)
+    return (o for o in made if [first["identity"] for first in o.about["inputs"][:1]] == [source.identity])
+
+
 def directories(storage: Storage, stage: str | None = None) -> Iterator[Output]:
     """Every stage directory, finished or not, in order of stage and identity."""
     for name in storage.names("") if stage is None else [stage]:

@@ -12,14 +12,15 @@ from typing import TypeAlias
 
 import numpy as np
 
+from xmodal.chosen import choose
 from xmodal.corpora import View
-from xmodal.dataset import choose, described, splits
 from xmodal.judging import Gallery, eccv, judge, labels_of
 from xmodal.metrics import Numbers, Similarities
 from xmodal.outputs import Output
 from xmodal.records import Caption
 from xmodal.reports import OWN, Report
 from xmodal.trouble import Trouble
+from xmodal.views import described, splits
 
 GRID = (256, 1024)  # rows and columns of the file that are looked at together
 IDS = (".items.txt", ".captions.txt")

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from xmodal.corpora import EVERY, HUMAN, Printed
-from xmodal.dataset import Dataset, splits
+from xmodal.dataset import Dataset
 from xmodal.features import FeatureStore
 from xmodal.outputs import Output
 from xmodal.plausible import ZETA, PlausibleMatches
 from xmodal.records import FIRST, Caption, Item, Label, Match, Oddity, R, Region, read_rows
 from xmodal.text import tokenizer
+from xmodal.views import splits
 
 TOKENIZER, FREQUENT = "nltk", 4  # words that occur so often are in the papers' vocabularies
 

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from xmodal import optimisers, places, runs, together
 from xmodal.batches import Batch, Loader, Reader
-from xmodal.dataset import Examples, choose, classes, made_by, open_features, vocabulary
+from xmodal.chosen import choose, made_by, open_features
+from xmodal.dataset import Examples, vocabulary
 from xmodal.evaluation import Progress, Silence, check_device, measure
 from xmodal.features import FeatureStore
 from xmodal.judging import Labels, headline, labels_of
@@ -38,6 +39,7 @@ from xmodal.text import SPECIALS, Vocabulary
 from xmodal.trouble import Trouble
 from xmodal.trunk import Fronted, front, front_without_weights, pictures
 from xmodal.vectors import MB, Coverage, in_megabytes, read_vectors, vectors_sha256
+from xmodal.views import classes
 
 LOG_EVERY, SAVE_EVERY = 10, 500  # steps; a place is saved after every epoch too
 

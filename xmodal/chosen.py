@@ -1,0 +1,136 @@
+"""Which of the outputs under a root is meant, where several would do; and what one was made of, and by."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from xmodal.features import FeatureStore
+from xmodal.identity import fingerprint
+from xmodal.locks import records_now
+from xmodal.models import Positional
+from xmodal.outputs import Output, find
+from xmodal.records import Item, read_rows
+from xmodal.trouble import Trouble
+
+
+def choose(
+    root: str,
+    stage: str,
+    identity: str | None = None,
+    *,
+    of: str = "CORPUS",
+    fits: Callable[[Output], bool] = lambda output: True,
+    **config: object,
+) -> Output:
+    """The one finished output of a stage: the given one, or the only one that fits; else it is to be built `of`.
+
+    Where none fits, one that does not is for the caller to refuse. Of several records of a corpus it is those that
+    its last build made, as a list that grew leaves others behind.
+    """
+    there = find(root, stage, **config)
+    if identity is None:
+        there = [output for output in there if fits(output)] or there[:1]
+    chosen = [output for output in there if identity in (None, output.identity)]
+    if len(chosen) > 1 and stage == "records" and "corpus" in config:
+        now = records_now(chosen[0].storage, str(config["corpus"]))
+        chosen = [output for output in chosen if now and output.folder == now.folder] or chosen
+    if len(chosen) == 1:
+        return chosen[0]
+    what = " ".join([stage, *(f"of {value}" for value in config.values())])
+    if not there:
+        command = f"xmodal build {config.get('corpus', of)}/{stage} --root {root}"
+        raise Trouble(f"there is no {what} under {root}: build it first (`{command}`)")
+    by = "" if stage == "records" else f" by --{'pixels' if stage == 'pixels' else 'features'} IDENTITY"
+    wanted = f"no {what} is {identity}" if identity else f"there are several outputs of {what}, so say which{by}"
+    raise Trouble(f"{wanted}; there are: {', '.join(_told_apart(there) if len(there) > 1 else map(told, there))}")
+
+
+def open_features(root: str, stage: str, identity: str | None, records: Output, model: object = None) -> FeatureStore:
+    """As `choose` does among those of the records' media set; others are refused, though ids may be the same.
+
+    So is one position an item where the `model`, a config, looks at positions: all its maps would be the same.
+    """
+    of, fits = records.config.get("corpus", "CORPUS"), partial(is_of, records=records)
+    if identity is None and len(whole := of_all(list(filter(fits, find(root, stage))), records)) == 1:
+        identity = whole[0].identity
+    store = FeatureStore(choose(root, stage, identity, of=of, fits=fits))
+    if not fits(store.output):
+        raise Trouble(
+            f"{store.output.where} has features of the media set {_media_set(store.output)!r}, but "
+            f"{records.config.get('corpus')} is of {records.config['media_set']!r}: name other features, or build them"
+        )
+    if model is not None and not store.spec.row_shape:
+        raise Trouble(f"{store.output.where} has no features to train from, but {store.output.stage}")
+    if isinstance(model, Positional) and model.looks_at_positions and _is_one_position(store):
+        raise Trouble(
+            f"{store.output.where} has one position an item, and {type(model).__name__.removesuffix('Config')} chooses "
+            "among several: name features of a grid or of frames, or build a grid (--set resnet.output=grid)"
+        )
+    return store
+
+
+def of_all(features: list[Output], records: Output) -> list[Output]:
+    """Of several those with a row for just these items, if there are any: others are of a list before it grew."""
+    if len(features) < 2:
+        return features
+    with records.open("items.parquet") as file:
+        items = list(read_rows(file, Item))
+    planned = {
+        fingerprint(sorted((i.id, i.media) for i in items if (i.kind == "image") is are)) for are in (True, False)
+    }
+    return [output for output in features if _planned(output) in planned] or features
+
+
+def _planned(features: Output) -> object:
+    """The fingerprint of the items that have a row; features of clips have those that their frames have."""
+    return (made_from(features, "frames") or features).config.get("items")
+
+
+def _is_one_position(store: FeatureStore) -> bool:
+    return not store.spec.ragged and math.prod(store.spec.row_shape[:-1]) == 1
+
+
+def made_by(store: FeatureStore) -> str:
+    """The network of the features, its weights and their checksum, as far as the store tells."""
+    told = [str(store.provenance[name]) for name in ("network", "weights") if store.provenance.get(name)]
+    digest = store.provenance.get("weights_sha256")
+    return (" ".join(told) or "an unnamed network") + (f" (sha256 {digest})" if digest else "")
+
+
+def made_from(features: Output, stage: str) -> Output | None:
+    """That of a stage, as "media", which others may lie between; None where it is not named, or is there no more."""
+    for source in features.about.get("inputs", ()):
+        made = Output(features.storage, f"{source.get('stage')}/{source.get('identity')}")
+        if made.storage.size(f"{made.folder}/stage.json") is None:
+            continue
+        if found := made if source.get("stage") == stage else made_from(made, stage):
+            return found
+    return None
+
+
+def is_of(features: Output, records: Output) -> bool:
+    """Whether they may be of the same media set: some do not tell."""
+    wanted = records.config.get("media_set")
+    return _media_set(features) in (None, wanted) or wanted is None
+
+
+def _media_set(features: Output) -> str | None:
+    media = made_from(features, "media")
+    name = media and media.config.get("name")
+    return None if name is None else str(name)
+
+
+def _told_apart(outputs: Sequence[Output]) -> Iterator[str]:
+    """By the settings that differ among them; where none does, by what they were made of."""
+    names = dict.fromkeys(name for output in outputs for name in output.config)
+    told = [name for name in names if any(o.config.get(name) != outputs[0].config.get(name) for o in outputs)]
+    for output in outputs:
+        made_of = " and ".join(f"{source['stage']}/{source['identity']}" for source in output.about["inputs"])
+        settings = ", ".join(f"{name}={output.config[name]}" for name in told if name in output.config)
+        yield f"{output.identity} ({settings or f'of {made_of}'})"
+
+
+def told(output: Output) -> str:
+    """Its identity, with its settings."""
+    config = (f"{name}={value}" for name, value in output.config.items() if name != "_type")
+    return f"{output.identity} ({', '.join(config)})"
