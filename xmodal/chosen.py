@@ -1,7 +1,7 @@
 """Which of the outputs under a root is meant, where several would do; and what one was made of, and by."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from xmodal.features import FeatureStore
@@ -130,7 +130,8 @@ def _told_apart(outputs: Sequence[Output]) -> Iterator[str]:
         yield f"{output.identity} ({settings or f'of {made_of}'})"
 
 
-def told(output: Output) -> str:
-    """Its identity, with its settings."""
-    config = (f"{name}={value}" for name, value in output.config.items() if name != "_type")
-    return f"{output.identity} ({', '.join(config)})"
+def told(output: Output, config: Mapping[str, object] | None = None) -> str:
+    """Its identity, with its settings, or those of what it was made from; of checksums the beginning tells enough."""
+    settings = output.config if config is None else config
+    shown = (f"{name}={value!s:.24}" for name, value in settings.items() if name != "_type")
+    return f"{output.identity} ({', '.join(shown)})"

@@ -326,5 +326,4 @@ def _named(output: Output) -> str:
 def _coded(sentences: Output) -> str:
     """By the codebook, which is what several sets of sentences differ in."""
     codebook = made_from(sentences, "codebook")
-    settings = (f"{name}={value}" for name, value in (codebook.config if codebook else {}).items() if name != "_type")
-    return f"{sentences.identity} ({', '.join(settings)})"
+    return told(sentences, codebook.config if codebook else {})
