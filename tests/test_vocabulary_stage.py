@@ -1,9 +1,12 @@
 """The vocabulary stage: what a plain count of the same captions gives, however they are cut and wherever counted."""
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,6 +130,27 @@ def test_counts_merge_however_captions_are_cut(told: list[str]) -> None:
         parts = [told[begin : begin + cut] for begin in range(0, len(told), cut)]
         merged = stage.merged(iter(sorted(stage.count_words(part, "whitespace").items())) for part in parts)
         assert Vocabulary.of_counts(merged, "whitespace", 2) == whole
+
+
+def test_merging_holds_a_piece_of_each_file_and_the_words_that_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the words that were counted."""
+    monkeypatch.setattr(stage, "PIECE", 1 << 10)
+    names = [f"part-{part:06d}.tsv" for part in range(8)]
+    for part, name in enumerate(names):
+        words = sorted([f"common{n}" for n in range(100)] + [f"rare{part}of{n:07d}" for n in range(4_000)])
+        (tmp_path / name).write_text("".join(f"{word}\t1\n" for word in words))
+    data = {name: (tmp_path / name).read_bytes() for name in names}
+    sizes, sums = ({name: of(data[name]) for name in names} for of in (len, lambda some: sha256(some).hexdigest()))
+    counts: Any = SimpleNamespace(files=sizes, checksums=sums, open=lambda name: (tmp_path / name).open("rb"))
+    del data
+    tracemalloc.start()
+    made = Vocabulary.of_counts(stage.merged(stage._entries(counts, name) for name in names), "nltk", 8)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(made) == len(SPECIALS) + 100
+    assert peak < sum(sizes.values()) / 2 < 500_000
 
 
 def test_a_minimum_that_no_word_reaches_is_refused(raw: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Dual-Path's text input: the words that word2vec has, as a code of fixed length in which they may stand anywhere.
 
-    words = captions(records, view)  # of `xmodal.dataset`, as are Examples; the reader is that of `xmodal.batches`
+    words = captions(records, view)  # of `xmodal.views`; Examples are of `xmodal.dataset`, Reader of `xmodal.batches`
     dictionary = Dictionary.build(words, "dual-path", partial(read_vectors, path, exact=True))
     reader = Reader(Examples.of(records, view, store, dictionary), store, tokens=Codes(32))
 

@@ -93,7 +93,7 @@ def fit_mixture(words_ND: Numbers, components: int, kind: Kind = "hglmm", seed: 
     """By expectation-maximisation from the clusters of k-means, and a word's mean log-likelihood before every round.
 
     Each word counts once, however often it occurs: a frequent word, a point as heavy as thousands, would be given a
-    component of its own (of COCO's captions two thirds of 30), which then tells of sentences how often they have it.
+    component of its own (of COCO's captions most of 30), which then tells of sentences how often they have it.
     scikit-learn's GaussianMixture knows no Laplacians.
     """
     data = _Data.of(words_ND)
