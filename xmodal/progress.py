@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
+MB = 10**6
+
 
 class Progress(Protocol):
     """Where long work says how far it is; `pipelines.engine.progress_line.Progress` is one."""
@@ -23,3 +25,16 @@ class Silence:
     @contextmanager
     def over(self, name: str, total: int, done: int = 0, unit: str = "units") -> Iterator[Callable[[int], None]]:
         yield lambda count: None
+
+
+def in_megabytes(tick: Callable[[int], object]) -> Callable[[int], None]:
+    """Turns a count of whole megabytes, as a progress line has it, into one that takes bytes."""
+    waiting = 0
+
+    def count(size: int) -> None:
+        nonlocal waiting
+        waiting += size
+        tick(waiting // MB)
+        waiting %= MB
+
+    return count

@@ -6,15 +6,17 @@ from typing import Any
 
 from pipelines.engine.progress_line import Progress
 from xmodal.errors import UserError
+from xmodal.progress import MB, in_megabytes
 from xmodal.recipes import View
 from xmodal.records.views import captions
+from xmodal.root.files import check_free
 from xmodal.root.selection import choose
 from xmodal.text.tokenizers import tokenizer
 from xmodal.text.vector_files import VectorFile
-from xmodal.text.vector_index import check_free, write_index
+from xmodal.text.vector_index import write_index
 from xmodal.text.vocabularies import SPECIALS, load_vocabulary
 from xmodal.text.word2vec import EPOCHS, train_word2vec, write_word2vec
-from xmodal.text.word_vectors import MB, Coverage, in_megabytes, open_vectors, read_vectors
+from xmodal.text.word_vectors import Coverage, open_vectors, read_vectors
 
 
 def tell(file: Path, vocabulary: Path | None, index: Path | None, progress: Progress) -> dict[str, Any]:

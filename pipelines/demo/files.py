@@ -1,7 +1,6 @@
 """What every generated publisher writes its files with: of equal worlds they are equal bytes, wherever and whenever."""
 
 import gzip
-import hashlib
 import io
 import json
 import tarfile
@@ -14,6 +13,7 @@ from typing import Any
 
 from xmodal.corpora import Corpus, Source
 from xmodal.raw.raw_files import Raw
+from xmodal.root.files import sha256_of
 
 
 class Unpublishable(ValueError):
@@ -68,10 +68,8 @@ def _pieces(value: Any) -> Iterator[bytes]:
 def written(source: Source, folder: Path) -> Source:
     """The source as it lies in a folder: its size and checksum, and no address yet."""
     path = folder / source.path
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     how = "it was written to a folder: give that as --raw"
-    return replace(source, url=None, mirrors=(), bytes=path.stat().st_size, sha256=sha256, how=how)
+    return replace(source, url=None, mirrors=(), bytes=path.stat().st_size, sha256=sha256_of(path), how=how)
 
 
 def write_tgz(path: Path, members: Iterable[tuple[str, bytes]]) -> None:

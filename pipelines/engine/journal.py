@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from typing import BinaryIO, cast
 
 from xmodal.errors import UserError
+from xmodal.root.files import copy_and_hash
 from xmodal.root.storage import Storage
 
 MANY_SEGMENTS = 64  # merged beyond this
@@ -67,13 +68,11 @@ class Journal:
 
     def _open_checked(self, name: str, files: ExitStack) -> BinaryIO:
         """A copy, in memory if small, because another driver's merge may delete the segment while it is read."""
-        key, digest = f"{self._folder}/{name}", hashlib.sha256()
+        key = f"{self._folder}/{name}"
         copy = files.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES))  # noqa: SIM115 - the stack closes it
         with self._storage.open(key) as file:
-            while block := file.read(2**20):
-                digest.update(block)
-                copy.write(block)
-        if _name_of(digest.hexdigest()) != name:
+            digest = copy_and_hash(file, copy)
+        if _name_of(digest) != name:
             raise UserError(
                 f"{self._storage.url}/{key} is corrupt: delete it and run again; what it held is done again"
             )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 from pipelines.engine.building import NOT_SHARED, Call, Runner, Worker
 from pipelines.engine.commits import Record
@@ -29,6 +29,7 @@ from xmodal.errors import UserError
 from xmodal.raw import gulp
 from xmodal.raw.archives import members
 from xmodal.raw.raw_files import Raw
+from xmodal.root.files import sha256_of
 from xmodal.root.sealed_sets import blob_key
 from xmodal.root.storage import LocalStorage, Storage, open_storage
 from xmodal.userdata.lists import CLIPS
@@ -261,8 +262,7 @@ def _keep(source: Source, file: str, storage: Storage) -> tuple[int, str]:
     size = os.path.getsize(file)
     if source.bytes is not None and size != source.bytes:
         raise Failed("size", f"{source.path} has {size:,} bytes instead of {source.bytes:,}")
-    with open(file, "rb") as stream:
-        digest = hashlib.file_digest(cast(Any, stream), "sha256").hexdigest()
+    digest = sha256_of(file)
     if source.sha256 is not None and digest != source.sha256:
         raise Failed("checksum", f"{source.path} has sha256 {digest} instead of {source.sha256}")
     storage.keep(file, blob_key(digest))

@@ -13,7 +13,6 @@ which may have other pictures of the same names, is told from one that grew, and
 it was.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -35,6 +34,7 @@ from xmodal.raw.raw_files import Raw, raw_of
 from xmodal.raw.readers import ending, heading
 from xmodal.records.tables import Kind, read_columns
 from xmodal.records.views import splits
+from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output
 from xmodal.root.sealed_sets import blob_key, read_lock, records_now, sealed_now
 from xmodal.root.storage import Storage
@@ -340,7 +340,7 @@ def _local(
 def _measured(place: Path) -> tuple[int, str]:
     try:
         with place.open("rb") as file:
-            digest = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+            digest = sha256_of(file)
             return file.tell(), digest
     except OSError as error:
         raise UserError(f"{place} cannot be read: {error.strerror or error}") from error

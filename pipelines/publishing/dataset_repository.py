@@ -13,7 +13,6 @@ so it is whole or not there; equal roots give equal bytes.
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -35,6 +34,7 @@ from xmodal.batches.dataset import MEDIA_AGAIN
 from xmodal.corpora import Corpus, Part, ReleaseClass
 from xmodal.errors import UserError
 from xmodal.records.tables import FIRST
+from xmodal.root.files import copy_and_hash
 from xmodal.root.identity import canonical_json
 from xmodal.root.outputs import Output, directories
 from xmodal.root.sealed_sets import LOCK, blob_key, read_lock, records_now, sealed_now
@@ -45,7 +45,6 @@ MANIFEST = "publication.json"
 STORE = ("stage.json", "units.tsv", "complete.json")  # by which a feature store is opened and checked
 ITEMS = "items.parquet"
 LAYOUT = 1
-PIECE = 1 << 20
 NEEDED: Mapping[str, tuple[Part, ReleaseClass]] = {  # every other column is the annotations themselves
     "id": ("annotations", "ids"),
     "caption_ids": ("annotations", "ids"),
@@ -267,12 +266,8 @@ def _copy_all(copies: list[Copy], target: LocalStorage, out: Path, progress: Pro
 
 
 def _copy(copy: Copy, target: LocalStorage) -> None:
-    digest = hashlib.sha256()
     with copy.open() as source, target.writer(copy.key) as file:
-        while piece := source.read(PIECE):
-            digest.update(piece)
-            file.write(piece)
-        if digest.hexdigest() != copy.sha256:
+        if copy_and_hash(source, file) != copy.sha256:
             raise UserError(f"{copy.key} is not what was committed: {CURE}")
 
 

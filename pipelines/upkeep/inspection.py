@@ -1,6 +1,5 @@
 """What lies under a root: how far it is (status), whether its bytes are still the committed ones (verify)."""
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pipelines.engine.progress_line import Progress
 from pipelines.fetching.ledger import FOLDERS, ledgers
 from xmodal.corpora import Part
 from xmodal.errors import UserError
+from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output, directories
 from xmodal.root.sealed_sets import LOCK, blob_key, read_lock
 from xmodal.root.storage import Storage
@@ -157,7 +157,7 @@ def _problem(storage: Storage, key: str, size: int, sha256: str) -> str | None:
     if actual != size:
         return f"{actual:,} bytes instead of {size:,}"
     with storage.open(key) as file:
-        if hashlib.file_digest(cast(Any, file), "sha256").hexdigest() != sha256:
+        if sha256_of(file) != sha256:
             return "its bytes have changed"
     return None
 

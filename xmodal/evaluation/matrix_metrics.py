@@ -5,7 +5,6 @@ second, and so on; `write_ids` writes both orders down. Where items have more ca
 it must have the same number of first captions of each: 25,000 columns are the first five of COCO's test pictures.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -19,6 +18,7 @@ from xmodal.metrics.reports import OWN, Report
 from xmodal.recipes import View
 from xmodal.records.tables import Caption
 from xmodal.records.views import described, splits
+from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output
 from xmodal.root.selection import choose
 
@@ -53,7 +53,7 @@ def score(
     silent = sum(not captions for captions in found.values())
     return Report(
         recipe=path.name,
-        fingerprint=_sha256(path),
+        fingerprint=sha256_of(path),
         records=records.identity,
         features=None,
         weights=None,
@@ -163,8 +163,3 @@ def test_split(records: Output, corpus: str) -> str:
             f"{corpus} has {len(tests)} test splits, so say which with --split; there are: {', '.join(there)}"
         )
     return tests[0]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

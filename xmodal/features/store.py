@@ -15,13 +15,11 @@ the other: it is as long as they need, ending before the capacity that its place
 shards are written side by side, before anybody knows how long the items are.
 """
 
-import hashlib
 import io
 import json
 import math
 import os
 import re
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 from xmodal.errors import UserError
 from xmodal.features.zarr_arrays import PLAIN, Layout, MappedRows, Shard, ShardWriter, buffer
 from xmodal.records.tables import read_columns
+from xmodal.root.files import copy_and_hash, new_file, sha256_of
 from xmodal.root.identity import canonical_json
 from xmodal.root.outputs import Output
 from xmodal.root.storage import LocalStorage, open_storage
@@ -321,9 +320,8 @@ class FeatureStore:
         """Reads every shard once: one that is not what was committed is a UserError that names it."""
         for shard in range(self._values.layout.shards):
             name = shard_file(self.spec, shard)
-            with open(_local_file(self.output, name, self._cache), "rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != self.output.checksums[name]:
-                    raise UserError(f"{self.output.where}/{name} is not what was committed: {CURE}")
+            if sha256_of(_local_file(self.output, name, self._cache)) != self.output.checksums[name]:
+                raise UserError(f"{self.output.where}/{name} is not what was committed: {CURE}")
 
     @property
     def _is_local(self) -> bool:
@@ -460,26 +458,10 @@ def _local_file(output: Output, name: str, cache: str) -> str:
     path = Path(cache, sha256[:2], sha256)
     if not path.exists() or path.stat().st_size != size:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{sha256}.{uuid.uuid4().hex}")
-        try:
-            with output.open(name) as source, temporary.open("xb") as file:
-                found = _copy(source, file)
-                file.flush()
-                os.fsync(file.fileno())  # later it is trusted by its size
-            if found != sha256:
+        with output.open(name) as source, new_file(path, replace=True) as file:  # later it is trusted by its size
+            if copy_and_hash(source, file) != sha256:
                 raise UserError(f"{output.where}/{name} is not what was committed: {CURE}")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
     return str(path)
-
-
-def _copy(source: BinaryIO, target: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while block := source.read(MIB):
-        digest.update(block)
-        target.write(block)
-    return digest.hexdigest()
 
 
 def _some(ids: Sequence[str]) -> str:

@@ -8,13 +8,12 @@ whatever happened on the way. The bytes lie under `blobs/`, by their checksum, s
 common.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
 
 from xmodal.errors import UserError
+from xmodal.root.files import sha256_of
 from xmodal.root.identity import canonical_json
 from xmodal.root.outputs import Output
 from xmodal.root.storage import Storage
@@ -67,7 +66,7 @@ def use_records(records: Output) -> None:
 def read_lock(sealed: Output) -> Iterator[Locked]:
     """Every planned file of a sealed set, in order of the paths."""
     with sealed.open(LOCK) as file:
-        if hashlib.file_digest(cast(Any, file), "sha256").hexdigest() != sealed.config["lock_sha256"]:
+        if sha256_of(file) != sealed.config["lock_sha256"]:
             raise UserError(f"{sealed.where}/{LOCK} has changed: `xmodal verify --forget`, then build again")
         file.seek(0)
         for line in file:

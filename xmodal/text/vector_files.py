@@ -11,7 +11,6 @@ that the file has as many words as its first line says, and that it does not end
 """
 
 import gzip
-import hashlib
 import re
 import struct
 import zipfile
@@ -88,10 +87,6 @@ class VectorFile:
             if file.read(self.start).count(b"\n") != (self.start > 0):
                 raise UserError(f"{self.path} was changed while it was read")
             yield from (self._binary if self.kind == "word2vec binary" else self._text)(file, wanted)
-
-    def sha256(self) -> str:
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def _text(self, file: BufferedReader, wanted: Collection[bytes] | None) -> Iterator[Vectors]:
         starts = None if wanted is None else {word.partition(b" ")[0] for word in wanted}

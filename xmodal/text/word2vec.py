@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
-from xmodal.text.vector_index import arriving
+from xmodal.root.files import new_file
 
 WIDTH, EPOCHS = 300, 5
 
@@ -48,7 +48,7 @@ def train_word2vec(
 
 def write_word2vec(path: Path, words: list[str], vectors: NDArray[np.float32]) -> None:
     """As word2vec's binary, with a line feed after every word's numbers."""
-    with arriving(path) as file:
+    with new_file(path) as file:
         file.write(f"{len(words)} {vectors.shape[1]}\n".encode())
         for word, vector in zip(words, vectors.astype("<f4"), strict=True):
             file.write(word.encode() + b" " + vector.tobytes() + b"\n")

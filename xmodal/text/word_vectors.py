@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
+from xmodal.root.files import sha256_of
 from xmodal.text.tokenizers import by_frequency
 from xmodal.text.vector_files import Tick, VectorFile
 from xmodal.text.vector_index import VectorIndex
-
-MB = 10**6
 
 
 def read_vectors(
@@ -65,20 +64,7 @@ def vectors_sha256(path: Path) -> str:
     A file whose beginning is none of word vectors is refused.
     """
     source = open_vectors(path)
-    return source.source_sha256 if isinstance(source, VectorIndex) else source.sha256()
-
-
-def in_megabytes(tick: Tick) -> Tick:
-    """Told of bytes it tells of whole megabytes, as progress counts them."""
-    waiting = 0
-
-    def count(size: int) -> None:
-        nonlocal waiting
-        waiting += size
-        tick(waiting // MB)
-        waiting %= MB
-
-    return count
+    return source.source_sha256 if isinstance(source, VectorIndex) else sha256_of(source.path)
 
 
 @dataclass(frozen=True)
