@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 from xmodal.features.store import Dtype, FeatureSpec
-from xmodal.features.zarr_arrays import Rows, ScatteredRows, open_array
+from xmodal.features.zarr_arrays import Rows, open_array
 from xmodal.raw.archives import DAMAGE, LARGEST
 
 COPIES = 5  # of each picture in SCAN's files, and its captions of each
@@ -217,9 +217,7 @@ def _array(path: str, kind: str, key: str | None) -> Iterator[_Array]:
             yield _Array(found.shape, found.dtype, lambda start, stop: found[start:stop])
     elif kind == "zarr":
         _refuse_lost_shards(path)
-        array = open_array(path)
-        if isinstance(array, ScatteredRows) and (lacking := array.lacking()):
-            raise UserError(f"{lacking} was never written as a whole: what it lacks would be read as zeros")
+        array = open_array(path, complete=True)
         yield _Array(array.shape, array.dtype, lambda start, stop: _taken(array, np.arange(start, stop)))
     else:
         with open(path, "rb") as npy_file:

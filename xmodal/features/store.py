@@ -416,24 +416,21 @@ def _read_metadata(output: Output, name: str | None, items: int) -> tuple[Featur
         if name is not None and name not in features:
             raise UserError(f"{output.where} has no array {name!r}; there are: {', '.join(features)}")
         about = features[name or next(iter(features))]
-        layout = Layout.of(json.loads(output.read(f"{about['name']}/zarr.json")))
-        spec = _spec_of(about, layout)
-        if spec.ragged:
+        array = json.loads(output.read(f"{about['name']}/zarr.json"))
+        layout = Layout.of(array)
+        if layout is None:
+            raise ValueError("the array is not as this version writes it")
+        dtype: Any = layout.dtype.name
+        ragged, items_per_shard = about["ragged"], about["items_per_shard"] if about["ragged"] else None
+        lengths = (layout.chunk_rows, layout.shard_rows, items_per_shard)
+        spec = FeatureSpec(about["name"], layout.row_shape, dtype, ragged, *lengths)
+        if ragged:
             output.read(f"{spec.name}_extents/zarr.json")  # it says no more, but must be what was written
-        if layout != spec.layout(items):
+        if array != spec.layout(items).metadata():
             raise ValueError(f"{layout} is not of {items} items")
     except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
         raise UserError(f"{output.where} describes no feature array of this layout ({error!r}): {CURE}") from error
     return spec, dict(attributes["provenance"]), tuple(features)
-
-
-def _spec_of(about: Mapping[str, Any], layout: Layout | None) -> FeatureSpec:
-    if layout is None:
-        raise ValueError("the array is not as this version writes it")
-    dtype: Any = layout.dtype.name
-    items = about["items_per_shard"] if about["ragged"] else None
-    lengths = (layout.chunk_rows, layout.shard_rows, items)
-    return FeatureSpec(about["name"], layout.row_shape, dtype, about["ragged"], *lengths)
 
 
 def _read_ids(output: Output) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ Shards may be short: chunks after the last row are marked as not there and take 
 readers see a gap; here a chunk is checked the first time that one of its rows is read, and never again. A checksum is
 of the chunk's number too: a shard that lies in another's place is found like damage.
 
-What others wrote is read too. Where chunks are uncompressed but in another order, or left out because they hold the
-fill value alone, rows are copied one by one. All else is decoded by zarr-python: right, and slow; for archives only.
+Arrays that others wrote are mapped where their shards are uncompressed, whole and in order. All else is decoded by
+zarr-python, which is slow and meant for imports alone.
 """
 
 import ctypes
@@ -55,7 +55,6 @@ class Layout:
     dtype: np.dtype[Any]
     chunk_rows: int
     shard_rows: int
-    fill: object = 0
     checksums: bool = True
     index_first: bool = False  # written by others
 
@@ -129,11 +128,10 @@ class Layout:
         whole_rows = sharding["chunk_shape"][1:] == row_shape and grid[1:] == row_shape and 0 not in row_shape
         dtype = _plain_dtype(array["data_type"], sharding["codecs"])
         usual = sharding["index_codecs"] == INDEX_CODECS and array["chunk_key_encoding"] in KEYS
-        if not whole_rows or dtype is None or not usual or isinstance(array["fill_value"], str):
+        if not whole_rows or dtype is None or not usual:
             return None
         return Layout(
             *(rows, tuple(row_shape), dtype, sharding["chunk_shape"][0], grid[0]),
-            fill=array["fill_value"],
             checksums=array.get("attributes", {}).get("checksums") == CHECKSUMS["checksums"],
             index_first=sharding.get("index_location", "end") == "start",
         )
@@ -354,62 +352,6 @@ class MappedRows:
         self._unchecked[chunk] = False
 
 
-class ScatteredRows:
-    """Shards of others: chunks in any order and place, those that hold the fill value alone often left out."""
-
-    def __init__(self, layout: Layout, shards: list[Shard | None]) -> None:
-        self.layout = layout
-        lengths = [-(-os.path.getsize(shard.path) // mmap.PAGESIZE) * mmap.PAGESIZE if shard else 0 for shard in shards]
-        offsets = np.cumsum([0, *lengths])
-        self._space = _Addresses(int(offsets[-1]))
-        self._starts = np.full(len(shards) * layout.shard_chunks, -1, np.int64)
-        self._shards = shards
-        for number, shard in enumerate(shards):
-            if shard is not None:
-                self._space.place(int(offsets[number]), shard.path, os.path.getsize(shard.path))
-                first = number * layout.shard_chunks
-                here = np.where(shard.starts < 0, -1, shard.starts + offsets[number])
-                self._starts[first : first + layout.shard_chunks] = here
-        self._bytes = np.asarray(self._space)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.layout.rows, *self.layout.row_shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.layout.dtype
-
-    def lacking(self) -> str | None:
-        """The first file that has not all chunks of its rows."""
-        shards = enumerate(self._shards)
-        lack = (s.path for number, s in shards if s and (s.starts[: self.layout.chunks_of(number)] < 0).any())
-        return next(lack, None)
-
-    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        layout = self.layout
-        for chunk in np.unique(rows // layout.chunk_rows).tolist() if layout.checksums else ():
-            self._check(*divmod(chunk, layout.shard_chunks))
-        starts = self._starts[rows // layout.chunk_rows]
-        places = np.where(starts < 0, -1, starts + rows % layout.chunk_rows * layout.row_bytes)
-        for to, place in enumerate(places.tolist()):
-            if place < 0:
-                out[to] = layout.fill
-            else:
-                row = self._bytes[place : place + layout.row_bytes]
-                out[to] = np.frombuffer(row, layout.dtype).reshape(layout.row_shape)
-
-    def _check(self, number: int, chunk: int) -> None:
-        """Every time: what we wrote is read here only where its shards are short and somebody wants the gaps."""
-        shard, size = self._shards[number], self.layout.chunk_bytes
-        in_array = number * self.layout.shard_chunks + chunk
-        start = self._starts[in_array]
-        if shard is None or shard.checksums is None or start < 0:
-            return
-        if extend(_numbered(in_array), self._bytes[start : start + size]) != shard.checksums[chunk]:
-            raise UserError(f"{shard.path} is damaged: chunk {chunk} is not what was written; {CURE}")
-
-
 class DecodedRows:
     """Any other array, through zarr-python."""
 
@@ -428,8 +370,12 @@ class DecodedRows:
         out[...] = self._array.oindex[rows]
 
 
-def open_array(folder: str) -> Rows:
-    """Any Zarr v3 array in a local folder, whoever wrote it. What a writer left out reads as the fill value."""
+def open_array(folder: str, complete: bool = False) -> Rows:
+    """Opens any Zarr v3 array in a local folder; chunks that a writer left out read as the fill value.
+
+    With `complete`, a shard that lacks a chunk is refused, as far as that can be seen without decoding it. An array of
+    ours with short shards, as ragged ones have, is refused: FeatureStore reads it.
+    """
     try:
         with open(f"{folder}/zarr.json", "rb") as file:
             about = json.load(file)
@@ -443,13 +389,18 @@ def open_array(folder: str) -> Rows:
     paths = [f"{folder}/{layout.shard_key(shard)}" for shard in range(layout.shards)]
     if layout.checksums and (missing := [path for path in paths if not os.path.exists(path)]):
         raise UserError(f"{missing[0]} is missing: xmodal wrote this array, and would have written that too; {CURE}")
-    shards = [Shard.read(path, layout) if os.path.exists(path) else None for path in paths]
-    whole = [shard for number, shard in enumerate(shards) if shard and shard.holds(layout.chunks_of(number))]
-    if len(whole) < len(shards) or layout.shard_bytes % mmap.PAGESIZE:
-        return ScatteredRows(layout, shards)
-    rows = MappedRows(layout, whole.__getitem__)
-    rows.map_all()
-    return rows
+    shards = {number: Shard.read(path, layout) for number, path in enumerate(paths) if os.path.exists(path)}
+    for number, shard in shards.items():
+        if complete and (shard.starts[: layout.chunks_of(number)] < 0).any():
+            raise UserError(f"{shard.path} was never written as a whole: what it lacks would be read as zeros")
+    is_whole = len(shards) == len(paths) and all(found.holds(layout.chunks_of(n)) for n, found in shards.items())
+    if is_whole and layout.shard_bytes % mmap.PAGESIZE == 0:
+        rows = MappedRows(layout, shards.__getitem__)
+        rows.map_all()
+        return rows
+    if layout.checksums:
+        raise UserError(f"{folder} has shards of fewer rows than its others: xmodal.features.FeatureStore reads them")
+    return DecodedRows(folder)
 
 
 def buffer(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
