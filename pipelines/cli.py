@@ -328,10 +328,10 @@ def _publish(chosen: argparse.Namespace) -> tuple[Any, int]:
 def _import(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.engine.progress_line import Progress
     from pipelines.publishing.feature_import import import_features
-    from xmodal.features.foreign_formats import open_source
+    from xmodal.features.foreign_formats import open_foreign
     from xmodal.root.storage import open_storage
 
-    source = open_source(chosen.source, chosen.ids, chosen.key)
+    source = open_foreign(chosen.source, chosen.ids, chosen.key)
     where = open_storage(chosen.root)
     return import_features(where, chosen.name, source, chosen.set, _runner(chosen), Progress()), 0
 

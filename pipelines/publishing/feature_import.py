@@ -23,7 +23,7 @@ from pipelines.stages._arrays import write_index, write_items
 from pipelines.stages._corpus import CONFIGS, STAGES
 from pipelines.stages.vocabulary import COUNTS
 from xmodal.errors import UserError
-from xmodal.features.foreign_formats import BLOCK, Source, reading
+from xmodal.features.foreign_formats import BLOCK, ForeignFeatures, reading
 from xmodal.features.store import ROWS, Dtype, FeatureSpec, shard_ranges
 from xmodal.records.views import CLEAN
 from xmodal.root.identity import fingerprint
@@ -56,7 +56,7 @@ class ImportConfig:
 
 
 def import_features(
-    storage: Storage, name: str, source: Source, settings: Sequence[str], run: Runner, progress: Progress
+    storage: Storage, name: str, source: ForeignFeatures, settings: Sequence[str], run: Runner, progress: Progress
 ) -> dict[str, Any]:
     """Brings the output of stage `name` that holds a source's features up to date, and says what it is."""
     _refuse_name(storage, name)
@@ -75,7 +75,7 @@ def import_features(
     return about | {"dtype": spec.dtype, "source_dtype": source.dtype, "copies": source.copies}
 
 
-def imported(name: str, source: Source, spec: FeatureSpec, progress: Progress) -> Stage[ImportConfig, range]:
+def imported(name: str, source: ForeignFeatures, spec: FeatureSpec, progress: Progress) -> Stage[ImportConfig, range]:
     seen = _stamp(source)
     lengths = (spec.chunk_rows, spec.shard_rows, spec.shard_items if spec.ragged else None)
     layout = (spec.row_shape, spec.dtype, spec.ragged, *lengths)
@@ -89,7 +89,7 @@ def _plan(items: int, config: ImportConfig, inputs: Inputs) -> Iterator[tuple[st
         yield f"shard-{shard:05d}", rows
 
 
-def _open(source: Source, seen: str, config: ImportConfig, inputs: Inputs) -> Callable[[range, Sink], Counts]:
+def _open(source: ForeignFeatures, seen: str, config: ImportConfig, inputs: Inputs) -> Callable[[range, Sink], Counts]:
     if _stamp(source) != seen:
         raise UserError(f"{source.files[0]} has changed while it was imported: import it again")
     spec = config.spec
@@ -121,7 +121,7 @@ def _refuse_name(storage: Storage, name: str) -> None:
         raise UserError(f"--name {name}: that is the name of a stage that makes something else: take another")
 
 
-def _stamp(source: Source) -> str:
+def _stamp(source: ForeignFeatures) -> str:
     """What is different when a source was changed, for much less than its sha256."""
     try:
         stats = [os.stat(file) for file in source.files]
@@ -131,7 +131,7 @@ def _stamp(source: Source) -> str:
     return fingerprint([(found.st_size, found.st_mtime_ns) for found in stats])
 
 
-def _sha256(source: Source, progress: Progress) -> str:
+def _sha256(source: ForeignFeatures, progress: Progress) -> str:
     """Of a source's file, or of those of all its files, in their order."""
     found = []
     total = sum(os.path.getsize(file) for file in source.files)

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 from xmodal.features.zarr_arrays import (
+    ArrayLayout,
+    ArrayRows,
     DecodedRows,
-    Layout,
     MappedRows,
-    Rows,
-    Shard,
+    ShardFile,
     ShardWriter,
     all_finite,
     open_array,
@@ -146,14 +146,14 @@ def write_with_tensorstore(folder: str, foreign: Foreign) -> NDArray[Any]:
     return values
 
 
-def take(rows: Rows, wanted: Any) -> NDArray[Any]:
+def take(rows: ArrayRows, wanted: Any) -> NDArray[Any]:
     out: NDArray[Any] = np.empty((len(wanted), *rows.shape[1:]), rows.dtype)
     out.view(np.uint8).fill(77)
     rows.take(np.asarray(wanted, np.int64), out)
     return out
 
 
-def check(folder: str, values: NDArray[Any]) -> Rows:
+def check(folder: str, values: NDArray[Any]) -> ArrayRows:
     """In order, in another order with some twice, and nothing at all."""
     rows = open_array(folder)
     assert (rows.shape, rows.dtype) == (values.shape, values.dtype)
@@ -313,10 +313,10 @@ def test_a_damaged_shard_of_others_is_refused_by_name(tmp_path: Path, name: str)
         take(open_array(str(tmp_path)), range(16))
 
 
-OURS = Layout(21, (8, 64), np.dtype("float16"), chunk_rows=2, shard_rows=8)
+OURS = ArrayLayout(21, (8, 64), np.dtype("float16"), chunk_rows=2, shard_rows=8)
 
 
-def write_ours(folder: Path, layout: Layout = OURS, lengths: list[int] | None = None) -> NDArray[Any]:
+def write_ours(folder: Path, layout: ArrayLayout = OURS, lengths: list[int] | None = None) -> NDArray[Any]:
     """Shards of an array with their checksums; `lengths` are the rows that each has, where it is ragged."""
     values = np.random.default_rng(0).integers(1, 99, (layout.rows, *layout.row_shape)).astype(layout.dtype)
     for shard in range(layout.shards):
@@ -363,7 +363,7 @@ def test_blocks_larger_than_what_is_looked_at_at_once_are_written_whole(
     tmp_path: Path, row_shape: tuple[int, ...]
 ) -> None:
     """Wherever its pieces end: not where rows, chunks or shards do."""
-    layout = Layout(60_000 if len(row_shape) < 2 else 700, row_shape, np.dtype("float32"), 1024, 61_440)
+    layout = ArrayLayout(60_000 if len(row_shape) < 2 else 700, row_shape, np.dtype("float32"), 1024, 61_440)
     values = np.random.default_rng(0).random((layout.rows, *row_shape), np.float32)
     write_blocks(tmp_path, layout, [values])
     check(str(tmp_path), values)
@@ -373,7 +373,7 @@ def test_blocks_larger_than_what_is_looked_at_at_once_are_written_whole(
         write_blocks(tmp_path, layout, [values[:9], values[9:]])
 
 
-def write_blocks(folder: Path, layout: Layout, blocks: list[NDArray[Any]]) -> None:
+def write_blocks(folder: Path, layout: ArrayLayout, blocks: list[NDArray[Any]]) -> None:
     file = folder / layout.shard_key(0)
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("wb") as opened:
@@ -389,9 +389,9 @@ LENGTHS = [5, 0, 8]  # rows in each of its shards
 PRESENT = [*range(5), *range(16, 24)]
 
 
-def open_ours(folder: Path, layout: Layout) -> Rows:
+def open_ours(folder: Path, layout: ArrayLayout) -> ArrayRows:
     """As a feature store opens an array, whose shards may be short."""
-    return MappedRows(layout, lambda shard: Shard.read(str(folder / layout.shard_key(shard)), layout))
+    return MappedRows(layout, lambda shard: ShardFile.read(str(folder / layout.shard_key(shard)), layout))
 
 
 def test_ours_of_short_shards_are_read_by_all_three(tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ def test_any_flipped_bit_of_ours_with_short_shards_is_found(
     check_flip(ours[1], RAGGED, shard, data, PRESENT)
 
 
-def check_flip(folder: Path, layout: Layout, shard: int, data: st.DataObject, rows: Sequence[int]) -> None:
+def check_flip(folder: Path, layout: ArrayLayout, shard: int, data: st.DataObject, rows: Sequence[int]) -> None:
     file = folder / layout.shard_key(shard)
     bit = data.draw(st.integers(0, 8 * file.stat().st_size - 1))
     with flipped(file, bit), pytest.raises(UserError, match=f"{file} is damaged"):

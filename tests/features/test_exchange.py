@@ -29,7 +29,7 @@ from tests.conftest import tree_digest
 from tests.toy_root import make_root
 from tests.toy_stages import ARRAYS, Arrays, array_values, arrays
 from xmodal.errors import UserError
-from xmodal.features.foreign_formats import open_source
+from xmodal.features.foreign_formats import open_foreign
 from xmodal.features.store import FeatureStore
 from xmodal.root.identity import fingerprint
 from xmodal.root.storage import open_storage
@@ -52,7 +52,7 @@ def export(features: str, out: Path, array: str | None = None, ids: Path | None 
 
 
 def bring_in(path: Path, root: Path, *settings: str, run: Any = serial, **more: Any) -> FeatureStore:
-    about = import_features(open_storage(str(root)), "mine", open_source(path, **more), settings, run, QUIET)
+    about = import_features(open_storage(str(root)), "mine", open_foreign(path, **more), settings, run, QUIET)
     return FeatureStore(about["path"])
 
 
@@ -216,7 +216,7 @@ def python_2(values: NDArray[Any]) -> bytes:
 def test_of_five_copies_of_each_picture_one_is_kept(tmp_path: Path) -> None:
     values = some_rows(4, 36, 16)
     path = array_with_ids(tmp_path / "a", np.repeat(values, 5, axis=0), ["a", "b", "c", "d"])
-    assert open_source(path).copies == 5
+    assert open_foreign(path).copies == 5
     np.testing.assert_array_equal(bring_in(path, tmp_path / "root").read(["d", "a"]), values[[3, 0]])
     other = np.repeat(values, 5, axis=0)
     other[13, 35, 15] += 1
@@ -276,11 +276,11 @@ def test_a_zarr_array_of_others_that_lost_a_file_is_refused(
     encoding = {"name": name, "separator": separator}
     zarr.create_array(str(tmp_path / "z"), data=some_rows(6, 3), chunks=(2, 3), chunk_key_encoding=encoding)
     (tmp_path / "ids.txt").write_text("a\nb\nc\nd\ne\nf")
-    assert len(open_source(tmp_path / "z", tmp_path / "ids.txt").ids) == 6
+    assert len(open_foreign(tmp_path / "z", tmp_path / "ids.txt").ids) == 6
     lost = tmp_path / "z" / file
     lost.rename(lost.with_name(".DS_Store"))
     with pytest.raises(UserError, match=f"z has no file {file}: what is not there would be read as zeros"):
-        open_source(tmp_path / "z", tmp_path / "ids.txt")
+        open_foreign(tmp_path / "z", tmp_path / "ids.txt")
 
 
 @pytest.mark.parametrize("rows", [64, 57])
@@ -292,7 +292,7 @@ def test_a_zarr_array_of_others_with_half_a_shard_is_refused(rows: int, tmp_path
     values = some_rows(rows)
     array[:40] = values[:40]
     with pytest.raises(UserError, match="z/c/1/0 was never written as a whole: what it lacks would be read as zeros"):
-        open_source(tmp_path / "z", tmp_path / "ids.txt")
+        open_foreign(tmp_path / "z", tmp_path / "ids.txt")
     array[40:] = values[40:]
     store = bring_in(tmp_path / "z", tmp_path / "root", ids=tmp_path / "ids.txt")
     np.testing.assert_array_equal(store.read(store.ids), values)
@@ -315,7 +315,7 @@ def test_a_zarr_array_that_is_described_oddly_is_refused(change: Callable[[Any],
     about = tmp_path / "z/zarr.json"
     about.write_text(json.dumps(change(json.loads(about.read_text()))))
     with pytest.raises(UserError, match=r"zarr\.json describes no array|z/zarr\.json"):
-        open_source(tmp_path / "z", tmp_path / "ids.txt")
+        open_foreign(tmp_path / "z", tmp_path / "ids.txt")
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_hdf5_with_odd_ids_is_refused(ids: Any, said: str, tmp_path: Path) -> No
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"], file["ids"] = some_rows(), h5py.Empty("i8") if ids is None else ids
     with pytest.raises(UserError, match=said):
-        open_source(tmp_path / "x.h5")
+        open_foreign(tmp_path / "x.h5")
 
 
 def test_hdf5_is_read_by_key_with_numbers_as_ids(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_hdf5_is_read_by_key_with_numbers_as_ids(tmp_path: Path) -> None:
         file["deep/features"], file["deep/boxes"] = values, some_rows(seed=1)
         file["image_ids"] = np.arange(10, 16)
     with pytest.raises(UserError, match=r"several arrays.*--key; there are: deep/boxes, deep/features"):
-        open_source(tmp_path / "x.hdf5")
+        open_foreign(tmp_path / "x.hdf5")
     store = bring_in(tmp_path / "x.hdf5", tmp_path / "root", key="deep/features")
     np.testing.assert_array_equal(store.read(["15", "10"]), values[[5, 0]])
 
@@ -344,12 +344,12 @@ def test_npz_files_are_read_by_key_or_by_their_only_wide_array(tmp_path: Path) -
     values = some_rows(2, 3, 8)
     for n in range(2):
         np.savez_compressed(tmp_path / f"f/{n}.npz", x=values[n], width=640, info=np.array("a picture"))
-    assert open_source(tmp_path / "f").key == "x"
+    assert open_foreign(tmp_path / "f").key == "x"
     np.testing.assert_array_equal(bring_in(tmp_path / "f", tmp_path / "root").read(["1", "0"]), values[::-1])
     for n in range(2):
         np.savez(tmp_path / f"f/{n}.npz", x=values[n], boxes=values[n][:, :4])
     with pytest.raises(UserError, match=r"f/0\.npz \(0\).*say which by --key; there are: boxes, x"):
-        open_source(tmp_path / "f")
+        open_foreign(tmp_path / "f")
     np.testing.assert_array_equal(
         bring_in(tmp_path / "f", tmp_path / "root", key="boxes").read(["1"])[0], values[1, :, :4]
     )
@@ -373,13 +373,13 @@ def test_of_several_arrays_a_sample_in_a_tar_one_is_chosen(tmp_path: Path) -> No
     }
     tar = tar_of(tmp_path / "x.tar", members)
     with pytest.raises(UserError, match="several arrays a sample, so say which by --key; there are: img, txt"):
-        open_source(tar)
+        open_foreign(tar)
     store = bring_in(tar, tmp_path / "root", key="txt")
     assert store.ids == ("in/0", "in/1")
     np.testing.assert_array_equal(store.read(store.ids), values[1::2])
     both = tar_of(tmp_path / "y.tar", {"0.npy": npy_of(values[0]), "0.txt.npy": npy_of(values[1])})
     with pytest.raises(UserError, match="there are: npy, txt"):
-        open_source(both)
+        open_foreign(both)
     np.testing.assert_array_equal(bring_in(both, tmp_path / "root", key="npy").read(["0"])[0], values[0])
 
 
@@ -477,7 +477,7 @@ def test_a_name_that_belongs_to_something_else_is_refused(name: str, tmp_path: P
     root = open_storage(str(tmp_path / "root"))
     build(letters(Letters()), root)
     before = tree_digest(root.url)
-    source = open_source(array_with_ids(tmp_path / "a", some_rows()))
+    source = open_foreign(array_with_ids(tmp_path / "a", some_rows()))
     with pytest.raises(UserError, match=r"^--name .*: (that is the name of|a stage is named)"):
         import_features(root, name, source, (), serial, QUIET)
     assert tree_digest(root.url) == before
@@ -545,7 +545,7 @@ def elsewhere(tmp: Path) -> Path:
 
 def test_a_key_does_not_lead_into_another_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"x\.h5 cannot be read: x lies in another file"):
-        open_source(elsewhere(tmp_path), key="x")
+        open_foreign(elsewhere(tmp_path), key="x")
 
 
 def raw_file(tmp: Path) -> Path:
@@ -658,7 +658,7 @@ def test_layouts_that_no_array_can_have_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no setting 'dtype'; there are: import\.rows_per_chunk"):
         bring_in(path, tmp_path / "root", "dtype=float16")
     with pytest.raises(UserError, match="leave out --key"):
-        open_source(path, key="x")
+        open_foreign(path, key="x")
 
 
 # ---------------------------------------------------------------------------------------------------------- the command

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 from xmodal.features.store import Dtype, FeatureSpec
-from xmodal.features.zarr_arrays import Rows, open_array
+from xmodal.features.zarr_arrays import ArrayRows, open_array
 from xmodal.raw.archives import DAMAGE, LARGEST
 
 COPIES = 5  # of each picture in SCAN's files, and its captions of each
@@ -36,7 +36,7 @@ Arrays = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 Header = tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]
 
 
-class Source(Protocol):
+class ForeignFeatures(Protocol):
     """Features of somebody else's. `files` are all that decides the values; `dtype` is theirs, not the spec's."""
 
     @property
@@ -54,11 +54,11 @@ class Source(Protocol):
         """As `write_shard` and `write_ragged_shard` take them; what is not finite is a UserError that names its id."""
 
 
-def open_source(path: Path, ids: Path | None = None, key: str | None = None) -> Source:
+def open_foreign(path: Path, ids: Path | None = None, key: str | None = None) -> ForeignFeatures:
     """`ids` is a file with one a line, where the source does not hold them; `key` names one of several arrays."""
     kind = _kind(path)
     if kind in ("npy", "zarr", "h5"):
-        source: Source = _look_at_array(path, kind, ids, key)
+        source: ForeignFeatures = _look_at_array(path, kind, ids, key)
     else:
         if ids is not None:
             raise UserError(f"{path}: its files are named by the ids: leave out --ids")
@@ -130,7 +130,7 @@ def refuse_twice(ids: Sequence[str], where: object) -> None:
 
 
 @dataclass(frozen=True)
-class ArraySource:
+class ForeignArray:
     """A row an item, or `copies` of it one after the other; ragged where offsets say whose the rows are."""
 
     path: str
@@ -184,7 +184,7 @@ class ArraySource:
         return copies[:, 0]
 
 
-def _look_at_array(path: Path, kind: str, ids: Path | None, key: str | None) -> ArraySource:
+def _look_at_array(path: Path, kind: str, ids: Path | None, key: str | None) -> ForeignArray:
     if key is not None and kind != "h5":
         raise UserError(f"{path} is one array: leave out --key")
     with reading(path):
@@ -198,7 +198,7 @@ def _look_at_array(path: Path, kind: str, ids: Path | None, key: str | None) -> 
         raise UserError(f"{path} has no rows" if names else f"{path} has no ids")
     if offsets is None and shape[0] not in (len(names), COPIES * len(names)):
         raise UserError(f"{path} has {shape[0]:,} rows, but there are {len(names):,} ids")
-    return ArraySource(str(path.absolute()), kind, key, names, shape, str(dtype), offsets)
+    return ForeignArray(str(path.absolute()), kind, key, names, shape, str(dtype), offsets)
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def _refuse_lost_shards(path: str) -> None:
         raise UserError(f"{path} has no file {lost}: what is not there would be read as zeros")
 
 
-def _taken(array: Rows, rows: NDArray[np.int64]) -> NDArray[Any]:
+def _taken(array: ArrayRows, rows: NDArray[np.int64]) -> NDArray[Any]:
     out = np.empty((len(rows), *array.shape[1:]), array.dtype)
     array.take(rows, out)
     return out
@@ -377,7 +377,7 @@ def _offsets_within(path: Path, items: int, rows: int) -> tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
-class Piece:
+class ItemFile:
     """Where the .npy of an item lies, or its .npz."""
 
     id: str
@@ -390,8 +390,8 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class ItemSource:
-    pieces: tuple[Piece, ...]
+class ForeignItems:
+    pieces: tuple[ItemFile, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtype: str
     key: str | None
@@ -428,7 +428,7 @@ class ItemSource:
             yield found if ragged else found[None]
 
 
-def _look_at_items(path: Path, kind: str, key: str | None) -> ItemSource:
+def _look_at_items(path: Path, kind: str, key: str | None) -> ForeignItems:
     ending = ".npz" if kind == "npz" else f".{key}.npy" if key else ".npy"
     with reading(path):
         files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name[0] != ".")
@@ -447,28 +447,28 @@ def _look_at_items(path: Path, kind: str, key: str | None) -> ItemSource:
         like = shape == first_shape or (shape and first_shape and shape[1:] == first_shape[1:])
         if dtype != first_dtype or not like:
             raise UserError(f"{piece} is {shape} {dtype}, unlike {pieces[0]}, which is {first_shape} {first_dtype}")
-    return ItemSource(pieces, tuple(shape for shape, _ in heads), str(first_dtype), key)
+    return ForeignItems(pieces, tuple(shape for shape, _ in heads), str(first_dtype), key)
 
 
-def _head(piece: Piece, key: str | None) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _head(piece: ItemFile, key: str | None) -> tuple[tuple[int, ...], np.dtype[Any]]:
     with reading(piece), _opened(piece, key) as (file, size):
         shape, dtype, _ = _header(file, size)
         _stored_as(dtype)
         return shape, dtype
 
 
-def _whole(path: Path, ending: str) -> Iterator[Piece]:
+def _whole(path: Path, ending: str) -> Iterator[ItemFile]:
     if path.name.endswith(ending):
-        yield Piece(path.name.removesuffix(ending), str(path.absolute()), 0, path.stat().st_size)
+        yield ItemFile(path.name.removesuffix(ending), str(path.absolute()), 0, path.stat().st_size)
 
 
-def _of_one_array(members: Sequence[tuple[str, Piece]]) -> tuple[Piece, ...]:
+def _of_one_array(members: Sequence[tuple[str, ItemFile]]) -> tuple[ItemFile, ...]:
     if len(names := sorted({name for name, _ in members})) > 1:
         raise ValueError(f"it has several arrays a sample, so say which by --key; there are: {', '.join(names[:8])}")
     return tuple(piece for _, piece in members)
 
 
-def _members(path: Path, key: str | None) -> Iterator[tuple[str, Piece]]:
+def _members(path: Path, key: str | None) -> Iterator[tuple[str, ItemFile]]:
     """Each with its array's name, as webdataset has them: 7.clip.npy is `clip` of 7, and 7.npy its `npy`.
 
     Nothing is extracted: where each member lies is enough. A tar without its end was cut off, and is refused.
@@ -485,7 +485,7 @@ def _members(path: Path, key: str | None) -> Iterator[tuple[str, Piece]]:
                 continue
             if place.startswith("/") or ".." in place.split("/") or not member.isreg() or member.issparse():
                 raise ValueError(f"member {member.name!r} leads elsewhere, or is no plain file")
-            yield name, Piece(os.path.join(folder, id), str(path.absolute()), member.offset_data, member.size)
+            yield name, ItemFile(os.path.join(folder, id), str(path.absolute()), member.offset_data, member.size)
         end = archive.offset
     with open(path, "rb") as data:
         data.seek(end)
@@ -494,7 +494,7 @@ def _members(path: Path, key: str | None) -> Iterator[tuple[str, Piece]]:
 
 
 @contextmanager
-def _opened(piece: Piece, key: str | None) -> Iterator[tuple[BinaryIO, int]]:
+def _opened(piece: ItemFile, key: str | None) -> Iterator[tuple[BinaryIO, int]]:
     """A file at the .npy of an item, and how long that is. What an archive says of it may be a bomb."""
     with ExitStack() as stack:
         file: Any = stack.enter_context(open(piece.path, "rb"))
@@ -510,7 +510,7 @@ def _opened(piece: Piece, key: str | None) -> Iterator[tuple[BinaryIO, int]]:
         yield file, size
 
 
-def _arrays_in(piece: Piece) -> Arrays:
+def _arrays_in(piece: ItemFile) -> Arrays:
     with zipfile.ZipFile(piece.path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
     found = {}

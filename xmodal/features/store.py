@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from xmodal.errors import UserError
-from xmodal.features.zarr_arrays import PLAIN, Layout, MappedRows, Shard, ShardWriter, buffer
+from xmodal.features.zarr_arrays import PLAIN, ArrayLayout, MappedRows, ShardFile, ShardWriter, buffer
 from xmodal.records.tables import read_columns
 from xmodal.root.files import copy_and_hash, new_file, sha256_of
 from xmodal.root.identity import canonical_json
@@ -97,10 +97,10 @@ class FeatureSpec:
             return 1
         return min(_power_of_two_within(CHUNK // self.row_bytes), self.shard_rows)
 
-    def layout(self, items: int) -> Layout:
+    def layout(self, items: int) -> ArrayLayout:
         """Of the whole array. A ragged one has the rows that its items may have at most: other readers see zeros."""
         rows = -(-items // self.shard_items) * self.shard_rows if self.ragged else items
-        return Layout(rows, self.row_shape, np.dtype(self.dtype), self.chunk_rows, self.shard_rows)
+        return ArrayLayout(rows, self.row_shape, np.dtype(self.dtype), self.chunk_rows, self.shard_rows)
 
     @property
     def _rows_to_fill_pages(self) -> int:
@@ -327,11 +327,11 @@ class FeatureStore:
     def _is_local(self) -> bool:
         return isinstance(self.output.storage, LocalStorage)
 
-    def _shard(self, shard: int) -> Shard:
+    def _shard(self, shard: int) -> ShardFile:
         if os.getpid() != self._process:  # connections do not survive a fork
             self.output, self._process = _output_at(self.output.where), os.getpid()
         name, layout = shard_file(self.spec, shard), self._values.layout
-        found = Shard.read(_local_file(self.output, name, self._cache), layout)
+        found = ShardFile.read(_local_file(self.output, name, self._cache), layout)
         if not self.spec.ragged and found.in_order != layout.chunks_of(shard):
             raise UserError(f"{self.output.where}/{name} does not hold its {layout.chunks_of(shard):,} chunks: {CURE}")
         if self._extents is not None:
@@ -385,7 +385,7 @@ def _check_block(spec: FeatureSpec, block: NDArray[Any], what: str) -> None:
 
 def _extents_metadata(spec: FeatureSpec, items: int) -> dict[str, object]:
     grid = {"chunk_shape": [spec.shard_items, 2]}
-    return Layout(items, (2,), np.dtype("int64"), spec.shard_items, spec.shard_items).metadata() | {
+    return ArrayLayout(items, (2,), np.dtype("int64"), spec.shard_items, spec.shard_items).metadata() | {
         "chunk_grid": {"name": "regular", "configuration": grid},
         "codecs": [PLAIN],
         "attributes": {},
@@ -417,7 +417,7 @@ def _read_metadata(output: Output, name: str | None, items: int) -> tuple[Featur
             raise UserError(f"{output.where} has no array {name!r}; there are: {', '.join(features)}")
         about = features[name or next(iter(features))]
         array = json.loads(output.read(f"{about['name']}/zarr.json"))
-        layout = Layout.of(array)
+        layout = ArrayLayout.of(array)
         if layout is None:
             raise ValueError("the array is not as this version writes it")
         dtype: Any = layout.dtype.name

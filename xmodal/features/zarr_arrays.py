@@ -1,12 +1,12 @@
-"""One Zarr v3 array of equal rows: its layout, its shards, and a reader that maps all of them as one flat ndarray.
+"""Zarr v3 arrays of equal rows: their layout, a writer of shards, and a reader that maps all shards as one ndarray.
 
-A shard as we write it is uncompressed and in order, so that it can be mapped, and any Zarr v3 reader opens it:
+A shard as we write it is uncompressed and in order, so that it can be mapped; any Zarr v3 reader opens it too:
 
     chunk 0 | chunk 1 | … | crc32c of each chunk | offset and length of each chunk | crc32c of those
 
-Shards may be short: chunks after the last row are marked as not there and take no bytes. The checksums lie where other
-readers see a gap; here a chunk is checked the first time that one of its rows is read, and never again. A checksum is
-of the chunk's number too: a shard that lies in another's place is found like damage.
+A shard may be short: chunks after its last row are marked as missing and take no bytes. The checksums lie where other
+readers see a gap. A chunk is checked when one of its rows is first read, and never again. The checksum covers the
+chunk's number too, so that a shard in another shard's place is found like damage.
 
 Arrays that others wrote are mapped where their shards are uncompressed, whole and in order. All else is decoded by
 zarr-python, which is slow and meant for imports alone.
@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 
-READ_AROUND = 64 * 1024  # what the kernel reads beside a page helps larger rows, and drives smaller ones out of memory
+READ_AROUND = 64 * 1024  # bytes of a row: the kernel's reading around a page helps larger rows and evicts smaller ones
 LINE = 64  # bytes of a cache line
 HUGE = 2 * 1024 * 1024  # mappings start on such an address, so that the kernel may use huge pages
-NO_CHUNK = 2**64 - 1  # offset and length, in a shard's index, of a chunk that is not there
+NO_CHUNK = 2**64 - 1  # offset and length of a missing chunk in a shard's index
 CHECKSUMS = {"checksums": "crc32c of each chunk's number, as 8 bytes, and the chunk; between the last and the index"}
 PLAIN = {"name": "bytes", "configuration": {"endian": "little"}}
 KEYS = ({"name": "default", "configuration": {"separator": "/"}}, {"name": "default"})
@@ -42,13 +42,13 @@ INDEX_CODECS = [PLAIN, {"name": "crc32c"}]
 CURE = (
     "`xmodal verify --forget` removes it where it was built, a copy in a cache is yours to remove; then make it again"
 )
-MUCH = 1024 * 1024  # bytes of a batch from which a second thread is worth its call
-PROBES = 4  # rows of a batch that are asked for before it is copied: is the file in memory?
+MUCH = 1024 * 1024  # bytes of a batch from which on a second thread is worth its call
+PROBES = 4  # rows of a batch that are probed before it is copied: is the file in memory?
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What <name>/zarr.json says of an array that can be mapped: every chunk holds whole rows."""
+class ArrayLayout:
+    """Describes an array that can be mapped, as <name>/zarr.json does: every chunk holds whole rows."""
 
     rows: int
     row_shape: tuple[int, ...]
@@ -86,11 +86,11 @@ class Layout:
         return f"c/{shard}" + "/0" * len(self.row_shape)
 
     def chunks_of(self, shard: int) -> int:
-        """How many chunks a shard has rows in; the last one may be short."""
+        """Counts the chunks of a shard that have rows; the last shard may be short."""
         return -(-min(self.shard_rows, self.rows - shard * self.shard_rows) // self.chunk_rows)
 
     def metadata(self) -> dict[str, object]:
-        """zarr.json of an array as we write it."""
+        """The zarr.json of an array that we write."""
         sharding = {
             "chunk_shape": [self.chunk_rows, *self.row_shape],
             "codecs": [PLAIN],
@@ -111,8 +111,8 @@ class Layout:
         }
 
     @staticmethod
-    def of(array: dict[str, Any]) -> "Layout | None":
-        """None where an array cannot be mapped: it is compressed, not sharded, or a chunk does not hold whole rows."""
+    def of(array: dict[str, Any]) -> "ArrayLayout | None":
+        """Reads a parsed zarr.json; None if the array cannot be mapped (compressed, not sharded, parts of rows)."""
         rows, *row_shape = array["shape"]
         codecs, grid = array["codecs"], array["chunk_grid"]["configuration"]["chunk_shape"]
         if [codec["name"] for codec in codecs] != ["sharding_indexed"]:
@@ -130,7 +130,7 @@ class Layout:
         usual = sharding["index_codecs"] == INDEX_CODECS and array["chunk_key_encoding"] in KEYS
         if not whole_rows or dtype is None or not usual:
             return None
-        return Layout(
+        return ArrayLayout(
             *(rows, tuple(row_shape), dtype, sharding["chunk_shape"][0], grid[0]),
             checksums=array.get("attributes", {}).get("checksums") == CHECKSUMS["checksums"],
             index_first=sharding.get("index_location", "end") == "start",
@@ -138,21 +138,22 @@ class Layout:
 
 
 class ShardWriter:
-    """Streams one shard: rows in, chunks and their checksums out; only the checksums are held.
+    """Streams one shard, holding only its checksums; a number that is not finite is refused with its row.
 
-    A number that is not finite is a UserError with its row, counted from `first`.
+    `first` is the array's row that the shard begins with.
     """
 
-    def __init__(self, file: BinaryIO, layout: Layout, name: str, first: int) -> None:
+    def __init__(self, file: BinaryIO, layout: ArrayLayout, name: str, first: int) -> None:
         self._file, self._layout, self._name, self._first = file, layout, name, first
         self._chunk = first // layout.shard_rows * layout.shard_chunks  # the shard's first, of the array
-        self._checksums = [_numbered(self._chunk)]  # the last one is of the chunk in work
+        self._checksums = [_seed(self._chunk)]  # the last one is of the chunk in work
         self._written = 0  # bytes
 
     def append(self, rows: NDArray[Any], whose: str | None = None) -> None:
-        """In pieces that stay in the processor's cache from the first look to the last; `whose` is for a message.
+        """Writes rows in pieces that stay in the processor's cache while they are checked, summed and written.
 
-        They end where the file's huge pages do: what the system keeps of the file can then be read faster.
+        Pieces end where the file's huge pages do, so that the system's cache of the file can be read faster. `whose`
+        names the rows in a message.
         """
         numbers, done = np.ascontiguousarray(rows).reshape(-1), 0
         while done < len(numbers):
@@ -182,13 +183,13 @@ class ShardWriter:
             self._checksums[-1] = extend(self._checksums[-1], part)
             self._written += len(part)
             if len(part) == room:
-                self._checksums.append(_numbered(self._chunk + len(self._checksums)))
+                self._checksums.append(_seed(self._chunk + len(self._checksums)))
 
 
 def all_finite(numbers: NDArray[Any]) -> bool:
-    """Ten times as fast as numpy's isfinite on half precision: the exponents are compared, as integers.
+    """Compares exponents as integers: on half precision ten times as fast as numpy's isfinite.
 
-    Read as signed integers, what is infinite or NaN and positive is the largest; as unsigned ones, what is negative.
+    Positive infinities and NaNs are the largest signed integers; negative ones are the largest unsigned integers.
     """
     if numbers.dtype.kind != "f" or not numbers.size:
         return True
@@ -198,28 +199,28 @@ def all_finite(numbers: NDArray[Any]) -> bool:
     return bool(signed.max() < positive and unsigned.max() < negative)
 
 
-class Rows(Protocol):
-    """The rows of an array, wherever and however they lie."""
+class ArrayRows(Protocol):
+    """Reads the rows of an array by number."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dtype(self) -> np.dtype[Any]: ...
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """`rows` lie within the array; `out` has their shape and dtype."""
+        """Copies rows, which lie within the array, to `out`, which has their shape and dtype."""
 
 
 @dataclass(frozen=True, eq=False)
-class Shard:
-    """A shard's file on this machine, once its index was read and found whole."""
+class ShardFile:
+    """A shard's file on this machine, whose index was read and found whole."""
 
     path: str
-    starts: NDArray[np.int64]  # of every chunk, in the file; below zero where there is none
+    starts: NDArray[np.int64]  # byte of the file at which each chunk starts; negative for a missing chunk
     checksums: NDArray[np.uint32] | None
-    in_order: int | None  # chunks, where they begin the file one after the other and none is left out
+    in_order: int | None  # number of chunks, if they begin the file one after the other without a gap; else None
 
     @staticmethod
-    def read(path: str, layout: Layout) -> "Shard":
+    def read(path: str, layout: ArrayLayout) -> "ShardFile":
         try:
             with open(path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -232,21 +233,21 @@ class Shard:
         except ValueError as error:
             raise UserError(f"{path} is damaged: {error}; {CURE}") from None
         in_order = np.array_equal(starts[:chunks], np.arange(chunks) * layout.chunk_bytes)
-        return Shard(path, starts, checksums, chunks if in_order else None)
+        return ShardFile(path, starts, checksums, chunks if in_order else None)
 
     def holds(self, chunks: int) -> bool:
-        """At least the first so many, in order."""
+        """Whether the first so many chunks are there, in order."""
         return self.in_order is not None and self.in_order >= chunks
 
 
 class MappedRows:
-    """Shards that lie in order, one behind the other in one range of addresses: a single flat, read-only ndarray.
+    """Maps all shards one behind the other into one range of addresses: a single flat, read-only ndarray.
 
-    `shard` gives one by its number, when a row of it is first wanted. Safe to fork: mappings stay. A file that is
-    cut off while it is mapped ends the process (SIGBUS), as it does with np.memmap; outputs are never changed in place.
+    `shard` opens a shard by its number when one of its rows is first wanted. Safe to fork: mappings stay. A file that
+    is cut while it is mapped ends the process (SIGBUS), as with np.memmap; outputs are never changed in place.
     """
 
-    def __init__(self, layout: Layout, shard: Callable[[int], Shard]) -> None:
+    def __init__(self, layout: ArrayLayout, shard: Callable[[int], ShardFile]) -> None:
         self.layout, self._shard = layout, shard
         if layout.shard_bytes % mmap.PAGESIZE:
             rows = math.lcm(layout.row_bytes, mmap.PAGESIZE) // layout.row_bytes
@@ -309,7 +310,7 @@ class MappedRows:
         _copy(self._values, rows, out)
 
     def run(self, first: int, stop: int) -> NDArray[Any]:
-        """Rows within one shard as they lie there, one behind the other, checked as `take` does; nothing is copied."""
+        """A view of consecutive rows of one shard, checked as `take` does; nothing is copied."""
         layout, size = self.layout, self.layout.row_bytes
         if first < stop:
             if not self._mapped[first // layout.shard_rows]:
@@ -323,18 +324,18 @@ class MappedRows:
         return self._values[first:stop]
 
     def _in_memory(self, rows: NDArray[np.int64]) -> bool:
-        """As far as a look at some of them tells."""
+        """Whether the rows are in memory, judged by some of them."""
         size = self.layout.row_bytes
         return self._space.in_memory(rows[:: max(1, len(rows) // PROBES)] * size + size // 2)
 
     def _ask_for(self, chunks: list[int], rows: list[int]) -> None:
-        """All that a batch needs from a cold disk, at once: a fault at a time the disk would wait for us."""
+        """Asks a cold disk for all that a batch needs at once; page by page the disk would wait for us."""
         for size, places in ((self.layout.chunk_bytes, chunks), (self.layout.row_bytes, rows)):
             for place in places:
                 self._space.will_need(place * size, size)
 
     def _receive(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Row by row, as the disk has them: one is checked and copied while others arrive."""
+        """Checks and copies row by row, in the disk's order, while others arrive."""
         for place in np.argsort(rows).tolist():
             chunk = int(rows[place]) // self.layout.chunk_rows
             if self._unchecked[chunk]:
@@ -342,9 +343,9 @@ class MappedRows:
             out[place] = self._values[rows[place]]
 
     def _check(self, chunk: int) -> None:
-        """The checksum of a chunk that nobody has read yet."""
+        """Refuses a chunk that is not what was written."""
         size = self.layout.chunk_bytes
-        if extend(_numbered(chunk), self._bytes[chunk * size : (chunk + 1) * size]) != self._checksums[chunk]:
+        if extend(_seed(chunk), self._bytes[chunk * size : (chunk + 1) * size]) != self._checksums[chunk]:
             first, stop = chunk * self.layout.chunk_rows, (chunk + 1) * self.layout.chunk_rows
             rows = f"row {first}" if stop == first + 1 else f"one of the rows {first} to {stop - 1}"
             path = self._paths[first // self.layout.shard_rows]
@@ -353,7 +354,7 @@ class MappedRows:
 
 
 class DecodedRows:
-    """Any other array, through zarr-python."""
+    """Reads any other array through zarr-python."""
 
     def __init__(self, folder: str) -> None:
         try:
@@ -370,7 +371,7 @@ class DecodedRows:
         out[...] = self._array.oindex[rows]
 
 
-def open_array(folder: str, complete: bool = False) -> Rows:
+def open_array(folder: str, complete: bool = False) -> ArrayRows:
     """Opens any Zarr v3 array in a local folder; chunks that a writer left out read as the fill value.
 
     With `complete`, a shard that lacks a chunk is refused, as far as that can be seen without decoding it. An array of
@@ -379,7 +380,7 @@ def open_array(folder: str, complete: bool = False) -> Rows:
     try:
         with open(f"{folder}/zarr.json", "rb") as file:
             about = json.load(file)
-        layout = Layout.of(about)
+        layout = ArrayLayout.of(about)
     except FileNotFoundError:
         raise UserError(f"{folder} is no Zarr v3 array: it has no zarr.json") from None
     except (ValueError, LookupError, TypeError) as error:
@@ -389,7 +390,7 @@ def open_array(folder: str, complete: bool = False) -> Rows:
     paths = [f"{folder}/{layout.shard_key(shard)}" for shard in range(layout.shards)]
     if layout.checksums and (missing := [path for path in paths if not os.path.exists(path)]):
         raise UserError(f"{missing[0]} is missing: xmodal wrote this array, and would have written that too; {CURE}")
-    shards = {number: Shard.read(path, layout) for number, path in enumerate(paths) if os.path.exists(path)}
+    shards = {number: ShardFile.read(path, layout) for number, path in enumerate(paths) if os.path.exists(path)}
     for number, shard in shards.items():
         if complete and (shard.starts[: layout.chunks_of(number)] < 0).any():
             raise UserError(f"{shard.path} was never written as a whole: what it lacks would be read as zeros")
@@ -404,10 +405,10 @@ def open_array(folder: str, complete: bool = False) -> Rows:
 
 
 def buffer(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Memory to copy rows into, on a cache line. What np.empty gives begins 16 bytes after one.
+    """Allocates memory for rows that begins on a cache line; np.empty's begins 16 bytes after one.
 
-    Rows begin on a page, and a processor that stores a little behind where it loads waits for itself: the same copy
-    into a buffer of np.empty takes two to three times as long.
+    Mapped rows begin on a page, and a processor that stores just behind where it loads waits for itself: copying into
+    np.empty takes two to three times as long.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     room = np.empty(size + LINE, np.uint8)
@@ -417,9 +418,9 @@ def buffer(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 def _copy(values: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-    """By two threads where there is much: one core alone does not use all that the memory gives.
+    """Copies with two threads where there is much: one core alone does not use the whole memory bandwidth.
 
-    Threads that a caller has started, such as a loader's, copy alone: there are others beside them.
+    Only the main thread does so: a loader's threads have others beside them.
     """
     half = len(rows) // 2 if out.nbytes >= MUCH and current_thread() is main_thread() else 0
     handed = _second_copier().submit(_copy_alone, values, rows[:half], out[:half]) if half else None
@@ -441,7 +442,7 @@ os.register_at_fork(after_in_child=_second_copier.cache_clear)  # the thread sta
 
 
 class _Addresses:
-    """A range of addresses without memory, into which files are mapped; as an ndarray it is read-only bytes."""
+    """Reserves a range of addresses into which files are mapped; np.asarray sees it as read-only bytes."""
 
     def __init__(self, size: int) -> None:
         self._length = size + HUGE
@@ -452,7 +453,7 @@ class _Addresses:
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (self._start, True)}
 
     def place(self, offset: int, path: str, size: int, alone: bool = False) -> None:
-        """The first bytes of a file; beyond them there is nothing to be read. `alone`: a page brings no neighbours."""
+        """Maps the first `size` bytes of a file; beyond them nothing may be read. `alone`: no reading around."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             if size:
@@ -463,7 +464,7 @@ class _Addresses:
             os.close(descriptor)
 
     def in_memory(self, offsets: NDArray[np.int64]) -> bool:
-        """Whether the pages of bytes are there, so that reading waits for no disk; of others' files always yes."""
+        """Whether the pages at these offsets are in memory; the kernel says yes for files of other users."""
         there = ctypes.c_ubyte()
         pages = ((self._start + offsets) & -mmap.PAGESIZE).tolist()
         return all(_LIBC.mincore(page, 1, ctypes.byref(there)) != 0 or there.value & 1 for page in pages)
@@ -483,7 +484,7 @@ _LIBC.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
 def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:
-    """Python's own mmap cannot map to a given address."""
+    """Maps to a given address, which Python's own mmap cannot do."""
     found = _LIBC.mmap(address, size, protection, flags, descriptor, 0)
     if found is None or found == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
@@ -491,15 +492,15 @@ def _map(address: int | None, size: int, protection: int, flags: int, descriptor
     return int(found)
 
 
-def _index(layout: Layout, chunks: int) -> bytes:
+def _index(layout: ArrayLayout, chunks: int) -> bytes:
     index = np.full((layout.shard_chunks, 2), NO_CHUNK, "<u8")
     index[:chunks, 0] = np.arange(chunks) * layout.chunk_bytes
     index[:chunks, 1] = layout.chunk_bytes
     return _with_checksum(index.tobytes())
 
 
-def _numbered(chunk: int) -> int:
-    """What the checksum of a chunk begins with."""
+def _seed(chunk: int) -> int:
+    """The value that a chunk's checksum begins with: the crc32c of its number."""
     return int(extend(0, chunk.to_bytes(8, "little")))
 
 
@@ -507,8 +508,8 @@ def _with_checksum(data: bytes) -> bytes:
     return data + int(extend(0, data)).to_bytes(4, "little")
 
 
-def _read_index(data: bytes, layout: Layout, size: int) -> NDArray[np.int64]:
-    """Where each chunk starts, -1 where there is none."""
+def _read_index(data: bytes, layout: ArrayLayout, size: int) -> NDArray[np.int64]:
+    """Returns the byte at which each chunk starts, -1 for a missing one."""
     if len(data) < layout.index_bytes or data != _with_checksum(data[:-4]):
         raise ValueError("it does not hold the index of its chunks")
     offsets, lengths = np.frombuffer(data[:-4], "<u8").reshape(-1, 2).T
@@ -523,8 +524,8 @@ def _read_index(data: bytes, layout: Layout, size: int) -> NDArray[np.int64]:
     return np.where(there, starts, -1)
 
 
-def _read_checksums(file: BinaryIO, chunks: int, layout: Layout, size: int) -> NDArray[np.uint32]:
-    """They follow the chunks, which are in order and begin the file."""
+def _read_checksums(file: BinaryIO, chunks: int, layout: ArrayLayout, size: int) -> NDArray[np.uint32]:
+    """Reads the checksums behind the chunks, which are in order and begin the file."""
     if size != chunks * (layout.chunk_bytes + 4) + layout.index_bytes:
         raise ValueError(f"its {size:,} bytes are not those of {chunks:,} chunks")
     file.seek(chunks * layout.chunk_bytes)
@@ -532,7 +533,7 @@ def _read_checksums(file: BinaryIO, chunks: int, layout: Layout, size: int) -> N
 
 
 def _plain_dtype(name: object, codecs: object) -> np.dtype[Any] | None:
-    """None where the bytes of a chunk are not the rows as numpy has them."""
+    """Returns None if the bytes of a chunk are not the rows as numpy has them."""
     known = {"bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}
     if not isinstance(name, str) or name not in known | {"float16", "float32", "float64"}:
         return None
