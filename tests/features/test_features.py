@@ -208,6 +208,20 @@ def test_wrong_ids_and_rows_are_named(output: Output) -> None:
             store.take(rows)
 
 
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [("id1", r"give a list of ids: \['id1'\]"), ([1], "ids are text: '1', not 1"), ([0], "ids are text: '0', not 0")],
+)
+def test_a_single_id_and_ids_that_are_no_text_are_refused(output: Output, ids: Any, said: str) -> None:
+    for read in (FeatureStore(output).read, FeatureStore(output).rows):
+        with pytest.raises(TypeError, match=said):
+            read(ids)
+
+
+def test_a_store_is_shown_in_one_line(output: Output) -> None:
+    assert re.fullmatch(r"<FeatureStore \w+: 21 items, [\d x]+, float\d+, in .*/toy/\w+>", repr(FeatureStore(output)))
+
+
 def test_a_store_is_read_only(output: Output) -> None:
     FeatureStore(output).take([0])[:] = 7
     np.testing.assert_array_equal(FeatureStore(output).take([0]), VALUES[:1])

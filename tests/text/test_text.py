@@ -56,6 +56,11 @@ def test_frequent_words_come_first_whatever_the_order_of_captions() -> None:
     assert (SPECIALS[PAD], SPECIALS[START], SPECIALS[END], SPECIALS[UNKNOWN]) == SPECIALS
 
 
+def test_a_vocabulary_is_shown_in_one_line() -> None:
+    vocabulary = Vocabulary.build(["a dog", "a cat"], "whitespace", 1)
+    assert repr(vocabulary) == "<Vocabulary: 7 words, by the tokenizer whitespace, cleaning none>"
+
+
 def test_captions_are_encoded_between_their_marks() -> None:
     vocabulary = Vocabulary.build(CAPTIONS, "whitespace", 2)
     encoded = vocabulary.encode("A bird saw a DOG")

@@ -1,18 +1,18 @@
-"""Feature stores: Zarr v3 arrays with a row, or a run of rows, for every item; written in shards, mapped as a whole.
+"""Feature stores: Zarr v3 arrays with a row, or several rows, for every item; written in shards, mapped as a whole.
 
-What a stage's output directory holds of one, beside stage.json, units.tsv and complete.json:
+A stage's output directory holds these files, beside stage.json, units.tsv and complete.json:
 
     zarr.json                       the group: its attributes name the arrays and say what made them
-    rows.parquet                    row, id: an item's row is its place among the planned ids
-    <name>/zarr.json                an array: rows, the shape of one, dtype, chunks and shards
-    <name>/c/<shard>/0/…/0          a shard, as arrays.py describes it
-    <name>_extents/c/<shard>/0      ragged arrays only: where each item's rows start, and how many they are
+    rows.parquet                    row, id: an item's row is its position among the planned ids
+    <name>/zarr.json                an array: number and shape of its rows, dtype, chunks and shards
+    <name>/c/<shard>/0/…/0          a shard, as zarr_arrays.py describes it
+    <name>_extents/c/<shard>/0      ragged arrays only: each item's first row and number of rows
 
-Any Zarr v3 reader opens it. Only this one refuses what is absent (its values are zeros) and what has changed.
+Any Zarr v3 reader opens it. Only this one refuses absent items, whose values are zeros, and changed bytes.
 
-Fixed arrays have a row an item. In a ragged one each shard belongs to so many items, and holds their rows one after
-the other: it is as long as they need, ending before the capacity that its place among the rows is reckoned with. So
-shards are written side by side, before anybody knows how long the items are.
+A fixed array has one row an item. In a ragged array each shard holds the rows of a fixed number of items one after the
+other. Its place is reckoned with the most rows that a shard may have, but its file is only as long as its items need:
+so shards can be written side by side, before the lengths of the items are known.
 """
 
 import io
@@ -44,8 +44,8 @@ KIB, MIB = 1024, 1024 * 1024
 LARGE_ROW = 64 * KIB  # from here on a chunk is one row, so that a random read touches exactly one
 CHUNK, SHARD = 256 * KIB, 256 * MIB
 PAGE = 4 * KIB  # shards lie end to end in one mapping, so each must end on a page
-CAPACITY = 1024 * MIB  # of a ragged shard: it takes no more room than its rows
-ITEMS = 256
+CAPACITY = 1024 * MIB  # the most that a ragged shard may hold; its file is as long as its rows
+ITEMS = 256  # of a ragged shard
 MOST_SHARDS = 15_000  # a process may have 65,530 mappings; an isolated one counts twice, and a store may be open twice
 LAYOUT = 3  # 2: checksums were of the chunks alone
 GROUP, ROWS = "zarr.json", "rows.parquet"
@@ -55,11 +55,11 @@ CURE = "`xmodal verify --forget` removes it, then build again"
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """What one feature array is. A fixed array has one row per item; of a ragged one each item owns a run of rows.
+    """Declares a feature array: one row per item, or several rows for each item if it is ragged.
 
-    So 36 regions are one row of (36, 2048), the frames of a clip ragged rows of (2048,), JPEG bytes ragged rows of ().
+    36 regions are one row of (36, 2048), the frames of a clip are ragged rows of (2048,), JPEG bytes ragged rows of ().
     Lengths left at None follow from the row's bytes, also after `dataclasses.replace`. Slow extractors want short
-    shards, because a shard is what a killed worker loses.
+    shards, because a killed worker loses the shard in work.
     """
 
     name: str
@@ -67,7 +67,7 @@ class FeatureSpec:
     dtype: Dtype = "float16"
     ragged: bool = False
     rows_per_chunk: int | None = None
-    rows_per_shard: int | None = None  # of a ragged array: the most rows that the items of a shard may have together
+    rows_per_shard: int | None = None  # in a ragged array: the most rows that the items of a shard may have together
     items_per_shard: int | None = None  # of ragged arrays only
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class FeatureSpec:
         return min(_power_of_two_within(CHUNK // self.row_bytes), self.shard_rows)
 
     def layout(self, items: int) -> ArrayLayout:
-        """Of the whole array. A ragged one has the rows that its items may have at most: other readers see zeros."""
+        """The layout of an array of so many items; a ragged one counts the most rows that they may have."""
         rows = -(-items // self.shard_items) * self.shard_rows if self.ragged else items
         return ArrayLayout(rows, self.row_shape, np.dtype(self.dtype), self.chunk_rows, self.shard_rows)
 
@@ -130,7 +130,7 @@ class FeatureSpec:
 
 
 def _power_of_two_within(rows: int) -> int:
-    """At least 1. Of all lengths that fit, a power of two aligns a shard's end best."""
+    """At least 1; a power of two aligns a shard's end best."""
     return 1 << (max(rows, 1).bit_length() - 1)
 
 
@@ -143,7 +143,7 @@ def extents_file(spec: FeatureSpec, shard: int) -> str:
 
 
 def shard_ranges(spec: FeatureSpec, items: int) -> list[range]:
-    """The items of each shard; the last one may have fewer. More shards than can be mapped are refused."""
+    """Splits items into shards, the last of which may be shorter; more shards than can be mapped are refused."""
     starts = range(0, items, spec.shard_items)
     if len(starts) > MOST_SHARDS:
         raise UserError(
@@ -153,7 +153,7 @@ def shard_ranges(spec: FeatureSpec, items: int) -> list[range]:
 
 
 def write_shard(file: BinaryIO, spec: FeatureSpec, rows: range, blocks: Iterable[NDArray[Any]]) -> None:
-    """Streams one shard: blocks of any number of rows, which together are `rows` of the array; no more is held.
+    """Streams one shard from blocks of any length, which together are `rows` of the array.
 
     A value that is not finite is a UserError that names its row; every other misfit is a ValueError.
     """
@@ -172,7 +172,7 @@ def write_shard(file: BinaryIO, spec: FeatureSpec, rows: range, blocks: Iterable
 
 
 def write_ragged_shard(file: BinaryIO, spec: FeatureSpec, items: range, arrays: Iterable[NDArray[Any]]) -> bytes:
-    """Streams the rows of each item, (length, …), of length 0 where it is absent; returns what `extents_file` holds."""
+    """Streams one (length, …) array per item, of length 0 if it is absent; returns the bytes of `extents_file`."""
     if not 0 < len(items) <= spec.shard_items or items.start % spec.shard_items or not spec.ragged:
         raise ValueError(f"{spec.name}: {items} is no shard of a ragged array, {spec.shard_items} items a shard")
     first = row = items.start // spec.shard_items * spec.shard_rows
@@ -199,7 +199,7 @@ def write_ragged_shard(file: BinaryIO, spec: FeatureSpec, items: range, arrays: 
 def index_files(
     specs: FeatureSpec | Sequence[FeatureSpec], ids: Sequence[str], provenance: Mapping[str, object]
 ) -> dict[str, bytes]:
-    """Name and bytes of all but the shards. `provenance` is plain JSON: the network, its weights, what was done."""
+    """Returns all files but the shards. `provenance` is plain JSON: network, weights, preprocessing."""
     several = [specs] if isinstance(specs, FeatureSpec) else list(specs)
     names = [name for s in several for name in (s.name, *([f"{s.name}_extents"] if s.ragged else []))]
     if len(set(names)) < len(names):
@@ -218,14 +218,13 @@ def index_files(
 
 
 class FeatureStore:
-    """One array of a finished feature store, read by id or by row; safe to fork and to pickle.
+    """Reads one array of a finished feature store, by id or by row; safe to fork and to pickle.
 
-    Which rows are absent is not in the array but known from the failures of the units that made it: every row that
-    failed there is refused here, never given as zeros, but for those of truncated pictures. Opening checks every file
-    of the array but the values in its shards, and those are checked when they are first read. Shards of a remote store
-    come to `cache` when they are first read, and stay.
+    Items that failed when the store was built are absent: they are refused, never read as zeros. (Truncated pictures
+    have features.) Opening checks every file of the array but its shards, whose values are checked when they are first
+    read. Shards of a remote store are copied to `cache` when they are first read, and stay there.
 
-    `name` may be left out: the first array of the store. In `spec` the lengths of chunks and shards are always given.
+    Without `name` it is the store's first array. In `spec` the lengths of chunks and shards are always given.
     """
 
     def __init__(self, source: str | Path | Output, name: str | None = None, cache: str = CACHE) -> None:
@@ -249,16 +248,27 @@ class FeatureStore:
     def __reduce__(self) -> tuple[type["FeatureStore"], tuple[str, str, str]]:
         return FeatureStore, (self.output.where, self.spec.name, self._cache)
 
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.spec.row_shape)) or "1"
+        rows = f"rows of {shape}" if self.spec.ragged else shape
+        return (
+            f"<FeatureStore {self.spec.name}: {len(self):,} items, {rows}, {self.spec.dtype}, in {self.output.where}>"
+        )
+
     def __len__(self) -> int:
         return len(self.ids)
 
     def __contains__(self, id: object) -> bool:
-        """Whether there are features of an item: one that is absent has a row, and none."""
+        """Whether an item has features; an absent one has a row, but none."""
         return id in self._rows and id not in self.absent
 
     def rows(self, ids: Iterable[str]) -> NDArray[np.int64]:
         """The row of each id, in the order given; ids that are unknown or absent are refused by name."""
+        if isinstance(ids, str):
+            raise TypeError(f"give a list of ids: [{ids!r}]")
         wanted = list(ids)
+        if wrong := [id for id in wanted if not isinstance(id, str)]:
+            raise TypeError(f"ids are text: {str(wrong[0])!r}, not {wrong[0]!r}")
         if unknown := [id for id in wanted if id not in self._rows]:
             raise UserError(f"{self.output.where} has no row for {_some(unknown)}")
         rows = np.fromiter((self._rows[id] for id in wanted), np.int64, len(wanted))
@@ -266,7 +276,7 @@ class FeatureStore:
         return rows
 
     def take(self, rows: ArrayLike, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The values of rows, in the order given; `out` is filled and returned where it is given."""
+        """The values of rows, in the order given; `out`, if given, is filled and returned."""
         if self._extents is not None:
             raise TypeError(f"{self.spec.name} is ragged: take_padded gives its rows")
         wanted = self._checked(rows)
@@ -275,11 +285,11 @@ class FeatureStore:
         return out
 
     def lengths(self, rows: ArrayLike) -> NDArray[np.int64]:
-        """How many rows of a ragged array each item has."""
+        """Counts each item's rows in a ragged array."""
         return self._extent(rows)[:, 1]
 
     def run(self, row: int, begin: int, end: int) -> NDArray[Any]:
-        """Of one item of a ragged array the rows from `begin` to `end`, as they are mapped: read-only, not copied."""
+        """A read-only view of rows `begin` to `end` of one item of a ragged array; nothing is copied."""
         start, length = self._extent([row])[0].tolist()
         if not 0 <= begin <= end <= length:
             raise IndexError(f"rows {begin} to {end} are outside the {length} rows of their item")
@@ -288,9 +298,9 @@ class FeatureStore:
     def take_padded(
         self, rows: ArrayLike, places: NDArray[np.int64] | None = None, out: NDArray[Any] | None = None
     ) -> NDArray[Any]:
-        """(items, L, …) of a ragged array: every item whole and zeros after it, or of each item the rows at `places`.
+        """(items, L, …): each item of a ragged array whole, with zeros after it, or only its rows at `places`.
 
-        `places` are (items, L), within each item's length; `lengths` says how many of an item are its own.
+        `places` is (items, L), within each item's length; `lengths` tells the length of each item.
         """
         extents_I2 = self._extent(rows)
         starts_I1, lengths_I1 = extents_I2[:, :1], extents_I2[:, 1:]
@@ -310,14 +320,14 @@ class FeatureStore:
         return out
 
     def read(self, ids: Iterable[str]) -> Any:
-        """(ids, …) as one array; of a ragged array a list, with (length, …) for each id."""
+        """(ids, …) as one array; for a ragged array a list of one (length, …) array per id."""
         rows = self.rows(ids)
         if self._extents is None:
             return self.take(rows)
         return [self.take_padded(rows[place : place + 1])[0] for place in range(len(rows))]
 
     def verify(self) -> None:
-        """Reads every shard once: one that is not what was committed is a UserError that names it."""
+        """Reads every shard once and refuses, by name, one that is not what was committed."""
         for shard in range(self._values.layout.shards):
             name = shard_file(self.spec, shard)
             if sha256_of(_local_file(self.output, name, self._cache)) != self.output.checksums[name]:
@@ -339,7 +349,7 @@ class FeatureStore:
         return found
 
     def _check_extents(self, shard: int, rows: int) -> None:
-        """Beyond the rows of a shard there is no memory: who reads there dies."""
+        """Refuses extents beyond their shard's rows: nothing is mapped there, so reading would end the process."""
         assert self._extents is not None
         first, size = shard * self.spec.shard_rows, self.spec.shard_items
         starts, lengths = self._extents[shard * size : (shard + 1) * size].T
@@ -407,7 +417,7 @@ def _output_at(path: str) -> Output:
 
 
 def _read_metadata(output: Output, name: str | None, items: int) -> tuple[FeatureSpec, dict[str, Any], tuple[str, ...]]:
-    """Only what `index_files` writes is read: anything else of the same format is refused by its file."""
+    """Reads what `index_files` wrote; anything else of the same format is refused."""
     try:
         attributes = json.loads(output.read(GROUP))["attributes"]
         if attributes.get("layout") != LAYOUT:
@@ -447,7 +457,7 @@ def _read_extents(output: Output, spec: FeatureSpec, items: int) -> NDArray[np.i
 
 
 def _local_file(output: Output, name: str, cache: str) -> str:
-    """Where a shard lies on this machine: a file of a remote store is fetched once, under the name of its checksum."""
+    """The path of a shard on this machine; one of a remote store is fetched once and named by its checksum."""
     if isinstance(output.storage, LocalStorage):
         output.check(name)
         return output.storage.path(f"{output.folder}/{name}")

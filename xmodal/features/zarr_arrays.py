@@ -131,7 +131,11 @@ class ArrayLayout:
         if not whole_rows or dtype is None or not usual:
             return None
         return ArrayLayout(
-            *(rows, tuple(row_shape), dtype, sharding["chunk_shape"][0], grid[0]),
+            rows=rows,
+            row_shape=tuple(row_shape),
+            dtype=dtype,
+            chunk_rows=sharding["chunk_shape"][0],
+            shard_rows=grid[0],
             checksums=array.get("attributes", {}).get("checksums") == CHECKSUMS["checksums"],
             index_first=sharding.get("index_location", "end") == "start",
         )

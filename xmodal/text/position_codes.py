@@ -1,15 +1,15 @@
-"""Dual-Path's text input: the words that word2vec has, as a code of fixed length in which they may stand anywhere.
+"""Dual-Path's text input: a caption's word2vec words as a code of fixed length, in which they may stand anywhere.
 
-    words = captions(records, view)  # of `xmodal.records.views`; Examples are of `xmodal.batches.dataset`, Reader of
-    `xmodal.batches.loader` dictionary = Dictionary.build(words, "dual-path", partial(read_vectors, path, exact=True))
-    reader = Reader(Examples.of(records, view, store, dictionary), store, tokens=Codes(32))
+    words = captions(records, view)  # from xmodal.records.views
+    dictionary = Dictionary.build(words, "dual-path", partial(read_vectors, path, exact=True))
+    reader = Reader(Examples.of(records, view, store, dictionary), store, tokens=Codes(32))  # from xmodal.batches
 
-Shapes: T texts, L positions of a code, S shifted codes of all texts. A code has ids from 1 on, and 0 where no word is:
-a column of zeros in the paper, so that row 0 of a table of word vectors must stay zero.
+Shapes: T texts, L positions of a code, S shifted codes of all texts. A code has ids from 1 on, and 0 where there is no
+word: a column of zeros in the paper, so row 0 of a table of word vectors must stay zero.
 
-Words are split by the tokenizers `dual-path` and `dual-path-coco`, which keep letters as word2vec has them. The
+Words are split by the tokenizers `dual-path` and `dual-path-coco`, which keep upper case, as word2vec does. The
 official code also builds its dictionaries by other splits: Flickr30k's at white space alone, COCO's without `?`. Here
-one split serves both, as words that only the other one gives can never be met, or never be known (spec, models, 5.2).
+one split serves both: words that only the other split gives are never met, or never known (spec, models, 5.2).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,9 +32,9 @@ KIND = "codes"
 
 @dataclass(frozen=True)
 class Dictionary:
-    """Words by their ids, <pad> for no word first, and the tokenizer that they come from.
+    """Words by their ids, <pad> for no word first, with the tokenizer that they come from.
 
-    As a file: a line with `codes`, the tokenizer, the number of words and a checksum, then one word a line.
+    Its file has a line with `codes`, the tokenizer, the number of words and a checksum, then one line a word.
     """
 
     tokenizer: str
@@ -46,9 +46,9 @@ class Dictionary:
 
     @classmethod
     def build(cls, captions: Iterable[str], tokenizer_name: str, vectors: Vectors) -> "Dictionary":
-        """Of the captions' words those that have a vector: `partial(read_vectors, path, exact=True)` is asked once.
+        """Collects the captions' words that have a vector; `vectors` is called once.
 
-        The captions are those to train on; the paper's Flickr30k counts those to validate on too.
+        Give the captions of the training split; the paper's Flickr30k adds those of validation.
         """
         words = [word for word in by_frequency(count_words(captions, tokenizer_name).items()) if word != NO_WORD]
         known = [words[row] for row in np.flatnonzero(~np.isnan(vectors(words)).any(axis=1))]
@@ -58,11 +58,14 @@ class Dictionary:
             )
         return cls(tokenizer_name, (NO_WORD, *known))
 
+    def __repr__(self) -> str:
+        return f"<Dictionary: {len(self):,} words, by the tokenizer {self.tokenizer}>"
+
     def __len__(self) -> int:
         return len(self.words)
 
     def encode(self, caption: str) -> Ids:
-        """Of the words in the dictionary, which may be none; others are skipped. `Codes` keeps the first of them."""
+        """The ids of the caption's known words, which may be none; `Codes` keeps the first of them."""
         found = (self._ids.get(word) for word in self._split(caption))
         return np.array([number for number in found if number], np.int32)
 
@@ -88,10 +91,10 @@ class Dictionary:
 
 @dataclass(frozen=True)
 class Codes:
-    """A text's first words at a fixed length. In training it is `shifted`, else it stands at the left.
+    """Asks for a text's first words as a code of fixed length: 32, or 56 for CUHK-PEDES.
 
-    The length is 32, for CUHK-PEDES 56. Evaluation reads codes at the left: a model that was trained on shifted ones
-    takes `all_shifts` of them.
+    Training shifts it at random if `shifted`; evaluation reads it at the left, and a model trained on shifted codes
+    takes `all_shifts` of it.
     """
 
     length: int = 32
@@ -103,7 +106,7 @@ class Codes:
 
 
 def shifted(codes_TL: Ids, shifts_T: NDArray[np.int64]) -> Ids:
-    """Each code that stands at the left moved so far to the right, which may not push a word out."""
+    """Moves codes that stand at the left to the right; no word may be pushed out."""
     words_TL = codes_TL != PAD
     if (words_TL[:, 1:] & ~words_TL[:, :-1]).any():
         raise ValueError("a code to shift has its words at the left, without a gap")
@@ -114,10 +117,10 @@ def shifted(codes_TL: Ids, shifts_T: NDArray[np.int64]) -> Ids:
 
 
 def all_shifts(codes_TL: Ids) -> tuple[Ids, NDArray[np.int64]]:
-    """(S, L): every code at every place where it fits, text by text from the left on; and (S,) the text of each.
+    """Returns (S, L) every code at every place where it fits, text by text, and (S,) the text of each.
 
-    At test a text's feature is the sum over its shifts, normalised after that: `features.index_add_(0, texts, each)`.
-    A text of n words has L + 1 - n of them, so one without words has L + 1 that are all empty.
+    At test a text's feature is the normalised sum over its shifts: `features.index_add_(0, texts, each)`. A text of n
+    words has L + 1 - n shifts, so one without words has L + 1 that are all empty.
     """
     counts_T = codes_TL.shape[1] + 1 - (codes_TL != PAD).sum(axis=1)
     texts_S = np.repeat(np.arange(len(codes_TL)), counts_T)

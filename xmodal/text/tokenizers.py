@@ -1,29 +1,26 @@
-"""Captions as words, and words as ids: the same on every machine, without downloads unless a name says so.
+"""Tokenizers: captions as words, the same on every machine and without downloads.
 
-Tokenizers go by name, because a recipe names one:
+A recipe chooses a tokenizer by its name:
 
     nltk             lower-cased, then NLTK's word tokenizer on the whole caption: `word_tokenize(text.lower(),
                      preserve_line=True)`, which splits no sentences and so needs no data
-    nltk-sentences   lower-cased, then sentences by NLTK's punkt data, then the same, as VSE++, PVSE and PCME do: a full
-                     stop inside a caption leaves its word. COCO val2014 has 18,408 types by this, 18,528 by `nltk`, and
-                     the same 7,288 that occur four times or more (spec, corpora, section 2)
-    spacy            lower-cased, then spaCy's rules for English, of no trained model; white space is no word
+    nltk-sentences   lower-cased, then sentences by NLTK's punkt data, which must be installed, then the same, as VSE++,
+                     PVSE and PCME do: a full stop inside a caption is then a word of its own. COCO val2014 has 18,408
+                     different words by this, 18,528 by `nltk`, and the same 7,288 that occur four times or more
+                     (spec, corpora, section 2)
+    spacy            lower-cased, then spaCy's rules for English, without a trained model; white space is no word
     whitespace       lower-cased, then split at white space
     dual-path        as written, split at white space and - . , ( ), which are no words (Dual-Path on Flickr30k)
     dual-path-coco   and at ? too (Dual-Path on COCO)
 
-Before that a caption may be cleaned, by name too: the same name counts, encodes and stands in the vocabulary's file.
+Before it is split, a caption may be cleaned. The cleaning is chosen by name too, and used for counting and encoding:
 
     none    as it is
-    mrw     PVSE's replacements for MRW, in their order: /r/ r/ /u/ u/ and .. are taken out, then / and - become spaces.
-            They hit inside of words: "her/his" becomes "hehis". PVSE does so for its vocabulary but not where captions
-            are encoded, so that some words never meet their own ids; here both are cleaned (spec, models, 1.8)
+    mrw     PVSE's replacements for MRW, in their order: /r/ r/ /u/ u/ and .. are removed, then / and - become spaces.
+            They hit inside of words: "her/his" becomes "hehis". PVSE cleans for its vocabulary but not for encoding, so
+            that some words never meet their own ids; here both are cleaned (spec, models, 1.8)
 
-A caption without words has none, and is encoded as <start> <end>. Nothing here shortens one: a recipe's `longest` does,
-in words, after it was encoded, and keeps <start> and <end>; words are counted in whole captions.
-
-A vocabulary is ours, or one that the authors of a paper released with their weights: then its ids are those that the
-weights were trained with. Reading one executes nothing.
+Nothing here shortens a caption: words are counted in whole captions, and a recipe's `longest` cuts encoded ones.
 """
 
 import re
@@ -34,19 +31,19 @@ from typing import Any, TypeAlias
 
 from xmodal.errors import UserError
 
-REMEMBERED = 1 << 19  # words by spaCy: a quarter of a GB
+REMEMBERED = 1 << 19  # words that spaCy may keep: a quarter of a GB
 Tokenizer: TypeAlias = Callable[[str], list[str]]
 
 
 def tokenizer(name: str, cleaning: str = "none") -> Tokenizer:
-    """Of one caption, which is cleaned first."""
+    """Returns a function that cleans a caption and splits it into words."""
     check_names(name, cleaning)
-    split, clean = _TOKENIZERS[name](), _CLEANINGS[cleaning]
+    split, clean = TOKENIZERS[name](), _CLEANINGS[cleaning]
     return split if clean is None else lambda text: split(clean(text))
 
 
 def tokenized(captions: Iterable[str], name: str, cleaning: str = "none") -> Iterator[list[str]]:
-    """Of any number of captions, one after the other (spaCy's own batches gain nothing)."""
+    """Splits captions one after the other (spaCy's own batches gain nothing)."""
     return map(tokenizer(name, cleaning), captions)
 
 
@@ -55,20 +52,20 @@ def count_words(captions: Iterable[str], name: str, cleaning: str = "none") -> C
 
 
 def by_frequency(counts: Iterable[tuple[str, int]]) -> list[str]:
-    """Frequent words first and equally frequent ones by their letters, so that no order of captions matters."""
+    """Sorts words by falling frequency, then by their letters, so that the order of captions does not matter."""
     return [word for _, word in sorted((-count, word) for word, count in counts)]
 
 
 def check_names(tokenizer: str, cleaning: str) -> None:
-    for what, name, known in (("tokenizer", tokenizer, _TOKENIZERS), ("cleaning", cleaning, _CLEANINGS)):
+    for what, name, known in (("tokenizer", tokenizer, TOKENIZERS), ("cleaning", cleaning, _CLEANINGS)):
         if name not in known:
             raise ValueError(f"no {what} {name!r}; there are: {', '.join(known)}")
 
 
 def noun_phrases(captions: Iterable[str], model: str = "en_core_web_sm") -> Iterator[list[tuple[int, int]]]:
-    """Of each caption where its noun phrases begin and end, in characters, as a trained model of spaCy finds them.
+    """Finds where each caption's noun phrases begin and end, in characters, with a trained model of spaCy.
 
-    `model` is the name of an installed package or a folder. Another version of it may find others.
+    `model` is the name of an installed package or a folder. Another version of the model may find other phrases.
     """
     try:
         network = _spacy().load(model, exclude=["ner"])
@@ -109,15 +106,12 @@ def _nltk_words() -> Tokenizer:
 
 
 def _plain_words(text: str) -> list[str]:
-    """What NLTK's thirty expressions make of a plain text, which most captions are, in a twentieth of the time."""
+    """Splits plain text, which most captions are, as NLTK's thirty expressions do, in a twentieth of the time."""
     return text.replace(",", " , ").replace(".", " . ").split()
 
 
 def _spacy_words() -> Tokenizer:
-    """spaCy's rules remember every word: where these are too many, the rules are made anew.
-
-    (Its memory zones would forget too, and cost five times more.)
-    """
+    """Makes spaCy's rules anew when they remember too many words; its memory zones cost five times more."""
     blank = _spacy().blank
     split = blank("en").tokenizer
 
@@ -154,8 +148,8 @@ def _mrw(text: str) -> str:
 
 
 _PLAIN = re.compile(r"[a-z0-9 -]*(?:,[a-z ][a-z0-9 -]*)*\.? *")
-_APART = re.compile("cannot|gimme|gonna|gotta|lemme|wanna|--")  # what NLTK takes apart of these letters
-_TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
+_APART = re.compile("cannot|gimme|gonna|gotta|lemme|wanna|--")  # words of these letters that NLTK takes apart
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "nltk": _nltk,
     "nltk-sentences": _nltk_sentences,
     "spacy": _spacy_words,

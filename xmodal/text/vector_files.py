@@ -1,13 +1,13 @@
-"""Published files of word vectors, read in one pass: what is in a file says which of the formats it has.
+"""Published word-vector files, read in one pass; a file's content says which format it has.
 
-    GloVe text        a line a word, its numbers after it, with single spaces between; a word may have spaces in it, as
+    GloVe text        one line a word, then its numbers, separated by single spaces; a word may have spaces in it, as
                       some of glove.840B.300d have, so numbers are counted from the end of the line
     word2vec text     the same after a first line with the number of words and their width
-    word2vec binary   that first line, then for every word the word, a space and its floats, and a line feed or none
+    word2vec binary   the same first line, then for each word the word, a space, its floats, and perhaps a line feed
 
-Each as it is, in gzip, or alone in a zip. Two whole numbers in the first line are such a first line, never the word
-"12" with one number. Lines of words that nobody wants are not looked into, but what can be known without that is held:
-that the file has as many words as its first line says, and that it does not end within one.
+A file may be plain, in gzip, or alone in a zip. Two whole numbers in the first line are a count and a width, never the
+word "12" with one number. Lines of unwanted words are not parsed, but the file must have as many words as its first
+line says and must not end within one.
 """
 
 import gzip
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 
-BUFFER, BLOCK = 2**16, 2**18  # bytes; a block fits a processor's cache, and most of it is read without a buffer
+BUFFER, BLOCK = 2**16, 2**18  # bytes; a block fits a processor's cache and is mostly read past the buffer
 BATCH = 1024  # words
 LONGEST_LINE, LONGEST_WORD, LONG_WORD = 2**20, 2**12, 64  # bytes
 LINE_FEED = ord("\n")
@@ -42,7 +42,7 @@ Vectors = tuple[list[bytes], NDArray[np.float32]]  # words, and a row for each
 
 @dataclass(frozen=True)
 class VectorFile:
-    """`count` is how many words its first line promises, where it has such a line; `start` where the words begin."""
+    """A file whose format is known. `count`: words that its first line promises; `start`: byte of the first word."""
 
     path: Path
     packed: Literal["", "gzip", "zip"]
@@ -58,7 +58,9 @@ class VectorFile:
                 magic = file.read(4)
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}") from error
-        packed: Literal["", "gzip", "zip"] = "zip" if magic == b"PK\3\4" else "gzip" if magic[:2] == b"\x1f\x8b" else ""
+        packed: Literal["", "gzip", "zip"] = "zip" if magic == b"PK\3\4" else ""
+        if magic[:2] == b"\x1f\x8b":
+            packed = "gzip"
         with _opened(path, packed) as file:
             head = file.read(LONGEST_LINE)
         first, ends, rest = head.partition(b"\n")
@@ -82,7 +84,7 @@ class VectorFile:
         return cls(path, packed, "GloVe text", width, None, 0)
 
     def entries(self, wanted: Collection[bytes] | None = None, tick: Tick = lambda size: None) -> Iterator[Vectors]:
-        """In the file's order, some at a time: all words, or those that are wanted. `tick` is told of bytes read."""
+        """All words or the wanted ones with their vectors, some at a time; `tick` gets the bytes read."""
         with _opened(self.path, self.packed, tick) as file:
             if file.read(self.start).count(b"\n") != (self.start > 0):
                 raise UserError(f"{self.path} was changed while it was read")
@@ -110,7 +112,7 @@ class VectorFile:
             raise UserError(f"{self.path} was cut or damaged: {found} {self.count:,}")
 
     def _split(self, place: str, line: bytes) -> tuple[bytes, bytes]:
-        """The word, and its numbers; where a part of the word is a number, it is rather a number too many."""
+        """Returns a line's word and numbers; a word with a number in it means a number too many."""
         word, _, numbers = (stripped := line.rstrip()).partition(b" ")
         if numbers.count(b" ") + 1 == self.width:
             return word, numbers
@@ -118,15 +120,15 @@ class VectorFile:
         if len(last) == self.width and not any(map(_NUMBER.fullmatch, word.split(b" ")[1:])):
             return word, b" ".join(last)
         of = "its first line says" if self.count else "the first line has"
-        gaps = "; between them is more than a single space" * bool(re.search(rb"  |\t", line))
+        gaps = "; between them is more than a single space" if re.search(rb"  |\t", line) else ""
         raise UserError(f"{place} has {len(numbers.split())} numbers, where {of} {self.width}{gaps}")
 
     def _read(self, batch: "list[_Line]", wanted: Collection[bytes] | None) -> Vectors:
         try:
             values = _numbers([line.numbers for line in batch], self.width)
         except ValueError:
-            for line in batch:  # which of them was it?
-                _blaming(line.place, [line.numbers], self.width)
+            for line in batch:  # names the one that is wrong
+                _check_numbers(line, self.width)
             raise
         rows = [row for row, line in enumerate(batch) if wanted is None or line.word in wanted]
         return [batch[row].word for row in rows], values[rows]
@@ -173,7 +175,7 @@ class VectorFile:
             raise UserError(f"{self.path} was cut or damaged: it {ends} within the next, of {self.count:,}")
 
     def _check_word(self, word: bytes, place: int) -> None:
-        """Where a byte was lost or a width is wrong, numbers are taken for words, and these are long and strange."""
+        """Refuses a word of control bytes: after a lost byte or a wrong width numbers are read as words."""
         if strange := re.search(rb"[\0-\x1f]", word.lstrip(b"\n")):
             raise UserError(f"{self.path} is damaged before byte {place + strange.start()}: no word begins at {place}")
 
@@ -181,9 +183,8 @@ class VectorFile:
         values = np.frombuffer(b"".join(rows), "<f4").astype(np.float32, copy=False).reshape(-1, self.width)
         if not (finite := np.isfinite(values).all(axis=1)).all():
             bad = int(np.argmin(finite))
-            raise UserError(
-                f"{self.path}, byte {places[bad]}: {_shown(words[bad])} has a number that is NaN or infinite"
-            )
+            word = words[bad].decode(errors="backslashreplace")
+            raise UserError(f"{self.path}, byte {places[bad]}: {word!r} has a number that is NaN or infinite")
         return words, values
 
 
@@ -199,14 +200,14 @@ _OF_NUMBERS = b"0123456789+-.eEnaifNAIF \r"
 
 
 def _is_text(entries: bytes, width: int) -> bool:
-    """Whether what is behind the first word is written out: damage to a digit or two makes no binary of it."""
+    """Whether the first word is followed by written numbers; one or two damaged digits do not make it binary."""
     numbers = entries.partition(b" ")[2].partition(b"\n")[0]
     known = len(numbers) - len(numbers.translate(None, _OF_NUMBERS))
     return 2 * len(numbers.split()) > width and known >= 0.9 * len(numbers)
 
 
 def _numbers(texts: Sequence[bytes], width: int) -> NDArray[np.float32]:
-    """Of each text as many, by way of float64 as Python reads them: its rounding decides the last bit."""
+    """Parses `width` numbers of each text as Python does: by float64, whose rounding decides the last bit."""
     tokens = pa.compute.split_pattern(pa.array(texts, pa.binary()), " ").flatten()
     values = pa.compute.cast(pa.compute.cast(tokens, pa.string()), pa.float64()).to_numpy()
     with np.errstate(over="ignore"):
@@ -216,21 +217,14 @@ def _numbers(texts: Sequence[bytes], width: int) -> NDArray[np.float32]:
     return found
 
 
-def _blaming(place: str, texts: Sequence[bytes], width: int) -> None:
+def _check_numbers(line: _Line, width: int) -> None:
     try:
-        _numbers(texts, width)
+        _numbers([line.numbers], width)
     except ValueError as error:
-        raise UserError(f"{place} has {_reason(error)}") from None
-
-
-def _reason(error: ValueError) -> str:
-    text = str(error)
-    bad = re.search(r"'(.*)'", text, re.DOTALL)
-    return f"{bad[1]!r} where a number should be" if bad else text.replace("Invalid UTF8 payload", "bytes in no number")
-
-
-def _shown(word: bytes) -> str:
-    return repr(word.decode(errors="backslashreplace"))
+        reason = str(error).replace("Invalid UTF8 payload", "bytes in no number")
+        if bad := re.search(r"'(.*)'", reason, re.DOTALL):
+            reason = f"{bad[1]!r} where a number should be"
+        raise UserError(f"{line.place} has {reason}") from None
 
 
 class _Ticking(FileIO):
@@ -244,8 +238,8 @@ class _Ticking(FileIO):
         return count
 
 
-_UNREADABLE = (EOFError, OSError, zlib.error, zipfile.BadZipFile)  # what these libraries raise as they read
-_NO_ARCHIVE = (*_UNREADABLE, ValueError, RuntimeError, struct.error)  # and as they open: encrypted, unknown method, …
+_UNREADABLE = (EOFError, OSError, zlib.error, zipfile.BadZipFile)  # raised while an archive is read
+_NO_ARCHIVE = (*_UNREADABLE, ValueError, RuntimeError, struct.error)  # and while it is opened: encrypted, …
 
 
 @contextmanager

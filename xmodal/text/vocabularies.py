@@ -1,4 +1,7 @@
-"""Vocabularies: words as ids, counted from captions or released by a paper's authors."""
+"""Vocabularies: words as ids, counted from captions or released by a paper's authors.
+
+The ids of a released vocabulary are those that its authors' weights were trained with. Reading one executes nothing.
+"""
 
 import hashlib
 import json
@@ -16,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
-from xmodal.text.tokenizers import _TOKENIZERS, Tokenizer, by_frequency, check_names, count_words, tokenizer
+from xmodal.text.tokenizers import TOKENIZERS, Tokenizer, by_frequency, check_names, count_words, tokenizer
 
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)
 
 
 class Encoder(Protocol):
-    """What makes ids of captions; its length is the number of ids that it may give."""
+    """Turns captions into ids; its length is the number of different ids."""
 
     def encode(self, caption: str) -> NDArray[np.int32]: ...
 
@@ -42,10 +45,10 @@ def check_words(what: str, words: Sequence[str], specials: tuple[str, ...]) -> N
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by their ids, the four specials first, and the tokenizer and the cleaning that they come from.
+    """Words by their ids, the four special ones first, with the tokenizer and the cleaning that they come from.
 
-    As a file: a line with the tokenizer, the cleaning unless it is none, the number of words and a checksum, then one
-    word a line.
+    Its file has a line with the tokenizer, the cleaning unless it is none, the number of words and a checksum, then one
+    line a word.
     """
 
     tokenizer: str
@@ -70,11 +73,14 @@ class Vocabulary:
         kept = ((word, count) for word, count in counts if count >= minimum_count and word not in SPECIALS)
         return cls(tokenizer, (*SPECIALS, *by_frequency(kept)), cleaning)
 
+    def __repr__(self) -> str:
+        return f"<Vocabulary: {len(self):,} words, by the tokenizer {self.tokenizer}, cleaning {self.cleaning}>"
+
     def __len__(self) -> int:
         return len(self.words)
 
     def encode(self, caption: str) -> NDArray[np.int32]:
-        """From <start> to <end>; a caption that spells a special gets <unk> for it."""
+        """The ids from <start> to <end>; a caption that spells a special word gets <unk> for it."""
         found = [self._ids.get(word, UNKNOWN) for word in self._split(caption)]
         return np.array([START, *found, END], np.int32)
 
@@ -99,10 +105,10 @@ class Vocabulary:
 
 @dataclass(frozen=True, eq=False)
 class ReleasedVocabulary:
-    """The ids of a released file, which may order words and specials as it likes; VSE++, PVSE and PCME split by NLTK.
+    """The word ids of a released file (VSE++, PVSE, PCME), in any order; captions are split by NLTK.
 
-    A caption is split as a whole, where the official code splits its sentences first: with PCME's words, 18 of the
-    25,000 captions of COCO's test split get other ids by that.
+    A caption is split as a whole; the official code splits its sentences first. With PCME's words, 18 of the 25,000
+    captions of COCO's test split get other ids by that.
     """
 
     ids: Mapping[str, int]
@@ -115,6 +121,9 @@ class ReleasedVocabulary:
         if sorted(self.ids.values()) != list(range(len(self.ids))):
             raise ValueError(f"the ids of its {len(self.ids):,} words are not those from 0 on, each once")
 
+    def __repr__(self) -> str:
+        return f"<ReleasedVocabulary: {len(self):,} words>"
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -123,7 +132,7 @@ class ReleasedVocabulary:
         return tuple(sorted(self.ids, key=self.ids.__getitem__))
 
     def encode(self, caption: str) -> NDArray[np.int32]:
-        """From <start> to <end>, with <unk> for unknown words."""
+        """The ids from <start> to <end>, with <unk> for unknown words."""
         start, end, unknown = (self.ids[SPECIALS[name]] for name in (START, END, UNKNOWN))
         found = [self.ids.get(word, unknown) for word in self._split(caption)]
         return np.array([start, *found, end], np.int32)
@@ -134,16 +143,16 @@ class ReleasedVocabulary:
 
 
 def load_vocabulary(path: Path) -> Vocabulary | ReleasedVocabulary:
-    """A file of ours (a run's vocabulary.txt), or a released one, known by what is in it.
+    """Reads a run's vocabulary.txt or a released file; the content says which it is.
 
-    Released are JSON objects and pickles with `word2idx`: of a dict (PCME), or of a `Vocabulary` (VSE++, PVSE).
+    Released files are JSON objects, or pickles of a dict (PCME) or a `Vocabulary` (VSE++, PVSE), with `word2idx`.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"vocabulary {path} cannot be read: {error.strerror}") from error
     try:
-        if data.partition(b" ")[0] in [name.encode() for name in _TOKENIZERS]:
+        if data.partition(b" ")[0] in [name.encode() for name in TOKENIZERS]:
             return Vocabulary.from_bytes(data, str(path))
         data = data.removeprefix(BOM_UTF8)
         return ReleasedVocabulary(_word_ids(json.loads(data) if data.lstrip()[:1] == b"{" else _unpickled(data)))
@@ -158,10 +167,10 @@ _NO_PICKLE = (pickle.UnpicklingError, EOFError, LookupError, TypeError, Attribut
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes plain values, and of classes called Vocabulary, wherever they were defined, one of its own without code."""
+    """Makes plain values alone; a class called Vocabulary, wherever it was defined, becomes an empty one."""
 
     def __init__(self, data: bytes) -> None:
-        super().__init__(BytesIO(data), encoding="utf-8")  # of Python 2's strings
+        super().__init__(BytesIO(data), encoding="utf-8")  # for strings of Python 2
         self._vocabulary = type("Vocabulary", (), {})
 
     def find_class(self, module: str, name: str) -> Any:
@@ -171,7 +180,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(data: bytes) -> Any:
-    """A vocabulary has no tuples; many, one within the other, take for ever to hash."""
+    """Unpickles a vocabulary, which has no tuples: many, one within the other, would take for ever to hash."""
     if sum(name in _TUPLES for name in (code.name for code, _, _ in pickletools.genops(data))) > FEW_TUPLES:
         raise pickle.UnpicklingError("it is full of tuples")
     found = _Unpickler(data).load()
@@ -186,14 +195,14 @@ def _word_ids(found: Any) -> dict[str, int]:
 
 
 def words_file(words: Sequence[str], *about: str) -> bytes:
-    """A line with what is to be said about them, their number and a checksum, then one word a line."""
+    """Writes a line of facts, the number of words and a checksum, then one word a line."""
     head = " ".join([*about, str(len(words))]).encode()
     body = "".join(f"{word}\n" for word in words).encode()
     return head + b" " + _checksum(head, body) + b"\n" + body
 
 
 def read_words_file(data: bytes, is_not: str) -> tuple[Any, ...]:
-    """The words, then what is said about them; `is_not` begins the message if the file is cut, edited or another."""
+    """Returns the words, then the facts of the first line; `is_not` begins the message for a changed or other file."""
     first, _, body = data.partition(b"\n")
     head, _, checksum = first.rpartition(b" ")
     if checksum != _checksum(head, body):

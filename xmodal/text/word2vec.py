@@ -1,8 +1,8 @@
-"""Word vectors of a corpus' own captions, where no published file is at hand: word2vec as gensim trains it.
+"""Trains word vectors on a corpus' own captions, for want of a published file: word2vec by gensim.
 
 Skip-gram with five negatives, a window of five, five epochs, 300 numbers a word, and every word that occurs: a
-vocabulary drops the rare ones itself. The same captions give the same bytes, because one thread trains; of the same
-version of gensim, and on the same kind of processor, as for every float.
+vocabulary drops the rare ones itself. One thread trains, so that the same captions give the same bytes with the same
+version of gensim on the same kind of processor.
 """
 
 import sys
@@ -26,7 +26,7 @@ def train_word2vec(
     seed: int = 0,
     tick: Callable[[int], object] = lambda epochs: None,
 ) -> tuple[list[str], NDArray[np.float32]]:
-    """Words of tokenized captions, the frequent ones first, and their vectors; `tick` is told of every epoch."""
+    """Returns the words of tokenized captions, the frequent ones first, and their vectors; `tick` counts epochs."""
     try:
         from gensim.models import Word2Vec  # type: ignore[import-untyped]
         from gensim.models.callbacks import CallbackAny2Vec  # type: ignore[import-untyped]
@@ -47,7 +47,7 @@ def train_word2vec(
 
 
 def write_word2vec(path: Path, words: list[str], vectors: NDArray[np.float32]) -> None:
-    """As word2vec's binary, with a line feed after every word's numbers."""
+    """Writes word2vec's binary format, with a line feed after every word's numbers."""
     with new_file(path) as file:
         file.write(f"{len(words)} {vectors.shape[1]}\n".encode())
         for word, vector in zip(words, vectors.astype("<f4"), strict=True):

@@ -1,4 +1,4 @@
-"""Word vectors for the words of a vocabulary, from a published file or from an index of one."""
+"""Word vectors: reads those of a vocabulary's words from a published file, or from an index of one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from xmodal.text.vector_index import VectorIndex
 def read_vectors(
     path: Path, words: Sequence[str], *, exact: bool = False, tick: Tick = lambda size: None
 ) -> NDArray[np.float32]:
-    """(words, width), NaN for a word that the file has not; one pass, and only what is wanted is kept.
+    """Reads (words, width) in one pass; a word that the file lacks has NaN.
 
-    Each word has the vector of the first of its `spellings` that the file has; `exact` tries no other than its own. Of
-    a word that the file has twice the last vector counts, as for torchtext, by which the official code of PVSE and PCME
-    reads (gensim keeps the first). `tick` is told of bytes read.
+    A word gets the vector of the first of its `spellings` that the file has; with `exact` it has no other spelling. If
+    the file has a word twice, the last vector counts, as in torchtext, which the official code of PVSE and PCME uses
+    (gensim keeps the first). `tick` gets the bytes read.
     """
     tried = [[_encoded(spelling) for spelling in ((word,) if exact else spellings(word))] for word in words]
-    slots = {some[0]: row for row, some in reversed([*enumerate(tried)]) if some}  # where each spelling's vector goes
+    slots = {some[0]: row for row, some in reversed([*enumerate(tried)]) if some}  # the row of each spelling
     others = dict.fromkeys(spelling for some in tried for spelling in some if spelling not in slots)
     slots |= zip(others, count(len(words)), strict=False)
     source = open_vectors(path)
@@ -43,12 +43,12 @@ def read_vectors(
 
 
 def spellings(word: str) -> Sequence[str]:
-    """How a word is looked up: as it is, then without `-`, `.` and `'`, then of that what is before a slash.
+    """How a word is looked up: as it is, then without `-`, `.` and `'`, then that up to a slash.
 
     So the official code of PVSE does (spec, models, 1.4). Case stays: a lower-cased vocabulary never takes the vector
     of "Paris" for "paris", though glove.840B.300d has both.
     """
-    if word.isalnum():  # as most are: there is nothing to leave out
+    if word.isalnum():  # as most words are
         return (word,)
     bare = word.replace("-", "").replace(".", "").replace("'", "")
     return tuple(dict.fromkeys(filter(None, (word, bare, bare.partition("/")[0]))))
@@ -59,20 +59,17 @@ def open_vectors(path: Path) -> VectorFile | VectorIndex:
 
 
 def vectors_sha256(path: Path) -> str:
-    """Of the file's bytes; of an index, of the file that it was made of.
-
-    A file whose beginning is none of word vectors is refused.
-    """
+    """The sha256 of a word-vector file, or of the file that an index was made from; other files are refused."""
     source = open_vectors(path)
     return source.source_sha256 if isinstance(source, VectorIndex) else sha256_of(source.path)
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many of the words have a vector, and how much of a text that is, where it is known how often each occurs."""
+    """Counts the words that have a vector and, where it is known how often each word occurs, their occurrences."""
 
     words: int
-    missing: tuple[str, ...]  # the frequent ones first, where that is known
+    missing: tuple[str, ...]  # the frequent ones first, if frequencies are known
     occurrences: int | None = None
     occurrences_missing: int | None = None
 
@@ -84,14 +81,16 @@ class Coverage:
         if counts is None:
             return cls(len(words), missing)
         missing = tuple(by_frequency((word, counts.get(word, 0)) for word in missing))
-        return cls(len(words), missing, *(sum(counts.get(word, 0) for word in some) for some in (words, missing)))
+        occurrences = sum(counts.get(word, 0) for word in words)
+        return cls(len(words), missing, occurrences, sum(counts.get(word, 0) for word in missing))
 
     def __str__(self) -> str:
         text = f"{_share(self.words - len(self.missing), self.words)} words have a vector"
         if self.occurrences is not None and self.occurrences_missing is not None:
             text += f", {_share(self.occurrences - self.occurrences_missing, self.occurrences)} that occur"
-        some = " ".join(self.missing[:8]) + " …" * (len(self.missing) > 8)
-        return text + (f"; without: {some}" if some else "")
+        if self.missing:
+            text += f"; without: {' '.join(self.missing[:8])}{' …' if len(self.missing) > 8 else ''}"
+        return text
 
 
 def _share(part: int, whole: int) -> str:
@@ -99,10 +98,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _encoded(word: str) -> bytes:
-    """Bytes of a file that are no UTF-8 are lone surrogates in a word, as Python has them in names of files.
-
-    Other surrogates are no file's.
-    """
+    """Encodes a word; lone surrogates stand for bytes that are no UTF-8, as in Python's file names."""
     try:
         return word.encode(errors="surrogateescape")
     except UnicodeEncodeError:
