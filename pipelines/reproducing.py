@@ -24,13 +24,13 @@ from pipelines.reproduce import (
 )
 from pipelines.stages.resnet import ResNetConfig
 from xmodal.errors import UserError
-from xmodal.features.opening import made_by, open_features
+from xmodal.features.opening import describe_network, open_features
 from xmodal.metrics.protocols import EXCLUSIVE, OWN, headline
 from xmodal.metrics.reports import Report
 from xmodal.recipes import Features, Recipe, Tokens
 from xmodal.records.views import splits
 from xmodal.root.outputs import Output
-from xmodal.root.selection import choose
+from xmodal.root.selection import find_output
 from xmodal.training.run_folder import LAST
 
 
@@ -157,7 +157,7 @@ def _not_built(recipe: Recipe, experiment: Experiment, root: str, circumstances:
     """What lacks, with the command that makes it."""
     first, *others = _builds(recipe, experiment, root)
     try:
-        tables = choose(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
+        tables = find_output(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
     except UserError as trouble:
         yield _with_command(trouble, first)
         return
@@ -184,11 +184,11 @@ def _absent_splits(recipe: Recipe, tables: Output) -> Iterator[str]:
 
 def _other_network(recipe: Recipe, experiment: Experiment, root: str, circumstances: Mapping[str, Any]) -> str | None:
     """What is to be said where the features are not by the paper's network."""
-    tables = choose(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
+    tables = find_output(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
     store = open_features(root, recipe.visual.stage, circumstances.get("features"), tables)
     if recipe.visual.stage != "resnet" or store.provenance.get("network") == (wanted := _network(experiment)):
         return None
-    return f"{store.output.where} is by {made_by(store)}, not by the {wanted} of {experiment.name}"
+    return f"{store.output.where} is by {describe_network(store)}, not by the {wanted} of {experiment.name}"
 
 
 def _network(experiment: Experiment) -> str:

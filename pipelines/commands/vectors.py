@@ -10,7 +10,7 @@ from xmodal.progress import MB, in_megabytes
 from xmodal.recipes import View
 from xmodal.records.views import captions
 from xmodal.root.files import check_free
-from xmodal.root.selection import choose
+from xmodal.root.selection import find_output
 from xmodal.text.tokenizers import tokenizer
 from xmodal.text.vector_files import VectorFile
 from xmodal.text.vector_index import write_index
@@ -45,7 +45,7 @@ def train(
         split_words = tokenizer(tokens, cleaning)
     except ValueError as error:
         raise UserError(f"--tokenizer {tokens} --cleaning {cleaning}: {error}") from error
-    records = choose(root, "records", corpus=corpus)
+    records = find_output(root, "records", corpus=corpus)
     texts = [split_words(text) for text in captions(records, View(corpus, split))]
     progress.say(f"{corpus}: {len(texts):,} captions of {split}")
     with progress.over("train", EPOCHS, unit="epochs") as tick:

@@ -19,7 +19,7 @@ from xmodal.recipes import Config, Features, Recipe, Tokens, View
 from xmodal.records.derived_splits import Share
 from xmodal.records.tables import Caption, read_rows
 from xmodal.records.views import members, splits
-from xmodal.root.selection import choose
+from xmodal.root.selection import find_output
 from xmodal.root.storage import open_storage
 from xmodal.text.tokenizers import tokenizer
 
@@ -57,7 +57,7 @@ def recipe_with(name: str, settings: list[str]) -> Recipe:
 
 def on_corpus(recipe: Recipe, root: str, corpus: str, records: str | None = None) -> Recipe:
     """The recipe on another corpus under a root: each of its views in the split of that name, or whose name ends so."""
-    there = splits(choose(root, "records", records, corpus=corpus))
+    there = splits(find_output(root, "records", records, corpus=corpus))
 
     def moved(view: View) -> View:
         share = Share.of(view.split)
@@ -144,12 +144,12 @@ def evaluate_released(
 def read_for(config: Config, root: str, corpus: str, split: str | None, records: str | None) -> tuple[View, Features]:
     """As the first recipe of such a model on the corpus reads; without one, all captions, and the usual features."""
     from xmodal.evaluation.matrix_metrics import test_split
-    from xmodal.root.selection import choose
+    from xmodal.root.selection import find_output
 
     known = [r for r in recipes().values() if type(r.model) is type(config) and r.view.corpus == corpus]
     if known:
         return replace(known[0].validation, split=split or _test_split(known[0])), known[0].visual
-    tables = choose(root, "records", records, corpus=corpus)
+    tables = find_output(root, "records", records, corpus=corpus)
     return View(corpus, split or test_split(tables, corpus)), Features("resnet")
 
 
@@ -160,7 +160,7 @@ def _split_of(run: Path, root: str, split: str | None) -> str:
         return split
     started = run_folder.read(str(run))
     recipe, found = started.recipe, _test_split(started.recipe)
-    records = choose(root, "records", started.records, corpus=recipe.view.corpus)
+    records = find_output(root, "records", started.records, corpus=recipe.view.corpus)
     try:
         members(records, found)
     except UserError as trouble:
@@ -202,7 +202,7 @@ def look_at_clips(
     features: str | None = None,
 ) -> dict[str, Any]:
     """A contact sheet of each of the items in a folder, or of the first ones that have frames."""
-    records = choose(root, "records", corpus=corpus)
+    records = find_output(root, "records", corpus=corpus)
     store = FrameStore(open_features(root, FRAMES, features, records).output)
     among = set(store.ids) if split is None else members(records, split)
     ids = list(items) or [id for id in store.ids if id in store and id in among][:first]

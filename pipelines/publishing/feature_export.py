@@ -20,7 +20,7 @@ from xmodal.features.store import FeatureStore
 from xmodal.records.tables import Caption, read_rows
 from xmodal.records.views import splits
 from xmodal.root.outputs import Output
-from xmodal.root.selection import choose
+from xmodal.root.selection import find_output
 
 Tick = Callable[[int], None]
 
@@ -39,7 +39,7 @@ def export_features(
     store = FeatureStore(features, array)
     root = store.output.storage.url.rpartition("/")[0]
     named: dict[str, Any] = {"corpus": corpus} if corpus else {}
-    records = choose(root, "records", **named) if split else None
+    records = find_output(root, "records", **named) if split else None
     wanted = _split(records, str(split)) if records else read_ids(ids) if ids else store.ids
     some = [id for id in wanted if id not in store.absent]
     beside = _beside(out, with_captions=records is not None)

@@ -13,7 +13,7 @@ from pipelines.stages._corpus import OF_MEDIA, Site
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output, Unit, directories
-from xmodal.root.selection import made_from
+from xmodal.root.selection import ancestor
 
 
 def retry_units(site: Site, corpus: Corpus, name: str, kind: str | None = None) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def _unfinish_what_is_made_of(output: Output) -> list[str]:
     """Before anything changes, so that whenever this is killed nothing that is finished is of what is no more."""
     found = []
     for made in directories(output.storage):
-        source = made_from(made, output.stage)
+        source = ancestor(made, output.stage)
         if source and source.folder == output.folder:
             output.storage.delete(f"{made.folder}/complete.json")
             found.append(made.folder)

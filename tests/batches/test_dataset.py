@@ -24,7 +24,7 @@ from xmodal.recipes import View
 from xmodal.records.derived_splits import Drawn
 from xmodal.records.tables import Region
 from xmodal.records.views import captions, members
-from xmodal.root.selection import choose
+from xmodal.root.selection import find_output
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import END, START, Vocabulary
 
@@ -157,9 +157,24 @@ def _texts(pair: tuple[str, str | None]) -> tuple[str, str]:
 
 def test_an_output_that_is_not_there_is_answered_with_those_that_are(root: str) -> None:
     (records,) = find(root, "records")
-    assert choose(root, "records", corpus="pictures").folder == records.folder
-    assert choose(root, "records", records.identity).folder == records.folder
+    assert find_output(root, "records", corpus="pictures").folder == records.folder
+    assert find_output(root, "records", records.identity).folder == records.folder
     with pytest.raises(UserError, match=r"no resnet is nothing; there are: \w+ \(absent="):
-        choose(root, "resnet", "nothing")
-    with pytest.raises(UserError, match=r"there is no records of coco under .*: build it first"):
-        choose(root, "records", corpus="coco")
+        find_output(root, "resnet", "nothing")
+    with pytest.raises(UserError, match=r"no corpus 'coco' under .*: build it first"):
+        find_output(root, "records", corpus="coco")
+
+
+def test_a_name_that_is_nearly_one_under_the_root_is_asked_back(root: str) -> None:
+    with pytest.raises(UserError, match=r"no corpus 'picture' under .*; do you mean pictures\?; there are: pictures$"):
+        find_output(root, "records", corpus="picture")
+    with pytest.raises(UserError, match=r"no 'resnets' under .*; do you mean resnet\?$"):
+        find_output(root, "resnets")
+
+
+def test_records_of_several_corpora_are_told_apart_by_their_corpus(tmp_path: Path) -> None:
+    root = make_root(tmp_path, items=20)
+    other = replace(load(str(PICTURES)), name="others", counts={})
+    build_records(Site(open_storage(root), raw=tmp_path / "raw"), other)
+    with pytest.raises(UserError, match=r"has records of several corpora: name one with --corpus: others, pictures$"):
+        find_output(root, "records")

@@ -23,7 +23,7 @@ from xmodal.models.pcme import PCME_CUB, PCMEConfig
 from xmodal.recipes import Features, OnePerClass, Optimiser, Phase, Recipe, Tokens, View
 from xmodal.records.tables import Label, read_rows
 from xmodal.records.views import captions, classes
-from xmodal.root.selection import choose
+from xmodal.root.selection import find_output
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import Vocabulary
 from xmodal.training.fit import fit
@@ -78,7 +78,7 @@ def reader(root: str, split: str) -> Reader:
 
 
 def corpus_of(root: str) -> str:
-    return str(choose(root, "records").config["corpus"])
+    return str(find_output(root, "records").config["corpus"])
 
 
 def names(root: str, ids: tuple[str, ...]) -> list[str]:

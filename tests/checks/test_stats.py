@@ -175,7 +175,7 @@ def test_the_command_says_json_and_latex(made: tuple[str, str, list[Row]], capsy
     assert latex.count(r"\\") == 1 + len(found.parts)
     assert r"\begin{tabular}{lrrrrr}" in latex
     assert main(["stats", "mrw", "--root", root]) == 1
-    assert "there is no records of mrw under" in capsys.readouterr().err
+    assert "no corpus 'mrw' under" in capsys.readouterr().err
 
 
 def test_what_a_file_of_ones_own_cites_stands_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

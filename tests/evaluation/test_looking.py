@@ -28,7 +28,7 @@ from xmodal.models.pcme import PCMEConfig
 from xmodal.models.pvse import PVSEConfig
 from xmodal.raw.raw_files import raw_of
 from xmodal.recipes import Pixels, Recipe, View
-from xmodal.root.selection import made_from
+from xmodal.root.selection import ancestor
 from xmodal.training.fit import fit
 
 SIDE = 320  # five times the crop of 64
@@ -102,7 +102,7 @@ def test_a_picture_shows_what_the_network_saw_and_where_each_map_is_highest(
     drawn = json.loads(out)["pictures"]
     assert (code, [one["item"] for one in drawn]) == (0, ["p005", "p002"])
     asked = opened(runs("pvse"), root, "train")
-    media = made_from(asked.features.output, "media")
+    media = ancestor(asked.features.output, "media")
     assert media is not None
     for one in drawn:
         assert Path(one["path"]) == tmp_path / f"maps/{one['item']}.png"

@@ -254,11 +254,11 @@ def test_a_runs_weights_are_evaluated_as_the_run_and_its_words_can_be_read(
         (PCME, (), r"model.pth (PCME) reads 49 x 12 an item, but "),
         (VSEPP, (), r"has 64: name other features with --set visual.stage=STAGE"),
         (replace(PVSE, visual="video"), ("--set", "visual.stage=grid"), "(PVSE) reads rows of any number, each 12 an"),
-        (PVSE, ("--set", "visual.stage=detected"), "there is no detected under"),
+        (PVSE, ("--set", "visual.stage=detected"), "no 'detected' under"),
         (PVSE, ("--set", "stage=grid", "--distance", "elk"), "PVSE has one score, so 'elk' cannot be chosen"),
         (PVSE, ("--set", "margin=1"), "no setting 'margin'; there are: view.corpus"),
         (PVSE, ("--set", "stage=grid", "--split", "toy/dev"), "has no split 'toy/dev'"),
-        (PVSE, ("--corpus", "coco"), "there is no records of coco under"),
+        (PVSE, ("--corpus", "coco"), "no corpus 'coco' under"),
         (PVSE, ("--set", "stage=grid", "--device", "tpu"), "no device 'tpu'"),
     ],
 )

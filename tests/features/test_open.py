@@ -147,7 +147,7 @@ def test_what_is_missing_is_said_in_a_line(root: str, tmp_path: Path) -> None:
     assert "pictures in " in line
     assert "there are no features" in line
     assert "build" in line
-    assert f"there is no records of coco under {root}: build it first" in line_of(lambda: xmodal.open(root, "coco"))
+    assert f"no corpus 'coco' under {root}: build it first" in line_of(lambda: xmodal.open(root, "coco"))
     for nowhere in (str(tmp_path / "nowhere"), str(tmp_path)):
         assert "build it first" in line_of(lambda nowhere=nowhere: xmodal.open(nowhere, "pictures"))  # type: ignore[misc]
     assert f"{PICTURES} is a file" in line_of(lambda: xmodal.open(str(PICTURES), "pictures"))

@@ -280,7 +280,7 @@ def test_the_command_prints_text_json_and_latex(
         (["run", "--corpus", "pictures"], "a run knows its own corpus: leave out --corpus"),
         (["run", "--ids", "mine"], "--ids belongs to --scores"),
         (["--scores", "sims.npy", "--corpus", "pictures", "--split", "toy/dev"], "has no split 'toy/dev'"),
-        (["--scores", "sims.npy", "--corpus", "coco"], "there is no records of coco"),
+        (["--scores", "sims.npy", "--corpus", "coco"], "no corpus 'coco' under"),
     ],
 )
 def test_a_command_that_asks_for_nothing_or_too_much_is_refused(

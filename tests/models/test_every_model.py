@@ -25,7 +25,7 @@ from xmodal.models.pvse import PVSEConfig
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.progress import Silence
 from xmodal.recipes import Config, View
-from xmodal.root.selection import choose
+from xmodal.root.selection import find_output
 from xmodal.text.vocabularies import SPECIALS, Vocabulary
 from xmodal.training import run_folder
 from xmodal.training.optimisers import total
@@ -189,8 +189,8 @@ def test_a_model_that_chooses_among_positions_refuses_a_store_of_one(
     name: str, config: Config, toy_root: str, tmp_path: Path
 ) -> None:
     """Where a run is opened, too; a grid is read by all."""
-    records, grids = choose(toy_root, "records"), make_root(tmp_path / "grids", items=20, places=2)
-    _ = open_features(grids, "resnet", None, choose(grids, "records"), config)
+    records, grids = find_output(toy_root, "records"), make_root(tmp_path / "grids", items=20, places=2)
+    _ = open_features(grids, "resnet", None, find_output(grids, "records"), config)
     store = open_features(toy_root, "resnet", None, records)
     started = Run(
         recipe(model=config, phases=()), records.identity, store.output.identity, Vocabulary("nltk", SPECIALS), 64, 8
@@ -210,7 +210,7 @@ def test_a_model_that_chooses_among_positions_refuses_a_store_of_one(
 
 @pytest.mark.parametrize(("name", "config"), MODELS)
 def test_it_is_measured_but_never_on_an_empty_gallery(name: str, config: Config, toy_root: str) -> None:
-    records, vocabulary = choose(toy_root, "records"), Vocabulary("nltk", (*SPECIALS, "a", "and", "red", "blue"))
+    records, vocabulary = find_output(toy_root, "records"), Vocabulary("nltk", (*SPECIALS, "a", "and", "red", "blue"))
     store = open_features(toy_root, "resnet", None, records)
     examples = Examples.of(records, View("pictures", "toy/train", captions_per_item=2), store, vocabulary)
     model = built(config, inputs=Inputs(64, len(vocabulary), len(examples.ids)))

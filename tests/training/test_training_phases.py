@@ -207,7 +207,7 @@ def test_pictures_need_a_pixels_stage_and_features_that_say_what_made_them(
     root: str, pictures: str, tmp_path: Path
 ) -> None:
     toy = replace(seen(HEADS, ALL), view=recipe().view, validation=recipe().validation)
-    with pytest.raises(UserError, match=r"there is no pixels under .*`xmodal build pictures/pixels --root .*root`"):
+    with pytest.raises(UserError, match=r"no 'pixels' under .*`xmodal build pictures/pixels --root .*root`"):
         fit(toy, root, str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
     with pytest.raises(UserError, match="no pixels is nothing; there are"):

@@ -211,7 +211,7 @@ def test_ray_train_learns_what_one_process_learns(root: str, tmp_path: Path) -> 
         outcome = train_on_ray(RECIPES["vsepp"], root, runs_of / "vsepp", workers=2, address=None, threads=1)
         with pytest.raises(UserError, match=r"room for \d+ of 1000 processes"):
             train_on_ray(RECIPES["vsepp"], root, runs_of / "more", workers=1000, address=None)
-        with pytest.raises(UserError, match="no records of coco"):
+        with pytest.raises(UserError, match="no corpus 'coco' under"):
             train_on_ray(elsewhere, root, runs_of / "else", workers=2, address=None)
     finally:
         disconnect()

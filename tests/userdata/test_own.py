@@ -197,7 +197,7 @@ def test_a_recipe_moves_to_a_corpus_only_where_its_splits_are(xmodal: Xmodal, pi
     xmodal.done("build", pictures / "mylist.csv/records", "--root", root, "--splits", "train=0.5,test=0.5")
     said = xmodal("train", "vsepp", "--corpus", "mylist", "--root", root)
     assert "mylist has no split 'val'; there are: own/test, own/train" in said.complaint
-    assert "no records of other" in xmodal("train", "vsepp", "--corpus", "other", "--root", root).complaint
+    assert "no corpus 'other' under" in xmodal("train", "vsepp", "--corpus", "other", "--root", root).complaint
 
 
 def test_pictures_at_addresses_are_fetched_and_those_that_are_gone_are_rows_of_the_ledger(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from xmodal.detection.boxes import merged
 from xmodal.errors import UserError
-from xmodal.features.opening import of_all
+from xmodal.features.opening import covering_all_items
 from xmodal.features.store import ROWS, FeatureStore
 from xmodal.metrics.plausible_matches import PlausibleMatches
 from xmodal.recipes import Tokens, View
@@ -20,7 +20,7 @@ from xmodal.records.derived_splits import DrawnSplit, Share
 from xmodal.records.tables import Caption, Region, read_rows
 from xmodal.records.views import captions, described, drawn_splits, members, splits
 from xmodal.root.outputs import Output, find, made_of
-from xmodal.root.selection import choose, is_of, made_from, told
+from xmodal.root.selection import ancestor, describe, find_output, may_share_media
 from xmodal.text.vocabularies import Encoder, Vocabulary
 
 if TYPE_CHECKING:
@@ -158,8 +158,10 @@ class Dataset:
 
         Pixels and frames, which are the media over again, are given to those who name them.
         """
-        meant = [output for output in self.features if _is_meant(output, features) and is_of(output, self.records)]
-        chosen = of_all(meant, self.records)
+        meant = [
+            output for output in self.features if _is_meant(output, features) and may_share_media(output, self.records)
+        ]
+        chosen = covering_all_items(meant, self.records)
         if len(chosen) == 1:
             return FeatureStore(chosen[0])
         names = "; ".join(map(_named, self.features)) or "none: build some first"
@@ -292,16 +294,16 @@ def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:
 
 def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset:
     """What is built of a corpus under a root; `identity` is of its records. Features of other media are left out."""
-    records = choose(root, "records", identity, corpus=corpus)
+    records = find_output(root, "records", identity, corpus=corpus)
     rows = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
     made = (output for output in rows if _stage_by_place(output) != SENTENCES)
     return Dataset(root, corpus, records, tuple(output for output in made if _may_be_of(output, records)))
 
 
 def _may_be_of(features: Output, records: Output) -> bool:
-    """As `is_of`; what is damaged stays, to be refused when it is asked for: others must not take its place."""
+    """As `may_share_media`; damaged features stay, to be refused when they are asked for: no others take their place."""
     try:
-        return is_of(features, records)
+        return may_share_media(features, records)
     except UserError:
         return True
 
@@ -319,12 +321,12 @@ def _is_meant(output: Output, features: str | None) -> bool:
 
 def _named(output: Output) -> str:
     try:
-        return f"{output.stage}/{told(output)}"
+        return f"{output.stage}/{describe(output)}"
     except UserError as damage:
         return f"{output.folder} ({damage})"
 
 
 def _coded(sentences: Output) -> str:
     """By the codebook, which is what several sets of sentences differ in."""
-    codebook = made_from(sentences, "codebook")
-    return told(sentences, codebook.config if codebook else {})
+    codebook = ancestor(sentences, "codebook")
+    return describe(sentences, codebook.config if codebook else {})

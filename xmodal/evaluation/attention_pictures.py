@@ -32,7 +32,7 @@ from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, read_rows
 from xmodal.records.views import described
-from xmodal.root.selection import made_from
+from xmodal.root.selection import ancestor
 from xmodal.training.finetuning import Fronted, network_of
 
 SIDE = 320  # pixels that a picture is drawn with at least
@@ -129,7 +129,7 @@ def _places(asked: Opened, split: str, items: Sequence[str]) -> list[int]:
 
 def _pictures(asked: Opened, network: ResNet) -> Callable[[str], NDArray[np.uint8]]:
     """An item's picture, the part that the network saw, but finer."""
-    features, media = asked.features.output, made_from(asked.features.output, "media")
+    features, media = asked.features.output, ancestor(asked.features.output, "media")
     if media is None:
         raise UserError(
             f"the pictures of {features.where} are no longer under {features.storage.url}: "
@@ -164,7 +164,7 @@ def _show_pictures(asked: Opened) -> Show:
 
 def _show_clips(asked: Opened) -> Show:
     features, frames = asked.features, asked.reader.frames
-    taken = made_from(features.output, FRAMES)
+    taken = ancestor(features.output, FRAMES)
     if taken is None:
         raise UserError(
             f"{features.output.where} is not of frames that are under {features.output.storage.url}: "

@@ -20,7 +20,7 @@ from xmodal.records.tables import Caption
 from xmodal.records.views import described, splits
 from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output
-from xmodal.root.selection import choose
+from xmodal.root.selection import find_output
 
 GRID = (256, 1024)  # rows and columns of the file that are looked at together
 IDS = (".items.txt", ".captions.txt")
@@ -41,7 +41,7 @@ def score(
     With `prefix` its rows and columns are those that PREFIX.items.txt and PREFIX.captions.txt name, an id a line, in
     any order. `extended` is a folder with ECCV-Caption's files.
     """
-    records = choose(root, "records", corpus=corpus)
+    records = find_output(root, "records", corpus=corpus)
     split = split or test_split(records, corpus)
     matrix, found = _matrix(path), described(records, View(corpus, split))
     gallery, similarities = _named(matrix, found, prefix) if prefix else _ordered(matrix, found, path)
@@ -74,7 +74,7 @@ def write_ids(prefix: str, root: str, corpus: str, split: str | None = None) -> 
     """Writes the order of rows to PREFIX.items.txt, of columns to PREFIX.captions.txt: an id a line, all captions."""
     if not Path(prefix).parent.is_dir():
         raise UserError(f"{Path(prefix).parent} is no folder, so nothing was written: make it, or give another PREFIX")
-    records = choose(root, "records", corpus=corpus)
+    records = find_output(root, "records", corpus=corpus)
     gallery = _gallery(described(records, View(corpus, split or test_split(records, corpus))))
     paths = [prefix + end for end in IDS]
     for name, ids in zip(paths, (gallery.ids, gallery.caption_ids), strict=True):

@@ -30,7 +30,7 @@ from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import Evaluated, with_distance
 from xmodal.features.networks import Network, ResNet, load, sha256_of
-from xmodal.features.opening import made_by, open_features
+from xmodal.features.opening import describe_network, open_features
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.reports import Report
 from xmodal.models import Inputs, Scorer
@@ -39,7 +39,7 @@ from xmodal.models.pvse import PVSEConfig
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.progress import Progress, Silence
 from xmodal.recipes import Config, Features, Pixels, View
-from xmodal.root.selection import choose
+from xmodal.root.selection import find_output
 from xmodal.text.vocabularies import load_vocabulary
 from xmodal.training.checkpoint import DAMAGE
 from xmodal.training.finetuning import Fronted
@@ -156,7 +156,7 @@ def evaluate(
         )
     if distance is not None:
         released = replace(released, config=with_distance(released.config, distance, released.layout))
-    tables = choose(root, "records", records, corpus=view.corpus)
+    tables = find_output(root, "records", records, corpus=view.corpus)
     store = open_features(root, visual.stage, features, tables)
     examples = Examples.of(tables, view, store, words)
     scorer, reader, cnn = (_on_pictures if visual.stage == PIXELS else _on_features)(
@@ -201,7 +201,7 @@ def _on_features(
     _check_features(released, path, store)
     instead = ", in place of the CNN in the file" * bool(released.trunk)
     hint = f", which --set visual.stage={PIXELS} takes" * bool(released.network and not _reads_clips(released.config))
-    return released.build(), Reader(examples, store, visual), made_by(store) + instead + hint
+    return released.build(), Reader(examples, store, visual), describe_network(store) + instead + hint
 
 
 def _reads_clips(config: Config) -> bool:

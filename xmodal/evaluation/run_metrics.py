@@ -14,7 +14,7 @@ from torch import nn
 from xmodal.batches.dataset import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
-from xmodal.features.opening import made_by, open_features
+from xmodal.features.opening import describe_network, open_features
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import Findings, eccv, judge, labels_of
 from xmodal.metrics.ranked_lists import kept
@@ -25,7 +25,7 @@ from xmodal.recipes import Config, Tokens, View
 from xmodal.records.views import items
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output
-from xmodal.root.selection import choose
+from xmodal.root.selection import find_output
 from xmodal.training import run_folder
 from xmodal.training.checkpoint import read_tensors
 from xmodal.training.finetuning import Fronted, front_without_weights
@@ -141,7 +141,7 @@ def evaluate(
         recipe=recipe.name + (f" by {distance}" if distance else ""),
         fingerprint=fingerprint(recipe),
         features=f"{read.stage}/{read.identity}",
-        weights=made_by(asked.features) + further,
+        weights=describe_network(asked.features) + further,
         learned=recipe.view,
         chosen=recipe.validation,
     )
@@ -164,7 +164,7 @@ def opened(run: str, root: str, split: str, device: str = "cpu", distance: str |
     check_device(device)
     started = run_folder.read(run)
     recipe = started.recipe
-    records = choose(root, "records", started.records, corpus=recipe.view.corpus)
+    records = find_output(root, "records", started.records, corpus=recipe.view.corpus)
     store = open_features(root, recipe.visual.stage, started.features, records, recipe.model)
     examples = Examples.of(records, replace(recipe.validation, split=split), store, started.vocabulary)
     scorer = load(run, device, store, distance)

@@ -1,13 +1,15 @@
-"""Which of the outputs under a root is meant, where several would do; and what one was made of, and by."""
+"""Selection: picks one output when several match, and traces what an output was built from."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output, find
 from xmodal.root.sealed_sets import records_now
+from xmodal.root.storage import open_storage
 
 
-def choose(
+def find_output(
     root: str,
     stage: str,
     identity: str | None = None,
@@ -16,64 +18,92 @@ def choose(
     fits: Callable[[Output], bool] = lambda output: True,
     **config: object,
 ) -> Output:
-    """The one finished output of a stage: the given one, or the only one that fits; else it is to be built `of`.
+    """Returns the one finished output of a stage: the given identity, or the only one that fits.
 
-    Where none fits, one that does not is for the caller to refuse. Of several records of a corpus it is those that
-    its last build made, as a list that grew leaves others behind.
+    If none fits, the first that does not is returned, for the caller to refuse with a reason. Of several records of a
+    corpus, those of its last build are meant: a list that grew leaves others behind. `of` names the corpus for
+    a message.
     """
     there = find(root, stage, **config)
     if identity is None:
         there = [output for output in there if fits(output)] or there[:1]
     chosen = [output for output in there if identity in (None, output.identity)]
-    if len(chosen) > 1 and stage == "records" and "corpus" in config:
-        now = records_now(chosen[0].storage, str(config["corpus"]))
+    if len(chosen) > 1 and stage == "records":
+        corpora = sorted({str(output.config["corpus"]) for output in chosen})
+        if len(corpora) > 1:
+            raise UserError(f"{root} has records of several corpora: name one with --corpus: {', '.join(corpora)}")
+        now = records_now(chosen[0].storage, corpora[0])
         chosen = [output for output in chosen if now and output.folder == now.folder] or chosen
     if len(chosen) == 1:
         return chosen[0]
-    what = " ".join([stage, *(f"of {value}" for value in config.values())])
     if not there:
-        command = f"xmodal build {config.get('corpus', of)}/{stage} --root {root}"
-        raise UserError(f"there is no {what} under {root}: build it first (`{command}`)")
-    by = "" if stage == "records" else f" by --{'pixels' if stage == 'pixels' else 'features'} IDENTITY"
-    wanted = f"no {what} is {identity}" if identity else f"there are several outputs of {what}, so say which{by}"
-    raise UserError(f"{wanted}; there are: {', '.join(_told_apart(there) if len(there) > 1 else map(told, there))}")
+        raise UserError(_nothing_there(root, stage, str(config.get("corpus", of))))
+    what = " ".join([stage, *(f"of {value}" for value in config.values())])
+    if identity:
+        problem = f"no {what} is {identity}"
+    else:
+        flag = {"records": "", "pixels": " by --pixels IDENTITY"}.get(stage, " by --features IDENTITY")
+        problem = f"there are several outputs of {what}, so say which{flag}"
+    listed = describe_differences(there) if len(there) > 1 else map(describe, there)
+    raise UserError(f"{problem}; there are: {', '.join(listed)}")
 
 
-def made_from(features: Output, stage: str) -> Output | None:
-    """That of a stage, as "media", which others may lie between; None where it is not named, or is there no more."""
-    for source in features.about.get("inputs", ()):
-        made = Output(features.storage, f"{source.get('stage')}/{source.get('identity')}")
+def _nothing_there(root: str, stage: str, corpus: str) -> str:
+    """Names what is like the missing name, or else the command that builds it."""
+    if stage == "records":
+        known = sorted({str(output.config.get("corpus")) for output in find(root, "records")})
+        missing, known_ones = f"no corpus {corpus!r} under {root}", f"; there are: {', '.join(known)}" if known else ""
+        like = get_close_matches(corpus, known)
+    else:
+        missing, known_ones = f"no {stage!r} under {root}", ""
+        like = get_close_matches(stage, open_storage(root).names(""))
+    if like:
+        return f"{missing}; do you mean {like[0]}?{known_ones}"
+    return f"{missing}: build it first (`xmodal build {corpus}/{stage} --root {root}`){known_ones}"
+
+
+def ancestor(output: Output, stage: str) -> Output | None:
+    """The output of a stage that another was built from, directly or not; None if it is unnamed or gone."""
+    for source in output.about.get("inputs", ()):
+        made = Output(output.storage, f"{source.get('stage')}/{source.get('identity')}")
         if made.storage.size(f"{made.folder}/stage.json") is None:
             continue
-        if found := made if source.get("stage") == stage else made_from(made, stage):
+        if found := made if source.get("stage") == stage else ancestor(made, stage):
             return found
     return None
 
 
-def is_of(features: Output, records: Output) -> bool:
-    """Whether they may be of the same media set: some do not tell."""
-    wanted = records.config.get("media_set")
-    return _media_set(features) in (None, wanted) or wanted is None
-
-
-def _media_set(features: Output) -> str | None:
-    media = made_from(features, "media")
+def media_set_of(features: Output) -> str | None:
+    media = ancestor(features, "media")
     name = media and media.config.get("name")
     return None if name is None else str(name)
 
 
-def _told_apart(outputs: Sequence[Output]) -> Iterator[str]:
-    """By the settings that differ among them; where none does, by what they were made of."""
+def may_share_media(features: Output, records: Output) -> bool:
+    """False only if features and records name different media sets."""
+    wanted = records.config.get("media_set")
+    return media_set_of(features) in (None, wanted) or wanted is None
+
+
+def describe_differences(outputs: Sequence[Output]) -> Iterator[str]:
+    """Describes outputs by the settings that differ; if none does, by date, media set and inputs."""
     names = dict.fromkeys(name for output in outputs for name in output.config)
-    told = [name for name in names if any(o.config.get(name) != outputs[0].config.get(name) for o in outputs)]
+    differing = [name for name in names if any(o.config.get(name) != outputs[0].config.get(name) for o in outputs)]
     for output in outputs:
-        made_of = " and ".join(f"{source['stage']}/{source['identity']}" for source in output.about["inputs"])
-        settings = ", ".join(f"{name}={output.config[name]}" for name in told if name in output.config)
-        yield f"{output.identity} ({settings or f'of {made_of}'})"
+        facts = [f"{name}={output.config[name]}" for name in differing if name in output.config]
+        yield f"{output.identity} ({', '.join(facts or _origin(output))})"
 
 
-def told(output: Output, config: Mapping[str, object] | None = None) -> str:
-    """Its identity, with its settings, or those of what it was made from; of checksums the beginning tells enough."""
+def _origin(output: Output) -> list[str]:
+    runs = output.storage.names(f"{output.folder}/_runs")
+    built = [f"built {run[:4]}-{run[4:6]}-{run[6:8]}" for run in runs[-1:]]
+    media_set = media_set_of(output)
+    inputs = [f"of {source['stage']}/{source['identity']}" for source in output.about["inputs"]]
+    return [*built, *([f"media set {media_set}"] if media_set else []), *inputs]
+
+
+def describe(output: Output, config: Mapping[str, object] | None = None) -> str:
+    """An output's identity and settings, or other settings given; long values are cut."""
     settings = output.config if config is None else config
     shown = (f"{name}={value!s:.24}" for name, value in settings.items() if name != "_type")
     return f"{output.identity} ({', '.join(shown)})"

@@ -29,7 +29,7 @@ from xmodal.batches.dataset import Examples, vocabulary
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
-from xmodal.features.opening import made_by, open_features
+from xmodal.features.opening import describe_network, open_features
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import Labels, headline, labels_of
 from xmodal.models import Trainable
@@ -37,7 +37,7 @@ from xmodal.progress import MB, Progress, Silence, in_megabytes
 from xmodal.recipes import OnePerClass, Phase, Recipe, Tokens
 from xmodal.records.views import classes
 from xmodal.root.outputs import Output
-from xmodal.root.selection import choose
+from xmodal.root.selection import find_output
 from xmodal.root.storage import LocalStorage
 from xmodal.text.vocabularies import SPECIALS, Vocabulary
 from xmodal.text.word_vectors import Coverage, read_vectors, vectors_sha256
@@ -89,7 +89,7 @@ def fit(
     _refuse_unbuilt(recipe)
     with distributed.joined(device):
         device, progress = distributed.own_device(device), (progress if distributed.rank() == 0 else None) or Silence()
-        tables = choose(root, "records", records, corpus=recipe.view.corpus)
+        tables = find_output(root, "records", records, corpus=recipe.view.corpus)
         store = open_features(root, recipe.visual.stage, features, tables, recipe.model)
         squares = open_features(root, "pixels", pixels, tables) if any(p.pixels for p in recipe.phases) else None
         vocabulary = _vocabulary(recipe, tables, run)
@@ -97,7 +97,7 @@ def fit(
         _refuse_common(recipe, train, validation)
         started = Run(
             *(recipe, tables.identity, store.output.identity, vocabulary, store.spec.row_shape[-1], len(train.ids)),
-            weights=made_by(store),
+            weights=describe_network(store),
             vectors=_vectors_sha256(recipe, run, vectors),
             pixels=squares.output.identity if squares else "",
         )
