@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from pipelines.stages._arrays import write_index, write_items
 from xmodal.features.frame_store import FrameStore
-from xmodal.features.networks import Extractor, ResNet, load, pixels, sha256_of
+from xmodal.features.networks import Extractor, ResNet, load, pixels, weights_sha256
 from xmodal.features.store import FeatureSpec, shard_ranges
 from xmodal.media.images import UnreadableImage
 from xmodal.root.outputs import Output
@@ -66,7 +66,7 @@ def clips(
     frames: Stage[Any, Any] | Output, config: ClipsConfig, weights_file: Path | None = None
 ) -> Stage[ClipsConfig, Index | Shard]:
     """`weights_file` is a state_dict to use instead of the weights that the config names."""
-    weights = config.weights if weights_file is None else f"sha256:{sha256_of(weights_file)}"
+    weights = config.weights if weights_file is None else f"sha256:{weights_sha256(weights_file)}"
     resources = Resources(gpus=1.0 if config.device == "cuda" else 0.0)
     opened = partial(_open, weights_file)
     return Stage(NAME, replace(config, weights=weights), _plan, opened, (frames,), VERSION, resources, reuse=True)

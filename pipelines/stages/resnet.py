@@ -8,7 +8,7 @@ import numpy as np
 
 from pipelines.engine.stage import Resources, Stage
 from pipelines.stages._pictures import Index, Items, Shard, Sight, fingerprint_of, of_pictures
-from xmodal.features.networks import ResNet, load, pixels, sha256_of
+from xmodal.features.networks import ResNet, load, pixels, weights_sha256
 from xmodal.features.store import FeatureSpec
 from xmodal.root.outputs import Output
 
@@ -35,7 +35,7 @@ def resnet(
     media: Output, items: Items, config: ResNetConfig, weights_file: Path | None = None
 ) -> Stage[ResNetConfig, Index | Shard]:
     """`weights_file` is a state_dict to use instead of the weights that the config names."""
-    weights = config.weights if weights_file is None else f"sha256:{sha256_of(weights_file)}"
+    weights = config.weights if weights_file is None else f"sha256:{weights_sha256(weights_file)}"
     config = replace(config, weights=weights, items=fingerprint_of(items))
     resources = Resources(gpus=1.0 if config.device == "cuda" else 0.0)
     return of_pictures("resnet", media, items, config, partial(_sight, weights_file), VERSION, resources)

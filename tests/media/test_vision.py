@@ -23,7 +23,7 @@ from torchvision.models.feature_extraction import create_feature_extractor  # ty
 from pipelines.demo.world import World, draw, scenes
 from tests.golden import FOLDER
 from xmodal.errors import UserError
-from xmodal.features.networks import ResNet, load, pixels, sha256_of
+from xmodal.features.networks import ResNet, load, pixels, weights_sha256
 from xmodal.media.images import MEAN, UnreadableImage, open_image
 
 TINY = ResNet("resnet18", "random:0", resize=72, crop=64, dtype="float32", batch_size=4)
@@ -327,7 +327,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
 
 def save(state: Any, file: Path) -> ResNet:
     torch.save(state, file)
-    return replace(TINY, weights=f"sha256:{sha256_of(file)}")
+    return replace(TINY, weights=f"sha256:{weights_sha256(file)}")
 
 
 def test_weights_of_a_file(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_weights_of_a_file(tmp_path: Path) -> None:
     loaded = load(config, file)
     np.testing.assert_array_equal(loaded(batch()), extractor(batch()))
     assert f"sha256:{loaded.weights_sha256}" == config.weights
-    assert loaded.provenance()["weights_sha256"] == sha256_of(file)
+    assert loaded.provenance()["weights_sha256"] == weights_sha256(file)
 
 
 class Bomb:
@@ -421,6 +421,6 @@ def test_every_name_of_weights_is_one_of_torchvision() -> None:
 
 
 def test_planning_with_a_config_needs_no_torch() -> None:
-    code = "import sys; from xmodal.media.images import ResNet; print(ResNet().spec.row_shape, 'torch' in sys.modules)"
+    code = "import sys; from xmodal.features.networks import ResNet; print(ResNet().spec.row_shape, 'torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "(49, 2048) False\n"

@@ -301,7 +301,7 @@ def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset
 
 
 def _may_be_of(features: Output, records: Output) -> bool:
-    """As `may_share_media`; damaged features stay, to be refused when they are asked for: no others take their place."""
+    """As `may_share_media`; damaged features stay, to be refused when asked for: no others take their place."""
     try:
         return may_share_media(features, records)
     except UserError:

@@ -29,7 +29,7 @@ from xmodal.batches.dataset import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import Evaluated, with_distance
-from xmodal.features.networks import Network, ResNet, load, sha256_of
+from xmodal.features.networks import Network, ResNet, load, weights_sha256
 from xmodal.features.opening import describe_network, open_features
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.reports import Report
@@ -170,7 +170,7 @@ def evaluate(
         tables,
         view,
         recipe=f"{released.layout} of {path.name}, words of {vocabulary.name}" + (f", by {distance}" * bool(distance)),
-        fingerprint=sha256_of(path),
+        fingerprint=weights_sha256(path),
         features=f"{visual.stage}/{store.output.identity}",
         weights=cnn,
         learned=None,

@@ -1,10 +1,13 @@
-"""Networks that turn pictures into features; torch is imported when one is loaded.
+"""Networks that turn pictures into features, and their weights; torch is imported when a network is loaded.
 
-Shapes: B pictures, H and W pixels of the crop, R places of the grid, D width of a feature."""
+Weights are named by torchvision's names, as `random:<seed>`, or as `sha256:<digest>` of a file with a state_dict.
+
+Shapes: B pictures, H and W pixels of the crop, R positions of the grid, D width of a feature.
+"""
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,30 +21,29 @@ from numpy.typing import NDArray
 from xmodal import __version__
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureSpec
+from xmodal.media.images import DEVIATION, MEAN, Cut, normalised, square
+from xmodal.root.files import sha256_of
 
 if TYPE_CHECKING:
     from torch import nn
-from xmodal.media.images import DEVIATION, MEAN, Cut, normalised, square
 
 Network = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
-NAMED = {  # the weights that torchvision has of each
+PRETRAINED = {  # torchvision's weights of each network
     "resnet18": ("IMAGENET1K_V1",),
     "resnet34": ("IMAGENET1K_V1",),
     "resnet50": ("IMAGENET1K_V1", "IMAGENET1K_V2"),
     "resnet101": ("IMAGENET1K_V1", "IMAGENET1K_V2"),
     "resnet152": ("IMAGENET1K_V1", "IMAGENET1K_V2"),
 }
-
-
-STRIDE = 32  # pixels of the crop a place of the grid
+STRIDE = 32  # pixels of the crop from one position of the grid to the next
 
 
 @dataclass(frozen=True)
 class ResNet:
-    """A picture's shorter side is resized, the middle is cropped, and the last convolution's output is kept.
+    """Resizes a picture's shorter side, crops the middle, and keeps the last convolution's output.
 
-    `weights` is a name of torchvision's, `random:<seed>`, or `sha256:<digest>` of a file with a state_dict. A "grid" is
-    that output row by row, "pooled" its mean. `batch_size` and `device` are here because they change the last bits.
+    "grid" is that output row by row, "pooled" its mean. `batch_size` and `device` are settings because they change the
+    last bits.
     """
 
     network: Network = "resnet152"
@@ -54,12 +56,9 @@ class ResNet:
     device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
-        if self.network not in NAMED:
-            raise ValueError(f"no network {self.network!r}; there are: {', '.join(NAMED)}")
-        named = NAMED[self.network]
-        if self.weights not in named and not re.fullmatch(r"random:\d{1,18}|sha256:[0-9a-f]{64}", self.weights):
-            there = f"{', '.join(named)}, random:<seed>, and the sha256:<digest> of a file"
-            raise ValueError(f"no weights {self.weights!r} for {self.network}; there are: {there}")
+        if self.network not in PRETRAINED:
+            raise ValueError(f"no network {self.network!r}; there are: {', '.join(PRETRAINED)}")
+        check_weights(self.network, self.weights, PRETRAINED[self.network])
         if self.crop < STRIDE or self.crop % STRIDE or self.resize < self.crop:
             raise ValueError(f"crop is a multiple of {STRIDE} and at most resize, not {self.crop} of {self.resize}")
         for field, options in (("output", ("grid", "pooled")), ("dtype", ("float16", "float32"))):
@@ -80,20 +79,20 @@ class ResNet:
 
 
 def pixels(data: bytes, config: ResNet, cut: Cut | None = None) -> NDArray[np.float32]:
-    """(3, H, W): a picture as the network of a config takes it."""
+    """Decodes a picture to (3, H, W), as the network of a config takes it."""
     return normalised(square(data, config.resize, config.crop, cut))
 
 
 @dataclass(frozen=True, eq=False)
 class Extractor:
-    """A network with its weights. `weights_sha256` is of their file, or of the numbers where they are random."""
+    """A network with its weights; `weights_sha256` is that of their file, or of random numbers themselves."""
 
     config: ResNet
     trunk: "nn.Module"
     weights_sha256: str
 
     def __call__(self, pixels_B3HW: NDArray[np.float32]) -> NDArray[Any]:
-        """Rows of `config.spec`; by one thread, as the number of threads changes the last bits."""
+        """Returns rows of `config.spec`, by one thread: the number of threads changes the last bits."""
         import torch
 
         with _reproducible(), torch.inference_mode():
@@ -102,7 +101,7 @@ class Extractor:
             return np.ascontiguousarray(rows.to(getattr(torch, self.config.dtype)).cpu().numpy())
 
     def provenance(self) -> dict[str, object]:
-        """What to tell of the features, in the words of the config."""
+        """Describes how the features were made, in the words of the config."""
         config = self.config
         preprocessing = {"resize": config.resize, "crop": config.crop, "mean": MEAN, "deviation": DEVIATION}
         return {
@@ -119,80 +118,88 @@ class Extractor:
 
 
 def load(config: ResNet, weights_file: Path | None = None) -> Extractor:
-    """The network of a config on its device; `weights_file` is the file of weights that are named by a checksum."""
+    """Loads the network of a config on its device; `weights_file` is the file of weights named by a checksum."""
     import torch
+    import torchvision  # type: ignore[import-untyped]
+
+    def untrained() -> "nn.Module":
+        network: nn.Module = torchvision.models.get_model(config.network, weights=None)
+        network.fc = torch.nn.Identity()
+        return network
 
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device cuda: this machine has no GPU that torch can use; --set device=cpu does without")
     if config.weights.startswith("random:"):
-        network, digest = _random(config)
+        network = random_network(untrained, config.weights)
+        for name, module in network.named_modules():
+            if re.fullmatch(r"layer\d\.\d+", name):  # a block adds half of the default, else float16 overflows
+                torch.nn.init.constant_((module.bn3 if hasattr(module, "bn3") else module.bn2).weight, 0.5)
+        digest = parameters_sha256(network)
     else:
-        file = _given(config, weights_file) if config.weights.startswith("sha256:") else _downloaded(config)
-        network, digest = _trained(config, file), sha256_of(file)
+        file = find_weights(config.network, config.weights, weights_file)
+        network, digest = random_network(untrained), weights_sha256(file)
+        load_weights(network, config.network, file, leave_out="fc.")  # the classes of ImageNet
     trunk = torch.nn.Sequential(*list(network.children())[:-2])  # without the mean and the classes that follow
     return Extractor(config, trunk.eval().to(config.device), digest)
 
 
-def sha256_of(file: Path) -> str:
+def check_weights(network: str, weights: str, pretrained: Sequence[str]) -> None:
+    """Refuses a name of weights that is neither one of `pretrained`, random:<seed> nor sha256:<digest>."""
+    if weights not in pretrained and not re.fullmatch(r"random:\d{1,18}|sha256:[0-9a-f]{64}", weights):
+        there = f"{', '.join(pretrained)}, random:<seed>, and the sha256:<digest> of a file"
+        raise ValueError(f"no weights {weights!r} for {network}; there are: {there}")
+
+
+def weights_sha256(file: Path) -> str:
     try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
+        return sha256_of(file)
     except OSError as error:
         raise UserError(f"weights {file} cannot be read: {error.strerror}") from error
 
 
-def _random(config: ResNet) -> "tuple[nn.Module, str]":
-    """Each block adds half as much as it would by default, else deep networks overflow float16."""
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(config.weights.removeprefix("random:")))
-        network = _untrained(config)
-    for name, module in network.named_modules():
-        if re.fullmatch(r"layer\d\.\d+", name):
-            torch.nn.init.constant_((module.bn3 if hasattr(module, "bn3") else module.bn2).weight, 0.5)
+def parameters_sha256(network: "nn.Module") -> str:
     digest = hashlib.sha256()
     for name, values in sorted(network.state_dict().items()):
         digest.update(name.encode() + values.numpy().tobytes())
-    return network, digest.hexdigest()
+    return digest.hexdigest()
 
 
-def _trained(config: ResNet, file: Path) -> "nn.Module":
-    """What belongs to the classes of ImageNet is left out, and may be missing in the file."""
+def random_network(make: "Callable[[], nn.Module]", weights: str = "random:0") -> "nn.Module":
+    """Makes a network from the seed of random:<seed>, leaving torch's own random state alone."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
-        network = _untrained(config)
+        torch.manual_seed(int(weights.removeprefix("random:")))
+        return make()
+
+
+def load_weights(network: "nn.Module", name: str, file: Path, leave_out: str) -> None:
+    """Loads a file with a state_dict; names that begin with `leave_out` are ignored and may be missing."""
+    import torch
+
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-        network.load_state_dict({name: v for name, v in state.items() if not name.startswith("fc.")})
+        network.load_state_dict({key: values for key, values in state.items() if not key.startswith(leave_out)})
     except (UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError, OSError, ValueError) as error:
         line = " ".join(str(error).split())[:200]
-        raise UserError(f"weights {file} are no state_dict of a {config.network}: {line}") from error
-    return network
+        raise UserError(f"weights {file} are no state_dict of a {name}: {line}") from error
 
 
-def _untrained(config: ResNet) -> "nn.Module":
-    import torch
-    import torchvision  # type: ignore[import-untyped]
-
-    network: nn.Module = torchvision.models.get_model(config.network, weights=None)
-    network.fc = torch.nn.Identity()
-    return network
-
-
-def _given(config: ResNet, file: Path | None) -> Path:
-    if file is None or config.weights != f"sha256:{sha256_of(file)}":
-        raise UserError(f"weights {config.weights} are those of a file, which {file} is not: give that file")
-    return file
+def find_weights(network: str, weights: str, file: Path | None) -> Path:
+    """Returns the given file if its sha256 is the one named, or else torchvision's file, downloaded if need be."""
+    if weights.startswith("sha256:"):
+        if file is None or weights != f"sha256:{weights_sha256(file)}":
+            raise UserError(f"weights {weights} are those of a file, which {file} is not: give that file")
+        return file
+    return _download(network, weights)
 
 
-def _downloaded(config: ResNet) -> Path:
-    """The file of named weights, in torch's own cache; the end of its name is the beginning of its checksum."""
+def _download(network: str, weights: str) -> Path:
+    """Keeps torchvision's file in torch's own cache; the end of its name is the beginning of its checksum."""
     import torch
     import torchvision
 
-    url: str = torchvision.models.get_model_weights(config.network)[config.weights].url
+    url: str = torchvision.models.get_model_weights(network)[weights].url
     name = url.rpartition("/")[2]
     file = Path(torch.hub.get_dir()) / "checkpoints" / name
     checksum = name.removesuffix(".pth").rpartition("-")[2]
@@ -202,11 +209,11 @@ def _downloaded(config: ResNet) -> Path:
             torch.hub.download_url_to_file(url, str(file), checksum, progress=False)
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"weights {config.weights} of {config.network} cannot be fetched from {url} ({error}): "
+            f"weights {weights} of {network} cannot be fetched from {url} ({error}): "
             "fetch them elsewhere and give the file, or do without training: --set resnet.weights=random:0, "
             "and for features of clips --set clips.weights=random:0"
         ) from error
-    if not sha256_of(file).startswith(checksum):
+    if not weights_sha256(file).startswith(checksum):
         raise UserError(f"weights {file} are damaged: delete the file, it is fetched again")
     return file
 
