@@ -21,10 +21,10 @@ from torchvision import models, transforms  # type: ignore[import-untyped]
 from torchvision.models.feature_extraction import create_feature_extractor  # type: ignore[import-untyped]
 
 from pipelines.demo.world import World, draw, scenes
-from tests.golden import FOLDER
 from xmodal.trouble import Trouble
 from xmodal.vision import MEAN, ResNet, UnreadableImage, load, open_image, pixels, sha256_of
 
+MEDIA = Path(__file__).parents[2] / "shared/media"
 TINY = ResNet("resnet18", "random:0", resize=72, crop=64, dtype="float32", batch_size=4)
 
 
@@ -190,7 +190,7 @@ def test_a_whole_picture_is_not_called_truncated() -> None:
     ],
 )
 def test_truncated_pictures_of_others(name: str, reason: str | None) -> None:
-    path, reasons = FOLDER.parent / "media" / name, list[str]()
+    path, reasons = MEDIA / name, list[str]()
     if not path.is_file():
         pytest.skip(f"no {name}")
     if name == "skimage_truncated.jpg":  # its header is not whole
