@@ -1,4 +1,4 @@
-"""Reference values: arrays of the papers' official code or equations. tests/reference/README.md says how each was made."""
+"""Reference values, computed by the papers' official code or equations: tests/reference/README.md says how."""
 
 from pathlib import Path
 from typing import Any
