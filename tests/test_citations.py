@@ -85,3 +85,8 @@ def test_every_reference_value_says_how_it_was_computed() -> None:
     files = [path.name for path in REFERENCE.rglob("*") if path.suffix in {".npz", ".gif", ".mp4", ".webm"}]
     assert [name for name in files if not any(fnmatch(name, pattern) for pattern in patterns)] == []
     assert [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in files)] == []
+
+
+def test_readers_of_reference_values_are_tests_that_exist() -> None:
+    readers = set(re.findall(r"\btest_\w+", (REFERENCE / "README.md").read_text()))
+    assert readers <= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}

@@ -12,12 +12,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
-from pipelines import cli, experiments
-from pipelines.corpus import STAGES
+from pipelines import cli
+from pipelines.papers import recipe_runs
+from pipelines.stages._corpus import STAGES
 from xmodal import corpora
-from xmodal.metrics import RECALLS, Direction
-from xmodal.models import Features, Recipe
-from xmodal.trouble import Trouble
+from xmodal.errors import UserError
+from xmodal.metrics.ranks import RECALLS, Direction
+from xmodal.recipes import Features, Recipe
 
 KINDS = {"Table": ("table", "tab", "t", ""), "Figure": ("figure", "fig", "f", ""), "§": ("section", "sec", "text", "")}
 SIDES = {"i2t": "visual_to_text", "v2t": "visual_to_text", "t2i": "text_to_visual", "t2v": "text_to_visual"}
@@ -118,9 +119,9 @@ def find(text: str) -> tuple[Experiment, ...]:
             spelled = _spelled(of_paper(paper))
             if wanted not in spelled:
                 there = ", ".join(each.number for each in of_paper(paper))
-                raise Trouble(f"no experiment {text!r}; of {paper} there are: {there}")
+                raise UserError(f"no experiment {text!r}; of {paper} there are: {there}")
             return (spelled[wanted],)
-    raise Trouble(
+    raise UserError(
         f"no paper {text!r}; there are: {', '.join(papers())}; name one, or one of its experiments: pvse table 2"
     )
 
@@ -163,9 +164,9 @@ class Known:
     @classmethod
     def now(cls) -> "Known":
         try:
-            recipes = experiments.recipes()
+            recipes = recipe_runs.recipes()
         except ModuleNotFoundError as error:
-            raise Trouble(f"{error.name} is not installed: pip install 'xmodal[train]'") from error
+            raise UserError(f"{error.name} is not installed: pip install 'xmodal[train]'") from error
         return cls(recipes, frozenset(corpora.names()), frozenset(STAGES), frozenset(cli.COMMANDS))
 
 
@@ -198,14 +199,14 @@ def lacks(row: Row, known: Known) -> list[str]:
     if row.recipe not in known.recipes:
         return [*found, f"recipe {row.recipe}"]
     try:
-        recipe = experiments.recipe_with(row.recipe, list(row.settings)) if row.settings else known.recipes[row.recipe]
-    except Trouble:
+        recipe = recipe_runs.recipe_with(row.recipe, list(row.settings)) if row.settings else known.recipes[row.recipe]
+    except UserError:
         return [*found, f"setting {' '.join(row.settings)} of recipe {row.recipe}"]
     return [*found, *_unbuilt(recipe, known)]
 
 
 def _unbuilt(recipe: Recipe, known: Known) -> Iterator[str]:
-    from xmodal.training import unbuilt
+    from xmodal.training.fit import unbuilt
 
     for view in (recipe.view, recipe.validation):
         if view.corpus not in known.corpora:

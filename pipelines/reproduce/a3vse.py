@@ -2,7 +2,7 @@
 
 Misprints outside the tables: the learning rate is 0.00005 "then 0.00005" (here 5e-4, then 5e-5); 5,800 of 29,000
 pictures are 20 %, not 10 %; 10 % of COCO is 11,328 pictures, not 11,382; equation 3 has G^v(t) for G^t(t). A share is a
-view here: `karpathy/train@10%x2` are 10 % of the pictures with 2 captions each (xmodal.splits).
+view here: `karpathy/train@10%x2` are 10 % of the pictures with 2 captions each (xmodal.records.derived_splits).
 """
 
 from pipelines.reproduce import Experiment, Row, across, steps

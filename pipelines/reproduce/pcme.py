@@ -139,7 +139,7 @@ EXPERIMENTS = (
         compute=f"less than a tenth of {CUB_COMPUTE}",
         notes=(
             f"Which classes and how it was trained is {SUPPLEMENT}: section C.3",
-            "`python -m pipelines.toy_pcme toy.png` draws the like of nine generated classes",
+            "`python -m examples.toy_pcme toy.png` draws the like of nine generated classes",
         ),
     ),
     Experiment(

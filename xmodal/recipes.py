@@ -1,0 +1,227 @@
+"""Recipes: every number of one training run, and which part of a corpus it reads."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
+
+from xmodal.root.identity import DESCRIBES
+
+if TYPE_CHECKING:
+    from xmodal.models import Inputs, Scorer
+
+FrameRule = Literal["official", "linspace"]
+EVERY = "all"  # the items of all splits and of none
+HUMAN = "human"  # the source of captions that people wrote of what they saw
+UNRELATED_TEXT = "unrelated"  # the source of captions that people wrote too, but about something else
+WRITTEN = frozenset({HUMAN, UNRELATED_TEXT})
+
+
+@dataclass(frozen=True)
+class View:
+    """The part of a corpus that one reader sees.
+
+    A sparse corpus is a view too: its split names the annotated part, "karpathy/train@10%x2", or the other one,
+    "karpathy/train@10%x2:unannotated" (`xmodal.records.derived_splits`).
+    """
+
+    corpus: str
+    split: str
+    captions_per_item: int | None = None  # None is all of them, 5 the first five by position
+    text: str = HUMAN  # the source of the captions
+
+    def __post_init__(self) -> None:
+        if self.captions_per_item is not None and self.captions_per_item < 1:
+            raise ValueError(f"captions_per_item is None or at least 1, not {self.captions_per_item}")
+
+
+class Config(Protocol):  # a model's frozen dataclass of plain values
+    def build(self, inputs: "Inputs") -> "Scorer[Any, Any]": ...
+
+
+@runtime_checkable
+class Positional(Protocol):
+    """A model's config that says whether its network chooses among an item's positions."""
+
+    @property
+    def looks_at_positions(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Features:
+    """Names the feature stage to read, of visual items, or of texts that are vectors (Fisher vectors)."""
+
+    stage: str
+    frames: int | None = None  # of a clip
+    ends: int = 0  # frames dropped at both ends in evaluation
+    rule: FrameRule = "official"
+
+    def __post_init__(self) -> None:
+        if self.ends < 0 or (self.frames is not None and self.frames < 1):
+            raise ValueError(f"frames are 1 or more, and ends 0 or more, not {self.frames} and {self.ends}")
+        if self.rule not in get_args(FrameRule):
+            raise ValueError(f"no rule {self.rule!r} for frames; there are: {', '.join(get_args(FrameRule))}")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Reads captions as word ids (`xmodal.text.tokenizers`)."""
+
+    tokenizer: str
+    minimum_count: int  # a word that occurs less often is unknown
+    cleaning: str = "none"
+    longest: int | None = None  # words that are read of a caption, beside <start> and <end>; A3VSE: 57 on COCO
+    vectors: str | None = None  # the published word vectors that the words start from
+    marked: float = 0.0  # the share of words that training reads as unknown (PCME)
+    deleted: float = 0.0  # the share of the others that training leaves out (PCME)
+
+    def __post_init__(self) -> None:
+        if self.minimum_count < 1 or (self.longest is not None and self.longest < 1):
+            raise ValueError(f"minimum_count {self.minimum_count} and longest {self.longest} are 1 or more")
+        if not (0 <= self.marked <= 1 and 0 <= self.deleted <= 1):
+            raise ValueError(f"marked {self.marked} and deleted {self.deleted} are shares, from 0 to 1")
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """Multiplies the rate when the validation rsum has not risen, by 0.01 %, for `patience` validations."""
+
+    factor: float
+    patience: int
+    minimum: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Lowers the rate along half a wave, to zero after `epochs`; a phase may be shorter."""
+
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """Multiplies the rate after each of these epochs of the phase."""
+
+    after: tuple[int, ...]
+    factor: float
+
+
+Rule = Literal["adam", "amsgrad", "adamp", "sgd", "nesterov"]
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """Says how parameters move. Patterns match names as `fnmatch` does (`trunk.*`); the first match counts."""
+
+    rule: Rule
+    learning_rate: float
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    clip_norm: float | None = None
+    unclipped: tuple[str, ...] = ()  # left out of the norm too (PCME's scale and shift)
+    multipliers: tuple[tuple[str, float], ...] = ()  # pairs, not a mapping, because their order decides
+    schedule: Plateau | Cosine | Step | None = None
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(Rule):
+            raise ValueError(f"no optimiser {self.rule!r}; there are: {', '.join(get_args(Rule))}")
+        if self.learning_rate <= 0 or (self.clip_norm is not None and self.clip_norm <= 0):
+            raise ValueError(f"learning_rate {self.learning_rate} and clip_norm {self.clip_norm} must be above zero")
+        if (self.rule == "nesterov" and not self.momentum) or (self.momentum and self.rule not in ("sgd", "nesterov")):
+            raise ValueError(
+                f"{self.rule} with momentum {self.momentum}: nesterov needs one, sgd may have one, no other"
+            )
+
+
+@dataclass(frozen=True)
+class Relative:
+    """Weighs a term by factor * (term `to` / this term), held constant for the gradient (PVSE, figure 7)."""
+
+    factor: float
+    to: str
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Every item of a batch brings so many different captions (Two-Branch)."""
+
+    captions: int
+
+
+@dataclass(frozen=True)
+class OnePerClass:
+    """A batch is one pair of every class, whatever the recipe's batch size (PCME on CUB)."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Half the visual rows are paired and half are not; each pair brings `texts` other texts (Dual-Path)."""
+
+    texts: int
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """Draws region-phrase pairs by overlap with the phrase's box (Two-Branch)."""
+
+    positive_overlap: float  # 1 takes the annotated box alone
+    negative_overlap: float
+    neighbours: int  # positives that a row has at least
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Says how pictures are cropped in a phase that trains the image network too."""
+
+    crop: Literal["resized", "random", "centre"]
+    flip: bool
+    jitter: bool = False  # colour, one draw a clip
+    erase: float = 0.0  # the chance that a rectangle is erased
+    evaluation: Literal["centre", "whole_and_flipped"] = "centre"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of training: it starts from the last weights of the phase before, with a fresh optimiser."""
+
+    epochs: int
+    optimiser: Optimiser
+    weights: Mapping[str, float | Relative]
+    frozen: tuple[str, ...] = ()  # patterns; in evaluation mode too, which a multiplier of 0 is not
+    pixels: Pixels | None = None
+    sampler: Neighbours | OnePerClass | Candidates | Phrases | None = None  # None: every pair once an epoch, shuffled
+    validate_every: int = 1  # epochs
+    patience: int | None = None  # validations without a higher rsum after which the phase ends early
+
+    def __post_init__(self) -> None:
+        if min(self.epochs, self.validate_every, self.patience or 1) < 1 or self.patience == 0 or not self.weights:
+            raise ValueError("a phase needs epochs, validate_every and patience of 1 or more, and a term to weigh")
+        for name, weight in self.weights.items():
+            if isinstance(weight, Relative) and weight.to not in self.weights.keys() - {name}:
+                raise ValueError(f"{name!r} is weighed relative to {weight.to!r}, which is no other term of the phase")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Every number a paper would print of one run. Weights are chosen on `validation`, never on a test split."""
+
+    name: str
+    cites: str = field(compare=False, metadata=DESCRIBES)  # the section its numbers come from, or that they are ours
+    view: View
+    validation: View
+    visual: Features
+    text: Tokens | Features
+    model: Config
+    phases: tuple[Phase, ...]  # none for a closed form, or for what needs no fitting
+    batch_size: int  # pairs, in each stream
+    seed: int = 0
+    unannotated: View | None = None  # the second stream (A3VSE)
+    precision: Literal["single", "mixed"] = "single"  # mixed: matrix products in bfloat16
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.precision not in ("single", "mixed"):
+            raise ValueError(f"recipe {self.name!r}: batch_size {self.batch_size} must be 1 or more, precision known")
+        for view in (self.view, self.validation, self.unannotated):
+            if view is not None and "test" in view.split.lower():
+                raise ValueError(f"recipe {self.name!r} would train or choose on split {view.split!r}")
+        if self.unannotated is not None and self.unannotated.text == "human":
+            raise ValueError(f"recipe {self.name!r}: the un-annotated stream must not read what people wrote")
