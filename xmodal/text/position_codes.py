@@ -9,7 +9,8 @@ word: a column of zeros in the paper, so row 0 of a table of word vectors must s
 
 Words are split by the tokenizers `dual-path` and `dual-path-coco`, which keep upper case, as word2vec does. The
 official code also builds its dictionaries by other splits: Flickr30k's at white space alone, COCO's without `?`. Here
-one split serves both: words that only the other split gives are never met, or never known (spec, models, 5.2).
+one split serves both: words that only the other split gives are never met, or never known
+(docs/models.md#dual-path-text-input).
 """
 
 from collections.abc import Callable, Iterable, Sequence

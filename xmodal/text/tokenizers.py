@@ -7,7 +7,7 @@ A recipe chooses a tokenizer by its name:
     nltk-sentences   lower-cased, then sentences by NLTK's punkt data, which must be installed, then the same, as VSE++,
                      PVSE and PCME do: a full stop inside a caption is then a word of its own. COCO val2014 has 18,408
                      different words by this, 18,528 by `nltk`, and the same 7,288 that occur four times or more
-                     (spec, corpora, section 2)
+                     (docs/corpora.md#tokenizers)
     spacy            lower-cased, then spaCy's rules for English, without a trained model; white space is no word
     whitespace       lower-cased, then split at white space
     dual-path        as written, split at white space and - . , ( ), which are no words (Dual-Path on Flickr30k)
@@ -18,7 +18,7 @@ Before it is split, a caption may be cleaned. The cleaning is chosen by name too
     none    as it is
     mrw     PVSE's replacements for MRW, in their order: /r/ r/ /u/ u/ and .. are removed, then / and - become spaces.
             They hit inside of words: "her/his" becomes "hehis". PVSE cleans for its vocabulary but not for encoding, so
-            that some words never meet their own ids; here both are cleaned (spec, models, 1.8)
+            that some words never meet their own ids; here both are cleaned (docs/models.md#vocabulary)
 
 Nothing here shortens a caption: words are counted in whole captions, and a recipe's `longest` cuts encoded ones.
 """
