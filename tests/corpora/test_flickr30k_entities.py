@@ -21,7 +21,7 @@ from tests.publishers import flickr30k as demo_flickr30k
 from tests.publishers.flickr30k import Picture, pictures
 from tests.publishers.flickr30k_entities import scene_chain, sentences, unboxed, write
 from xmodal.corpora import flickr30k, flickr30k_entities, load
-from xmodal.detection.boxes import merged
+from xmodal.detection.boxes import merge_groups
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 from xmodal.records.tables import Caption, Item, Match, Oddity, Region, Row, Split
@@ -253,7 +253,7 @@ def test_chain_0_is_never_one_thing(tmp_path: Path) -> None:
     xml = annotation(thing(0, box=(1, 1, 2, 2)) + thing(0, box=(9, 9, 9, 9)))
     rows = parsed(raw(tmp_path, xml, "[/EN#0/notvisual it] and [/EN#0/notvisual this]"))
     assert [match.group for match in of_five(rows, Match)] == [None, None]
-    assert len(list(merged(of(rows, Region)))) == 2
+    assert len(list(merge_groups(of(rows, Region)))) == 2
 
 
 def test_boxes_count_from_0_and_exclude_their_ends(tmp_path: Path) -> None:
@@ -435,18 +435,18 @@ def test_merged_is_the_smallest_box_around_all_of_a_group() -> None:
         Region("g", "5", None, 2, 2, 3, 3),
         Region("h", "5", None, 4, 4, 5, 5),
     ]
-    assert list(merged(regions)) == [
+    assert list(merge_groups(regions)) == [
         Region("a", "5", "7", 1, 4, 10, 20, names=("man",), attributes=("x", "y", "nobndbox")),
         regions[1],
         regions[4],
         *regions[5:],
     ]
-    assert list(merged([])) == []
+    assert list(merge_groups([])) == []
 
 
 def test_merging_a_world_covers_every_box(rows: list[Row]) -> None:
     regions = [region for region in of(rows, Region) if region.left is not None]
-    around = {(region.item, region.group): region for region in merged(regions)}
+    around = {(region.item, region.group): region for region in merge_groups(regions)}
     assert len(around) < len(regions)
     for region in regions:
         whole = around[region.item, region.group]

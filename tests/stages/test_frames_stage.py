@@ -42,8 +42,8 @@ from tests.conftest import tree_digest
 from tests.stages.test_resnet_stage import backwards, sealed
 from tests.stages.test_resnet_stage import storage as storage
 from xmodal.errors import UserError
-from xmodal.features.contact_sheets import attention_sheet, contact_sheet
-from xmodal.features.frame_store import LETTERS, FrameStore, clips_file
+from xmodal.features.contact_sheets import LETTERS, attention_sheet, contact_sheet
+from xmodal.features.frame_store import FrameStore, clips_file
 from xmodal.media.drawing import font_of
 from xmodal.media.frame_sampling import encode_jpeg, sample_frames
 from xmodal.media.frame_times import Limits, Sampling, Status

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.detection.boxes import merged
+from xmodal.detection.boxes import merge_groups
 from xmodal.errors import UserError
 from xmodal.features.opening import covering_all_items
 from xmodal.features.store import ROWS, FeatureStore
@@ -253,7 +253,7 @@ class Dataset:
         wanted, found = members(self.records, split), defaultdict[str, list[Region]](list)
         with self.records.open("regions.parquet") as file:
             some = (region for region in read_rows(file, Region) if region.item in wanted)
-            for region in merged(some) if whole else some:
+            for region in merge_groups(some) if whole else some:
                 if region.left is not None:
                     found[region.item].append(region)
         return dict(found)

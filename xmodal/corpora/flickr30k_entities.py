@@ -29,7 +29,7 @@ for each of its chains, with the same box: `<id>:<number of the object>:<chain>`
 - Chain 0 is no chain but what cannot be seen ("the background"): such phrases have no group, and none is like another.
 - A phrase may have several types ("bodyparts/people"); a space ends them, and words may contain a slash.
 - Boxes count pixels from 1 and name the last one: 1 is subtracted from xmin and ymin, which gives Region's edges.
-- A chain may have many boxes: `xmodal.detection.boxes.merged` puts them together, as localisation is scored. They are
+- A chain may have many boxes: `xmodal.detection.boxes.merge_groups` joins them, as localisation is scored. They are
   rows as they were published here. A chain may also have no object at all.
 - An object may have no box: its region has no coordinates, and as `attributes` the flags that are set, "scene" (the
   whole picture is it) or "nobndbox".

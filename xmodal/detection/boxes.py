@@ -1,4 +1,4 @@
-"""Regions as those who score boxes need them: what is published box by box, put together thing by thing."""
+"""Boxes: joins the published boxes of one thing into one region, as scoring needs them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -8,11 +8,11 @@ from itertools import chain
 from xmodal.records.tables import Region
 
 
-def merged(regions: Iterable[Region]) -> Iterator[Region]:
-    """One region for each group of an item, around all of its boxes: "two men" are found where both are.
+def merge_groups(regions: Iterable[Region]) -> Iterator[Region]:
+    """Yields one region a group, around all of its boxes: "two men" are found where both are.
 
-    Phrase localisation is scored so. A group without any box stays without; a region of no group stays as it is. The
-    id is that of the group's first region, and the order that of first regions.
+    Phrase localisation is scored so. A group without boxes stays without; a region of no group stays as it is. A group
+    has the id and the position of its first region.
     """
     groups = defaultdict[tuple[str, str | int], list[Region]](list)
     for number, region in enumerate(regions):

@@ -8,37 +8,43 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from xmodal.features.frame_store import COLUMNS, GAP, LABEL, LETTERS, LINE, SHEET, THUMBNAIL, TITLE, FrameStore, _opened
+from xmodal.features.frame_store import FrameStore, open_jpeg
 from xmodal.media.drawing import font_of, wrapped
+
+SHEET, COLUMNS = 64, 8  # the most frames of a sheet, and the fewest in a line of a full one
+THUMBNAIL, LABEL, TITLE, GAP, LETTERS, LINE = (160, 120), 90, 480, 6, 13, 18  # pixels
 
 
 def attention_sheet(
     store: FrameStore, id: str, caption: str, samples: NDArray[np.integer[Any]], maps_SK: NDArray[np.floating[Any]]
 ) -> Image.Image:
-    """The samples that a model reads of a clip: of each when it is, and what each map gives it, in percent."""
+    """Draws the samples that a model reads of a clip, each with its time and its percent of every map."""
     sampling: Any = store.provenance["sampling"]
     shares = (", ".join(f"{share:.0f}" for share in shares_K) for shares_K in 100 * maps_SK)
-    labels = [f"{at / sampling['fps']:.2f} s: {of}" for at, of in zip(samples.tolist(), shares, strict=True)]
+    labels = [f"{at / sampling['fps']:.2f} s: {share}" for at, share in zip(samples.tolist(), shares, strict=True)]
     shown = store.frame_of_sample(id)
     read = f"{len(labels)} of {len(shown)} samples"
     if len(labels) > len(shown):
         read = f"{len(shown)} samples, the last repeated to {len(labels)}"
-    told = f"{read}: each below its time and its percent of {maps_SK.shape[1]} maps"
-    return _sheet([_thumbnail(jpeg) for jpeg in store.jpegs(id, shown[samples])], labels, [id, told, caption])
+    title = f"{read}: each below its time and its percent of {maps_SK.shape[1]} maps"
+    return _sheet(store.jpegs(id, shown[samples]), labels, [id, title, caption])
 
 
 def contact_sheet(store: FrameStore, id: str, caption: str = "") -> Image.Image:
-    """A clip's frames, each with its number and when it begins; of more than SHEET, as many that lie evenly."""
+    """Draws a clip's frames with their numbers and times; of more than 64, that many at equal distances."""
     starts_us = store.starts_us(id)
     numbers = np.linspace(0, len(starts_us) - 1, min(len(starts_us), SHEET)).round().astype(int).tolist()
     shown = f", {len(numbers)} of them here" if len(numbers) < len(starts_us) else ""
-    told = f"{len(starts_us)} frames in {len(store.frame_of_sample(id))} samples{shown}"
+    title = f"{len(starts_us)} frames in {len(store.frame_of_sample(id))} samples{shown}"
     labels = [f"{number}: {starts_us[number] / 1e6:.3f} s" for number in numbers]
-    return _sheet([_thumbnail(jpeg) for jpeg in store.jpegs(id, numbers)], labels, [id, told, *filter(None, [caption])])
+    return _sheet(store.jpegs(id, numbers), labels, [id, title, caption] if caption else [id, title])
 
 
-def _sheet(pictures: Sequence[Image.Image], labels: Sequence[str], titles: Sequence[str]) -> Image.Image:
-    """Pictures in lines, each below its label."""
+def _sheet(jpegs: Sequence[bytes], labels: Sequence[str], titles: Sequence[str]) -> Image.Image:
+    """Draws thumbnails in lines, each below its label."""
+    pictures = [open_jpeg(jpeg) for jpeg in jpegs]
+    for picture in pictures:
+        picture.thumbnail(THUMBNAIL)
     font, high = font_of(LETTERS), max(picture.height for picture in pictures)
     letters = math.ceil(max(font.getlength(label) for label in labels))
     wide = max(LABEL, letters, *(picture.width for picture in pictures))
@@ -55,9 +61,3 @@ def _sheet(pictures: Sequence[Image.Image], labels: Sequence[str], titles: Seque
         draw.text((left, upper + LINE // 2), label, "black", font, "lm")
         sheet.paste(picture, (left, upper + LINE))
     return sheet
-
-
-def _thumbnail(jpeg: bytes) -> Image.Image:
-    picture = _opened(jpeg)
-    picture.thumbnail(THUMBNAIL)
-    return picture

@@ -1,8 +1,8 @@
-"""Features from and to what people have: SCAN's `*_ims.npy`, HDF5, a file an item, webdataset tar, any Zarr v3 array.
+"""Reads features in other formats: SCAN's `*_ims.npy`, HDF5, one file an item, webdataset tar, any Zarr v3 array.
 
-A source is looked at once and is plain data after that, so that it can be sent to workers, which read their rows of it.
-It may come from anybody: nothing is unpickled, nothing is as long as it says of itself before that was compared with
-its file, nothing leads to another file, and all damage is a UserError that names what is damaged.
+`open_foreign` looks at the files once; what it returns is plain data and is sent to workers, each of which reads its
+rows. Files may come from anybody: nothing is unpickled, no length is believed before it was compared with the file's,
+nothing may lead to another file, and damage is a UserError that names what is damaged.
 """
 
 import json
@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 from xmodal.features.store import Dtype, FeatureSpec
-from xmodal.features.zarr_arrays import ArrayRows, open_array
+from xmodal.features.zarr_arrays import open_array
 from xmodal.raw.archives import DAMAGE, LARGEST
 
-COPIES = 5  # of each picture in SCAN's files, and its captions of each
+COPIES = 5  # rows of each picture in SCAN's files, one a caption
 BLOCK = 8 * 2**20
 HDF5 = (".h5", ".hdf5")
 IDS = ("ids", "image_ids")
@@ -37,7 +37,7 @@ Header = tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]
 
 
 class ForeignFeatures(Protocol):
-    """Features of somebody else's. `files` are all that decides the values; `dtype` is theirs, not the spec's."""
+    """Features in another format. `files` are all that decides the values; `dtype` is that of the files."""
 
     @property
     def ids(self) -> tuple[str, ...]: ...
@@ -51,11 +51,11 @@ class ForeignFeatures(Protocol):
     def copies(self) -> int: ...
     def spec(self, name: str) -> FeatureSpec: ...
     def rows(self, items: range) -> Iterator[NDArray[Any]]:
-        """As `write_shard` and `write_ragged_shard` take them; what is not finite is a UserError that names its id."""
+        """Yields what `write_shard` or `write_ragged_shard` takes; values that are not finite are refused by id."""
 
 
 def open_foreign(path: Path, ids: Path | None = None, key: str | None = None) -> ForeignFeatures:
-    """`ids` is a file with one a line, where the source does not hold them; `key` names one of several arrays."""
+    """Looks at files of features; `ids` is a file of one id a line, `key` names one of several arrays."""
     kind = _kind(path)
     if kind in ("npy", "zarr", "h5"):
         source: ForeignFeatures = _look_at_array(path, kind, ids, key)
@@ -77,28 +77,25 @@ def _kind(path: Path) -> str:
         return kinds[path.suffix]
     if (path / "zarr.json").is_file():
         return "zarr"
-    within = (
-        {file.suffix for file in path.iterdir() if file.name[0] != "."} & {".npz", ".npy", ".tar"}
-        if path.is_dir()
-        else set()
-    )
+    known = {".npz": "npz", ".npy": "npy an item", ".tar": "tar"}
+    suffixes = {file.suffix for file in path.iterdir() if file.name[0] != "."} if path.is_dir() else set()
+    within = sorted(suffixes & set(known))
     if len(within) != 1:
-        found = f"{', '.join(sorted(within))} together" if within else "nothing of these"
+        found = f"{', '.join(within)} together" if within else "nothing of these"
         raise UserError(
             f"{path} is {found}: give x.npy, x.h5, x.tar, a Zarr v3 array, or a folder of .npz, .npy or .tar"
         )
-    (suffix,) = within
-    return {".npz": "npz", ".npy": "npy an item", ".tar": "tar"}[suffix]
+    return known[within[0]]
 
 
 @contextmanager
 def reading(path: object) -> Iterator[None]:
-    """What damaged, strange or hostile bytes raise when they are read, as one line that names them."""
+    """Turns whatever damaged, strange or hostile bytes raise into one line that names them."""
     try:
         yield
     except (*DAMAGE, tarfile.TarError, LookupError, OverflowError, ModuleNotFoundError) as error:
-        told = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-        raise UserError(f"{path} cannot be read: {told}") from error
+        reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        raise UserError(f"{path} cannot be read: {reason}") from error
 
 
 def _stored_as(dtype: np.dtype[Any]) -> Dtype:
@@ -109,7 +106,7 @@ def _stored_as(dtype: np.dtype[Any]) -> Dtype:
 
 
 def _stored(values: NDArray[Any], ids: Sequence[str], path: str) -> NDArray[Any]:
-    """As the store has them: rows of several items, or whatever one item has."""
+    """Converts rows of several items, or all of one item, to a dtype of the store; refuses what is not finite."""
     with np.errstate(over="ignore"):
         found = np.asarray(values, _stored_as(values.dtype), order="C")
     if found.dtype.kind == "f" and not (finite := np.isfinite(found)).all():
@@ -131,7 +128,7 @@ def refuse_twice(ids: Sequence[str], where: object) -> None:
 
 @dataclass(frozen=True)
 class ForeignArray:
-    """A row an item, or `copies` of it one after the other; ragged where offsets say whose the rows are."""
+    """One array of all items: a row each, or `copies` equal rows each; ragged if `offsets` says whose the rows are."""
 
     path: str
     kind: str
@@ -210,7 +207,7 @@ class _Array:
 
 @contextmanager
 def _array(path: str, kind: str, key: str | None) -> Iterator[_Array]:
-    """Of the file, while it is open; nothing is read before it is asked for."""
+    """Opens an array, of which nothing is read before it is asked for."""
     if kind == "h5":
         with open_hdf5(path) as file:
             found = _dataset(file, str(key))
@@ -218,7 +215,13 @@ def _array(path: str, kind: str, key: str | None) -> Iterator[_Array]:
     elif kind == "zarr":
         _refuse_lost_shards(path)
         array = open_array(path, complete=True)
-        yield _Array(array.shape, array.dtype, lambda start, stop: _taken(array, np.arange(start, stop)))
+
+        def rows(start: int, stop: int) -> NDArray[Any]:
+            out = np.empty((stop - start, *array.shape[1:]), array.dtype)
+            array.take(np.arange(start, stop), out)
+            return out
+
+        yield _Array(array.shape, array.dtype, rows)
     else:
         with open(path, "rb") as npy_file:
             shape, dtype, order = _header(npy_file, os.path.getsize(path))
@@ -228,10 +231,7 @@ def _array(path: str, kind: str, key: str | None) -> Iterator[_Array]:
 
 
 def _refuse_lost_shards(path: str) -> None:
-    """What is not there reads as zeros: right for others' arrays, unless somebody lost the files.
-
-    What a compressed shard lacks is not looked at.
-    """
+    """Refuses an array that lacks files, which would be read as zeros; parts of compressed shards are not looked at."""
     try:
         with open(f"{path}/zarr.json", "rb") as file:
             about = json.load(file)
@@ -251,19 +251,13 @@ def _refuse_lost_shards(path: str) -> None:
         raise UserError(f"{path} has no file {lost}: what is not there would be read as zeros")
 
 
-def _taken(array: ArrayRows, rows: NDArray[np.int64]) -> NDArray[Any]:
-    out = np.empty((len(rows), *array.shape[1:]), array.dtype)
-    array.take(rows, out)
-    return out
-
-
 def _header(file: BinaryIO, size: int) -> Header:
-    """Of the .npy that begins here and is so many bytes long; leaves the file where the values begin."""
+    """Reads the header of a .npy of `size` bytes that begins here; leaves the file where the values begin."""
     begin, version = file.tell(), npy.read_magic(file)
-    if version != (1, 0):  # all but arrays of many named fields
+    if version != (1, 0):  # other versions are for arrays of many named fields
         raise ValueError(f"it is .npy of version {version}, no plain array")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # numpy's, of headers by Python 2, which SCAN's files have
+        warnings.simplefilter("ignore", UserWarning)  # numpy's, about headers by Python 2, as in SCAN's files
         try:
             shape, fortran, dtype = npy.read_array_header_1_0(file)
         except (TokenError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
@@ -304,7 +298,7 @@ def open_hdf5(path: str | Path, mode: str = "r") -> Any:
 
 
 def _dataset(file: Any, name: str) -> Any:
-    """Values that lie in other files are no part of the digest, and whose they are nobody knows."""
+    """Refuses datasets stored in other files, which the digest would not cover, and datasets with gaps."""
     found = file[name]
     if not hasattr(found, "shape"):
         raise ValueError(f"{name} is no array")
@@ -343,7 +337,7 @@ def _choose(arrays: Arrays, key: str | None) -> str:
             raise ValueError("there is no array in it")
         what = "has several arrays, so say which by --key" if key is None else f"has no array {key!r}"
         names = sorted(arrays)
-        more = f" and {len(names) - 8} more" * (len(names) > 8)
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         raise ValueError(f"it {what}; there are: {', '.join(names[:8])}{more}")
     return names[0]
 
@@ -361,7 +355,7 @@ def _ids_within(path: Path) -> tuple[str, ...]:
 
 
 def _offsets_within(path: Path, items: int, rows: int) -> tuple[int, ...] | None:
-    """None where a file has none, or others, that are about something else."""
+    """Returns None if a file has no offsets, or offsets of something else."""
     with open_hdf5(path) as file:
         if "offsets" not in file:
             return None
@@ -378,7 +372,7 @@ def _offsets_within(path: Path, items: int, rows: int) -> tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class ItemFile:
-    """Where the .npy of an item lies, or its .npz."""
+    """The bytes of a file that are an item's .npy or .npz."""
 
     id: str
     path: str
@@ -406,7 +400,7 @@ class ForeignItems:
         return tuple(dict.fromkeys(piece.path for piece in self.pieces))
 
     def spec(self, name: str) -> FeatureSpec:
-        """Fixed where all shapes are the same, ragged where they differ in their first dimension alone."""
+        """Fixed if all items have one shape, ragged if only their first dimension differs."""
         shape = self.shapes[0]
         return FeatureSpec(name, shape[1:] if self._ragged else shape, _stored_as(np.dtype(self.dtype)), self._ragged)
 
@@ -469,9 +463,9 @@ def _of_one_array(members: Sequence[tuple[str, ItemFile]]) -> tuple[ItemFile, ..
 
 
 def _members(path: Path, key: str | None) -> Iterator[tuple[str, ItemFile]]:
-    """Each with its array's name, as webdataset has them: 7.clip.npy is `clip` of 7, and 7.npy its `npy`.
+    """Finds a tar's arrays and their names as webdataset has them: 7.clip.npy is `clip` of 7, and 7.npy its `npy`.
 
-    Nothing is extracted: where each member lies is enough. A tar without its end was cut off, and is refused.
+    Nothing is extracted. A tar without its end was cut off and is refused.
     """
     if path.suffix != ".tar":
         return
@@ -495,7 +489,7 @@ def _members(path: Path, key: str | None) -> Iterator[tuple[str, ItemFile]]:
 
 @contextmanager
 def _opened(piece: ItemFile, key: str | None) -> Iterator[tuple[BinaryIO, int]]:
-    """A file at the .npy of an item, and how long that is. What an archive says of it may be a bomb."""
+    """Opens an item's .npy and tells its length; an archive's own claim may be a bomb, so it is limited."""
     with ExitStack() as stack:
         file: Any = stack.enter_context(open(piece.path, "rb"))
         size = piece.size

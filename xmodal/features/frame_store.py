@@ -1,7 +1,7 @@
-"""Frames of clips as the frames stage keeps them: read by clip, by frame and by sample; and looked at, on one sheet.
+"""Reads the frames of clips that the frames stage wrote: by clip, by frame and by sample.
 
-A clip's frames are the different pictures that it shows, numbered as they begin; its samples are the moments, 8 in a
-second unless it was built otherwise, and each is one of the frames.
+A clip's frames are the different pictures that it shows, in order. Its samples are moments, 8 a second unless it was
+built otherwise; each sample shows one of the frames.
 """
 
 import io
@@ -44,40 +44,36 @@ CLIPS = pa.schema(
         "samples_missing": pa.int64(),
     }
 )
-
-
 THREADS = min(8, os.cpu_count() or 1)
-SHEET, COLUMNS = 64, 8  # frames at most; of them in a line at least
-THUMBNAIL, LABEL, TITLE, GAP, LETTERS, LINE = (160, 120), 90, 480, 6, 13, 18  # pixels
 
 
 def clips_file(shard: int) -> str:
-    """The table of the clips of a shard."""
+    """The file name of the table of a shard's clips."""
     return f"clips/{shard:05d}.parquet"
 
 
 @dataclass(frozen=True, eq=False)
-class _Lists:
-    """A column of lists."""
+class _ListColumn:
+    """A column of lists, whose values are read by position."""
 
     values: NDArray[np.int64]
     offsets: NDArray[np.int64]
 
     @staticmethod
-    def of(column: pa.ChunkedArray) -> "_Lists":
+    def of(column: pa.ChunkedArray) -> "_ListColumn":
         lists = column.combine_chunks()
-        return _Lists(lists.values.to_numpy(), lists.offsets.to_numpy().astype(np.int64))
+        return _ListColumn(lists.values.to_numpy(), lists.offsets.to_numpy().astype(np.int64))
 
     def __getitem__(self, place: int) -> NDArray[np.int64]:
         return self.values[self.offsets[place] : self.offsets[place + 1]]
 
 
 class FrameStore:
-    """The frames of a corpus' clips, finished; safe to fork and to pickle. Clips that have none are refused by name."""
+    """Reads the frames of a corpus' clips; safe to fork and to pickle. Clips without frames are refused by name."""
 
     def __init__(self, output: Output | str) -> None:
         self._store = FeatureStore(output, NAME)
-        self._tables: dict[int, dict[str, _Lists]] = {}
+        self._tables: dict[int, dict[str, _ListColumn]] = {}
 
     @property
     def output(self) -> Output:
@@ -85,7 +81,7 @@ class FrameStore:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Every clip that was planned, also without frames."""
+        """Every planned clip, also those without frames."""
         return self._store.ids
 
     @property
@@ -96,15 +92,15 @@ class FrameStore:
         return id in self._store
 
     def frame_of_sample(self, id: str) -> NDArray[np.int32]:
-        """(samples,)"""
+        """(samples,): the number of the frame that each sample shows."""
         return self._of(self._row(id), "frame_of_sample").astype(np.int32)
 
     def starts_us(self, id: str) -> NDArray[np.int64]:
-        """(frames,), in microseconds after the beginning of the first."""
+        """(frames,): when each frame begins, in microseconds after the first."""
         return self._of(self._row(id), "starts_us")
 
     def jpegs(self, id: str, frames: Iterable[int] | None = None) -> list[bytes]:
-        """All of a clip, or those of these numbers in the order given."""
+        """The JPEGs of all frames of a clip, or of the given numbers in their order."""
         row = self._row(id)
         ends = np.cumsum(self._of(row, "lengths")).tolist()
         wanted = range(len(ends)) if frames is None else [int(frame) for frame in frames]
@@ -113,14 +109,14 @@ class FrameStore:
         return [self._store.run(row, ends[frame - 1] if frame else 0, ends[frame]).tobytes() for frame in wanted]
 
     def pictures(self, id: str, samples: Iterable[int]) -> NDArray[np.uint8]:
-        """(samples, H, W, 3), RGB. Where frames differ in size, all have that of the clip's first."""
+        """(samples, H, W, 3), RGB, all resized to the clip's first frame if frames differ in size."""
         shown = self.frame_of_sample(id)
         wanted = [int(sample) for sample in samples]
         if strange := [sample for sample in wanted if not 0 <= sample < len(shown)]:
             raise IndexError(f"{id} has {len(shown)} samples, and none of number {strange[0]}")
         frames, places = np.unique(shown[wanted], return_inverse=True)
         first, *jpegs = self.jpegs(id, [0, *frames])
-        width, height = _opened(first).size
+        width, height = open_jpeg(first).size
         pictures_SHW3 = np.empty((len(wanted), height, width, 3), np.uint8)
 
         def draw(numbers: range) -> None:
@@ -141,18 +137,18 @@ class FrameStore:
         return int(self._store.rows([id])[0])
 
     def _of(self, row: int, column: str) -> NDArray[np.int64]:
-        """Tables are read when a clip of theirs is first asked for."""
+        """Reads a clip's value; the table of its shard is read when it is first needed."""
         shard, place = divmod(row, self._store.spec.shard_items)
         if shard not in self._tables:
             names = ("lengths", "starts_us", "frame_of_sample")
             table = read_columns(self.output, clips_file(shard), *names)
-            self._tables[shard] = {name: _Lists.of(table[name]) for name in names}
+            self._tables[shard] = {name: _ListColumn.of(table[name]) for name in names}
         return self._tables[shard][column][place]
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """Decoding lets others run meanwhile."""
+    """Threads for decoding, which releases Python's lock."""
     return ThreadPoolExecutor(THREADS, "xmodal-jpegs")
 
 
@@ -160,7 +156,7 @@ os.register_at_fork(after_in_child=_threads.cache_clear)  # the threads stay beh
 
 
 def _decode(jpeg: bytes, room_HW3: NDArray[np.uint8]) -> None:
-    """By the library that Pillow has within it too: this gives the same pixels, but straight to where they belong."""
+    """Decodes straight into place, by the library that Pillow uses too: the pixels are the same."""
     try:
         import simplejpeg
     except ImportError as missing:
@@ -169,8 +165,8 @@ def _decode(jpeg: bytes, room_HW3: NDArray[np.uint8]) -> None:
     if (height, width) == room_HW3.shape[:2]:
         simplejpeg.decode_jpeg(jpeg, buffer=room_HW3, strict=False)
     else:
-        room_HW3[:] = np.asarray(_opened(jpeg).resize(room_HW3.shape[1::-1]))
+        room_HW3[:] = np.asarray(open_jpeg(jpeg).resize(room_HW3.shape[1::-1]))
 
 
-def _opened(jpeg: bytes) -> Image.Image:
+def open_jpeg(jpeg: bytes) -> Image.Image:
     return Image.open(io.BytesIO(jpeg), formats=("JPEG",))

@@ -1,10 +1,10 @@
-"""Plausible matches: items that show nearly the same things, by PCME's protocol (section 4.1 there).
+"""Plausible matches: items that show nearly the same things, by the protocol of PCME's section 4.1.
 
-Each item has the set of its categories; two items match where their sets differ in at most zeta labels, zeta being 0, 1
-or 2. Items without any label are dropped: they would all match each other. Captions inherit the labels of their item.
+Each item has a set of categories. Two items match at level zeta, which is 0, 1 or 2, if their sets differ in at most
+zeta labels. Items without any label are dropped: they would all match each other. Captions have their item's labels.
 
-COCO's 113,287 training items would be a table of 13 billion cells. They share some ten thousand sets of labels, so what
-is kept is which sets are near each other, with their level; pairs of items are expanded on demand.
+COCO's 113,287 training items would make a table of 13 billion cells. They share some ten thousand label sets, so pairs
+of near label sets are kept, with their level, and pairs of items are expanded on demand.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -19,9 +19,9 @@ from xmodal.metrics.ranks import Integers, differing_labels, pack_labels
 from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output
 
-ZETA = 2  # the largest that the protocol knows
+ZETA = 2  # the largest of the protocol
 FAR = ZETA + 1  # the level of two items that do not match at all
-ROWS_AT_ONCE = 64  # label sets: some 10 MB of a tile against 20,000 others
+ROWS_AT_ONCE = 64  # label sets of a tile: some 10 MB against 20,000 others
 ITEMS = "items.parquet"
 Words = NDArray[np.uint64]
 Near: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]  # one set, another, their level
@@ -29,7 +29,7 @@ Near: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]
 
 @dataclass(frozen=True, eq=False)
 class LabelSets:
-    """The different label sets of items, ordered by their number of labels, so that near ones are near in order too."""
+    """The different label sets of items, sorted by their number of labels, so that near sets lie near each other."""
 
     ids: tuple[str, ...]  # of the items that have labels, sorted
     of_item: Integers  # (items,): rows of `bits`
@@ -41,7 +41,8 @@ class LabelSets:
         ids = tuple(sorted(item for item, names in labels.items() if names))
         sets = [tuple(sorted(set(labels[item]))) for item in ids]
         known = sorted(set(sets), key=lambda names: (len(names), names))
-        place, column = {names: row for row, names in enumerate(known)}, _columns(known)
+        place = {names: row for row, names in enumerate(known)}
+        column = {name: number for number, name in enumerate(sorted({name for names in known for name in names}))}
         table = np.zeros((len(known), len(column)), np.bool_)
         for row, names in enumerate(known):
             table[row, [column[name] for name in names]] = True
@@ -49,13 +50,13 @@ class LabelSets:
         return LabelSets(ids, of_item, pack_labels(table), table.sum(axis=1, dtype=np.int64))
 
     def near(self, first: int, stop: int) -> Near:
-        """Every pair of a set in first..stop-1 and any set, itself too, that differ in ZETA labels or fewer."""
+        """Pairs of a set in first..stop-1 and any set, itself too, that differ in at most ZETA labels."""
         pairs = [self._near(row, min(row + ROWS_AT_ONCE, stop)) for row in range(first, stop, ROWS_AT_ONCE)]
         ones, others, levels = zip(*pairs, strict=True)
         return np.concatenate(ones), np.concatenate(others), np.concatenate(levels)
 
     def _near(self, first: int, stop: int) -> Near:
-        """Sets whose sizes differ by more than ZETA cannot be near, so only a stretch of the order is looked at."""
+        """Compares sets whose sizes differ by at most ZETA, which lie in one stretch of the order."""
         low, high = self.sizes[first] - ZETA, self.sizes[stop - 1] + ZETA
         start, end = np.searchsorted(self.sizes, [low, high + 1]).tolist()
         differing = differing_labels(self.bits[first:stop], self.bits[start:end])
@@ -66,7 +67,7 @@ class LabelSets:
 
 @dataclass(frozen=True, eq=False)
 class PlausibleMatches:
-    """The matches of a corpus' items, expanded on demand."""
+    """Answers which of a corpus' items match."""
 
     ids: Sequence[str]
     of_item: Integers
@@ -74,13 +75,16 @@ class PlausibleMatches:
     others: NDArray[np.int32]
     levels: NDArray[np.uint8]
 
+    def __repr__(self) -> str:
+        return f"<PlausibleMatches: {len(self.ids):,} items of {len(self.starts) - 1:,} label sets>"
+
     @staticmethod
     def of(sets: LabelSets) -> "PlausibleMatches":
         return _joined(sets.ids, sets.of_item, [sets.near(0, len(sets.sizes))] if len(sets.sizes) else [])
 
     @staticmethod
     def read(output: Output) -> "PlausibleMatches":
-        """What the stage `plausible` has made."""
+        """Reads an output of the stage `plausible`."""
         ids, of_item = read_columns(output, ITEMS, "id", "set").columns
         files = sorted(name for name in output.files if name.startswith("near-"))
         parts = [read_columns(output, name, "one", "other", "level").columns for name in files]
@@ -88,12 +92,12 @@ class PlausibleMatches:
         return _joined(ids.to_pylist(), of_item.to_numpy(), near)
 
     def within(self, items: Container[str]) -> "PlausibleMatches":
-        """Of these items alone, such as those of a split."""
+        """The matches among some items, such as those of a split."""
         rows = [row for row, item in enumerate(self.ids) if item in items]
         return replace(self, ids=tuple(self.ids[row] for row in rows), of_item=self.of_item[rows])
 
     def matches(self, item: str, zeta: int = 0) -> dict[str, int]:
-        """The items that match one, with their level; it matches itself. An item without labels matches nothing."""
+        """The items that match an item, itself too, with their level; one without labels matches nothing."""
         if item not in self._places:
             return {}
         one = self.of_item[self._places[item]]
@@ -103,9 +107,9 @@ class PlausibleMatches:
         return {self.ids[row]: level for row, level in found if level <= zeta}
 
     def tile(self, rows: Integers, columns: Integers) -> NDArray[np.uint8]:
-        """(rows, columns) levels between items by their positions in `ids`; FAR where they do not match.
+        """(rows, columns) levels between items by their positions in `ids`; FAR for no match.
 
-        A caption's column is that of its item.
+        For captions, give the positions of their items.
         """
         sets, row_of = np.unique(self.of_item[rows], return_inverse=True)
         those, column_of = np.unique(self.of_item[columns], return_inverse=True)
@@ -119,7 +123,7 @@ class PlausibleMatches:
         return np.asarray(table[row_of].take(column_of, axis=1))
 
     def count(self, zeta: int) -> int:
-        """Ordered pairs of items that match at this level or below, each with itself too."""
+        """Counts ordered pairs of items that match at this level or below, each item with itself too."""
         items = np.bincount(self.of_item, minlength=len(self.starts) - 1)
         ones = np.repeat(items, np.diff(self.starts))
         return int((ones * items[self.others])[self.levels <= zeta].sum())
@@ -136,7 +140,3 @@ def _joined(ids: Sequence[str], of_item: Integers, near: Sequence[Near]) -> Plau
     ones, others, levels = (np.concatenate(part) for part in zip(*near, strict=True))
     starts = np.concatenate([[0], np.cumsum(np.bincount(ones, minlength=sets))])
     return PlausibleMatches(ids, of_item, starts, others, levels)
-
-
-def _columns(sets: Iterable[tuple[str, ...]]) -> dict[str, int]:
-    return {name: column for column, name in enumerate(sorted({name for names in sets for name in names}))}

@@ -1,11 +1,10 @@
-"""Sealed sets: which bytes a corpus was built from. `dataset.lock` has one line a planned file, sorted by path.
+"""Sealed sets: the bytes that a corpus was built from. `dataset.lock` has one line a planned file, sorted by path.
 
     {"bytes":408860810,"path":"dataset_coco.json","sha256":"af76…"}
     {"absent":true,"path":"train2014/COCO_train2014_000000000009.jpg"}
 
-Neither times nor addresses are in it, nor why a file is absent (the ledger knows): the same bytes make the same lock,
-whatever happened on the way. The bytes lie under `blobs/`, by their checksum, so that sets share what they have in
-common.
+It has no times, no addresses and no reasons for absent files (the ledger has them): the same bytes make the same lock,
+whatever happened on the way. The bytes lie under `blobs/`, by their checksum, so that sets share equal files.
 """
 
 import json
@@ -24,7 +23,7 @@ RECORDS = "_runs/records/{}"
 
 @dataclass(frozen=True)
 class Locked:
-    """One planned file; without checksum it is absent."""
+    """One planned file; without a checksum it is absent."""
 
     path: str
     size: int = 0
@@ -40,7 +39,7 @@ def blob_key(sha256: str) -> str:
 
 
 def sealed_now(storage: Storage, folder: str, name: str) -> Output | None:
-    """The set that builds use now, if it is whole: `folder` is sources or media. The ledger (pipelines) says which."""
+    """The set that builds use now, if it is complete; `folder` is sources or media. The ledger writes its name."""
     try:
         identity = storage.read(f"_runs/ledger/{folder}/{name}/sealed").decode(errors="replace")
     except FileNotFoundError:
@@ -50,7 +49,7 @@ def sealed_now(storage: Storage, folder: str, name: str) -> Output | None:
 
 
 def records_now(storage: Storage, corpus: str) -> Output | None:
-    """The records that the corpus' last build made, which all else of it reads unless others are named."""
+    """The records of the corpus' last build, which later stages read unless others are named."""
     try:
         identity = storage.read(RECORDS.format(corpus)).decode(errors="replace")
     except FileNotFoundError:

@@ -1,10 +1,10 @@
-"""A root is a folder or an object store. These few operations are all that the rest of the project asks of one.
+"""Storage of a root, which is a folder or an object store: the few operations that the rest of the project needs.
 
-Keys are relative, with `/`. What matters is said by three verbs: `create` puts a small record if nobody has (the
-first writer wins, and it survives a power cut), `publish` moves finished bytes to their final key and never overwrites,
-`write` replaces a whole small file at once. Locally these are a hard link, a hard link and a rename, each with fsync;
-on an object store a conditional put, a server-side copy and a put. File systems without hard links (exFAT, some
-network mounts) are refused by `xmodal doctor` and by the first commit.
+Keys are relative, with `/`. `create` puts a small record unless it exists (the first writer wins, and it survives a
+power cut), `publish` moves finished bytes to their final key and never overwrites, `write` replaces a small file as a
+whole. Locally these are a hard link, a hard link and a rename, each with fsync; on an object store a conditional put, a
+server-side copy and a put. File systems without hard links (exFAT, some network mounts) are refused by `xmodal doctor`
+and by the first commit.
 """
 
 import errno
@@ -28,32 +28,32 @@ class Storage(Protocol):
     def read(self, key: str) -> bytes: ...
     def open(self, key: str) -> BinaryIO: ...
     def size(self, key: str) -> int | None:
-        """Bytes, or None where there is no such file; a folder is none."""
+        """The bytes of a file, or None if there is no such file; a folder is none."""
 
     def names(self, prefix: str) -> list[str]:
-        """What lies directly in a folder, files and folders, sorted; nothing where there is no such folder."""
+        """The names of files and folders directly in a folder, sorted; none if there is no such folder."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """Put if absent; False when another writer was first."""
+        """Puts bytes if the key is absent; False if another writer was first."""
 
     def write(self, key: str, data: bytes) -> None: ...
-    def writer(self, key: str) -> "Any":
-        """A context manager with a binary file; the key exists, whole and durable, once it ends without error."""
+    def writer(self, key: str) -> Any:
+        """A context manager with a binary file; once it ends without error, the key exists, whole and durable."""
 
     def keep(self, file: str, key: str) -> None:
-        """A file of this machine under a key that depends on its bytes alone; an existing key is kept."""
+        """Stores a file of this machine under a key that depends on its bytes alone; an existing key is kept."""
 
     def publish(self, source: str, final: str) -> None:
-        """Move to the final key; nothing happens where that exists already."""
+        """Moves to the final key, unless that exists already."""
 
     def link(self, source: str, final: str) -> None:
-        """The same bytes under a second key: a hard link or a server-side copy; an existing key is kept."""
+        """Puts the same bytes under a second key: a hard link or a server-side copy; an existing key is kept."""
 
     def delete(self, *keys: str) -> None:
-        """Files; fine where there are none."""
+        """Deletes files; missing ones are no error."""
 
     def delete_folder(self, key: str) -> None:
-        """All that lies below a folder."""
+        """Deletes all that lies below a folder."""
 
     def free_bytes(self) -> int | None: ...
 
@@ -74,7 +74,7 @@ DELETED_AT_ONCE = 1000
 
 
 class LocalStorage:
-    """New bytes are written under `_runs/temporary/`, so that a kill leaves nothing where readers look."""
+    """A folder. New bytes are written under `_runs/temporary/`, so that a kill leaves nothing where readers look."""
 
     def __init__(self, url: str) -> None:
         self.url = str(Path(url.removeprefix("file://")).expanduser().absolute())
@@ -123,7 +123,7 @@ class LocalStorage:
             self._replace(temporary, key)
 
     def keep(self, file: str, key: str) -> None:
-        """A hard link where the disk is the same, so that 20 GB of archives at hand are not copied."""
+        """Makes a hard link if the disk is the same, so that 20 GB of archives are not copied."""
         with open(file, "rb") as source:
             os.fsync(source.fileno())
             try:
@@ -156,7 +156,7 @@ class LocalStorage:
 
     @contextmanager
     def _temporary(self) -> Iterator[str]:
-        """A name that is nobody else's, and that is gone afterwards unless the process was killed."""
+        """A unique name, whose file is removed afterwards unless the process was killed."""
         folder = self.path("_runs/temporary")
         self._make_folder(folder)
         temporary = f"{folder}/{uuid.uuid4().hex}"
@@ -183,7 +183,7 @@ class LocalStorage:
             os.unlink(path)
 
     def _make_folder(self, folder: str) -> None:
-        """With its parents, each of them durable."""
+        """Makes a folder and its parents, each of them durable."""
         if not os.path.isdir(folder):
             self._make_folder(os.path.dirname(folder))
             with suppress(FileExistsError):
@@ -203,7 +203,7 @@ class LocalStorage:
 
 
 class RemoteStorage:
-    """Any fsspec file system whose `pipe_file(mode="create")` is a conditional put: S3 and those that speak it."""
+    """An fsspec file system whose `pipe_file(mode="create")` is a conditional put: S3 and stores that speak S3."""
 
     def __init__(self, url: str) -> None:
         import fsspec  # only roots that are URLs need it
@@ -278,7 +278,7 @@ class RemoteStorage:
             self._files.cp_file(self.path(source), self.path(final))
 
     def delete(self, *keys: str) -> None:
-        """Never `rm`, which would take a key's `*` and `[` for patterns and list every key first."""
+        """Deletes without fsspec's `rm`, which takes `*` and `[` for patterns and lists every key first."""
         paths = [self.path(key) for key in keys]
         if hasattr(self._files, "bulk_delete"):
             for begin in range(0, len(paths), DELETED_AT_ONCE):

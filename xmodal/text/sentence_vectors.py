@@ -1,22 +1,22 @@
-"""Sentences as one vector each, by a codebook that is fitted once, on a sample of sentences, and then never changes.
+"""Sentence vectors: one vector a sentence, by a codebook that is fitted once on a sample of sentences.
 
-    hglmm, gmm, lmm   Fisher vectors of the sentence's word vectors (xmodal/text/fisher.py), which independent component
-                      analysis has turned first; the papers' 30 components of 300 dimensions give 18,000 numbers
+    hglmm, gmm, lmm   Fisher vectors (xmodal/text/fisher.py) of the sentence's word vectors, which are first rotated by
+                      independent component analysis; the papers' 30 components of 300 dimensions give 18,000 numbers
     mean              the mean of the word vectors, as they are
-    tfidf             how often each of the sample's most frequent words occurs, times its rarity there: the logarithm
-                      of (1 + sentences) / (1 + those with it), plus 1; of length 1. It takes no word vectors, and drops
-                      and shortens no words, which papers that report it do
+    tfidf             counts of the sample's most frequent words, times their rarity in the sample, which is
+                      log((1 + sentences) / (1 + sentences with the word)) + 1; scaled to length 1. It takes no word
+                      vectors. Unlike in papers that report it, no words are dropped or stemmed
 
-Independent components are of the words as often as the sample has them, the mixture of each of its words once: no paper
-says how often, and of words as often as they occur most components are of one word alone. Principal components make
-`width` numbers of longer codes, of 18,000 6,000 (Two-Branch), found by a seeded search where there are many; shorter
-codes stay as they are, and tfidf has so many words. Words without a vector, or that are no dimension, count for
-nothing: a sentence that has none but those is zeros, equally near to everything, so that it is scored and cannot win.
+Independent components are fitted on words as often as the sample has them, the mixture on each word once: no paper says
+how often, and with repeated words most components have one word alone. Principal components shorten codes to `width`
+numbers, 18,000 to 6,000 in Two-Branch; long codes use a seeded search. Shorter codes stay as they are, and tfidf has
+`width` words. Words without a vector or a dimension are ignored. A sentence of such words alone is zeros, equally near
+to everything: it is scored, and cannot win.
 
-All is computed by one thread, as the number of threads changes the last bits. With the papers' numbers a codebook takes
-0.5 GB, and fitting it on 20,000 sentences some 6 GB and half an hour.
+All is computed by one thread, because the number of threads changes the last bits. With the papers' numbers a codebook
+takes 0.5 GB, and fitting it on 20,000 sentences some 6 GB and half an hour.
 
-Shapes: S sentences, V words, E numbers of a word vector, F of a code, W of one that was shortened.
+Shapes: S sentences, V words, U words in use, E numbers of a word vector, F numbers of a code, W of a shortened one.
 """
 
 import io
@@ -42,12 +42,12 @@ from xmodal.text.tokenizers import Tokenizer, by_frequency, check_names, tokeniz
 Method = Literal["hglmm", "gmm", "lmm", "mean", "tfidf"]
 Sentences = Sequence[Sequence[str]]
 
-AT_ONCE = 256  # sentences: 40 MB of codes, whose batches decide their last bits
+AT_ONCE = 256  # sentences of a batch: 40 MB of codes; the batches decide their last bits
 
 
 @dataclass(frozen=True)
 class Coding:
-    """What decides a codebook, beside the captions and word vectors that it is fitted on."""
+    """The settings of a codebook; the captions and word vectors that it is fitted on decide the rest."""
 
     method: Method = "hglmm"
     components: int = 30
@@ -65,45 +65,50 @@ class Coding:
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
-    """Moves a centre to zero and looks along axes: principal or independent components."""
+class Projection:
+    """Subtracts a centre and projects on axes: principal or independent components."""
 
     centre_F: NDArray[Any]
     axes_WF: NDArray[Any]
 
     def __call__(self, values_SF: NDArray[Any]) -> NDArray[Any]:
-        turned_SW: NDArray[Any] = (values_SF.astype(self.axes_WF.dtype) - self.centre_F) @ self.axes_WF.T
-        return turned_SW
+        rotated_SW: NDArray[Any] = (values_SF.astype(self.axes_WF.dtype) - self.centre_F) @ self.axes_WF.T
+        return rotated_SW
 
 
 @dataclass(frozen=True, eq=False)
 class Codebook:
-    """`vectors_VE` are the words' vectors, for Fisher vectors turned already; of tfidf each word's rarity."""
+    """Encodes sentences. `vectors_VE`: vectors of the words, rotated for Fisher vectors; for tfidf the rarities."""
 
     coding: Coding
     words: tuple[str, ...]
     vectors_VE: NDArray[np.float32]
     mixture: Mixture | None = None
-    principal: Turn | None = None
+    principal: Projection | None = None
+
+    def __repr__(self) -> str:
+        return f"<Codebook {self.coding.method}: {len(self.words):,} words, {self.width:,} numbers a sentence>"
 
     @property
     def width(self) -> int:
-        """How many numbers a sentence becomes."""
-        return len(self.principal.axes_WF) if self.principal else self._unshortened
+        """The length of a sentence's vector."""
+        return len(self.principal.axes_WF) if self.principal else self._code_width
 
     def encode(self, captions: Iterable[str]) -> NDArray[np.float32]:
-        """(S, width); a caption's last bits depend on which others are beside it."""
+        """(S, width); the last bits of a caption's vector depend on the captions beside it."""
         sentences = list(map(self._split, captions))
         codes_SW = np.zeros((len(sentences), self.width), np.float32)
         with _one_thread():
             for start in range(0, len(sentences), AT_ONCE):
                 some = slice(start, start + AT_ONCE)
                 codes_SF, is_known_S = self._code(sentences[some])
-                codes_SW[some][is_known_S] = (self.principal(codes_SF) if self.principal else codes_SF)[is_known_S]
+                if self.principal:
+                    codes_SF = self.principal(codes_SF)
+                codes_SW[some][is_known_S] = codes_SF[is_known_S]
         return codes_SW
 
     def to_bytes(self) -> bytes:
-        """Arrays without pickles, as `numpy.load` opens them; the same codebook has the same bytes."""
+        """Writes arrays that `numpy.load` opens without pickles; the same codebook has the same bytes."""
         about = {"coding": asdict(self.coding), "words": self.words}
         arrays: dict[str, Any] = {
             "about": np.frombuffer(canonical_json(about), np.uint8),
@@ -122,12 +127,12 @@ class Codebook:
             arrays = dict(np.load(io.BytesIO(data), allow_pickle=False))
             about = json.loads(arrays["about"].tobytes())
             coding, words = Coding(**about["coding"]), tuple(about["words"])
-            return cls(coding, words, arrays["vectors_VE"], _of(Mixture, arrays), _of(Turn, arrays))
+            return cls(coding, words, arrays["vectors_VE"], _of(Mixture, arrays), _of(Projection, arrays))
         except (zipfile.BadZipFile, EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(f"{where} is no codebook, or damaged ({error})") from error
 
     @property
-    def _unshortened(self) -> int:
+    def _code_width(self) -> int:
         if self.coding.method == "tfidf":
             return len(self.words)
         return 2 * self.mixture.centres_KD.size if self.mixture else self.vectors_VE.shape[1]
@@ -141,7 +146,7 @@ class Codebook:
         return tokenizer(self.coding.tokenizer, self.coding.cleaning)
 
     def _code(self, sentences: Sentences) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """(S, F) before principal components; and whether a sentence has any word that is known."""
+        """Returns (S, F) codes before principal components, and (S,) whether a sentence has a known word."""
         used_U, counts_SU = self._counted(sentences)
         lengths_S = counts_SU.sum(axis=1)
         vectors_UE = self.vectors_VE[used_U].astype(np.float64)
@@ -156,7 +161,7 @@ class Codebook:
         return codes_SF.astype(np.float32), lengths_S > 0
 
     def _counted(self, sentences: Sentences) -> tuple[NDArray[np.int64], Any]:
-        """(U,) the words that occur, and (S, U) how often each does in each sentence, as scipy.sparse has it."""
+        """Returns (U,) the words that occur, and (S, U) their counts in each sentence, as a scipy.sparse array."""
         from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
         known = [[self._rows[word] for word in words if word in self._rows] for words in sentences]
@@ -168,15 +173,15 @@ class Codebook:
         return used_U, counts_SU
 
 
-P = TypeVar("P", Mixture, Turn)
+P = TypeVar("P", Mixture, Projection)
 
 
-def _arrays(part: Mixture | Turn) -> dict[str, NDArray[Any]]:
+def _arrays(part: Mixture | Projection) -> dict[str, NDArray[Any]]:
     return {each.name: getattr(part, each.name) for each in fields(part)}
 
 
 def _of(kind: type[P], arrays: Mapping[str, NDArray[Any]]) -> P | None:
-    """A part that a codebook may do without, from its arrays."""
+    """Reads an optional part of a codebook from its arrays."""
     names = [each.name for each in fields(kind)]
     return kind(**{name: arrays[name] for name in names}) if names[0] in arrays else None
 
@@ -184,9 +189,9 @@ def _of(kind: type[P], arrays: Mapping[str, NDArray[Any]]) -> P | None:
 def fit(
     coding: Coding, sample: Iterable[str], words: Sequence[str] = (), vectors_VE: NDArray[np.float32] | None = None
 ) -> tuple[Codebook, dict[str, Any]]:
-    """The codebook, and what is to be told of it.
+    """Fits a codebook; returns it and the facts to report.
 
-    `words` are all that will ever be encoded, each with a vector or NaN; tfidf takes none.
+    `words` are all words that will ever be encoded, each with a vector or NaN; tfidf takes none.
     """
     sentences = list(tokenized(sample, coding.tokenizer, coding.cleaning))
     with _one_thread():
@@ -195,11 +200,11 @@ def fit(
         if vectors_VE is None:
             raise ValueError(f"{coding.method} needs word vectors")
         has_V = np.isfinite(vectors_VE).all(axis=1)
-        there = tuple(words[row] for row in np.flatnonzero(has_V).tolist())
-        codebook, told = Codebook(coding, there, vectors_VE[has_V]), dict[str, Any]()
+        known = tuple(words[row] for row in np.flatnonzero(has_V).tolist())
+        codebook, facts = Codebook(coding, known, vectors_VE[has_V]), dict[str, Any]()
         if coding.method != "mean":
-            codebook, told = _with_mixture(codebook, coding.method, sentences)
-        return _shortening(codebook, sentences), told
+            codebook, facts = _with_mixture(codebook, coding.method, sentences)
+        return _shortened(codebook, sentences), facts
 
 
 def _rarities(coding: Coding, sample: Sentences) -> Codebook:
@@ -214,7 +219,7 @@ def _rarities(coding: Coding, sample: Sentences) -> Codebook:
 
 
 def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Codebook, dict[str, Any]]:
-    """Components are independent of the words as often as the sample has them, the mixture is of each word once."""
+    """Fits independent components on words as often as they occur, and the mixture on each word once."""
     used_U, counts_SU = codebook._counted(sample)
     if not len(used_U):
         raise UserError("the sample has no word that there is a vector of")
@@ -223,13 +228,13 @@ def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Co
     if not directions:
         raise UserError("all words of the sample have one and the same vector")
     known = int((counts_SU.sum(axis=1) > 0).sum())
-    _check_enough(known, coding.width, 2 * coding.components * directions)  # the rest takes half an hour
+    _check_enough(known, coding.width, 2 * coding.components * directions)  # before half an hour of work
     counts_U, seed = counts_SU.sum(axis=0), coding.seed
     independent, converged = _independent(vectors_UE, counts_U, directions, seed)
-    turned_VD = independent(codebook.vectors_VE.astype(np.float64)).astype(np.float32)
-    words_UD = turned_VD[used_U].astype(np.float64)
+    rotated_VD = independent(codebook.vectors_VE.astype(np.float64)).astype(np.float32)
+    words_UD = rotated_VD[used_U].astype(np.float64)
     mixture, likelihoods = fit_mixture(words_UD, coding.components, kind, seed)
-    told = {
+    facts = {
         "words": int(counts_U.sum()),
         "different words": len(used_U),
         "dimensions": words_UD.shape[1],
@@ -239,11 +244,11 @@ def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Co
         "components of one word": int((mixture.weights_K * len(used_U) < 1.5).sum()),
         "Laplacian": round(float(mixture.laplacian_KD.mean()), 4),
     }
-    return replace(codebook, vectors_VE=turned_VD, mixture=mixture), told
+    return replace(codebook, vectors_VE=rotated_VD, mixture=mixture), facts
 
 
-def _independent(vectors_UE: Numbers, counts_U: Numbers, directions: int, seed: int) -> tuple[Turn, bool]:
-    """Of the `directions` in which the words differ; whether it converged, as on real words it may not."""
+def _independent(vectors_UE: Numbers, counts_U: Numbers, directions: int, seed: int) -> tuple[Projection, bool]:
+    """Finds as many components as the words differ in; on real words the search may not converge."""
     from sklearn.decomposition import FastICA  # type: ignore[import-untyped]
     from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
 
@@ -251,10 +256,10 @@ def _independent(vectors_UE: Numbers, counts_U: Numbers, directions: int, seed: 
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):  # by those that are left out
         warnings.simplefilter("ignore", ConvergenceWarning)
         analysis.fit(np.repeat(vectors_UE, counts_U.astype(np.int64), axis=0))
-    return Turn(analysis.mean_, analysis.components_), analysis.n_iter_ < analysis.max_iter
+    return Projection(analysis.mean_, analysis.components_), analysis.n_iter_ < analysis.max_iter
 
 
-def _shortening(codebook: Codebook, sample: Sentences) -> Codebook:
+def _shortened(codebook: Codebook, sample: Sentences) -> Codebook:
     coding, length = codebook.coding, codebook.width
     if length <= coding.width:
         return codebook
@@ -268,7 +273,7 @@ def _shortening(codebook: Codebook, sample: Sentences) -> Codebook:
     codes_SF = codes_SF if is_known_S.all() else codes_SF[is_known_S]
     _check_enough(len(codes_SF), coding.width, length)
     analysis = PCA(coding.width, random_state=coding.seed, copy=False).fit(codes_SF)
-    return replace(codebook, principal=Turn(analysis.mean_, analysis.components_))
+    return replace(codebook, principal=Projection(analysis.mean_, analysis.components_))
 
 
 def _check_enough(sentences: int, width: int, length: int) -> None:
