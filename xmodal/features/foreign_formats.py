@@ -106,7 +106,7 @@ def _stored_as(dtype: np.dtype[Any]) -> Dtype:
 
 
 def _stored(values: NDArray[Any], ids: Sequence[str], path: str) -> NDArray[Any]:
-    """Converts rows of several items, or all of one item, to a dtype of the store; refuses what is not finite."""
+    """Converts rows of several items, or all rows of one item, to a dtype of the store; all must be finite."""
     with np.errstate(over="ignore"):
         found = np.asarray(values, _stored_as(values.dtype), order="C")
     if found.dtype.kind == "f" and not (finite := np.isfinite(found)).all():

@@ -38,7 +38,7 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
 
 
 def covering_all_items(features: list[Output], records: Output) -> list[Output]:
-    """Drops outputs of a list that has grown since, unless no output has a row for each of the records' items."""
+    """Drops outputs that lack items of the records, as after a list has grown; keeps all if all do."""
     if len(features) < 2:
         return features
     with records.open("items.parquet") as file:

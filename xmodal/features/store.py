@@ -457,7 +457,7 @@ def _read_extents(output: Output, spec: FeatureSpec, items: int) -> NDArray[np.i
 
 
 def _local_file(output: Output, name: str, cache: str) -> str:
-    """The path of a shard on this machine; one of a remote store is fetched once and named by its checksum."""
+    """The path of a shard on this machine; a remote store's is fetched once and named by its checksum."""
     if isinstance(output.storage, LocalStorage):
         output.check(name)
         return output.storage.path(f"{output.folder}/{name}")

@@ -333,7 +333,7 @@ class MappedRows:
         return self._space.in_memory(rows[:: max(1, len(rows) // PROBES)] * size + size // 2)
 
     def _ask_for(self, chunks: list[int], rows: list[int]) -> None:
-        """Asks a cold disk for all that a batch needs at once; page by page the disk would wait for us."""
+        """Asks a cold disk for a whole batch at once; page by page the disk would wait for us."""
         for size, places in ((self.layout.chunk_bytes, chunks), (self.layout.row_bytes, rows)):
             for place in places:
                 self._space.will_need(place * size, size)

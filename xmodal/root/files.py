@@ -30,7 +30,7 @@ def copy_and_hash(source: BinaryIO, target: Any) -> str:
 
 @contextmanager
 def new_file(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
-    """Opens a file that gets its name once all its bytes are on the disk; on an error nothing is left.
+    """Opens a file that gets its name once its bytes are on the disk; an error leaves nothing.
 
     A file that has that name already is refused, unless it is to be replaced.
     """

@@ -97,9 +97,9 @@ def describe_differences(outputs: Sequence[Output]) -> Iterator[str]:
 def _origin(output: Output) -> list[str]:
     runs = output.storage.names(f"{output.folder}/_runs")
     built = [f"built {run[:4]}-{run[4:6]}-{run[6:8]}" for run in runs[-1:]]
-    media_set = media_set_of(output)
-    inputs = [f"of {source['stage']}/{source['identity']}" for source in output.about["inputs"]]
-    return [*built, *([f"media set {media_set}"] if media_set else []), *inputs]
+    name = media_set_of(output)
+    media_set = [f"media set {name}"] if name else []
+    return built + media_set + [f"of {source['stage']}/{source['identity']}" for source in output.about["inputs"]]
 
 
 def describe(output: Output, config: Mapping[str, object] | None = None) -> str:

@@ -43,7 +43,7 @@ def read_vectors(
 
 
 def spellings(word: str) -> Sequence[str]:
-    """How a word is looked up: as it is, then without `-`, `.` and `'`, then that up to a slash.
+    """The forms under which a word is looked up: itself, without `-`, `.` and `'`, and that up to a slash.
 
     So the official code of PVSE does (docs/models.md#pvse-encoders). Case stays: a lower-cased vocabulary never takes
     the vector of "Paris" for "paris", though glove.840B.300d has both.

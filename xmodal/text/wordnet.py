@@ -1,13 +1,13 @@
-"""WordNet's synonyms, and by them the concepts that a caption names: the query of A3VSE's s_g baseline.
+"""WordNet: synonyms, and the concepts that a caption names by them, which are the query of A3VSE's s_g baseline.
 
-WordNet is the `wordnet` of NLTK's data, a folder or the zip that its downloader leaves, or Debian's `wordnet-base`, or
-any other folder of the same files; those of each part of speech, as wndb(5WN) has them:
+WordNet may be the `wordnet` of NLTK's data (a folder, or the zip that its downloader leaves), Debian's `wordnet-base`,
+or any other folder of the same files. Each part of speech has these, as wndb(5WN) describes them:
 
     data.noun     02084071 05 n 03 dog 0 domestic_dog 0 Canis_familiaris 0 023 @ 02083346 n 0000 … | a member of …
     index.noun    dog n 7 5 @ ~ #m #p %p 7 1 02084071 10114209 10023039 09886220 07676602 03901548 02710044
     noun.exc      wolves wolf
 
-A synset is named by the byte at which its line starts in `data`. Lines of the licence start with a blank.
+A synset's name is the byte at which its line starts in `data`. Lines of the licence start with a blank.
 
 A3VSE expands the tokens of a sentence by WordNet's synsets and sets the concepts found to one; more is not known of it
 (docs/models.md#concept-baseline). What is ours: every run of words that names something counts, also inside a longer
@@ -33,7 +33,7 @@ from xmodal.text.tokenizers import Tokenizer, tokenizer
 
 Synset: TypeAlias = tuple[str, ...]  # its lemmas, in lower case, with _ between words
 DEBIAN = Path("/usr/share/wordnet")
-ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {  # of inflected forms and their base, morphy(7WN)
+ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {  # of an inflected form and of its base, see morphy(7WN)
     "noun": (
         ("s", ""),
         ("ses", "s"),
@@ -58,16 +58,19 @@ FUNCTION_WORDS = frozenset(_CLOSED_CLASSES.split())
 
 @dataclass(frozen=True, eq=False)
 class WordNet:
-    senses: Mapping[str, Mapping[str, tuple[Synset, ...]]]  # of a part of speech's lemmas, the commonest first
-    irregular: Mapping[str, Mapping[str, tuple[str, ...]]]  # base forms
+    senses: Mapping[str, Mapping[str, tuple[Synset, ...]]]  # by part of speech and lemma, the commonest first
+    irregular: Mapping[str, Mapping[str, tuple[str, ...]]]  # base forms, by part of speech and form
+
+    def __repr__(self) -> str:
+        return f"<WordNet: {sum(map(len, self.senses.values())):,} lemmas>"
 
     def synonyms(self, word: str) -> set[str]:
-        """Every lemma of every synset that a word, or words joined by _, may stand for, if any."""
+        """All lemmas of all synsets of a word, or of words joined by _."""
         found = (self.senses[part][base] for part in ENDINGS for base in self.bases(word, part))
         return {lemma for senses in found for synset in senses for lemma in synset}
 
     def bases(self, word: str, part: str) -> list[str]:
-        """The lemmas of a part of speech that a word is a form of: itself, then what WordNet's Morphy makes of it."""
+        """The lemmas that a word is a form of: the word itself, then those by the rules of WordNet's Morphy."""
         rules = ((ending, base) for ending, base in ENDINGS[part] if word.endswith(ending))
         forms = self.irregular[part].get(word) or [word.removesuffix(ending) + base for ending, base in rules]
         return [form for form in dict.fromkeys((word, *forms)) if form in self.senses[part]]
@@ -75,7 +78,7 @@ class WordNet:
 
 @dataclass(frozen=True, eq=False)
 class Concepts:
-    """What a caption may name, by position: `encode` gives the positions, `k_hot` the query vectors."""
+    """A list of concepts, and which of them captions name: `encode` gives positions, `k_hot` query vectors."""
 
     names: tuple[str, ...]
     wordnet: WordNet
@@ -88,13 +91,16 @@ class Concepts:
                 raise ValueError(f"concept {name!r} is empty, or the same as {seen.get(lemma)!r}")
             seen[lemma] = name
 
+    def __repr__(self) -> str:
+        return f"<Concepts: {len(self):,}, by the tokenizer {self.tokenizer}>"
+
     def __len__(self) -> int:
         return len(self.names)
 
     def encode(self, caption: str) -> NDArray[np.int32]:
-        """The positions of what it names, ascending and each once; there may be none."""
+        """The positions of the concepts that a caption names, ascending and each once; there may be none."""
         words = [word.lower() for word in self._split(caption)]
-        found = {position for form in self._forms(words) for position in self._meant(form)}
+        found = {position for form in self._forms(words) for position in self._positions_of(form)}
         return np.array(sorted(found), np.int32)
 
     def k_hot(self, captions: Sequence[str]) -> NDArray[np.float32]:
@@ -105,7 +111,7 @@ class Concepts:
         return queries
 
     def _forms(self, words: list[str]) -> Iterator[str]:
-        """Every word that is no function word, and every run of words whose beginning begins a name."""
+        """Yields every word that is no function word, and every run of words that may be a name."""
         for start, form in enumerate(words):
             if form not in FUNCTION_WORDS:
                 yield form
@@ -115,7 +121,7 @@ class Concepts:
                 form = f"{form}_{word}"
                 yield form
 
-    def _meant(self, form: str) -> list[int]:
+    def _positions_of(self, form: str) -> list[int]:
         if (known := self._known.get(form)) is not None:
             return known
         found = [self._positions[lemma] for lemma in self._widened.synonyms(form) if lemma in self._positions]
@@ -133,13 +139,13 @@ class Concepts:
 
     @cached_property
     def _widened(self) -> WordNet:
-        """With the names that WordNet lacks as nouns, so that their plurals are known too."""
+        """WordNet and, as nouns, the names that it lacks, so that their plurals are known too."""
         nouns = {name: ((name,),) for name in self._positions} | dict(self.wordnet.senses["noun"])
         return replace(self.wordnet, senses={**self.wordnet.senses, "noun": nouns})
 
     @cached_property
     def _beginnings(self) -> set[str]:
-        """What may go on to be a longer name: fire, hot, and of long names also hot_dog."""
+        """All beginnings of longer names: fire of fire_hydrant, hot and hot_dog of hot_dog_stand."""
         names = {name for some in (*self._widened.senses.values(), *self.wordnet.irregular.values()) for name in some}
         parts = (name.split("_") for name in names)
         return {"_".join(words[:count]) for words in parts for count in range(1, len(words))}
@@ -150,7 +156,7 @@ class Concepts:
 
 
 def read_wordnet(path: Path | None = None) -> WordNet:
-    """From a folder or a zip, all of it, in a second; where none is named, from NLTK's data or Debian's package."""
+    """Reads a whole folder or zip, in a second; without a path, NLTK's data or Debian's package."""
     files = _files(path)
     senses = {part: _senses(files, part) for part in ENDINGS}
     return WordNet(senses, {part: _irregular(files, part) for part in ENDINGS})
@@ -170,7 +176,7 @@ def _files(path: Path | None) -> Traversable:
 
 
 def _in_nltk() -> list[Path]:
-    """Where NLTK would look, which its environment may say."""
+    """The places where NLTK would look; its environment variables may name some."""
     try:
         from nltk.data import path as folders  # type: ignore[import-untyped]
     except ImportError:
@@ -192,7 +198,7 @@ def _senses(files: Traversable, part: str) -> dict[str, tuple[Synset, ...]]:
         try:
             lemma, _, count, *rest = line.split()
             places = [int(place) for place in rest[-int(count) :]]
-            if rest[-int(count) - 2] != count:  # as it is said again
+            if rest[-int(count) - 2] != count:  # a line has the count twice
                 raise ValueError(line)
             found[lemma] = tuple(synsets[place] for place in places)
         except (ValueError, LookupError):
@@ -220,7 +226,7 @@ def _synset(line: str, place: int) -> Synset:
     words = rest[: 2 * int(count, 16) : 2]
     if not bar or int(name) != place or len(words) != int(count, 16):
         raise ValueError(line)
-    return tuple(word.partition("(")[0].lower() for word in words)  # of adjectives, which say where they may stand
+    return tuple(word.partition("(")[0].lower() for word in words)  # some adjectives end with a mark: afloat(p)
 
 
 def _irregular(files: Traversable, part: str) -> dict[str, tuple[str, ...]]:
@@ -234,7 +240,7 @@ def _irregular(files: Traversable, part: str) -> dict[str, tuple[str, ...]]:
 
 
 def _lines(files: Traversable, name: str) -> Iterator[tuple[int, int, str]]:
-    """The number of each line, the byte at which it starts, and what it says; without the licence."""
+    """Yields each line's number, the byte at which it starts, and its text; lines of the licence are left out."""
     data, place = _read(files, name), 0
     for number, line in enumerate(data.split(b"\n"), 1):
         if line and place + len(line) == len(data):
