@@ -606,18 +606,18 @@ def test_the_largest_and_the_smallest_numbers_are_written(tmp_path: Path, dtype:
         ([np.zeros((8, 8, 64), ">f2")], r"rows from 8 on are \(8, 64\) >f2"),
         ([np.zeros((2, 8, 64), np.float16), np.zeros((6, 64, 8), np.float16)], r"rows from 10 on are \(64, 8\)"),
         ([np.zeros((), np.float16)], "rows from 8 on are"),
-        ([np.zeros((9, 8, 64), np.float16)], "row 16 and those after it are more than"),
-        ([np.zeros((3, 8, 64), np.float16)], "row 11 and those after it up to 16 never came"),
+        ([np.zeros((9, 8, 64), np.float16)], "small: rows up to 17, where the shard ends at 16"),
+        ([np.zeros((3, 8, 64), np.float16)], "small: rows up to 11 alone, where the shard ends at 16"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_by_row(blocks: list[NDArray[Any]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(AssertionError, match=message):
         write_small(blocks)
 
 
 @pytest.mark.parametrize("rows", [range(0), range(4, 12), range(9)])
 def test_what_is_no_shard_is_refused(rows: range) -> None:
-    with pytest.raises(ValueError, match="is no shard of an array of fixed rows, 8 a shard"):
+    with pytest.raises(AssertionError, match="is no shard"):
         write_shard(io.BytesIO(), SMALL, rows, [])
 
 
@@ -650,7 +650,7 @@ def test_metadata_do_not_depend_on_the_order_of_provenance() -> None:
 
 
 def test_an_id_has_one_row() -> None:
-    with pytest.raises(ValueError, match="an id has two rows"):
+    with pytest.raises(AssertionError, match="an id has two rows"):
         index_files(SMALL, ["a", "a"], {})
 
 
@@ -774,22 +774,22 @@ def test_items_that_do_not_fit_a_shard_are_named() -> None:
     [
         ([np.zeros((1, 64), np.float32)] * 5, r"the rows of item 5 are \(64,\) float32, not \(64,\) float16"),
         ([np.zeros((1, 64), np.float16), np.zeros(64, np.float16)], r"the rows of item 6 are \(\) float16"),
-        ([np.zeros((1, 64), np.float16)] * 6, "item 10 and those after it are more than"),
-        ([np.zeros((1, 64), np.float16)] * 3, "item 8 and those after it up to 10 never came"),
+        ([np.zeros((1, 64), np.float16)] * 6, "longer than"),
+        ([np.zeros((1, 64), np.float16)] * 3, "shorter than"),
     ],
 )
 def test_items_that_do_not_fit_are_refused(clips: list[NDArray[Any]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((AssertionError, ValueError), match=message):
         write_ragged_shard(io.BytesIO(), RAGGED, range(5, 10), clips)
 
 
 def test_what_is_no_ragged_shard_is_refused() -> None:
     for items in (range(0), range(2, 7), range(6)):
-        with pytest.raises(ValueError, match="is no shard of a ragged array, 5 items a shard"):
+        with pytest.raises(AssertionError, match="is no shard"):
             write_ragged_shard(io.BytesIO(), RAGGED, items, [])
-    with pytest.raises(ValueError, match="is no shard of a ragged array"):
+    with pytest.raises(AssertionError, match="ragged=False"):
         write_ragged_shard(io.BytesIO(), SMALL, range(8), [])
-    with pytest.raises(ValueError, match="is no shard of an array of fixed rows"):
+    with pytest.raises(AssertionError, match="ragged=True"):
         write_shard(io.BytesIO(), RAGGED, range(5), [])
 
 
@@ -808,7 +808,7 @@ def test_a_ragged_writer_holds_one_item() -> None:
 @pytest.mark.parametrize("other", [SMALL, replace(SMALL, dtype="float32"), replace(SMALL, name="clips_extents")])
 def test_two_arrays_of_one_name_are_refused(other: FeatureSpec) -> None:
     """Each would be the other's metadata."""
-    with pytest.raises(ValueError, match=other.name):
+    with pytest.raises(AssertionError, match=other.name):
         index_files([SMALL, RAGGED, other], ["a"], {})
 
 

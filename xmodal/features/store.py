@@ -155,43 +155,37 @@ def shard_ranges(spec: FeatureSpec, items: int) -> list[range]:
 def write_shard(file: BinaryIO, spec: FeatureSpec, rows: range, blocks: Iterable[NDArray[Any]]) -> None:
     """Streams one shard from blocks of any length, which together are `rows` of the array.
 
-    A value that is not finite is a UserError that names its row; every other misfit is a ValueError.
+    A value that is not finite is a UserError that names its row.
     """
-    if not 0 < len(rows) <= spec.shard_rows or rows.start % spec.shard_rows or spec.ragged:
-        raise ValueError(f"{spec.name}: {rows} is no shard of an array of fixed rows, {spec.shard_rows} a shard")
+    assert not spec.ragged, spec
+    assert rows in shard_ranges(spec, rows.stop)[-1:], f"{spec.name}: {rows} is no shard"
     writer, row = ShardWriter(file, spec.layout(rows.stop), spec.name, rows.start), rows.start
     for block in blocks:
         _check_block(spec, block, f"rows from {row} on")
-        if row + len(block) > rows.stop:
-            raise ValueError(f"{spec.name}: row {rows.stop} and those after it are more than the shard was to have")
-        writer.append(block)
         row += len(block)
-    if row != rows.stop:
-        raise ValueError(f"{spec.name}: row {row} and those after it up to {rows.stop} never came")
+        assert row <= rows.stop, f"{spec.name}: rows up to {row}, where the shard ends at {rows.stop}"
+        writer.append(block)
+    assert row == rows.stop, f"{spec.name}: rows up to {row} alone, where the shard ends at {rows.stop}"
     writer.finish()
 
 
 def write_ragged_shard(file: BinaryIO, spec: FeatureSpec, items: range, arrays: Iterable[NDArray[Any]]) -> bytes:
     """Streams one (length, …) array per item, of length 0 if it is absent; returns the bytes of `extents_file`."""
-    if not 0 < len(items) <= spec.shard_items or items.start % spec.shard_items or not spec.ragged:
-        raise ValueError(f"{spec.name}: {items} is no shard of a ragged array, {spec.shard_items} items a shard")
+    assert spec.ragged, spec
+    assert items in shard_ranges(spec, items.stop)[-1:], f"{spec.name}: {items} is no shard"
     first = row = items.start // spec.shard_items * spec.shard_rows
-    writer, written = ShardWriter(file, spec.layout(items.stop), spec.name, first), 0
+    writer = ShardWriter(file, spec.layout(items.stop), spec.name, first)
     extents = np.zeros((spec.shard_items, 2), "<i8")
-    for place, array in enumerate(arrays):
-        if place == len(items):
-            raise ValueError(f"{spec.name}: item {items.stop} and those after it are more than the shard was to have")
-        _check_block(spec, array, f"the rows of item {items.start + place}")
+    for item, array in zip(items, arrays, strict=True):
+        _check_block(spec, array, f"the rows of item {item}")
         if row + len(array) > first + spec.shard_rows:
             raise UserError(
-                f"{spec.name}: items {items.start} to {items.start + place} have more than the {spec.shard_rows:,} "
-                "rows of a shard: set fewer items_per_shard or more rows_per_shard"
+                f"{spec.name}: items {items.start} to {item} have more than the {spec.shard_rows:,} rows of a shard: "
+                "set fewer items_per_shard or more rows_per_shard"
             )
-        writer.append(array, f"item {items.start + place}")
-        extents[place] = row, len(array)
-        row, written = row + len(array), place + 1
-    if written != len(items):
-        raise ValueError(f"{spec.name}: item {items.start + written} and those after it up to {items.stop} never came")
+        writer.append(array, f"item {item}")
+        extents[item - items.start] = row, len(array)
+        row += len(array)
     writer.finish()
     return extents.tobytes()
 
@@ -202,8 +196,7 @@ def index_files(
     """Returns all files but the shards. `provenance` is plain JSON: network, weights, preprocessing."""
     several = [specs] if isinstance(specs, FeatureSpec) else list(specs)
     names = [name for s in several for name in (s.name, *([f"{s.name}_extents"] if s.ragged else []))]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two arrays of a store have one name: {', '.join(names)}")
+    assert len(set(names)) == len(names), f"two arrays of a store have one name: {', '.join(names)}"
     features = [{"name": s.name, "ragged": s.ragged, "items_per_shard": s.shard_items} for s in several]
     attributes = {"layout": LAYOUT, "features": features, "provenance": provenance}
     files = {
@@ -388,9 +381,8 @@ def _room(out: NDArray[Any] | None, shape: tuple[int, ...], spec: FeatureSpec) -
 
 
 def _check_block(spec: FeatureSpec, block: NDArray[Any], what: str) -> None:
-    if (block.shape[1:], block.dtype) != (spec.row_shape, np.dtype(spec.dtype)) or block.ndim == 0:
-        here = f"{block.shape[1:]} {block.dtype}"
-        raise ValueError(f"{spec.name}: {what} are {here}, not {spec.row_shape} {spec.dtype}")
+    fits = block.ndim > 0 and (block.shape[1:], block.dtype) == (spec.row_shape, np.dtype(spec.dtype))
+    assert fits, f"{spec.name}: {what} are {block.shape[1:]} {block.dtype}, not {spec.row_shape} {spec.dtype}"
 
 
 def _extents_metadata(spec: FeatureSpec, items: int) -> dict[str, object]:
@@ -403,8 +395,7 @@ def _extents_metadata(spec: FeatureSpec, items: int) -> dict[str, object]:
 
 
 def _rows_table(ids: Sequence[str]) -> bytes:
-    if len(set(ids)) < len(ids):
-        raise ValueError("an id has two rows")
+    assert len(set(ids)) == len(ids), "an id has two rows"
     columns = {"row": pa.array(range(len(ids)), pa.int64()), "id": pa.array(ids, pa.string())}
     file = io.BytesIO()
     pq.write_table(pa.table(columns), file, compression="zstd", store_schema=False, row_group_size=65_536)

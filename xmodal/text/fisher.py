@@ -148,8 +148,8 @@ class _SortedWords:
 
     @classmethod
     def of(cls, words_ND: Numbers) -> "_SortedWords":
-        if not len(words_ND) or not np.isfinite(words_ND).all():
-            raise ValueError(f"a mixture is of finite vectors, not {words_ND.shape}")
+        assert len(words_ND) > 0, "no words"
+        assert np.isfinite(words_ND).all(), "words that are not finite"
         spread_D = words_ND.std(axis=0)
         if not spread_D.all():
             raise UserError(f"all words have the same number in dimension {np.flatnonzero(spread_D == 0)[0]}")

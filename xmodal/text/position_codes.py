@@ -108,12 +108,10 @@ class Codes:
 
 def shifted(codes_TL: Ids, shifts_T: NDArray[np.int64]) -> Ids:
     """Moves codes that stand at the left to the right; no word may be pushed out."""
-    words_TL = codes_TL != PAD
-    if (words_TL[:, 1:] & ~words_TL[:, :-1]).any():
-        raise ValueError("a code to shift has its words at the left, without a gap")
-    length = codes_TL.shape[1]
-    if ((shifts_T < 0) | (shifts_T > length - words_TL.sum(axis=1))).any():
-        raise ValueError("a code is shifted by 0 or more positions, and by no more than it has free")
+    words_TL, length = codes_TL != PAD, codes_TL.shape[1]
+    assert not (words_TL[:, 1:] & ~words_TL[:, :-1]).any(), "a code to shift has its words at the left, without a gap"
+    fits_T = (shifts_T >= 0) & (shifts_T <= length - words_TL.sum(axis=1))
+    assert fits_T.all(), "a code is shifted by 0 or more positions, and by no more than it has free"
     return np.take_along_axis(codes_TL, (np.arange(length) - shifts_T[:, None]) % length, axis=1)
 
 

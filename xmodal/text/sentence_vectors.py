@@ -197,8 +197,7 @@ def fit(
     with _one_thread():
         if coding.method == "tfidf":
             return _rarities(coding, sentences), {}
-        if vectors_VE is None:
-            raise ValueError(f"{coding.method} needs word vectors")
+        assert vectors_VE is not None, f"{coding.method} needs word vectors"
         has_V = np.isfinite(vectors_VE).all(axis=1)
         known = tuple(words[row] for row in np.flatnonzero(has_V).tolist())
         codebook, facts = Codebook(coding, known, vectors_VE[has_V]), dict[str, Any]()
