@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.arguments import known_arguments
-from xmodal.trouble import Trouble
+from xmodal.errors import UserError
 
 WEIGHTS = (".pth", ".pt", ".tar")
 
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         result, code = _carry_out(chosen)
-    except Trouble as trouble:
+    except UserError as trouble:
         return _complain(str(trouble))
     except OSError as error:
         return _complain(_about_disk(error, chosen))
@@ -56,13 +56,13 @@ def _carry_out(chosen: argparse.Namespace) -> tuple[Any, int]:
         try:
             return COMMANDS[chosen.command](chosen)
         finally:
-            if "pipelines.ray_runner" in sys.modules:
-                sys.modules["pipelines.ray_runner"].disconnect()
+            if "pipelines.engine.ray_runner" in sys.modules:
+                sys.modules["pipelines.engine.ray_runner"].disconnect()
 
 
 def _is_second() -> bool:
     """Of several processes that train together the first one says how it went."""
-    return "xmodal.together" in sys.modules and sys.modules["xmodal.together"].rank() > 0
+    return "xmodal.batches.distributed" in sys.modules and sys.modules["xmodal.batches.distributed"].rank() > 0
 
 
 def _show(chosen: argparse.Namespace, result: Any) -> None:
@@ -94,16 +94,16 @@ def _about_disk(error: OSError, chosen: argparse.Namespace) -> str:
 
 
 def _corpora(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines import own
-    from pipelines.corpus import stages_of
-    from pipelines.inspect import origin
+    from pipelines.fetching import user_lists
+    from pipelines.stages._corpus import stages_of
+    from pipelines.upkeep.inspection import origin
     from xmodal import corpora
-    from xmodal.outputs import directories
-    from xmodal.storage import open_storage
+    from xmodal.root.outputs import directories
+    from xmodal.root.storage import open_storage
 
     storage = open_storage(chosen.root) if chosen.root else None
     built = [(o, origin(o)) for o in directories(storage) if o.complete] if storage else []
-    yours = [own.remembered(storage, name) for name in own.names(storage)] if storage else []
+    yours = [user_lists.remembered(storage, name) for name in user_lists.names(storage)] if storage else []
     rows = []
     for corpus in [*map(corpora.load, corpora.names()), *filter(None, yours)]:
         about = {
@@ -120,7 +120,7 @@ def _corpora(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _plan(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.plan import plan
+    from pipelines.upkeep.planning import plan
 
     site = _site(chosen)
     rows = [row for of, corpus, stages in _targets(chosen, site) for row in plan(of, corpus, stages)]
@@ -128,24 +128,24 @@ def _plan(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _build(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines import own
-    from pipelines.corpus import build_stages, unread
+    from pipelines.fetching import user_lists
+    from pipelines.stages._corpus import build_stages, unread
 
     site, rows, notes = _site(chosen), [], []
     targets = _targets(chosen, site)
     if ignored := unread(site.settings, (stage for _, _, stages in targets for stage in stages)):
         site.progress.say(f"no stage of this build reads {', '.join(ignored)}")
     for of, corpus, stages in targets:
-        with own.named(of.storage, corpus.name, of.list_at):
+        with user_lists.named(of.storage, corpus.name, of.list_at):
             rows += build_stages(of, corpus, stages)
-        notes += own.notes(of.storage, corpus.name) if of.list_at else []
-        notes += own.not_clips(of.storage, corpus.name) if {"frames", "clips"} & {*stages} else []
+        notes += user_lists.notes(of.storage, corpus.name) if of.list_at else []
+        notes += user_lists.not_clips(of.storage, corpus.name) if {"frames", "clips"} & {*stages} else []
     return {"root": site.storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)]}, 0
 
 
 def _retry(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.corpus import retry
-    from pipelines.retry import retry_units
+    from pipelines.stages._corpus import retry
+    from pipelines.upkeep.retries import retry_units
 
     done = {}
     for text, (of, corpus, stages) in zip(chosen.targets, _targets(chosen, _site(chosen)), strict=True):
@@ -157,15 +157,15 @@ def _retry(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _seal(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.corpus import Site, reseal
-    from xmodal.storage import open_storage
+    from pipelines.stages._corpus import Site, reseal
+    from xmodal.root.storage import open_storage
 
     site = Site(open_storage(chosen.root))
     return {corpus.name: reseal(of, corpus) for of, corpus, _ in _targets(chosen, site)}, 0
 
 
 def _status(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.inspect import status
+    from pipelines.upkeep.inspection import status
 
     return status(_existing(chosen.root)), 0
 
@@ -173,8 +173,8 @@ def _status(chosen: argparse.Namespace) -> tuple[Any, int]:
 def _verify(chosen: argparse.Namespace) -> tuple[Any, int]:
     from dataclasses import asdict
 
-    from pipelines.inspect import forget, verify
-    from pipelines.progress import Progress
+    from pipelines.engine.progress_line import Progress
+    from pipelines.upkeep.inspection import forget, verify
 
     storage = _existing(chosen.root)
     files, damage = verify(storage, Progress())
@@ -185,7 +185,12 @@ def _verify(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _train(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.experiments import on_corpus, recipe_with, train, train_on_ray
+    from pipelines.papers.recipe_runs import (
+        on_corpus,
+        recipe_with,
+        train,
+        train_on_ray,
+    )
 
     recipe = recipe_with(chosen.recipe, chosen.set)
     if chosen.corpus:
@@ -199,7 +204,7 @@ def _train(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _evaluate(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from xmodal.scoring import score, write_ids
+    from xmodal.evaluation.matrix_metrics import score, write_ids
 
     _check_evaluated(chosen)
     if chosen.write_ids:
@@ -216,8 +221,8 @@ def _evaluate(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _evaluate_model(chosen: argparse.Namespace) -> Any:
-    from pipelines.experiments import evaluate, evaluate_released
-    from pipelines.progress import Progress
+    from pipelines.engine.progress_line import Progress
+    from pipelines.papers.recipe_runs import evaluate, evaluate_released
 
     asked: dict[str, Any] = {"device": chosen.device, "progress": Progress()}
     asked |= {"distance": chosen.distance, "extended": chosen.eccv}
@@ -231,7 +236,7 @@ def _evaluate_model(chosen: argparse.Namespace) -> Any:
 
 def _is_released(chosen: argparse.Namespace) -> bool:
     """Whether what is to be evaluated is a file of weights, and no run."""
-    from xmodal.runs import BEST, RECIPE
+    from xmodal.training.run_folder import BEST, RECIPE
 
     if not chosen.run or chosen.run.is_dir() or (chosen.run.name == BEST and (chosen.run.parent / RECIPE).is_file()):
         return False
@@ -240,34 +245,36 @@ def _is_released(chosen: argparse.Namespace) -> bool:
 
 def _check_evaluated(chosen: argparse.Namespace) -> None:
     if chosen.json and chosen.latex:
-        raise Trouble("--json and --latex are two ways to print the same: give one")
+        raise UserError("--json and --latex are two ways to print the same: give one")
     is_released = _is_released(chosen)
     if is_released and not chosen.vocabulary:
-        raise Trouble(f"{chosen.run} is weights alone: add --vocabulary with the words that were released with it")
+        raise UserError(f"{chosen.run} is weights alone: add --vocabulary with the words that were released with it")
     if not is_released and any((chosen.vocabulary, chosen.records, chosen.features, chosen.set)):
-        raise Trouble("--vocabulary, --records, --features and --set belong to a file of weights: a run knows its own")
+        raise UserError(
+            "--vocabulary, --records, --features and --set belong to a file of weights: a run knows its own"
+        )
     if sum(map(bool, (chosen.run, chosen.scores, chosen.write_ids))) != 1:
-        raise Trouble("say what to evaluate: the folder of a run, or --scores with a matrix")
+        raise UserError("say what to evaluate: the folder of a run, or --scores with a matrix")
     if chosen.run and chosen.corpus and not is_released:
-        raise Trouble("a run knows its own corpus: leave out --corpus, and choose among its splits with --split")
+        raise UserError("a run knows its own corpus: leave out --corpus, and choose among its splits with --split")
     if not chosen.run and not chosen.corpus:
-        raise Trouble("--scores and --write-ids need --corpus")
+        raise UserError("--scores and --write-ids need --corpus")
     if chosen.ids and not chosen.scores:
-        raise Trouble("--ids belongs to --scores: it says what the matrix' rows and columns are")
+        raise UserError("--ids belongs to --scores: it says what the matrix' rows and columns are")
 
 
 def _look(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.experiments import look, look_at_clips
-    from pipelines.progress import Progress
+    from pipelines.engine.progress_line import Progress
+    from pipelines.papers.recipe_runs import look, look_at_clips
 
     if chosen.probes and (chosen.items or chosen.first is not None):
-        raise Trouble("--items and --first belong to --attention and --frames: probes are of a whole split")
+        raise UserError("--items and --first belong to --attention and --frames: probes are of a whole split")
     some = {"items": chosen.items} | ({} if chosen.first is None else {"first": chosen.first})
     if chosen.frames:
         some |= {"split": chosen.split, "features": chosen.features}
         return look_at_clips(str(chosen.run), chosen.root, chosen.frames, Progress(), **some), 0
     if chosen.features:
-        raise Trouble("--features belongs to --frames: a run knows its own")
+        raise UserError("--features belongs to --frames: a run knows its own")
     where = (chosen.run, chosen.root, chosen.split, chosen.device)
     return look(*where, Progress(), chosen.attention, **some), 0
 
@@ -275,10 +282,10 @@ def _look(chosen: argparse.Namespace) -> tuple[Any, int]:
 def _stats(chosen: argparse.Namespace) -> tuple[Any, int]:
     from dataclasses import asdict
 
-    from pipelines.progress import Progress
+    from pipelines.engine.progress_line import Progress
     from xmodal import corpora
-    from xmodal.dataset import open_dataset
-    from xmodal.stats import describe
+    from xmodal.batches.dataset import open_dataset
+    from xmodal.checks.statistics import describe
 
     ours = chosen.corpus.endswith(".py") or chosen.corpus in corpora.names()
     corpus = corpora.load(chosen.corpus) if ours else None
@@ -289,8 +296,8 @@ def _stats(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _reproduce(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.engine.progress_line import Progress
     from pipelines.papers.reproduction import overview, reproduce
-    from pipelines.progress import Progress
 
     told, text = ("records", "features", "pixels", "vectors", "weights", "device"), " ".join(chosen.names)
     if not (text or chosen.root or chosen.json):
@@ -300,9 +307,9 @@ def _reproduce(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _leakage(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.corpus import Site
-    from pipelines.leakage import leakage
-    from xmodal.outputs import find
+    from pipelines.stages._corpus import Site
+    from pipelines.upkeep.leakage_report import leakage
+    from xmodal.root.outputs import find
 
     storage = _existing(chosen.root)
     known = {output.config["corpus"] for output in find(chosen.root, "records")}
@@ -312,22 +319,22 @@ def _leakage(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _publish(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.corpus import Site
-    from pipelines.progress import Progress
-    from pipelines.publish import feature_stores, publish
+    from pipelines.engine.progress_line import Progress
+    from pipelines.publishing.dataset_repository import feature_stores, publish
+    from pipelines.stages._corpus import Site
 
     if len(chosen.targets) != 1:
-        raise Trouble("publish takes one corpus, because --out is one folder")
+        raise UserError("publish takes one corpus, because --out is one folder")
     storage = _existing(chosen.root)
     ((_, corpus, _),) = _targets(chosen, Site(storage))
     return publish(corpus, storage, chosen.out, feature_stores(corpus, storage), Progress()), 0
 
 
 def _import(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.exchange import import_features
-    from pipelines.progress import Progress
-    from xmodal.exchange import open_source
-    from xmodal.storage import open_storage
+    from pipelines.engine.progress_line import Progress
+    from pipelines.publishing.feature_import import import_features
+    from xmodal.features.foreign_formats import open_source
+    from xmodal.root.storage import open_storage
 
     source = open_source(chosen.source, chosen.ids, chosen.key)
     where = open_storage(chosen.root)
@@ -335,23 +342,23 @@ def _import(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _export(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.exchange import export_features
-    from pipelines.progress import Progress
+    from pipelines.engine.progress_line import Progress
+    from pipelines.publishing.feature_export import export_features
 
     some = (chosen.ids, chosen.split, chosen.corpus)
     return export_features(chosen.features, chosen.out, chosen.array, *some, Progress()), 0
 
 
 def _vectors(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.progress import Progress
-    from pipelines.vectors import tell, train
+    from pipelines.commands.vectors import tell, train
+    from pipelines.engine.progress_line import Progress
 
     if not chosen.train:
         if chosen.root or chosen.split or chosen.tokenizer or chosen.cleaning:
-            raise Trouble("--root, --split, --tokenizer and --cleaning are of --train: of what is learned, and how")
+            raise UserError("--root, --split, --tokenizer and --cleaning are of --train: of what is learned, and how")
         return tell(Path(chosen.file), chosen.words, chosen.index, Progress()), 0
     if not (chosen.root and chosen.split) or chosen.words or chosen.index:
-        raise Trouble("--train takes a corpus with --root and --split; ask for --words and --index of what it wrote")
+        raise UserError("--train takes a corpus with --root and --split; ask for --words and --index of what it wrote")
     words = (chosen.tokenizer or "nltk", chosen.cleaning or "none")
     return train(chosen.file, chosen.root, chosen.split, *words, chosen.train, Progress()), 0
 
@@ -361,7 +368,7 @@ def _demo(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.demo.world import World
 
     if "://" in (chosen.root or ""):
-        raise Trouble("the demo takes a folder of this machine as its root")
+        raise UserError("the demo takes a folder of this machine as its root")
     folder = Path(chosen.root or "demo")
     chosen.root = str(folder / "root")
     return demo(_site(chosen), folder, World(chosen.items)), 0
@@ -370,7 +377,7 @@ def _demo(chosen: argparse.Namespace) -> tuple[Any, int]:
 def _doctor(chosen: argparse.Namespace) -> tuple[Any, int]:
     from dataclasses import asdict
 
-    from pipelines.doctor import examine
+    from pipelines.upkeep.machine import examine
 
     checks = examine(chosen.root)
     return [asdict(check) for check in checks], int(any(c.needed and c.verdict != "ok" for c in checks))
@@ -400,13 +407,13 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
 
 
 def _site(chosen: argparse.Namespace) -> Any:
-    from pipelines.corpus import CONFIGS, Site
-    from pipelines.progress import Progress
-    from pipelines.settings import parse_settings
-    from xmodal.storage import open_storage
+    from pipelines.engine.progress_line import Progress
+    from pipelines.engine.typed_settings import parse_settings
+    from pipelines.stages._corpus import CONFIGS, Site
+    from xmodal.root.storage import open_storage
 
     if chosen.raw is not None and not chosen.raw.is_dir():
-        raise Trouble(f"--raw {chosen.raw} is not a folder")
+        raise UserError(f"--raw {chosen.raw} is not a folder")
     settings = parse_settings(chosen.set, CONFIGS)
     storage = open_storage(chosen.root)
     return Site(storage, _runner(chosen), Progress(), chosen.raw, chosen.weights, chosen.vectors, settings)
@@ -414,13 +421,13 @@ def _site(chosen: argparse.Namespace) -> Any:
 
 def _runner(chosen: argparse.Namespace) -> Any:
     """Ray is imported when the first unit is to be done: an up-to-date root needs none."""
-    from pipelines.engine import serial
+    from pipelines.engine.building import serial
 
     def on_ray(open_worker: Any, units: Any, resources: Any) -> Iterator[Any]:
         try:
-            from pipelines.ray_runner import RayRunner
+            from pipelines.engine.ray_runner import RayRunner
         except ModuleNotFoundError as error:
-            raise Trouble(f"{error.name} is not installed: pip install 'xmodal[cluster]', or add --serial") from error
+            raise UserError(f"{error.name} is not installed: pip install 'xmodal[cluster]', or add --serial") from error
         yield from RayRunner(chosen.workers, chosen.address)(open_worker, units, resources)
 
     return serial if chosen.serial else on_ray
@@ -428,8 +435,8 @@ def _runner(chosen: argparse.Namespace) -> Any:
 
 def _targets(chosen: argparse.Namespace, site: Any) -> list[tuple[Any, Any, list[str]]]:
     """`coco` is its data, `coco/resnet` one stage; a Python file or your own data may stand for the name."""
-    from pipelines.corpus import STAGES, USUAL
-    from pipelines.own import is_data
+    from pipelines.fetching.user_lists import is_data
+    from pipelines.stages._corpus import STAGES, USUAL
     from xmodal import corpora
 
     targets = []
@@ -437,7 +444,7 @@ def _targets(chosen: argparse.Namespace, site: Any) -> list[tuple[Any, Any, list
         name, _, stage = text.rpartition("/")
         if not name or stage not in STAGES or (name not in corpora.names() and os.path.isdir(text)):
             if "/" in text and not text.endswith(".py") and not is_data(text, {}, site.storage):
-                raise Trouble(f"no stage {stage!r}; there are: {', '.join(STAGES)}")
+                raise UserError(f"no stage {stage!r}; there are: {', '.join(STAGES)}")
             name, stage = text, ""
         of, corpus = _target(name, chosen, site)
         targets.append((of, corpus, [stage] if stage else list(USUAL)))
@@ -448,28 +455,30 @@ def _target(name: str, chosen: argparse.Namespace, site: Any) -> tuple[Any, Any]
     """The corpus, and the site with where its files lie."""
     from dataclasses import replace
 
-    from pipelines import own
+    from pipelines.fetching import user_lists
     from xmodal import corpora
 
-    flags = own.told(chosen)
-    if name not in corpora.names() and own.is_data(name, flags, site.storage):
-        found = own.describe(name, flags, site.storage)
+    flags = user_lists.told(chosen)
+    if name not in corpora.names() and user_lists.is_data(name, flags, site.storage):
+        found = user_lists.describe(name, flags, site.storage)
         raw = {} if site.raw else {"raw": found.folder, "archives": False}  # nobody asked to look into archives
         return replace(site, files=found.places, list_at=found.place, **raw), found.corpus
     if flags:
-        raise Trouble(f"--{next(iter(flags))} is for data of your own: a list, a folder or hf://…, which {name} is not")
-    known = None if name.endswith(".py") or name in corpora.names() else own.remembered(site.storage, name)
-    if known and not site.raw and (folder := own.folder_of(site.storage, name)):
+        raise UserError(
+            f"--{next(iter(flags))} is for data of your own: a list, a folder or hf://…, which {name} is not"
+        )
+    known = None if name.endswith(".py") or name in corpora.names() else user_lists.remembered(site.storage, name)
+    if known and not site.raw and (folder := user_lists.folder_of(site.storage, name)):
         site = replace(site, raw=folder, archives=False)
     return site, known or corpora.load(name)
 
 
 def _existing(root: str) -> Any:
-    from xmodal.storage import open_storage
+    from xmodal.root.storage import open_storage
 
     storage = open_storage(root)
     if not storage.names(""):
-        raise Trouble(f"there is nothing under {root}: is this the root you built?")
+        raise UserError(f"there is nothing under {root}: is this the root you built?")
     return storage
 
 

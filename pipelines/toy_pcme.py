@@ -19,7 +19,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
-from xmodal.densities import Gaussians, squared_between_samples
+from xmodal.losses.gaussians import Gaussians, squared_between_samples
 from xmodal.models.pcme import kl_divergence, pair_losses
 
 SIDES = 3  # shapes, and colours

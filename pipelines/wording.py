@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from pipelines.progress import duration
+from pipelines.engine.progress_line import duration
 
 Result = dict[str, Any]
 STATS = 14  # the width of a column
@@ -78,7 +78,7 @@ def _missing(row: Result) -> list[str]:
 
 def _passing(row: Result) -> list[str]:
     """What tries clips again that are not bad for good."""
-    from xmodal.sampling import PASSING  # numpy comes in here, of which `doctor` says whether it is there
+    from xmodal.media.frame_times import PASSING  # numpy comes in here, of which `doctor` says whether it is there
 
     kinds = [kind for kind in PASSING if row["stage"] == "frames" and kind in row["failures"]]
     return [f"`xmodal retry {row['corpus']}/frames` tries those of {' and '.join(kinds)} again"] if kinds else []
@@ -419,7 +419,7 @@ def _few(found: list[Any], most: int = 3) -> str:
 
 
 def vectors(result: Result) -> list[str]:
-    from xmodal.vectors import Coverage
+    from xmodal.text.word_vectors import Coverage
 
     if "captions" in result:
         told = f"{result['words']:,} words of {result['captions']:,} captions, {result['width']} numbers each"

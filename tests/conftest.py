@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from xmodal.corpora import Corpus
-from xmodal.storage import Storage, open_storage
+from xmodal.root.storage import Storage, open_storage
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def any_root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(scope="session")
 def ray_cluster(s3_endpoint: str) -> Iterator[None]:
     """One small Ray cluster for all tests that need none of their own; its workers know the S3 server."""
-    ray_runner = pytest.importorskip("pipelines.ray_runner")
+    ray_runner = pytest.importorskip("pipelines.engine.ray_runner")
     ray_runner.connect()
     yield
     ray_runner.disconnect()

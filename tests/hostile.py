@@ -8,17 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipelines import killable
-from xmodal import media
-from xmodal.media import Sampled, sample_frames
-from xmodal.sampling import Frame
+from pipelines.engine import killable_worker
+from xmodal.media import frame_sampling
+from xmodal.media.frame_sampling import Sampled, sample_frames
+from xmodal.media.frame_times import Frame
 
 PROGRAM = "from tests.hostile import serve; serve()"
 
 
 def serve() -> None:
-    media.sample_frames = sample_or_worse  # type: ignore[assignment]
-    killable.serve()
+    frame_sampling.sample_frames = sample_or_worse  # type: ignore[assignment]
+    killable_worker.serve()
 
 
 def serve_the_second_time(mark: str) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from xmodal.corpora import Raw
-from xmodal.records import Row
+from xmodal.raw.raw_files import Raw
+from xmodal.records.tables import Row
 
 R = TypeVar("R", bound=Row)
 

@@ -15,15 +15,33 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pipelines.corpus import Site, build_records
 from pipelines.demo.world import BACKGROUNDS, COLOURS, KINDS, World, describe, scene
-from pipelines.engine import build
-from pipelines.stage import Counts, Inputs, Sink, Stage
-from xmodal.corpora import View, load
-from xmodal.features import FeatureSpec, index_files, shard_file, write_shard
-from xmodal.models import Features, Optimiser, Phase, Recipe, Step, Tokens
+from pipelines.engine.building import build
+from pipelines.engine.stage import (
+    Counts,
+    Inputs,
+    Sink,
+    Stage,
+)
+from pipelines.stages._corpus import Site, build_records
+from xmodal.corpora import load
+from xmodal.features.store import (
+    FeatureSpec,
+    index_files,
+    shard_file,
+    write_shard,
+)
 from xmodal.models.vsepp import VSEPPConfig
-from xmodal.storage import open_storage
+from xmodal.recipes import (
+    Features,
+    Optimiser,
+    Phase,
+    Recipe,
+    Step,
+    Tokens,
+    View,
+)
+from xmodal.root.storage import open_storage
 
 PICTURES = Path(__file__).parent / "fixtures/pictures.py"
 WORLD = World(captions_per_item=5, ambiguity=0.0, partiality=0.4, synonymy=0.0, noise=0.0)

@@ -10,8 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.stage import Counts, Inputs, Resources, Sink, Stage
-from xmodal.features import (
+from pipelines.engine.stage import (
+    Counts,
+    Inputs,
+    Resources,
+    Sink,
+    Stage,
+)
+from xmodal.features.store import (
     FeatureSpec,
     extents_file,
     index_files,

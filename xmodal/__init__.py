@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from xmodal.outputs import Output, find
-from xmodal.trouble import Trouble
+from xmodal.errors import UserError
+from xmodal.root.outputs import Output, find
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xmodal.dataset import Dataset
+    from xmodal.batches.dataset import Dataset
 
-__all__ = ["Output", "Trouble", "find", "open"]
+__all__ = ["Output", "UserError", "find", "open"]
 __version__ = "0.1.0"
 
 
@@ -19,6 +19,6 @@ def open(root: "str | Path", corpus: str, records: str | None = None) -> "Datase
 
     Where a root has several records of a corpus, `records` is the identity of those to open.
     """
-    from xmodal.dataset import open_dataset  # tokenizers and Parquet are not for every import
+    from xmodal.batches.dataset import open_dataset  # tokenizers and Parquet are not for every import
 
     return open_dataset(str(root), corpus, records)

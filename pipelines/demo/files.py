@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from xmodal.corpora import Corpus, Raw, Source
+from xmodal.corpora import Corpus, Source
+from xmodal.raw.raw_files import Raw
 
 
 class Unpublishable(ValueError):

@@ -13,17 +13,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines import experiments
-from pipelines.corpus import USUAL, Site, build_stages
 from pipelines.demo import coco, mrw, tgif
 from pipelines.demo.files import serve_at
 from pipelines.demo.server import Behaviour, serve
 from pipelines.demo.world import World
+from pipelines.papers import recipe_runs
+from pipelines.stages._corpus import USUAL, Site, build_stages
 from xmodal.corpora import Corpus, Source, load
-from xmodal.identity import fingerprint
-from xmodal.models import Optimiser, Phase, Pixels, Recipe, Step, Tokens
-from xmodal.storage import open_storage
-from xmodal.trouble import Trouble
+from xmodal.errors import UserError
+from xmodal.recipes import (
+    Optimiser,
+    Phase,
+    Pixels,
+    Recipe,
+    Step,
+    Tokens,
+)
+from xmodal.root.identity import fingerprint
+from xmodal.root.storage import open_storage
 
 CUT = "zips/val2014.zip"
 FEWEST = 10  # scenes: one of ten is for testing
@@ -60,7 +67,7 @@ class Show:
 def demo(site: Site, folder: Path, world: World) -> dict[str, Any]:
     """Builds every stage of each corpus, trains and evaluates; what `xmodal demo --json` prints."""
     if world.items < FEWEST:
-        raise Trouble(f"of {world.items} scenes none is left to test on: the demo needs at least {FEWEST}")
+        raise UserError(f"of {world.items} scenes none is left to test on: the demo needs at least {FEWEST}")
     every = shows(world)
     shown = every if importlib.util.find_spec("av") else every[:1]
     return learned(site, folder, shown) | {"left_out": [show.corpus.name for show in every[len(shown) :]]}
@@ -104,8 +111,8 @@ def _runs(site: Site, folder: Path, show: Show, identity: Mapping[str, str]) -> 
         used |= {"pixels": identity["pixels"]} if any(phase.pixels for phase in recipe.phases) else {}
         run = folder / f"{recipe.name}-{fingerprint([recipe, used])[:12]}"
         site.progress.say(f"training {recipe.name}")
-        outcome = experiments.train(recipe, site.storage.url, run, threads=1, progress=site.progress, **used)
-        report = experiments.evaluate(run, site.storage.url, show.test, "cpu", site.progress)
+        outcome = recipe_runs.train(recipe, site.storage.url, run, threads=1, progress=site.progress, **used)
+        report = recipe_runs.evaluate(run, site.storage.url, show.test, "cpu", site.progress)
         runs.append({"training": outcome, "evaluation": json.loads(report.to_json())})
     return runs
 
@@ -118,7 +125,7 @@ def recipes() -> tuple[Recipe, ...]:
     """
     steps = Optimiser("adam", 3e-3, clip_norm=2.0, schedule=Step((8,), 0.1))
     once = Phase(12, steps, {"ranking": 1.0})
-    pvse, pcme = (experiments.recipes()[name].phases[0] for name in ("pvse-coco", "pcme-coco"))
+    pvse, pcme = (recipe_runs.recipes()[name].phases[0] for name in ("pvse-coco", "pcme-coco"))
     learning = replace(steps, learning_rate=2e-3, schedule=Step((6,), 0.1))
     warm = Phase(8, learning, pvse.weights)
     tuned = Phase(1, replace(learning, learning_rate=1e-4), pvse.weights, pixels=Pixels("resized", flip=True))
@@ -133,12 +140,12 @@ def recipes() -> tuple[Recipe, ...]:
 def _of_clips(name: str) -> Recipe:
     """PVSE's video model, from features alone."""
     steps = Optimiser("adam", 2e-3, clip_norm=2.0, schedule=Step((8,), 0.1))
-    short = _small(name, (Phase(12, steps, experiments.recipes()[name].phases[0].weights),), embeddings=2)
+    short = _small(name, (Phase(12, steps, recipe_runs.recipes()[name].phases[0].weights),), embeddings=2)
     return replace(short, name=f"demo-{name}", batch_size=32)
 
 
 def _small(name: str, phases: tuple[Phase, ...], **model: Any) -> Recipe:
-    known = experiments.recipes()[name]
+    known = recipe_runs.recipes()[name]
     return replace(
         known,
         name=f"demo-{name.partition('-')[0]}",

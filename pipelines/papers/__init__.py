@@ -1,1 +1,1 @@
-"""Every table and figure of the five papers as data, one TOML file a paper: how each is found, checked and run."""
+"""Papers: every table and figure of the five papers as data, a TOML file a paper; how one is found, checked and run."""

@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipelines import experiments as recipes
-from pipelines.corpus import STAGES
+from pipelines.papers import recipe_runs
+from pipelines.stages._corpus import STAGES
 from xmodal import corpora
-from xmodal.metrics import RECALLS, Direction
-from xmodal.models import Features, Recipe
-from xmodal.trouble import Trouble
+from xmodal.errors import UserError
+from xmodal.metrics.ranks import RECALLS, Direction
+from xmodal.recipes import Features, Recipe
 
 FOLDER = Path(__file__).parent
 KINDS = {"Table": ("table", "tab", "t", ""), "Figure": ("figure", "fig", "f", ""), "§": ("section", "sec", "text", "")}
@@ -116,9 +116,9 @@ def find(text: str) -> tuple[Experiment, ...]:
             spelled = _spelled(of_paper(paper))
             if wanted not in spelled:
                 there = ", ".join(each.number for each in of_paper(paper))
-                raise Trouble(f"no experiment {text!r}; of {paper} there are: {there}")
+                raise UserError(f"no experiment {text!r}; of {paper} there are: {there}")
             return (spelled[wanted],)
-    raise Trouble(
+    raise UserError(
         f"no paper {text!r}; there are: {', '.join(papers())}; name one, or one of its experiments: pvse table 2"
     )
 
@@ -161,9 +161,9 @@ class Available:
     @classmethod
     def now(cls, commands: Iterable[str]) -> "Available":
         try:
-            known = recipes.recipes()
+            known = recipe_runs.recipes()
         except ModuleNotFoundError as error:
-            raise Trouble(f"{error.name} is not installed: pip install 'xmodal[train]'") from error
+            raise UserError(f"{error.name} is not installed: pip install 'xmodal[train]'") from error
         return cls(known, frozenset(corpora.names()), frozenset(STAGES), frozenset(commands))
 
 
@@ -199,19 +199,19 @@ def lacks(row: Row, available: Available) -> list[str]:
         return [*found, f"recipe {row.recipe}"]
     try:
         recipe = recipe_of(row, available)
-    except Trouble:
+    except UserError:
         return [*found, f"setting {' '.join(row.settings)} of recipe {row.recipe}"]
     return [*found, *_unbuilt(recipe, available)]
 
 
 def recipe_of(row: Row, available: Available) -> Recipe:
     if row.settings:
-        return recipes.recipe_with(row.recipe, list(row.settings))
+        return recipe_runs.recipe_with(row.recipe, list(row.settings))
     return available.recipes[row.recipe]
 
 
 def _unbuilt(recipe: Recipe, available: Available) -> Iterator[str]:
-    from xmodal.training import unbuilt
+    from xmodal.training.fit import unbuilt
 
     for view in (recipe.view, recipe.validation):
         if view.corpus not in available.corpora:

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipelines import experiments
+from pipelines.engine.typed_settings import apply, parse_settings
+from pipelines.papers import recipe_runs
 from pipelines.papers.experiments import (
     LISTS,
     MEASURES,
@@ -22,16 +23,16 @@ from pipelines.papers.experiments import (
     sees_pictures,
     state,
 )
-from pipelines.resnet import ResNetConfig
-from pipelines.settings import apply, parse_settings
-from xmodal.chosen import choose, made_by, open_features
-from xmodal.judging import EXCLUSIVE, OWN, headline
-from xmodal.models import Features, Recipe, Tokens
-from xmodal.outputs import Output
-from xmodal.reports import Report
-from xmodal.runs import LAST
-from xmodal.trouble import Trouble
-from xmodal.views import splits
+from pipelines.stages.resnet import ResNetConfig
+from xmodal.errors import UserError
+from xmodal.features.opening import made_by, open_features
+from xmodal.metrics.protocols import EXCLUSIVE, OWN, headline
+from xmodal.metrics.reports import Report
+from xmodal.recipes import Features, Recipe, Tokens
+from xmodal.records.views import splits
+from xmodal.root.outputs import Output
+from xmodal.root.selection import choose
+from xmodal.training.run_folder import LAST
 
 
 def overview() -> list[dict[str, Any]]:
@@ -51,7 +52,7 @@ def reproduce(
     if root is None:
         return [about(each, available) for each in found]
     if len(found) != 1:
-        raise Trouble(f"--root trains one table: name it, such as {found[0].name}")
+        raise UserError(f"--root trains one table: name it, such as {found[0].name}")
     rows = run(found[0], available, root, runs, **circumstances)
     return [about(found[0], available) | {"rows": rows, "to_run": _others(found[0], available)}]
 
@@ -114,19 +115,19 @@ def run(
     """
     ready = _ready_runs(experiment, available)
     if not ready:
-        raise Trouble(f"{experiment.name} has no row that can be run; {state(experiment, available)}")
+        raise UserError(f"{experiment.name} has no row that can be run; {state(experiment, available)}")
     device, progress = circumstances["device"], circumstances["progress"]
     recipes = {row.run: recipe_of(row, available) for row in ready}
     _check(experiment, recipes, root, runs, circumstances)
     for name, recipe in recipes.items():
         own = circumstances if _vectors(recipe) else circumstances | {"vectors": None}
-        experiments.train(recipe, root, runs / name, **own)
+        recipe_runs.train(recipe, root, runs / name, **own)
     rows = []
     for row in experiment.rows:
         found = None
         if is_ready(row, available):
             split = recipes[row.run].validation.split if experiment.on_validation else None
-            report = experiments.evaluate(runs / row.run, root, split, device, progress, distance=row.score or None)
+            report = recipe_runs.evaluate(runs / row.run, root, split, device, progress, distance=row.score or None)
             found = {column: measured(report, column) for column in _given(experiment, report)}
         rows.append(asdict(row) | {"measured": found})
     return rows
@@ -146,7 +147,7 @@ def _check(
         found |= dict.fromkeys(_without_vectors(recipe, runs / name, circumstances.get("vectors")))
         found |= dict.fromkeys(_not_built(recipe, experiment, root, circumstances))
     if found:
-        raise Trouble(f"nothing of {experiment.name} is trained yet: {'; '.join(found)}")
+        raise UserError(f"nothing of {experiment.name} is trained yet: {'; '.join(found)}")
     told = dict.fromkeys(_other_network(recipe, experiment, root, circumstances) for recipe in recipes.values())
     for text in filter(None, told):
         circumstances["progress"].say(text)
@@ -164,18 +165,18 @@ def _not_built(recipe: Recipe, experiment: Experiment, root: str, circumstances:
     first, *others = _builds(recipe, experiment, root)
     try:
         tables = choose(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
-    except Trouble as trouble:
+    except UserError as trouble:
         yield _with_command(trouble, first)
         return
     yield from _absent_splits(recipe, tables)
     for stage, command in zip(_stages(recipe), others, strict=True):
         try:
             open_features(root, stage, circumstances.get("pixels" if stage == "pixels" else "features"), tables)
-        except Trouble as trouble:
+        except UserError as trouble:
             yield _with_command(trouble, command)
 
 
-def _with_command(trouble: Trouble, command: str) -> str:
+def _with_command(trouble: UserError, command: str) -> str:
     """Adds the paper's build command where an output is absent; a choice among several has another cure."""
     absent, builds, _ = str(trouble).partition(": build it first")
     return f"{absent} (`{command}`)" if builds else absent

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.corpus import Site, build_stages
+from pipelines.stages._corpus import Site, build_stages
 from tests.benchmarks.measured import Bar, Measured
 from xmodal.corpora import Corpus, Source, load
 from xmodal.corpora.coco import CAPTIONS, CAPTIONS_MEMBER, FOLDERS, INSTANCES, INSTANCES_MEMBER
-from xmodal.plausible import FAR, LabelSets, PlausibleMatches
-from xmodal.storage import open_storage
+from xmodal.metrics.plausible_matches import FAR, LabelSets, PlausibleMatches
+from xmodal.root.storage import open_storage
 
 BARS = {
     "coco_parse_s": Bar(maximum=60),

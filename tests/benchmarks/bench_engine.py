@@ -8,14 +8,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from pipelines import ray_runner
-from pipelines.engine import Runner, build, serial
-from pipelines.journal import Journal
+from pipelines.engine import ray_runner
+from pipelines.engine.building import Runner, build, serial
+from pipelines.engine.journal import Journal
 from tests.benchmarks.measured import Bar, Measured, median
 from tests.benchmarks.noop_stage import Noop, noop
-from xmodal.identity import canonical_json
-from xmodal.outputs import Unit
-from xmodal.storage import LocalStorage, open_storage
+from xmodal.root.identity import canonical_json
+from xmodal.root.outputs import Unit
+from xmodal.root.storage import LocalStorage, open_storage
 
 BARS = {
     "unit_overhead_serial_ms": Bar(maximum=0.5),

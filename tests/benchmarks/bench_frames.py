@@ -16,16 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.engine import build
-from pipelines.frames import FramesConfig, frames
-from pipelines.killable import Killable
+from pipelines.engine.building import build
+from pipelines.engine.killable_worker import Killable
+from pipelines.stages.frames import FramesConfig, frames
 from tests.benchmarks import moving
 from tests.benchmarks.measured import Bar, Measured, timed
 from tests.benchmarks.other_ways import Pixels, burst, encoded_again, piped, require_ffmpeg
 from tests.benchmarks.sampling_alone import MORE, WARM_UP, count_jpegs, jpegs, sampled
-from tests.test_resnet_stage import sealed
-from xmodal.clips import FrameStore
-from xmodal.storage import open_storage
+from tests.stages.test_resnet_stage import sealed
+from xmodal.features.frame_store import FrameStore
+from xmodal.root.storage import open_storage
 
 BARS = {
     "gif_vs_ffmpeg": Bar(minimum=1.8),

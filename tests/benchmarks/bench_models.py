@@ -25,20 +25,37 @@ from torch.nn.utils import clip_grad_norm_
 
 from tests.benchmarks.measured import Bar, Measured, timed
 from tests.benchmarks.official import Flags, pcme_pmrp, pcme_training, pvse_evaluation, pvse_training
-from tests.test_features import write_store
-from xmodal import checkpoints, optimisers
-from xmodal.batches import ANNOTATED, Batch, Loader, Padded, Reader, Stream
-from xmodal.dataset import Examples, Texts
-from xmodal.evaluation import Silence
-from xmodal.features import FeatureSpec, FeatureStore
-from xmodal.metrics import WHOLE, Both, Pairs, Similarities, fold_windows, pack_labels, ranks
-from xmodal.models import Inputs, Phase, Recipe
+from tests.features.test_features import write_store
+from xmodal.batches.batch import (
+    ANNOTATED,
+    Batch,
+    Padded,
+    Stream,
+)
+from xmodal.batches.dataset import Examples, Texts
+from xmodal.batches.loader import Loader
+from xmodal.batches.reader import Reader
+from xmodal.evaluation import released_weights
+from xmodal.features.store import FeatureSpec, FeatureStore
+from xmodal.metrics.ranked_lists import ZETAS, plausible
+from xmodal.metrics.ranks import (
+    WHOLE,
+    Both,
+    Pairs,
+    Similarities,
+    fold_windows,
+    pack_labels,
+    ranks,
+)
+from xmodal.models import Inputs
 from xmodal.models.pcme import PCME_COCO
 from xmodal.models.pvse import PVSE, PVSE_COCO
 from xmodal.models.vsepp import VSEPP_COCO
-from xmodal.places import Log, Place
-from xmodal.ranked import ZETAS, plausible
-from xmodal.training import _step, _Work
+from xmodal.progress import Silence
+from xmodal.recipes import Phase, Recipe
+from xmodal.training import optimisers
+from xmodal.training.checkpoint import Log, Place
+from xmodal.training.fit import _step, _Work
 
 BARS = {
     "train_step_vs_official": Bar(minimum=1.0),  # PVSE and PCME heads from cached features
@@ -239,7 +256,7 @@ def _pvse_step(anchors: Path) -> Measured:
     model, criterion = model_class(range(VOCABULARY), flags), loss_class(flags)
     adam = torch.optim.Adam(model.parameters(), 2e-4, amsgrad=True)
     theirs = _Official(model, criterion, lambda out: (*out[:2], *out[4:]), adam)
-    ours = checkpoints.convert(model.state_dict(), vars(flags)).build()
+    ours = released_weights.convert(model.state_dict(), vars(flags)).build()
     return _compare(theirs, ours, PVSE_COCO, PVSE_COCO.phases[0], f"PVSE's, K = 2, batch {BATCH}")
 
 
@@ -258,7 +275,7 @@ def _pcme_step(anchors: Path) -> Measured:
     phase = PCME_COCO.phases[0]
     phase = replace(phase, optimiser=replace(phase.optimiser, rule="adam"))
     against = f"PCME's, J = 7, batch {BATCH}, with torch's Adam for both"
-    return _compare(theirs, checkpoints.convert(state).build(), PCME_COCO, phase, against)
+    return _compare(theirs, released_weights.convert(state).build(), PCME_COCO, phase, against)
 
 
 def _compare(theirs: _Official, ours: nn.Module, recipe: Recipe, phase: Phase, against: str) -> Measured:

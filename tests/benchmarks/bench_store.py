@@ -38,12 +38,12 @@ from tests.benchmarks.competitors import (
 from tests.benchmarks.evict import evict, let_go
 from tests.benchmarks.measured import Bar, Measured, median, timed
 from tests.benchmarks.store_plot import draw
-from tests.test_features import write_store
-from xmodal.arrays import buffer
-from xmodal.batches import Loader
-from xmodal.batches import Reader as BatchReader
-from xmodal.dataset import Examples, Texts
-from xmodal.features import FeatureSpec, FeatureStore, write_shard
+from tests.features.test_features import write_store
+from xmodal.batches.dataset import Examples, Texts
+from xmodal.batches.loader import Loader
+from xmodal.batches.reader import Reader as BatchReader
+from xmodal.features.store import FeatureSpec, FeatureStore, write_shard
+from xmodal.features.zarr_arrays import buffer
 
 BARS = {
     "random_fp16_vs_memmap": Bar(minimum=0.90),

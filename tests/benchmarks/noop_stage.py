@@ -3,7 +3,12 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pipelines.stage import Counts, Inputs, Sink, Stage
+from pipelines.engine.stage import (
+    Counts,
+    Inputs,
+    Sink,
+    Stage,
+)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from xmodal.media import encode_jpeg
+from xmodal.media.frame_sampling import encode_jpeg
 
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int]  # width first

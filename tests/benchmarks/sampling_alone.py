@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from xmodal.media import Sampled, encode_jpeg, sample_frames
-from xmodal.sampling import Frame, Limits
+from xmodal.media.frame_sampling import Sampled, encode_jpeg, sample_frames
+from xmodal.media.frame_times import Frame, Limits
 
 WARM_UP, MORE = 20, 500  # clips; memory is said to grow after the first
 ENDLESS = Limits(bytes=1 << 40, frames=1 << 40, seconds=1 << 40, samples=1 << 40)

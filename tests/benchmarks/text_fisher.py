@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from tests.benchmarks.measured import Measured, median, timed
-from xmodal.fisher import Mixture
-from xmodal.sentences import Codebook, Coding
+from xmodal.text.fisher import Mixture
+from xmodal.text.sentence_vectors import Codebook, Coding
 
 SENTENCES, WORDS, DIMENSIONS, COMPONENTS = 1024, 8_000, 300, 30
 TIMES = 5

@@ -18,13 +18,14 @@ from typing import Any, BinaryIO
 import numpy as np
 from nltk import word_tokenize
 
-from pipelines.vocabulary import COUNTS, VocabularyConfig, vocabulary
+from pipelines.stages.vocabulary import COUNTS, VocabularyConfig, vocabulary
 from tests.benchmarks.measured import Measured, timed
-from tests.test_sparse import tables
-from xmodal.outputs import Output
-from xmodal.records import Caption, Item, Split
-from xmodal.storage import open_storage
-from xmodal.text import Vocabulary, count_words, tokenized, tokenizer
+from tests.records.test_sparse import tables
+from xmodal.records.tables import Caption, Item, Split
+from xmodal.root.outputs import Output
+from xmodal.root.storage import open_storage
+from xmodal.text.tokenizers import count_words, tokenized, tokenizer
+from xmodal.text.vocabularies import Vocabulary
 
 CAPTIONS = 1 << 20  # sixteen units of the stage
 SAMPLE = 5_000  # captions a round: NLTK takes up to a tenth of a millisecond for each

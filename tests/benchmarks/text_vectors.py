@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.benchmarks.measured import Measured
-from xmodal.vector_files import VectorFile
-from xmodal.vector_index import write_index
-from xmodal.vectors import read_vectors
+from xmodal.text.vector_files import VectorFile
+from xmodal.text.vector_index import write_index
+from xmodal.text.word_vectors import read_vectors
 
 BYTES, WIDTH, WORDS, DRAWN, OURS = 10**9, 300, 12_000, 2_000, 5
 Read = Callable[[Path, list[str]], NDArray[np.float32]]

@@ -2,11 +2,11 @@
 
 import sys
 
-from pipelines.engine import build
-from pipelines.ray_runner import RayRunner, disconnect
-from pipelines.stage import Stage
+from pipelines.engine.building import build
+from pipelines.engine.ray_runner import RayRunner, disconnect
+from pipelines.engine.stage import Stage
 from tests.toy_stages import Letters, Words, letters, words
-from xmodal.storage import open_storage
+from xmodal.root.storage import open_storage
 
 
 def work() -> Stage[Words, str]:

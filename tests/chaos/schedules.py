@@ -5,7 +5,7 @@
 A schedule kills drivers, workers or raylets at random moments, starts the driver again, and compares the finished root
 with one that was never disturbed. What dies a second later (Ray's agents, a dead driver's workers) is left to die. Some
 kills come too late and hit nothing; how many hit is printed. That a crash at each single change of the file system does
-no harm is tests/test_engine.py's to show.
+no harm is tests/engine/test_engine.py's to show.
 """
 
 import random
@@ -19,10 +19,10 @@ from typing import Literal
 
 import psutil
 
-from pipelines.engine import build
+from pipelines.engine.building import build
 from tests.chaos.driver import work
 from tests.conftest import new_bucket, s3_server, tree_digest
-from xmodal.storage import open_storage
+from xmodal.root.storage import open_storage
 
 Victim = Literal["driver", "worker", "raylet"]
 VICTIMS: tuple[Victim, ...] = ("driver", "worker", "raylet")

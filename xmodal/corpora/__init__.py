@@ -14,20 +14,20 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import BinaryIO, Literal
+from typing import Literal
 
-from xmodal.records import Row
-from xmodal.storage import LocalStorage, Storage
-from xmodal.trouble import Trouble
+from xmodal.errors import UserError
+from xmodal.raw.raw_files import Raw
+from xmodal.recipes import EVERY
+from xmodal.records.derived_splits import Drawn
+from xmodal.records.tables import Row
 
 Part = Literal["annotations", "media"]
+
+
 ReleaseClass = Literal[
     "all", "features", "ids", "nothing"
 ]  # what may be published: itself, what was computed from it, …
-EVERY = "all"  # the items of all splits and of none
-HUMAN = "human"  # the source of captions that people wrote of what they saw
-UNRELATED_TEXT = "unrelated"  # of those that people wrote too, but that tell of something else
-WRITTEN = frozenset({HUMAN, UNRELATED_TEXT})
 
 
 @dataclass(frozen=True)
@@ -54,44 +54,9 @@ class Source:
             raise ValueError(f"{self.path}: a source without URL says in `how` what a person must do")
 
 
-class Raw:
-    """The publisher's files, by the paths that the sources give them. Files are opened, never listed or guessed."""
-
-    def __init__(self, storage: Storage, keys: Mapping[str, str]) -> None:
-        self._storage, self._keys = storage, keys
-
-    @staticmethod
-    def folder(path: str | Path) -> "Raw":
-        """A folder that holds the files already; for notebooks and tests."""
-        base = Path(path)
-        keys = {str(p.relative_to(base).as_posix()): str(p.relative_to(base)) for p in base.rglob("*") if p.is_file()}
-        return Raw(LocalStorage(str(base)), keys)
-
-    @staticmethod
-    def of_file(path: Path) -> "Raw":
-        """One file alone, under its name."""
-        return Raw(LocalStorage(str(path.absolute().parent)), {path.name: path.name})
-
-    def open(self, path: str) -> BinaryIO:
-        if path not in self._keys:
-            raise Trouble(f"{path} is not among the publisher's files: fetch it, or give its folder with --raw")
-        return self._storage.open(self._keys[path])
-
-    def __contains__(self, path: str) -> bool:
-        return path in self._keys
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """How many items a paper drew at random to validate and to test on, where it tells no more; the others train."""
-
-    val: int
-    test: int
-
-
 @dataclass(frozen=True)
 class Printed:
-    """A number that a paper prints: of a split, or of what `xmodal.stats.Statistics.counts` calls so."""
+    """A number that a paper prints: of a split, or of what `xmodal.checks.statistics.Statistics.counts` calls so."""
 
     what: str  # items, captions, first_five, vocabulary, words_per_caption, or a count
     value: float
@@ -106,12 +71,12 @@ class Corpus:
 
     A part that `release` does not name is released as "nothing". `counts` are asserted after a full parse: of a table
     ("captions"), or of what a table holds for one split ("items:karpathy/train"). `drawn` are splits by who drew them,
-    which no record names: `xmodal.splits` makes "two_branch/train" of them and a seed. `printed` stands beside what is
-    there in `xmodal stats`. `kinds` are those of its items and labels, by which one knows its stages before it is
-    parsed. `unpack` is for media that lie inside the annotations: of those that `media` lists it writes the wanted ones
-    into a folder, each whole when it is yielded. `card` names the template of its card, where that is not of the
-    corpus' name. With `whole_paths` a file at hand is known by its path and not by its name, which says nothing where
-    it is 1.jpg.
+    which no record names: `xmodal.records.derived_splits` makes "two_branch/train" of them and a seed. `printed`
+    stands beside what is there in `xmodal stats`. `kinds` are those of its items and labels, by which one knows its
+    stages before it is parsed. `unpack` is for media that lie inside the annotations: of those that `media` lists it
+    writes the wanted ones into a folder, each whole when it is yielded. `card` names the template of its card, where
+    that is not of the corpus' name. With `whole_paths` a file at hand is known by its path and not by its name, which
+    says nothing where it is 1.jpg.
     """
 
     name: str
@@ -140,24 +105,6 @@ class Corpus:
             raise ValueError(f"corpus {self.name}: two sources have one path")
 
 
-@dataclass(frozen=True)
-class View:
-    """What one reader sees of a corpus: `captions_per_item` None is all of them, 5 the first five by position.
-
-    `text` is the source of the captions. Sparse corpora are views too: their splits name the part that is annotated,
-    "karpathy/train@10%x2", or the one that is not (`xmodal.splits`).
-    """
-
-    corpus: str
-    split: str
-    captions_per_item: int | None = None
-    text: str = HUMAN
-
-    def __post_init__(self) -> None:
-        if self.captions_per_item is not None and self.captions_per_item < 1:
-            raise ValueError(f"captions_per_item is None or at least 1, not {self.captions_per_item}")
-
-
 def names() -> list[str]:
     """Every corpus that has a module here."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
@@ -168,7 +115,7 @@ def load(name: str) -> Corpus:
     if name.endswith(".py"):
         return _corpus_of(_module_from_file(name), name)
     if name not in names():
-        raise Trouble(
+        raise UserError(
             f"no corpus {name!r}; there are: {', '.join(names())}; a file mine.py with a CORPUS also works, and "
             "so do a list of yours (.parquet, .csv, .tsv, .jsonl), a folder with one, hf://ORG/NAME, and the name that "
             "the root has given to one"
@@ -179,7 +126,7 @@ def load(name: str) -> Corpus:
 def _module_from_file(path: str) -> ModuleType:
     file = Path(path).resolve()
     if not file.is_file():
-        raise Trouble(f"no corpus file {path}")
+        raise UserError(f"no corpus file {path}")
     name = f"xmodal_corpus_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
@@ -189,7 +136,7 @@ def _module_from_file(path: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # somebody's file: whatever it does wrong is for its writer to read
-        raise Trouble(f"corpus file {path} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise UserError(f"corpus file {path} cannot be loaded: {type(error).__name__}: {error}") from error
     finally:
         del sys.modules[name]  # else workers, which cannot import it, would be sent its name in place of its code
     return module
@@ -198,5 +145,5 @@ def _module_from_file(path: str) -> ModuleType:
 def _corpus_of(module: ModuleType, name: str) -> Corpus:
     corpus = getattr(module, "CORPUS", None)
     if not isinstance(corpus, Corpus):
-        raise Trouble(f"{name} defines no CORPUS of class xmodal.corpora.Corpus")
+        raise UserError(f"{name} defines no CORPUS of class xmodal.corpora.Corpus")
     return corpus

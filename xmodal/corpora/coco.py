@@ -32,10 +32,23 @@ Both files are read piece by piece, never whole. What stays in memory is 1.6 kB 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from xmodal.corpora import Corpus, Drawn, Printed, Raw, Source
-from xmodal.readers import has, json_members, once, value
-from xmodal.records import Caption, Item, Label, Row, Split
-from xmodal.trouble import Trouble
+from xmodal.corpora import Corpus, Printed, Source
+from xmodal.errors import UserError
+from xmodal.raw.raw_files import Raw
+from xmodal.raw.readers import (
+    has,
+    json_members,
+    once,
+    value,
+)
+from xmodal.records.derived_splits import Drawn
+from xmodal.records.tables import (
+    Caption,
+    Item,
+    Label,
+    Row,
+    Split,
+)
 
 KARPATHYS = Source(  # has his split of Flickr30k, too
     "caption_datasets.zip",
@@ -63,7 +76,7 @@ def parse(raw: Raw) -> Iterator[Row]:
         if name == "images":
             yield from _picture(image, f"{where}: images[{number}]", shown, images, sentences)
     if not images:
-        raise Trouble(f"{where} has no 'images'")
+        raise UserError(f"{where} has no 'images'")
 
 
 def _picture(
@@ -73,9 +86,9 @@ def _picture(
     where = f"{where} (cocoid {cocoid})"
     split, filename = value(image, "split", str, where), value(image, "filename", str, where)
     if split not in SPLITS:
-        raise Trouble(f"{where} is in an unknown split {split!r}; there are: {', '.join(SPLITS)}")
+        raise UserError(f"{where} is in an unknown split {split!r}; there are: {', '.join(SPLITS)}")
     if folder not in shown or filename != f"COCO_{folder}_{cocoid:012d}.jpg":
-        raise Trouble(f"{where} is {folder}/{filename}, which is no picture of {' or '.join(FOLDERS)} with this id")
+        raise UserError(f"{where} is {folder}/{filename}, which is no picture of {' or '.join(FOLDERS)} with this id")
     images.add(once(images, cocoid, where))
     yield shown[folder].item(cocoid, f"zips/{folder}.zip!{folder}/{filename}", where)
     yield from (Split(str(cocoid), name) for name in SPLITS[split])
@@ -86,14 +99,16 @@ def _picture(
 def _captions(image: object, cocoid: int, where: str, seen: set[int]) -> Iterator[Caption]:
     imgid, sentences = value(image, "imgid", int, where), value(image, "sentences", list, where)
     if not sentences:
-        raise Trouble(f"{where} has no captions")
+        raise UserError(f"{where} has no captions")
     for position, sentence in enumerate(sentences):
         here = f"{where}: sentences[{position}]"
         sentid, text = value(sentence, "sentid", int, here), " ".join(value(sentence, "raw", str, here).split())
         if value(sentence, "imgid", int, here) != imgid:
-            raise Trouble(f"{here}: caption {sentid} is of another image, imgid {sentence['imgid']} instead of {imgid}")
+            raise UserError(
+                f"{here}: caption {sentid} is of another image, imgid {sentence['imgid']} instead of {imgid}"
+            )
         if not text:
-            raise Trouble(f"{here}: caption {sentid} is empty")
+            raise UserError(f"{here}: caption {sentid} is empty")
         seen.add(once(seen, sentid, here))
         yield Caption(str(sentid), str(cocoid), position, text)
 
@@ -110,7 +125,7 @@ class _Shown:
 
     def item(self, cocoid: int, media: str, where: str) -> Item:
         if cocoid not in self.images:
-            raise Trouble(f"{where} has captions, but {self.where} has no image {cocoid}")
+            raise UserError(f"{where} has captions, but {self.where} has no image {cocoid}")
         width, height, licence, url = self.images[cocoid]
         name = None if licence is None else self._named("licenses", self.licences, licence)
         return Item(str(cocoid), media, width=width, height=height, licence=name, url=url)
@@ -121,7 +136,7 @@ class _Shown:
 
     def _named(self, table: str, names: Mapping[int, str], key: int) -> str:
         if key not in names:
-            raise Trouble(f"{self.where}: {table} has no id {key}, which an image or annotation refers to")
+            raise UserError(f"{self.where}: {table} has no id {key}, which an image or annotation refers to")
         return names[key]
 
     def add(self, table: str, record: object, where: str) -> None:
@@ -144,7 +159,7 @@ def _shown(raw: Raw, member: str) -> _Shown:
         shown.add(table, record, f"{shown.where}: {table}[{number}]")
     strays = sorted(shown.things.keys() - shown.images.keys())
     if strays:
-        raise Trouble(f"{shown.where} has annotations of image {strays[0]}, which is not among its images")
+        raise UserError(f"{shown.where} has annotations of image {strays[0]}, which is not among its images")
     return shown
 
 

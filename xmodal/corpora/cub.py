@@ -37,11 +37,20 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xmodal.archives import open_archive, tar_members
-from xmodal.corpora import Corpus, Printed, Raw, Source
-from xmodal.readers import lines, lines_of, once
-from xmodal.records import Caption, Item, Label, Oddity, Region, Row, Split
-from xmodal.trouble import Trouble
+from xmodal.corpora import Corpus, Printed, Source
+from xmodal.errors import UserError
+from xmodal.raw.archives import open_archive, tar_members
+from xmodal.raw.raw_files import Raw
+from xmodal.raw.readers import lines, lines_of, once
+from xmodal.records.tables import (
+    Caption,
+    Item,
+    Label,
+    Oddity,
+    Region,
+    Row,
+    Split,
+)
 
 IMAGES, CAPTIONS, CLASS_LISTS, SEEN = "CUB_200_2011.tgz", "cvpr2016_cub.tar.gz", "xlsa17.zip", "seen_test_images.txt"
 FOLDER, LIST_MEMBER = "CUB_200_2011", "xlsa17/data/CUB/{}.txt"
@@ -115,7 +124,7 @@ def _tables(raw: Raw, names: Collection[str]) -> dict[str, Table]:
             found[name] = _table(lines_of(file, f"{IMAGES}!{member}"), TABLES[name])
         if len(found) == len(wanted):
             return found
-    raise Trouble(f"{IMAGES} has no member {next(member for member, name in wanted.items() if name not in found)}")
+    raise UserError(f"{IMAGES} has no member {next(member for member, name in wanted.items() if name not in found)}")
 
 
 def _table(rows: Iterator[tuple[str, str]], count: int) -> Table:
@@ -123,7 +132,7 @@ def _table(rows: Iterator[tuple[str, str]], count: int) -> Table:
     for where, line in rows:
         number, *fields = line.split()
         if len(fields) != count or not number.isdecimal():
-            raise Trouble(f"{where} is {line!r:.60}, no number with {count} value{'s' * (count > 1)}")
+            raise UserError(f"{where} is {line!r:.60}, no number with {count} value{'s' * (count > 1)}")
         table[once(table, number, where)] = where, fields
     return table
 
@@ -135,12 +144,12 @@ def _birds(raw: Raw) -> _Birds:
         pictures[once(pictures, _key(path, where), where)] = number
     for name in TABLES.keys() - {"images", "classes"}:
         if wrong := sorted(tables[name].keys() ^ tables["images"].keys()):
-            raise Trouble(f"{IMAGES}: picture {wrong[0]} is in one of images.txt and {name}.txt alone")
+            raise UserError(f"{IMAGES}: picture {wrong[0]} is in one of images.txt and {name}.txt alone")
     for number, (where, (name,)) in tables["classes"].items():
         if _class_number(name, where) != int(number):
-            raise Trouble(f"{where}: class {number} is called {name}")
+            raise UserError(f"{where}: class {number} is called {name}")
     if not pictures:
-        raise Trouble(f"{IMAGES}: images.txt is empty")
+        raise UserError(f"{IMAGES}: images.txt is empty")
     return _Birds(pictures, tables)
 
 
@@ -148,23 +157,25 @@ def _key(path: str, where: str) -> str:
     """By what the files agree on: the number of the class, and the picture's name without its ending."""
     found = re.fullmatch(r"(\d{3})\.[^/\\]+/([^/\\]+)\.jpg", path)
     if not found:
-        raise Trouble(f"{where}: {path!r:.80} is no class/picture.jpg")
+        raise UserError(f"{where}: {path!r:.80} is no class/picture.jpg")
     return f"{found[1]}/{found[2]}"
 
 
 def _class_number(name: str, where: str) -> int:
     found = re.fullmatch(r"(\d{3})\.[^/\\]+", name)
     if not found:
-        raise Trouble(f"{where}: {name!r:.80} is no class, such as 001.Black_footed_Albatross")
+        raise UserError(f"{where}: {name!r:.80} is no class, such as 001.Black_footed_Albatross")
     return int(found[1])
 
 
 def _class_of(birds: _Birds, key: str, number: str) -> str:
     where, (label,) = birds.tables["image_class_labels"][number]
     if label not in birds.tables["classes"]:
-        raise Trouble(f"{where}: there is no class {label}")
+        raise UserError(f"{where}: there is no class {label}")
     if int(label) != int(key[:3]):
-        raise Trouble(f"{where}: picture {number} is of class {label}, but lies in the folder of class {int(key[:3])}")
+        raise UserError(
+            f"{where}: picture {number} is of class {label}, but lies in the folder of class {int(key[:3])}"
+        )
     return birds.classes[int(label)]
 
 
@@ -172,15 +183,15 @@ def _box(number: str, where: str, fields: Sequence[str]) -> Region:
     try:
         left, top, width, height = (float(field) for field in fields)
     except ValueError:
-        raise Trouble(f"{where} has {' '.join(fields)!r} where four numbers should be") from None
+        raise UserError(f"{where} has {' '.join(fields)!r} where four numbers should be") from None
     if not (math.isfinite(left + top + width + height) and min(width, height) > 0):
-        raise Trouble(f"{where} has {' '.join(fields)!r}, which is no box")
+        raise UserError(f"{where} has {' '.join(fields)!r}, which is no box")
     return Region(number, number, left=left, top=top, right=left + width, bottom=top + height)
 
 
 def _half(number: str, where: str, fields: Sequence[str]) -> Split:
     if fields[0] not in ("0", "1"):
-        raise Trouble(f"{where} has {fields[0]!r} where 1 (train) or 0 (test) should be")
+        raise UserError(f"{where} has {fields[0]!r} where 1 (train) or 0 (test) should be")
     return Split(number, "caltech/train" if fields[0] == "1" else "caltech/test")
 
 
@@ -188,14 +199,14 @@ def _class_list(raw: Raw, name: str, classes: Mapping[int, str]) -> set[int]:
     found, member = set[int](), LIST_MEMBER.format(name)
     with open_archive(raw, CLASS_LISTS) as archive:
         if member not in archive.namelist():
-            raise Trouble(f"{CLASS_LISTS} has no member {member}")
+            raise UserError(f"{CLASS_LISTS} has no member {member}")
         for where, line in lines_of(archive.open(member), f"{CLASS_LISTS}!{member}"):
             number = once(found, _class_number(line.strip(), where), where)
             if number not in classes:
-                raise Trouble(f"{where}: there is no class {number}")
+                raise UserError(f"{where}: there is no class {number}")
             found.add(number)
     if not found:
-        raise Trouble(f"{CLASS_LISTS}!{member} is empty")
+        raise UserError(f"{CLASS_LISTS}!{member} is empty")
     return found
 
 
@@ -206,7 +217,7 @@ def _refuse_crossing(lists: Mapping[str, set[int]], classes: Collection[int]) ->
         whole = set(classes) if who == "xian" else lists["xian/train"]
         if wrong := sorted((first & second) | ((first | second) ^ whole)):
             names = " and ".join(member for name, member in SPLITS.items() if name.startswith(f"{who}/"))
-            raise Trouble(f"{CLASS_LISTS}: {names} should divide {len(whole)} classes, but not so class {wrong[0]}")
+            raise UserError(f"{CLASS_LISTS}: {names} should divide {len(whole)} classes, but not so class {wrong[0]}")
 
 
 def _seen(raw: Raw, pictures: Mapping[str, str]) -> dict[str, str]:
@@ -215,10 +226,10 @@ def _seen(raw: Raw, pictures: Mapping[str, str]) -> dict[str, str]:
     for where, line in lines(raw, SEEN):
         key = once(found, _key(line.strip(), where), where)
         if key not in pictures:
-            raise Trouble(f"{where}: there is no picture {line.strip()}")
+            raise UserError(f"{where}: there is no picture {line.strip()}")
         found[key] = where
     if not found:
-        raise Trouble(f"{SEEN} is empty")
+        raise UserError(f"{SEEN} is empty")
     return found
 
 
@@ -241,10 +252,10 @@ def _captions(raw: Raw, pictures: Mapping[str, str]) -> dict[str, list[Caption |
         if name:
             where, key = f"{CAPTIONS}!{member}", f"{name[1]}/{name[2]}"
             if key not in pictures:
-                raise Trouble(f"{where} has captions, but {IMAGES} has no such picture")
+                raise UserError(f"{where} has captions, but {IMAGES} has no such picture")
             found[once(found, key, where)] = list(_ten(file, where, pictures[key]))
     if without := [key for key in pictures if key not in found]:
-        raise Trouble(f"{CAPTIONS} has no captions of {len(without):,} pictures, such as {without[0]}")
+        raise UserError(f"{CAPTIONS} has no captions of {len(without):,} pictures, such as {without[0]}")
     return found
 
 
@@ -259,7 +270,7 @@ def _ten(file: Iterator[bytes], where: str, number: str) -> Iterator[Caption | O
             yield Caption(f"{number}#{position}", number, position, caption)
             position += 1
     if position != TEN:
-        raise Trouble(f"{where} has {position} captions, not {TEN}")
+        raise UserError(f"{where} has {position} captions, not {TEN}")
 
 
 CORPUS = Corpus(

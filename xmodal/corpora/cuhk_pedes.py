@@ -20,10 +20,17 @@ The traps:
 
 from collections.abc import Iterator
 
-from xmodal.corpora import Corpus, Printed, Raw, Source
-from xmodal.readers import json_elements, once, value
-from xmodal.records import Caption, Item, Label, Row, Split
-from xmodal.trouble import Trouble
+from xmodal.corpora import Corpus, Printed, Source
+from xmodal.errors import UserError
+from xmodal.raw.raw_files import Raw
+from xmodal.raw.readers import json_elements, once, value
+from xmodal.records.tables import (
+    Caption,
+    Item,
+    Label,
+    Row,
+    Split,
+)
 
 RECORDS, PICTURES = "reid_raw.json", "imgs"
 FOLDERS = ("CUHK01", "CUHK03", "Market", "cam_a", "cam_b", "test_query", "train_query")
@@ -42,7 +49,7 @@ def parse(raw: Raw) -> Iterator[Row]:
         yield from _captions(record, path, where)
     for split in SPLITS:
         if split not in split_of.values():
-            raise Trouble(f"{RECORDS}: split {split!r} is empty")
+            raise UserError(f"{RECORDS}: split {split!r} is empty")
 
 
 def media(raw: Raw) -> Iterator[Source]:
@@ -57,7 +64,7 @@ def _path(record: object, where: str) -> str:
     path = value(record, "file_path", str, where)
     folder, *rest = path.split("/")
     if folder not in FOLDERS or not rest or {"", ".", ".."} & set(rest) or "\\" in path or not path.isprintable():
-        raise Trouble(f"{where}: {path!r:.80} is no picture below {', '.join(FOLDERS)}")
+        raise UserError(f"{where}: {path!r:.80} is no picture below {', '.join(FOLDERS)}")
     return path
 
 
@@ -65,9 +72,9 @@ def _belongings(record: object, path: str, where: str, split_of: dict[int, str])
     """`split_of` is the split of each person so far."""
     split, person = value(record, "split", str, where), value(record, "id", int, where)
     if split not in SPLITS:
-        raise Trouble(f"{where} is in an unknown split {split!r}; there are: {', '.join(SPLITS)}")
+        raise UserError(f"{where} is in an unknown split {split!r}; there are: {', '.join(SPLITS)}")
     if split_of.setdefault(person, split) != split:
-        raise Trouble(f"{where}: person {person} is in {split}, but also in {split_of[person]}")
+        raise UserError(f"{where}: person {person} is in {split}, but also in {split_of[person]}")
     yield Split(path, f"cuhk_pedes/{split}")
     yield Label(path, "identity", str(person))
 
@@ -75,11 +82,11 @@ def _belongings(record: object, path: str, where: str, split_of: dict[int, str])
 def _captions(record: object, path: str, where: str) -> Iterator[Caption]:
     captions = value(record, "captions", list, where)
     if not captions:
-        raise Trouble(f"{where} has no captions")
+        raise UserError(f"{where} has no captions")
     for position, caption in enumerate(captions):
         text = " ".join(caption.split()) if isinstance(caption, str) else ""
         if not text:
-            raise Trouble(f"{where}: captions[{position}] is {caption!r:.40}, no text")
+            raise UserError(f"{where}: captions[{position}] is {caption!r:.40}, no text")
         yield Caption(f"{path}#{position}", path, position, text)
 
 

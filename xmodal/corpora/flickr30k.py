@@ -33,11 +33,25 @@ splits, a caption without text, a number that is missing or twice. The JSON is r
 import re
 from collections.abc import Iterator, Mapping
 
-from xmodal.corpora import Corpus, Drawn, Printed, Raw, Source
+from xmodal.corpora import Corpus, Printed, Source
 from xmodal.corpora.coco import KARPATHYS
-from xmodal.readers import columns, json_members, once, split_files, value
-from xmodal.records import Caption, Item, Oddity, Row, Split
-from xmodal.trouble import Trouble
+from xmodal.errors import UserError
+from xmodal.raw.raw_files import Raw
+from xmodal.raw.readers import (
+    columns,
+    json_members,
+    once,
+    split_files,
+    value,
+)
+from xmodal.records.derived_splits import Drawn
+from xmodal.records.tables import (
+    Caption,
+    Item,
+    Oddity,
+    Row,
+    Split,
+)
 
 TOKENS = "results_20130124.token"
 CAPTIONS, CAPTIONS_MEMBER = KARPATHYS.path, "dataset_flickr30k.json"
@@ -82,7 +96,7 @@ def media(raw: Raw) -> Iterator[Source]:
 
 def _picture(image: str, where: str, karpathy: Places, plummer: Places) -> Iterator[Row]:
     if image not in plummer:
-        raise Trouble(f"{where}: picture {image} is in none of {', '.join(PLUMMER)}")
+        raise UserError(f"{where}: picture {image} is in none of {', '.join(PLUMMER)}")
     yield Item(image, f"flickr30k-images/{image}.jpg")
     yield from (Split(image, splits[image][0]) for splits in (karpathy, plummer) if image in splits)
     if image not in karpathy:
@@ -92,14 +106,14 @@ def _picture(image: str, where: str, karpathy: Places, plummer: Places) -> Itera
 def _caption(image: str, position: int, text: str, where: str) -> Caption:
     words = " ".join(text.split())
     if not words:
-        raise Trouble(f"{where}: caption {position} of {image} is empty")
+        raise UserError(f"{where}: caption {position} of {image} is empty")
     return Caption(f"{image}#{position}", image, position, words)
 
 
 def _named(name: str, where: str) -> tuple[str, int]:
     found = NAME.fullmatch(name)
     if found is None or found[2] is None:
-        raise Trouble(f"{where}: {name!r:.60} is not the name of a caption, such as 1000092795.jpg#0")
+        raise UserError(f"{where}: {name!r:.60} is not the name of a caption, such as 1000092795.jpg#0")
     return found[1], int(found[2])
 
 
@@ -112,26 +126,26 @@ def _karpathy(raw: Raw) -> Places:
             filename, split = value(image, "filename", str, here), value(image, "split", str, here)
             name = NAME.fullmatch(filename)
             if name is None or name[2] is not None:
-                raise Trouble(f"{here}: {filename!r:.60} is not the name of a picture, such as 1000092795.jpg")
+                raise UserError(f"{here}: {filename!r:.60} is not the name of a picture, such as 1000092795.jpg")
             if split not in KARPATHY:
-                raise Trouble(f"{here} is in an unknown split {split!r}; there are: {', '.join(KARPATHY)}")
+                raise UserError(f"{here} is in an unknown split {split!r}; there are: {', '.join(KARPATHY)}")
             found[once(found, name[1], here)] = KARPATHY[split], here
     for split in KARPATHY.values():
         if all(split != other for other, _ in found.values()):
-            raise Trouble(f"{where}: {split} is empty")
+            raise UserError(f"{where}: {split} is empty")
     return found
 
 
 def _refuse_gaps(positions: Mapping[str, set[int]]) -> None:
     for image, seen in positions.items():
         if missing := set(range(max(seen))) - seen:
-            raise Trouble(f"{TOKENS}: picture {image} has no caption #{min(missing)}, but a #{max(seen)}")
+            raise UserError(f"{TOKENS}: picture {image} has no caption #{min(missing)}, but a #{max(seen)}")
 
 
 def _refuse_strangers(splits: Places, known: Mapping[str, object]) -> None:
     for image, (split, where) in splits.items():
         if image not in known:
-            raise Trouble(f"{where}: picture {image} of {split} has no captions in {TOKENS}")
+            raise UserError(f"{where}: picture {image} of {split} has no captions in {TOKENS}")
 
 
 CORPUS = Corpus(

@@ -29,8 +29,8 @@ for each of its chains, with the same box: `<id>:<number of the object>:<chain>`
 - Chain 0 is no chain but what cannot be seen ("the background"): such phrases have no group, and none is like another.
 - A phrase may have several types ("bodyparts/people"); a space ends them, and words may contain a slash.
 - Boxes count pixels from 1 and name the last one: 1 is subtracted from xmin and ymin, which gives Region's edges.
-- A chain may have many boxes: `xmodal.regions.merged` puts them together, as localisation is scored. They are rows as
-  they were published here. A chain may also have no object at all.
+- A chain may have many boxes: `xmodal.detection.boxes.merged` puts them together, as localisation is scored. They are
+  rows as they were published here. A chain may also have no object at all.
 - An object may have no box: its region has no coordinates, and as `attributes` the flags that are set, "scene" (the
   whole picture is it) or "nobndbox".
 - The captions of UNRELATED_CAPTIONS are of source "unrelated": readers of "human" captions do not see them. Their
@@ -52,12 +52,22 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from xmodal.archives import open_archive
-from xmodal.corpora import HUMAN, UNRELATED_TEXT, Corpus, Printed, Raw, Source
+from xmodal.corpora import Corpus, Printed, Source
 from xmodal.corpora.flickr30k import HOW, PLUMMER, PLUMMERS
-from xmodal.readers import lines, lines_of, split_files
-from xmodal.records import Caption, Item, Match, Oddity, Region, Row, Split
-from xmodal.trouble import Trouble
+from xmodal.errors import UserError
+from xmodal.raw.archives import open_archive
+from xmodal.raw.raw_files import Raw
+from xmodal.raw.readers import lines, lines_of, split_files
+from xmodal.recipes import HUMAN, UNRELATED_TEXT
+from xmodal.records.tables import (
+    Caption,
+    Item,
+    Match,
+    Oddity,
+    Region,
+    Row,
+    Split,
+)
 
 ANNOTATIONS, SENTENCES_MEMBER, XML_MEMBER = (
     "flickr30k_entities/annotations.zip",
@@ -87,16 +97,16 @@ def parse(raw: Raw) -> Iterator[Row]:
     with open_archive(raw, ANNOTATIONS) as archive:
         for image in _images(archive):
             if image not in plummer:
-                raise Trouble(f"{ANNOTATIONS}: picture {image} is in none of {', '.join(PLUMMER)}")
+                raise UserError(f"{ANNOTATIONS}: picture {image} is in none of {', '.join(PLUMMER)}")
             images.add(image)
             yield from _shown(archive, image)
             yield Split(image, plummer[image][0])
             yield from _captions(archive, image, unrelated)
     for image, (split, where) in plummer.items():
         if image not in images:
-            raise Trouble(f"{where}: picture {image} of {split} is not in {ANNOTATIONS}")
+            raise UserError(f"{where}: picture {image} of {split} is not in {ANNOTATIONS}")
     for (image, number), where in unrelated.items():
-        raise Trouble(f"{where}: picture {image} has no caption {number + 1}")
+        raise UserError(f"{where}: picture {image} has no caption {number + 1}")
 
 
 def media(raw: Raw) -> Iterator[Source]:
@@ -112,12 +122,12 @@ def _images(archive: zipfile.ZipFile) -> list[str]:
     images = {name.partition("/")[2].rpartition(".")[0] for name in members}
     for image in sorted(images):
         if not re.fullmatch("[0-9]{1,20}", image):
-            raise Trouble(f"{ANNOTATIONS}: {image!r} is not the number of a picture")
+            raise UserError(f"{ANNOTATIONS}: {image!r} is not the number of a picture")
         for name in (XML_MEMBER.format(image), SENTENCES_MEMBER.format(image)):
             if name not in members:
-                raise Trouble(f"{ANNOTATIONS}: picture {image} has no {name}")
+                raise UserError(f"{ANNOTATIONS}: picture {image} has no {name}")
     if not images:
-        raise Trouble(f"{ANNOTATIONS} has no {SENTENCES_MEMBER.format('<id>')}")
+        raise UserError(f"{ANNOTATIONS} has no {SENTENCES_MEMBER.format('<id>')}")
     return sorted(images, key=lambda image: (int(image), image))
 
 
@@ -127,9 +137,9 @@ def _unrelated(raw: Raw) -> Unrelated:
         if not line.startswith("#"):
             entry = re.fullmatch(r"([0-9]+) ([1-9][0-9]{0,3})", line.strip())
             if entry is None:
-                raise Trouble(f"{where}: {line!r:.60} is not a picture and the number of a caption, from 1")
+                raise UserError(f"{where}: {line!r:.60} is not a picture and the number of a caption, from 1")
             if (caption := (entry[1], int(entry[2]) - 1)) in found:
-                raise Trouble(f"{where}: caption {entry[2]} of {entry[1]} is there a second time")
+                raise UserError(f"{where}: caption {entry[2]} of {entry[1]} is there a second time")
             found[caption] = where
     return found
 
@@ -137,7 +147,7 @@ def _unrelated(raw: Raw) -> Unrelated:
 def _read(archive: zipfile.ZipFile, name: str) -> tuple[str, bytes]:
     where, size = f"{ANNOTATIONS}!{name}", archive.getinfo(name).file_size
     if size > LONGEST:
-        raise Trouble(f"{where} has {size:,} bytes; a file of one picture has at most {LONGEST:,}")
+        raise UserError(f"{where} has {size:,} bytes; a file of one picture has at most {LONGEST:,}")
     return where, archive.read(name)
 
 
@@ -174,9 +184,9 @@ def _sentences(where: str, data: bytes) -> list[tuple[str, str]]:
     found = [(place, line) for place, line in lines_of(io.BytesIO(data), where) if line.strip()]
     for number, (place, _) in enumerate(found, 1):
         if place != f"{where}:{number}":
-            raise Trouble(f"{place}: a blank line stands before it, so the captions' numbers cannot be told")
+            raise UserError(f"{place}: a blank line stands before it, so the captions' numbers cannot be told")
     if not found:
-        raise Trouble(f"{where} has no captions")
+        raise UserError(f"{where} has no captions")
     return found
 
 
@@ -196,7 +206,7 @@ def _caption(line: str, where: str) -> tuple[str, list[Phrase], bool]:
 
 def _has_brackets(between: str, where: str) -> bool:
     if "[/" in between:
-        raise Trouble(f"{where}: {between[between.index('[/') :]!r:.60} is not [/EN#chain/type words]")
+        raise UserError(f"{where}: {between[between.index('[/') :]!r:.60} is not [/EN#chain/type words]")
     return "[" in between or "]" in between
 
 
@@ -204,7 +214,7 @@ def _types(slashed: str, where: str) -> tuple[str, ...]:
     types = tuple(slashed.removeprefix("/").split("/"))
     for name in types:
         if name not in TYPES:
-            raise Trouble(f"{where}: unknown type {name!r}; there are: {', '.join(TYPES)}")
+            raise UserError(f"{where}: unknown type {name!r}; there are: {', '.join(TYPES)}")
     return types
 
 
@@ -219,11 +229,11 @@ def _shown(archive: zipfile.ZipFile, image: str) -> Iterator[Row]:
     where, data = _read(archive, XML_MEMBER.format(image))
     root = _xml(data, where)
     if (filename := _text(_child(root, "filename", where))) != f"{image}.jpg":
-        raise Trouble(f"{where} is of {filename!r:.60}, not of {image}.jpg")
+        raise UserError(f"{where} is of {filename!r:.60}, not of {image}.jpg")
     size = _child(root, "size", where)
     width, height = _number(size, "width", where), _number(size, "height", where)
     if min(width, height) < 1:
-        raise Trouble(f"{where}: a picture has pixels, not {width} x {height}")
+        raise UserError(f"{where}: a picture has pixels, not {width} x {height}")
     yield Item(image, f"flickr30k-images/{image}.jpg", width=width, height=height)
     for number, thing in enumerate(root.findall("object")):
         yield from _regions(thing, Object(image, number, f"{where}: object[{number}]"), (width, height))
@@ -241,10 +251,10 @@ class Object:
 def _regions(element: Element, it: Object, size: tuple[int, int]) -> Iterator[Row]:
     chains = [_text(name) for name in element.findall("name")]
     if not chains or not all(re.fullmatch("[0-9]+", chain) for chain in chains):
-        raise Trouble(f"{it.where} has the names {chains}, which are not numbers of chains")
+        raise UserError(f"{it.where} has the names {chains}, which are not numbers of chains")
     box, flags = _box(element, it.where), _flags(element, it.where)
     if box and flags:
-        raise Trouble(f"{it.where} has a box and says that it has none: {', '.join(flags)}")
+        raise UserError(f"{it.where} has a box and says that it has none: {', '.join(flags)}")
     left, top, right, bottom = box or (None, None, None, None)
     for chain in dict.fromkeys(chains):
         key = f"{it.image}:{it.number}:{chain}"
@@ -261,12 +271,12 @@ def _box(element: Element, where: str) -> tuple[int, int, int, int] | None:
     """Left, top, right, bottom from 0 with the last two excluded, of pixels from 1 with both ends included."""
     boxes = element.findall("bndbox")
     if len(boxes) > 1:
-        raise Trouble(f"{where} has {len(boxes)} boxes; one object has one")
+        raise UserError(f"{where} has {len(boxes)} boxes; one object has one")
     if not boxes:
         return None
     left, top, right, bottom = (_number(boxes[0], edge, where) for edge in EDGES)
     if left > right or top > bottom:
-        raise Trouble(f"{where} has an empty box: x from {left} to {right}, y from {top} to {bottom}")
+        raise UserError(f"{where} has an empty box: x from {left} to {right}, y from {top} to {bottom}")
     return left - 1, top - 1, right, bottom
 
 
@@ -278,14 +288,14 @@ def _flags(element: Element, where: str) -> tuple[str, ...]:
 def _child(element: Element, name: str, where: str) -> Element:
     found = element.findall(name)
     if len(found) != 1:
-        raise Trouble(f"{where} has {len(found) or 'no'} {name!r}{' instead of one' if found else ''}")
+        raise UserError(f"{where} has {len(found) or 'no'} {name!r}{' instead of one' if found else ''}")
     return found[0]
 
 
 def _number(element: Element, name: str, where: str) -> int:
     text = _text(_child(element, name, where))
     if not re.fullmatch("-?[0-9]{1,9}", text):
-        raise Trouble(f"{where}: {name!r} is {text!r:.40}, no whole number")
+        raise UserError(f"{where}: {name!r} is {text!r:.40}, no whole number")
     return int(text)
 
 
@@ -298,12 +308,12 @@ def _xml(data: bytes, where: str) -> Element:
     try:
         text = data.decode("utf-8-sig")
         if "<!DOCTYPE" in text:
-            raise Trouble(f"{where} has a document type, which is not read")
+            raise UserError(f"{where} has a document type, which is not read")
         return ElementTree.fromstring(text)
     except UnicodeDecodeError as error:
-        raise Trouble(f"{where} is not UTF-8, at its byte {error.start + 1}") from None
+        raise UserError(f"{where} is not UTF-8, at its byte {error.start + 1}") from None
     except ElementTree.ParseError as error:
-        raise Trouble(f"{where} is not the XML it should be: {error}") from error
+        raise UserError(f"{where} is not the XML it should be: {error}") from error
 
 
 CORPUS = Corpus(

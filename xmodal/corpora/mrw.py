@@ -19,15 +19,15 @@ The traps:
   refused: the authors' code could not have run on it.
 - `gulp_num_frames` counts frames of the authors' own, at 8 a second: it is not read.
 - Any run of white space is one space. What the authors clean sentences of for their vocabulary stays in these rows: it
-  is a step of the recipes (`xmodal.text`).
+  is a step of the recipes (`xmodal.text.tokenizers`).
 - The authors' clips of val and test are twice as long as those of train: these were not drawn like that.
 - 44,107 + 1,000 + 5,000 are the paper's numbers. Nobody has counted them in the files, so nothing asserts them.
 
 The archive is read from its beginning to its end, twice: once for the rows, once for the list of the clips. Who has it
 unpacked packs it again: `tar -czf mrw-v1.0.tar.gz mrw-v1.0.json split`. The authors' clips (19 GB, see the homepage)
 are taken from the raw folder, where they are mp4/<id>.mp4, or <id>.mp4 alone. Their Gulp dump (54 GB) will do too, as
-gulp/{train,valid,test}/data_0.gulp and meta_0.gmeta there (`xmodal.gulp`): the file of a clip is then the JPEGs of its
-frames, 8 a second.
+gulp/{train,valid,test}/data_0.gulp and meta_0.gmeta there (`xmodal.raw.gulp`): the file of a clip is then the JPEGs of
+its frames, 8 a second.
 """
 
 import re
@@ -36,11 +36,24 @@ from dataclasses import dataclass
 from typing import IO
 from urllib.parse import urlsplit
 
-from xmodal.archives import tar_members
-from xmodal.corpora import Corpus, Printed, Raw, Source
-from xmodal.readers import has, json_elements_of, lines_of, once, value
-from xmodal.records import Caption, Item, Oddity, Row, Split
-from xmodal.trouble import Trouble
+from xmodal.corpora import Corpus, Printed, Source
+from xmodal.errors import UserError
+from xmodal.raw.archives import tar_members
+from xmodal.raw.raw_files import Raw
+from xmodal.raw.readers import (
+    has,
+    json_elements_of,
+    lines_of,
+    once,
+    value,
+)
+from xmodal.records.tables import (
+    Caption,
+    Item,
+    Oddity,
+    Row,
+    Split,
+)
 
 ARCHIVE, SENTENCES = "mrw-v1.0.tar.gz", "mrw-v1.0.json"
 LISTS = {"mrw/train": ("train",), "mrw/val": ("valid", "val"), "mrw/test": ("test",)}  # any one of these names
@@ -60,7 +73,7 @@ def parse(raw: Raw) -> Iterator[Row]:
         elif name in SPLITS:
             lists[name] = _listed(file, f"{ARCHIVE}!{name}")
     if not clips:
-        raise Trouble(NOTHING)
+        raise UserError(NOTHING)
     yield from _splits(clips, lists)
 
 
@@ -68,7 +81,7 @@ def media(raw: Raw) -> Iterator[Source]:
     """A file for every clip; those without address are to be got by hand."""
     clips = [clip for name, file in tar_members(raw, ARCHIVE) if name == SENTENCES for clip in _clips(file)]
     if not clips:
-        raise Trouble(NOTHING)
+        raise UserError(NOTHING)
     return (Source(clip.media, clip.url, how="" if clip.url else BY_HAND, part="media") for clip in clips)
 
 
@@ -98,7 +111,7 @@ def _clips(file: IO[bytes]) -> Iterator[_Clip]:
         seen.add(once(seen, id, where))
         sentence = " ".join(value(record, "sentence", str, where).split())
         if not sentence:
-            raise Trouble(f"{where} ({id}): its sentence is empty")
+            raise UserError(f"{where} ({id}): its sentence is empty")
         yield _Clip(id, where, sentence, *_address(value(record, "images", dict, where), where))
 
 
@@ -108,7 +121,7 @@ def _address(images: dict[str, object], where: str) -> tuple[str | None, str | N
         return None, "mp4_url is empty: no address"
     url = value(images, "mp4_url", str, where)
     if not re.match("https?://[^/]+/", url):
-        raise Trouble(f"{where}: 'mp4_url' is {url!r:.100}, no http address")
+        raise UserError(f"{where}: 'mp4_url' is {url!r:.100}, no http address")
     if not urlsplit(url).path.endswith(".mp4"):
         return None, "mp4_url is cut off: no address"
     return url, None
@@ -120,7 +133,7 @@ def _listed(file: IO[bytes], path: str) -> dict[str, str]:
     for where, line in lines_of(file, path):
         places[once(places, _id(line.strip(), where), where)] = where
     if not places:
-        raise Trouble(f"{path} is empty: {SPLITS[path.partition('!')[2]]} would have no clips")
+        raise UserError(f"{path} is empty: {SPLITS[path.partition('!')[2]]} would have no clips")
     return places
 
 
@@ -129,9 +142,9 @@ def _splits(clips: dict[str, str], lists: dict[str, dict[str, str]]) -> Iterator
     for split in LISTS:
         for id, where in _the_list(split, lists).items():
             if id not in clips:
-                raise Trouble(f"{where}: {id} is not in {SENTENCES}")
+                raise UserError(f"{where}: {id} is not in {SENTENCES}")
             if id in splits:
-                raise Trouble(f"{where}: {id} is in {splits[id]} too")
+                raise UserError(f"{where}: {id} is in {splits[id]} too")
             splits[id] = split
             yield Split(id, split)
     for id in (id for id in clips if id not in splits):
@@ -142,13 +155,13 @@ def _the_list(split: str, lists: dict[str, dict[str, str]]) -> dict[str, str]:
     names = [f"split/{name}.tsv" for name in LISTS[split]]
     found = [name for name in names if name in lists]
     if len(found) != 1:
-        raise Trouble(f"{ARCHIVE} has {len(found) or 'none'} of {' and '.join(names)}; it must have one for {split}")
+        raise UserError(f"{ARCHIVE} has {len(found) or 'none'} of {' and '.join(names)}; it must have one for {split}")
     return lists[found[0]]
 
 
 def _id(text: str, where: str) -> str:
     if not re.fullmatch("[A-Za-z0-9_-]+", text):
-        raise Trouble(f"{where}: {text!r:.100} is no id of giphy")
+        raise UserError(f"{where}: {text!r:.100} is no id of giphy")
     return text
 
 

@@ -33,17 +33,24 @@ it has three columns.
 
 GIFs that somebody has already, such as those of TGIF-QA's tgif.tar.gz, are taken from the raw folder, where they are
 gifs/<id>.gif, or <id>.gif alone. A Gulp dump of PVSE's authors will do too, as gulp/{train,valid,test}/data_0.gulp and
-meta_0.gmeta there (`xmodal.gulp`): the file of a GIF is then the JPEGs of its frames, 8 a second.
+meta_0.gmeta there (`xmodal.raw.gulp`): the file of a GIF is then the JPEGs of its frames, 8 a second.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from xmodal.corpora import Corpus, Printed, Raw, Source
-from xmodal.readers import columns, lines, once
-from xmodal.records import Caption, Item, Oddity, Row, Split
-from xmodal.trouble import Trouble
+from xmodal.corpora import Corpus, Printed, Source
+from xmodal.errors import UserError
+from xmodal.raw.raw_files import Raw
+from xmodal.raw.readers import columns, lines, once
+from xmodal.records.tables import (
+    Caption,
+    Item,
+    Oddity,
+    Row,
+    Split,
+)
 
 SENTENCES = "tgif-v1.0.tsv"
 LISTS = {"tgif/train": "splits/train.txt", "tgif/val": "splits/val.txt", "tgif/test": "splits/test.txt"}
@@ -94,15 +101,15 @@ class _Described:
         """The id of an address, which no other may have."""
         found = ADDRESS.fullmatch(url)
         if found is None:
-            raise Trouble(f"{where}: {url!r:.100} is no https address of a GIF")
+            raise UserError(f"{where}: {url!r:.100} is no https address of a GIF")
         if (other := self.urls.setdefault(found[1], url)) != url:
-            raise Trouble(f"{where}: {url} has the id {found[1]}, as has {other}")
+            raise UserError(f"{where}: {url} has the id {found[1]}, as has {other}")
         return found[1]
 
     def add(self, url: str, sentence: str, where: str) -> None:
         id = self.id(url, where)
         if not sentence:
-            raise Trouble(f"{where} has no sentence")
+            raise UserError(f"{where} has no sentence")
         if sentence == FAILED:
             self.odd.append(Oddity(f'sentence "{FAILED}": left out', where, id))
         else:
@@ -114,7 +121,7 @@ def _described(raw: Raw) -> _Described:
     for where, (url, text) in columns(raw, SENTENCES, 2):
         described.add(url, " ".join(text.split()), where)
     if not described.gifs:
-        raise Trouble(f"{SENTENCES} has no sentences")
+        raise UserError(f"{SENTENCES} has no sentences")
     return described
 
 
@@ -125,12 +132,12 @@ def _listed(raw: Raw, split: str, path: str, described: _Described, splits: dict
         id = described.id(url, where)
         seen.add(once(seen, id, where))
         if url in splits:
-            raise Trouble(f"{where}: {url} is in {splits[url]} too")
+            raise UserError(f"{where}: {url} is in {splits[url]} too")
         splits[url] = split
         if url not in described.gifs:
             yield Oddity("address in a split without sentence: left out", where, id)
     if not seen:
-        raise Trouble(f"{path} is empty: {split} would have no GIFs")
+        raise UserError(f"{path} is empty: {split} would have no GIFs")
 
 
 def _media(id: str) -> str:

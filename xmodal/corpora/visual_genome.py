@@ -38,10 +38,24 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from xmodal.corpora import Corpus, Raw, Source
-from xmodal.readers import columns, has, json_elements, lines, once, value
-from xmodal.records import Item, Oddity, Region, Row, Split
-from xmodal.trouble import Trouble
+from xmodal.corpora import Corpus, Source
+from xmodal.errors import UserError
+from xmodal.raw.raw_files import Raw
+from xmodal.raw.readers import (
+    columns,
+    has,
+    json_elements,
+    lines,
+    once,
+    value,
+)
+from xmodal.records.tables import (
+    Item,
+    Oddity,
+    Region,
+    Row,
+    Split,
+)
 
 OBJECT_WORDS, ATTRIBUTE_WORDS = "genome/objects_vocab.txt", "genome/attributes_vocab.txt"
 SPLITS, SPLIT_LIST = ("train", "val", "test"), "genome/{}.txt"
@@ -77,7 +91,7 @@ def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
     """The names of each output of a network, the usual one first; output 0, the background, has none.
 
     `parse` names regions and attributes by it. Who trains a detector numbers them by it too: `raw` is then
-    `xmodal.locks.raw_of` of the stage `sources`, and the boxes of a split are `xmodal.open(…).regions(split)`.
+    `xmodal.raw.raw_files.raw_of` of the stage `sources`, and the boxes of a split are `xmodal.open(…).regions(split)`.
     """
     outputs: list[tuple[str, ...]] = [()]
     seen = set[str]()
@@ -85,11 +99,11 @@ def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
         names = tuple(" ".join(name.split()) for name in line.split(","))
         for name in names:
             if not re.fullmatch(r"[\w][\w '&./-]*", name):
-                raise Trouble(f"{where} has a name that is none: {line!r:.80}")
+                raise UserError(f"{where} has a name that is none: {line!r:.80}")
             seen.add(once(seen, name, where))
         outputs.append(names)
     if len(outputs) == 1:
-        raise Trouble(f"{path} is empty")
+        raise UserError(f"{path} is empty")
     return outputs
 
 
@@ -101,7 +115,7 @@ def parse(raw: Raw) -> Iterator[Row]:
         yield item
         yield Split(item.id, f"bottom_up/{pictures[int(item.id)].split}")
     if missing := sorted(pictures.keys() - sizes.keys()):
-        raise Trouble(f"image_data.json has no picture {missing[0]}, which is in a split's list")
+        raise UserError(f"image_data.json has no picture {missing[0]}, which is in a split's list")
     things, attributes = _words(raw, OBJECT_WORDS), _words(raw, ATTRIBUTE_WORDS)
     told = _told(raw, sizes)
     seen = set[int]()
@@ -127,10 +141,10 @@ def _pictures(raw: Raw) -> dict[int, _Picture]:
             folder, _, name = path.partition("/")
             number = name.removesuffix(".jpg")
             if folder not in ARCHIVES or not number.isdecimal() or name != f"{int(number)}.jpg":
-                raise Trouble(f"{where}: {path!r:.80} is no picture of {' or '.join(ARCHIVES)}")
+                raise UserError(f"{where}: {path!r:.80} is no picture of {' or '.join(ARCHIVES)}")
             found[once(found, int(number), where)] = _Picture(split, path)
         if len(found) == before:
-            raise Trouble(f"{SPLIT_LIST.format(split)} is empty")
+            raise UserError(f"{SPLIT_LIST.format(split)} is empty")
     return found
 
 
@@ -138,9 +152,9 @@ def _item(record: object, where: str, pictures: Mapping[int, _Picture], sizes: d
     image = once(sizes, value(record, "image_id", int, where), where)
     width, height = value(record, "width", int, where), value(record, "height", int, where)
     if image not in pictures:
-        raise Trouble(f"{where}: picture {image} is in none of {', '.join(map(SPLIT_LIST.format, SPLITS))}")
+        raise UserError(f"{where}: picture {image} is in none of {', '.join(map(SPLIT_LIST.format, SPLITS))}")
     if min(width, height) < 1:
-        raise Trouble(f"{where}: picture {image} has {width} x {height} pixels")
+        raise UserError(f"{where}: picture {image} has {width} x {height} pixels")
     sizes[image] = width, height
     path = pictures[image].path
     media = f"{ARCHIVES[path.partition('/')[0]]}!{path}"
@@ -151,7 +165,7 @@ def _item(record: object, where: str, pictures: Mapping[int, _Picture], sizes: d
 def _known(record: object, where: str, sizes: Mapping[int, object]) -> int:
     image = value(record, "image_id", int, where)
     if image not in sizes:
-        raise Trouble(f"{where} is of picture {image}, which image_data.json does not have")
+        raise UserError(f"{where} is of picture {image}, which image_data.json does not have")
     return image
 
 
@@ -172,7 +186,7 @@ def _told(raw: Raw, sizes: Mapping[int, object]) -> Mapping[int, tuple[str, ...]
 
 def _parts(text: object, where: str) -> list[str]:
     if not isinstance(text, str):
-        raise Trouble(f"{where}: {text!r:.40} is no attribute")
+        raise UserError(f"{where}: {text!r:.40} is no attribute")
     clean = _clean(text)
     return [clean] if clean == BOTH else [part for part in map(str.strip, clean.split(" and ")) if part]
 
@@ -214,7 +228,7 @@ def _regions(
 def _thing(written: object, where: str) -> _Thing:
     names = value(written, "names", list, where)
     if not names or not isinstance(names[0], str):
-        raise Trouble(f"{where} has no name")
+        raise UserError(f"{where} has no name")
     *before, last = _clean(names[0]).split() or [""]
     plain = bool(before) and ADJECTIVES.issuperset(before)
     x, y, width, height = (float(value(written, side, int, where)) for side in "xywh")

@@ -23,9 +23,9 @@ Below, [P] is the paper, [C] the official code (naver-ai/pcme 4947684) and "spec
   general; its weight is 10 for CUB.
 - Deterministic twin ("mu only", [P] table 1): `samples=0`, means in place of samples, no spread, no `kl`. [C] fails on
   it; the spec defines it.
-- Scores ([P] 3.2.3, spec 2.5): every one of `xmodal.densities`; the match probability is the one for tables. It is
-  given as log p - log(1 - p): the same order, also where p rounds to 0 or 1. The noise of scores is drawn once for each
-  side and is every item's: nothing beside an item decides its scores, and its last bits do not decide its noise.
+- Scores ([P] 3.2.3, spec 2.5): every one of `xmodal.losses.gaussians`; the match probability is the one for tables. It
+  is given as log p - log(1 - p): the same order, also where p rounds to 0 or 1. The noise of scores is drawn once for
+  each side and is every item's: nothing beside an item decides its scores, and its last bits do not decide its noise.
 - Training ([P] 4.1, spec 2.4): AdamP, cosine; gradient norm 2 without a and b. First the heads, from cached features of
   a centre crop (ours: [C] augments pictures here too), then all, from pixels; every fifth picture has a rectangle
   erased ([P] reads as a fifth of the area). Of words, 0.1 become <unk>, then 0.1 are deleted. [C] uses half precision,
@@ -42,9 +42,9 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, normalize, pdist
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from xmodal.batches import ANNOTATED, Batch, Padded
-from xmodal.corpora import View
-from xmodal.densities import (
+from xmodal.batches.batch import ANNOTATED, Batch, Padded
+from xmodal.batches.distributed import gather, gather_pairs
+from xmodal.losses.gaussians import (
     MEANS,
     SAMPLES,
     Distance,
@@ -54,8 +54,18 @@ from xmodal.densities import (
     floats_per_item,
     squared_between_samples,
 )
-from xmodal.models import Cosine, Features, Inputs, OnePerClass, Optimiser, Phase, Pixels, Recipe, Tokens
-from xmodal.together import gather, gather_pairs
+from xmodal.models import Inputs
+from xmodal.recipes import (
+    Cosine,
+    Features,
+    OnePerClass,
+    Optimiser,
+    Phase,
+    Pixels,
+    Recipe,
+    Tokens,
+    View,
+)
 
 DRAWN = 128  # points that uniformity sees at most
 VISUAL_NOISE, TEXT_NOISE = 0, 1  # seeds: samples of the two sides are independent

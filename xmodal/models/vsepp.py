@@ -29,11 +29,20 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from xmodal.batches import ANNOTATED, Batch, Padded
-from xmodal.corpora import View
-from xmodal.hinges import Negatives, order_similarity, ranking_loss
-from xmodal.models import Features, Inputs, OnePerClass, Optimiser, Phase, Recipe, Step, Tokens
-from xmodal.together import gather, gather_pairs
+from xmodal.batches.batch import ANNOTATED, Batch, Padded
+from xmodal.batches.distributed import gather, gather_pairs
+from xmodal.losses.ranking import Negatives, order_similarity, ranking_loss
+from xmodal.models import Inputs
+from xmodal.recipes import (
+    Features,
+    OnePerClass,
+    Optimiser,
+    Phase,
+    Recipe,
+    Step,
+    Tokens,
+    View,
+)
 
 
 @dataclass(frozen=True)

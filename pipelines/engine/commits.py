@@ -1,0 +1,255 @@
+"""Commits: how one unit's output comes into being exactly once, whatever is killed and whoever else is at work.
+
+1. Files are written under `_runs/attempts/<unit>-<random>/`, where no reader looks.
+2. One small record is put if absent, naming that attempt: the unit is now done, and done by this attempt only.
+3. The record names its files, and they are published: moved to their final names, never over another, by anybody.
+4. The driver gathers records into the sorted segments of a journal (attempt names left out) and drops the loose ones.
+
+Units without files have no winner to name: those of one call share one record, so that a tiny unit does not cost an
+inode and two fsyncs. A crash after 1 leaves rubbish, after 2 a record that the next driver publishes. What orphaned
+workers of a dead driver, or two drivers on one root, do twice loses at 2 or says the same. `_runs/` is outside the
+promise of identical bytes.
+"""
+
+import hashlib
+import heapq
+import io
+import re
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import groupby
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from pipelines.engine.journal import Journal
+from pipelines.engine.stage import Counts
+from xmodal.errors import UserError
+from xmodal.root.outputs import Output, Unit
+from xmodal.root.storage import Storage
+
+_UNIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9._=+-]{0,199}(?<!\.)(/[A-Za-z0-9.][A-Za-z0-9._=+-]{0,199}(?<!\.))*")
+_OURS = {"stage.json", "units.tsv", "complete.json"}
+
+
+class Record(NamedTuple):
+    """What was committed at once: the name of the loose record and the lines of its units."""
+
+    name: str
+    lines: bytes
+
+    @property
+    def units(self) -> int:
+        return self.lines.count(b"\n")
+
+
+class Attempt:
+    """The sink of one attempt at one unit."""
+
+    def __init__(self, storage: Storage, folder: str, unit: str) -> None:
+        if not _UNIT_NAME.fullmatch(unit):
+            raise ValueError(f"a unit's name is at most 200 letters, digits and ._=+-, not {unit!r}")
+        self.name = f"{unit}-{uuid.uuid4().hex[:12]}"
+        self.files: dict[str, tuple[int, str]] = {}
+        self._failures: list[tuple[str, str, str]] = []
+        self.unit, self._storage, self._folder = unit, storage, f"{folder}/_runs/attempts/{self.name}"
+
+    @contextmanager
+    def file(self, name: str) -> Iterator[BinaryIO]:
+        if name in self.files or name in _OURS or not _FILE_NAME.fullmatch(name):
+            raise ValueError(f"unit {self.unit} cannot write a file {name!r}")
+        with self._storage.writer(f"{self._folder}/{name}") as file:
+            hashing = HashingFile(file)
+            yield cast(BinaryIO, hashing)
+        self.files[name] = hashing.checksum
+
+    def fail(self, row: str, kind: str, reason: str) -> None:
+        self._failures.append((_printable(row), kind, _printable(reason[:200])))
+
+    def line(self, counts: Counts, key: str | None) -> bytes:
+        """The facts of the unit, without a trace of the attempt."""
+        return Unit(self.unit, self.files, counts, tuple(sorted(self._failures)), key).line()
+
+    def discard(self) -> None:
+        if self.files:
+            self._storage.delete_folder(self._folder)
+
+
+class Commits:
+    """The records of one output directory."""
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._storage, self._folder = storage, folder
+        self._loose = f"{folder}/_runs/commits/loose"
+        self._forgotten = f"{folder}/_runs/commits/forgotten"
+        self._journal = Journal(storage, f"{folder}/_runs/commits")
+
+    @property
+    def where(self) -> str:
+        return f"{self._storage.url}/{self._folder}"
+
+    def attempt(self, unit: str) -> Attempt:
+        return Attempt(self._storage, self._folder, unit)
+
+    def find(self, name: str) -> Record | None:
+        """A record that is still loose; publishes its files, for whoever wrote it may have died before that."""
+        found = self._read_loose(name)
+        if found is None:
+            return None
+        lines, attempt = found
+        if attempt:
+            self._publish_files(_files_of(lines), attempt)
+        return Record(name, lines)
+
+    def _read_loose(self, name: str) -> tuple[bytes, str] | None:
+        key = f"{self._loose}/{name}"
+        try:
+            return _check(self._storage.read(key), f"{self._storage.url}/{key}")
+        except FileNotFoundError:
+            return None
+
+    def commit(self, attempt: Attempt, line: bytes) -> Record:
+        """This attempt's record, or the winner's where another attempt was first.
+
+        A put whose answer was lost is tried again by the client and then finds itself: that is a win too.
+        """
+        won = self._storage.create(f"{self._loose}/{attempt.unit}", _sign(line, attempt.name))
+        found = None if won else self._read_loose(attempt.unit)
+        if won or (found is not None and found[1] == attempt.name):
+            self._publish_files(attempt.files, attempt.name)
+            return Record(attempt.unit, line)
+        attempt.discard()
+        return self.find(attempt.unit) or Record(attempt.unit, line)
+
+    def commit_together(self, lines: list[bytes]) -> Record:
+        """One record for units that wrote no files."""
+        record = Record("~" + hashlib.sha256(b"".join(lines)).hexdigest()[:32], b"".join(lines))
+        self._storage.create(f"{self._loose}/{record.name}", _sign(record.lines, ""))
+        return record
+
+    def adopt(self) -> None:
+        """Finish what an earlier driver was killed at: forgetting, and publishing and gathering what it left loose."""
+        with suppress(FileNotFoundError):
+            self._forget(set(self._storage.read(self._forgotten).decode().split("\n")), self.units())
+        names = self._storage.names(self._loose)
+        try:
+            self.gather([record for name in names if (record := self.find(name))])
+        except FileNotFoundError as error:
+            raise UserError(
+                f"files of a record in {self._storage.url}/{self._loose} are lost ({error.filename}): "
+                "delete that folder and build again; what it records is done again"
+            ) from error
+
+    def gather(self, records: list[Record]) -> None:
+        """Loose records become one segment."""
+        if records:
+            self._journal.add(line for record in records for line in record.lines.splitlines(keepends=True))
+            self._storage.delete(*(f"{self._loose}/{record.name}" for record in records))
+            self._journal.merge()
+
+    def lines(self, loose: bool = False) -> Iterator[bytes]:
+        """What is committed and gathered, in order of the unit names, each once; what is still loose only if asked."""
+        previous = b""
+        for line, _ in groupby(heapq.merge(self._journal.lines(), self._loose_lines() if loose else ())):
+            name = line.partition(TAB)[0]
+            if name == previous:
+                raise UserError(
+                    f"{self.where}: two attempts at unit {name.decode()} gave different bytes: "
+                    "the stage is not deterministic; delete the directory and mend the stage"
+                )
+            previous = name
+            yield line
+
+    def forget(self, names: Collection[str], among: Iterable[Unit]) -> None:
+        """These of all units that are committed are to be done again; the others stay.
+
+        Files go before their records: new ones may not replace them. Where it is killed in between, `adopt` goes on.
+        """
+        units = list(among)
+        self._storage.delete(f"{self._folder}/complete.json")
+        self._storage.write(self._forgotten, "\n".join(sorted(names)).encode())
+        self._forget(names, units)
+
+    def _forget(self, names: Collection[str], among: Iterable[Unit]) -> None:
+        units = list(among)
+        self._storage.delete(*(f"{self._folder}/{file}" for unit in units if unit.name in names for file in unit.files))
+        self._journal.replace(unit.line() for unit in units if unit.name not in names)
+        self._storage.delete(self._forgotten)
+
+    def units(self, loose: bool = False) -> Iterator[Unit]:
+        return map(Unit.from_line, self.lines(loose))
+
+    def take(self, unit: Unit, other: Output) -> Record | None:
+        """The unit as another output has it, its files linked here; None where that output has lost one."""
+        if any(self._storage.size(f"{other.folder}/{name}") != size for name, (size, _) in unit.files.items()):
+            return None
+        for name in unit.files:
+            self._storage.link(f"{other.folder}/{name}", f"{self._folder}/{name}")
+        return Record(unit.name, unit.line())
+
+    def _loose_lines(self) -> list[bytes]:
+        records = [self._read_loose(name) for name in self._storage.names(self._loose)]
+        return sorted(line for record in records if record for line in record[0].splitlines(keepends=True))
+
+    def sweep(self) -> None:
+        """Whatever losers and the dead left behind."""
+        self._storage.delete_folder(f"{self._folder}/_runs/attempts")
+
+    def _publish_files(self, files: dict[str, tuple[int, str]], attempt: str) -> None:
+        source = f"{self._folder}/_runs/attempts/{attempt}"
+        for name, (size, _) in files.items():
+            try:
+                self._storage.publish(f"{source}/{name}", f"{self._folder}/{name}")
+            except FileNotFoundError:
+                if self._storage.size(f"{self._folder}/{name}") != size:  # else somebody published it already
+                    raise
+        if files:
+            self._storage.delete_folder(source)
+
+
+class HashingFile(io.BufferedIOBase):
+    """Passes bytes on and remembers their size and checksum."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest, self._size = file, hashlib.sha256(), 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self._digest.update(data)
+        self._file.write(data)
+        self._size += size
+        return size
+
+    def tell(self) -> int:
+        return self._size
+
+    @property
+    def checksum(self) -> tuple[int, str]:
+        return self._size, self._digest.hexdigest()
+
+
+def _printable(text: str) -> str:
+    """A file name that is no UTF-8 must not stop the row that says so."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+TAB = b"\t"
+
+
+def _sign(lines: bytes, attempt: str) -> bytes:
+    return lines + f"\t{attempt} {hashlib.sha256(lines + attempt.encode()).hexdigest()[:16]}\n".encode()
+
+
+def _check(record: bytes, where: str) -> tuple[bytes, str]:
+    lines, _, rest = record.rpartition(TAB)
+    attempt = rest.partition(b" ")[0].decode(errors="replace")
+    if _sign(lines, attempt) != record:
+        raise UserError(f"corrupt record {where}: delete it and build again; what it recorded is done again")
+    return lines, attempt
+
+
+def _files_of(line: bytes) -> dict[str, tuple[int, str]]:
+    return dict(Unit.from_line(line).files)

@@ -1,0 +1,89 @@
+"""A journal: facts about names, appended as sorted immutable segments and read as one sorted stream.
+
+A line is `name<TAB>JSON`; lines sort by name. Segments are named by their content, so that adding one twice is adding
+it once, and two drivers that compact at the same time leave the same facts behind. Nothing is ever changed in place.
+"""
+
+import hashlib
+import heapq
+import itertools
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from typing import BinaryIO, cast
+
+from xmodal.errors import UserError
+from xmodal.root.storage import Storage
+
+MANY_SEGMENTS = 64  # merged beyond this
+IN_MEMORY_BYTES = 2**21
+_ATTEMPTS = 5
+
+
+class Journal:
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._storage, self._folder = storage, folder
+
+    def add(self, lines: Iterable[bytes]) -> str:
+        """One new segment, durable when this returns; its name."""
+        data = b"".join(sorted(lines))
+        name = _name_of(hashlib.sha256(data).hexdigest())
+        if data:
+            self._storage.write(f"{self._folder}/{name}", data)
+        return name
+
+    def replace(self, lines: Iterable[bytes]) -> None:
+        """These lines and no others; until it is done, all of them."""
+        old, name = self._segments(), self.add(lines)
+        self._storage.delete(*(f"{self._folder}/{other}" for other in old if other != name))
+
+    def lines(self) -> Iterator[bytes]:
+        """Every fact once, in order of the names, in bounded memory."""
+        with ExitStack() as files:
+            yield from _each_once(self._open_all(files))
+
+    def merge(self) -> None:
+        """The smaller half of many segments becomes one; one that is gone was merged by another driver just now."""
+        if len(names := self._segments()) > MANY_SEGMENTS:
+            sizes = {name: self._storage.size(f"{self._folder}/{name}") or 0 for name in names}
+            smaller = sorted(sizes, key=sizes.__getitem__)[: len(names) // 2]
+            with suppress(FileNotFoundError), ExitStack() as files:
+                merged = self.add(_each_once([self._open_checked(name, files) for name in smaller]))
+                self._storage.delete(*(f"{self._folder}/{name}" for name in smaller if name != merged))
+
+    def _segments(self) -> list[str]:
+        return [name for name in self._storage.names(self._folder) if name.endswith(".tsv")]
+
+    def _open_all(self, files: ExitStack) -> list[BinaryIO]:
+        """All at once; one that vanished meanwhile was merged by somebody, so the folder is listed again."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return [self._open_checked(name, files) for name in self._segments()]
+            except FileNotFoundError:
+                files.close()
+        raise UserError(
+            f"{self._storage.url}/{self._folder} keeps changing: is another driver at work on it? Try again"
+        )
+
+    def _open_checked(self, name: str, files: ExitStack) -> BinaryIO:
+        """A copy, in memory if small, because another driver's merge may delete the segment while it is read."""
+        key, digest = f"{self._folder}/{name}", hashlib.sha256()
+        copy = files.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES))  # noqa: SIM115 - the stack closes it
+        with self._storage.open(key) as file:
+            while block := file.read(2**20):
+                digest.update(block)
+                copy.write(block)
+        if _name_of(digest.hexdigest()) != name:
+            raise UserError(
+                f"{self._storage.url}/{key} is corrupt: delete it and run again; what it held is done again"
+            )
+        copy.seek(0)
+        return cast(BinaryIO, copy)
+
+
+def _each_once(segments: list[BinaryIO]) -> Iterator[bytes]:
+    return (line for line, _ in itertools.groupby(heapq.merge(*segments)))
+
+
+def _name_of(digest: str) -> str:
+    return digest[:32] + ".tsv"

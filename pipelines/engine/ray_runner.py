@@ -1,0 +1,306 @@
+"""The Ray runner: a pool of actors that pull units, any of which may die at any time. The one file that imports Ray.
+
+Ray Core rather than Ray Data (measured on the same work): Ray Data aborts the whole dataset on one exception, by
+default retries for ever a unit that kills its worker, merges and splits units into blocks of its own, and costs about
+9 ms a block. Here a unit stays a unit, a dead worker is replaced and its calls are given to others, and a unit that
+kills its worker three times is named. Which unit runs where has no influence on any byte.
+"""
+
+import logging
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Event, Thread
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from pipelines.engine.building import Call, Pace, Worker
+from pipelines.engine.commits import Record
+from pipelines.engine.stage import Resources
+from xmodal.errors import UserError
+
+IN_FLIGHT = 2  # calls an actor has at most: one at work, one waiting
+DEATHS_A_UNIT = 3
+START_SECONDS = 600.0
+OBJECT_STORE_BYTES = 512 * 2**20
+KNOCK_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class RayRunner:
+    """`workers` actors on the cluster at `address`, or on one of this machine's own that ends with the process."""
+
+    workers: int = 0  # 0: as many as the cluster has room for
+    address: str | None = None
+
+    def __call__(
+        self, open_worker: Callable[[], Worker], units: Iterator[tuple[str, Any]], resources: Resources
+    ) -> Iterator[Record]:
+        connect(self.address)
+        room = _room(resources)
+        pool = _Pool(open_worker, units, resources, min(self.workers or room, room))
+        try:
+            yield from pool.results()
+        finally:
+            pool.stop()
+
+
+def train_together(
+    train: Callable[[str], dict[str, Any]], workers: int, folder: str, gpu: bool, address: str | None
+) -> dict[str, Any]:
+    """Ray Train: `train` in each of so many processes, which find each other; what the first one returns.
+
+    All of them see `folder`. Each is given a file there, and what is written to it is shown here: Ray would show its
+    own conversation too. Where one dies the others are ended, and the same call goes on from what was saved last.
+    """
+    from ray.train import RunConfig, ScalingConfig, WorkerGroupError  # with torch, which the stages' workers need not
+    from ray.train.torch import TorchTrainer
+
+    connect(address)
+    if (room := _room(Resources(gpus=float(gpu)))) < workers:
+        raise UserError(f"the Ray cluster has room for {room} of {workers} processes that train: give --workers {room}")
+    needs = {"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}
+    sizes = ScalingConfig(num_workers=workers, use_gpu=gpu, resources_per_worker=needs)
+    with tempfile.TemporaryDirectory(prefix=".ray-", dir=folder) as notes, _shown(f"{notes}/said") as said:
+        act: Any = partial(train, said)
+        trainer = TorchTrainer(act, scaling_config=sizes, run_config=RunConfig(name="train", storage_path=notes))
+        try:
+            result: Any = trainer.fit()
+        except WorkerGroupError as error:
+            troubles = [failure for failure in error.worker_failures.values() if isinstance(failure, UserError)]
+            raise troubles[0] if troubles else error from None
+    return dict(result.return_value)
+
+
+@contextmanager
+def _shown(path: str) -> Iterator[str]:
+    """Lines that others write to a file are copied to stderr as they come."""
+    over = Event()
+
+    def copy() -> None:
+        with open(path, "a+") as file:
+            ends = False
+            while not ends:
+                ends = over.wait(0.5)
+                sys.stderr.write(file.read())
+
+    thread = Thread(target=copy)
+    thread.start()
+    try:
+        yield path
+    finally:
+        over.set()
+        thread.join()
+
+
+def connect(address: str | None = None) -> None:
+    """Joins the cluster at `address`, or starts a small one here; nothing where this process has one already."""
+    if ray.is_initialized():
+        return
+    address = address or os.environ.get("RAY_ADDRESS")  # set inside a Ray job
+    if address is None:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=_short_folder(),
+            _system_config={"task_events_report_interval_ms": 0},  # halves the driver's memory over 100,000 calls
+        )
+        return
+    try:
+        _knock(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"no Ray cluster at {address}: start one with `ray start --head`, or leave --address out"
+        ) from error
+
+
+def _knock(address: str) -> None:
+    """OSError where nobody listens; Ray would wait there for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "://" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+
+
+def disconnect() -> None:
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+def _short_folder() -> str:
+    """Ray's socket paths may not exceed 107 bytes, whatever TMPDIR says."""
+    folder = os.path.join(tempfile.gettempdir(), f"xmodal-ray-{os.getuid()}")
+    return folder if len(folder) < 40 else f"/tmp/xmodal-ray-{os.getuid()}"
+
+
+def _room(resources: Resources) -> int:
+    """How many workers of this size the cluster can hold at once."""
+    nodes: list[dict[str, float]] = [node["Resources"] for node in _nodes() if node["Alive"]]
+    needs = {"CPU": resources.cpus, "GPU": resources.gpus, **resources.custom}
+    needs = {name: amount for name, amount in needs.items() if amount > 0} or {"CPU": 1.0}
+    room = sum(min(int(node.get(name, 0) // amount) for name, amount in needs.items()) for node in nodes)
+    if room < 1:
+        most = {name: max(node.get(name, 0) for node in nodes) for name in needs}
+        raise UserError(f"no node of the Ray cluster has room for a worker: it needs {_sizes(needs)} of {_sizes(most)}")
+    return room
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return list(ray.nodes())  # type: ignore[no-untyped-call]
+
+
+def _sizes(resources: dict[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(resources.items()))
+
+
+class _Actor:
+    """Runs in the worker process. It opens with its first call, so that trouble there is an error and not a death."""
+
+    def __init__(self, open_worker: Callable[[], Worker]) -> None:
+        self._open = open_worker
+        self._work: Worker | None = None
+
+    def run(self, call: Call) -> tuple[float, list[Record]]:
+        work = self._work = self._work or self._open()
+        started = time.perf_counter()
+        records = work(call)
+        return time.perf_counter() - started, records
+
+
+@dataclass
+class _Member:
+    """One actor of the pool and the calls it has, oldest first."""
+
+    handle: Any
+    calls: dict[Any, Call] = field(default_factory=dict)
+
+
+class _Pool:
+    """An actor gets calls once it has answered an empty one: one for which a smaller cluster has no room gets none."""
+
+    def __init__(
+        self, open_worker: Callable[[], Worker], units: Iterator[tuple[str, Any]], resources: Resources, size: int
+    ) -> None:
+        self._actor = ray.remote(
+            max_restarts=0,
+            max_task_retries=0,
+            num_cpus=resources.cpus,
+            num_gpus=resources.gpus,
+            resources=dict(resources.custom),
+        )(_Actor)
+        self._open = ray.put(open_worker)
+        self._units, self._next, self._pace = units, deque[Call](), Pace()
+        self._suspects, self._deaths = set[str](), Counter[str]()
+        self._openings_failed = 0
+        self._heard = time.monotonic()
+        self._members = [self._start() for _ in range(size)]
+
+    def results(self) -> Iterator[Record]:
+        """What was committed, as it comes, until there is nothing left to do."""
+        while self._is_busy() or self._has_next():
+            waiting = {call: member for member in self._members for call in member.calls}
+            done, _ = ray.wait(list(waiting), num_returns=1, timeout=60)
+            if not done:
+                self._complain_of_silence()
+                continue
+            (ready,) = done
+            member = waiting[ready]
+            try:
+                seconds, records = ray.get(ready)
+            except RayActorError as error:
+                self._replace(member, error)
+                continue
+            except RayTaskError as error:
+                raise _cause(error) from None
+            self._openings_failed, self._heard = 0, time.monotonic()
+            if call := member.calls.pop(ready):
+                self._pace.saw(len(call), seconds)
+            self._feed()
+            yield from records
+
+    def stop(self) -> None:
+        for member in self._members:
+            ray.kill(member.handle)
+
+    def _start(self) -> _Member:
+        handle: Any = self._actor.remote(self._open)
+        return _Member(handle, {handle.run.remote([]): []})
+
+    def _feed(self) -> None:
+        """Calls for whoever has answered and has none waiting; slow calls wait here, where any worker may take them."""
+        for most in range(IN_FLIGHT if self._pace.is_quick else 1):
+            for member in self._members:
+                if len(member.calls) <= most and self._has_next() and self._may_take(member, self._next[0]):
+                    call = self._next.popleft()
+                    member.calls[member.handle.run.remote(call)] = call
+
+    def _may_take(self, member: _Member, call: Call) -> bool:
+        """A unit that was in a dead worker's hands is tried alone, so that the next death accuses nobody else."""
+        alone = any(name in self._suspects for one in (call, *member.calls.values()) for name, _ in one)
+        return not member.calls if alone else all(member.calls.values())
+
+    def _is_busy(self) -> bool:
+        return any(call for member in self._members for call in member.calls.values())
+
+    def _has_next(self) -> bool:
+        if not self._next and (call := self._pace.next_call(self._units)):
+            self._next.append(call)
+        return bool(self._next)
+
+    def _replace(self, member: _Member, error: RayActorError) -> None:
+        """A new actor for a dead one. Whatever it had, started or not, is tried again unit by unit.
+
+        Which unit it died of is only known where it had a single one: the answer of a finished call dies with it too.
+        """
+        units = [unit for call in member.calls.values() for unit in call]
+        if len(units) == 1:
+            self._accuse(units[0][0], error)
+        self._openings_failed += not units
+        if self._openings_failed == DEATHS_A_UNIT * len(self._members):
+            raise UserError(f"no worker lives long enough to open the stage; the last: {_last_line(error)}")
+        self._suspects.update(name for name, _ in units)
+        self._next.extendleft([unit] for unit in reversed(units))
+        ray.kill(member.handle)  # it may only be out of reach, and would keep what it holds
+        self._members[self._members.index(member)] = self._start()
+        self._feed()
+
+    def _accuse(self, name: str, error: RayActorError) -> None:
+        self._deaths[name] += 1
+        if self._deaths[name] == DEATHS_A_UNIT:
+            raise UserError(f"unit {name} has killed its worker {DEATHS_A_UNIT} times; the last: {_last_line(error)}")
+
+    def _complain_of_silence(self) -> None:
+        """Units may take hours, but a cluster on which no worker starts at all has no room."""
+        starting = not any(all(member.calls.values()) for member in self._members)
+        if starting and time.monotonic() - self._heard > START_SECONDS:
+            raise UserError(
+                f"no worker has started for {START_SECONDS:.0f} seconds: is the cluster full, or a node lost?"
+            )
+
+
+def _cause(error: RayTaskError) -> Exception:
+    """What the worker raised, with its own traceback as a note."""
+    cause = error.cause
+    if not isinstance(cause, Exception):
+        return error
+    if not isinstance(cause, UserError | OSError):
+        cause.add_note(str(error))
+    return cause
+
+
+def _last_line(error: Exception) -> str:
+    """Where the cause stands: Ray puts the worker's traceback into the text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,82 @@
+"""A stage: what decides an output, what there is to do, and how a worker does it.
+
+    plan(config, inputs)  → (unit name, work) in order of the names; cheap and lazy, on the driver
+    open(config, inputs)  → the function that does one unit's work; called once per worker, so that networks load once
+
+A stage knows nothing of runners, attempts or resuming: pipelines/engine/building.py gives it those. Its config holds
+everything that decides the bytes (weights by their sha256, the device class and dtype where they change numbers) and
+nothing else.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Generic, Protocol, TypeVar
+
+from xmodal.root.identity import DIGITS, fingerprint, to_plain
+from xmodal.root.outputs import LAYOUT, Output
+
+Config = TypeVar("Config")
+Work = TypeVar("Work")
+Inputs = tuple[Output, ...]
+Counts = Mapping[str, int]
+
+
+class Sink(Protocol):
+    """Where one unit puts what it made. Nothing is seen by any reader until the whole unit is committed."""
+
+    def file(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """A new file of the output, written from start to end; `name` is final and no other unit's."""
+
+    def fail(self, row: str, kind: str, reason: str) -> None:
+        """One row that could not be done: expected trouble, kept and counted with the unit."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one worker needs: circumstance, never part of an identity."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    custom: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage(Generic[Config, Work]):
+    """`version` rises with every change of code that changes bytes: the pinned digests in the tests insist.
+
+    `inputs` are other stages or outputs that exist already (a sealed media set is no stage's work). With `reuse`, a
+    unit's work names, by checksum, everything it reads: an output of the same stage and config over other inputs then
+    lends every unit whose work is equal, as after a later seal. `passing` are classes of failures that another try may
+    be spared: units with such a failure are lent to nobody, and are what `xmodal retry` makes again.
+    """
+
+    name: str
+    config: Config
+    plan: Callable[[Config, Inputs], Iterator[tuple[str, Work]]]
+    open: Callable[[Config, Inputs], Callable[[Work, Sink], Counts]]
+    inputs: tuple["Stage[Any, Any] | Output", ...] = ()
+    version: int = 1
+    resources: Resources = field(default_factory=Resources)
+    reuse: bool = False
+    passing: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        return fingerprint(self._decides())[:DIGITS]
+
+    @property
+    def folder(self) -> str:
+        return f"{self.name}/{self.identity}"
+
+    def about(self) -> dict[str, Any]:
+        """stage.json."""
+        return {"layout": LAYOUT, "identity": self.identity, **self._decides()}
+
+    def work_key(self, work: Work) -> str:
+        """What decides one unit's bytes, whatever the rest of the inputs."""
+        return fingerprint([self.name, self.version, self.config, work])
+
+    def _decides(self) -> dict[str, Any]:
+        inputs = [{"stage": i.name if isinstance(i, Stage) else i.stage, "identity": i.identity} for i in self.inputs]
+        return {"stage": self.name, "version": self.version, "config": to_plain(self.config), "inputs": inputs}

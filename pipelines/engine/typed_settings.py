@@ -1,0 +1,115 @@
+"""`--set name=value`: text from the command line into a field of a frozen config, typed by that field.
+
+A setting names a field (`row_group=1024`), or a stage and a field where two stages have one of that name
+(`records.row_group=1024`). It changes the config and with it the identity: another value is another directory.
+"""
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from xmodal.errors import UserError
+
+C = TypeVar("C")
+
+
+def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str, object]:
+    """`stage.field` → value; what no config has, what two have and what a config refuses is named."""
+    settings: dict[str, object] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set takes name=value, not {text!r}")
+        full_name = _full_name(name, configs)
+        stage, _, field = full_name.partition(".")
+        try:
+            settings[full_name] = _convert(value, get_type_hints(type(configs[stage]))[field])
+        except ValueError as error:
+            raise UserError(f"--set {full_name}={value}: {error}") from None
+    for stage, config in configs.items():  # all at once, for one setting may only make sense with another
+        try:
+            apply(config, stage, settings)
+        except ValueError as error:
+            raise UserError(f"--set {' '.join(texts)}: {error}") from None
+    return settings
+
+
+def apply(config: C, stage: str, settings: Mapping[str, object]) -> C:
+    """The config with the stage's settings in it."""
+    own = {name.partition(".")[2]: value for name, value in settings.items() if name.partition(".")[0] == stage}
+    return replace(config, **own)  # type: ignore[type-var]
+
+
+def _full_name(name: str, configs: Mapping[str, object]) -> str:
+    known = [f"{stage}.{field}" for stage, config in configs.items() for field in _settable(config)]
+    found = [full for full in known if name in (full, full.partition(".")[2])]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"--set {name}: say which one: {', '.join(found)}")
+    meant = nearest(name, {short: full for full in known for short in (full.partition(".")[2], full)})
+    raise UserError(f"no setting {name!r}{meant}; there are: {', '.join(known) or 'none for these stages'}")
+
+
+def nearest(name: str, known: Mapping[str, str]) -> str:
+    """A question after what was probably meant, or nothing; `known` are spellings, and what to ask for each."""
+    found = [spelling for spelling in known if spelling.startswith(f"{name}-")] or get_close_matches(name, known, n=1)
+    return f" (do you mean {known[found[0]]}?)" if found else ""
+
+
+def _settable(config: Any) -> list[str]:
+    """A field that is given by what is built, such as the corpus' name, is no setting."""
+    hints = get_type_hints(type(config))
+    return [f.name for f in fields(config) if not f.metadata.get("given") and _is_plain(hints[f.name])]
+
+
+def _is_plain(declared: Any) -> bool:
+    """Whether a command line can say it."""
+    if get_origin(declared) is Literal or declared in (int, float, bool, str, type(None), Ellipsis):
+        return True
+    return get_origin(declared) in (Union, types.UnionType, tuple) and all(map(_is_plain, get_args(declared)))
+
+
+def _convert(text: str, declared: Any) -> Any:
+    if get_origin(declared) in (Union, types.UnionType):
+        options = [option for option in get_args(declared) if option is not type(None)]
+        return None if text.lower() == "none" and len(options) < len(get_args(declared)) else _convert(text, options[0])
+    if get_origin(declared) is Literal:
+        return _one_of(text, {str(option): option for option in get_args(declared)})
+    if get_origin(declared) is tuple:
+        return _tuple(text, get_args(declared))
+    if declared is bool:
+        return _one_of(text.lower(), {"true": True, "false": False})
+    if declared in (int, float):
+        return _number(text, declared)
+    if declared is str:
+        return text
+    raise ValueError("cannot be set from the command line")
+
+
+def _tuple(text: str, declared: tuple[Any, ...]) -> tuple[Any, ...]:
+    parts = [part for part in text.split(",") if part]
+    if declared[-1] is Ellipsis:
+        return tuple(_convert(part, declared[0]) for part in parts)
+    if len(parts) != len(declared):
+        raise ValueError(f"takes {len(declared)} values with commas between them, not {len(parts)}")
+    return tuple(_convert(part, each) for part, each in zip(parts, declared, strict=True))
+
+
+def _number(text: str, declared: type[int] | type[float]) -> int | float:
+    try:
+        number = declared(text)
+    except ValueError:
+        raise ValueError("not an integer" if declared is int else "not a number") from None
+    if not math.isfinite(number):
+        raise ValueError("not a finite number")
+    return number
+
+
+def _one_of(text: str, options: Mapping[str, Any]) -> Any:
+    if text not in options:
+        raise ValueError(f"not one of {', '.join(options)}")
+    return options[text]

@@ -1,0 +1,280 @@
+"""Fetching: the publisher's files into `blobs/`, every attempt into the ledger.
+
+A file at hand in the `--raw` folder is taken from there, status `local`; else it is downloaded from its address or a
+mirror. What arrives is checked against the size and checksum that the corpus pins. What two drivers fetch is one blob.
+"""
+
+import hashlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pipelines.engine.building import (
+    NOT_SHARED,
+    Call,
+    Runner,
+    Worker,
+)
+from pipelines.engine.commits import Record
+from pipelines.engine.progress_line import Progress
+from pipelines.engine.stage import Resources
+from pipelines.fetching.download import Failed, downloaded
+from pipelines.fetching.ledger import Attempt, Ledger
+from xmodal.corpora import Part, Source
+from xmodal.errors import UserError
+from xmodal.raw import gulp
+from xmodal.raw.archives import members
+from xmodal.raw.raw_files import Raw
+from xmodal.root.sealed_sets import blob_key
+from xmodal.root.storage import LocalStorage, Storage, open_storage
+from xmodal.userdata.lists import CLIPS
+
+FILES_A_UNIT = 16
+PAUSES_SECONDS = (0.0, 0.5, 2.0)  # before each round over the addresses that may still answer
+GATHER_EVERY = 256
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+PIECE = 1 << 20  # bytes copied at a time
+
+
+class RawFolder:
+    """Files that somebody has already, under their paths, or under their names alone where no two share one.
+
+    With `whole_paths` a name alone is never enough: a picture 1.jpg in another folder is another picture.
+    `elsewhere` says of some paths where they lie: these are looked for nowhere else, and copied, as somebody's own list
+    will be written to again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        sources: list[Source],
+        elsewhere: Mapping[str, Path] | None = None,
+        whole_paths: bool = False,
+    ) -> None:
+        self.whole_paths = whole_paths
+        self._folder = folder.expanduser().absolute()
+        self._elsewhere = {path: place.expanduser().absolute() for path, place in (elsewhere or {}).items()}
+        names = Counter(Path(source.path).name for source in sources)
+        self._telling = set() if whole_paths else {name for name, count in names.items() if count == 1}
+
+    def find(self, source: Source) -> str | None:
+        name = Path(source.path).name
+        places = [self._folder / source.path] + ([self._folder / name] if name in self._telling else [])
+        places = [self._elsewhere[source.path]] if source.path in self._elsewhere else places
+        return next((str(place) for place in places if place.is_file()), None)
+
+    def archives(self, own: Container[str]) -> list[Path]:
+        """Those in the folder itself whose names are none of `own`."""
+        files = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
+        return [file for file in files if file.name.endswith(ARCHIVES) and file.name not in own]
+
+    def gulped(self) -> tuple[Raw, list[str]]:
+        """The chunks of a Gulp dump, in the folder or as it was made, in gulp/train/ and its likes."""
+        found = (file for depth in ("", "*/", "*/*/") for file in self._folder.glob(f"{depth}meta*.gmeta"))
+        metas = sorted(file.relative_to(self._folder).as_posix() for file in found)
+        files = [*metas, *(gulp.data_of(meta) for meta in metas)]
+        there = {file: file for file in files if (self._folder / file).is_file()}
+        return Raw(LocalStorage(str(self._folder)), there), metas
+
+    def changes(self, source: Source) -> bool:
+        return source.path in self._elsewhere
+
+
+def unpacked(
+    raw: RawFolder, wanted: list[Source], own: Container[str], into: Path, say: Callable[[str], None]
+) -> Iterator[Source]:
+    """The wanted files that lie in archives and dumps of the raw folder alone, each written into a folder, then given.
+
+    Each archive is read once, from start to end: there are tars of a hundred gigabytes. Those named as in `own` are
+    files of the corpus. One that is damaged is told of and left, but where a file without address may be in it.
+    """
+    lacking = {source.path: source for source in wanted if raw.find(source) is None}
+    damaged: list[UserError] = []
+    for files in _inside(raw, list(lacking.values()), own):
+        if not lacking:
+            break
+        try:
+            for path, pieces in files:
+                if path in lacking:
+                    (into / path).parent.mkdir(parents=True, exist_ok=True)
+                    with open(into / path, "wb") as file:
+                        file.writelines(pieces)
+                    yield lacking.pop(path)
+        except UserError as trouble:
+            damaged.append(trouble)
+    by_hand = [path for path, source in lacking.items() if not source.url]
+    if damaged and by_hand:
+        raise UserError(
+            f"in the raw folder, {damaged[0]}. {len(by_hand):,} files without an address may be in it, such as "
+            f"{by_hand[0]}: put another copy of it there, or take it away"
+        )
+    for each in damaged:
+        say(f"in the raw folder, {each}; what it may have had is looked for elsewhere")
+
+
+def _inside(
+    raw: RawFolder, wanted: list[Source], own: Container[str]
+) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
+    """What each archive, then each chunk of a dump, has of the wanted files: path and content."""
+    paths = [Path(source.path) for source in wanted]
+    known = {str(path): str(path) for path in paths}
+    if raw.whole_paths:
+        yield from (_archived(archive, known, whole_paths=True) for archive in raw.archives(own))
+        return
+    known |= _telling(paths, lambda path: path.name)
+    yield from (_archived(archive, known, whole_paths=False) for archive in raw.archives(own))
+    if ids := _telling([path for path in paths if path.suffix in CLIPS], lambda path: path.stem):
+        folder, metas = raw.gulped()
+        yield from (_gulped(folder, meta, ids) for meta in metas)
+
+
+def _telling(paths: list[Path], part: Callable[[Path], str]) -> dict[str, str]:
+    """Each path by a part of it that no other path has."""
+    counts = Counter(map(part, paths))
+    return {part(path): str(path) for path in paths if counts[part(path)] == 1}
+
+
+def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """A member is known by its path, in whatever folder of the archive, or by its name alone where that tells it; by
+    its path in the archive alone where the raw folder is of whole paths."""
+    for name, content in members(Raw.of_file(archive), archive.name):
+        parts = name.split("/")
+        ends = ("/".join(parts[start:]) for start in range(1 if whole_paths else len(parts)))
+        if path := next((known[end] for end in ends if end in known), None):
+            yield path, iter(partial(content.read, PIECE), b"")
+
+
+def _gulped(folder: Raw, meta: str, ids: Mapping[str, str]) -> Iterator[tuple[str, Iterator[bytes]]]:
+    return ((ids[id], frames) for id, frames in gulp.clips(folder, meta) if id in ids)
+
+
+@dataclass(frozen=True)
+class OpenFetcher:
+    """What a worker is sent."""
+
+    url: str
+    part: Part
+    name: str
+    raw: RawFolder | None
+
+    def __call__(self) -> Worker:
+        storage = open_storage(self.url)
+        ledger = Ledger(storage, self.part, self.name)
+        if not ledger.in_sight:
+            raise UserError(f"a worker on {socket.gethostname()} {NOT_SHARED.format(self.url)}")
+
+        def fetch_units(call: Call) -> list[Record]:
+            return [Record(name, ledger.add(_fetch_all(sources, storage, self.raw))) for name, sources in call]
+
+        return fetch_units
+
+
+def fetch(
+    storage: Storage,
+    part: Part,
+    name: str,
+    sources: list[Source],
+    raw: RawFolder | None,
+    run: Runner,
+    progress: Progress,
+) -> None:
+    """Tries every one of these files; how it went is in the ledger."""
+    if not sources:
+        return
+    ledger = Ledger(storage, part, name)
+    ledger.compact()
+    ledger.note_driver()
+    records = run(OpenFetcher(storage.url, part, name, raw), _units(sources), Resources(cpus=0.5))
+    with progress.over(f"fetch {ledger.folder.removeprefix('_runs/ledger/')}", len(sources), unit="files") as tick:
+        for count, record in enumerate(records):
+            tick(len({line.partition(b"\t")[0] for line in record.lines.splitlines()}))
+            if count % GATHER_EVERY == GATHER_EVERY - 1:
+                ledger.compact()
+    ledger.compact()
+
+
+def _units(sources: list[Source]) -> Iterator[tuple[str, list[Source]]]:
+    """Archives one by one, so that each has a worker; many small files together."""
+    size = 1 if len(sources) <= FILES_A_UNIT else FILES_A_UNIT
+    remaining = iter(sources)
+    while some := list(islice(remaining, size)):
+        yield some[0].path, some
+
+
+def _fetch_all(sources: list[Source], storage: Storage, raw: RawFolder | None) -> list[Attempt]:
+    return [attempt for source in sources for attempt, _ in _fetch(source, storage, raw)]
+
+
+def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[tuple[Attempt, bool]]:
+    """Every attempt at one file, up to the first success; an address whose failure will not pass is not asked again."""
+    if raw and (file := raw.find(source)):
+        yield _attempt(source, "local", partial(_copy if raw.changes(source) else _keep, source, file, storage))
+        return
+    addresses = [address for address in (source.url, *source.mirrors) if address]
+    if not addresses:
+        yield _attempt(source, "ok", partial(_by_hand, source))
+    for pause in PAUSES_SECONDS:
+        time.sleep(pause if addresses else 0)
+        for address in tuple(addresses):
+            attempt, may_pass = _attempt(source, "ok", partial(_download, source, address, storage))
+            yield attempt, may_pass
+            if attempt.status != "failed":
+                return
+            if not may_pass:
+                addresses.remove(address)
+
+
+def _attempt(
+    source: Source, status: Literal["ok", "local"], obtain: Callable[[], tuple[int, str]]
+) -> tuple[Attempt, bool]:
+    """How it went, and, of a failure, whether it may pass by itself."""
+    began, started = time.time(), time.perf_counter()
+    try:
+        size, digest = obtain()
+    except Failed as failure:
+        seconds = time.perf_counter() - started
+        failed = Attempt(source.path, "failed", began, seconds, kind=failure.kind, reason=failure.reason)
+        return failed, failure.transient
+    return Attempt(source.path, status, began, time.perf_counter() - started, size, digest), False
+
+
+def _by_hand(source: Source) -> tuple[int, str]:
+    raise Failed("by_hand", source.how)
+
+
+def _download(source: Source, address: str, storage: Storage) -> tuple[int, str]:
+    with downloaded(address, _partial(storage, address)) as file:
+        return _keep(source, file, storage)
+
+
+def _copy(source: Source, file: str, storage: Storage) -> tuple[int, str]:
+    with tempfile.TemporaryDirectory(prefix="xmodal-") as folder:
+        return _keep(source, shutil.copyfile(file, f"{folder}/copy"), storage)
+
+
+def _keep(source: Source, file: str, storage: Storage) -> tuple[int, str]:
+    """Checks a whole file and puts it among the blobs."""
+    size = os.path.getsize(file)
+    if source.bytes is not None and size != source.bytes:
+        raise Failed("size", f"{source.path} has {size:,} bytes instead of {source.bytes:,}")
+    with open(file, "rb") as stream:
+        digest = hashlib.file_digest(cast(Any, stream), "sha256").hexdigest()
+    if source.sha256 is not None and digest != source.sha256:
+        raise Failed("checksum", f"{source.path} has sha256 {digest} instead of {source.sha256}")
+    storage.keep(file, blob_key(digest))
+    return size, digest
+
+
+def _partial(storage: Storage, url: str) -> str:
+    """Kept under a local root, so that a later driver continues; on this machine for an object store."""
+    folder = storage.path("_runs/partial") if isinstance(storage, LocalStorage) else tempfile.gettempdir()
+    return f"{folder}/xmodal-{hashlib.sha256(url.encode()).hexdigest()[:24]}"

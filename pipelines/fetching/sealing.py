@@ -1,0 +1,89 @@
+"""Sealing: the ledger's present state becomes an immutable set with a dataset.lock, and build uses it from now on."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from pipelines.engine.building import build
+from pipelines.engine.stage import (
+    Counts,
+    Inputs,
+    Sink,
+    Stage,
+)
+from pipelines.fetching.ledger import FOLDERS, Ledger, State
+from xmodal.corpora import Part, Source
+from xmodal.errors import UserError
+from xmodal.root.identity import fingerprint
+from xmodal.root.outputs import Output
+from xmodal.root.sealed_sets import LOCK, Locked, sealed_now
+from xmodal.root.storage import Storage
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A set's identity is its lock; `planned` says for which list of files, so that a longer list is fetched anew."""
+
+    name: str
+    planned: str
+    lock_sha256: str
+
+
+def planned(sources: list[Source]) -> str:
+    """Which files, and which bytes of them: where they are fetched from is circumstance."""
+    return fingerprint(sorted([s.path, s.bytes, s.sha256] for s in sources))
+
+
+def seal(storage: Storage, part: Part, name: str, sources: list[Source]) -> Output:
+    """The ledger's state of these files as an output; the same one where nothing has changed."""
+    ledger = Ledger(storage, part, name)
+    lines = partial(_lock_lines, ledger, sorted(sources, key=lambda source: source.path))
+    digest = hashlib.sha256()
+    for line in lines():
+        digest.update(line)
+    config = Sealed(name, planned(sources), digest.hexdigest())
+    output = build(Stage(FOLDERS[part], config, _plan, partial(_open, lines)), storage)
+    ledger.use(output.identity)
+    return output
+
+
+def current(storage: Storage, part: Part, name: str, sources: list[Source]) -> Output | None:
+    """The set that was sealed last, if it is of just these files."""
+    output = sealed_now(storage, FOLDERS[part], name)
+    return output if output and output.config["planned"] == planned(sources) else None
+
+
+def _lock_lines(ledger: Ledger, sources: list[Source]) -> Iterator[bytes]:
+    """The planned files and the ledger's states, both sorted by path, merged."""
+    states = ledger.states()
+    state = next(states, None)
+    for source in sources:
+        while state is not None and state.path < source.path:
+            state = next(states, None)
+        yield _locked(source, state if state is not None and state.path == source.path else None).line()
+
+
+def _locked(source: Source, state: State | None) -> Locked:
+    if state is None or not state.provides(source):
+        return Locked(source.path)
+    return Locked(source.path, state.size, state.sha256)
+
+
+def _plan(config: Sealed, inputs: Inputs) -> Iterator[tuple[str, None]]:
+    yield "lock", None
+
+
+def _open(lines: Callable[[], Iterator[bytes]], config: Sealed, inputs: Inputs) -> Callable[[None, Sink], Counts]:
+    def write(work: None, sink: Sink) -> Counts:
+        digest, present, absent = hashlib.sha256(), 0, 0
+        with sink.file(LOCK) as file:
+            for line in lines():
+                file.write(line)
+                digest.update(line)
+                present, absent = present + (b'"sha256"' in line), absent + (b'"absent"' in line)
+        if digest.hexdigest() != config.lock_sha256:
+            raise UserError(f"the ledger of {config.name} changed while it was sealed: seal again")
+        return {"present": present, "absent": absent}
+
+    return write

@@ -1,0 +1,395 @@
+"""Your own data on the command line: a list, a folder or a Hugging Face dataset, and what a root remembers of it.
+
+    mylist.parquet, .csv, .tsv, .jsonl     a list; its paths are relative to it
+    FOLDER --captions FILE                 pictures or clips; the list's paths are relative to FOLDER
+    FOLDER                                 with captions.* or metadata.* in it, which is that list
+    FOLDER                                 that `save_to_disk` wrote, or with Parquet files: a Hugging Face dataset
+    hf://ORG/NAME[/FOLDER][@REVISION]      the Parquet files of a public dataset on the hub, pinned to a commit
+
+What the lists and columns are is said in one file, xmodal.userdata.lists.DESCRIPTION, that is fetched and sealed like
+the others: later commands find the corpus by its name in the root's sealed sources, and need neither the columns nor
+the lists. A name is the list's whose rows were parsed under it last: NOTE says where that lies, so that another list,
+which may have other pictures of the same names, is told from one that grew, and one that cannot be read leaves all as
+it was.
+"""
+
+import hashlib
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import quote
+
+from pipelines.fetching.ledger import FOLDERS, Ledger
+from xmodal import corpora
+from xmodal.corpora import Corpus
+from xmodal.errors import UserError
+from xmodal.raw.raw_files import Raw, raw_of
+from xmodal.raw.readers import ending, heading
+from xmodal.records.tables import Kind, read_columns
+from xmodal.records.views import splits
+from xmodal.root.outputs import Output
+from xmodal.root.sealed_sets import (
+    blob_key,
+    read_lock,
+    records_now,
+    sealed_now,
+)
+from xmodal.root.storage import Storage
+from xmodal.userdata.lists import (
+    DESCRIPTION,
+    SPLITS,
+    Description,
+    ListFile,
+    own_corpus,
+    split_name,
+)
+
+NOTE = "_runs/own/{}.json"  # of a name: where its list lies
+JUDGED, FEW = ("val", "test"), 10  # splits that numbers are of, by how their names end; of so few they say nothing
+HUB = "https://huggingface.co"
+TIMEOUT_SECONDS = 30.0
+LISTS = tuple(f"{stem}.{kind}" for stem in ("captions", "metadata") for kind in ("csv", "tsv", "jsonl", "parquet"))
+FLAGS = ("url", "caption", "id", "split", "splits", "captions", "kind", "name")
+SPLIT_FILE = re.compile(  # as the hub names them now, did before, and names what it converts
+    r"(?:.*/)?(train|validation|valid|val|dev|test)(?:(?:-\d+-of-\d+(?:-[0-9a-f]+)?)?|/\d+)\.parquet"
+)
+LIKE_A_SPLIT = re.compile(  # but no latest, contest, retrieval, interval or value
+    r"train|(?<!la)(?<!con)test|(?<!retrie)(?<!inter)val(?!ue)", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The lists, in their order: where they lie, here or at an address; and where the media they name lie."""
+
+    name: str
+    place: str  # of the list or the dataset
+    files: tuple[ListFile, ...]
+    places: Mapping[str, Path] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
+    revision: str | None = None
+    unclear: str | None = None  # one of the files, whose name seems to say a split, but not which
+
+
+@dataclass(frozen=True)
+class Own:
+    corpus: Corpus
+    place: str
+    folder: Path | None = None
+    places: Mapping[str, Path] = field(default_factory=dict)
+
+
+def is_data(text: str, flags: Mapping[str, str], storage: Storage) -> bool:
+    """Whether a target is data and no name. A word that is both is the corpus, unless its lists lie in that folder."""
+    folder = Path(text).expanduser()
+    if text.startswith("hf://") or ending(text) or not folder.is_dir():
+        return text.startswith("hf://") or bool(ending(text))
+    known = None if flags or "/" in text else description_of(storage, text)
+    found = [file.path for file in known.files if (folder / file.path).is_file()] if known else []
+    return known is None or any(path in LISTS or ending(path) in (".parquet", ".arrow") for path in found)
+
+
+def told(flags: Namespace) -> dict[str, str]:
+    """The flags about columns and splits that were given."""
+    return {name: value for name in FLAGS if (value := getattr(flags, name, None)) is not None}
+
+
+def describe(text: str, flags: Mapping[str, str], storage: Storage) -> Own:
+    """The corpus that the data are. Without flags the columns and splits are those this root knows for its name."""
+    found = _found(text, flags.get("captions"))
+    name = flags.get("name") or _name(found.name, text)
+    if name in corpora.names():
+        raise UserError(f"{name} is a corpus already: give your data another name with --name")
+    known = description_of(storage, name)
+    if known:
+        _refuse_another(storage, known, found, is_meant="name" in flags)
+    try:
+        description = _described(name, found, flags, known)
+        corpus = own_corpus(description, found.addresses)
+    except ValueError as error:
+        raise UserError(f"{text}: {error}") from None
+    return Own(corpus, found.place, found.folder, found.places)
+
+
+def remembered(storage: Storage, name: str) -> Corpus | None:
+    """The corpus of your own that this root has under a name."""
+    description = description_of(storage, name)
+    return own_corpus(description) if description else None
+
+
+def folder_of(storage: Storage, name: str) -> Path | None:
+    """Where the media of a name's list lie, if that is still on this machine."""
+    place = Path(_place_of(storage, name) or "")
+    return (place if place.is_dir() else place.parent) if place.is_absolute() and place.exists() else None
+
+
+def names(storage: Storage) -> list[str]:
+    return [name for name in storage.names(f"_runs/ledger/{FOLDERS['annotations']}") if description_of(storage, name)]
+
+
+def description_of(storage: Storage, name: str) -> Description | None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        return None
+    raw = _raw(storage, name)
+    if not raw or DESCRIPTION not in raw:
+        return None
+    with raw.open(DESCRIPTION) as file:
+        return Description.from_json(file.read())
+
+
+@contextmanager
+def named(storage: Storage, name: str, place: str | None) -> Iterator[None]:
+    """A build of the list at `place` under a name, which stays another's until the rows of this one are parsed."""
+    ledger, is_done = Ledger(storage, "annotations", name), False
+    before = ledger.sealed
+    try:
+        yield
+        is_done = True
+    finally:
+        sealed, made = ledger.sealed, records_now(storage, name)
+        parsed = made.about["inputs"][0]["identity"] if made else None
+        if place and parsed == sealed and (is_done or sealed != before):
+            storage.write(NOTE.format(name), json.dumps({"place": place}).encode())
+        elif place and parsed and not is_done and _is_whole(Output(storage, f"{FOLDERS['annotations']}/{parsed}")):
+            ledger.use(parsed)
+
+
+def _is_whole(sealed: Output) -> bool:
+    """Nothing of it was forgotten, as damaged bytes are."""
+    files = [locked.sha256 for locked in read_lock(sealed) if locked.sha256] if sealed.complete else [None]
+    return all(digest and sealed.storage.size(blob_key(digest)) is not None for digest in files)
+
+
+def notes(storage: Storage, name: str) -> list[str]:
+    """What a build of your own data says beside its rows: columns that look as if they were meant, splits that lack."""
+    description, raw = description_of(storage, name), _raw(storage, name)
+    records = records_now(storage, name)
+    if not description or not raw or not records:
+        return []
+    there = heading(raw, description.files[0].path)
+    unused = [column for column in ("split", "id") if column in there and getattr(description, column) is None]
+    told = [f"the column {one!r} is not used: --{one} {one} takes it" for one in unused]
+    sizes = {name: len(items) for name, items in splits(records).items() if name.endswith(JUDGED)}
+    sizes |= {part: 0 for part in JUDGED if not any(name.endswith(part) for name in sizes)}
+    if few := [f"{size} in {name}" for name, size in sizes.items() if size <= FEW]:
+        how = "--splits train=0.8,val=0.1,test=0.1 divides by hash, --split COLUMN takes your own"
+        told.append(f"items {', '.join(few)}: train asks for val, evaluate for test, and R@10 of {FEW} is 100; {how}")
+    return [f"{name}: {text}" for text in told]
+
+
+def not_clips(storage: Storage, name: str) -> list[str]:
+    """What a build of clips says of the items of your own data that are none."""
+    records = records_now(storage, name) if description_of(storage, name) else None
+    kinds = read_columns(records, "items.parquet", "kind")["kind"].to_pylist() if records else []
+    if not (others := len(kinds) - kinds.count("clip")):
+        return []
+    return [
+        f"{name}: {others:,} of {len(kinds):,} items are not taken for clips, by their names: --kind clip takes all"
+    ]
+
+
+def _raw(storage: Storage, name: str) -> Raw | None:
+    sealed = sealed_now(storage, FOLDERS["annotations"], name)
+    return raw_of(sealed) if sealed else None
+
+
+def _place_of(storage: Storage, name: str) -> str | None:
+    try:
+        return str(json.loads(storage.read(NOTE.format(name)))["place"])
+    except FileNotFoundError:
+        return None
+
+
+def _refuse_another(storage: Storage, known: Description, found: Found, is_meant: bool) -> None:
+    """Another list than the one that has the name lies elsewhere; the same words may name other pictures there."""
+    place = _place_of(storage, known.name)
+    if place in (None, found.place) or (
+        all(map(os.path.exists, (place, found.place))) and os.path.samefile(place, found.place)
+    ):
+        return
+    if os.path.exists(place) or place.startswith("hf://"):
+        raise UserError(f"{known.name} is {place} here: give {found.place} a name of its own with --name")
+    if not is_meant and [file.sha256 for file in known.files] != [file.sha256 for file in found.files]:
+        raise UserError(
+            f"{known.name} was {place} here, which is gone: if {found.place} is that list, moved, say so with "
+            f"--name {known.name}; else give it a name of its own with --name"
+        )
+
+
+def _described(name: str, found: Found, flags: Mapping[str, str], known: Description | None) -> Description:
+    if found.unclear and not (flags.keys() & {"split", "splits"} or (known and (known.split or known.splits))):
+        raise ValueError(f"is {found.unclear} of a split? Say with --split which column has it, or share with --splits")
+    if "split" in flags and "splits" in flags:
+        raise ValueError("--split is a column, --splits are shares: give one of them")
+    old = known or Description(name, ())
+    split, shares = old.split, old.splits
+    if "splits" in flags:
+        split, shares = None, _splits(flags["splits"])
+    elif "split" in flags or not known:
+        split = flags.get("split") or None
+        shares = () if split or any(file.split for file in found.files) else SPLITS
+    return Description(
+        name,
+        _with_splits(found.files, by_files=not (split or shares)),
+        url=flags.get("url", old.url),
+        caption=flags.get("caption", old.caption),
+        id=flags.get("id", old.id) or None,
+        split=split,
+        splits=shares,
+        revision=found.revision,
+        kind=cast(Kind | None, flags.get("kind", old.kind) or None),
+    )
+
+
+def _with_splits(files: tuple[ListFile, ...], by_files: bool) -> tuple[ListFile, ...]:
+    """The splits that the files' names say, or none of them."""
+    return tuple(replace(file, split=split_name(file.split) if by_files and file.split else None) for file in files)
+
+
+def _splits(text: str) -> tuple[tuple[str, str], ...]:
+    """`train=0.9,test=0.1`."""
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    if wrong := [name for name, _, share in pairs if not re.fullmatch(r"\d*\.?\d+", share)]:
+        raise ValueError(f"--splits takes train=0.9,val=0.05,test=0.05; {wrong[0]!r} has no share")
+    return tuple((name, share) for name, _, share in pairs)
+
+
+def _name(name: str, text: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")
+    if not plain:
+        raise UserError(f"{text} gives no name of letters and digits: give one with --name")
+    return plain
+
+
+def _found(text: str, captions: str | None) -> Found:
+    if text.startswith("hf://"):
+        return _on_the_hub(text)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _in_folder(path, captions)
+    if captions:
+        raise UserError(f"--captions is for a folder of pictures or clips, which {text} is not")
+    return _local(path.stem, path.parent, {path.name: path})
+
+
+def _in_folder(folder: Path, captions: str | None) -> Found:
+    name = folder.resolve().name
+    lists = [folder / file for file in LISTS if (folder / file).is_file()]
+    if captions or len(lists) == 1:
+        one = _list_of(folder, captions) if captions else lists[0]
+        return _local(name, folder, {one.name: one})
+    if lists:
+        raise UserError(f"{folder} has {lists[0].name} and {lists[1].name}: say which with --captions")
+    files = dict(_of_dataset(folder))
+    if not files:
+        raise UserError(f"{folder} has no list: give one with --captions, or name it {', '.join(LISTS)}")
+    places = {file.relative_to(folder).as_posix(): file for file in files}
+    unclear = _unclear({path: files[file] for path, file in places.items()})
+    return replace(_local(name, folder, places, files), place=os.path.abspath(folder), unclear=unclear)
+
+
+def _list_of(folder: Path, captions: str) -> Path:
+    """As seen from here, else from the folder."""
+    here = Path(captions).expanduser()
+    if here.is_file() or (folder / here).is_file():
+        return here if here.is_file() else folder / here
+    raise UserError(f"--captions {captions}: there is no such file, neither here nor in {folder}")
+
+
+def _of_dataset(folder: Path) -> Iterator[tuple[Path, str | None]]:
+    """The files of a Hugging Face dataset, each with the split that it is of, in the order of its rows."""
+    if (folder / "dataset_dict.json").is_file():
+        for split in _json(folder / "dataset_dict.json")["splits"]:
+            yield from ((file, split) for file in _arrow_files(folder / split))
+    elif (folder / "state.json").is_file():
+        yield from ((file, None) for file in _arrow_files(folder))
+    else:
+        for file in sorted(folder.rglob("*.parquet")):
+            if not any(part.startswith(".") for part in file.relative_to(folder).parts):
+                yield file, _split_of(file.relative_to(folder).as_posix())
+
+
+def _arrow_files(folder: Path) -> list[Path]:
+    return [folder / file["filename"] for file in _json(folder / "state.json")["_data_files"]]
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def _split_of(path: str) -> str | None:
+    named = SPLIT_FILE.fullmatch(path)
+    return named[1] if named else None
+
+
+def _unclear(splits: Mapping[str, str | None]) -> str | None:
+    return next((path for path, split in splits.items() if not split and LIKE_A_SPLIT.search(path)), None)
+
+
+def _local(
+    name: str, folder: Path, places: Mapping[str, Path], splits: Mapping[Path, str | None] | None = None
+) -> Found:
+    files = []
+    for path, place in places.items():
+        if not ending(path):
+            raise UserError(f"{place} is no list: Parquet, CSV, TSV and JSONL are known, by these endings")
+        files.append(ListFile(path, *_measured(place), (splits or {}).get(place)))
+    return Found(name, os.path.abspath(next(iter(places.values()))), tuple(files), places, folder=folder)
+
+
+def _measured(place: Path) -> tuple[int, str]:
+    try:
+        with place.open("rb") as file:
+            digest = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+            return file.tell(), digest
+    except OSError as error:
+        raise UserError(f"{place} cannot be read: {error.strerror or error}") from error
+
+
+def _on_the_hub(text: str) -> Found:
+    """Lists are those below the folder that are Parquet; their checksums are the hub's, as far as it tells them."""
+    place, _, commit = text.removeprefix("hf://").removeprefix("datasets/").partition("@")
+    owner, _, rest = place.partition("/")
+    name, _, below = rest.partition("/")
+    if not all(re.fullmatch(r"[\w.-]+", part) for part in (owner, name)):
+        raise UserError(f"{text}: a dataset on the hub is named hf://ORG/NAME")
+    repository = f"{owner}/{name}"
+    about = _asked(f"{HUB}/api/datasets/{repository}/revision/{quote(commit or 'main', safe='')}?blobs=true", text)
+    prefix = f"{below.strip('/')}/" if below.strip("/") else ""
+    files, addresses = [], {}
+    for file in sorted(about["siblings"], key=lambda file: file["rfilename"]):
+        path = file["rfilename"]
+        if path.startswith(prefix) and path.endswith(".parquet"):
+            sha256 = (file.get("lfs") or {}).get("sha256")
+            files.append(ListFile(path, file["size"], sha256, _split_of(path)))
+            addresses[path] = f"{HUB}/datasets/{repository}/resolve/{about['sha']}/{quote(path)}"
+    if not files:
+        raise UserError(f"{text} has no Parquet files: download it, and give its folder or list")
+    known = all(file.sha256 for file in files)
+    unclear = _unclear({file.path: file.split for file in files})
+    revision = None if known else about["sha"]
+    where = "/".join(["hf:/", repository, *([below.strip("/")] if prefix else [])])
+    return Found(name, where, tuple(files), addresses=addresses, revision=revision, unclear=unclear)
+
+
+def _asked(url: str, text: str) -> Any:
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise UserError(f"{text}: the hub answers {error.code}; a private dataset is for you to download") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{text}: the hub does not answer as it should: {error}") from error

@@ -1,0 +1,1 @@
+"""Publishing: dataset repositories, and features from and to other formats."""

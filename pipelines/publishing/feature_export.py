@@ -1,0 +1,199 @@
+"""Feature export: writes a feature store in the formats that others read."""
+
+import io
+import os
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from pipelines.engine.progress_line import Progress
+from xmodal.errors import UserError
+from xmodal.features.foreign_formats import (
+    BLOCK,
+    COPIES,
+    HDF5,
+    open_hdf5,
+    read_ids,
+    refuse_twice,
+)
+from xmodal.features.frame_store import clips_file
+from xmodal.features.store import (
+    FeatureStore,
+)
+from xmodal.records.tables import Caption, read_rows
+from xmodal.records.views import splits
+from xmodal.root.outputs import Output
+from xmodal.root.selection import choose
+
+Tick = Callable[[int], None]
+
+
+def export_features(
+    features: str, out: Path, array: str | None, ids: Path | None, split: str | None, corpus: str | None, show: Progress
+) -> dict[str, Any]:
+    """Features as the name of `out` says: x.npy, x.h5, x.tar, or a folder with an npz an item; absent ones left out.
+
+    They are those of a file of ids, or of a split, in that order, or all. x.npy has its ids beside it, one a line in
+    x_ids.txt. With a split prefix_ims.npy has captions in prefix_caps.txt too, as SCAN reads the two: a row an item,
+    five captions of each in the order of the rows, so that line i belongs to row i // 5.
+    """
+    if corpus and not split:
+        raise UserError("--corpus says whose the split is: name that with --split")
+    store = FeatureStore(features, array)
+    root = store.output.storage.url.rpartition("/")[0]
+    named: dict[str, Any] = {"corpus": corpus} if corpus else {}
+    records = choose(root, "records", **named) if split else None
+    wanted = _split(records, str(split)) if records else read_ids(ids) if ids else store.ids
+    some = [id for id in wanted if id not in store.absent]
+    beside = _beside(out, with_captions=records is not None)
+    _refuse_to_export(store, some, out, beside)
+    texts = ([*some], *([five_captions(records, some)] if records and len(beside) == 2 else []))
+    lines = dict(zip(beside, texts, strict=False))
+    with show.over("export", total=len(some), unit="items") as tick:
+        _export(store, some, out, lines, tick)
+    about = {"path": str(out), "beside": list(lines), "items": len(some), "absent": len(wanted) - len(some)}
+    return about | {"dtype": store.spec.dtype, "row_shape": list(store.spec.row_shape), "ragged": store.spec.ragged}
+
+
+def _split(records: Output, name: str) -> list[str]:
+    there = splits(records)
+    if name not in there:
+        raise UserError(f"there is no split {name!r}; there are: {', '.join(sorted(there))}")
+    return there[name]
+
+
+def _beside(out: Path, with_captions: bool) -> list[str]:
+    """What is written beside an .npy: its ids, and captions."""
+    ids = [f"{out.stem}_ids.txt"] if out.suffix == ".npy" else []
+    return ids + [f"{out.name.removesuffix('_ims.npy')}_caps.txt"] * (with_captions and out.name.endswith("_ims.npy"))
+
+
+def _export(store: FeatureStore, ids: Sequence[str], out: Path, lines: Mapping[str, Sequence[str]], tick: Tick) -> None:
+    """Written in a hidden folder beside its place, and renamed when it is whole, itself the last."""
+    writers = {".npy": _write_npy, ".tar": _write_tar, "": _write_folder} | dict.fromkeys(HDF5, _write_hdf5)
+    try:
+        with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+            for name, texts in lines.items():
+                Path(folder, name).write_text("".join(f"{text}\n" for text in texts), "utf-8")
+            writers[out.suffix](Path(folder, out.name), store, ids, tick)
+            for name in (*lines, out.name):
+                Path(folder, name).rename(out.with_name(name))
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
+
+
+def five_captions(records: Output, ids: Sequence[str]) -> list[str]:
+    """SCAN's lines: of each item its first five captions."""
+    found: dict[str, list[Caption]] = {id: [] for id in ids}
+    with records.open("captions.parquet") as file:
+        for caption in read_rows(file, Caption):
+            if caption.item in found and caption.source == "human":
+                found[caption.item].append(caption)
+    for id, some in found.items():
+        if len(some) < COPIES:
+            raise UserError(f"{id!r} has {len(some)} captions, but SCAN's files have {COPIES} of each item")
+    ordered = (sorted(found[id], key=lambda caption: caption.position)[:COPIES] for id in ids)
+    return [" ".join(caption.text.split()) for some in ordered for caption in some]
+
+
+def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside: list[str]) -> None:
+    if out.suffix not in ("", ".npy", ".tar", *HDF5):
+        raise UserError(
+            f"{out}: x.npy, x.h5 and x.tar are known, and x without an ending, a folder with an npz an item"
+        )
+    if not out.parent.is_dir():
+        raise UserError(f"there is no folder {out.parent} to write {out.name} to")
+    for path in (out, *map(out.with_name, beside)):
+        if os.path.lexists(path):
+            raise UserError(f"{path} is there already: move it away, or give another name")
+    if not ids:
+        raise UserError(f"{store.output.where} has none of these items: there is nothing to export")
+    if clips_file(0) in store.output.files:
+        raise UserError(
+            f"{store.output.where} holds the JPEGs of clips, which are no features: `xmodal look CORPUS --frames DIR` "
+            "draws them, xmodal.features.frame_store.FrameStore reads them, and what `xmodal build CORPUS/clips` makes "
+            "can be exported"
+        )
+    refuse_twice(ids, out)
+    if store.spec.ragged and out.suffix == ".npy":
+        raise UserError(f"{store.spec.name} is ragged, which no .npy can be: export to x.h5, x.tar or a folder")
+    if out.suffix == ".tar" and (bad := [id for id in ids if "." in id]):
+        raise UserError(
+            f"id {bad[0]!r} cannot be written to {out}, where readers end a name at its first dot: "
+            "export to x.h5, x.npy or a folder"
+        )
+    can_hold = {".npy": _is_line} | dict.fromkeys(HDF5, _is_text)
+    if bad := [id for id in ids if not can_hold.get(out.suffix, _is_file_name)(id)]:
+        raise UserError(f"id {bad[0]!r} cannot be written to {out}: export to x.h5")
+
+
+def _is_text(id: str) -> bool:
+    return "\0" not in id  # where HDF5 ends it
+
+
+def _is_line(id: str) -> bool:
+    return "\n" not in id and id == id.strip()
+
+
+def _is_file_name(id: str) -> bool:
+    plain = id.isprintable() and not id.startswith(".") and not {"/", "\\", ":"} & set(id)
+    return plain and len(f"{id}.npz".encode()) <= 255
+
+
+def _blocks(store: FeatureStore, ids: Sequence[str], tick: Tick) -> Iterator[NDArray[Any]]:
+    """Some rows at a time, or of a ragged array an item."""
+    rows = store.rows(ids)
+    length = 1 if store.spec.ragged else max(1, BLOCK // store.spec.row_bytes)
+    for start in range(0, len(rows), length):
+        some = rows[start : start + length]
+        yield store.take_padded(some)[0] if store.spec.ragged else store.take(some)
+        tick(len(some))
+
+
+def _items(store: FeatureStore, ids: Sequence[str], tick: Tick) -> Iterator[tuple[str, NDArray[Any]]]:
+    blocks = _blocks(store, ids, tick)
+    return zip(ids, blocks if store.spec.ragged else (row for block in blocks for row in block), strict=True)
+
+
+def _write_npy(path: Path, store: FeatureStore, ids: Sequence[str], tick: Tick) -> None:
+    shape, descr = (len(ids), *store.spec.row_shape), npy.dtype_to_descr(np.dtype(store.spec.dtype))
+    with path.open("xb") as file:
+        npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+        for block in _blocks(store, ids, tick):
+            file.write(block.data)
+
+
+def _write_hdf5(path: Path, store: FeatureStore, ids: Sequence[str], tick: Tick) -> None:
+    lengths = store.lengths(store.rows(ids)) if store.spec.ragged else np.ones(len(ids), np.int64)
+    with open_hdf5(path, "x") as file:
+        file["ids"] = np.array(ids, object)
+        if store.spec.ragged:
+            file["offsets"] = np.concatenate([[0], np.cumsum(lengths)])
+        features = file.create_dataset("features", (int(lengths.sum()), *store.spec.row_shape), store.spec.dtype)
+        row = 0
+        for block in _blocks(store, ids, tick):
+            features[row : row + len(block)] = block
+            row += len(block)
+
+
+def _write_tar(path: Path, store: FeatureStore, ids: Sequence[str], tick: Tick) -> None:
+    with tarfile.open(path, "x") as archive:
+        for id, values in _items(store, ids, tick):
+            data = io.BytesIO()
+            npy.write_array(data, values, (1, 0), allow_pickle=False)
+            member = tarfile.TarInfo(f"{id}.npy")
+            member.size = data.tell()
+            data.seek(0)
+            archive.addfile(member, data)
+
+
+def _write_folder(path: Path, store: FeatureStore, ids: Sequence[str], tick: Tick) -> None:
+    path.mkdir()
+    for id, values in _items(store, ids, tick):
+        np.savez(path / f"{id}.npz", features=values)

@@ -1,0 +1,164 @@
+"""`xmodal import` and `xmodal export`: others' features as the output of a stage, and outputs as others have them.
+
+An import's units are its shards, so that it goes on where it stopped. It is named by the source's bytes, not by where
+they lie; the source must stay as it is while it is imported. Workers read it where it lies: on a cluster all see it.
+"""
+
+import hashlib
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from numpy.typing import NDArray
+
+from pipelines.engine.building import Runner, build
+from pipelines.engine.progress_line import Progress
+from pipelines.engine.stage import (
+    Counts,
+    Inputs,
+    Sink,
+    Stage,
+)
+from pipelines.engine.typed_settings import apply, parse_settings
+from pipelines.stages._arrays import write_index, write_items
+from pipelines.stages._corpus import CONFIGS, STAGES
+from pipelines.stages.vocabulary import COUNTS
+from xmodal.errors import UserError
+from xmodal.features.foreign_formats import (
+    BLOCK,
+    Source,
+    reading,
+)
+from xmodal.features.store import (
+    ROWS,
+    Dtype,
+    FeatureSpec,
+    shard_ranges,
+)
+from xmodal.records.views import CLEAN
+from xmodal.root.identity import fingerprint
+from xmodal.root.outputs import Output, directories
+from xmodal.root.storage import Storage
+
+VERSION = 2
+
+
+GIVEN = {"given": True}
+
+
+RESERVED = {"blobs", CLEAN, COUNTS, *STAGES, *CONFIGS}  # every stage of the project
+
+
+@dataclass(frozen=True)
+class ImportConfig:
+    """What decides an import: the sha256 of the source, which of its arrays, whose its rows are, and the layout."""
+
+    source: str = field(default="", metadata=GIVEN)
+    key: str | None = field(default=None, metadata=GIVEN)
+    ids: str = field(default="", metadata=GIVEN)
+    row_shape: tuple[int, ...] = field(default=(), metadata=GIVEN)
+    dtype: Dtype = field(default="float32", metadata=GIVEN)
+    ragged: bool = field(default=False, metadata=GIVEN)
+    rows_per_chunk: int | None = None
+    rows_per_shard: int | None = None
+    items_per_shard: int | None = None
+
+    @property
+    def spec(self) -> FeatureSpec:
+        lengths = (self.rows_per_chunk, self.rows_per_shard, self.items_per_shard)
+        return FeatureSpec("features", self.row_shape, self.dtype, self.ragged, *lengths)
+
+
+def import_features(
+    storage: Storage, name: str, source: Source, settings: Sequence[str], run: Runner, progress: Progress
+) -> dict[str, Any]:
+    """Brings the output of stage `name` that holds a source's features up to date, and says what it is."""
+    _refuse_name(storage, name)
+    parsed = parse_settings(list(settings), {"import": ImportConfig()})
+    try:
+        spec = source.spec("features")
+        given = ImportConfig(row_shape=spec.row_shape, dtype=spec.dtype, ragged=spec.ragged)
+        spec = apply(given, "import", parsed).spec
+    except ValueError as error:
+        raise UserError(f"{source.files[0]} cannot be imported so: {error}") from None
+    stage = imported(name, source, spec, progress)
+    there = Output(storage, stage.folder).complete
+    output = build(stage, storage, run, progress)
+    about = {"stage": name, "identity": output.identity, "path": output.where, "built": not there}
+    about |= {"items": len(source.ids), "row_shape": list(spec.row_shape), "ragged": spec.ragged}
+    return about | {"dtype": spec.dtype, "source_dtype": source.dtype, "copies": source.copies}
+
+
+def imported(name: str, source: Source, spec: FeatureSpec, progress: Progress) -> Stage[ImportConfig, range]:
+    seen = _stamp(source)
+    lengths = (spec.chunk_rows, spec.shard_rows, spec.shard_items if spec.ragged else None)
+    layout = (spec.row_shape, spec.dtype, spec.ragged, *lengths)
+    config = ImportConfig(_sha256(source, progress), source.key, fingerprint(source.ids), *layout)
+    return Stage(name, config, partial(_plan, len(source.ids)), partial(_open, source, seen), version=VERSION)
+
+
+def _plan(items: int, config: ImportConfig, inputs: Inputs) -> Iterator[tuple[str, range]]:
+    yield "index", range(0)
+    for shard, rows in enumerate(shard_ranges(config.spec, items)):
+        yield f"shard-{shard:05d}", rows
+
+
+def _open(source: Source, seen: str, config: ImportConfig, inputs: Inputs) -> Callable[[range, Sink], Counts]:
+    if _stamp(source) != seen:
+        raise UserError(f"{source.files[0]} has changed while it was imported: import it again")
+    spec = config.spec
+    provenance = {"imported_sha256": config.source, "key": config.key}
+
+    def write(items: range, sink: Sink) -> Counts:
+        if not items:
+            return write_index(sink, spec, source.ids, provenance)
+        values = source.rows(items)
+        write_items(sink, spec, items, _counted(values, source.ids[items.start :], sink) if spec.ragged else values)
+        return {"rows": len(items)}
+
+    return write
+
+
+def _counted(arrays: Iterator[NDArray[Any]], ids: Sequence[str], sink: Sink) -> Iterator[NDArray[Any]]:
+    """An item of which there is nothing is absent: a reader has nothing to give for it."""
+    for id, array in zip(ids, arrays, strict=False):
+        if not len(array):
+            sink.fail(id, "empty", "its length is 0")
+        yield array
+
+
+def _refuse_name(storage: Storage, name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UserError(f"--name {name}: a stage is named by letters, digits and ._-")
+    others = (o for o in directories(storage, name) if o.complete and storage.size(f"{o.folder}/{ROWS}") is None)
+    if name in RESERVED or next(others, None) is not None:
+        raise UserError(f"--name {name}: that is the name of a stage that makes something else: take another")
+
+
+def _stamp(source: Source) -> str:
+    """What is different when a source was changed, for much less than its sha256."""
+    try:
+        stats = [os.stat(file) for file in source.files]
+    except FileNotFoundError as error:
+        host = socket.gethostname()
+        raise UserError(f"{host} does not see {error.filename}: on a cluster it lies where all nodes see it") from None
+    return fingerprint([(found.st_size, found.st_mtime_ns) for found in stats])
+
+
+def _sha256(source: Source, progress: Progress) -> str:
+    """Of a source's file, or of those of all its files, in their order."""
+    found = []
+    total = sum(os.path.getsize(file) for file in source.files)
+    with progress.over("sha256", total=total, unit="bytes") as tick:
+        for path in source.files:
+            digest = hashlib.sha256()
+            with reading(path), open(path, "rb") as file:
+                while block := file.read(BLOCK):
+                    digest.update(block)
+                    tick(len(block))
+            found.append(digest.hexdigest())
+    return found[0] if len(found) == 1 else fingerprint(found)

@@ -1,0 +1,183 @@
+"""Records as the Parquet files of a dataset repository: joined to one row an item, split, sharded and described.
+
+Row groups and shards stay under what the viewers of such repositories can read; chunks are cut where the content says,
+so that a later version uploads what changed alone.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from xmodal.errors import UserError
+from xmodal.root.outputs import Output
+from xmodal.root.storage import LocalStorage
+
+SHARD_BYTES, ROW_GROUP_BYTES = 500_000_000, 100_000_000  # in memory: files are smaller
+CHUNKING = {"min_chunk_size": 256 * 1024, "max_chunk_size": 1024 * 1024, "norm_level": 0}  # what datasets itself takes
+LABELS = {"category": "categories", "class": "classes", "identity": "identities", "attribute": "attributes"}
+DTYPES = {"double": "float64", "float": "float32", "halffloat": "float16"}  # where datasets has another name than Arrow
+ROWS = "rows.parquet"  # of a feature store: the id of each of its rows
+CURE = "`xmodal verify --forget`, then build again"
+
+
+@dataclass(frozen=True)
+class Config:
+    """One config of a card: the files of each split, and the name that a split has in the records."""
+
+    name: str
+    files: dict[str, list[str]] = field(default_factory=dict)
+    named: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def data_files(self) -> list[dict[str, str]]:
+        """A split's shards as one pattern."""
+        patterns = {split: re.sub(r"-\d+-of-\d+\.", "-*.", keys[0]) for split, keys in self.files.items()}
+        return [{"split": split, "path": pattern} for split, pattern in patterns.items()]
+
+
+def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str], bool]) -> list[Config]:
+    """Every named split, with the columns that are allowed."""
+    items = _items(records)
+    items = items.select([name for name in items.column_names if allowed(name)])
+    configs: dict[str, Config] = {}
+    for named, members in _splits(records, items["id"]):
+        name, split = _place(named)
+        config = configs.setdefault(name, Config(name))
+        if split in config.named:
+            raise UserError(f"splits {config.named[split]!r} and {named!r} would both be {split!r} of config {name!r}")
+        config.named[split] = named
+        config.files[split] = _write(items.filter(members), target, f"captions/{name}/{split}")
+    return list(configs.values())
+
+
+def read_ids(output: Output, name: str) -> set[str]:
+    """The ids of a table: of a feature store's rows all that were planned, also those that failed."""
+    with output.open(name) as file:
+        return set(pq.read_table(file, columns=["id"])["id"].to_pylist())
+
+
+def write_index(features: Output, target: LocalStorage, stem: str) -> Config:
+    """Id and row of every item that has features: rows that are absent lie in the store as zeros and are not named."""
+    absent = [row for unit in features.units() for row in unit.absent]
+    with features.open(ROWS) as file:
+        rows = pq.read_table(file, columns=["id", "row"])
+    present = rows.filter(pc.invert(pc.is_in(rows["id"], value_set=pa.array(absent, pa.string()))))
+    return Config(features.folder.replace("/", "-"), {"rows": _write(present, target, stem)})
+
+
+def describe(config: Config, target: LocalStorage) -> dict[str, Any]:
+    """The config's dataset_info, all of it from the footers of its files."""
+    splits = []
+    for name, keys in config.files.items():
+        footers = [pq.read_metadata(target.path(key)) for key in keys]
+        size = sum(
+            footer.row_group(group).total_byte_size for footer in footers for group in range(footer.num_row_groups)
+        )
+        splits.append({"name": name, "num_bytes": size, "num_examples": sum(footer.num_rows for footer in footers)})
+    every = [key for keys in config.files.values() for key in keys]
+    return {
+        "config_name": config.name,
+        "features": [_feature(column) for column in pq.read_schema(target.path(every[0]))],
+        "splits": splits,
+        "download_size": sum(target.size(key) or 0 for key in every),
+        "dataset_size": sum(split["num_bytes"] for split in splits),
+    }
+
+
+def _feature(column: pa.Field) -> dict[str, str]:
+    of_list = pa.types.is_list(column.type)
+    dtype = str(column.type.value_type if of_list else column.type)
+    return {"name": column.name, "list" if of_list else "dtype": DTYPES.get(dtype, dtype)}
+
+
+def _items(records: Output) -> pa.Table:
+    """One row an item, in the order of the records: what the item is, its captions and its labels."""
+    items = _table(records, "items")
+    columns = {name: items[name] for name in items.column_names}
+    columns |= _captions(items["id"], _table(records, "captions"))
+    return pa.table(columns | _labels(items["id"], _table(records, "labels")))
+
+
+def _captions(ids: Any, captions: pa.Table) -> dict[str, Any]:
+    """People's captions in order of position; those of another source are columns with its name before theirs."""
+    columns = {}
+    for source in sorted({"human", *captions["source"].unique().to_pylist()}, key=lambda name: (name != "human", name)):
+        rows = captions.filter(pc.equal(captions["source"], source)).sort_by("position")
+        prefix = "" if source == "human" else f"{source}_"
+        columns[f"{prefix}captions"] = _lists(ids, rows, "text")
+        columns[f"{prefix}caption_ids"] = _lists(ids, rows, "id")
+    return columns
+
+
+def _labels(ids: Any, labels: pa.Table) -> dict[str, Any]:
+    """A column for each kind there is."""
+    by_kind = {column: labels.filter(pc.equal(labels["kind"], kind)) for kind, column in LABELS.items()}
+    return {column: _lists(ids, rows, "name") for column, rows in by_kind.items() if rows.num_rows}
+
+
+def _lists(ids: Any, rows: pa.Table, column: str) -> Any:
+    """For each id the values of its rows, in their order."""
+    owner = pc.index_in(rows["item"], value_set=ids)
+    if owner.null_count:
+        raise UserError(f"the records name an item that does not exist: {CURE}")
+    owners = owner.to_numpy()
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=len(ids)))])
+    values = rows[column].take(np.argsort(owners, kind="stable"))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values.combine_chunks())
+
+
+def _splits(records: Output, ids: Any) -> Iterator[tuple[str, Any]]:
+    """Every split with a mask of its items; those of no split are "unassigned", so that none is lost."""
+    splits, counts = _table(records, "splits"), records.totals["counts"]
+    for name in sorted(splits["name"].unique().to_pylist()):
+        members = pc.is_in(ids, value_set=splits.filter(pc.equal(splits["name"], name))["item"])
+        if pc.sum(members).as_py() != counts[f"items:{name}"]:
+            raise UserError(f"{records.where}: {name} has no longer {counts[f'items:{name}']:,} items: {CURE}")
+        yield name, members
+    unassigned = pc.invert(pc.is_in(ids, value_set=splits["item"]))
+    if pc.any(unassigned).as_py():
+        yield "unassigned", unassigned
+
+
+def _place(named: str) -> tuple[str, str]:
+    """Config and split: "karpathy/train" is split "train" of config "karpathy", as no name has a "/" in datasets."""
+    config, _, split = named.rpartition("/")
+    return re.sub(r"[^\w-]+", "-", config) or "default", re.sub(r"\W+", "_", split)
+
+
+def _write(table: pa.Table, target: LocalStorage, stem: str) -> list[str]:
+    shards = list(_pieces(table, SHARD_BYTES))
+    keys = [f"{stem}-{number:05d}-of-{len(shards):05d}.parquet" for number in range(len(shards))]
+    for key, shard in zip(keys, shards, strict=True):
+        with target.writer(key) as file, _parquet_writer(file, table.schema) as writer:
+            for piece in _pieces(shard, ROW_GROUP_BYTES):
+                writer.write_table(piece, row_group_size=piece.num_rows)
+            writer.add_key_value_metadata({"content_defined_chunking": json.dumps(CHUNKING)})
+    return keys
+
+
+def _parquet_writer(file: Any, schema: pa.Schema) -> pq.ParquetWriter:
+    settings: Mapping[str, Any] = {"compression": "zstd", "store_schema": False, "write_page_index": True}
+    return pq.ParquetWriter(file, schema, use_content_defined_chunking=CHUNKING, **settings)
+
+
+def _pieces(table: pa.Table, limit: int) -> Iterator[pa.Table]:
+    """Halves of halves, until none is larger than the limit."""
+    half = table.num_rows // 2
+    if table.nbytes <= limit or not half:
+        yield table
+    else:
+        yield from _pieces(table.slice(0, half), limit)
+        yield from _pieces(table.slice(half), limit)
+
+
+def _table(records: Output, name: str) -> pa.Table:
+    with records.open(f"{name}.parquet") as file:
+        return pq.read_table(file)

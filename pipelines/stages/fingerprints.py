@@ -1,0 +1,102 @@
+"""The fingerprints stage: of every medium of a set its sha256 and its looks, by which copies are found.
+
+Media are known by their paths, so that corpora which list the same ones share the output. One that is absent has no
+row; one that does not decode, as all video, has its sha256 alone; both are failures with their reasons. A flat picture
+has its sha256 alone too, and is counted; a flat frame of a clip is null among its looks.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.engine.stage import (
+    Counts,
+    Inputs,
+    Sink,
+    Stage,
+)
+from pipelines.stages._pictures import checksums, read_from
+from xmodal.checks.perceptual_hashes import Looks, looks
+from xmodal.media.images import UnreadableImage
+from xmodal.raw.archives import Archives, MissingMedia
+from xmodal.raw.raw_files import raw_of
+from xmodal.records.tables import Item, Kind
+from xmodal.root.identity import fingerprint
+from xmodal.root.outputs import Output
+
+NAME, VERSION = "fingerprints", 3
+COLUMNS = pa.schema({"media": pa.string(), "sha256": pa.string(), "looks": pa.list_(pa.uint64())})
+
+Media = tuple[tuple[str, Kind], ...]  # path and kind of each, in order of the paths
+Row = tuple[str, str, Looks | None]
+
+
+@dataclass(frozen=True)
+class FingerprintsConfig:
+    """`media` is the fingerprint of the planned list."""
+
+    media_per_unit: int = 1024
+    media: str = field(default="", metadata={"given": True})
+
+    def __post_init__(self) -> None:
+        if self.media_per_unit < 1:
+            raise ValueError(f"a unit has at least one medium, not {self.media_per_unit}")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The work: some media, and the checksum of every file they are read from, None where it was sealed as absent."""
+
+    number: int
+    media: Media
+    sha256: tuple[tuple[str, str | None], ...]
+
+
+def planned(items: Iterable[Item]) -> Media:
+    """What is fingerprinted of a corpus."""
+    return tuple(sorted({item.media: item.kind for item in items}.items()))
+
+
+def fingerprints(sealed: Output, media: Media, config: FingerprintsConfig) -> Stage[FingerprintsConfig, Stretch]:
+    config = replace(config, media=fingerprint(media))
+    return Stage(NAME, config, partial(_plan, media), _open, (sealed,), VERSION, reuse=True)
+
+
+def _plan(media: Media, config: FingerprintsConfig, inputs: Inputs) -> Iterator[tuple[str, Stretch]]:
+    sealed = checksums(inputs[0])
+    for number, first in enumerate(range(0, len(media), config.media_per_unit)):
+        some = media[first : first + config.media_per_unit]
+        yield f"part-{number:06d}", Stretch(number, some, read_from(sealed, (path for path, _ in some)))
+
+
+def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[Stretch, Sink], Counts]:
+    archives = Archives(raw_of(inputs[0]))
+
+    def work(stretch: Stretch, sink: Sink) -> Counts:
+        failed = set[str]()
+        rows = [row for medium in stretch.media if (row := _row(archives, *medium, sink, failed))]
+        columns = {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS.names)}
+        with sink.file(f"part-{stretch.number:06d}.parquet") as file:
+            pq.write_table(pa.table(columns, COLUMNS), file, compression="zstd", store_schema=False)
+        return {"media": len(rows), "flat": sum(path not in failed and not look for path, _, look in rows)}
+
+    return work
+
+
+def _row(archives: Archives, path: str, kind: Kind, sink: Sink, failed: set[str]) -> Row | None:
+    try:
+        data = archives.read(path)
+    except MissingMedia as missing:
+        sink.fail(path, "absent", str(missing))
+        return None
+    sha256 = hashlib.sha256(data).hexdigest()
+    try:
+        return path, sha256, looks(data, kind)
+    except UnreadableImage as unreadable:
+        sink.fail(path, "unreadable", str(unreadable))
+        failed.add(path)
+        return path, sha256, None

@@ -1,0 +1,208 @@
+"""The frames stage: of every clip what is on the screen at 8 moments of a second, each picture once, as JPEGs.
+
+An item of the ragged array is a clip: its JPEGs, one behind the other. Beside it each unit has a table of its clips,
+`clips/<shard>.parquet`: how long each JPEG is, when each frame begins, which one each sample is, and what the clip was
+found to be. A clip that is absent, or that gives no frames, has a row there too, and is a failure of the unit, by its
+status. How long each took, and at which attempt, is in a journal under the output's `_runs/`, outside of its promise.
+
+Frames are the media over again: they are never published as features.
+"""
+
+import hashlib
+import importlib.util
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipelines.engine.journal import Journal
+from pipelines.engine.killable_worker import (
+    Killable,
+    Leash,
+    Subsampling,
+    Taken,
+    Wanted,
+)
+from pipelines.engine.stage import (
+    Counts,
+    Inputs,
+    Sink,
+    Stage,
+)
+from pipelines.stages._arrays import write_index, write_items
+from pipelines.stages._pictures import (
+    Index,
+    Items,
+    Shard,
+    fingerprint_of,
+    plan,
+)
+from xmodal import __version__
+from xmodal.errors import UserError
+from xmodal.features.frame_store import CLIPS, NAME, clips_file
+from xmodal.features.store import FeatureSpec
+from xmodal.media.frame_sampling import Sampled
+from xmodal.media.frame_times import (
+    PASSING,
+    USABLE,
+    Limits,
+    Sampling,
+)
+from xmodal.raw.archives import Archives, MissingMedia
+from xmodal.raw.raw_files import raw_of
+from xmodal.root.identity import canonical_json
+from xmodal.root.outputs import Output
+
+VERSION = 3
+ABSENT = "absent"
+JOURNAL = "_runs/clips"
+CLIP_BYTES = 850_000  # of a clip of 3.6 seconds, sampled as by default: the mean of 52, to make plans with
+
+
+@dataclass(frozen=True)
+class FramesConfig(Sampling):
+    """`quality` and `subsampling` are of the JPEGs; motion JPEG that keeps its size keeps its bytes too.
+
+    What a clip may have at most are the fields of `Limits`, and of the process that decodes it those of `Leash`: both
+    decide which clips have frames. `rows_per_shard` are the bytes that the clips of a shard may have together.
+    """
+
+    quality: int = 95
+    subsampling: Subsampling = "4:2:0"
+    most_bytes: int = Limits.bytes
+    most_pixels: int = Limits.pixels
+    most_frames: int = Limits.frames
+    most_seconds: int = Limits.seconds
+    most_samples: int = Limits.samples
+    most_work: int = Limits.work
+    deadline: float = Leash.seconds
+    deadline_rate: float = Leash.rate
+    memory: int = Leash.memory
+    items_per_shard: int = 64
+    rows_per_shard: int = 1 << 32
+    items: str = field(default="", metadata={"given": True})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.quality <= 100:
+            raise ValueError(f"the quality of a JPEG is 1 to 100, not {self.quality}")
+        _ = self.spec, self.wanted, self.leash  # each refuses what it cannot be
+
+    @property
+    def spec(self) -> FeatureSpec:
+        lengths = {"rows_per_shard": self.rows_per_shard, "items_per_shard": self.items_per_shard}
+        return FeatureSpec(NAME, (), "uint8", ragged=True, **lengths)
+
+    @property
+    def clip_bytes(self) -> float:
+        return CLIP_BYTES * self.fps / Sampling.fps * (self.short_side / Sampling.short_side) ** 2
+
+    @property
+    def wanted(self) -> Wanted:
+        sampling = Sampling(**{each.name: getattr(self, each.name) for each in fields(Sampling)})
+        limits = Limits(**{each.name: getattr(self, f"most_{each.name}") for each in fields(Limits)})
+        return Wanted(sampling, limits, self.quality, self.subsampling)
+
+    @property
+    def leash(self) -> Leash:
+        return Leash(self.deadline, self.deadline_rate, self.memory)
+
+
+def frames(media: Output, items: Items, config: FramesConfig) -> Stage[FramesConfig, Index | Shard]:
+    config = replace(config, items=fingerprint_of(items))
+    stage = Stage(
+        NAME, config, partial(plan, items), partial(_open, ""), (media,), VERSION, reuse=True, passing=PASSING
+    )
+    return replace(stage, open=partial(_open, f"{stage.folder}/{JOURNAL}"))  # which lies in the folder of its identity
+
+
+def check_decoders(config: Sampling) -> None:
+    """Refuses to begin where a decoder is not installed: clips would fail one by one, after all of them are fetched."""
+    for module, extra in (("av", "video"), *([("decord", "decord")] if config.backend == "decord" else [])):
+        if importlib.util.find_spec(module) is None:
+            raise UserError(f"frames of clips need {module}: pip install 'xmodal[{extra}]'")
+
+
+def _open(journal: str, config: FramesConfig, inputs: Inputs) -> Callable[[Index | Shard, Sink], Counts]:
+    archives, notes = Archives(raw_of(inputs[0])), Journal(inputs[0].storage, journal)
+    provenance = _provenance(config)
+    sampler: list[Killable] = []
+
+    def write(work: Index | Shard, sink: Sink) -> Counts:
+        if isinstance(work, Index):
+            return write_index(sink, config.spec, work.ids, {**provenance, "items": config.items})
+        if not sampler:
+            sampler.append(Killable(config.wanted, config.leash))
+        clips = _Clips(archives, sampler[0], config.most_bytes, sink)
+        _write_shard(config.spec, work, clips, sink)
+        notes.add(clips.notes(provenance["versions"]))
+        notes.merge()
+        return clips.counts
+
+    return write
+
+
+def _write_shard(spec: FeatureSpec, work: Shard, clips: "_Clips", sink: Sink) -> None:
+    items = range(work.first, work.first + len(work.items))
+    write_items(sink, spec, items, (clips.take(*item) for item in work.items))
+    with sink.file(clips_file(work.first // spec.shard_items)) as file:
+        columns = {name: [row[name] for row in clips.rows] for name in CLIPS.names}
+        pq.write_table(pa.table(columns, CLIPS), file, compression="zstd", store_schema=False)
+
+
+class _Clips:
+    """Those of one unit: what was found of each as a row, and how it went as a note."""
+
+    def __init__(self, archives: Archives, sampler: Killable, most_bytes: int, sink: Sink) -> None:
+        self._archives, self._sampler, self._most_bytes, self._sink = archives, sampler, most_bytes, sink
+        self.rows: list[dict[str, Any]] = []
+        self._notes: list[dict[str, Any]] = []
+
+    def take(self, id: str, media: str) -> NDArray[np.uint8]:
+        """All JPEGs of a clip; of one that has none, nothing."""
+        try:
+            data = self._archives.read(media, self._most_bytes)
+        except MissingMedia as missing:
+            return self._add(id, None, Taken(Sampled(0, stage="fetch", message=str(missing)), [], 0, 0), ABSENT)
+        if len(data) > self._most_bytes:  # nobody reads the rest
+            over = Sampled(len(data), status="too_large_bytes", message=f"more than {self._most_bytes} bytes")
+            return self._add(id, None, Taken(over, [], 0, 1), over.status)
+        taken = self._sampler.sample(data)
+        return self._add(id, hashlib.sha256(data).hexdigest(), taken, taken.row.status)
+
+    def _add(self, id: str, sha256: str | None, taken: Taken, status: str) -> NDArray[np.uint8]:
+        jpegs = taken.jpegs if status in USABLE else []
+        if status not in USABLE:
+            self._sink.fail(id, status, taken.row.message)
+        self.rows.append(
+            asdict(taken.row) | {"id": id, "sha256": sha256, "status": status, "lengths": [*map(len, jpegs)]}
+        )
+        self._notes.append({"id": id, "status": status, "elapsed_ms": taken.elapsed_ms, "attempt": taken.attempt})
+        return np.frombuffer(b"".join(jpegs), np.uint8)
+
+    @property
+    def counts(self) -> Counts:
+        usable = [row for row in self.rows if row["status"] in USABLE]
+        pictures, samples = (sum(len(row[name]) for row in usable) for name in ("lengths", "frame_of_sample"))
+        return {"clips": len(usable), "frames": pictures, "samples": samples} | Counter(row["status"] for row in usable)
+
+    def notes(self, versions: object) -> Iterator[bytes]:
+        for note in self._notes:
+            told = {**note, "at": round(time.time(), 3), "versions": versions}
+            yield told.pop("id").encode() + b"\t" + canonical_json(told) + b"\n"
+
+
+def _provenance(config: FramesConfig) -> dict[str, Any]:
+    sampling = asdict(config.wanted.sampling)
+    packages = ("pillow", "av", *(["decord"] if config.backend == "decord" else []))
+    versions = {name: version(name) for name in packages} | {"xmodal": __version__}
+    jpeg = {"quality": config.quality, "subsampling": config.subsampling}
+    return {"sampling": sampling | {"interpolation": "bilinear", "colours": "RGB"}, "jpeg": jpeg, "versions": versions}

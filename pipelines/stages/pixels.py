@@ -1,0 +1,64 @@
+"""The pixels stage: pictures resized once, one row of bytes an item, for phases that train the network that sees them.
+
+A row is what a network's own cutting would start from: the shorter side is resized, and of the longer one the middle is
+kept. What lies beyond the square is lost (of 640 x 480 a quarter of the picture, an eighth at each end), and so is all
+detail finer than its pixels: a random crop of an eighth of the square is 90 pixels wide, where in the picture itself it
+would be 170. In return every row has the same length, is found without a table, and is mapped and read as it is, where
+pictures would be decoded anew in every epoch. The middle of a row is the centre crop that features are made from.
+
+Rows are the media over again: they are never published as features.
+"""
+
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+
+import numpy as np
+
+from pipelines.engine.stage import Stage
+from pipelines.stages._pictures import (
+    Index,
+    Items,
+    Shard,
+    Sight,
+    fingerprint_of,
+    of_pictures,
+)
+from xmodal import __version__
+from xmodal.features.store import FeatureSpec
+from xmodal.media.images import square
+from xmodal.root.outputs import Output
+
+NAME, VERSION = "pixels", 3
+PICTURES_AT_ONCE = 16  # changes no byte
+
+
+@dataclass(frozen=True)
+class PixelsConfig:
+    """`side` is the `resize` of the network that will look: 256 of 224."""
+
+    side: int = 256
+    rows_per_shard: int = 1024
+    items: str = field(default="", metadata={"given": True})
+
+    def __post_init__(self) -> None:
+        if self.side < 1:
+            raise ValueError(f"a side has at least 1 pixel, not {self.side}")
+        _ = self.spec  # refuses a length that the array cannot have
+
+    @property
+    def spec(self) -> FeatureSpec:
+        return FeatureSpec(NAME, (self.side, self.side, 3), "uint8", rows_per_shard=self.rows_per_shard)
+
+
+def pixels(media: Output, items: Items, config: PixelsConfig) -> Stage[PixelsConfig, Index | Shard]:
+    config = replace(config, items=fingerprint_of(items))
+    return of_pictures(NAME, media, items, config, _sight, VERSION)
+
+
+def _sight(config: PixelsConfig) -> Sight:
+    side = config.side
+    preprocessing = {"resize": side, "crop": side, "interpolation": "bilinear", "colours": "RGB"}
+    versions = {"pillow": version("pillow"), "xmodal": __version__}
+    told = {"preprocessing": preprocessing, "versions": versions}
+    blank = np.zeros((side, side, 3), np.uint8)
+    return Sight(lambda data, cut: square(data, side, side, cut), np.asarray, blank, PICTURES_AT_ONCE, told)

@@ -1,0 +1,87 @@
+"""The plausible stage: which sets of labels of a corpus are near each other (xmodal/metrics/plausible_matches.py
+says what that means).
+
+The index is one unit, every stretch of sets another; each worker holds the sets themselves, of COCO less than 1 MB.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipelines.engine.stage import (
+    Counts,
+    Inputs,
+    Sink,
+    Stage,
+)
+from xmodal.errors import UserError
+from xmodal.metrics.plausible_matches import ITEMS, LabelSets
+from xmodal.records.tables import Label, read_rows
+from xmodal.root.outputs import Output
+
+NAME, VERSION = "plausible", 2
+INDEX = "index"
+
+
+@dataclass(frozen=True)
+class PlausibleConfig:
+    sets_per_unit: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.sets_per_unit < 1:
+            raise ValueError(f"a unit has at least one set, not {self.sets_per_unit}")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Sets first..stop-1; none for the index."""
+
+    first: int
+    stop: int
+
+
+def plausible(records: Output, config: PlausibleConfig) -> Stage[PlausibleConfig, Stretch]:
+    if not len(_sets(records).sizes):
+        raise UserError(f"{records.config['corpus']} has no categories, by which its items could match")
+    return Stage(NAME, config, _plan, _open, inputs=(records,), version=VERSION)
+
+
+def _plan(config: PlausibleConfig, inputs: Inputs) -> Iterator[tuple[str, Stretch]]:
+    count = len(_sets(inputs[0]).sizes)
+    yield INDEX, Stretch(0, 0)
+    for first in range(0, count, config.sets_per_unit):
+        yield f"near-{first:08d}", Stretch(first, min(first + config.sets_per_unit, count))
+
+
+def _open(config: PlausibleConfig, inputs: Inputs) -> Callable[[Stretch, Sink], Counts]:
+    sets = _sets(inputs[0])
+
+    def work(stretch: Stretch, sink: Sink) -> Counts:
+        if stretch.first == stretch.stop:
+            _write(sink, ITEMS, id=sets.ids, set=sets.of_item)
+            return {"items": len(sets.ids), "label sets": len(sets.sizes)}
+        ones, others, levels = sets.near(stretch.first, stretch.stop)
+        _write(sink, f"near-{stretch.first:08d}.parquet", one=ones, other=others, level=levels)
+        return {"near pairs of sets": len(ones)}
+
+    return work
+
+
+def _sets(records: Output) -> LabelSets:
+    names: dict[str, list[str]] = defaultdict(list)
+    with records.open("labels.parquet") as file:
+        for label in read_rows(file, Label):
+            if label.kind == "category":
+                names[label.item].append(label.name)
+    return LabelSets.of(names)
+
+
+def _write(sink: Sink, name: str, **columns: Sequence[str] | NDArray[Any]) -> None:
+    rows = pa.table({column: pa.array(values) for column, values in columns.items()})
+    with sink.file(name) as file:
+        pq.write_table(rows, file, compression="zstd", store_schema=False)

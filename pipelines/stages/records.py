@@ -1,0 +1,194 @@
+"""The records stage: a corpus' sealed annotations, parsed into Parquet tables, one a kind of row."""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from pipelines.engine.stage import (
+    Counts,
+    Inputs,
+    Sink,
+    Stage,
+)
+from xmodal.corpora import Corpus
+from xmodal.errors import UserError
+from xmodal.raw.raw_files import raw_of
+from xmodal.records.tables import (
+    FIRST,
+    ROWS,
+    Caption,
+    Item,
+    Label,
+    Match,
+    Oddity,
+    Region,
+    Row,
+    Split,
+    Tables,
+)
+from xmodal.root.outputs import Output
+from xmodal.root.sealed_sets import read_lock
+
+VERSION = 3
+LATEST = 1 << 16  # ids of regions that are kept as they are
+
+
+@dataclass(frozen=True)
+class RecordsConfig:
+    """`drawn` is the corpus', as who, val and test: readers of records know no more of a corpus than is said here."""
+
+    corpus: str = field(metadata={"given": True})
+    corpus_version: int = field(metadata={"given": True})
+    media_set: str = field(metadata={"given": True})
+    drawn: tuple[tuple[str, int, int], ...] = field(default=(), metadata={"given": True})
+    row_group: int = 65_536
+
+    def __post_init__(self) -> None:
+        if self.row_group < 1:
+            raise ValueError(f"row_group is at least 1, not {self.row_group}")
+
+    @staticmethod
+    def of(corpus: Corpus) -> "RecordsConfig":
+        drawn = tuple((who, sizes.val, sizes.test) for who, sizes in corpus.drawn.items())
+        return RecordsConfig(corpus.name, corpus.version, corpus.media_set, drawn)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The work: the checksum of every file that is read."""
+
+    sha256: tuple[tuple[str, str | None], ...]
+
+
+def records(corpus: Corpus, sealed: Output, config: RecordsConfig) -> Stage[RecordsConfig, Files]:
+    return Stage("records", config, _plan, partial(_open, corpus), inputs=(sealed,), version=VERSION, reuse=True)
+
+
+def _plan(config: RecordsConfig, inputs: Inputs) -> Iterator[tuple[str, Files]]:
+    yield "tables", Files(tuple((locked.path, locked.sha256) for locked in read_lock(inputs[0])))
+
+
+def _open(corpus: Corpus, config: RecordsConfig, inputs: Inputs) -> Callable[[Files, Sink], Counts]:
+    def parse(work: Files, sink: Sink) -> Counts:
+        with ExitStack() as stack:
+            files = {name: stack.enter_context(sink.file(f"{name}.parquet")) for name in ROWS}
+            census = Census(corpus.name)
+            with Tables(files, config.row_group) as tables:
+                for row in corpus.parse(raw_of(inputs[0])):
+                    census.add(row)
+                    tables.add(row)
+            counts = tables.counts | census.counts()
+            check_counts(corpus, counts)
+        return counts
+
+    return parse
+
+
+def check_counts(corpus: Corpus, counts: Counts) -> None:
+    """What a full parse gave against what the corpus says it gives."""
+    for name, expected in corpus.counts.items():
+        if counts.get(name, 0) != expected:
+            raise UserError(
+                f"{corpus.name}: a full parse must give {expected:,} {name}, not {counts.get(name, 0):,}: "
+                "these are not the files that the corpus was published with"
+            )
+
+
+class Census:
+    """Counts rows as they pass and refuses what contradicts itself, in whatever order the kinds of rows come."""
+
+    def __init__(self, corpus: str) -> None:
+        self._corpus = corpus
+        self._items, self._caption_ids, self._regions = set[str](), set[str](), _Regions()
+        self._labelled, self._shown, self._matched = set[str](), set[str](), set[str]()
+        self._matching = set[str]()  # captions
+        self._captions, self._oddities = Counter[str](), Counter[str]()
+        self._splits: dict[str, list[str]] = defaultdict(list)
+
+    def add(self, row: Row) -> None:
+        match row:
+            case Item(id):
+                self._once(id, self._items, "item")
+            case Caption(id, item):
+                self._once(id, self._caption_ids, "caption")
+                self._captions[item] += row.source == "human"
+            case Split(item, name):
+                if name in self._splits[item]:
+                    raise UserError(f"{self._corpus}: item {item!r} comes twice in split {name!r}")
+                self._splits[item].append(name)
+            case Region(id, item):
+                self._refuse_twice(self._regions.add(id))
+                self._shown.add(item)
+            case Label(item):
+                self._labelled.add(item)
+            case Match(caption, item):
+                self._matching.add(caption)
+                self._matched.add(item)
+            case Oddity(rule):
+                self._oddities[rule] += 1
+
+    def counts(self) -> dict[str, int]:
+        """`items:karpathy/val`, `captions:karpathy/val`, `captions[:5]:karpathy/val`, `items without captions`.
+
+        Of what is odd, `odd: caption without picture: left out`.
+        """
+        self._refuse_twice(self._regions.twice())
+        self._known(self._captions, self._items, "a caption names item")
+        self._known(self._splits, self._items, "a split names item")
+        self._known(self._shown, self._items, "a region names item")
+        self._known(self._labelled, self._items, "a label names item")
+        self._known(self._matched, self._items, "a match names item")
+        self._known(self._matching, self._caption_ids, "a match names caption")
+        counts = Counter({"items without captions": len(self._items - self._captions.keys())})
+        for item, names in self._splits.items():
+            captions = self._captions[item]
+            for name in names:
+                counts[f"items:{name}"] += 1
+                counts[f"captions:{name}"] += captions
+                counts[f"captions[:{FIRST}]:{name}"] += min(captions, FIRST)
+        counts.update({f"odd: {rule}": count for rule, count in self._oddities.items()})
+        return dict(sorted(counts.items()))
+
+    def _once(self, id: str, seen: set[str], what: str) -> None:
+        if id in seen:
+            raise UserError(f"{self._corpus}: {what} {id!r} comes twice")
+        seen.add(id)
+
+    def _refuse_twice(self, region: str | None) -> None:
+        if region is not None:
+            raise UserError(f"{self._corpus}: region {region!r} comes twice")
+
+    def _known(self, named: Iterable[str], there: set[str], what: str) -> None:
+        if missing := set(named) - there:
+            raise UserError(f"{self._corpus}: {what} {min(missing)!r}, which does not exist")
+
+
+class _Regions:
+    """The ids of regions, of which there are millions: as digests of 16 bytes, but for the latest."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, None] = {}
+        self._before = np.empty(0, "S16")  # ascending
+
+    def add(self, id: str) -> str | None:
+        """An id that is found to come twice now, at the latest by `twice`."""
+        if id in self._latest:
+            return id
+        self._latest[id] = None
+        return self.twice() if len(self._latest) >= LATEST else None
+
+    def twice(self) -> str | None:
+        digests = np.array([hashlib.sha256(id.encode()).digest()[:16] for id in self._latest], "S16")
+        both = np.concatenate([self._before, digests])
+        both.sort(kind="stable")
+        if (both[1:] == both[:-1]).any():
+            again = np.isin(digests, self._before)
+            return list(self._latest)[int(again.argmax())]
+        self._before = both
+        self._latest.clear()
+        return None

@@ -1,0 +1,159 @@
+"""The vocabulary stage: the words of a split's captions, counted part by part and merged once.
+
+Counting is a stage of its own, `word-counts`: a unit is a row group of the captions, its file every word with its
+number, in order of the words. The merge reads all these files side by side, a piece of each at a time, so that its
+memory grows with their number and with the words that are kept, not with the words that were counted. Which items are
+in the split is held by every worker. Another minimum count merges the same counts anew.
+"""
+
+import hashlib
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
+from operator import itemgetter
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines.engine.stage import (
+    Counts,
+    Inputs,
+    Sink,
+    Stage,
+)
+from xmodal.batches.dataset import VOCABULARY, WORDS
+from xmodal.errors import UserError
+from xmodal.recipes import HUMAN, View
+from xmodal.records.derived_splits import Share
+from xmodal.records.views import members, training_split
+from xmodal.root.outputs import CURE, Output
+from xmodal.text.tokenizers import check_names, count_words, tokenizer
+from xmodal.text.vocabularies import SPECIALS, Vocabulary
+
+NAME, VERSION = VOCABULARY, 1
+COUNTS = "word-counts"
+PIECE = 1 << 16  # bytes of a file of counts
+Entry = tuple[str, int]  # a word and how often it occurs
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Which captions, as of a `View`, and how they become words. Without a split it is the one to train on."""
+
+    split: str = ""
+    captions_per_item: int | None = None
+    text: str = HUMAN
+    tokenizer: str = "nltk"
+    cleaning: str = "none"
+
+    def __post_init__(self) -> None:
+        check_names(self.tokenizer, self.cleaning)
+        View("", self.split, self.captions_per_item, self.text)  # refuses what is no view
+        share = Share.of(self.split)
+        if share and (share.captions or share.hides(self.text)):
+            raise ValueError(f"the captions of {self.split!r} are drawn item by item: training counts these itself")
+
+
+@dataclass(frozen=True)
+class VocabularyConfig(Counted):
+    minimum_count: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.minimum_count < 1:
+            raise ValueError(f"a word must occur at least once, not {self.minimum_count} times")
+
+
+@dataclass(frozen=True)
+class Part:
+    row_group: int
+
+
+def vocabulary(records: Output, config: VocabularyConfig) -> Stage[VocabularyConfig, None]:
+    tokenizer(config.tokenizer)  # what it needs is missed before anything is counted
+    config = replace(config, split=config.split or training_split(records, NAME))
+    members(records, config.split)
+    counted = Counted(**{field.name: getattr(config, field.name) for field in fields(Counted)})
+    counts = Stage(COUNTS, counted, _plan_parts, _open_counting, (records,), VERSION)
+    return Stage(NAME, config, _plan_merge, _open_merging, (records, counts), VERSION)
+
+
+def _plan_parts(config: Counted, inputs: Inputs) -> Iterator[tuple[str, Part]]:
+    with inputs[0].open("captions.parquet") as file:
+        groups = pq.ParquetFile(file).num_row_groups
+    return ((f"part-{group:06d}", Part(group)) for group in range(groups))
+
+
+def _open_counting(config: Counted, inputs: Inputs) -> Callable[[Part, Sink], Counts]:
+    (records,) = inputs
+    items = pa.array(sorted(members(records, config.split)), pa.string())
+
+    def count(part: Part, sink: Sink) -> Counts:
+        captions = _captions(records, part, config, items)
+        counts = count_words(captions, config.tokenizer, config.cleaning)
+        with sink.file(f"part-{part.row_group:06d}.tsv") as file:
+            file.writelines(f"{word}\t{counts[word]}\n".encode() for word in sorted(counts))
+        return {"captions": len(captions), "words": counts.total()}
+
+    return count
+
+
+def _captions(records: Output, part: Part, config: Counted, items: pa.Array) -> list[str]:
+    """Of one row group alone: the whole table may be larger than memory."""
+    with records.open("captions.parquet") as file:
+        columns = ["item", "position", "text", "source"]
+        rows = pq.ParquetFile(file).read_row_group(part.row_group, columns, use_threads=False)
+    wanted = pc.and_(pc.is_in(rows["item"], value_set=items), pc.equal(rows["source"], config.text))
+    if config.captions_per_item is not None:
+        wanted = pc.and_(wanted, pc.less(rows["position"], config.captions_per_item))
+    captions: list[str] = rows["text"].filter(wanted).to_pylist()
+    return captions
+
+
+def _plan_merge(config: VocabularyConfig, inputs: Inputs) -> Iterator[tuple[str, None]]:
+    yield "words", None
+
+
+def _open_merging(config: VocabularyConfig, inputs: Inputs) -> Callable[[None, Sink], Counts]:
+    records, counts = inputs
+
+    def merge(work: None, sink: Sink) -> Counts:
+        if not counts.totals["counts"].get("captions"):
+            corpus = records.config["corpus"]
+            raise UserError(f"{corpus} has no {config.text} captions in {config.split!r} whose words could be counted")
+        totals = merged(_entries(counts, name) for name in sorted(counts.files))
+        made = Vocabulary.of_counts(totals, config.tokenizer, config.minimum_count, config.cleaning)
+        if len(made) == len(SPECIALS):
+            raise UserError(
+                f"no word of {config.split!r} occurs {config.minimum_count:,} times (vocabulary.minimum_count)"
+            )
+        with sink.file(WORDS) as file:
+            file.write(made.to_bytes())
+        return {"words": len(made)}
+
+    return merge
+
+
+def merged(parts: Iterable[Iterator[Entry]]) -> Iterator[Entry]:
+    """Every word once, with the sum of its numbers; each part has its words in their order."""
+    for word, same in groupby(heapq.merge(*parts), itemgetter(0)):
+        yield word, sum(count for _, count in same)
+
+
+def _entries(counts: Output, name: str) -> Iterator[Entry]:
+    """The words of one file with their numbers; the file is open only while a piece is read, as there may be many."""
+    digest, begin, rest = hashlib.sha256(), 0, b""
+    while begin < counts.files[name]:
+        with counts.open(name) as file:
+            file.seek(begin)
+            piece = file.read(PIECE)
+        digest.update(piece)
+        begin += len(piece)
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            word, _, count = line.decode().partition("\t")
+            yield word, int(count)
+    if digest.hexdigest() != counts.checksums[name]:
+        raise UserError(f"{counts.where}/{name} is not what was committed: {CURE}")

@@ -1,0 +1,1 @@
+"""Upkeep: what lies under a root, what a build would do, what is damaged or failed."""

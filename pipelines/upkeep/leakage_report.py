@@ -1,0 +1,189 @@
+"""The leakage report of corpora under a root, and the clean stage: what is left of a split without leaks.
+
+Records are sealed, so what is left is an output of its own, which readers list beside the records' splits: a file of
+ids, one a line, which decides its name by all that it was made of, and which `xmodal export --ids` takes as it is.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pipelines.engine.building import build
+from pipelines.engine.stage import (
+    Counts,
+    Inputs,
+    Sink,
+    Stage,
+)
+from pipelines.fetching.ledger import Ledger
+from pipelines.stages.fingerprints import planned
+from xmodal.checks.leaks import (
+    DISTANCE,
+    Fingerprints,
+    Leak,
+    Part,
+    clean,
+    leaks,
+)
+from xmodal.errors import UserError
+from xmodal.records.tables import Item, read_rows
+from xmodal.records.views import (
+    CLEAN,
+    IDS,
+    clean_name,
+    has_split,
+    members,
+    recorded,
+)
+from xmodal.root.identity import fingerprint
+from xmodal.root.outputs import Output, find
+from xmodal.root.sealed_sets import records_now
+from xmodal.root.storage import Storage
+
+VERSION = 2
+
+
+@dataclass(frozen=True)
+class CleanConfig:
+    """`against` are the splits that it was compared with, "coco: karpathy/train"."""
+
+    corpus: str
+    split: str
+    distance: int
+    against: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A corpus whose media have fingerprints."""
+
+    corpus: str
+    records: Output
+    fingerprints: Output
+
+    @staticmethod
+    def of(storage: Storage, corpus: str) -> "Known":
+        """By what the root says of itself, so that a corpus of one's own is found by its name too.
+
+        Of several fingerprints these are of what is sealed now; those that differ in a setting hold the same rows.
+        """
+        records = records_now(storage, corpus)
+        if records:
+            media = fingerprint(planned(_items(records)))
+            sealed = Ledger(storage, "media", records.config["media_set"]).sealed
+            if found := _newest(storage, media, sealed):
+                return Known(corpus, records, found)
+        raise UserError(f"{corpus} has no fingerprints under {storage.url}: xmodal build {corpus}/fingerprints first")
+
+    def parts(self, asked: Iterable[str]) -> list[Part]:
+        """The splits that the corpus has, and of those asked for the shares and drawn ones that are its own."""
+        known = Fingerprints.read(self.fingerprints)
+        media = {item.id: item.media for item in _items(self.records)}
+        named: dict[str, Iterable[str]] = dict(recorded(self.records))
+        named |= {name: members(self.records, name) for name in asked if has_split(self.records, name)}
+        return [Part.of(self.corpus, name, {item: media[item] for item in some}, known) for name, some in named.items()]
+
+    def told(self) -> dict[str, Any]:
+        totals = self.fingerprints.totals
+        counted = {name: totals["counts"].get(name, 0) for name in ("media", "flat")}
+        return {"corpus": self.corpus, "fingerprints": self.fingerprints.identity, **counted, **totals["failures"]}
+
+
+def _items(records: Output) -> Iterator[Item]:
+    with records.open("items.parquet") as file:
+        yield from read_rows(file, Item)
+
+
+def _newest(storage: Storage, media: str, sealed: str | None) -> Output | None:
+    made = (o for o in find(storage.url, "fingerprints", media=media) if o.about["inputs"][0]["identity"] == sealed)
+    return max(made, key=lambda output: output.about["version"], default=None)
+
+
+def leakage(
+    storage: Storage,
+    names: Iterable[str],
+    distance: int = DISTANCE,
+    split: str | None = None,
+    against: Collection[str] = (),
+) -> dict[str, Any]:
+    """What the splits of these corpora share; `split`, of the first of them, is written without its leaks.
+
+    These are what it shares with the training splits that it is compared with: of its author, and of other corpora; or
+    with the splits that `against` names, of whichever author and corpus.
+    """
+    known = [Known.of(storage, name) for name in dict.fromkeys(names)]
+    if split is not None:
+        members(known[0].records, split)  # where there is none it says which there are
+    own = [] if split is None else [split, f"{split.rpartition('/')[0]}/train"]  # which may be drawn as it is
+    parts = [part for each in known for part in each.parts([*against, *(own if each is known[0] else ())])]
+    target = next((part for part in parts if (part.corpus, part.split) == (known[0].corpus, split)), None)
+    beside = _named(parts, target, against)
+    found = leaks(parts, distance, {(min(pair), max(pair)) for pair in beside})
+    report = {
+        "distance": distance,
+        "corpora": [each.told() for each in known],
+        "pairs": [_told(leak) for leak in found],
+    }
+    if target is None:
+        return report
+    training = [parts[other] for _, other in beside] or _training(found, target)
+    return report | {"clean": _clean(storage, known, target, found, training, distance)}
+
+
+def _told(leak: Leak) -> dict[str, Any]:
+    names = {"one": leak.one.name, "other": leak.other.name}
+    sizes = {"items_of_one": len(leak.items(leak.one)), "items_of_other": len(leak.items(leak.other))}
+    return names | sizes | {"same": leak.same, "exact": leak.exact, "near": leak.near}
+
+
+def _named(parts: list[Part], target: Part | None, against: Collection[str]) -> list[tuple[int, int]]:
+    """The places of the split that is cleaned and of each that it is compared with by name."""
+    if target is None and against:
+        raise UserError("--against says what a split is cleaned of: name that with --clean")
+    there = {part.split for part in parts if part is not target}
+    if missing := [name for name in against if name not in there]:
+        raise UserError(f"there is no split {missing[0]!r} to compare with; there are: {', '.join(sorted(there))}")
+    chosen = [place for place, part in enumerate(parts) if part.split in against and part is not target]
+    return [(parts.index(target), place) for place in chosen] if target else []
+
+
+def _training(found: list[Leak], target: Part) -> list[Part]:
+    """The training splits that it is compared with where none is named."""
+    training = [part for leak in found if (part := leak.beside(target)) and part.is_training]
+    if not training:
+        raise UserError(
+            f"{target.name} cannot be cleaned: no training split is its author's, so name one with --against"
+        )
+    return training
+
+
+def _clean(
+    storage: Storage, known: list[Known], target: Part, found: list[Leak], training: list[Part], distance: int
+) -> dict[str, Any]:
+    left, dropped = clean([leak for leak in found if leak.beside(target) in training], target)
+    config = CleanConfig(target.corpus, target.split, distance, tuple(part.name for part in training))
+    inputs = tuple(output for each in known for output in (each.records, each.fingerprints))
+    output = build(clean_stage(config, tuple(left), inputs), storage)
+    about = {"split": target.split, "name": clean_name(output), "path": f"{output.where}/{IDS}"}
+    return about | {"against": config.against, "items": len(left), "dropped": sorted(dropped)}
+
+
+def clean_stage(
+    config: CleanConfig, ids: tuple[str, ...], inputs: tuple[Output, ...]
+) -> Stage[CleanConfig, tuple[str, ...]]:
+    """`ids` are what `config` and `inputs` decide; the first of these are the records of the split."""
+    return Stage(CLEAN, config, partial(_plan, ids), _open, inputs, VERSION)
+
+
+def _plan(ids: tuple[str, ...], config: CleanConfig, inputs: Inputs) -> Iterator[tuple[str, tuple[str, ...]]]:
+    yield "ids", ids
+
+
+def _open(config: CleanConfig, inputs: Inputs) -> Callable[[tuple[str, ...], Sink], Counts]:
+    def work(ids: tuple[str, ...], sink: Sink) -> Counts:
+        with sink.file(IDS) as file:
+            file.writelines(f"{id}\n".encode() for id in ids)
+        return {"items": len(ids)}
+
+    return work

@@ -1,0 +1,121 @@
+"""What this machine has, what it lacks, what that is needed for, and how to get it."""
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import subprocess
+import sys
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from xmodal.root.storage import Storage
+
+Verdict = Literal["ok", "missing", "broken"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """`needed` checks that do not pass make doctor exit non-zero; the others only say what will not work."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    purpose: str
+    remedy: str = ""
+    needed: bool = False
+
+
+PACKAGES = (  # distribution, module, what for, remedy, whether nothing works without
+    ("pyarrow", "pyarrow", "records", "pip install pyarrow", True),
+    ("fsspec", "fsspec", "roots that are URLs", "pip install fsspec", True),
+    ("numpy", "numpy", "everything", "pip install numpy", True),
+    ("google-crc32c", "google_crc32c", "feature stores", "pip install google-crc32c", True),
+    ("pillow", "PIL", "pictures", "pip install pillow", True),
+    ("nltk", "nltk", "words of captions", "pip install nltk", False),
+    ("ray", "ray", "building on more than one core or machine (else --serial)", "pip install 'xmodal[cluster]'", False),
+    ("s3fs", "s3fs", "roots on s3://", "pip install 'xmodal[s3]'", False),
+    ("torch", "torch", "training and visual features", "pip install 'xmodal[train]'", False),
+    ("torchvision", "torchvision", "visual features", "pip install 'xmodal[train]'", False),
+    ("av", "av", "frames of clips", "pip install 'xmodal[video]'", False),
+    ("simplejpeg", "simplejpeg", "pictures of stored frames", "pip install 'xmodal[video]'", False),
+    ("scikit-learn", "sklearn", "Fisher vectors of captions", "pip install 'xmodal[text]'", False),
+    ("spacy", "spacy", "its tokenizer, noun phrases", "pip install 'xmodal[text]'", False),
+    ("gensim", "gensim", "training word vectors", "pip install 'xmodal[text]'", False),
+)
+
+
+def examine(root: str | None) -> list[Check]:
+    checks = [_python(), *(_package(*package) for package in PACKAGES), _torch_pair(), _shared_memory()]
+    return [check for check in checks if check] + (_root(root) if root else [])
+
+
+def _python() -> Check:
+    fits = (3, 11) <= sys.version_info[:2] < (3, 14)
+    remedy = "" if fits else "use Python 3.11, 3.12 or 3.13"
+    return Check("python", "ok" if fits else "broken", platform.python_version(), "everything", remedy, needed=True)
+
+
+def _package(name: str, module: str, purpose: str, remedy: str, needed: bool) -> Check:
+    if importlib.util.find_spec(module) is None:
+        return Check(name, "missing", "not installed", purpose, remedy, needed)
+    return Check(name, "ok", importlib.metadata.version(name), purpose, needed=needed)
+
+
+def _torch_pair() -> Check | None:
+    """torchvision's compiled operators fit one torch only, and fail at their first use with any other: so use one."""
+    if not all(importlib.util.find_spec(name) for name in ("torch", "torchvision")):
+        return None
+    probe = "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)"
+    tried = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
+    name, purpose = "torch for torchvision", "visual features"
+    if tried.returncode == 0:
+        return Check(name, "ok", "its operators run", purpose)
+    why = (tried.stderr.strip().splitlines() or ["it fails"])[-1]
+    return Check(name, "broken", why, purpose, "pip install --force-reinstall 'torch==2.14.*' 'torchvision==0.29.*'")
+
+
+def _shared_memory() -> Check:
+    """Ray keeps its object store there."""
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except FileNotFoundError:
+        return Check("/dev/shm", "ok", "none on this system", "Ray")
+    fits = free >= 2**29
+    remedy = "" if fits else "give the machine or container 512 MB of shared memory (docker run --shm-size=1g)"
+    return Check("/dev/shm", "ok" if fits else "broken", f"{free / 1e9:.1f} GB free", "Ray", remedy)
+
+
+def _root(url: str) -> list[Check]:
+    """A root must be writable and must know put-if-absent; what is tried is taken away again."""
+    from xmodal.root.storage import open_storage
+
+    storage = open_storage(url)
+    places = (Path(url) / "_runs/temporary", Path(url) / "_runs", Path(url), *Path(url).parents)
+    new = [path for path in places if not path.exists()]
+    checks = [_put_if_absent(storage, url)]
+    free = storage.free_bytes()
+    if free is not None:
+        remedy = "" if free > 10**9 else "free some space"
+        verdict: Verdict = "broken" if remedy else "ok"
+        checks.append(Check("disk of the root", verdict, f"{free / 1e9:.1f} GB free", "outputs", remedy))
+    for path in new:
+        with suppress(OSError):
+            path.rmdir()
+    return checks
+
+
+def _put_if_absent(storage: "Storage", url: str) -> Check:
+    key = f".xmodal-doctor-{uuid.uuid4().hex}"
+    try:
+        wins = [storage.create(key, b"first"), storage.create(key, b"second")]
+        storage.delete(key)
+    except OSError as error:
+        return Check(f"root {url}", "broken", str(error), "outputs", "choose a folder you can write to", needed=True)
+    if wins != [True, False]:
+        return Check(f"root {url}", "broken", "no put-if-absent", "outputs", "choose another file system", needed=True)
+    return Check(f"root {url}", "ok", "writable, put-if-absent works", "outputs", needed=True)

@@ -1,0 +1,54 @@
+"""`xmodal retry` of what is made of files: units with failures that another try may be spared are made again.
+
+A clip that took too long on a busy machine has failed for good otherwise: its unit is committed. What was made of such
+an output is unfinished from then on; the next build of it makes again just the units that read what has changed.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pipelines.engine.building import build
+from pipelines.engine.commits import Commits
+from pipelines.stages._corpus import OF_MEDIA, Site
+from xmodal.corpora import Corpus
+from xmodal.errors import UserError
+from xmodal.root.outputs import Output, Unit, directories
+from xmodal.root.selection import made_from
+
+
+def retry_units(site: Site, corpus: Corpus, name: str, kind: str | None = None) -> dict[str, Any]:
+    """How many rows had failed so, those of one class where it is given, and how many have not any more."""
+    target = f"{corpus.name}/{name}"
+    stage = OF_MEDIA[name](site, corpus) if name in OF_MEDIA else None
+    if name in OF_MEDIA and (stage is None or site.storage.size(f"{stage.folder}/stage.json") is None):
+        raise UserError(f"there is no {target} of these settings under {site.storage.url}: build it first")
+    if stage is None or not stage.passing:
+        raise UserError(f"{target} is made of files: name the corpus, whose failed files are fetched again, then build")
+    if kind and kind not in stage.passing:
+        raise UserError(f"{kind} is for good: another try of {target} may be spared {', '.join(stage.passing)}")
+    commits = Commits(site.storage, stage.folder)
+    tried = _failed(commits.units(loose=True), (kind,) if kind else stage.passing)  # also those that a kill left half
+    commits.adopt()
+    made = _unfinish_what_is_made_of(Output(site.storage, stage.folder)) if tried else []
+    if tried:
+        commits.forget({unit for _, unit in tried}, commits.units())
+    again = build(stage, site.storage, site.run, site.progress)
+    failed = {row for unit in again.units() for row, _, _ in unit.failures}
+    rows = {row for row, _ in tried}
+    return {"tried": len(rows), "recovered": len(rows - failed), "path": again.where, "unfinished": made}
+
+
+def _failed(units: Iterable[Unit], kinds: tuple[str, ...]) -> set[tuple[str, str]]:
+    """Rows that failed so, each with its unit."""
+    return {(row, unit.name) for unit in units for row, kind, _ in unit.failures if kind in kinds}
+
+
+def _unfinish_what_is_made_of(output: Output) -> list[str]:
+    """Before anything changes, so that whenever this is killed nothing that is finished is of what is no more."""
+    found = []
+    for made in directories(output.storage):
+        source = made_from(made, output.stage)
+        if source and source.folder == output.folder:
+            output.storage.delete(f"{made.folder}/complete.json")
+            found.append(made.folder)
+    return found

@@ -1,0 +1,246 @@
+"""Every corpus: what each owes to those who build, read and publish it. A new one is asked the same of itself."""
+
+import importlib
+import importlib.util
+import inspect
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from pipelines.demo.files import Unpublishable
+from pipelines.demo.world import World
+from pipelines.publishing.dataset_repository import CARDS
+from pipelines.stages._corpus import (
+    STAGES,
+    USUAL,
+    Site,
+    build_stages,
+)
+from pipelines.stages.records import Census, check_counts
+from xmodal import corpora
+from xmodal.corpora import Corpus, load
+from xmodal.errors import UserError
+from xmodal.raw.raw_files import Raw
+from xmodal.records.tables import (
+    ROWS,
+    Caption,
+    Item,
+    Label,
+    Row,
+    Split,
+)
+from xmodal.root.outputs import Output
+from xmodal.root.storage import open_storage
+
+HERE = Path(__file__).parent
+WORLDS = [
+    World(40, image_size=32, motion=motion, captions_per_item=count) for motion in (0, 0.5, 1) for count in (5, 10)
+]
+
+
+def published(name: str, folder: Path) -> Corpus:
+    """Of the first world that this publisher can tell of."""
+    for world in WORLDS:
+        try:
+            corpus: Corpus = publisher(name).write(world, folder)
+        except Unpublishable:
+            continue
+        return corpus
+    raise AssertionError(f"the publisher of {name} writes none of {WORLDS}")
+
+
+def publisher_module(name: str) -> str:
+    """A publisher lies with the demo, or with the tests if they alone need it."""
+    modules = (f"pipelines.demo.{name}", f"tests.publishers.{name}")
+    return next((module for module in modules if importlib.util.find_spec(module)), "")
+
+
+def publisher(name: str) -> ModuleType:
+    return importlib.import_module(publisher_module(name))
+
+
+@pytest.fixture(scope="module", params=corpora.names())
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def written(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, Path]:
+    folder = tmp_path_factory.mktemp(name)
+    return published(name, folder), folder
+
+
+def rows(corpus: Corpus, folder: Path) -> Iterator[Row]:
+    return corpus.parse(Raw.folder(folder))
+
+
+def test_it_has_a_file_a_publisher_a_card_and_a_test(name: str) -> None:
+    assert missing(importlib.import_module(f"xmodal.corpora.{name}"), name) == []
+
+
+def missing(module: ModuleType, name: str) -> list[str]:
+    """What a new corpus still lacks, each with where it belongs."""
+    test = HERE / f"test_{name}.py"
+    text, told = test.read_text() if test.exists() else "", inspect.getdoc(module) or ""
+    there = {
+        f"CORPUS.name is {name!r}": getattr(getattr(module, "CORPUS", None), "name", None) == name,
+        "a docstring that shows the raw files and names the traps": len(told.splitlines()) > 10,
+        f"a publisher tests/publishers/{name}.py with write()": has_publisher(name),
+        f"a card datasets_cards/{name}.md": (CARDS / f"{name}.md").exists(),
+        f"its own tests in tests/corpora/test_{name}.py": bool(text),
+        f"a property test in tests/corpora/test_{name}.py: any world comes back": (
+            "@given(" in text and "comes_back" in text
+        ),
+    }
+    return [what for what, is_there in there.items() if not is_there]
+
+
+def has_publisher(name: str) -> bool:
+    return publisher_module(name) != "" and "write" in vars(publisher(name))
+
+
+def test_of_an_incomplete_corpus_everything_that_is_missing_is_named() -> None:
+    told = missing(ModuleType("birdsong", "Songs of birds."), "birdsong")
+    assert told == [
+        "CORPUS.name is 'birdsong'",
+        "a docstring that shows the raw files and names the traps",
+        "a publisher tests/publishers/birdsong.py with write()",
+        "a card datasets_cards/birdsong.md",
+        "its own tests in tests/corpora/test_birdsong.py",
+        "a property test in tests/corpora/test_birdsong.py: any world comes back",
+    ]
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32), st.integers(10, 30), st.sampled_from([0.0, 0.6]), st.sampled_from([2, 5, 10]))
+def test_of_any_world_that_it_can_tell_of_every_item_and_caption_comes_back(
+    name: str, seed: int, items: int, motion: float, captions: int
+) -> None:
+    """As its publisher counts them; its own test compares what they say."""
+    world = World(items, seed, 32, captions, motion=motion)
+    with TemporaryDirectory() as folder:
+        try:
+            corpus: Corpus = publisher(name).write(world, folder)
+        except Unpublishable:
+            reject()
+        assert count(corpus, Path(folder))["items"] == items
+
+
+def test_everybody_can_get_it_or_is_told_how(name: str) -> None:
+    corpus = load(name)
+    assert corpus.homepage.startswith("http")
+    assert corpus.licence
+    assert corpus.release.keys() <= {"annotations", "media"}
+    for source in corpus.sources:
+        assert source.url or len(source.how) > 20, source.path
+        assert source.url is None or source.url.startswith(("http://", "https://"))
+    assert [source for source in corpus.sources if source.part == "annotations"]
+
+
+def test_its_rows_agree_with_each_other_and_with_its_counts(written: tuple[Corpus, Path]) -> None:
+    assert count(*written)
+
+
+def count(corpus: Corpus, folder: Path) -> dict[str, int]:
+    """As the records stage does, which refuses other counts than the corpus promises."""
+    census, tables, seen = Census(corpus.name), {row: name for name, row in ROWS.items()}, Counter[str]()
+    for row in rows(corpus, folder):
+        census.add(row)
+        seen[tables[type(row)]] += 1
+    counts = seen | Counter(census.counts())
+    check_counts(corpus, counts)
+    return counts
+
+
+def test_its_kinds_are_those_of_its_rows(written: tuple[Corpus, Path]) -> None:
+    corpus, folder = written
+    found = list(rows(corpus, folder))
+    assert corpus.kinds == {row.kind for row in found if isinstance(row, Item | Label)}
+
+
+def test_it_is_parsed_alike_every_time(written: tuple[Corpus, Path]) -> None:
+    assert list(rows(*written)) == list(rows(*written))
+
+
+def test_a_split_has_items_and_is_named_after_whoever_made_it(written: tuple[Corpus, Path]) -> None:
+    found = list(rows(*written))
+    names = Counter(row.name for row in found if isinstance(row, Split))
+    assert names
+    assert all(len(name.split("/")) == 2 for name in names)
+    twice = Counter((row.item, row.name) for row in found if isinstance(row, Split))
+    assert max(twice.values()) == 1
+
+
+def test_captions_are_counted_from_nought_and_say_something(written: tuple[Corpus, Path]) -> None:
+    places = Counter[tuple[str, str]]()
+    for row in rows(*written):
+        if isinstance(row, Caption):
+            assert row.text.strip() == row.text != ""
+            assert row.position == places[row.item, row.source]
+            places[row.item, row.source] += 1
+    assert places or load(written[0].name).name == "visual_genome"
+
+
+def test_media_are_listed_once_each_and_items_name_them(written: tuple[Corpus, Path]) -> None:
+    corpus, folder = written
+    raw = Raw.folder(folder)
+    listed = [source.path for source in corpus.media(raw)] if corpus.media else []
+    offered = {*listed, *(source.path for source in corpus.sources if source.part == "media")}
+    assert len(set(listed)) == len(listed)
+    media = {row.media.partition("!")[0] for row in rows(corpus, folder) if isinstance(row, Item)}
+    assert media <= offered
+
+
+def test_every_stage_that_needs_no_network_works_on_it(written: tuple[Corpus, Path], tmp_path: Path) -> None:
+    corpus, folder = written
+    site = Site(open_storage(str(tmp_path)), raw=folder)
+    done = {row["stage"]: row for row in build_stages(site, corpus, ["records", "media"])}
+    output = Output(site.storage, f"records/{done['records']['identity']}")
+    assert output.files.keys() >= {f"{table}.parquet" for table in ROWS}
+    assert not build_stages(site, corpus, ["records"])[0]["built"]
+
+
+@pytest.mark.parametrize("stage", sorted(STAGES.keys() - {*USUAL, "resnet", "clips"}))
+def test_a_stage_works_on_it_or_says_what_it_has_not(stage: str, written: tuple[Corpus, Path], tmp_path: Path) -> None:
+    """All but those that need weights, which nobody has without a network."""
+    corpus, folder = written
+    found = list(rows(corpus, folder))
+    lacks = {
+        "plausible": not any(isinstance(row, Label) and row.kind == "category" for row in found),
+        "pixels": all(row.kind == "clip" for row in found if isinstance(row, Item)),
+        "frames": all(row.kind == "image" for row in found if isinstance(row, Item)),
+        "vocabulary": not any(isinstance(row, Caption) and row.source == "human" for row in found),
+        "sentences": not any(isinstance(row, Caption) and row.source == "human" for row in found),
+    }
+    training = min(row.name for row in found if isinstance(row, Split) and row.name.endswith("/train"))
+    settings = {"pixels.side": 32, "vocabulary.split": training, "codebook.split": training, "codebook.method": "tfidf"}
+    site = Site(open_storage(str(tmp_path)), raw=folder, settings=settings)
+    if lacks.get(stage):
+        with pytest.raises(UserError, match=f"^{corpus.name} has no (pictures|clips|categories|human captions)"):
+            build_stages(site, corpus, [stage])
+    else:
+        assert build_stages(site, corpus, [stage])[0]["built"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe\x00", b"<html>sorry</html>"])
+def test_a_file_that_is_something_else_is_named(written: tuple[Corpus, Path], tmp_path: Path, damage: bytes) -> None:
+    """Each annotation file in turn; all others are links to what was written."""
+    corpus, folder = written
+    for source in corpus.sources:
+        if source.part == "annotations":
+            spoiled = tmp_path / source.path.replace("/", "-")
+            shutil.copytree(folder, spoiled, copy_function=os.link)
+            (spoiled / source.path).unlink()
+            (spoiled / source.path).write_bytes(damage)
+            with pytest.raises(UserError) as found:
+                count(corpus, spoiled)
+            told = str(found.value)
+            assert Path(source.path).name in told or f"{corpus.name}: a full parse must give" in told

@@ -1,0 +1,1 @@
+"""Publishers of generated worlds that tests alone need."""

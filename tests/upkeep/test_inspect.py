@@ -1,0 +1,153 @@
+"""Verify: what has changed since it was committed is found, also where it is still well-formed, and can be mended."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli import main
+from pipelines.demo import coco
+from pipelines.demo.world import World
+from pipelines.engine.building import build
+from pipelines.engine.progress_line import Progress
+from pipelines.stages._corpus import Site, build_stages
+from pipelines.upkeep.inspection import forget, status, verify
+from tests.conftest import tree_digest
+from tests.publishers import flickr30k, flickr30k_entities
+from tests.toy_stages import Letters, letters
+from xmodal.errors import UserError
+from xmodal.root.outputs import Output, find
+from xmodal.root.storage import open_storage
+from xmodal.training import run_folder
+
+QUIET = Progress(quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("stage.json", '"count":6', '"count":7'),
+        ("stage.json", '"version":1', '"version":2'),
+        ("complete.json", '"unreadable":1', '"unreadable":0'),
+        ("complete.json", '"units":6', '"units":5'),
+        ("units.tsv", '"letters":3', '"letters":4'),
+        ("data/00003.1", "3 3", "3 4"),
+    ],
+)
+def test_a_plausible_change_is_found_and_mended(tmp_path: Path, file: str, before: str, after: str) -> None:
+    storage, stage = open_storage(str(tmp_path)), letters(Letters(6))
+    output = build(stage, storage)
+    whole = tree_digest(str(tmp_path))
+    path = tmp_path / output.folder / file
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after, 1))
+    _, damage = verify(storage, QUIET)
+    assert [found.output for found in damage] == [output.folder]
+    forget(storage, damage)
+    build(stage, storage)
+    assert verify(storage, QUIET)[1] == []
+    assert tree_digest(str(tmp_path)) == whole
+
+
+def swap(folder: Path) -> None:
+    one, other = folder / "complete.json", folder / "stage.json"
+    before = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(before)
+
+
+def spoil(name: str, text: str, *gone: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).write_text(text)
+        for other in gone:
+            (folder / other).unlink()
+
+    return change
+
+
+UNUSABLE: dict[str, Callable[[Path], None]] = {
+    "swapped": swap,
+    "totals of nothing": spoil("complete.json", '{"layout":1}'),
+    "totals of another kind": spoil("complete.json", '{"layout":1,"files":"3","counts":[]}'),
+    "half a description": spoil("stage.json", "{"),
+    "no description": spoil("stage.json", '{"layout":1}'),
+    "half a description of half an output": spoil("stage.json", "{", "complete.json", "units.tsv"),
+}
+
+
+@pytest.mark.parametrize("case", list(UNUSABLE))
+def test_an_output_that_does_not_tell_what_it_is_hides_no_other(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = str(tmp_path / "root")
+    storage, stages = open_storage(root), [letters(Letters(6)), replace(letters(Letters(4)), name="others")]
+    spoilt, sound = (build(stage, storage) for stage in stages)
+    whole = tree_digest(root)
+    UNUSABLE[case](Path(spoilt.where))
+    assert main(["status", "--root", root]) == 0
+    _, line, other, *_ = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{spoilt.where}/")
+    assert line.endswith("`xmodal verify --forget` removes what it is part of, then build again")
+    assert other.startswith(f"{sound.folder}: complete")
+    assert [output.where for output in find(root, "others", count=4)] == [sound.where]
+    assert main(["verify", "--forget", "--root", root]) == 1
+    assert capsys.readouterr().out.startswith(f"{spoilt.folder}/: {spoilt.where}/")
+    assert not Path(spoilt.where).exists()
+    assert main(["verify", "--root", root]) == 0
+    build(stages[0], storage)
+    assert tree_digest(root) == whole
+
+
+def test_what_is_made_of_something_damaged_is_told_all_the_same(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    first = build(letters(Letters(6)), storage)
+    build(replace(letters(Letters(4)), name="others", inputs=(first,)), storage)
+    (tmp_path / first.folder / "stage.json").write_text("{")
+    damaged, told = status(storage)["outputs"]
+    assert "damage" in damaged
+    assert (told["stage"], told["complete"], told["of"]) == ("others", True, None)
+
+
+def test_an_output_is_told_with_the_corpus_or_media_set_that_it_is_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flickr30k's media set has the name of one of the two corpora that are of it."""
+    storage = open_storage(str(tmp_path / "root"))
+    for writer in (coco, flickr30k, flickr30k_entities):
+        corpus = writer.write(World(items=30, image_size=32), tmp_path / writer.__name__)
+        build_stages(Site(storage, raw=tmp_path / writer.__name__), corpus, ["fingerprints"])
+    assert main(["status", "--root", storage.url]) == 0
+    said = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if ": complete" in line]
+    told = sorted((line.split("/")[0], line.partition(" of ")[2]) for line in said)
+    names = ["coco", "flickr30k", "flickr30k_entities"]
+    of_media = [(stage, name) for stage in ("fingerprints", "media") for name in ("coco2014", "flickr30k")]
+    assert told == sorted([*of_media, *((stage, name) for stage in ("records", "sources") for name in names)])
+    assert main(["corpora", "--root", storage.url, "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    built = sorted(path.split("/")[-2] for path in rows["flickr30k_entities"]["built"])
+    assert built == ["fingerprints", "media", "records", "sources"]
+    plain = {"sources", "records", "media", "vocabulary", "sentences", "fingerprints"}
+    assert {name: set(row["stages"]) - plain for name, row in rows.items() if name in ("coco", "cub", "tgif")} == {
+        "coco": {"plausible", "resnet", "pixels"},
+        "cub": {"resnet", "pixels"},
+        "tgif": {"frames", "clips"},
+    }
+
+
+def test_an_output_that_says_it_is_another_is_not_used(tmp_path: Path) -> None:
+    output = build(letters(Letters(6)), open_storage(str(tmp_path)))
+    path = tmp_path / output.folder / "stage.json"
+    path.write_text(path.read_text().replace('"count":6', '"count":60'))
+    with pytest.raises(UserError, match=r"stage\.json has changed: `xmodal verify --forget`"):
+        find(str(tmp_path), "letters", count=60)
+    with pytest.raises(UserError, match=r"stage\.json has changed"):
+        _ = Output(open_storage(str(tmp_path)), output.folder).config
+
+
+def test_a_run_does_not_write_into_somebodys_folder(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text("mine")
+    with pytest.raises(UserError, match=r"no run and not empty \(it has log\.jsonl\)"):
+        run_folder.start(str(tmp_path), None)  # type: ignore[arg-type]
+    assert (tmp_path / "log.jsonl").read_text() == "mine"

@@ -1,0 +1,1 @@
+"""Batches: what a training step reads, and the loader that reads it."""

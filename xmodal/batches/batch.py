@@ -1,0 +1,171 @@
+"""A batch: padded items, streams of pairs, and what a training step reads of them.
+
+Shapes: B rows, L positions, V visual rows, T text rows, P pairs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+ANNOTATED, UNANNOTATED = "annotated", "unannotated"
+
+
+@dataclass(frozen=True, eq=False)
+class Padded:
+    """Items of unequal length in one tensor; what lies beyond an item's length means nothing, and models must mask it.
+
+    Every item is a sequence of positions: tokens (B, L), regions or frames (B, L, D); an item that is one vector, such
+    as a Fisher vector, is a sequence of one. `lengths` stays on the host, where packing a recurrent input needs it.
+    """
+
+    values: Tensor
+    lengths: Tensor
+
+    def __post_init__(self) -> None:
+        if self.values.ndim < 2:
+            raise ValueError(f"values must be (rows, positions, ...), not {tuple(self.values.shape)}")
+        if self.lengths.shape != self.values.shape[:1] or self.lengths.dtype != torch.int64 or _on_device(self.lengths):
+            raise ValueError(f"lengths must be {self.values.shape[0]} int64 on the host, one for each row of values")
+        lengths = self.lengths.numpy()
+        if lengths.min(initial=1) < 1 or lengths.max(initial=1) > self.values.shape[1]:
+            row = int(np.flatnonzero((lengths < 1) | (lengths > self.values.shape[1]))[0])
+            raise ValueError(f"row {row} has length {lengths[row]}; it must be in 1..{self.values.shape[1]}")
+
+    @classmethod
+    def of(cls, arrays: Sequence[NDArray[Any]]) -> "Padded":
+        """Copies arrays of shape (length, ...), with padding of zeros, which is also the padding token."""
+        _check_alike(arrays)
+        lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+        values = np.zeros((len(arrays), int(lengths.max()), *arrays[0].shape[1:]), arrays[0].dtype)
+        values[np.arange(values.shape[1]) < lengths[:, None]] = np.concatenate(arrays)
+        return cls(torch.from_numpy(values), torch.from_numpy(lengths))
+
+    @classmethod
+    def whole(cls, values: Tensor) -> "Padded":
+        """Rows without padding, (B, L, ...): grids, a fixed number of regions, dense texts with L = 1."""
+        return cls(values, torch.from_numpy(np.full(values.shape[0], values.shape[1])))
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, L), true where a position is real."""
+        positions_L = torch.arange(self.values.shape[1], device=self.values.device)
+        return positions_L < self.lengths.to(self.values.device)[:, None]
+
+    def average(self) -> Tensor:
+        """(B, D): the mean of each row's real positions."""
+        mask_BL = self.mask
+        real_BLD = self.values.masked_fill(~mask_BL[..., None], 0)
+        return real_BLD.sum(dim=1) / mask_BL.sum(dim=1, keepdim=True)
+
+    def __len__(self) -> int:
+        return self.values.shape[0]
+
+    def __getitem__(self, rows: slice | Tensor) -> "Padded":
+        """The same width for any rows, so that a tile computes what the whole would."""
+        return Padded(self.values[rows], self.lengths[rows.cpu() if isinstance(rows, Tensor) else rows])
+
+    def to(self, device: torch.device | str) -> "Padded":
+        return Padded(self.values.to(device), self.lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Visual rows, text rows, and which of them belong together.
+
+    Rows need not be aligned: a batch may bring several captions an image, many regions for a phrase, or unpaired rows
+    among which a model mines its negatives. An item or caption is named by its position in the stream's view: these run
+    from 0 without gaps, so a classifier over all training items can use them as its labels.
+    """
+
+    visual: Padded
+    text: Padded
+    visual_items: Tensor  # (V,)
+    text_items: Tensor  # (T,)
+    captions: Tensor  # (T,)
+    positives: Tensor  # (P, 2): visual row, text row
+    negatives: Tensor | None = None  # (P, 2): pairs known not to match, where being no positive does not tell (regions)
+    visual_classes: Tensor | None = None  # (V,): classes, identities, coreference chains
+    text_classes: Tensor | None = None  # (T,)
+
+    def __post_init__(self) -> None:
+        rows = {"visual": len(self.visual), "text": len(self.text), "captions": len(self.text)}
+        for name, value in self._ids():
+            if value.shape != (rows[name.split("_")[0]],) or value.dtype != torch.int64:
+                raise ValueError(
+                    f"{name} must be {rows[name.split('_')[0]]} int64, not {tuple(value.shape)} {value.dtype}"
+                )
+        for pairs in (self.positives, self.negatives):
+            if pairs is not None:
+                _check_pairs(pairs, len(self.visual), len(self.text))
+
+    @classmethod
+    def paired(
+        cls, visual: Padded, text: Padded, items: Tensor, captions: Tensor, classes: Tensor | None = None
+    ) -> "Stream":
+        """The usual stream: row i of the text belongs to row i of the visual side."""
+        if len(visual) != len(text):
+            raise ValueError(f"{len(visual)} visual rows cannot be paired with {len(text)} texts row by row")
+        positives_P2 = torch.arange(len(text))[:, None].expand(-1, 2)
+        return cls(visual, text, items, items, captions, positives_P2, None, classes, classes)
+
+    def to(self, device: torch.device | str) -> "Stream":
+        present = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: value.to(device) for name, value in present.items() if value is not None})
+
+    def _ids(self) -> list[tuple[str, Tensor]]:
+        names = ("visual_items", "text_items", "captions", "visual_classes", "text_classes")
+        return [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One step's data. The un-annotated stream has texts that no person wrote, and numbers of its own for items."""
+
+    streams: Mapping[str, Stream]
+    progress: float = 0.0  # how much of the whole training is done, 0..1; schedules inside an objective go by it
+    borrowed: int = 0  # samples of the next epoch, the last ones over all ranks: `together.gather` leaves them out
+
+    def __post_init__(self) -> None:
+        if ANNOTATED not in self.streams or not self.streams.keys() <= {ANNOTATED, UNANNOTATED}:
+            raise ValueError(
+                f"streams must be {ANNOTATED!r} and, if need be, {UNANNOTATED!r}, not {sorted(self.streams)}"
+            )
+        if not 0.0 <= self.progress <= 1.0:
+            raise ValueError(f"progress must be in 0..1, not {self.progress}")
+
+    def to(self, device: torch.device | str) -> "Batch":
+        return replace(self, streams={name: stream.to(device) for name, stream in self.streams.items()})
+
+
+def _check_alike(arrays: Sequence[NDArray[Any]]) -> None:
+    if not arrays:
+        raise ValueError("no arrays to pad")
+    first = arrays[0]
+    if len({(array.shape[1:], array.dtype) for array in arrays}) == 1 and first.ndim and all(map(len, arrays)):
+        return
+    for row, array in enumerate(arrays):
+        if array.ndim == 0 or len(array) == 0:
+            raise ValueError(f"array {row} has no positions (shape {array.shape}); an item needs at least one")
+        if (array.shape[1:], array.dtype) != (first.shape[1:], first.dtype):
+            here, there = f"{array.shape[1:]} {array.dtype}", f"{first.shape[1:]} {first.dtype}"
+            raise ValueError(f"array {row} has positions of {here}, array 0 of {there}")
+
+
+def _check_pairs(pairs: Tensor, visual_rows: int, text_rows: int) -> None:
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype != torch.int64:
+        raise ValueError(f"pairs must be (pairs, 2) int64, not {tuple(pairs.shape)} {pairs.dtype}")
+    if _on_device(pairs):  # looking at values would wait for it, and they were looked at on the host
+        return
+    visual, text = pairs.numpy().T  # whose least and largest take a third of what tensors' comparisons take
+    if min(visual.min(initial=0), text.min(initial=0)) < 0 or not (
+        visual.max(initial=-1) < visual_rows and text.max(initial=-1) < text_rows
+    ):
+        raise ValueError(f"a pair points outside the {visual_rows} visual and {text_rows} text rows")
+
+
+def _on_device(tensor: Tensor) -> bool:
+    return tensor.device.type != "cpu"

@@ -1,0 +1,147 @@
+"""Several processes that train one model: each encodes its part of a batch, and the loss is of the whole batch.
+
+Every process has the same weights, gathers what the others have encoded, and reckons the same loss. Its gradient flows
+back to whoever encoded a row; averaged over the processes it is the gradient that one process would have found. Rows
+that a batch borrowed to be shared equally are encoded, but are no part of the loss.
+"""
+
+import atexit
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, cast
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from xmodal.batches.batch import Batch, Stream
+from xmodal.errors import UserError
+
+_borrowed = ContextVar("borrowed", default=0)  # rows at the end of what `gather` finds now
+
+
+def world() -> int:
+    return distributed.get_world_size() if _is_joined() else 1
+
+
+def rank() -> int:
+    return distributed.get_rank() if _is_joined() else 0
+
+
+@contextmanager
+def joined(device: str) -> Iterator[None]:
+    """Joins the processes that torchrun started, until this one ends; nothing where there is only one, or a group."""
+    if not _is_joined() and distributed.is_available() and distributed.is_torchelastic_launched():
+        distributed.init_process_group("nccl" if torch.device(device).type == "cuda" else "gloo")
+        atexit.register(_part)
+    yield
+
+
+def _part() -> None:
+    """Torch's threads let go of the last message a moment after it came, and abort an interpreter that has ended."""
+    distributed.destroy_process_group()
+    time.sleep(0.2)
+
+
+def own_device(device: str) -> str:
+    """A GPU of its own for each process of this machine."""
+    return f"cuda:{distributed.get_node_local_rank(rank())}" if device == "cuda" and world() > 1 else device
+
+
+@contextmanager
+def sharing(batch: Batch) -> Iterator[None]:
+    """While the loss of a batch is reckoned: `gather` and `gather_pairs` leave out what the batch borrowed."""
+    before = _borrowed.set(batch.borrowed)
+    try:
+        yield
+    finally:
+        _borrowed.reset(before)
+
+
+def gather(rows: Tensor) -> Tensor:
+    """The rows of all processes, in order of their ranks; each has equally many."""
+    if world() == 1:
+        return rows
+    gathered = cast(Tensor, _Gather.apply(rows))
+    return gathered[: len(gathered) - _borrowed.get()]
+
+
+def gather_pairs(stream: Stream) -> Tensor:
+    """The positives of all processes, (P, 2), as rows of what `gather` gives. What is borrowed is a pair a row."""
+    rows = torch.tensor([len(stream.visual), len(stream.text)], device=stream.positives.device)
+    return gather(stream.positives + rows * rank())
+
+
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """One message for all of them. A parameter that had no gradient anywhere keeps none."""
+    moving = [parameter for parameter in parameters if parameter.requires_grad]
+    if world() == 1 or not moving:
+        return
+    flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in moving])
+    distributed.all_reduce(flat)
+    parts = torch.split(flat, [parameter.numel() for parameter in moving])
+    for parameter, part in zip(moving, parts, strict=True):
+        if parameter.grad is not None:
+            parameter.grad.copy_(part.view_as(parameter) / world())
+
+
+def refuse_dropout(model: nn.Module) -> None:
+    """Every process would draw the masks of one part for its own: two samples would share one, and no run be equal."""
+    if world() > 1 and any(_drops(module) for module in model.modules()):
+        raise UserError(
+            f"dropout draws for a whole batch, and {world()} processes would each draw for a part: train it by one "
+            "process, or without dropout (--set model.dropout=0)"
+        )
+
+
+def _drops(module: nn.Module) -> bool:
+    share = module.dropout if isinstance(module, nn.RNNBase) else getattr(module, "p", 0)
+    return isinstance(module, nn.RNNBase | _DropoutNd) and share > 0
+
+
+def from_first(ask: Callable[[], float]) -> float:
+    """What the first process finds; the others wait for it."""
+    if world() == 1:
+        return ask()
+    told: list[Any] = [ask() if rank() == 0 else None]
+    distributed.broadcast_object_list(told)
+    return float(told[0])
+
+
+def in_turn(act: Callable[[], None]) -> None:
+    """The first process before the others, who find what it has made."""
+    if rank() == 0:
+        act()
+    wait_for_all()
+    if rank():
+        act()
+
+
+def wait_for_all() -> None:
+    if world() > 1:
+        distributed.barrier()
+
+
+def _is_joined() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, rows: Tensor) -> Tensor:
+        parts = [torch.empty_like(rows) for _ in range(world())]
+        distributed.all_gather(parts, rows.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        """Everybody's loss depends on my rows; the sum is world times one loss, which the average undoes."""
+        whole = gradient.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(whole)
+        return whole.chunk(world())[rank()]

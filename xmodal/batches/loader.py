@@ -1,0 +1,276 @@
+"""What a training step or a tile of evaluation reads, and the loader that reads it straight from the store.
+
+Shapes: B rows, L positions, V visual rows, T text rows, P pairs.
+"""
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from operator import index
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, distributed
+from torch.utils.data import IterableDataset, get_worker_info
+
+from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream, _on_device
+from xmodal.batches.buffers import Buffers
+from xmodal.batches.dataset import Examples
+from xmodal.batches.reader import Reader
+from xmodal.batches.sample_order import (
+    ClassOrder,
+    Draws,
+    Order,
+)
+from xmodal.recipes import OnePerClass
+
+THREADS = 2  # one copies rows while the other looks up words
+
+
+WORTH_A_THREAD = 0.0002  # seconds of work on a batch: to have a thread read meanwhile costs about as much
+
+
+Captions = Literal["each", "one", "all"]
+
+
+class Loader(IterableDataset[Batch]):
+    """Batches of a training, straight from the store: read ahead by threads, into memory that is used again.
+
+    A sample is a caption with its item ("each"), an item with one of its captions, drawn anew every epoch ("one"), or
+    an item with all of them ("all"). All samples come once an epoch, in an order that only the seed decides.
+    `batch_size` counts the samples of a step over all ranks: each of `world` gets an equal part of the same batches, so
+    more or fewer processes go on alike. Only where the last, shorter batch of an epoch cannot be shared equally does it
+    borrow up to world - 1 samples of the next epoch, and says how many (`Batch.borrowed`). Several streams advance
+    together; an epoch is one of the first.
+
+    `state_dict` is seed, epoch and cursor: samples of the epoch that were handed out. An iteration that was broken off
+    goes on there; one that ended is followed by the next epoch. With `torch.utils.data.DataLoader(loader,
+    batch_size=None, num_workers=2)` each worker makes every other batch, in a copy of this loader that begins where
+    this one is: call `set_epoch` before each epoch then, also where workers are persistent, and do not ask this one
+    where they are. The threads here are faster than such workers.
+    """
+
+    def __init__(
+        self,
+        streams: Reader | Mapping[str, Reader],
+        batch_size: int,
+        *,
+        captions: Captions = "each",
+        sampler: OnePerClass | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world: int | None = None,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        ahead: int = 2,
+    ) -> None:
+        """rank and world are torch.distributed's unless given; values keep the store's dtype unless one is given."""
+        self.batch_size, self.captions, self.drop_last, self.ahead = batch_size, captions, drop_last, ahead
+        self._device, self._dtype = torch.device(device), dtype
+        self._rank, self._world = _place_among(rank, world)
+        self._readers = {ANNOTATED: streams} if isinstance(streams, Reader) else dict(streams)
+        self._check_streams()
+        self._told, self._process = _shared(), os.getpid()
+        self._go(seed, 0, 0)
+        self._buffers: Buffers | None = None  # those of an iteration that is over
+        self._orders = {name: self._order(number, name, sampler) for number, name in enumerate(self._readers)}
+        first = self._orders[next(iter(self._orders))]
+        self.batch_size = first.batch if isinstance(first, ClassOrder) else batch_size
+        self._check()
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, for every rank."""
+        return self._length // self.batch_size if self.drop_last else -(-self._length // self.batch_size)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self.seed, "epoch": self.epoch, "cursor": self.cursor}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        try:
+            seed, epoch, cursor = (index(state[name]) for name in ("seed", "epoch", "cursor"))
+            is_place = min(seed, epoch, cursor) >= 0 and cursor <= self._length
+        except (KeyError, TypeError):
+            is_place = False
+        if not is_place:
+            raise ValueError(f"{dict(state)} is no place in epochs of {self._length:,} samples")
+        self._go(seed, epoch, cursor)
+
+    def set_epoch(self, epoch: int) -> None:
+        """To the beginning of an epoch, unless that is where the loader is already."""
+        if type(epoch) is not int or epoch < 0:
+            raise ValueError(f"epochs are counted from 0, and {epoch!r} is none")
+        self._go(self.seed, epoch, self.cursor if epoch == self.epoch else 0)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if not self._told.is_shared():  # type: ignore[no-untyped-call]  # no worker's copy, but one of its own
+            self._told, self._process = _shared(), os.getpid()
+            self._go(self.seed, self.epoch, self.cursor)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if get_worker_info() is not None:  # what it was at before, it may never have finished
+            self._go(*self._told.tolist())
+        epoch = self.epoch
+        for start, batch in self._read_ahead(epoch):
+            after = start + self.batch_size
+            is_last = after + (self.batch_size - 1 if self.drop_last else 0) >= self._length
+            self._go(self.seed, *((epoch + 1, 0) if is_last else (epoch, after)))
+            yield batch
+            del batch  # its memory is for one of the next, not to be held while they are awaited
+        self._go(self.seed, epoch + 1, 0)  # also where no batch was left
+
+    def _go(self, seed: int, epoch: int, cursor: int) -> None:
+        """Workers of a DataLoader, which may outlive an epoch, read where to begin; they tell nobody."""
+        self.seed, self.epoch, self.cursor = seed, epoch, cursor
+        if get_worker_info() is None:
+            if self._process != os.getpid():  # it was handed to another process, whose workers are its own
+                self._told, self._process = _shared(), os.getpid()
+            self._told.numpy()[:] = seed, epoch, cursor
+
+    def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
+        """Two iterations at once do not share buffers; one after the other they do, as fresh memory costs much.
+
+        Who comes back at once leaves nothing to read meanwhile: the next batch is then made here, in the memory of the
+        last, which the processor still has in its cache.
+        """
+        buffers, self._buffers = self._buffers or Buffers(pinned=self._device.type == "cuda"), None
+        readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
+        starts, waiting = deque(self._starts()), deque[tuple[int, Future[Batch]]]()
+        busy, held = math.inf, self.ahead + THREADS + 2  # at an interpreter's exit THREADS is gone before this is over
+        with ThreadPoolExecutor(THREADS, "xmodal-loader") as thread:
+            try:
+                while starts or waiting:
+                    while starts and len(waiting) <= self.ahead and busy > WORTH_A_THREAD:
+                        waiting.append((starts[0], thread.submit(self._batch, readers, epoch, starts.popleft())))
+                    start, read = waiting.popleft() if waiting else (starts.popleft(), None)
+                    batch = read.result() if read else self._batch(readers, epoch, start)
+                    del read
+                    given = time.perf_counter()
+                    yield start, batch
+                    del batch
+                    busy = time.perf_counter() - given
+            finally:
+                for _, unread in waiting:
+                    unread.cancel()
+                self._buffers = buffers.kept(held)
+
+    @property
+    def _length(self) -> int:
+        return next(iter(self._orders.values())).count
+
+    def _size(self, start: int) -> int:
+        return min(self.batch_size, self._length - start)
+
+    def _starts(self) -> list[int]:
+        """Where the batches that are left begin; of them, those of this worker of a DataLoader."""
+        stop = self._length - (self.batch_size - 1 if self.drop_last else 0)
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        return list(range(self.cursor, stop, self.batch_size))[first::step]
+
+    def _batch(self, readers: Mapping[str, Reader], epoch: int, start: int) -> Batch:
+        first = epoch * self._length + start
+        size = self._size(start)
+        share = -(-size // self._world)
+        mine = first + self._rank * share
+        streams = {}
+        for number, (name, reader) in enumerate(readers.items()):
+            order = replace(self._orders[name], seed=self.seed)
+            samples, own_epoch = order.take(mine, mine + share), first // order.count
+            streams[name] = self._stream(reader, samples, Draws(self.seed, own_epoch, number))
+        return Batch(streams, borrowed=share * self._world - size)
+
+    def _stream(self, reader: Reader, samples: NDArray[np.int64], draws: Draws) -> Stream:
+        items, captions, visual_rows = self._chosen(reader.examples, samples, draws)
+        text_items = reader.examples.caption_items[captions]
+        pairs = np.stack([visual_rows, np.arange(len(captions))], axis=1)
+        visual, text = self._placed(reader.visual(items, draws, samples), reader.buffers), reader.text(captions, draws)
+        text = self._placed(text, reader.buffers) if reader.examples.sentences is not None else text
+        stream = Stream(visual, text, *map(torch.from_numpy, (items, text_items, captions, pairs)))
+        if reader.classes is not None:
+            of_visual, of_text = (torch.from_numpy(reader.classes[some]) for some in (items, text_items))
+            stream = replace(stream, visual_classes=of_visual, text_classes=of_text)
+        return stream.to(self._device) if self._device.type != "cpu" else stream
+
+    def _chosen(
+        self, examples: Examples, samples: NDArray[np.int64], draws: Draws
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Items, one for each visual row; captions, one for each text row; and the visual row of each caption."""
+        rows = np.arange(len(samples))
+        if self.captions == "each":
+            return examples.caption_items[samples], samples, rows
+        counts, firsts = examples.caption_counts[samples], examples.caption_starts[samples]
+        if self.captions == "one":
+            return samples, firsts + draws.below(counts, samples, which=2), rows
+        captions = np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
+        return samples, captions, np.repeat(rows, counts)
+
+    def _placed(self, features: Padded, buffers: Buffers) -> Padded:
+        """On the device, as the dtype asked for; what is stored in half precision also travels in it."""
+        values = features.values.to(self._device)
+        if self._dtype is None or values.dtype == self._dtype:
+            return features if values is features.values else Padded(values, features.lengths)
+        if _on_device(values) or self._dtype != torch.float32:
+            return Padded(values.to(self._dtype), features.lengths)
+        room = buffers.take(tuple(values.shape), np.dtype(np.float32))
+        return Padded(torch.from_numpy(room).copy_(values), features.lengths)
+
+    def _order(self, number: int, name: str, sampler: OnePerClass | None) -> Order | ClassOrder:
+        reader = self._readers[name]
+        each = self.captions == "each"
+        if sampler is None:
+            return Order(len(reader.examples.words if each else reader.examples.ids), self.seed, number)
+        if reader.classes is None:
+            raise ValueError("one sample of every class needs the reader's classes")
+        return ClassOrder(reader.classes[reader.examples.caption_items] if each else reader.classes, self.seed, number)
+
+    def _check_streams(self) -> None:
+        if ANNOTATED not in self._readers or not self._readers.keys() <= {ANNOTATED, UNANNOTATED}:
+            raise ValueError(f"streams are {ANNOTATED!r} and, if need be, {UNANNOTATED!r}, not {[*self._readers]}")
+        if self.captions not in get_args(Captions):
+            raise ValueError(f"captions are {', '.join(get_args(Captions))}, not {self.captions!r}")
+
+    def _check(self) -> None:
+        if empty := [name for name, order in self._orders.items() if not order.count]:
+            raise ValueError(f"the {empty[0]} stream has no samples")
+        if self.seed < 0:
+            raise ValueError(f"the seed is 0 or more, not {self.seed}")
+        if type(self.batch_size) is not int or self.batch_size < 1 or self.ahead < 1:
+            raise ValueError(f"batch_size {self.batch_size} and ahead {self.ahead} must be 1 or more")
+        if self.batch_size % self._world and any(isinstance(order, ClassOrder) for order in self._orders.values()):
+            raise ValueError(
+                f"one of each of {self.batch_size} classes cannot be shared equally by {self._world} ranks"
+            )
+        if self.batch_size % self._world:
+            near = self.batch_size // self._world * self._world
+            raise ValueError(
+                f"{self.batch_size} samples a step cannot be shared equally by {self._world} ranks: "
+                f"take {near + self._world}" + f" or {near}" * bool(near)
+            )
+        if not len(self):
+            raise ValueError(f"{self._length} samples are less than one batch of {self.batch_size}")
+
+
+def _shared() -> Tensor:
+    """Seed, epoch and cursor, where forked and spawned processes see the same."""
+    place = torch.zeros(3, dtype=torch.int64, device="cpu")
+    place.share_memory_()  # type: ignore[no-untyped-call]
+    return place
+
+
+def _place_among(rank: int | None, world: int | None) -> tuple[int, int]:
+    if (rank is None) != (world is None):
+        raise ValueError("rank and world are given both or not at all")
+    together = distributed.is_available() and distributed.is_initialized()
+    rank = (distributed.get_rank() if together else 0) if rank is None else rank
+    world = (distributed.get_world_size() if together else 1) if world is None else world
+    if not 0 <= rank < world:
+        raise ValueError(f"rank {rank} is not one of {world}")
+    return rank, world

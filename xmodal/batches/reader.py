@@ -1,0 +1,123 @@
+"""The reader: rows of features and words of captions for given samples."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from xmodal.batches.batch import Padded
+from xmodal.batches.buffers import Buffers
+from xmodal.batches.dataset import Examples
+from xmodal.batches.sample_order import (
+    Draws,
+    evaluation_frames,
+    training_frames,
+    training_shifts,
+)
+from xmodal.errors import UserError
+from xmodal.features.store import FeatureStore
+from xmodal.recipes import Features, Tokens
+from xmodal.text.position_codes import Codes, shifted
+from xmodal.text.vocabularies import UNKNOWN
+
+WHOLE_CLIPS = Features(stage="")  # of `Features` a reader looks at the frames alone
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Features and words of examples as a model takes them.
+
+    `frames` says how many of a clip, and by which rule; `tokens` how long a caption is, and what training leaves out,
+    or that it is a code.
+    """
+
+    examples: Examples
+    store: FeatureStore
+    frames: Features = WHOLE_CLIPS
+    tokens: Tokens | Codes | None = None
+    classes: NDArray[np.int64] | None = None  # (items,)
+    buffers: "Buffers" = field(default_factory=lambda: Buffers(pinned=False))
+
+    def __post_init__(self) -> None:
+        if self.frames.frames is not None and not self.store.spec.ragged:
+            raise UserError(f"{self.store.output.where} holds no clips of which to take {self.frames.frames} frames")
+        if not self.store.spec.row_shape:
+            raise UserError(f"{self.store.output.where} has single numbers, which are no features of positions")
+
+    def visual(
+        self,
+        items: NDArray[np.int64] | slice,
+        draws: Draws | None = None,
+        samples: NDArray[np.int64] | None = None,
+    ) -> Padded:
+        """A row of the store is a sequence of positions: a grid is flattened, a vector is a sequence of one.
+
+        With `draws` the frames of a clip are those of training, drawn for each of `samples`.
+        """
+        rows = self.examples.rows[items]
+        if not self.store.spec.ragged:
+            values = self.store.take(rows, self._room(len(rows)))
+            return Padded.whole(torch.from_numpy(values.reshape(len(rows), -1, values.shape[-1])))
+        lengths, count = self._lengths(rows), self.frames.frames
+        if count is None:
+            values = self.store.take_padded(rows, None, self._room(len(rows), int(lengths.max(initial=0))))
+            return Padded(torch.from_numpy(values), torch.from_numpy(lengths))
+        if draws is None or samples is None:
+            places = evaluation_frames(lengths, count, self.frames.rule, self.frames.ends)
+        else:
+            places = training_frames(lengths, count, self.frames.rule, draws, samples)
+        return Padded.whole(torch.from_numpy(self.store.take_padded(rows, places, self._room(*places.shape))))
+
+    def text(self, captions: NDArray[np.int64] | slice, draws: Draws | None = None) -> Padded:
+        """Ids of words (T, L), or vectors (T, 1, D)."""
+        whole = range(len(self.examples.words))
+        places = np.asarray(whole[captions], np.int64) if isinstance(captions, slice) else captions
+        if (sentences := self.examples.sentences) is not None:
+            room = self.buffers.take((len(places), *sentences.spec.row_shape), np.dtype(sentences.spec.dtype))
+            return Padded.whole(torch.from_numpy(sentences.take(self.examples.words.numbers[places], room))[:, None])
+        tokens = self.tokens
+        if isinstance(tokens, Codes):
+            return self._codes(places, tokens, draws)
+        thinning = draws if tokens is not None and (tokens.marked or tokens.deleted) else None
+        if tokens is None or (tokens.longest is None and thinning is None):
+            return Padded(*map(torch.from_numpy, self.examples.words.padded(places)))
+        words = [self.examples.words[place] for place in places.tolist()]
+        if tokens.longest is not None:
+            words = [shortened(some, tokens.longest) for some in words]
+        if thinning is not None:
+            chance = [np.random.default_rng([thinning.seed, thinning.epoch, place]) for place in places.tolist()]
+            words = [thinned(some, tokens, one) for some, one in zip(words, chance, strict=True)]
+        return Padded.of(words)
+
+    def _codes(self, captions: NDArray[np.int64], codes: Codes, draws: Draws | None) -> Padded:
+        codes_TL, counts_T = self.examples.words.padded(captions, codes.length)
+        if codes.shifted and draws is not None:
+            codes_TL = shifted(codes_TL, training_shifts(counts_T, codes.length, draws, captions))
+        return Padded.whole(torch.from_numpy(codes_TL))
+
+    def _lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        lengths = self.store.lengths(rows)
+        if not lengths.all():
+            id = self.store.ids[rows[lengths == 0][0]]
+            raise UserError(
+                f"{self.store.output.where}: {id!r} has nothing to read: its {self.store.spec.name} are none"
+            )
+        return lengths
+
+    def _room(self, *shape: int) -> NDArray[Any]:
+        return self.buffers.take((*shape, *self.store.spec.row_shape), np.dtype(self.store.spec.dtype))
+
+
+def shortened(words: NDArray[np.int32], longest: int) -> NDArray[np.int32]:
+    """The first words; <start> and <end> are not counted, and stay."""
+    return words if len(words) - 2 <= longest else np.concatenate([words[: longest + 1], words[-1:]])
+
+
+def thinned(words: NDArray[np.int32], tokens: Tokens, chance: np.random.Generator) -> NDArray[np.int32]:
+    """First some words become <unk>, then a share of all is deleted; <start> and <end> stay (spec, models, 2.4)."""
+    inner = words[1:-1].copy()
+    inner[chance.random(len(inner)) < tokens.marked] = UNKNOWN
+    kept = np.sort(chance.permutation(len(inner))[int(tokens.deleted * len(inner)) :])
+    return np.concatenate([words[:1], inner[kept], words[-1:]])

@@ -1,0 +1,145 @@
+"""Which samples a training reads, in which order, which frames of a clip, and where a code's words stand.
+
+All chance of reading is here, but for words that are left out. Every draw follows from the seed, the epoch that the
+batch begins in, and the sample, never from a rank or a process. So an order can be entered at any point, by any number
+of processes, and goes on as it would have gone on.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmodal.recipes import FrameRule
+
+Integers = NDArray[np.int64]
+
+
+SKIPS = 3  # spec, models, 1.7: in training every frame, every second or every third one is taken
+
+
+@dataclass(frozen=True)
+class Order:
+    """An endless sequence over `count` samples: all of them shuffled, then all of them shuffled anew, and so on."""
+
+    count: int
+    seed: int
+    stream: int = 0
+
+    def take(self, start: int, stop: int) -> Integers:
+        parts = [np.zeros(0, np.int64)]
+        while start < stop:
+            epoch, first = divmod(start, self.count)
+            parts.append(_shuffled(self.count, self.seed, self.stream, epoch)[first : first + stop - start])
+            start += len(parts[-1])
+        return np.concatenate(parts)
+
+
+@lru_cache(maxsize=4)  # two streams, each at the end of one epoch and the beginning of the next
+def _shuffled(count: int, *seeds: int) -> Integers:
+    order = np.random.default_rng(seeds).permutation(count)
+    order.flags.writeable = False
+    return order
+
+
+@dataclass(frozen=True, eq=False)
+class ClassOrder:
+    """Batches of one sample of every class, endless as well: PCME's for CUB (spec, models, 2.4).
+
+    The shuffled samples give each batch its first one, chance gives one of every other class. An epoch has as many
+    whole batches as its samples would fill.
+    """
+
+    classes: Integers  # (samples,): from 0, each with a sample
+    seed: int
+    stream: int = 0
+
+    @property
+    def batch(self) -> int:
+        return int(self.classes.max()) + 1
+
+    @property
+    def count(self) -> int:
+        return len(self.classes) // self.batch * self.batch
+
+    def take(self, start: int, stop: int) -> Integers:
+        batches, places = np.divmod(np.arange(start, stop), self.batch)
+        firsts = self._firsts(batches)
+        classes = places - 1 + (places - 1 >= self.classes[firsts])
+        members = np.argsort(self.classes, kind="stable")
+        counts = np.bincount(self.classes)
+        draws = Draws(self.seed, epoch=0, stream=self.stream)
+        drawn = draws.below(counts[classes], batches * self.batch + classes, which=3)
+        return np.where(places == 0, firsts, members[(np.cumsum(counts) - counts)[classes] + drawn])
+
+    def _firsts(self, batches: Integers) -> Integers:
+        epochs, numbers = np.divmod(batches, self.count // self.batch)
+        shuffled = {e: _shuffled(len(self.classes), self.seed, self.stream, e) for e in np.unique(epochs).tolist()}
+        return np.array([shuffled[e][n] for e, n in zip(epochs.tolist(), numbers.tolist(), strict=True)], np.int64)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Numbers for the samples of an epoch, the same wherever and whenever a sample is read."""
+
+    seed: int
+    epoch: int
+    stream: int = 0
+
+    def below(self, bounds: Integers, samples: Integers, which: int) -> Integers:
+        """For each sample a number in 0..bound-1; `which` tells draws of one sample from each other.
+
+        The finaliser of splitmix64 over a counter: numpy's generators cannot be entered at ten thousand places at once.
+        """
+        first = np.random.SeedSequence([self.seed, self.epoch, self.stream, which]).generate_state(1, np.uint64)
+        mixed = first + samples.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        mixed ^= mixed >> np.uint64(31)
+        return (mixed % bounds.astype(np.uint64)).astype(np.int64)
+
+
+def training_frames(lengths_B: Integers, frames: int, rule: FrameRule, draws: Draws, samples_B: Integers) -> Integers:
+    """(B, frames) places in clips of these lengths (spec, models, 1.7): a random stride, a random start.
+
+    A clip that ends too early repeats its last frame. `linspace` spreads the frames evenly, as the paper says.
+    """
+    if rule == "linspace":
+        return _spread(lengths_B, frames)
+    skips_B = 1 + draws.below(np.full(len(lengths_B), SKIPS), samples_B, which=0)
+    starts_B = draws.below(np.maximum(lengths_B - skips_B * frames, 0) + 1, samples_B, which=1)
+    places_BL = starts_B[:, None] + skips_B[:, None] * np.arange(frames)
+    return _held(places_BL, lengths_B)
+
+
+def training_shifts(words_T: Integers, length: int, draws: Draws, captions_T: Integers) -> Integers:
+    """(T,) how far texts of so many words are moved in codes of this length (spec, models, 5.2); anywhere they fit."""
+    return draws.below(length - words_T + 1, captions_T, which=4)
+
+
+def evaluation_frames(lengths_B: Integers, frames: int, rule: FrameRule, ends: int) -> Integers:
+    """(B, frames): a fixed stride from the first frame after `ends` dropped ones, so more from a clip's beginning.
+
+    Clips that are not longer than the two ends keep them: the official code fails there.
+    """
+    if rule == "linspace":
+        return _spread(lengths_B, frames)
+    ends_B = np.where(lengths_B > 2 * ends, ends, 0)
+    kept_B = lengths_B - 2 * ends_B
+    skips_B = np.maximum(1, (kept_B + 1) // frames)
+    return ends_B[:, None] + _held(skips_B[:, None] * np.arange(frames), kept_B)
+
+
+def _spread(lengths_B: Integers, frames: int) -> Integers:
+    """Clip by clip what numpy's linspace gives, which over several clips at once rounds otherwise."""
+    steps_B = (lengths_B - 1) / max(frames - 1, 1)
+    return np.rint(np.arange(frames) * steps_B[:, None]).astype(np.int64)
+
+
+def _held(places_BL: Integers, lengths_B: Integers) -> Integers:
+    """What lies beyond the end becomes the last frame that was taken before it."""
+    inside_BL = places_BL < lengths_B[:, None]
+    last_B = inside_BL.sum(axis=1) - 1
+    held_B1 = np.take_along_axis(places_BL, last_B[:, None], axis=1)
+    return np.where(inside_BL, places_BL, held_B1)

@@ -1,0 +1,1 @@
+"""Checks: statistics of a corpus, copies across splits."""

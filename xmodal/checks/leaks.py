@@ -1,0 +1,275 @@
+"""Leakage: media that lie in two splits, or in two corpora, as the same bytes or as nearly the same picture.
+
+Exact is the same sha256; near is fingerprints of which every frame differs in `distance` bits or fewer
+(xmodal/checks/perceptual_hashes.py says what that finds and misses). Splits of two authors divide the same items in
+two ways and never mix, so of one corpus only splits of one author are compared, and of these none with a part of
+itself; between corpora all are. Whoever trains on another author's split says so: then these two are compared as well.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, combinations, islice, pairwise, product
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmodal.checks.perceptual_hashes import (
+    BITS,
+    ENOUGH,
+    FRAMES,
+    Looks,
+)
+from xmodal.errors import UserError
+from xmodal.records.tables import read_columns
+from xmodal.root.outputs import Output
+
+DISTANCE = 6  # see xmodal/checks/perceptual_hashes.py
+FARTHEST = 12  # 150,000 fingerprints then take half a minute, and at 6 bits some seconds
+CELLS_AT_ONCE = 1 << 20  # of a tile: 8 MB
+Frames = NDArray[np.uint64]
+Places: TypeAlias = Set[tuple[int, int]]  # of two splits that are compared
+K = TypeVar("K", bound=Hashable)
+Pairs: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # one row, another, their distance
+
+
+@dataclass(frozen=True, eq=False)
+class Fingerprints:
+    """Of the media that are there; what is flat or does not decode has no looks, and is compared by its bytes alone."""
+
+    media: tuple[str, ...]
+    sha256: tuple[str, ...]
+    looks: tuple[Looks | None, ...]
+
+    @staticmethod
+    def read(output: Output) -> "Fingerprints":
+        """What the stage `fingerprints` has made."""
+        tables = [read_columns(output, name, "media", "sha256", "looks") for name in sorted(output.files)]
+        media, sha256, looks = (
+            [value for table in tables for value in table[name].to_pylist()] for name in ("media", "sha256", "looks")
+        )
+        return Fingerprints(tuple(media), tuple(sha256), tuple(None if some is None else tuple(some) for some in looks))
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One split of a corpus: of each item whose medium is there, the sha256 of its bytes, and its looks."""
+
+    corpus: str
+    split: str
+    ids: tuple[str, ...]  # of all items
+    items: Mapping[str, tuple[str, Looks | None]]
+
+    @staticmethod
+    def of(corpus: str, split: str, media: Mapping[str, str], known: Fingerprints) -> "Part":
+        """`media` by id; one without fingerprint is absent."""
+        rows = {path: row for row, path in enumerate(known.media)}
+        found = {item: rows[path] for item, path in sorted(media.items()) if path in rows}
+        items = {item: (known.sha256[row], known.looks[row]) for item, row in found.items()}
+        return Part(corpus, split, tuple(sorted(media)), items)
+
+    @property
+    def name(self) -> str:
+        return f"{self.corpus}: {self.split}"
+
+    @property
+    def author(self) -> str:
+        return self.split.rpartition("/")[0]
+
+    @property
+    def is_training(self) -> bool:
+        return self.split.rpartition("/")[2].startswith("train")
+
+    @property
+    def is_held_out(self) -> bool:
+        return self.split.rpartition("/")[2].startswith(("val", "dev", "test"))
+
+
+@dataclass(frozen=True, eq=False)
+class Leak:
+    """What two splits share: items that are in both, pairs of equal bytes, and near pairs with the bits they differ in.
+
+    A pair has an item of `one` and an item of `other`. Of many that are all equal each is named with the first of the
+    other split alone: all pairs of a placeholder that a publisher gave for a thousand lost pictures are a million.
+    """
+
+    one: Part
+    other: Part
+    same: tuple[str, ...]
+    exact: tuple[tuple[str, str], ...]
+    near: tuple[tuple[str, str, int], ...]
+
+    def beside(self, part: Part) -> Part | None:
+        """The other of the two splits; None where it is neither."""
+        return self.other if part is self.one else self.one if part is self.other else None
+
+    def items(self, part: Part) -> set[str]:
+        """Those of one of the two splits."""
+        side = (self.one, self.other).index(part)
+        return {*self.same, *(pair[side] for pair in self.exact), *(str(pair[side]) for pair in self.near)}
+
+
+def leaks(parts: Sequence[Part], distance: int = DISTANCE, asked: Places = frozenset()) -> list[Leak]:
+    """One of every two splits that can be compared, or are `asked` for by their places; also where they share nothing.
+
+    They come in the order of `parts`.
+    """
+    if not 0 <= distance <= FARTHEST:
+        raise UserError(f"a distance is 0 to {FARTHEST} of {BITS} bits, not {distance}: farther pictures are no copies")
+    places = sorted({*compared(parts), *asked})
+    exact, near = _equal(parts, set(places)), _near(parts, distance, set(places))
+    return [_leak(parts[one], parts[other], exact[one, other], near[one, other]) for one, other in places]
+
+
+def compared(parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
+    """Places of the splits that can leak into each other."""
+    for one, other in combinations(range(len(parts)), 2):
+        first, second = parts[one], parts[other]
+        mixed = first.corpus != second.corpus or first.author == second.author
+        if mixed and not _is_part_of_the_other(first, second):
+            yield one, other
+
+
+def _is_part_of_the_other(one: Part, other: Part) -> bool:
+    """By design, as karpathy/restval is of karpathy/train; where one trains and the other is held out it is a leak."""
+    leaky = any(a.is_training and b.is_held_out for a, b in ((one, other), (other, one)))
+    nested = set(one.ids) <= set(other.ids) or set(one.ids) >= set(other.ids)
+    return one.corpus == other.corpus and nested and not leaky
+
+
+def clean(against: Iterable[Leak], part: Part) -> tuple[list[str], set[str]]:
+    """The items of a split of which none of these leaks tells, and those that were dropped.
+
+    Of absent ones no more than their ids is known: they stay, and readers of features leave them out.
+    """
+    dropped = set[str]().union(*(leak.items(part) for leak in against))
+    if not (left := [item for item in part.ids if item not in dropped]):
+        raise UserError(
+            f"{part.name}: nothing is left, all of its {len(dropped):,} items are in what it is compared with"
+        )
+    return left, dropped
+
+
+def near_pairs(looks_NF: Frames, known_NF: NDArray[np.bool_], distance: int) -> Pairs:
+    """Every pair of rows, one < other, of which no frame differs in more bits; the greatest distance of the frames.
+
+    Only frames that both have a look of are compared, and no pair has fewer than ENOUGH of them.
+    """
+    count = len(looks_NF)
+    one, other = np.divmod(_candidates(looks_NF, known_NF, distance), max(count, 1))
+    both = known_NF[one] & known_NF[other]
+    differing = np.bitwise_count(looks_NF[one] ^ looks_NF[other]) * both
+    farthest = differing.max(axis=1, initial=0).astype(np.int64)
+    kept = (farthest <= distance) & (both.sum(axis=1) >= ENOUGH)
+    return one[kept], other[kept], farthest[kept]
+
+
+def _candidates(looks_NF: Frames, known_NF: NDArray[np.bool_], distance: int) -> NDArray[np.int64]:
+    """Pairs of rows, as one * N + other, that are near by one frame: the first, or where it is unknown a later one.
+
+    A pair has ENOUGH frames in common, so one at least of all but the last ENOUGH - 1.
+    """
+    count, found = len(looks_NF), [np.zeros(0, np.int64)]
+    for frame in range(FRAMES - ENOUGH + 1):
+        if known_NF[:, :frame].all() and frame:
+            break
+        rows = np.flatnonzero(known_NF[:, frame])
+        found += [rows[one] * count + rows[other] for one, other in _near_by_one(looks_NF[rows, frame], distance)]
+    return np.unique(np.concatenate(found))
+
+
+def _near_by_one(looks_N: Frames, distance: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Of distance + 1 parts of 64 bits one at least is equal where no more than `distance` bits differ: only rows with
+    an equal part are compared, and no pair is lost; some come twice.
+    """
+    edges = np.linspace(0, BITS, distance + 2).astype(np.uint64).tolist()
+    for low, high in pairwise(edges):
+        keys = looks_N << np.uint64(BITS - high) >> np.uint64(BITS - high + low)
+        for bucket in _buckets(keys):
+            height = max(1, CELLS_AT_ONCE // len(bucket))
+            for start in range(0, len(bucket), height):
+                rows, columns = bucket[start : start + height], bucket[start:]
+                row, column = np.nonzero(np.bitwise_count(looks_N[rows, None] ^ looks_N[None, columns]) <= distance)
+                yield rows[row][column > row], columns[column][column > row]
+
+
+def _buckets(keys: Frames) -> Iterator[NDArray[np.int64]]:
+    """Rows of equal keys, ascending, where there are at least two."""
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.diff(keys[order], prepend=keys[order[:1]]) != 0)
+    starts = np.concatenate([[0], starts, [len(keys)]])
+    for place in np.flatnonzero(np.diff(starts) > 1).tolist():
+        yield order[starts[place] : starts[place + 1]]
+
+
+Group: TypeAlias = Mapping[int, list[str]]  # items that are one picture, by the place of their split
+Told: TypeAlias = tuple[str, str, int]  # an item, another, and the bits they differ in
+Shared: TypeAlias = dict[tuple[int, int], set[Told]]  # by the places of two splits
+
+
+def _equal(parts: Sequence[Part], wanted: Places) -> Shared:
+    """By bytes. An item that is in both splits is not its own copy; where corpora share ids by chance, two are two."""
+    groups = _grouped(parts, lambda sha256, look: sha256)
+    return _shared(((some, some, 0) for some in groups.values()), wanted, lambda place, id: (parts[place].corpus, id))
+
+
+def _near(parts: Sequence[Part], distance: int, wanted: Places) -> Shared:
+    """By looks, where the bytes are not equal."""
+    known = _grouped(parts, lambda sha256, look: look)
+    some = list(known.values())
+    looks = [[each or 0 for each in look] for look in known]
+    there = [[each is not None for each in look] for look in known]
+    shape = (-1, FRAMES)
+    pairs = near_pairs(np.array(looks, np.uint64).reshape(shape), np.array(there, bool).reshape(shape), distance)
+    within = ((each, each, 0) for each in some)
+    between = ((some[one], some[other], far) for one, other, far in zip(*map(np.ndarray.tolist, pairs), strict=True))
+    return _shared(chain(within, between), wanted, lambda place, id: parts[place].items[id][0])
+
+
+def _grouped(parts: Sequence[Part], key: Callable[[str, Looks | None], K | None]) -> dict[K, Group]:
+    """Items by what `key` makes of their sha256 and looks, ascending; without those of which it makes None."""
+    groups = dict[K, dict[int, list[str]]]()
+    for place, part in enumerate(parts):
+        for item, about in sorted(part.items.items()):
+            if (found := key(*about)) is not None:
+                groups.setdefault(found, {}).setdefault(place, []).append(item)
+    return dict(groups)
+
+
+def _shared(groups: Iterable[tuple[Group, Group, int]], wanted: Places, own: Callable[[int, str], Hashable]) -> Shared:
+    """Pairs of members of two groups, by their splits; no two whose `own` is equal are a pair."""
+    found = defaultdict[tuple[int, int], set[Told]](set)
+    for first, second, far in groups:
+        for one, other in product(first, second):
+            if (one, other) in wanted:
+                told = _told(first[one], second[other], partial(own, one), partial(own, other))
+                found[one, other].update((*pair, far) for pair in told)
+            elif first is not second and (other, one) in wanted:
+                told = _told(second[other], first[one], partial(own, other), partial(own, one))
+                found[other, one].update((*pair, far) for pair in told)
+    return found
+
+
+def _told(
+    ones: list[str], others: list[str], own: Callable[[str], Hashable], own_other: Callable[[str], Hashable]
+) -> Iterator[tuple[str, str]]:
+    """Of all pairs those that name every item once or more, each with the first that it is a pair with."""
+    first = [(item, own(item)) for item in ones]
+    second = [(item, own_other(item)) for item in others]
+    for item, key in first:
+        yield from ((item, other) for other in _unlike(second, key))
+    for other, key in second:
+        yield from ((item, other) for item in _unlike(first, key))
+
+
+def _unlike(members: list[tuple[str, Hashable]], key: Hashable) -> Iterator[str]:
+    """The first whose key is another, where there is one."""
+    return islice((item for item, its in members if its != key), 1)
+
+
+def _leak(one: Part, other: Part, equal: set[Told], near: set[Told]) -> Leak:
+    same = set(one.ids) & set(other.ids) if one.corpus == other.corpus else set[str]()
+    exact = sorted((item, another) for item, another, _ in equal)
+    return Leak(one, other, tuple(sorted(same)), tuple(exact), tuple(sorted(near)))

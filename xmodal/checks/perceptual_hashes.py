@@ -1,0 +1,75 @@
+"""Fingerprints of pictures: bits that hardly change when a picture is encoded anew or resized.
+
+A picture is made gray and 32 x 32; of its cosine transform the 64 lowest frequencies are kept, without the mean, and a
+bit says which are above their median. All but the resizing is reckoned in whole numbers: the bits are the same on every
+processor. Two pictures that have nothing to do with each other differ in some 32 bits.
+
+Of 2,000 scenes of the generated world, copies that differ in more than so many bits, in percent, and pairs of scenes
+that differ in no more, of 1,999,000:
+
+    bits   JPEG 90   JPEG 50   GIF   half the size   2 % cut off   5 % cut off   10 %    another scene
+       4       1.0       6.8   3.6             1.1          10.1          61.7   96.7               46
+       6       0.1       2.1   1.2             0.3           2.4          33.5   90.5              176
+       8       0.0       0.9   0.5             0.0           0.4          15.4   78.3              515
+
+The scenes that are taken for each other are one shape at the same place on an even ground, where 64 bits cannot tell a
+heart from a circle: near pairs are worth a look before anything is concluded from them. Photographs have more detail:
+of twenty-one, no copy of the first four kinds differs in more than 4 bits. A mirrored picture differs as any other
+does, and is no copy here; nor is one of which more than a few percent were cut off.
+
+A picture of one colour, a gradient, or one that is black here and white there has next to nothing at most frequencies:
+noise would decide its bits. It has no look, and is the copy of another only where the bytes are equal. A clip
+that fades in or out is compared by its other frames, where ENOUGH of them have a look.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from xmodal.media.images import open_frames, open_image
+from xmodal.records.tables import Kind
+
+Looks = tuple[int | None, ...]  # a frame each
+
+BITS = 64
+FRAMES = 3  # of a clip; a still picture has as many equal ones, so that both can be compared
+ENOUGH = 2  # frames that two must both have a look of: one alone would make a clip the copy of any picture in it
+SIDE = 32
+SCALE = 1 << 14  # of the basis: products of a picture by it twice stay far below 2^63
+LEAST = 2  # gray levels by which half of the frequencies differ from their median, in an orthonormal transform
+
+
+def _basis() -> NDArray[np.int64]:
+    """(SIDE, SIDE): the cosines, a frequency a row."""
+    frequency, place = np.arange(SIDE)[:, None], np.arange(SIDE)[None]
+    cosines = np.cos(np.pi * frequency * (2 * place + 1) / (2 * SIDE)) * np.sqrt(2 / SIDE)
+    cosines[0] /= np.sqrt(2)
+    return np.asarray(np.rint(cosines * SCALE), np.int64)
+
+
+def _lowest() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows and columns of the lowest frequencies, in order of their sums."""
+    known = sorted((down + across, down, across) for down in range(SIDE) for across in range(SIDE))[1 : BITS + 1]
+    return np.array([down for _, down, _ in known]), np.array([across for _, _, across in known])
+
+
+BASIS, LOWEST = _basis(), _lowest()
+
+
+def looks(data: bytes, kind: Kind) -> Looks | None:
+    """FRAMES looks of a picture or clip; None where too few say anything. UnreadableImage where there is no picture."""
+    if kind == "image":
+        found = (look(open_image(data)),) * FRAMES
+    else:
+        found = tuple(look(frame) for frame in open_frames(data, FRAMES))
+    return found if len(found) - found.count(None) >= ENOUGH else None
+
+
+def look(picture: Image.Image) -> int | None:
+    """The BITS of a picture as a number; None where noise would decide them."""
+    small = picture.convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    strength = (BASIS @ np.asarray(small, np.int64) @ BASIS.T)[LOWEST]
+    median = np.sort(strength)[BITS // 2 - 1]
+    if np.sort(abs(strength - median))[BITS // 2] < LEAST * SCALE**2:
+        return None
+    return int.from_bytes(np.packbits(strength > median).tobytes())

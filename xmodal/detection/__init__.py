@@ -1,0 +1,1 @@
+"""Detection: boxes of things in pictures."""

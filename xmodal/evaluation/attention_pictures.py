@@ -1,0 +1,189 @@
+"""Where a run's model looks, as pictures; and how unsure it is of inputs that are made ambiguous on purpose.
+
+The probes are PCME's (section 4.4, figures 6 to 8). Words become <unk>; of a picture a rectangle is erased, or comes
+from the next item of the split. That happens to what the run reads: to pixels where it was trained from pictures, else
+to the positions of its features' grid. Chance has one seed: the same run gives the same numbers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL.Image import Image
+from torch import Tensor
+
+from xmodal.batches.batch import Padded
+from xmodal.batches.sample_order import evaluation_frames
+from xmodal.errors import UserError
+from xmodal.evaluation.run_metrics import Opened, opened
+from xmodal.features.contact_sheets import attention_sheet
+from xmodal.features.frame_store import NAME as FRAMES
+from xmodal.features.frame_store import FrameStore
+from xmodal.features.networks import ResNet
+from xmodal.media.drawing import attention_picture, labelled
+from xmodal.media.images import UnreadableImage, square
+from xmodal.progress import Progress, Silence
+from xmodal.raw.archives import Archives, MissingMedia
+from xmodal.raw.raw_files import raw_of
+from xmodal.records.tables import Item, read_rows
+from xmodal.records.views import described
+from xmodal.root.selection import made_from
+from xmodal.training.finetuning import Fronted, network_of
+
+SIDE = 320  # pixels that a picture is drawn with at least
+
+
+Show = Callable[[str, str, NDArray[np.float32]], Image]  # id, caption and maps (L, K) of an item
+
+
+@runtime_checkable
+class Attentive(Protocol):
+    """A model whose K local embeddings of a picture come from maps (B, L, K) over its positions."""
+
+    def attention_visual(self, visual: Padded) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Drawn:
+    item: str
+    caption: str
+    path: str
+
+
+def draw(
+    run: str,
+    root: str,
+    split: str,
+    folder: Path,
+    *,
+    items: Sequence[str] = (),
+    first: int = 8,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> list[Drawn]:
+    """A PNG of each of the items, or of the first ones of the split: the picture and every map over it, or of a clip
+    the samples that are read and what every map gives each."""
+    asked = opened(run, root, split, device)
+    attend, show = _attention(asked, run), (_show_clips if asked.features.spec.ragged else _show_pictures)(asked)
+    places = _places(asked, split, items)[: None if items else first]
+    captions = described(asked.records, replace(asked.started.recipe.validation, split=split))
+    drawn = []
+    with torch.inference_mode(), (progress or Silence()).over("draw", len(places), unit="pictures") as tick:
+        for place in places:
+            id = asked.reader.examples.ids[place]
+            maps_LK = attend(_floats(asked.reader.visual(slice(place, place + 1))).to(device))[0].cpu().numpy()
+            caption, path = captions[id][0].text, folder / f"{quote(id, safe='')}.png"
+            sheet = show(id, caption, maps_LK)
+            folder.mkdir(parents=True, exist_ok=True)
+            sheet.save(path)
+            drawn.append(Drawn(id, caption, str(path)))
+            tick(1)
+    return drawn
+
+
+def _attention(asked: Opened, run: str) -> Callable[[Padded], Tensor]:
+    """(B, L, K) of what the run reads."""
+    scorer: Any = asked.scorer
+    model = scorer.model if isinstance(scorer, Fronted) else scorer
+    if not isinstance(model, Attentive):
+        raise UserError(f"{run}: {asked.started.recipe.name} has no attention to look at; PVSE and PCME have")
+
+    def attend(visual: Padded) -> Tensor:
+        try:
+            return model.attention_visual(scorer.features(visual) if isinstance(scorer, Fronted) else visual)
+        except ValueError as error:  # a PVSE of no local embeddings
+            raise UserError(f"{run}: {error}") from None
+
+    return attend
+
+
+def _network(asked: Opened) -> ResNet:
+    """The network that saw the pictures, if its features are a grid: so it is known where in them a position lies."""
+    where = asked.features.output.where
+    try:
+        network = network_of(asked.features)
+    except UserError:
+        raise UserError(
+            f"{where} does not say which network saw the pictures, and so not where in them its positions lie: "
+            "train from features of the resnet stage"
+        ) from None
+    if asked.features.spec.ragged:
+        raise UserError(f"{where} has a row for each sample of a clip, which are no grid")
+    if network.output != "grid":
+        raise UserError(f"{where} is pooled, which is no grid: train from features built with --set resnet.output=grid")
+    return network
+
+
+def _places(asked: Opened, split: str, items: Sequence[str]) -> list[int]:
+    places = {id: place for place, id in enumerate(asked.reader.examples.ids)}
+    if strange := [id for id in items if id not in places]:
+        raise UserError(
+            f"{', '.join(strange)}: not among the {len(places):,} items of {split} that have features and captions; "
+            f"these are {', '.join([*places][:3])}, …"
+        )
+    return [places[id] for id in dict.fromkeys(items or places)]
+
+
+def _pictures(asked: Opened, network: ResNet) -> Callable[[str], NDArray[np.uint8]]:
+    """An item's picture, the part that the network saw, but finer."""
+    features, media = asked.features.output, made_from(asked.features.output, "media")
+    if media is None:
+        raise UserError(
+            f"the pictures of {features.where} are no longer under {features.storage.url}: "
+            f"`xmodal build {asked.started.recipe.view.corpus}/media` gets them again"
+        )
+    archives, times = Archives(raw_of(media)), -(-SIDE // network.crop)
+    with asked.records.open("items.parquet") as file:
+        paths = {item.id: item.media for item in read_rows(file, Item)}
+
+    def read(id: str) -> NDArray[np.uint8]:
+        try:
+            return square(archives.read(paths[id]), network.resize * times, network.crop * times, cut=lambda why: None)
+        except (MissingMedia, UnreadableImage) as error:  # it was there, and a picture, when its features were made
+            raise UserError(
+                f"the picture of {id} is damaged ({error}): `xmodal verify --forget`, build again"
+            ) from error
+
+    return read
+
+
+def _show_pictures(asked: Opened) -> Show:
+    read = _pictures(asked, _network(asked))
+
+    def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
+        ranges = zip(100 * maps_LK.min(0), 100 * maps_LK.max(0), strict=True)
+        names = [f"map {number}: {low:.1f} to {high:.1f} % a place" for number, (low, high) in enumerate(ranges, 1)]
+        panels_HW3 = attention_picture(read(id), maps_LK)
+        return labelled(panels_HW3, ["what the network sees", *names], f"{id}: {caption}")
+
+    return show
+
+
+def _show_clips(asked: Opened) -> Show:
+    features, frames = asked.features, asked.reader.frames
+    taken = made_from(features.output, FRAMES)
+    if taken is None:
+        raise UserError(
+            f"{features.output.where} is not of frames that are under {features.output.storage.url}: "
+            f"`xmodal build {asked.started.recipe.view.corpus}/frames` takes those of clips"
+        )
+    store = FrameStore(taken)
+
+    def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
+        lengths = features.lengths(features.rows([id]))
+        if frames.frames is None:
+            samples = np.arange(lengths[0])
+        else:
+            (samples,) = evaluation_frames(lengths, frames.frames, frames.rule, frames.ends)
+        return attention_sheet(store, id, caption, samples, maps_LK)
+
+    return show
+
+
+def _floats(visual: Padded) -> Padded:
+    return Padded(visual.values.float(), visual.lengths)

@@ -1,0 +1,175 @@
+"""Anybody's similarity matrix, scored on a split of a corpus: its records are needed, neither features nor torch.
+
+Rows are the split's items in the order of the records, columns the captions of the first item by position, of the
+second, and so on; `write_ids` writes both orders down. Where items have more captions than the matrix has columns for,
+it must have the same number of first captions of each: 25,000 columns are the first five of COCO's test pictures.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from xmodal.errors import UserError
+from xmodal.metrics.protocols import (
+    Gallery,
+    eccv,
+    judge,
+    labels_of,
+)
+from xmodal.metrics.ranks import Numbers, Similarities
+from xmodal.metrics.reports import OWN, Report
+from xmodal.recipes import View
+from xmodal.records.tables import Caption
+from xmodal.records.views import described, splits
+from xmodal.root.outputs import Output
+from xmodal.root.selection import choose
+
+GRID = (256, 1024)  # rows and columns of the file that are looked at together
+IDS = (".items.txt", ".captions.txt")
+Described: TypeAlias = Mapping[str, Sequence[Caption]]  # captions by their item, in the order of the records
+
+
+def score(
+    path: Path,
+    root: str,
+    corpus: str,
+    split: str | None = None,
+    *,
+    prefix: str | None = None,
+    extended: Path | None = None,
+) -> Report:
+    """Every metric of a matrix in a .npy file, which is mapped and never read whole.
+
+    With `prefix` its rows and columns are those that PREFIX.items.txt and PREFIX.captions.txt name, an id a line, in
+    any order. `extended` is a folder with ECCV-Caption's files.
+    """
+    records = choose(root, "records", corpus=corpus)
+    split = split or test_split(records, corpus)
+    matrix, found = _matrix(path), described(records, View(corpus, split))
+    gallery, similarities = _named(matrix, found, prefix) if prefix else _ordered(matrix, found, path)
+    positives = eccv(extended, gallery) if extended else None
+    try:
+        findings = judge(similarities, gallery, labels_of(records, gallery.ids), positives)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
+    silent = sum(not captions for captions in found.values())
+    return Report(
+        recipe=path.name,
+        fingerprint=_sha256(path),
+        records=records.identity,
+        features=None,
+        weights=None,
+        corpus=corpus,
+        split=split,
+        relevance=OWN,
+        items=len(gallery.ids),
+        captions=len(gallery.caption_ids),
+        absent=len(found) - silent - len(gallery.ids),
+        silent=silent,
+        seen=None,
+        chosen=None,
+        findings=findings,
+    )
+
+
+def write_ids(prefix: str, root: str, corpus: str, split: str | None = None) -> list[str]:
+    """Writes the order of rows to PREFIX.items.txt, of columns to PREFIX.captions.txt: an id a line, all captions."""
+    if not Path(prefix).parent.is_dir():
+        raise UserError(f"{Path(prefix).parent} is no folder, so nothing was written: make it, or give another PREFIX")
+    records = choose(root, "records", corpus=corpus)
+    gallery = _gallery(described(records, View(corpus, split or test_split(records, corpus))))
+    paths = [prefix + end for end in IDS]
+    for name, ids in zip(paths, (gallery.ids, gallery.caption_ids), strict=True):
+        Path(name).write_text("".join(f"{identity}\n" for identity in ids), encoding="utf-8")
+    return paths
+
+
+def _gallery(found: Described, per_item: int | None = None) -> Gallery:
+    some = {item: captions[:per_item] for item, captions in found.items() if captions}
+    owners = np.repeat(np.arange(len(some)), [len(captions) for captions in some.values()])
+    return Gallery(tuple(some), tuple(caption.id for captions in some.values() for caption in captions), owners)
+
+
+def _ordered(matrix: Numbers, found: Described, path: Path) -> tuple[Gallery, Similarities]:
+    counts = np.array([len(captions) for captions in found.values() if captions])
+    columns = {int(np.minimum(counts, n).sum()): n for n in range(counts.max(initial=0), 0, -1)}  # the fewest first
+    rows, wide = matrix.shape
+    if rows == len(counts) and wide in columns:
+        gallery = _gallery(found, None if wide == counts.sum() else columns[wide])
+        return gallery, Similarities.of(matrix, GRID)
+    if wide == len(counts) and rows in columns:
+        raise UserError(f"{path} is {rows:,} x {wide:,}, which has captions as rows: save its transpose (`matrix.T`)")
+    first = f" (or {', '.join(f'{n:,}' for n in sorted(columns)[:-1])}: the first captions of each)"
+    raise UserError(
+        f"{path} is {rows:,} x {wide:,}, but the split has {len(counts):,} items and {counts.sum():,} captions"
+        f"{first * (len(columns) > 1)}: name what its rows and columns are with --ids"
+    )
+
+
+def _named(matrix: Numbers, found: Described, prefix: str) -> tuple[Gallery, Similarities]:
+    """In the order of the records again, as the folds are cut in it."""
+    sides = zip(IDS, matrix.shape, ("rows", "columns"), strict=True)
+    rows, columns = (_places(prefix + end, length, what) for end, length, what in sides)
+    some = {
+        item: [caption for caption in captions if caption.id in columns]
+        for item, captions in found.items()
+        if item in rows
+    }
+    gallery = _gallery(some)
+    for ids, there, what in ((rows, gallery.ids, "item"), (columns, gallery.caption_ids, "caption")):
+        if strays := ids.keys() - set(there):
+            other = "caption" if what == "item" else "item"
+            raise UserError(
+                f"{prefix}: {what} {min(strays)!r} is not of the split, or has no {other} there ({len(strays):,} such)"
+            )
+    row_of = np.array([rows[item] for item in gallery.ids])
+    column_of = np.array([columns[caption] for caption in gallery.caption_ids])
+
+    def tile(visual: slice, text: slice) -> Numbers:
+        return np.asarray(matrix[row_of[visual]][:, column_of[text]])
+
+    return gallery, Similarities((len(row_of), len(column_of)), GRID, tile)
+
+
+def _places(path: str, length: int, what: str) -> dict[str, int]:
+    try:
+        ids = Path(path).read_text(encoding="utf-8").split()
+    except FileNotFoundError:
+        raise UserError(f"{path} is not there: `--write-ids` writes one") from None
+    places = {identity: place for place, identity in enumerate(ids)}
+    if len(places) != len(ids):
+        raise UserError(f"{path} names {len(ids) - len(places):,} of its {len(ids):,} ids twice")
+    if len(ids) != length:
+        raise UserError(f"the matrix has {length:,} {what}, but {path} names {len(ids):,}")
+    return places
+
+
+def _matrix(path: Path) -> Numbers:
+    try:
+        matrix = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{path} is no .npy file of numbers, or it is cut: write it with numpy.save") from error
+    if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
+        raise UserError(f"{path} is no .npy file of a matrix of numbers")
+    return matrix
+
+
+def test_split(records: Output, corpus: str) -> str:
+    """Its only one."""
+    there = splits(records)
+    tests = [name for name in there if name.rpartition("/")[2] == "test"]
+    if len(tests) != 1:
+        raise UserError(
+            f"{corpus} has {len(tests)} test splits, so say which with --split; there are: {', '.join(there)}"
+        )
+    return tests[0]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,405 @@
+"""Weights that the papers' authors released, as models of ours. A layout is known by the names in the file alone.
+
+    PVSE    a state_dict of img_enc.* and txt_enc.*, or one as "model" of a dict
+    PCME    {"model": a state_dict with uncertain_net as well, "criterion": a and b of the loss, ...}
+    VSE++   {"model": [state of the image encoder, state of the text encoder], "opt": Namespace, ...}
+
+Names and shapes are those of the official code's modules. The released files themselves could not be looked at: that
+PVSE saves its state_dict as it is, and how options are called in "opt" or "args", is unverified. Names may start at
+"module", as wrapped networks save them. What cannot be mapped is refused by name, so no weight is silently lost.
+
+A checkpoint is evaluated on features as its CNN gives them, or on pictures, where the CNN is in the file. Training
+moves that CNN, if only its batch norm (spec, models, 1.4): on features of another one of the same name the model
+recalls less than its authors say. The report tells which it was.
+"""
+
+import argparse
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xmodal.batches.dataset import Examples
+from xmodal.batches.reader import Reader
+from xmodal.errors import UserError
+from xmodal.evaluation.run_metrics import Evaluated, with_distance
+from xmodal.features.networks import (
+    Network,
+    ResNet,
+    load,
+    sha256_of,
+)
+from xmodal.features.opening import made_by, open_features
+from xmodal.features.store import FeatureStore
+from xmodal.metrics.reports import Report
+from xmodal.models import Inputs, Scorer
+from xmodal.models.pcme import PCMEConfig, own_name
+from xmodal.models.pvse import PVSEConfig
+from xmodal.models.vsepp import VSEPPConfig
+from xmodal.progress import Progress, Silence
+from xmodal.recipes import Config, Features, Pixels, View
+from xmodal.root.selection import choose
+from xmodal.text.vocabularies import load_vocabulary
+from xmodal.training.checkpoint import DAMAGE
+from xmodal.training.finetuning import Fronted
+from xmodal.training.picture_crops import PictureReader
+from xmodal.training.validation import check_device
+
+State = Mapping[str, Tensor]
+Options = Mapping[str, Any]  # the flags of the official training, where a file has them
+TRUNK = "img_enc.cnn."
+NAMED = 5  # names that a message lists
+GRID = 7 * 7  # places of a ResNet's last map of 224 x 224 pixels, by which all of them were trained
+PIXELS = "pixels"  # the stage whose pictures the CNN in a file looks at
+PLACES = {"conv1": 0, "bn1": 1, **{f"layer{number}": 3 + number for number in range(1, 5)}}  # in an `Extractor.trunk`
+RESNETS: dict[
+    tuple[int, bool], Network
+] = {  # by the blocks of the third layer, and whether each has three convolutions
+    **{(2, False): "resnet18", (6, False): "resnet34"},
+    **{(6, True): "resnet50", (23, True): "resnet101", (36, True): "resnet152"},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """A model and its weights by our names; `trunk` are those of its CNN, by the CNN's own names, if there are any.
+
+    The words of the vocabulary are in no checkpoint, and the number of training items is not known (0).
+    """
+
+    layout: str
+    config: Config
+    inputs: Inputs
+    state: dict[str, Tensor]
+    trunk: dict[str, Tensor]
+
+    def build(self) -> nn.Module:
+        with torch.device("meta"):  # no weights that are overwritten at once
+            model = self.config.build(self.inputs)
+        assert isinstance(model, nn.Module)
+        model.load_state_dict({name: value.clone() for name, value in self.state.items()}, assign=True)
+        return model.eval()
+
+    def build_with_trunk(self) -> Fronted:
+        """Reads pictures, by the ResNet in the file."""
+        if self.network is None:
+            raise UserError("has no ResNet to look at pictures: name features that it was trained on")
+        extractor = load(ResNet(self.network, "random:0"))  # of VSE++ too: it takes the mean of the grid
+        try:
+            parts = [(name.split(".", 1), value) for name, value in self.trunk.items() if not name.startswith("fc.")]
+            extractor.trunk.load_state_dict({f"{PLACES[part]}.{rest}": value for (part, rest), value in parts})
+        except (LookupError, ValueError, RuntimeError) as error:
+            raise UserError(f"has a CNN that is no whole {self.network}: {_line(error)}") from error
+        return Fronted(self.build(), extractor).eval()
+
+    @property
+    def network(self) -> Network | None:
+        """The CNN in the file, as the resnet stage names it; None where there is none, or another kind."""
+        blocks = {name.split(".")[1] for name in self.trunk if name.startswith("layer3.")}
+        return RESNETS.get((len(blocks), "layer3.0.conv3.weight" in self.trunk))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one official code names things; `ours` is None where a name is unknown."""
+
+    model: str
+    has: tuple[str, ...]  # patterns
+    lacks: tuple[str, ...]
+    ours: Callable[[str], str | None]
+    sizes: Callable[[State, Options], tuple[Config, Inputs]]
+    unused: tuple[str, ...] = ()  # beginnings of names that the official code has and never reads
+
+    def fits(self, state: State) -> bool:
+        def found(pattern: str) -> bool:
+            return any(fnmatchcase(name, pattern) for name in state)
+
+        return all(map(found, self.has)) and not any(map(found, self.lacks))
+
+
+def read(path: str | Path) -> Released:
+    """A released file; only tensors and plain values are read, nothing in it is executed."""
+    try:
+        return convert(*_parts(_loaded(path)))
+    except UserError as trouble:
+        raise UserError(f"{path}: {trouble}") from trouble
+
+
+def evaluate(
+    path: Path,
+    vocabulary: Path,
+    root: str,
+    view: View,
+    visual: Features,
+    *,
+    released: Released | None = None,
+    records: str | None = None,
+    features: str | None = None,
+    device: str = "cpu",
+    distance: str | None = None,
+    extended: Path | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Every metric of a released file on a view of a corpus, as `xmodal.evaluation.run_metrics.evaluate` gives them
+    of a run.
+
+    `released` is what `read` made of the file already. `records` and `features` are identities, where a root has
+    several outputs.
+    """
+    check_device(device)
+    released, words = released or read(path), load_vocabulary(vocabulary)
+    if len(words) != released.inputs.text_width:
+        raise UserError(
+            f"{vocabulary} has {len(words):,} words, but {path} was trained with {released.inputs.text_width:,}: "
+            "give the vocabulary that was released with it"
+        )
+    if distance is not None:
+        released = replace(released, config=with_distance(released.config, distance, released.layout))
+    tables = choose(root, "records", records, corpus=view.corpus)
+    store = open_features(root, visual.stage, features, tables)
+    examples = Examples.of(tables, view, store, words)
+    scorer, reader, cnn = (_on_pictures if visual.stage == PIXELS else _on_features)(
+        released, path, examples, store, visual
+    )
+    scorer.to(device)
+    assert isinstance(scorer, Scorer)
+    evaluated = Evaluated(
+        scorer,
+        reader,
+        tables,
+        view,
+        recipe=f"{released.layout} of {path.name}, words of {vocabulary.name}" + (f", by {distance}" * bool(distance)),
+        fingerprint=sha256_of(path),
+        features=f"{visual.stage}/{store.output.identity}",
+        weights=cnn,
+        learned=None,
+        chosen=None,
+    )
+    return evaluated.report(extended, progress or Silence(), device)
+
+
+def _on_pictures(
+    released: Released, path: Path, examples: Examples, store: FeatureStore, visual: Features
+) -> tuple[nn.Module, Reader, str]:
+    """The model, what it reads, and whose CNN sees the pictures; all were trained to look at the usual middle."""
+    if _reads_clips(released.config):
+        raise UserError(f"{path} ({released.layout}) reads frames of clips, not pictures: name a stage that has them")
+    usual = ResNet()
+    reader = PictureReader(examples, store, plan=Pixels("centre", flip=False), crop=usual.crop)
+    if store.spec.row_shape[0] != usual.resize:
+        raise UserError(f"{store.output.where} has pictures of side {store.spec.row_shape[0]}, not {usual.resize}")
+    try:
+        return released.build_with_trunk(), reader, f"the {released.network} in the file"
+    except UserError as trouble:
+        raise UserError(f"{path}: {trouble}") from trouble
+
+
+def _on_features(
+    released: Released, path: Path, examples: Examples, store: FeatureStore, visual: Features
+) -> tuple[nn.Module, Reader, str]:
+    _check_features(released, path, store)
+    instead = ", in place of the CNN in the file" * bool(released.trunk)
+    hint = f", which --set visual.stage={PIXELS} takes" * bool(released.network and not _reads_clips(released.config))
+    return released.build(), Reader(examples, store, visual), made_by(store) + instead + hint
+
+
+def _reads_clips(config: Config) -> bool:
+    return isinstance(config, PVSEConfig) and config.visual == "video"
+
+
+def _check_features(released: Released, path: Path, store: FeatureStore) -> None:
+    """Whether the file's model was trained on such rows, as far as it and the store tell."""
+    width, spec, config = released.inputs.visual_width, store.spec, released.config
+    is_video = _reads_clips(config)
+    shapes = [(width,)] if is_video else [(GRID, width)] + [(width,)] * isinstance(config, VSEPPConfig)
+    if spec.row_shape not in shapes or spec.ragged != is_video:
+        found, *wanted = (" x ".join(map(str, shape)) for shape in (spec.row_shape, *shapes))
+        runs = "rows of any number, each " * is_video
+        raise UserError(
+            f"{path} ({released.layout}) reads {runs}{' or '.join(wanted)} an item, but {store.output.where} has "
+            f"{'rows of any number, each ' * spec.ragged}{found}: name other features with --set visual.stage=STAGE"
+        )
+    network = store.provenance.get("network")
+    if None not in (network, released.network) and network != released.network:
+        raise UserError(
+            f"{path} was trained with a {released.network}, but {store.output.where} has features of {network}: "
+            f"build them with --set resnet.network={released.network}"
+        )
+
+
+def convert(state: State, options: Options | None = None) -> Released:
+    """Weights by their official names; without options the defaults of the released models are taken."""
+    plain = {".".join(part for part in name.split(".") if part != "module"): value for name, value in state.items()}
+    head = {name: value for name, value in plain.items() if not name.startswith(TRUNK)}
+    layout = next((layout for layout in LAYOUTS if layout.fits(head)), None)
+    if layout is None:
+        known = ", ".join(layout.model for layout in LAYOUTS)
+        raise UserError(f"no checkpoint of {known}: nobody knows {_listed(list(plain))}")
+    head = {name: value for name, value in head.items() if not name.startswith(layout.unused)}
+    if unknown := [name for name in head if layout.ours(name) is None]:
+        raise UserError(f"looks like {layout.model}, which has no {_listed(unknown)}")
+    ours = {str(layout.ours(name)): value.float() for name, value in head.items()}
+    trunk = {name.removeprefix(TRUNK): value for name, value in plain.items() if name.startswith(TRUNK)}
+    try:
+        config, inputs = layout.sizes(plain, options or {})
+        released = Released(layout.model, config, inputs, ours, trunk)
+        released.build()
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"looks like {layout.model}, but does not fit: {_line(error)}") from error
+    return released
+
+
+def _loaded(path: str | Path) -> Any:
+    """As `evaluation.read_tensors`, but old files are no archives, and have their options in a Namespace."""
+    try:
+        data = BytesIO(Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}") from error
+    try:
+        if zipfile.is_zipfile(data) and (broken := zipfile.ZipFile(data).testzip()) is not None:
+            raise zipfile.BadZipFile(f"{broken} has changed")
+        data.seek(0)
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(data, map_location="cpu", weights_only=True)
+    except (*DAMAGE, OSError) as error:
+        raise UserError(f"is damaged, or holds more than weights: {_line(error)}") from error
+
+
+def _parts(found: Any) -> tuple[dict[str, Tensor], Options]:
+    """The weights in one mapping, and the options. Those of a loss follow `criterion`."""
+    options: Options = {}
+    if isinstance(found, dict) and "model" in found:
+        told = found.get("opt", found.get("args"))
+        options = vars(told) if isinstance(told, argparse.Namespace) else {}
+        model, criterion = found["model"], found.get("criterion", {})
+        encoders = zip(("img_enc.", "txt_enc."), model, strict=True) if _is_pair(model) else [("", model)]
+        named = [*encoders, ("criterion.", criterion)]
+    else:
+        named = [("", found)]
+    if not all(isinstance(state, Mapping) for _, state in named):
+        raise UserError(f"holds a {type(found).__name__}, not weights by name")
+    weights = {f"{prefix}{name}": value for prefix, state in named for name, value in state.items()}
+    if others := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
+        raise UserError(f"holds what is no weight: {_listed(others)}")
+    return weights, options
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _is_pair(model: Any) -> bool:
+    return isinstance(model, list | tuple) and len(model) == 2
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" * (len(names) > NAMED)
+    return (", ".join(sorted(names)[:NAMED]) or "what is in it, which is nothing") + more
+
+
+def _pvse(state: State, options: Options) -> tuple[PVSEConfig, Inputs]:
+    """The released weights read out the last word (`--legacy`; spec, models, section 1.4)."""
+    words, words_width = state["txt_enc.embed.weight"].shape
+    maps = state.get("img_enc.pie_net.attention.w_2.weight")
+    is_video = "img_enc.rnn.weight_ih_l0" in state
+    config = PVSEConfig(
+        visual="video" if is_video else "image",
+        embeddings=0 if maps is None else len(maps),
+        width=2 * state["txt_enc.rnn.weight_hh_l0"].shape[1],
+        word_width=words_width,
+        margin=float(options.get("margin", PVSEConfig.margin)),
+        negatives="hardest" if options.get("max_violation", True) else "all",
+        similarity="order" if options.get("order", False) else "cosine",
+        legacy_last_output=bool(options.get("legacy", True)),
+    )
+    return config, Inputs(state["img_enc.rnn.weight_ih_l0" if is_video else "img_enc.fc.weight"].shape[1], words, 0)
+
+
+def _vsepp(state: State, options: Options) -> tuple[VSEPPConfig, Inputs]:
+    """The encoder of precomputed features, which has no CNN, does not normalise them."""
+    width, visual_width = state["img_enc.fc.weight"].shape
+    words, word_width = state["txt_enc.embed.weight"].shape
+    order = options.get("measure", "cosine") == "order"
+    if bool(options.get("use_abs", order)) != order:
+        raise ValueError("absolute values go with the order similarity, and no other")
+    config = VSEPPConfig(
+        width=width,
+        word_width=word_width,
+        margin=float(options.get("margin", VSEPPConfig.margin)),
+        negatives="hardest" if options.get("max_violation", True) else "all",
+        similarity="order" if order else "cosine",
+        normalise_features=any(name.startswith(TRUNK) for name in state),
+        normalise_image=not options.get("no_imgnorm", False),
+    )
+    return config, Inputs(visual_width, words, 0)
+
+
+def _pcme(state: State, options: Options) -> tuple[PCMEConfig, Inputs]:
+    width, visual_width = state["img_enc.fc.weight"].shape
+    words, word_width = state["txt_enc.embed.weight"].shape
+    config = PCMEConfig(width=width, word_width=word_width)
+    if not any(name.startswith("img_enc.uncertain_net.") for name in state):
+        config = replace(config, samples=0, kl="off", distance="mean")
+    return config, Inputs(visual_width, words, 0)
+
+
+def _pie_net(there: str, here: str) -> dict[str, str]:
+    return {
+        f"{there}.attention.w_1.": f"{here}.hidden.",
+        f"{there}.attention.w_2.": f"{here}.maps.",
+        f"{there}.fc.": f"{here}.guided.",
+        f"{there}.layer_norm.": f"{here}.norm.",
+    }
+
+
+_ENCODERS = {"img_enc.fc.": "image.", "txt_enc.embed.": "words.", "txt_enc.rnn.": "sentence."}
+_PIE_NETS = _pie_net("img_enc.pie_net", "visual_pie") | _pie_net("txt_enc.pie_net", "text_pie")
+
+
+def _beginning_with(names: Mapping[str, str]) -> Callable[[str], str | None]:
+    """By the first beginning, there and here, that a name has."""
+
+    def ours(name: str) -> str | None:
+        beginnings = [beginning for beginning in names if name.startswith(beginning)]
+        return names[beginnings[0]] + name.removeprefix(beginnings[0]) if beginnings else None
+
+    return ours
+
+
+LAYOUTS = (
+    Layout(
+        "PVSE",
+        has=("txt_enc.rnn.weight_ih_l0_reverse",),
+        lacks=("*.uncertain_net.*", "criterion.negative_scale"),
+        ours=_beginning_with(_ENCODERS | {"img_enc.rnn.": "frames."} | _PIE_NETS),
+        sizes=_pvse,
+    ),
+    Layout(
+        "PCME",
+        has=("img_enc.uncertain_net.*", "criterion.negative_scale"),
+        lacks=(),
+        ours=lambda name: own_name(name.removeprefix("criterion.")),
+        sizes=_pcme,
+    ),
+    Layout(
+        "PCME without spread",
+        has=("criterion.negative_scale",),
+        lacks=("img_enc.uncertain_net.*",),
+        ours=lambda name: own_name(name.removeprefix("criterion.")),
+        sizes=_pcme,
+        unused=("txt_enc.uncertain_net.",),
+    ),
+    Layout(
+        "VSE++",
+        has=("img_enc.fc.weight", "txt_enc.rnn.weight_ih_l0"),
+        lacks=("*_reverse", "*.pie_net.*"),
+        ours=_beginning_with(_ENCODERS),
+        sizes=_vsepp,
+    ),
+)

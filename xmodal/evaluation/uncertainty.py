@@ -1,0 +1,107 @@
+"""What a model is unsure of: sigmas as one number, inputs made ambiguous on purpose, and recall where it is unsure.
+
+After PCME, section 4.4: the uncertainty of an item is the geometric mean of its sigmas; recall falls with it (figure
+6), and it rises with the share of words or of picture that is taken away (figure 7) and where two pictures are mixed
+(figure 8). Pictures are probed in the features of a grid, row by row, which cached features allow: its positions have
+seen beyond their own place, so a rectangle here takes away more sharply, but less, than one in the picture.
+Chance comes from the generator that is given.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from xmodal.batches.batch import Padded
+from xmodal.text.vocabularies import END, START, UNKNOWN
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Queries of about one uncertainty, and how many percent of them have an answer among the first."""
+
+    count: int
+    least: float
+    mean: float
+    greatest: float
+    recall: float
+
+
+def geometric_mean_sigma(log_sigma_BD: Tensor) -> Tensor:
+    return log_sigma_BD.mean(1).exp()
+
+
+def log_determinant(log_sigma_BD: Tensor) -> Tensor:
+    """Of the covariance; it orders items as the geometric mean does."""
+    return 2 * log_sigma_BD.sum(1)
+
+
+def mark_unknown(text: Padded, share: float, generator: Generator) -> Padded:
+    """`share` of each caption's words, rounded, become <unk>; the marks of its start and end stay."""
+    _check_share(share)
+    words_BL = text.mask & (text.values != START) & (text.values != END)
+    order_BL = torch.rand(words_BL.shape, generator=generator).to(words_BL.device).masked_fill(~words_BL, math.inf)
+    wanted_B1 = (share * words_BL.sum(1, keepdim=True)).round()
+    chosen_BL = order_BL.argsort(1).argsort(1) < wanted_B1
+    return Padded(text.values.masked_fill(chosen_BL, UNKNOWN), text.lengths)
+
+
+def cut_out(visual: Padded, grid: tuple[int, int], share: float, generator: Generator) -> Padded:
+    """A rectangle of about `share` of the grid becomes zeros, in each row of its own."""
+    return mix(visual, Padded(torch.zeros_like(visual.values), visual.lengths), grid, share, generator)
+
+
+def mix(visual: Padded, other: Padded, grid: tuple[int, int], share: float, generator: Generator) -> Padded:
+    """A rectangle of about `share` of the grid comes from the same row of `other`, as CutMix does with pictures."""
+    _check_share(share)
+    if visual.values.shape[1] != math.prod(grid) or visual.values.shape != other.values.shape:
+        shapes = f"{tuple(visual.values.shape)} and {tuple(other.values.shape)}"
+        raise ValueError(f"both must be grids of {grid[0]} x {grid[1]} positions, not {shapes}")
+    height, width = _sides(grid, share)
+    tops_B, lefts_B = (
+        torch.randint(side - taken + 1, (len(visual),), generator=generator)
+        for side, taken in zip(grid, (height, width), strict=True)
+    )
+    inside_BHW = _run(tops_B, height, grid[0])[:, :, None] & _run(lefts_B, width, grid[1])[:, None]
+    inside_BL1 = inside_BHW.flatten(1)[..., None].to(visual.values.device)
+    return Padded(torch.where(inside_BL1, other.values, visual.values), visual.lengths)
+
+
+def recall_by_uncertainty(
+    uncertainty_Q: NDArray[np.floating], ranks_Q: NDArray[np.integer], bins: int = 10, k: int = 1
+) -> list[Bin]:
+    """Surest queries first, in bins whose counts differ by one at most. Ranks count from 0."""
+    if uncertainty_Q.shape != ranks_Q.shape or uncertainty_Q.ndim != 1 or not 1 <= bins <= len(ranks_Q):
+        raise ValueError(f"{bins} bins need as many queries, not {uncertainty_Q.shape} and {ranks_Q.shape}")
+    if not np.isfinite(uncertainty_Q).all():
+        raise ValueError("an uncertainty is not finite")
+    order_Q = np.argsort(uncertainty_Q, kind="stable")
+    return [_bin(uncertainty_Q[rows], ranks_Q[rows], k) for rows in np.array_split(order_Q, bins)]
+
+
+def _bin(uncertainty: NDArray[np.floating], ranks: NDArray[np.integer], k: int) -> Bin:
+    least, mean, greatest = (float(of(uncertainty)) for of in (np.min, np.mean, np.max))
+    return Bin(len(ranks), least, mean, greatest, recall=100 * float((ranks < k).mean()))
+
+
+def _sides(grid: tuple[int, int], share: float) -> tuple[int, int]:
+    """The rectangle nearest in area to the share, and of these the one most like the grid."""
+    heights, widths = range(grid[0] + 1), range(grid[1] + 1)
+    area = share * math.prod(grid)
+    return min(
+        ((h, w) for h in heights for w in widths if bool(h) == bool(w)),
+        key=lambda side: (abs(side[0] * side[1] - area), abs(side[0] * grid[1] - side[1] * grid[0])),
+    )
+
+
+def _run(starts_B: Tensor, length: int, side: int) -> Tensor:
+    places_S = torch.arange(side)
+    return (places_S >= starts_B[:, None]) & (places_S < starts_B[:, None] + length)
+
+
+def _check_share(share: float) -> None:
+    if not 0 <= share <= 1:
+        raise ValueError(f"a share is in 0..1, not {share}")

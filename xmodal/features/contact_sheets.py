@@ -1,0 +1,63 @@
+"""Contact sheets: the samples of a clip on one picture, with or without attention."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from xmodal.features.frame_store import COLUMNS, GAP, LABEL, LETTERS, LINE, SHEET, THUMBNAIL, TITLE, FrameStore, _opened
+from xmodal.media.drawing import font_of, wrapped
+
+
+def attention_sheet(
+    store: FrameStore, id: str, caption: str, samples: NDArray[np.integer[Any]], maps_SK: NDArray[np.floating[Any]]
+) -> Image.Image:
+    """The samples that a model reads of a clip: of each when it is, and what each map gives it, in percent."""
+    sampling: Any = store.provenance["sampling"]
+    shares = (", ".join(f"{share:.0f}" for share in shares_K) for shares_K in 100 * maps_SK)
+    labels = [f"{at / sampling['fps']:.2f} s: {of}" for at, of in zip(samples.tolist(), shares, strict=True)]
+    shown = store.frame_of_sample(id)
+    read = f"{len(labels)} of {len(shown)} samples"
+    if len(labels) > len(shown):
+        read = f"{len(shown)} samples, the last repeated to {len(labels)}"
+    told = f"{read}: each below its time and its percent of {maps_SK.shape[1]} maps"
+    return _sheet([_thumbnail(jpeg) for jpeg in store.jpegs(id, shown[samples])], labels, [id, told, caption])
+
+
+def contact_sheet(store: FrameStore, id: str, caption: str = "") -> Image.Image:
+    """A clip's frames, each with its number and when it begins; of more than SHEET, as many that lie evenly."""
+    starts_us = store.starts_us(id)
+    numbers = np.linspace(0, len(starts_us) - 1, min(len(starts_us), SHEET)).round().astype(int).tolist()
+    shown = f", {len(numbers)} of them here" if len(numbers) < len(starts_us) else ""
+    told = f"{len(starts_us)} frames in {len(store.frame_of_sample(id))} samples{shown}"
+    labels = [f"{number}: {starts_us[number] / 1e6:.3f} s" for number in numbers]
+    return _sheet([_thumbnail(jpeg) for jpeg in store.jpegs(id, numbers)], labels, [id, told, *filter(None, [caption])])
+
+
+def _sheet(pictures: Sequence[Image.Image], labels: Sequence[str], titles: Sequence[str]) -> Image.Image:
+    """Pictures in lines, each below its label."""
+    font, high = font_of(LETTERS), max(picture.height for picture in pictures)
+    letters = math.ceil(max(font.getlength(label) for label in labels))
+    wide = max(LABEL, letters, *(picture.width for picture in pictures))
+    columns = min(len(pictures), max(COLUMNS, math.isqrt(2 * len(pictures))))
+    width = max(columns * (wide + GAP) + GAP, TITLE)
+    lines = [line for title in titles for line in wrapped(title, font, width)]
+    top, step = GAP + LINE * len(lines), LINE + high + GAP
+    sheet = Image.new("RGB", (width, top + -(-len(pictures) // columns) * step), "white")
+    draw = ImageDraw.Draw(sheet)
+    for number, line in enumerate(lines):
+        draw.text((GAP, GAP + LINE * number), line, "black", font)
+    for place, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
+        left, upper = GAP + place % columns * (wide + GAP), top + place // columns * step
+        draw.text((left, upper + LINE // 2), label, "black", font, "lm")
+        sheet.paste(picture, (left, upper + LINE))
+    return sheet
+
+
+def _thumbnail(jpeg: bytes) -> Image.Image:
+    picture = _opened(jpeg)
+    picture.thumbnail(THUMBNAIL)
+    return picture

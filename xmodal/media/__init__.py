@@ -1,0 +1,1 @@
+"""Media: from bytes to pixels, of pictures and clips."""

@@ -1,0 +1,412 @@
+"""What libav decodes: GIF, MP4 and WebM. The one door to PyAV and decord."""
+
+import io
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.video.codeccontext import VideoCodecContext
+from av.video.frame import VideoFrame
+from av.video.reformatter import Interpolation, VideoReformatter
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+from xmodal.errors import UserError
+from xmodal.media.frame_times import (
+    Clip,
+    Frame,
+    KeepNumbered,
+    Limits,
+    Refused,
+    Sampling,
+    Status,
+    Timeline,
+    check_canvas,
+    check_frames,
+    from_delays,
+)
+from xmodal.media.gif import Part, alone, read_gif
+
+FORMATS = {"mp4": "mov", "webm": "matroska"}  # as libav names them; no other is opened: playlists read other files
+SEGMENT, UNKNOWN = 0x18538067, 0x1FFFFFFFFFFFFFF  # of WebM: the element all is in; its length while it was recorded
+TINY = 16  # pixels
+
+Converted = Callable[[VideoFrame], Frame]
+
+
+@dataclass(frozen=True)
+class Packets:
+    """What a file holds, in the order it is decoded in; `starts` are those of the frames that are shown, ascending.
+
+    `earliest` begins the first packet of all, and `key` the first keyframe: frames between them may be predicted from
+    what is cut off.
+    """
+
+    count: int
+    starts: tuple[int, ...]
+    last_duration: int
+    trouble: str
+    cut: bool
+    hidden: bool
+    open_groups: bool
+    earliest: int
+    key: int
+
+    @property
+    def end(self) -> int:
+        gap = self.starts[-1] - self.starts[-2] if len(self.starts) > 1 else 0
+        return self.starts[-1] + (self.last_duration or gap)
+
+
+@dataclass(frozen=True, eq=False)
+class Video:
+    """One whose packets are known, and what is wanted of it."""
+
+    data: bytes
+    container: str
+    packets: Packets
+    config: Sampling
+    limits: Limits
+
+
+def open_gif(data: bytes, config: Sampling, limits: Limits) -> Clip:
+    gif = read_gif(data, config, limits)
+    timeline = from_delays(gif.delays_ms, config.delays)
+    show = partial(_show_gif, data, gif.parts, _conversion(config, limits))
+    return Clip("gif", gif.width, gif.height, timeline, show, gif.status, gif.message, in_order=True)
+
+
+def open_video(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip:
+    """Reads every packet and decodes none."""
+    is_short, data = _promised(data, container) > len(data), _without_cut_fragment(data, container)
+    with _listening() as said, _opened(data, container, limits) as opened:
+        if too_many := next((line for _, _, line in said if "max pixel count" in line), None):
+            raise Refused("too_many_pixels", too_many)
+        stream = _stream(opened)
+        context, unit = stream.codec_context, stream.time_base
+        check_canvas(context.width, context.height, config, limits)
+        packets = _packets(opened, stream, limits, said)
+    packets = replace(packets, cut=packets.cut or is_short)
+    if packets.earliest < packets.key:
+        packets = _without_cut_off(data, container, packets, limits)
+    if not packets.starts or not unit:
+        raise Refused("no_frames", packets.trouble or "the video has no frame")
+    timeline = Timeline(packets.starts, packets.end, unit)
+    video = Video(data, container, packets, config, limits)
+    if config.backend == "decord" and (reason := _wrong_for_decord(video)):
+        raise Refused("unsupported_codec", f"decord is not right on {reason}: take pyav")
+    show = partial(_show_by_decord if config.backend == "decord" else _show_video, video)
+    status: Status = "truncated" if packets.cut else "damaged" if packets.trouble else "ok"
+    message = packets.trouble or ("the file ends before its last frame" if packets.cut else "")
+    return Clip(context.name, context.width, context.height, timeline, show, status, message)
+
+
+@contextmanager
+def _listening() -> Iterator[list[tuple[int, str, str]]]:
+    """What libav reports as an error meanwhile: of a damaged GIF its only sign. For one decoder a process at a time."""
+    level, repeated = av.logging.get_level(), av.logging.get_skip_repeated()
+    av.logging.set_level(av.logging.ERROR)
+    av.logging.set_skip_repeated(False)
+    try:
+        with av.logging.Capture() as said:
+            yield said
+    finally:
+        av.logging.set_level(level)
+        av.logging.set_skip_repeated(repeated)
+
+
+@contextmanager
+def _opened(data: bytes, container: str, limits: Limits) -> Iterator[InputContainer]:
+    options = {"max_pixels": str(limits.pixels)}
+    try:
+        opened = av.open(io.BytesIO(data), format=FORMATS[container], options=options, metadata_errors="replace")
+    except av.FFmpegError as error:
+        raise Refused("not_media", _said(error)) from error
+    assert isinstance(opened, InputContainer)
+    with opened:
+        yield opened
+
+
+def _stream(opened: InputContainer) -> VideoStream:
+    stream = opened.streams.best("video")
+    if not isinstance(stream, VideoStream) or stream.disposition & av.stream.Disposition.attached_pic:
+        raise Refused("no_video_stream", "there is no video in the file")
+    if stream.codec_context is None:
+        raise Refused("unsupported_codec", "there is no decoder of the video")
+    return stream
+
+
+def _packets(
+    opened: InputContainer, stream: VideoStream, limits: Limits, said: Sequence[tuple[int, str, str]]
+) -> Packets:
+    durations: dict[int, int] = {}
+    begins, keys = list[int](), list[int]()
+    count, trouble, hidden, open_groups = 0, "", False, False
+    try:
+        for start, packet in _whole(opened, stream):
+            check_frames(count := count + 1, limits)
+            if packet.has_sidedata("encryption_info"):
+                raise Refused("unsupported_codec", "the video is encrypted")
+            begins.append(start)
+            keys += [start] if packet.is_keyframe else []
+            open_groups |= bool(keys) and start < keys[-1]
+            hidden |= packet.is_discard
+            if not packet.is_discard and not (stream.codec_context.name == "vp8" and _never_shown(packet)):
+                durations.setdefault(start, packet.duration or 0)
+    except av.FFmpegError as error:
+        trouble = _said(error)
+    starts = tuple(sorted(durations))
+    last = durations[starts[-1]] if starts else 0
+    cut = any("partial file" in line or "prematurely" in line for _, _, line in said)
+    earliest, key = min(begins, default=0), (keys or begins or [0])[0]
+    return Packets(count, starts, last, trouble, cut, hidden, open_groups, earliest, key)
+
+
+def _without_cut_off(data: bytes, container: str, packets: Packets, limits: Limits) -> Packets:
+    """Time begins with the keyframe, or with the first frame before it that the decoder gives."""
+    frame = _first_frame(data, container, packets, limits)
+    start = _start(frame) if frame else None
+    first = packets.key if start is None else min(start, packets.key)
+    return replace(packets, starts=tuple(start for start in packets.starts if start >= first), key=first)
+
+
+def _first_frame(data: bytes, container: str, packets: Packets, limits: Limits) -> VideoFrame | None:
+    with _opened(data, container, limits) as opened, _listening():
+        stream = _stream(opened)
+        context = _decoder(stream, limits)
+        decoded = (_frames(context, packet, []) for _, packet in _to_decode(opened, stream, packets))
+        return next(chain.from_iterable(decoded), None)
+
+
+def _whole(opened: InputContainer, stream: VideoStream) -> Iterator[tuple[int, "av.Packet[VideoStream]"]]:
+    """Packets that can be decoded, and when their frames begin."""
+    for packet in opened.demux(stream):
+        start = packet.dts if packet.pts is None else packet.pts
+        if packet.size and not packet.is_corrupt and start is not None:
+            yield start, packet
+
+
+def _never_shown(packet: "av.Packet[VideoStream]") -> bool:
+    """VP8 has frames that others are only predicted from, in packets of their own."""
+    return not memoryview(packet)[0] & 0x10
+
+
+def _promised(data: bytes, container: str) -> int:
+    """Bytes that the file would have by its own account, as far as it says."""
+    return _segment_end(data) if container == "webm" else _last_box(data)[2]
+
+
+def _without_cut_fragment(data: bytes, container: str) -> bytes:
+    """An index of a fragment that is not whole would be an error of all the file."""
+    kind, begin, end = _last_box(data) if container == "mp4" else (b"", 0, 0)
+    return data[:begin] if kind == b"moof" and end > len(data) else data
+
+
+def _last_box(data: bytes) -> tuple[bytes, int, int]:
+    """Its kind, where it begins, and where it would end; 0 of one to the end of the file, or of something appended."""
+    kind, begin, at = b"", 0, 0
+    while at + 16 <= len(data):
+        begin = at
+        size, kind, large = struct.unpack_from(">I4sQ", data, at)
+        size = large if size == 1 else size
+        if size < 8 or (at + size > len(data) and kind not in (b"mdat", b"moof", b"moov")):
+            return kind, begin, 0
+        at += size
+    return kind, begin, at
+
+
+def _segment_end(data: bytes) -> int:
+    try:
+        length, at = _element_length(data, 4)
+        at += length
+        if int.from_bytes(data[at : at + 4]) != SEGMENT:
+            return 0
+        length, at = _element_length(data, at + 4)
+    except IndexError:
+        return 0
+    return 0 if length == UNKNOWN else at + length
+
+
+def _element_length(data: bytes, at: int) -> tuple[int, int]:
+    """And where it ends: its own length are the zero bits it begins with; all other bits set is an unknown one."""
+    more = 8 - data[at].bit_length()
+    length = int.from_bytes(data[at : at + more + 1]) & (1 << 7 * (more + 1)) - 1
+    return UNKNOWN if length == (1 << 7 * (more + 1)) - 1 else length, at + more + 1
+
+
+def _show_gif(
+    data: bytes, parts: Sequence[Part], converted: Converted, numbers: Sequence[int], keep: KeepNumbered
+) -> list[str]:
+    context = VideoCodecContext.create("gif", "r")
+    context.thread_count = 1
+    wanted, trouble = set(numbers), list[str]()
+    with _listening() as said:
+        for number, part in enumerate(parts[: numbers[-1] + 1]):
+            for frame in _frames(context, av.Packet(alone(data, part, first=number == 0)), trouble):
+                if number in wanted:
+                    keep(number, converted(frame))
+    return _lines(said) or trouble
+
+
+def _show_video(video: Video, numbers: Sequence[int], keep: KeepNumbered) -> list[str]:
+    """Ends with the last frame that is wanted."""
+    wanted: dict[int | None, int] = {video.packets.starts[number]: number for number in numbers}
+    converted, trouble, latest = _conversion(video.config, video.limits), list[str](), -1
+    with _opened(video.data, video.container, video.limits) as opened, _listening() as said:
+        for number, frame in _wanted_frames(opened, video, wanted, said, trouble):
+            if number > latest:
+                keep(number, converted(frame))
+                latest = number
+            if frame.is_corrupt:
+                trouble.append(f"frame {number} is corrupt")
+            if number == numbers[-1]:
+                break
+    return _lines(said) or trouble
+
+
+def _wanted_frames(
+    opened: InputContainer,
+    video: Video,
+    wanted: Mapping[int | None, int],
+    said: list[tuple[int, str, str]],
+    trouble: list[str],
+) -> Iterator[tuple[int, VideoFrame]]:
+    """Of other frames those are not decoded that no frame is predicted from. Those that lack what they are predicted
+    from, and are not shown, are no trouble."""
+    stream = _stream(opened)
+    context = _decoder(stream, video.limits)
+    for start, packet in _to_decode(opened, stream, video.packets):
+        context.skip_frame = "DEFAULT" if packet is None or start in wanted else "NONREF"
+        cut_off = start is not None and start < video.packets.key
+        before = len(said)
+        for frame in _frames(context, packet, [] if cut_off else trouble):
+            number = wanted.get(_start(frame))
+            if number is not None:
+                yield number, frame
+        if cut_off:
+            del said[before:]
+
+
+def _to_decode(
+    opened: InputContainer, stream: VideoStream, packets: Packets
+) -> "Iterator[tuple[int, av.Packet[VideoStream]] | tuple[None, None]]":
+    """Up to the end, which a decoder is told by none."""
+    return chain(islice(_whole(opened, stream), packets.count), ((None, None),))
+
+
+def _decoder(stream: VideoStream, limits: Limits) -> VideoCodecContext:
+    context = stream.codec_context
+    context.thread_count = 1
+    context.options = {"max_pixels": str(limits.pixels)}
+    return context
+
+
+def _start(frame: VideoFrame) -> int | None:
+    return frame.dts if frame.pts is None else frame.pts
+
+
+def _frames(context: VideoCodecContext, packet: "av.Packet[Any] | None", trouble: list[str]) -> list[VideoFrame]:
+    try:
+        return context.decode(packet)
+    except av.FFmpegError as error:
+        trouble.append(_said(error))
+        return []
+
+
+def _conversion(config: Sampling, limits: Limits) -> Converted:
+    """Of one clip: colours, size, turning. A frame may be larger than its file says, or another than the one before."""
+    scaler = VideoReformatter()
+    matrix: tuple[int, ...] | None = None
+
+    def converted(frame: VideoFrame) -> Frame:
+        nonlocal matrix
+        check_canvas(frame.width, frame.height, config, limits)
+        width, height = config.size(frame.width, frame.height)
+        small = scaler.reformat(frame, width, height, "rgb24", interpolation=Interpolation.BILINEAR, threads=1)
+        matrix = matrix or _matrix(frame)
+        return Frame(_turned(np.asarray(small.to_ndarray(), np.uint8), matrix))
+
+    return converted
+
+
+def _matrix(frame: VideoFrame) -> tuple[int, ...]:
+    """How a frame is to be turned. Asked of one tiny copy a clip: a frame that was asked refers to itself, and keeps
+    its pixels until all garbage is collected."""
+    found: Any = frame.reformat(TINY, TINY, interpolation=Interpolation.POINT, threads=1).side_data
+    return struct.unpack("=9i", bytes(found["DISPLAYMATRIX"])) if "DISPLAYMATRIX" in found else (1, 0, 0, 0, 1)
+
+
+def _turned(pixels_HW3: NDArray[np.uint8], matrix: tuple[int, ...]) -> NDArray[np.uint8]:
+    """By quarters, and mirrored: x becomes a x + c y, and y becomes b x + d y."""
+    a, b, _, c, d, *_ = matrix
+    if abs(b) + abs(c) > abs(a) + abs(d):
+        pixels_HW3, a, d = pixels_HW3.transpose(1, 0, 2), c, b
+    return np.ascontiguousarray(pixels_HW3[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1])
+
+
+def _wrong_for_decord(video: Video) -> str:
+    """What decord is known to give other frames of, or none. Damage it does not tell of, and it is not seen here."""
+    known = {
+        "a truncated file": video.packets.cut,
+        "edit lists": video.packets.hidden,
+        "open groups of pictures": video.packets.open_groups,
+        "a damaged file": bool(video.packets.trouble),
+        "mirrored video": _is_mirrored(video),
+    }
+    return next((name for name, found in known.items() if found), "")
+
+
+def _is_mirrored(video: Video) -> bool:
+    """By the matrix of the first frame that is decoded: the file itself does not tell it."""
+    frame = _first_frame(video.data, video.container, video.packets, video.limits)
+    a, b, _, c, d, *_ = _matrix(frame) if frame else (1, 0, 0, 0, 1)
+    return a * d < b * c
+
+
+def _show_by_decord(video: Video, numbers: Sequence[int], keep: KeepNumbered) -> list[str]:
+    decord, count = _decord(), len(video.packets.starts)
+    try:
+        reader = decord.VideoReader(io.BytesIO(video.data), num_threads=1)
+    except decord.DECORDError as error:
+        raise Refused("unsupported_codec", "decord does not open it: take pyav") from error
+    try:
+        if len(reader) != count:
+            raise Refused("unsupported_codec", f"decord counts {len(reader)} frames of {count}: take pyav")
+        converted = _conversion(video.config, video.limits)
+        for number in numbers:
+            keep(number, converted(VideoFrame.from_ndarray(_unpadded(reader[number].asnumpy()), "rgb24")))
+    except decord.DECORDError as error:
+        return [str(error).strip().splitlines()[-1]]
+    return []
+
+
+def _unpadded(pixels_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Of a narrow video decord gives lines with what they are padded by, as if a pixel had more colours."""
+    height, width, _ = pixels_HWC.shape
+    return np.ascontiguousarray(pixels_HWC.reshape(height, -1)[:, : 3 * width]).reshape(height, width, 3)
+
+
+def _decord() -> Any:
+    try:
+        import decord  # type: ignore[import-untyped]
+    except ModuleNotFoundError as missing:
+        raise UserError("backend decord needs decord: pip install 'xmodal[decord]', or take pyav") from missing
+    return decord
+
+
+def _lines(said: Sequence[tuple[int, str, str]]) -> list[str]:
+    return [f"{name}: {line.strip()}" for _, name, line in said]
+
+
+def _said(error: av.FFmpegError) -> str:
+    """What libav said last, which is more than its number."""
+    if isinstance(error, MemoryError):
+        raise error
+    return ": ".join(str(part).strip() for part in error.log[1:]) if error.log else error.strerror

@@ -1,0 +1,1 @@
+"""Metrics: numbers from similarities, without torch."""

@@ -1,0 +1,142 @@
+"""Plausible matches: items that show nearly the same things, by PCME's protocol (section 4.1 there).
+
+Each item has the set of its categories; two items match where their sets differ in at most zeta labels, zeta being 0, 1
+or 2. Items without any label are dropped: they would all match each other. Captions inherit the labels of their item.
+
+COCO's 113,287 training items would be a table of 13 billion cells. They share some ten thousand sets of labels, so what
+is kept is which sets are near each other, with their level; pairs of items are expanded on demand.
+"""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmodal.metrics.ranks import Integers, differing_labels, pack_labels
+from xmodal.records.tables import read_columns
+from xmodal.root.outputs import Output
+
+ZETA = 2  # the largest that the protocol knows
+FAR = ZETA + 1  # the level of two items that do not match at all
+ROWS_AT_ONCE = 64  # label sets: some 10 MB of a tile against 20,000 others
+ITEMS = "items.parquet"
+Words = NDArray[np.uint64]
+Near: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]  # one set, another, their level
+
+
+@dataclass(frozen=True, eq=False)
+class LabelSets:
+    """The different label sets of items, ordered by their number of labels, so that near ones are near in order too."""
+
+    ids: tuple[str, ...]  # of the items that have labels, sorted
+    of_item: Integers  # (items,): rows of `bits`
+    bits: Words  # (sets, words), as `pack_labels` gives them
+    sizes: Integers  # (sets,): labels in each, ascending
+
+    @staticmethod
+    def of(labels: Mapping[str, Iterable[str]]) -> "LabelSets":
+        ids = tuple(sorted(item for item, names in labels.items() if names))
+        sets = [tuple(sorted(set(labels[item]))) for item in ids]
+        known = sorted(set(sets), key=lambda names: (len(names), names))
+        place, column = {names: row for row, names in enumerate(known)}, _columns(known)
+        table = np.zeros((len(known), len(column)), np.bool_)
+        for row, names in enumerate(known):
+            table[row, [column[name] for name in names]] = True
+        of_item = np.array([place[names] for names in sets], np.int64)
+        return LabelSets(ids, of_item, pack_labels(table), table.sum(axis=1, dtype=np.int64))
+
+    def near(self, first: int, stop: int) -> Near:
+        """Every pair of a set in first..stop-1 and any set, itself too, that differ in ZETA labels or fewer."""
+        pairs = [self._near(row, min(row + ROWS_AT_ONCE, stop)) for row in range(first, stop, ROWS_AT_ONCE)]
+        ones, others, levels = zip(*pairs, strict=True)
+        return np.concatenate(ones), np.concatenate(others), np.concatenate(levels)
+
+    def _near(self, first: int, stop: int) -> Near:
+        """Sets whose sizes differ by more than ZETA cannot be near, so only a stretch of the order is looked at."""
+        low, high = self.sizes[first] - ZETA, self.sizes[stop - 1] + ZETA
+        start, end = np.searchsorted(self.sizes, [low, high + 1]).tolist()
+        differing = differing_labels(self.bits[first:stop], self.bits[start:end])
+        ones, others = np.nonzero(differing <= ZETA)
+        levels = differing[ones, others].astype(np.uint8)
+        return (ones + first).astype(np.int32), (others + start).astype(np.int32), levels
+
+
+@dataclass(frozen=True, eq=False)
+class PlausibleMatches:
+    """The matches of a corpus' items, expanded on demand."""
+
+    ids: Sequence[str]
+    of_item: Integers
+    starts: Integers  # (sets + 1,): where the neighbours of a set begin
+    others: NDArray[np.int32]
+    levels: NDArray[np.uint8]
+
+    @staticmethod
+    def of(sets: LabelSets) -> "PlausibleMatches":
+        return _joined(sets.ids, sets.of_item, [sets.near(0, len(sets.sizes))] if len(sets.sizes) else [])
+
+    @staticmethod
+    def read(output: Output) -> "PlausibleMatches":
+        """What the stage `plausible` has made."""
+        ids, of_item = read_columns(output, ITEMS, "id", "set").columns
+        files = sorted(name for name in output.files if name.startswith("near-"))
+        parts = [read_columns(output, name, "one", "other", "level").columns for name in files]
+        near: list[Near] = [tuple(column.to_numpy() for column in part) for part in parts]
+        return _joined(ids.to_pylist(), of_item.to_numpy(), near)
+
+    def within(self, items: Container[str]) -> "PlausibleMatches":
+        """Of these items alone, such as those of a split."""
+        rows = [row for row, item in enumerate(self.ids) if item in items]
+        return replace(self, ids=tuple(self.ids[row] for row in rows), of_item=self.of_item[rows])
+
+    def matches(self, item: str, zeta: int = 0) -> dict[str, int]:
+        """The items that match one, with their level; it matches itself. An item without labels matches nothing."""
+        if item not in self._places:
+            return {}
+        one = self.of_item[self._places[item]]
+        near = slice(self.starts[one], self.starts[one + 1])
+        level_of = dict(zip(self.others[near].tolist(), self.levels[near].tolist(), strict=True))
+        found = ((row, level_of[each]) for row, each in enumerate(self.of_item.tolist()) if each in level_of)
+        return {self.ids[row]: level for row, level in found if level <= zeta}
+
+    def tile(self, rows: Integers, columns: Integers) -> NDArray[np.uint8]:
+        """(rows, columns) levels between items by their positions in `ids`; FAR where they do not match.
+
+        A caption's column is that of its item.
+        """
+        sets, row_of = np.unique(self.of_item[rows], return_inverse=True)
+        those, column_of = np.unique(self.of_item[columns], return_inverse=True)
+        column = np.full(len(self.starts) - 1, -1)
+        column[those] = np.arange(len(those))
+        table = np.full((len(sets), len(those)), FAR, np.uint8)
+        for row, one in enumerate(sets.tolist()):
+            near = slice(self.starts[one], self.starts[one + 1])
+            to = column[self.others[near]]
+            table[row, to[to >= 0]] = self.levels[near][to >= 0]
+        return np.asarray(table[row_of].take(column_of, axis=1))
+
+    def count(self, zeta: int) -> int:
+        """Ordered pairs of items that match at this level or below, each with itself too."""
+        items = np.bincount(self.of_item, minlength=len(self.starts) - 1)
+        ones = np.repeat(items, np.diff(self.starts))
+        return int((ones * items[self.others])[self.levels <= zeta].sum())
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {item: place for place, item in enumerate(self.ids)}
+
+
+def _joined(ids: Sequence[str], of_item: Integers, near: Sequence[Near]) -> PlausibleMatches:
+    sets = int(of_item.max(initial=-1)) + 1
+    if not near:
+        return PlausibleMatches(ids, of_item, np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8))
+    ones, others, levels = (np.concatenate(part) for part in zip(*near, strict=True))
+    starts = np.concatenate([[0], np.cumsum(np.bincount(ones, minlength=sets))])
+    return PlausibleMatches(ids, of_item, starts, others, levels)
+
+
+def _columns(sets: Iterable[tuple[str, ...]]) -> dict[str, int]:
+    return {name: column for column, name in enumerate(sorted({name for names in sets for name in names}))}

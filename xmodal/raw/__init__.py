@@ -1,0 +1,1 @@
+"""Raw files: reading what publishers ship, such as text, JSON, archives and Gulp dumps."""

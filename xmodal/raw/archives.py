@@ -1,0 +1,210 @@
+"""Media that lie inside archives: read one by one, never extracted, and only from archives that are safe and whole."""
+
+import errno
+import gzip
+import io
+import stat
+import tarfile
+import weakref
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from lzma import LZMAError
+from typing import IO, Any, cast
+
+from xmodal.errors import UserError
+from xmodal.raw.raw_files import Raw
+
+# What reading damaged bytes raises; a RuntimeError is an encrypted member or a method that nobody knows.
+DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, LZMAError, EOFError, ValueError, RuntimeError, OSError)
+
+LARGEST = 256 * 2**20  # bytes of a member that is read whole: a medium; what an archive says of it may be a bomb
+BUFFER = 2**16
+
+
+class MissingMedia(LookupError):
+    """A medium that its publisher does not have, or that was sealed as absent: for the caller to count."""
+
+
+class Archives:
+    """The media of a sealed set. An archive is opened at its first use and kept, so each worker needs its own."""
+
+    def __init__(self, raw: Raw) -> None:
+        self._raw, self._stack = raw, ExitStack()
+        self._open: dict[str, zipfile.ZipFile] = {}
+        weakref.finalize(self, self._stack.close)
+
+    def read(self, media: str, most: int | None = None) -> bytes:
+        """`media` as an Item has it: a path in the media set, or `archive.zip!member`.
+
+        Of one that is larger than `most` a byte more than that; without a bound members over LARGEST are refused.
+        """
+        if media in self._raw:
+            with self._raw.open(media) as file:
+                return file.read(-1 if most is None else most + 1)
+        archive, _, member = media.partition("!")
+        if archive not in self._raw:
+            raise MissingMedia(f"{archive} is not in the media set")
+        if archive not in self._open:
+            self._open[archive] = self._stack.enter_context(open_archive(self._raw, archive))
+        return _read(self._open[archive], archive, member, most)
+
+
+def members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
+    """Name and content of each file in a zip or tar archive, to be read before the next is asked for."""
+    if not path.endswith(".zip"):
+        yield from tar_members(raw, path)
+        return
+    with open_archive(raw, path) as archive:
+        for member in archive.infolist():
+            if not member.is_dir():
+                with archive.open(member) as content:
+                    yield member.filename, content
+
+
+def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
+    """Name and content of each file in a tar archive, plain or gzipped, in its order.
+
+    Each content is to be read before the next is asked for. That the archive is whole is known when all were asked for.
+    """
+    with ExitStack() as stack:
+        with _refusing_damage(path):
+            blocks = _Blocks(cast(Any, stack.enter_context(_unzipped(stack.enter_context(raw.open(path))))))
+            archive = stack.enter_context(tarfile.open(fileobj=blocks, mode="r:"))
+        seen = set[str]()
+        while member := _next(archive, blocks, path):
+            name = member.name.removeprefix("./")
+            if why := "is there twice" if name in seen else _unsafe_member(member, name):
+                raise UserError(f"{path} is not safe: its member {member.name!r} {why}; get another copy of it")
+            if member.isfile():
+                seen.add(name)
+                content = _Member(cast(IO[bytes], archive.extractfile(member)), path, f" at {name}")
+                yield name, io.BufferedReader(content, BUFFER)
+
+
+def archive_of(media: str) -> str:
+    """The file of the media set that a medium is read from, where it is no file itself."""
+    return media.partition("!")[0]
+
+
+@contextmanager
+def open_archive(raw: Raw, path: str) -> Iterator[zipfile.ZipFile]:
+    """A zip file whose members were looked at. Damage that is met in opening or reading it is a UserError that names
+    it.
+
+    Members of any size can be streamed from it; `Archives.read` alone, which holds them, refuses those over LARGEST.
+    """
+    with ExitStack() as stack:
+        with _refusing_damage(path):
+            archive = stack.enter_context(_Archive(stack.enter_context(raw.open(path)), path))
+        _refuse_unsafe(archive, path)
+        with _refusing_damage(path, damage=(UnicodeDecodeError,)):  # what a caller's decoding finds is in the bytes
+            yield archive
+
+
+class _Archive(zipfile.ZipFile):
+    """Guards its own opening and reading of members, so that nobody else's errors are taken for damage."""
+
+    def __init__(self, file: IO[bytes], path: str) -> None:
+        self._path = path
+        super().__init__(file)
+
+    def open(self, name: str | zipfile.ZipInfo, *arguments: Any, **named: Any) -> IO[bytes]:
+        place = f" at {name.filename if isinstance(name, zipfile.ZipInfo) else name}"
+        with _refusing_damage(self._path, place):
+            file = super().open(name, *arguments, **named)
+        return io.BufferedReader(_Member(file, self._path, place), BUFFER)
+
+
+class _Member(io.RawIOBase):
+    def __init__(self, file: IO[bytes], path: str, place: str) -> None:
+        self._file, self._path, self._place = file, path, place
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with _refusing_damage(self._path, self._place):
+            data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Blocks(io.BufferedReader):
+    """Remembers what was read last: a tar archive ends in a block of zeros, and where it does not it was cut."""
+
+    last = b""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.last = super().read(size)
+        return self.last
+
+
+def _unzipped(file: IO[bytes]) -> IO[bytes]:
+    gzipped = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if gzipped else file
+
+
+def _next(archive: tarfile.TarFile, blocks: _Blocks, path: str) -> tarfile.TarInfo | None:
+    with _refusing_damage(path):
+        if member := archive.next():
+            cast(Any, archive).members.clear()  # else all of them stay in memory
+            return member
+        if blocks.last != bytes(tarfile.BLOCKSIZE):
+            raise EOFError("it ends too early")
+        while blocks.read(BUFFER):  # the checksum is behind the end
+            continue
+    return None
+
+
+def _unsafe_member(member: tarfile.TarInfo, name: str) -> str | None:
+    return _unsafe_name(name) or (None if member.isfile() or member.isdir() else "is a link or a device")
+
+
+def _read(archive: zipfile.ZipFile, path: str, member: str, most: int | None) -> bytes:
+    """No more than the archive says there is, and a byte: so the checksum is always looked at, and no bomb goes off."""
+    try:
+        info = archive.getinfo(member)
+    except KeyError:
+        raise MissingMedia(f"{path} has no member {member}") from None
+    if most is None and info.file_size > LARGEST:
+        raise UserError(f"{path}: its member {member} has {info.file_size:,} bytes; a medium has at most {LARGEST:,}")
+    with archive.open(info) as file:
+        return file.read((info.file_size if most is None else min(most, info.file_size)) + 1)
+
+
+@contextmanager
+def _refusing_damage(path: str, place: str = "", damage: tuple[type[Exception], ...] = DAMAGE) -> Iterator[None]:
+    try:
+        yield
+    except damage as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise  # the disk or the network, not what was read
+        raise UserError(f"{path} is damaged{place} ({error}): delete it and fetch it again") from error
+
+
+def _refuse_unsafe(archive: zipfile.ZipFile, path: str) -> None:
+    times = Counter(archive.namelist())
+    for member in archive.infolist():
+        if why := "is there twice" if times[member.filename] > 1 else _unsafe(member):
+            raise UserError(f"{path} is not safe: its member {member.orig_filename!r} {why}; get another copy of it")
+
+
+def _unsafe(member: zipfile.ZipInfo) -> str | None:
+    name = member.orig_filename  # as it is written, where `filename` ends at a NUL
+    return _unsafe_name(name) or ("is a link" if stat.S_ISLNK(member.external_attr >> 16) else None)
+
+
+def _unsafe_name(name: str) -> str | None:
+    if "\\" in name or "\0" in name:
+        return "has a backslash or a NUL in its name"
+    if name.startswith("/") or name[1:2] == ":":
+        return "has an absolute path"
+    return "leaves its folder" if ".." in name.split("/") else None

@@ -1,0 +1,109 @@
+"""Gulp dumps: clips as the JPEGs of their frames, in chunks as GulpIO writes them; PVSE's authors offer such dumps.
+
+A chunk is two files. data_0.gulp has JPEGs one after the other, each filled up with zeros to a multiple of four bytes.
+meta_0.gmeta says whose they are, and of each where it begins, how many bytes fill it up, and its bytes with these:
+
+    {"lJ1Q5fkkPAk6I": {"meta_data": [{"id": "lJ1Q5fkkPAk6I", "sentence": "MRW a witty comment ..."}],
+                       "frame_info": [[0, 3, 7260], [7260, 1, 7252], ...]}, ...}
+
+The traps:
+- Who adds an id several times to a chunk, as PVSE's script does for each further sentence of a GIF, has its frames
+  there as often. They are taken once.
+- The frames were sampled and resized by whoever wrote the dump (PVSE: 8 a second, 256 pixels): it is not the original.
+- What a .gmeta says is believed of no file: frames beyond the data's end, or that are no JPEGs, are refused.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from xmodal.errors import UserError
+from xmodal.raw.archives import LARGEST
+from xmodal.raw.raw_files import Raw
+from xmodal.raw.readers import value
+
+JPEG = b"\xff\xd8\xff"
+Frame = tuple[int, int]  # where it begins, and its bytes without what fills it up
+
+
+def clips(raw: Raw, meta: str) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """Id and frames of each clip of a chunk, in the order of its .gmeta; one frame is in memory at a time.
+
+    One clip's frames are to be read before the next clip is asked for.
+    """
+    data = data_of(meta)
+    if data not in raw:
+        raise UserError(f"{meta} is there without {data}, which has its frames")
+    told = _told(raw, meta)
+    with raw.open(data) as file:
+        size = file.seek(0, 2)
+        chunk = {_id(id, meta): _frames(about, f"{meta}: clip {id:.80}", size, file) for id, about in told.items()}
+        for id, frames in chunk.items():
+            yield id, _read(file, frames, f"{data}: clip {id}")
+
+
+def data_of(meta: str) -> str:
+    """The file with the frames that a .gmeta tells of."""
+    return re.sub(r"meta([^/]*)\.gmeta$", r"data\1.gulp", meta)
+
+
+def _told(raw: Raw, meta: str) -> dict[str, Any]:
+    with raw.open(meta) as file:
+        text = file.read(LARGEST + 1)
+    if len(text) > LARGEST:
+        raise UserError(f"{meta} has more than {LARGEST:,} bytes, which is no list of frames")
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{meta} is not the JSON it should be: {error}") from error
+    if not isinstance(told, dict):
+        raise UserError(f"{meta} is not the JSON it should be: clips by their ids")
+    return told
+
+
+def _id(id: str, meta: str) -> str:
+    if not re.fullmatch(r"[^/\\\0]+", id):
+        raise UserError(f"{meta}: {id!r:.80} is no id of a clip")
+    return id
+
+
+def _frames(about: object, where: str, size: int, file: BinaryIO) -> list[Frame]:
+    """Of one clip, looked at: all lie in the data."""
+    infos, added = value(about, "frame_info", list, where), len(value(about, "meta_data", list, where))
+    for number, info in enumerate(infos):
+        if not isinstance(info, list) or len(info) != 3 or any(type(each) is not int for each in info):
+            raise UserError(f"{where}: frame_info[{number}] is {info!r:.60}, not [begin, padding, bytes]")
+        begin, padding, count = info
+        if begin < 0 or not 0 <= padding < count or begin + count > size:
+            raise UserError(
+                f"{where}: frame_info[{number}] is {info}, which does not lie in the {size:,} bytes of its data"
+            )
+    frames = [(begin, count - padding) for begin, padding, count in _once(infos, added, file)]
+    if not frames or sum(count for _, count in frames) > LARGEST:
+        raise UserError(f"{where} has {len(frames):,} frames; a clip has one at least, and at most {LARGEST:,} bytes")
+    return frames
+
+
+def _once(infos: list[list[int]], added: int, file: BinaryIO) -> list[list[int]]:
+    """The frames of a clip that was added so many times."""
+    first, sizes = infos[: len(infos) // max(added, 1)], [info[1:] for info in infos]
+    if added < 2 or sizes != [info[1:] for info in first] * added:
+        return infos
+    repeats = zip(infos, infos[len(first) : 2 * len(first)], strict=False)
+    return first if all(_bytes(file, one) == _bytes(file, other) for one, other in repeats) else infos
+
+
+def _bytes(file: BinaryIO, info: list[int]) -> bytes:
+    begin, _, count = info
+    file.seek(begin)
+    return file.read(count)
+
+
+def _read(file: BinaryIO, frames: list[Frame], where: str) -> Iterator[bytes]:
+    for number, (begin, count) in enumerate(frames):
+        file.seek(begin)
+        frame = file.read(count)
+        if not frame.startswith(JPEG):
+            raise UserError(f"{where}: frame {number}, at byte {begin:,}, is no JPEG")
+        yield frame

@@ -1,0 +1,43 @@
+"""A corpus' raw files, opened by the paths that their publisher gave them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from xmodal.errors import UserError
+from xmodal.root.outputs import Output
+from xmodal.root.sealed_sets import blob_key, read_lock
+from xmodal.root.storage import LocalStorage, Storage
+
+
+class Raw:
+    """The publisher's files, by the paths that the sources give them. Files are opened, never listed or guessed."""
+
+    def __init__(self, storage: Storage, keys: Mapping[str, str]) -> None:
+        self._storage, self._keys = storage, keys
+
+    @staticmethod
+    def folder(path: str | Path) -> "Raw":
+        """A folder that holds the files already; for notebooks and tests."""
+        base = Path(path)
+        keys = {str(p.relative_to(base).as_posix()): str(p.relative_to(base)) for p in base.rglob("*") if p.is_file()}
+        return Raw(LocalStorage(str(base)), keys)
+
+    @staticmethod
+    def of_file(path: Path) -> "Raw":
+        """One file alone, under its name."""
+        return Raw(LocalStorage(str(path.absolute().parent)), {path.name: path.name})
+
+    def open(self, path: str) -> BinaryIO:
+        if path not in self._keys:
+            raise UserError(f"{path} is not among the publisher's files: fetch it, or give its folder with --raw")
+        return self._storage.open(self._keys[path])
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._keys
+
+
+def raw_of(sealed: Output) -> Raw:
+    """The files of a sealed set as a parser sees them."""
+    present = {locked.path: blob_key(locked.sha256) for locked in read_lock(sealed) if locked.sha256}
+    return Raw(sealed.storage, present)

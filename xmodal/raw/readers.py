@@ -1,0 +1,351 @@
+"""What publishers' files and anybody's lists are read with, each piece with its place in the file.
+
+Rules for text: it is UTF-8, with or without a byte order mark; lines end in \n or \r\n. What is not so is a UserError
+with file and line, unless a corpus knows better.
+
+A list is Parquet, CSV, TSV, JSONL or an Arrow stream, by its ending: CSV and TSV have a header and quotes where needed,
+JSONL has an object a line, an Arrow stream is what the `save_to_disk` of Hugging Face datasets writes. A column that is
+asked for must be there; the place of a row of Parquet or Arrow is file and row, counted from 1.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO, Any, BinaryIO, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from xmodal.errors import UserError
+from xmodal.raw.archives import open_archive
+from xmodal.raw.raw_files import Raw
+
+PIECE, LONGEST = 1 << 20, 1 << 25  # characters: read at once, and of the longest value before a file is called broken
+ROWS_AT_ONCE = 256  # also of rows that hold pictures: few enough for memory
+BUFFER = 1 << 20
+
+Cells = tuple[str, list[Any]]  # its place, and the cells of the columns that were asked for
+T = TypeVar("T")
+Id = TypeVar("Id", int, str)
+
+
+class NotUnicode(UserError):
+    """What cannot be read as UTF-8, with file and line."""
+
+
+def lines(raw: Raw, path: str) -> Iterator[tuple[str, str]]:
+    """Each line of a text file that is not blank, after its place ("captions.tsv:12"), without what ends it."""
+    with raw.open(path) as file:
+        yield from lines_of(file, path)
+
+
+def lines_of(file: BinaryIO | IO[bytes], path: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(file, 1):
+        where = f"{path}:{number}"
+        if text := _decoded(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where).rstrip("\r\n"):
+            yield where, text
+
+
+def columns(raw: Raw, path: str, count: int, separator: str = "\t") -> Iterator[tuple[str, list[str]]]:
+    """The fields of each line of a table without quotes, which must be so many."""
+    for where, line in lines(raw, path):
+        fields = line.split(separator)
+        if len(fields) != count:
+            raise UserError(f"{where} has {len(fields)} columns, not {count}")
+        yield where, fields
+
+
+def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",") -> Iterator[tuple[str, list[str]]]:
+    """These columns of a table with a header and, if need be, quotes, in the order asked for; it may have others."""
+    with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
+        table = csv.reader(_whole_lines(text, path), delimiter=separator, strict=True)
+        try:
+            header = next(table, [])
+            refuse_missing(f"{path}:1", names, header)
+            refuse_doubled(f"{path}:1", names, header)
+            places = [header.index(name) for name in names]
+            for fields in table:
+                where = f"{path}:{table.line_num}"
+                if fields and len(fields) != len(header):
+                    raise UserError(f"{where} has {len(fields)} columns, not the {len(header)} of its header")
+                if fields:
+                    yield where, [fields[place] for place in places]
+        except csv.Error as error:
+            raise UserError(f"{path}: after line {table.line_num}: {error}") from error
+
+
+def refuse_missing(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
+    if missing := [name for name in columns if name not in there]:
+        raise UserError(f"{where} has no column {missing[0]!r}; its columns are {', '.join(there) or 'none'}")
+
+
+def refuse_doubled(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
+    """Of two columns with one name nobody knows which is meant."""
+    if twice := [name for name in columns if list(there).count(name) > 1]:
+        raise UserError(f"{where} has several columns {twice[0]!r}")
+
+
+def _whole_lines(text: IO[str], path: str) -> Iterator[str]:
+    """Lines that were decoded with what is no UTF-8 as surrogates: its line can be named only so."""
+    for number, line in enumerate(text, 1):
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            before = len(line[: error.start].encode())
+            raise NotUnicode(f"{path}:{number} is not UTF-8, at its byte {before + 1}") from None
+        yield line
+
+
+def split_files(raw: Raw, files: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Of each id its split and place, from files (path: split) an id a line; none is empty, and no id comes twice."""
+    found: dict[str, tuple[str, str]] = {}
+    for path, split in files.items():
+        before = len(found)
+        for where, line in lines(raw, path):
+            found[once(found, line.strip(), where)] = split, where
+        if len(found) == before:
+            raise UserError(f"{path}: {split} is empty")
+    return found
+
+
+def _decoded(line: bytes, where: str) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise NotUnicode(f"{where} is not UTF-8, at its byte {error.start + 1}") from None
+
+
+def has(record: object, name: str) -> bool:
+    """Whether a field is there and says something."""
+    return isinstance(record, dict) and record.get(name) not in (None, "")
+
+
+def value(record: object, name: str, kind: type[T], where: str) -> T:
+    """A field of a JSON object, which must be there and of that kind; true is no number."""
+    if not isinstance(record, dict) or name not in record:
+        raise UserError(f"{where} has no {name!r}")
+    value = record[name]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise UserError(f"{where}: {name!r} is {value!r:.40}, no {kind.__name__}")
+    return value
+
+
+def once(seen: Container[Id], identity: Id, where: str) -> Id:
+    """An id that must not have been seen; the caller adds it to what it has seen."""
+    if identity in seen:
+        raise UserError(f"{where}: id {identity} is there a second time")
+    return identity
+
+
+def json_members(raw: Raw, path: str, member: str) -> Iterator[tuple[str, int, Any]]:
+    """Key, number and value of each element of the arrays in a zipped JSON object, one at a time."""
+    with open_archive(raw, path) as archive:
+        if member not in archive.namelist():
+            raise UserError(f"{path} has no member {member}")
+        with io.TextIOWrapper(archive.open(member), "utf-8-sig") as text:
+            yield from _Text(text, f"{path}!{member}").members()
+
+
+def json_elements(raw: Raw, path: str, member: str | None = None) -> Iterator[tuple[str, Any]]:
+    """Each element of a JSON array, one at a time, after its place ("captions.json[12]"); it may lie in a zip file."""
+    if member is None:
+        with raw.open(path) as file:
+            yield from json_elements_of(file, path)
+        return
+    with open_archive(raw, path) as archive:
+        if member not in archive.namelist():
+            raise UserError(f"{path} has no member {member}")
+        with archive.open(member) as zipped:
+            yield from json_elements_of(zipped, f"{path}!{member}")
+
+
+def json_elements_of(file: BinaryIO | IO[bytes], path: str) -> Iterator[tuple[str, Any]]:
+    """The same of a file that is open; it is closed at the end of the array."""
+    with io.TextIOWrapper(file, "utf-8-sig") as text:
+        try:
+            array = _Text(text, path)
+            for number, element in enumerate(array.elements()):
+                yield f"{path}[{number}]", element
+            array.end()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not UTF-8: {error}") from error
+
+
+class _Text:
+    """JSON values one after the other from a text that is too long to hold."""
+
+    def __init__(self, file: IO[str], where: str) -> None:
+        self._file, self._where = file, where
+        self._text, self._at, self._dropped = "", 0, 0
+
+    def members(self) -> Iterator[tuple[str, int, Any]]:
+        self._take("{")
+        while self._next() != "}":
+            key = self._read()
+            self._take(":")
+            if self._next() == "[":
+                yield from ((key, number, value) for number, value in enumerate(self.elements()))
+            else:
+                self._read()
+            if self._next() != "}":
+                self._take(",")
+        self._take("}")
+        self.end()
+
+    def elements(self) -> Iterator[Any]:
+        self._take("[")
+        while self._next() != "]":
+            yield self._read()
+            if self._next() != "]":
+                self._take(",")
+        self._take("]")
+
+    def end(self) -> None:
+        """Refuses what comes after the whole."""
+        while not (rest := self._text[self._at :].lstrip()):
+            self._at = len(self._text)
+            if not self._more():
+                return
+        raise self._broken(f"{rest[0]!r} after its end", len(self._text) - len(rest))
+
+    def _read(self) -> Any:
+        self._next()
+        while True:
+            try:
+                value, end = json.JSONDecoder().raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                if not self._more():
+                    raise self._broken(error.msg, error.pos) from error
+            except RecursionError as error:
+                raise self._broken("it is nested too deep", self._at) from error
+            else:
+                if end < len(self._text) or not self._more():  # a number may go on beyond what was read
+                    self._at = end
+                    return value
+
+    def _next(self) -> str:
+        """The next character that is not white space."""
+        while True:
+            for at in range(self._at, len(self._text)):
+                if not self._text[at].isspace():
+                    self._at = at
+                    return self._text[at]
+            self._at = len(self._text)
+            if not self._more():
+                raise self._broken("it ends too early", self._at)
+
+    def _take(self, expected: str) -> None:
+        if self._next() != expected:
+            raise self._broken(f"{expected!r} expected, not {self._text[self._at]!r}", self._at)
+        self._at += 1
+
+    def _more(self) -> bool:
+        piece = self._file.read(PIECE) if len(self._text) - self._at < LONGEST else ""
+        if piece:
+            self._dropped += self._at
+            self._text, self._at = self._text[self._at :] + piece, 0
+        return bool(piece)
+
+    def _broken(self, why: str, at: int) -> UserError:
+        return UserError(f"{self._where} is not the JSON it should be, at character {self._dropped + at}: {why}")
+
+
+# -------------------------------------------------------------------------------------------------- anybody's lists
+
+
+def rows(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
+    """The cells of these columns of a list, row by row."""
+    try:
+        yield from READERS[ending(path)](raw, path, columns)
+    except NotUnicode as error:
+        raise UserError(f"{error}: save it as UTF-8") from None
+
+
+def heading(raw: Raw, path: str) -> list[str]:
+    """The columns of a list that could be read; of JSONL those of its first line."""
+    kind = ending(path)
+    if kind == ".jsonl":
+        return list(json.loads(next(lines(raw, path))[1]))
+    with raw.open(path) as file:
+        if kind == ".parquet":
+            return list(pq.read_schema(file).names)
+        if kind == ".arrow":
+            with pa.ipc.open_stream(file) as stream:
+                return list(stream.schema.names)
+        with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+            return next(csv.reader(text, delimiter="\t" if kind == ".tsv" else ","))
+
+
+def ending(path: str) -> str:
+    """`.csv` of a list's name, empty for what is no list."""
+    found = path[path.rfind(".") :].lower() if "." in path else ""
+    return found if found in READERS else ""
+
+
+def _csv(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
+    yield from named_columns(raw, path, columns)
+
+
+def _tsv(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
+    yield from named_columns(raw, path, columns, "\t")
+
+
+def _jsonl(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
+    for where, line in lines(raw, path):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where} is no JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise UserError(f"{where} is no JSON object")
+        refuse_missing(where, columns, list(record))
+        yield where, [record[name] for name in columns]
+
+
+def _parquet(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
+    """Read in pieces, and without Arrow's threads: processes die of them at exit."""
+    with raw.open(path) as file, _refusing_damage(path):
+        table = pq.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER)
+        _refuse_unclear(path, columns, table.schema_arrow.names)
+        batches = table.iter_batches(ROWS_AT_ONCE, columns=list(dict.fromkeys(columns)), use_threads=False)
+        yield from _numbered(path, batches, columns)
+
+
+def _arrow(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
+    with raw.open(path) as file, _refusing_damage(path), pa.ipc.open_stream(file) as stream:
+        _refuse_unclear(path, columns, stream.schema.names)
+        yield from _numbered(path, _pieces(stream), columns)
+
+
+def _pieces(stream: Any) -> Iterator[pa.RecordBatch]:
+    for batch in stream:
+        yield from (batch.slice(first, ROWS_AT_ONCE) for first in range(0, batch.num_rows, ROWS_AT_ONCE))
+
+
+def _numbered(path: str, batches: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[Cells]:
+    number = 0
+    for batch in batches:
+        for cells in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+            number += 1
+            yield f"{path}:{number}", list(cells)
+
+
+READERS = {".csv": _csv, ".tsv": _tsv, ".jsonl": _jsonl, ".parquet": _parquet, ".arrow": _arrow}
+
+
+def _refuse_unclear(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
+    refuse_missing(where, columns, there)
+    refuse_doubled(where, columns, there)
+
+
+@contextmanager
+def _refusing_damage(path: str) -> Iterator[None]:
+    """What Arrow raises of damaged bytes; an OSError with a number is the disk's."""
+    try:
+        yield
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise UserError(f"{path} is damaged, or not what its name says: {error}") from error

@@ -1,0 +1,1 @@
+"""Records: the tables that every corpus becomes, its splits and its views."""

@@ -1,0 +1,215 @@
+"""Records: the rows that every corpus is turned into. One class is one table is one Arrow schema.
+
+A corpus' `parse` yields them in any order; `Tables` writes each kind to its own Parquet file. Ids are text and mean the
+same in every table. Nothing here knows a corpus: what differs between corpora is data in these rows.
+"""
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, BinaryIO, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from xmodal.errors import UserError
+from xmodal.root.outputs import CURE, Output
+
+Kind = Literal["image", "clip"]
+FIRST = 5  # captions an item that papers count, where there are more
+
+
+@dataclass(frozen=True)
+class Item:
+    """One picture or clip. `media` is its path in the media set: a file, or `archive.zip!member`."""
+
+    id: str
+    media: str
+    kind: Kind = "image"
+    width: int | None = None
+    height: int | None = None
+    licence: str | None = None
+    url: str | None = None
+
+
+@dataclass(frozen=True)
+class Caption:
+    """`position` counts an item's captions of one `source` from 0: "the first five" is `position < 5`.
+
+    `source` is "human", or what produced the text ("semantics" for the words of detected regions).
+    """
+
+    id: str
+    item: str
+    position: int
+    text: str
+    source: str = "human"
+
+
+@dataclass(frozen=True)
+class Split:
+    """An item belongs to a named split; it may be in several ("karpathy/train" and "two_branch/val")."""
+
+    item: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box in pixels, from 0, right and bottom edges excluded. Regions of one `group` show one thing.
+
+    `group` is a coreference chain or an object id; a region without a box (the scene as a whole) has no coordinates.
+    """
+
+    id: str
+    item: str
+    group: str | None = None
+    left: float | None = None
+    top: float | None = None
+    right: float | None = None
+    bottom: float | None = None
+    names: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Label:
+    """What an item is: a category it shows, the class or the identity it belongs to."""
+
+    item: str
+    kind: Literal["category", "class", "identity", "attribute"]
+    name: str
+
+
+@dataclass(frozen=True)
+class Match:
+    """Text that belongs to something shown: a phrase of a caption to a group of regions, or a caption to another item.
+
+    `start` and `end` are characters of the caption's text; both None means all of it. `source` says who judged.
+    """
+
+    caption: str
+    item: str
+    group: str | None = None
+    start: int | None = None
+    end: int | None = None
+    types: tuple[str, ...] = ()
+    source: str = "human"
+
+
+@dataclass(frozen=True)
+class Oddity:
+    """Something in the publisher's files that was met by a rule of the corpus, where another would have stopped.
+
+    `rule` is the same text for all that one rule met ("caption without picture: left out"); they are counted by it.
+    """
+
+    rule: str
+    where: str  # "captions.tsv:12"
+    item: str | None = None
+
+
+Row = Item | Caption | Split | Region | Label | Match | Oddity
+ROWS: Mapping[str, type[Row]] = {
+    "items": Item,
+    "captions": Caption,
+    "splits": Split,
+    "regions": Region,
+    "labels": Label,
+    "matches": Match,
+    "oddities": Oddity,
+}
+R = TypeVar("R", Item, Caption, Split, Region, Label, Match, Oddity)
+
+
+def schema(row: type[Row]) -> pa.Schema:
+    """The Arrow schema of a row class: a field that may be None is nullable, a tuple is a list."""
+    hints = get_type_hints(row)
+    return pa.schema([_arrow_field(f.name, hints[f.name]) for f in fields(row)])
+
+
+def _arrow_field(name: str, declared: object) -> pa.Field:
+    options = (
+        get_args(declared) if isinstance(declared, types.UnionType) or get_origin(declared) is Union else (declared,)
+    )
+    (plain,) = [option for option in options if option is not type(None)]
+    return pa.field(name, _arrow_type(plain), nullable=len(options) > 1)
+
+
+def _arrow_type(declared: object) -> pa.DataType:
+    if get_origin(declared) is tuple:
+        return pa.list_(pa.field("element", _arrow_type(get_args(declared)[0]), nullable=False))
+    if get_origin(declared) is Literal:
+        return pa.string()
+    return {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}[declared]  # type: ignore[index]
+
+
+class Tables:
+    """Writes rows as they come, each kind to its own file, in exactly full row groups.
+
+    The bytes depend on the rows and their order alone, never on how they arrive. Memory stays at one row group a kind.
+    """
+
+    def __init__(self, files: Mapping[str, BinaryIO], row_group: int) -> None:
+        self.counts = dict.fromkeys(ROWS, 0)
+        self._row_group = row_group
+        self._rows: dict[str, list[Row]] = {name: [] for name in ROWS}
+        self._writers = {name: _parquet_writer(files[name], row) for name, row in ROWS.items()}
+        self._names = {row: name for name, row in ROWS.items()}
+
+    def add(self, row: Row) -> str:
+        """Returns the name of the row's table."""
+        if type(row) not in self._names:
+            raise UserError(f"parse yields a {type(row).__name__}, which is no row of xmodal.records.tables")
+        name = self._names[type(row)]
+        self._rows[name].append(row)
+        self.counts[name] += 1
+        if len(self._rows[name]) == self._row_group:
+            self._flush(name)
+        return name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The writers are closed also where parsing stopped: what they wrote is then thrown away by the caller."""
+        for name in ROWS:
+            if self._rows[name]:
+                self._flush(name)
+            self._writers[name].close()
+
+    def _flush(self, name: str) -> None:
+        row = ROWS[name]
+        columns = {f.name: [getattr(r, f.name) for r in self._rows[name]] for f in fields(row)}
+        self._writers[name].write_table(pa.table(columns, schema=schema(row)), row_group_size=self._row_group)
+        self._rows[name].clear()
+
+
+def _parquet_writer(file: BinaryIO, row: type[Row]) -> pq.ParquetWriter:
+    return pq.ParquetWriter(file, schema(row), compression="zstd", store_schema=False, write_page_index=True)
+
+
+def read_rows(file: BinaryIO, row: type[R]) -> Iterator[R]:
+    """The rows of one table, batch by batch; a file with other columns is refused."""
+    table = pq.ParquetFile(
+        pa.BufferReader(file.read())
+    )  # for files Arrow starts threads: processes die of them at exit
+    expected = [f.name for f in fields(row)]
+    if table.schema_arrow.names != expected:
+        raise ValueError(f"not a table of {row.__name__}: it has {table.schema_arrow.names}, not {expected}")
+    for batch in table.iter_batches(use_threads=False):
+        for values in batch.to_pylist():
+            yield row(**{name: _as_tuple(value) for name, value in values.items()})
+
+
+def read_columns(output: Output, name: str, *columns: str) -> pa.Table:
+    """These columns of one small table, whatever it is of; without threads, as in `read_rows`."""
+    try:
+        file = pq.ParquetFile(pa.BufferReader(output.read(name)))
+        return file.read(columns=list(columns), use_threads=False).select(columns)
+    except (pa.ArrowException, KeyError) as error:
+        raise UserError(f"{output.where}/{name} is corrupt ({error}): {CURE}") from error
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,1 @@
+"""The root: storage, identities, finished outputs and sealed sets."""

@@ -1,0 +1,196 @@
+"""Finished outputs under a root: found, opened and checked without knowing the stage that made them.
+
+    <root>/<stage>/<identity>/stage.json      what this is: name, version, config, inputs
+                              units.tsv       one line a unit: its name, then its files, sizes, checksums and counts
+                              complete.json   written last: the checksum of units.tsv and the totals
+                              …               the files themselves
+
+A directory without complete.json is work in progress and is refused.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, BinaryIO
+
+from xmodal.errors import UserError
+from xmodal.root.identity import (
+    DIGITS,
+    canonical_json,
+    fingerprint,
+    to_plain,
+)
+from xmodal.root.storage import Storage, open_storage
+
+LAYOUT = 1
+TOTALS = {"units": int, "files": int, "bytes": int, "counts": dict, "failures": dict, "units_sha256": str}
+TRUNCATED = "truncated"  # the class of failures that have a row all the same, made of what there was
+CURE = "`xmodal verify --forget` removes what it is part of, then build again"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One committed piece of work; a file is (bytes, sha256); a failure is (row, class, reason).
+
+    `key` is the fingerprint of what decided it, where its stage lends units to other outputs of the same stage.
+    """
+
+    name: str
+    files: Mapping[str, tuple[int, str]]
+    counts: Mapping[str, int]
+    failures: tuple[tuple[str, str, str], ...] = ()
+    key: str | None = None
+
+    @property
+    def absent(self) -> list[str]:
+        """Rows that are not there, or are zeros."""
+        return [row for row, kind, _ in self.failures if kind != TRUNCATED]
+
+    def line(self) -> bytes:
+        """Name, tab, canonical JSON: sorted lines are sorted by name."""
+        facts: dict[str, object] = {"files": self.files, "counts": self.counts}
+        facts |= {"failures": self.failures} if self.failures else {}
+        facts |= {"key": self.key} if self.key else {}
+        return self.name.encode() + b"\t" + canonical_json(facts) + b"\n"
+
+    @staticmethod
+    def from_line(line: bytes) -> "Unit":
+        name, _, body = line.partition(b"\t")
+        facts = json.loads(body)
+        files = {file: (size, digest) for file, (size, digest) in facts["files"].items()}
+        failures = tuple((row, kind, reason) for row, kind, reason in facts.get("failures", ()))
+        return Unit(name.decode(), files, facts["counts"], failures, facts.get("key"))
+
+
+@dataclass(frozen=True)
+class Output:
+    """A finished directory of a stage."""
+
+    storage: Storage
+    folder: str
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """stage.json, if it still says what decided this output: the identity is reckoned again."""
+        about = _read_json(self.storage, f"{self.folder}/stage.json")
+        decides = {name: about.get(name) for name in ("stage", "version", "config", "inputs")}
+        if (
+            fingerprint(decides)[:DIGITS] != about.get("identity")
+            or about["identity"] != self.folder.rpartition("/")[2]
+        ):
+            raise UserError(f"{self.where}/stage.json has changed: {CURE}")
+        return about
+
+    @property
+    def stage(self) -> str:
+        return str(self.about["stage"])
+
+    @property
+    def identity(self) -> str:
+        return str(self.about["identity"])
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return dict(self.about["config"])
+
+    @cached_property
+    def totals(self) -> dict[str, Any]:
+        """complete.json: units, files, bytes, counts and failures by class."""
+        totals = _read_json(self.storage, f"{self.folder}/complete.json")
+        if any(type(totals.get(name)) is not kind for name, kind in TOTALS.items()):
+            raise UserError(f"{self.where}/complete.json does not sum up an output: {CURE}")
+        return totals
+
+    @property
+    def complete(self) -> bool:
+        return self.storage.size(f"{self.folder}/complete.json") is not None
+
+    def units(self) -> Iterator[Unit]:
+        """Every unit in order of its name, after units.tsv has been checked as a whole."""
+        data = _read(self.storage, f"{self.folder}/units.tsv")
+        if hashlib.sha256(data).hexdigest() != self.totals["units_sha256"]:
+            raise UserError(f"{self.where}/units.tsv is not what was committed: {CURE}")
+        return map(Unit.from_line, data.splitlines())
+
+    @cached_property
+    def _committed(self) -> dict[str, tuple[int, str]]:
+        return {name: facts for unit in self.units() for name, facts in unit.files.items()}
+
+    @cached_property
+    def files(self) -> dict[str, int]:
+        """Every file with the size it must have."""
+        return {name: size for name, (size, _) in self._committed.items()}
+
+    @cached_property
+    def checksums(self) -> dict[str, str]:
+        """Every file with the sha256 of the bytes it must have."""
+        return {name: sha256 for name, (_, sha256) in self._committed.items()}
+
+    def read(self, name: str) -> bytes:
+        """One small file, refused where its bytes are not the committed ones."""
+        with self.open(name) as file:
+            data = file.read()
+        if hashlib.sha256(data).hexdigest() != self.checksums[name]:
+            raise UserError(f"{self.where}/{name} is not what was committed: {CURE}")
+        return data
+
+    def open(self, name: str) -> BinaryIO:
+        """One file, refused where it is missing or its size is not the committed one."""
+        self.check(name)
+        return self.storage.open(f"{self.folder}/{name}")
+
+    def check(self, name: str) -> None:
+        """Refuses a file that is missing, or whose size is not the committed one."""
+        if name not in self.files:
+            raise UserError(f"{self.where} has no file {name!r}; it has: {', '.join(list(self.files)[:8])}")
+        actual = self.storage.size(f"{self.folder}/{name}")
+        if actual != self.files[name]:
+            found = "missing" if actual is None else f"{actual} bytes instead of {self.files[name]}"
+            raise UserError(f"{self.where}/{name} is {found}: `xmodal verify --forget`, then build again")
+
+    @property
+    def where(self) -> str:
+        return f"{self.storage.url}/{self.folder}"
+
+
+def find(root: str, stage: str | None = None, **config: object) -> list[Output]:
+    """The finished outputs under a root whose stage and named config values are these."""
+    storage = open_storage(root)
+    found = (output for output in directories(storage, stage) if output.complete)
+    return [o for o in found if all(o.config.get(name) == to_plain(value) for name, value in config.items())]
+
+
+def made_of(source: Output, stage: str) -> Iterator[Output]:
+    """The finished outputs of a stage whose first input this is; of an import there is none."""
+    made = (output for output in directories(source.storage, stage) if output.complete)
+    return (o for o in made if [first["identity"] for first in o.about["inputs"][:1]] == [source.identity])
+
+
+def directories(storage: Storage, stage: str | None = None) -> Iterator[Output]:
+    """Every stage directory, finished or not, in order of stage and identity."""
+    for name in storage.names("") if stage is None else [stage]:
+        if name.startswith(("_", ".")) or name == "blobs":
+            continue
+        for identity in storage.names(name):
+            folder = f"{name}/{identity}"
+            if any(storage.size(f"{folder}/{file}") is not None for file in ("stage.json", "complete.json")):
+                yield Output(storage, folder)
+
+
+def _read_json(storage: Storage, key: str) -> dict[str, Any]:
+    try:
+        value = json.loads(_read(storage, key))
+    except ValueError as error:
+        raise UserError(f"{storage.url}/{key} is corrupt ({error}): {CURE}") from error
+    if not isinstance(value, dict) or value.get("layout") != LAYOUT:
+        raise UserError(f"{storage.url}/{key} was written by another version of xmodal: use that, or another root")
+    return value
+
+
+def _read(storage: Storage, key: str) -> bytes:
+    try:
+        return storage.read(key)
+    except FileNotFoundError:
+        raise UserError(f"{storage.url}/{key} is missing: {CURE}") from None

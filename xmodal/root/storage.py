@@ -1,0 +1,296 @@
+"""A root is a folder or an object store. These few operations are all that the rest of the project asks of one.
+
+Keys are relative, with `/`. What matters is said by three verbs: `create` puts a small record if nobody has (the
+first writer wins, and it survives a power cut), `publish` moves finished bytes to their final key and never overwrites,
+`write` replaces a whole small file at once. Locally these are a hard link, a hard link and a rename, each with fsync;
+on an object store a conditional put, a server-side copy and a put. File systems without hard links (exFAT, some
+network mounts) are refused by `xmodal doctor` and by the first commit.
+"""
+
+import errno
+import io
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, Protocol, cast
+
+from xmodal.errors import UserError
+
+
+class Storage(Protocol):
+    url: str
+
+    def read(self, key: str) -> bytes: ...
+    def open(self, key: str) -> BinaryIO: ...
+    def size(self, key: str) -> int | None:
+        """Bytes, or None where there is no such file; a folder is none."""
+
+    def names(self, prefix: str) -> list[str]:
+        """What lies directly in a folder, files and folders, sorted; nothing where there is no such folder."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Put if absent; False when another writer was first."""
+
+    def write(self, key: str, data: bytes) -> None: ...
+    def writer(self, key: str) -> "Any":
+        """A context manager with a binary file; the key exists, whole and durable, once it ends without error."""
+
+    def keep(self, file: str, key: str) -> None:
+        """A file of this machine under a key that depends on its bytes alone; an existing key is kept."""
+
+    def publish(self, source: str, final: str) -> None:
+        """Move to the final key; nothing happens where that exists already."""
+
+    def link(self, source: str, final: str) -> None:
+        """The same bytes under a second key: a hard link or a server-side copy; an existing key is kept."""
+
+    def delete(self, *keys: str) -> None:
+        """Files; fine where there are none."""
+
+    def delete_folder(self, key: str) -> None:
+        """All that lies below a folder."""
+
+    def free_bytes(self) -> int | None: ...
+
+
+def open_storage(url: str) -> Storage:
+    """`s3://bucket/run`, any other fsspec URL, or a path."""
+    if not url:
+        raise UserError("the root is empty: name a folder, or a URL such as s3://bucket/run")
+    if "://" in url and not url.startswith("file://"):
+        return RemoteStorage(url)
+    if os.path.isfile(url.removeprefix("file://")):
+        raise UserError(f"root {url} is a file: choose a folder you can write to")
+    return LocalStorage(url)
+
+
+CONFLICTS = 8
+DELETED_AT_ONCE = 1000
+
+
+class LocalStorage:
+    """New bytes are written under `_runs/temporary/`, so that a kill leaves nothing where readers look."""
+
+    def __init__(self, url: str) -> None:
+        self.url = str(Path(url.removeprefix("file://")).expanduser().absolute())
+
+    def path(self, key: str) -> str:
+        return f"{self.url}/{key}" if key else self.url
+
+    def read(self, key: str) -> bytes:
+        with open(self.path(key), "rb") as file:
+            return file.read()
+
+    def open(self, key: str) -> BinaryIO:
+        return open(self.path(key), "rb")
+
+    def size(self, key: str) -> int | None:
+        try:
+            found = os.stat(self.path(key))
+            return found.st_size if stat.S_ISREG(found.st_mode) else None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def names(self, prefix: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.path(prefix)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def create(self, key: str, data: bytes) -> bool:
+        with self._temporary() as temporary:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                self._sync(file)
+            return self._link(temporary, key)
+
+    def write(self, key: str, data: bytes) -> None:
+        with self.writer(key) as file:
+            file.write(data)
+
+    @contextmanager
+    def writer(self, key: str) -> Iterator[BinaryIO]:
+        with self._temporary() as temporary:
+            with open(temporary, "xb") as file:
+                yield file
+                self._sync(file)
+            self._make_folder(os.path.dirname(self.path(key)))
+            self._replace(temporary, key)
+
+    def keep(self, file: str, key: str) -> None:
+        """A hard link where the disk is the same, so that 20 GB of archives at hand are not copied."""
+        with open(file, "rb") as source:
+            os.fsync(source.fileno())
+            try:
+                self._link(os.path.realpath(file), key)
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES):
+                    raise
+                with self.writer(key) as copy:
+                    shutil.copyfileobj(source, copy, 2**20)
+
+    def publish(self, source: str, final: str) -> None:
+        self._link(self.path(source), final)
+        self._remove(self.path(source))
+
+    def link(self, source: str, final: str) -> None:
+        self._link(self.path(source), final)
+
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            self._remove(self.path(key))
+
+    def delete_folder(self, key: str) -> None:
+        shutil.rmtree(self.path(key), ignore_errors=True)
+
+    def free_bytes(self) -> int | None:
+        folder = Path(self.url)
+        while not folder.exists():
+            folder = folder.parent
+        return shutil.disk_usage(folder).free
+
+    @contextmanager
+    def _temporary(self) -> Iterator[str]:
+        """A name that is nobody else's, and that is gone afterwards unless the process was killed."""
+        folder = self.path("_runs/temporary")
+        self._make_folder(folder)
+        temporary = f"{folder}/{uuid.uuid4().hex}"
+        try:
+            yield temporary
+        finally:
+            self._remove(temporary)
+
+    def _link(self, path: str, key: str) -> bool:
+        self._make_folder(os.path.dirname(self.path(key)))
+        try:
+            os.link(path, self.path(key))
+        except FileExistsError:
+            return False
+        self._sync_folder(os.path.dirname(self.path(key)))
+        return True
+
+    def _replace(self, path: str, key: str) -> None:
+        os.replace(path, self.path(key))
+        self._sync_folder(os.path.dirname(self.path(key)))
+
+    def _remove(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def _make_folder(self, folder: str) -> None:
+        """With its parents, each of them durable."""
+        if not os.path.isdir(folder):
+            self._make_folder(os.path.dirname(folder))
+            with suppress(FileExistsError):
+                os.mkdir(folder)
+            self._sync_folder(os.path.dirname(folder))
+
+    def _sync(self, file: BinaryIO) -> None:
+        file.flush()
+        os.fsync(file.fileno())
+
+    def _sync_folder(self, folder: str) -> None:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class RemoteStorage:
+    """Any fsspec file system whose `pipe_file(mode="create")` is a conditional put: S3 and those that speak it."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec  # only roots that are URLs need it
+
+        self.url = url.rstrip("/")
+        try:
+            self._files, self._base = fsspec.url_to_fs(self.url, use_listings_cache=False)
+        except (ValueError, ImportError) as error:
+            raise UserError(f"root {url}: {error}") from error
+
+    def path(self, key: str) -> str:
+        return f"{self._base}/{key}" if key else str(self._base)
+
+    def read(self, key: str) -> bytes:
+        return cast(bytes, self._files.cat_file(self.path(key)))
+
+    def open(self, key: str) -> BinaryIO:
+        """Buffered by the megabyte: fsspec's own lines cost a copy of its whole block each."""
+        return io.BufferedReader(self._files.open(self.path(key), "rb"), 2**20)
+
+    def size(self, key: str) -> int | None:
+        try:
+            found = self._files.info(self.path(key))
+            return found["size"] if found["type"] == "file" else None
+        except FileNotFoundError:
+            return None
+
+    def names(self, prefix: str) -> list[str]:
+        try:
+            found = self._files.ls(self.path(prefix), detail=False, refresh=True)
+        except FileNotFoundError:
+            return []
+        return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found})
+
+    def create(self, key: str, data: bytes) -> bool:
+        for _ in range(CONFLICTS):
+            try:
+                self._files.pipe_file(self.path(key), data, mode="create")
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if "ConditionalRequestConflict" not in str(error):
+                    raise
+            else:
+                return True
+        raise OSError(f"{self.url}/{key}: the object store keeps answering that a conditional put is in conflict")
+
+    def write(self, key: str, data: bytes) -> None:
+        self._files.pipe_file(self.path(key), data)
+
+    @contextmanager
+    def writer(self, key: str) -> Iterator[BinaryIO]:
+        """Staged on the local disk, so that a killed writer leaves nothing at all in the store."""
+        with TemporaryDirectory(prefix="xmodal-") as folder:
+            staged = f"{folder}/staged"
+            with open(staged, "xb") as file:
+                yield file
+            self._files.put_file(staged, self.path(key))
+
+    def keep(self, file: str, key: str) -> None:
+        if self.size(key) is None:
+            self._files.put_file(file, self.path(key))
+
+    def publish(self, source: str, final: str) -> None:
+        if self.size(final) is None:
+            self._files.cp_file(self.path(source), self.path(final))
+        with suppress(FileNotFoundError):
+            self._files.rm_file(self.path(source))
+
+    def link(self, source: str, final: str) -> None:
+        if self.size(final) is None:
+            self._files.cp_file(self.path(source), self.path(final))
+
+    def delete(self, *keys: str) -> None:
+        """Never `rm`, which would take a key's `*` and `[` for patterns and list every key first."""
+        paths = [self.path(key) for key in keys]
+        if hasattr(self._files, "bulk_delete"):
+            for begin in range(0, len(paths), DELETED_AT_ONCE):
+                self._files.bulk_delete(paths[begin : begin + DELETED_AT_ONCE])
+            return
+        for path in paths:
+            with suppress(FileNotFoundError):
+                self._files.rm_file(path)
+
+    def delete_folder(self, key: str) -> None:
+        found = self._files.find(self.path(key))
+        self.delete(*(path.removeprefix(f"{self._base}/") for path in found))
+
+    def free_bytes(self) -> int | None:
+        return None

@@ -1,0 +1,1 @@
+"""Text: tokenizers, vocabularies, word vectors, sentence vectors, position codes, WordNet."""

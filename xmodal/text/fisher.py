@@ -1,0 +1,202 @@
+"""Fisher vectors: how the words of a sentence would have a mixture of distributions move (Klein et al. 2015).
+
+A component has for every dimension a centre and a spread, and is there a Gaussian or a Laplacian (`Kind`):
+
+    gmm    Gaussians: the centre is a mean, the spread a standard deviation
+    lmm    Laplacians: a median and a mean absolute deviation
+    hglmm  of every component each dimension is whichever of the two its words are likelier under. Klein et al. weigh
+           the two by an exponent from 0 to 1; as the likelihood is linear in it, its best is one of the ends
+
+The N words of a sentence, a share g of each of which is a component's, move one of weight p by (spec, models, 4.6)
+
+    Gaussian   Σ g z / √(N p) for its centre, and Σ g (z² - 1) / √(2 N p) for its spread
+    Laplacian  Σ g sign z / √(N p), and Σ g (|z| - 1) / √(N p)
+
+in every dimension, where z is how many spreads the word is from the centre. Of these numbers, two for each component
+and dimension, signed square roots are taken and scaled to length 1.
+
+Shapes: N words, D dimensions, K components, S sentences.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmodal.errors import UserError
+
+Kind = Literal["hglmm", "gmm", "lmm"]
+Numbers = NDArray[np.float64]
+
+ROUNDS, RISE = 100, 1e-5  # of expectation-maximisation: it ends where a word's mean log-likelihood rises by less
+NARROWEST = 0.01  # times the spread of all words: a component of one word alone would have none
+NEGLIGIBLE = 1e-15  # a share of a word that moves no number of single precision
+EMPTY = 1e-10  # a share of the words below which a component is left without any
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """A component of weight 0 has no words: it plays no part, and its place in Fisher vectors is zeros."""
+
+    weights_K: Numbers
+    centres_KD: Numbers
+    spreads_KD: Numbers
+    laplacian_KD: NDArray[np.bool_]
+
+    def log_densities(self, words_ND: Numbers) -> Numbers:
+        """(N, K): the logarithm of each component's weight times its density; -inf for one without words."""
+        found_NK = np.empty((len(words_ND), len(self.weights_K)))
+        for k in range(len(self.weights_K)):
+            z_ND = self._z(words_ND, k)
+            np.abs(z_ND, out=z_ND)
+            depths_N = z_ND @ self.laplacian_KD[k].astype(float)
+            depths_N += np.multiply(z_ND, z_ND, out=z_ND) @ np.where(self.laplacian_KD[k], 0, 0.5)
+            found_NK[:, k] = self._heights_K[k] - depths_N
+        return found_NK
+
+    def posteriors(self, words_ND: Numbers) -> tuple[Numbers, Numbers]:
+        """(N, K) how far a word is each component's, which add to 1; and (N,) its log-likelihood."""
+        logs_NK = self.log_densities(words_ND)
+        highest_N1 = logs_NK.max(axis=1, keepdims=True)
+        shares_NK = np.exp(logs_NK - highest_N1)
+        sums_N1 = shares_NK.sum(axis=1, keepdims=True)
+        return shares_NK / sums_N1, (highest_N1 + np.log(sums_N1))[:, 0]
+
+    def moves(self, words_ND: Numbers, k: int) -> Numbers:
+        """(N, 2 D): how words that are a component's alone move its centre and its spread, were its weight 1."""
+        z_ND, is_laplacian_D = self._z(words_ND, k), self.laplacian_KD[k]
+        found_N2D = np.empty((len(z_ND), 2, z_ND.shape[1]))
+        found_N2D[:, 0] = np.where(is_laplacian_D, np.sign(z_ND), z_ND)
+        np.abs(z_ND, out=z_ND)
+        found_N2D[:, 1] = z_ND * np.where(is_laplacian_D, 1, z_ND)
+        found_N2D[:, 1] -= 1
+        found_N2D[:, 1] *= np.where(is_laplacian_D, 1, np.sqrt(0.5))
+        return found_N2D.reshape(len(z_ND), 2 * z_ND.shape[1])
+
+    def _z(self, words_ND: Numbers, k: int) -> Numbers:
+        z_ND: Numbers = words_ND - self.centres_KD[k]
+        z_ND /= self.spreads_KD[k]
+        return z_ND
+
+    @cached_property
+    def _heights_K(self) -> Numbers:
+        """Logarithms of weighted densities at the centres."""
+        areas_KD = self.spreads_KD * np.where(self.laplacian_KD, 2.0, np.sqrt(2 * np.pi))
+        logs_K = np.log(self.weights_K, out=np.full(self.weights_K.shape, -np.inf), where=self.weights_K > 0)
+        heights_K: Numbers = logs_K - np.log(areas_KD).sum(axis=1)
+        return heights_K
+
+
+def fit_mixture(words_ND: Numbers, components: int, kind: Kind = "hglmm", seed: int = 0) -> tuple[Mixture, list[float]]:
+    """By expectation-maximisation from the clusters of k-means, and a word's mean log-likelihood before every round.
+
+    Each word counts once, however often it occurs: a frequent word, a point as heavy as thousands, would be given a
+    component of its own (of COCO's captions most of 30), which then tells of sentences how often they have it.
+    scikit-learn's GaussianMixture knows no Laplacians.
+    """
+    data = _Data.of(words_ND)
+    labels_N = _clusters(words_ND, components, seed)
+    mixture = _likeliest(data, np.eye(components)[labels_N], kind)
+    likelihoods: list[float] = []
+    for _ in range(ROUNDS):
+        shares_NK, logs_N = mixture.posteriors(words_ND)
+        likelihoods.append(float(logs_N.mean()))
+        if len(likelihoods) > 1 and likelihoods[-1] - likelihoods[-2] < RISE:
+            break
+        mixture = _likeliest(data, shares_NK, kind)
+    return mixture, likelihoods
+
+
+def fisher_vectors(mixture: Mixture, words_ND: Numbers, counts_SN: Any) -> NDArray[np.float32]:
+    """(S, K · 2 · D): of sentences that have each word so often, a scipy.sparse array; zeros for one without words.
+
+    Of every component, first what moves its centre and then what moves its spread. A Laplacian's centre is one of the
+    words it was fitted on, and that word moves it neither way: give it to the last bit as it was then.
+    """
+    shares_NK, _ = mixture.posteriors(words_ND)
+    found_SKF = np.zeros((counts_SN.shape[0], len(mixture.weights_K), 2 * words_ND.shape[1]), np.float32)
+    lengths_S1 = np.maximum(counts_SN.sum(axis=1), 1)[:, None]
+    scaled_SN = counts_SN.multiply(1 / np.sqrt(lengths_S1)).tocsc()
+    for k in range(len(mixture.weights_K)):
+        own_M = np.flatnonzero(shares_NK[:, k] > NEGLIGIBLE)  # few: in many dimensions a word is one component's
+        if len(own_M):
+            moves_MF = mixture.moves(words_ND[own_M], k)
+            moves_MF *= (shares_NK[own_M, k] / np.sqrt(mixture.weights_K[k]))[:, None]
+            found_SKF[:, k] = scaled_SN[:, own_M] @ moves_MF
+    return found_SKF.reshape(len(found_SKF), -1)
+
+
+def normalised(vectors_SF: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Signed square roots of length 1; a row of zeros stays one."""
+    roots_SF = np.abs(vectors_SF)
+    sums_S1 = roots_SF.sum(axis=1, keepdims=True)  # of the roots' squares
+    roots_SF /= np.where(sums_S1 > 0, sums_S1, 1)
+    np.sqrt(roots_SF, out=roots_SF)
+    return np.copysign(roots_SF, vectors_SF, out=roots_SF)
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """What every round asks of the words: in order of each dimension too, by which medians are found."""
+
+    words_ND: Numbers
+    order_DN: NDArray[np.int64]
+    sorted_DN: Numbers
+    narrowest_D: Numbers
+
+    @classmethod
+    def of(cls, words_ND: Numbers) -> "_Data":
+        if not len(words_ND) or not np.isfinite(words_ND).all():
+            raise ValueError(f"a mixture is of finite vectors, not {words_ND.shape}")
+        spread_D = words_ND.std(axis=0)
+        if not spread_D.all():
+            raise UserError(f"all words have the same number in dimension {np.flatnonzero(spread_D == 0)[0]}")
+        order_DN = np.argsort(words_ND.T, axis=1, kind="stable")
+        return cls(words_ND, order_DN, np.take_along_axis(words_ND.T, order_DN, 1), NARROWEST * spread_D)
+
+    def medians(self, shares_N: Numbers) -> Numbers:
+        """(D,): in each dimension the first number that, with those below it, has half the weight."""
+        below_DN = np.cumsum(shares_N[self.order_DN], axis=1)
+        places_D = (below_DN < 0.5 * below_DN[:, -1:]).sum(axis=1)
+        return np.take_along_axis(self.sorted_DN, places_D[:, None], 1)[:, 0]
+
+
+def _likeliest(data: _Data, shares_NK: Numbers, kind: Kind) -> Mixture:
+    """The components under which words that belong to them in these shares are likeliest."""
+    weights_K = shares_NK.mean(axis=0)
+    weights_K = np.where(weights_K > EMPTY, weights_K, 0.0)
+    shape = (len(weights_K), data.words_ND.shape[1])
+    centres_KD, spreads_KD, laplacian_KD = np.empty(shape), np.empty(shape), np.empty(shape, bool)
+    for k, weight in enumerate(weights_K):
+        shares_N = shares_NK[:, k] if weight else np.ones(len(shares_NK))  # any: nobody looks at one without words
+        centres_KD[k], spreads_KD[k], laplacian_KD[k] = _component(data, shares_N / shares_N.sum(), kind)
+    return Mixture(weights_K / weights_K.sum(), centres_KD, spreads_KD, laplacian_KD)
+
+
+def _component(data: _Data, shares_N: Numbers, kind: Kind) -> tuple[Numbers, Numbers, NDArray[np.bool_]]:
+    """Centre, spread and whether it is Laplacian, dimension by dimension; `shares_N` add to 1."""
+    means_D = shares_N @ data.words_ND
+    variances_D = shares_N @ (data.words_ND - means_D) ** 2
+    deviations_D = np.maximum(np.sqrt(variances_D), data.narrowest_D)
+    if kind == "gmm":
+        return means_D, deviations_D, np.zeros(len(means_D), bool)
+    medians_D = data.medians(shares_N)
+    distances_D = shares_N @ np.abs(data.words_ND - medians_D)
+    widths_D = np.maximum(distances_D, data.narrowest_D)
+    gaussian_D = -0.5 * np.log(2 * np.pi) - np.log(deviations_D) - variances_D / (2 * deviations_D**2)
+    likelier_D = -np.log(2 * widths_D) - distances_D / widths_D > gaussian_D
+    laplacian_D = likelier_D | (kind == "lmm")
+    centres_D = np.where(laplacian_D, medians_D, means_D)
+    return centres_D, np.where(laplacian_D, widths_D, deviations_D), laplacian_D
+
+
+def _clusters(words_ND: Numbers, components: int, seed: int) -> NDArray[np.int64]:
+    different = len(np.unique(words_ND, axis=0))
+    if different < components:
+        raise UserError(f"{different:,} different words cannot make {components:,} components: ask for fewer of them")
+    from sklearn.cluster import KMeans  # type: ignore[import-untyped]
+
+    means = KMeans(components, n_init=1, random_state=seed)
+    return np.asarray(means.fit(words_ND).labels_, np.int64)

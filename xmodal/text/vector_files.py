@@ -1,0 +1,293 @@
+"""Published files of word vectors, read in one pass: what is in a file says which of the formats it has.
+
+    GloVe text        a line a word, its numbers after it, with single spaces between; a word may have spaces in it, as
+                      some of glove.840B.300d have, so numbers are counted from the end of the line
+    word2vec text     the same after a first line with the number of words and their width
+    word2vec binary   that first line, then for every word the word, a space and its floats, and a line feed or none
+
+Each as it is, in gzip, or alone in a zip. Two whole numbers in the first line are such a first line, never the word
+"12" with one number. Lines of words that nobody wants are not looked into, but what can be known without that is held:
+that the file has as many words as its first line says, and that it does not end within one.
+"""
+
+import gzip
+import hashlib
+import re
+import struct
+import zipfile
+import zlib
+from codecs import BOM_UTF8
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from io import BufferedReader, FileIO
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+from numpy.typing import NDArray
+
+from xmodal.errors import UserError
+
+BUFFER, BLOCK = 2**16, 2**18  # bytes; a block fits a processor's cache, and most of it is read without a buffer
+BATCH = 1024  # words
+LONGEST_LINE, LONGEST_WORD, LONG_WORD = 2**20, 2**12, 64  # bytes
+LINE_FEED = ord("\n")
+
+Tick = Callable[[int], object]
+Vectors = tuple[list[bytes], NDArray[np.float32]]  # words, and a row for each
+
+
+@dataclass(frozen=True)
+class VectorFile:
+    """`count` is how many words its first line promises, where it has such a line; `start` where the words begin."""
+
+    path: Path
+    packed: Literal["", "gzip", "zip"]
+    kind: Literal["GloVe text", "word2vec text", "word2vec binary"]
+    width: int
+    count: int | None
+    start: int
+
+    @classmethod
+    def open(cls, path: Path) -> "VectorFile":
+        try:
+            with path.open("rb") as file:
+                magic = file.read(4)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}") from error
+        packed: Literal["", "gzip", "zip"] = "zip" if magic == b"PK\3\4" else "gzip" if magic[:2] == b"\x1f\x8b" else ""
+        with _opened(path, packed) as file:
+            head = file.read(LONGEST_LINE)
+        first, ends, rest = head.partition(b"\n")
+        if promised := re.fullmatch(rb"\s*([1-9]\d{0,11}) ([1-9]\d{0,5})\s*", first):
+            count, width = map(int, promised.groups())
+            kind: Literal["word2vec text", "word2vec binary"]
+            kind = "word2vec text" if _is_text(rest, width) else "word2vec binary"
+            if not packed and width > path.stat().st_size:
+                raise UserError(f"{path} was cut or damaged: its first line says {width:,} numbers a word, at byte 0")
+            return cls(path, packed, kind, width, count, len(first) + 1)
+        width = len(first.split()) - 1
+        if not head:
+            raise UserError(f"{path} is empty")
+        if head.startswith(BOM_UTF8):
+            raise UserError(f"{path} begins with a byte order mark, which would be a part of its first word: remove it")
+        if width < 1 or (not ends and len(head) == LONGEST_LINE) or not _is_text(first, width):
+            raise UserError(
+                f"{path}, line 1 (byte 0) is neither a word with its numbers (between them single spaces) nor how "
+                "many words follow"
+            )
+        return cls(path, packed, "GloVe text", width, None, 0)
+
+    def entries(self, wanted: Collection[bytes] | None = None, tick: Tick = lambda size: None) -> Iterator[Vectors]:
+        """In the file's order, some at a time: all words, or those that are wanted. `tick` is told of bytes read."""
+        with _opened(self.path, self.packed, tick) as file:
+            if file.read(self.start).count(b"\n") != (self.start > 0):
+                raise UserError(f"{self.path} was changed while it was read")
+            yield from (self._binary if self.kind == "word2vec binary" else self._text)(file, wanted)
+
+    def sha256(self) -> str:
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def _text(self, file: BufferedReader, wanted: Collection[bytes] | None) -> Iterator[Vectors]:
+        starts = None if wanted is None else {word.partition(b" ")[0] for word in wanted}
+        headers = int(self.count is not None)
+        number, batch = headers, list[_Line]()
+        for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), 1 + headers):
+            is_cut = line[-1] != LINE_FEED
+            if starts is None or is_cut or line[: line.find(b" ")] in starts:
+                place = f"{self.path}, line {number} (byte {file.tell() - len(line)})"
+                if is_cut and len(line) == LONGEST_LINE:
+                    raise UserError(f"{place} has no end")
+                if is_cut and not self.packed:  # what is packed has a checksum
+                    raise UserError(f"{place} ends without a line feed: its last number may be cut; if not, add one")
+                batch.append(_Line(place, *self._split(place, line)))
+            if len(batch) == BATCH:
+                yield self._read(batch, wanted)
+                batch = []
+        yield self._read(batch, wanted)
+        if self.count not in (None, number - headers):
+            found = f"{number - headers:,} words follow, to byte {file.tell()}, where its first line says"
+            raise UserError(f"{self.path} was cut or damaged: {found} {self.count:,}")
+
+    def _split(self, place: str, line: bytes) -> tuple[bytes, bytes]:
+        """The word, and its numbers; where a part of the word is a number, it is rather a number too many."""
+        word, _, numbers = (stripped := line.rstrip()).partition(b" ")
+        if numbers.count(b" ") + 1 == self.width:
+            return word, numbers
+        word, *last = stripped.rsplit(b" ", self.width)
+        if len(last) == self.width and not any(map(_NUMBER.fullmatch, word.split(b" ")[1:])):
+            return word, b" ".join(last)
+        of = "its first line says" if self.count else "the first line has"
+        gaps = "; between them is more than a single space" * bool(re.search(rb"  |\t", line))
+        raise UserError(f"{place} has {len(numbers.split())} numbers, where {of} {self.width}{gaps}")
+
+    def _read(self, batch: "list[_Line]", wanted: Collection[bytes] | None) -> Vectors:
+        try:
+            values = _numbers([line.numbers for line in batch], self.width)
+        except ValueError:
+            for line in batch:  # which of them was it?
+                _blaming(line.place, [line.numbers], self.width)
+            raise
+        rows = [row for row, line in enumerate(batch) if wanted is None or line.word in wanted]
+        return [batch[row].word for row in rows], values[rows]
+
+    def _binary(self, file: BufferedReader, wanted: Collection[bytes] | None) -> Iterator[Vectors]:
+        assert self.count is not None
+        names = None if wanted is None else {*wanted, *(b"\n" + word for word in wanted)}
+        size, words, places, rows = 4 * self.width, list[bytes](), list[int](), list[bytes]()
+        block, before, at, is_fed = b"", self.start, 0, False  # `before` are the bytes before the block
+        for number in range(self.count):
+            space = block.find(b" ", at, at + LONGEST_WORD)
+            if space < 0 or space + 1 + size > len(block):
+                block, before, at = block[at:] + file.read(max(BLOCK, LONGEST_WORD + size)), before + at, 0
+                space = block.find(b" ", 0, LONGEST_WORD)
+                self._check_whole(block, space, before, number)
+            if (block[at] == LINE_FEED) != is_fed:
+                if number != 1:
+                    raise UserError(
+                        f"{self.path} is damaged before byte {before + at}: the words before begin otherwise"
+                    )
+                is_fed = True  # as the second word begins, so do the others
+            if space - at > LONG_WORD:
+                self._check_word(block[at:space], before + at)
+            word = block[at:space]
+            if names is None or word in names:
+                words.append(word := word.lstrip(b"\n"))
+                places.append(before + space - len(word))
+                rows.append(block[space + 1 : space + 1 + size])
+                if len(words) == BATCH:
+                    yield self._finite(words, places, rows)
+                    words, places, rows = [], [], []
+            at = space + 1 + size
+        yield self._finite(words, places, rows)
+        if (block[at:] + file.read(BUFFER)).strip(b"\n"):
+            raise UserError(
+                f"{self.path} goes on at byte {before + at} after the {self.count:,} words of its first line"
+            )
+
+    def _check_whole(self, block: bytes, space: int, before: int, number: int) -> None:
+        if space < 0 and len(block) >= LONGEST_WORD:
+            self._check_word(block[:LONGEST_WORD] + b"\0", before)
+        if space < 0 or space + 1 + 4 * self.width > len(block):
+            ends = f"ends at byte {before + len(block)}, after {number:,} words and"
+            raise UserError(f"{self.path} was cut or damaged: it {ends} within the next, of {self.count:,}")
+
+    def _check_word(self, word: bytes, place: int) -> None:
+        """Where a byte was lost or a width is wrong, numbers are taken for words, and these are long and strange."""
+        if strange := re.search(rb"[\0-\x1f]", word.lstrip(b"\n")):
+            raise UserError(f"{self.path} is damaged before byte {place + strange.start()}: no word begins at {place}")
+
+    def _finite(self, words: list[bytes], places: list[int], rows: list[bytes]) -> Vectors:
+        values = np.frombuffer(b"".join(rows), "<f4").astype(np.float32, copy=False).reshape(-1, self.width)
+        if not (finite := np.isfinite(values).all(axis=1)).all():
+            bad = int(np.argmin(finite))
+            raise UserError(
+                f"{self.path}, byte {places[bad]}: {_shown(words[bad])} has a number that is NaN or infinite"
+            )
+        return words, values
+
+
+@dataclass(frozen=True)
+class _Line:
+    place: str
+    word: bytes
+    numbers: bytes
+
+
+_NUMBER = re.compile(rb"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_OF_NUMBERS = b"0123456789+-.eEnaifNAIF \r"
+
+
+def _is_text(entries: bytes, width: int) -> bool:
+    """Whether what is behind the first word is written out: damage to a digit or two makes no binary of it."""
+    numbers = entries.partition(b" ")[2].partition(b"\n")[0]
+    known = len(numbers) - len(numbers.translate(None, _OF_NUMBERS))
+    return 2 * len(numbers.split()) > width and known >= 0.9 * len(numbers)
+
+
+def _numbers(texts: Sequence[bytes], width: int) -> NDArray[np.float32]:
+    """Of each text as many, by way of float64 as Python reads them: its rounding decides the last bit."""
+    tokens = pa.compute.split_pattern(pa.array(texts, pa.binary()), " ").flatten()
+    values = pa.compute.cast(pa.compute.cast(tokens, pa.string()), pa.float64()).to_numpy()
+    with np.errstate(over="ignore"):
+        found: NDArray[np.float32] = values.astype(np.float32).reshape(len(texts), width)
+    if not np.isfinite(found).all():
+        raise ValueError("a number that is NaN or infinite")
+    return found
+
+
+def _blaming(place: str, texts: Sequence[bytes], width: int) -> None:
+    try:
+        _numbers(texts, width)
+    except ValueError as error:
+        raise UserError(f"{place} has {_reason(error)}") from None
+
+
+def _reason(error: ValueError) -> str:
+    text = str(error)
+    bad = re.search(r"'(.*)'", text, re.DOTALL)
+    return f"{bad[1]!r} where a number should be" if bad else text.replace("Invalid UTF8 payload", "bytes in no number")
+
+
+def _shown(word: bytes) -> str:
+    return repr(word.decode(errors="backslashreplace"))
+
+
+class _Ticking(FileIO):
+    def __init__(self, path: Path, tick: Tick) -> None:
+        super().__init__(path, "rb")
+        self._tick = tick
+
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer) or 0
+        self._tick(count)
+        return count
+
+
+_UNREADABLE = (EOFError, OSError, zlib.error, zipfile.BadZipFile)  # what these libraries raise as they read
+_NO_ARCHIVE = (*_UNREADABLE, ValueError, RuntimeError, struct.error)  # and as they open: encrypted, unknown method, …
+
+
+@contextmanager
+def _opened(path: Path, packed: str, tick: Tick = lambda size: None) -> Iterator[BufferedReader]:
+    with _Ticking(path, tick) as raw:
+        try:
+            file = _unpacked(path, packed, _buffered(raw))
+        except _NO_ARCHIVE as error:
+            raise _unreadable(path, raw, error) from None
+        with file:
+            try:
+                yield file
+            except _UNREADABLE as error:
+                raise _unreadable(path, raw, error) from None
+
+
+def _unpacked(path: Path, packed: str, file: BufferedReader) -> BufferedReader:
+    if packed == "gzip":
+        return _buffered(gzip.GzipFile(fileobj=file))
+    if packed == "zip":
+        archive = zipfile.ZipFile(file)
+        return _buffered(archive.open(_member(path, archive)))
+    return file
+
+
+def _unreadable(path: Path, raw: FileIO, error: Exception) -> UserError:
+    place = 0 if raw.closed else raw.tell()
+    return UserError(f"{path} was cut or damaged, at byte {place} or before: {error}")
+
+
+def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+    files = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
+    if len(files) != 1:
+        names = ", ".join(info.filename for info in files)
+        raise UserError(f"{path} has {len(files)} files in it, so unpack the one that is meant: {names}")
+    return files[0]
+
+
+def _buffered(file: Any) -> BufferedReader:
+    return BufferedReader(file, BUFFER)

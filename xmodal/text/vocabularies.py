@@ -1,0 +1,211 @@
+"""Vocabularies: words as ids, counted from captions or released by a paper's authors."""
+
+import hashlib
+import json
+import pickle
+import pickletools
+from codecs import BOM_UTF8
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmodal.errors import UserError
+from xmodal.text.tokenizers import _TOKENIZERS, Tokenizer, by_frequency, check_names, count_words, tokenizer
+
+SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
+
+
+PAD, START, END, UNKNOWN = range(4)
+
+
+class Encoder(Protocol):
+    """What makes ids of captions; its length is the number of ids that it may give."""
+
+    def encode(self, caption: str) -> NDArray[np.int32]: ...
+
+    def __len__(self) -> int: ...
+
+
+def check_words(what: str, words: Sequence[str], specials: tuple[str, ...]) -> None:
+    if tuple(words[: len(specials)]) != specials or len(set(words)) < len(words):
+        raise ValueError(f"a {what} starts with {' '.join(specials)} and has no word twice")
+    wrong = next((word for word in words if word.split() != [word]), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong!r} is no word: it is empty or has white space in it")
+    if wrong := next((word for word in words if any("\ud800" <= letter <= "\udfff" for letter in word)), None):
+        raise ValueError(f"{wrong!r} is no word: it is not Unicode, and cannot be written")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words by their ids, the four specials first, and the tokenizer and the cleaning that they come from.
+
+    As a file: a line with the tokenizer, the cleaning unless it is none, the number of words and a checksum, then one
+    word a line.
+    """
+
+    tokenizer: str
+    words: tuple[str, ...]
+    cleaning: str = "none"
+
+    def __post_init__(self) -> None:
+        check_names(self.tokenizer, self.cleaning)
+        check_words("vocabulary", self.words, SPECIALS)
+
+    @classmethod
+    def build(cls, captions: Iterable[str], tokenizer: str, minimum_count: int, cleaning: str = "none") -> "Vocabulary":
+        counts = count_words(captions, tokenizer, cleaning)
+        return cls.of_counts(counts.items(), tokenizer, minimum_count, cleaning)
+
+    @classmethod
+    def of_counts(
+        cls, counts: Iterable[tuple[str, int]], tokenizer: str, minimum_count: int, cleaning: str = "none"
+    ) -> "Vocabulary":
+        if minimum_count < 1:
+            raise ValueError(f"a word must occur at least once, not {minimum_count} times")
+        kept = ((word, count) for word, count in counts if count >= minimum_count and word not in SPECIALS)
+        return cls(tokenizer, (*SPECIALS, *by_frequency(kept)), cleaning)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def encode(self, caption: str) -> NDArray[np.int32]:
+        """From <start> to <end>; a caption that spells a special gets <unk> for it."""
+        found = [self._ids.get(word, UNKNOWN) for word in self._split(caption)]
+        return np.array([START, *found, END], np.int32)
+
+    def to_bytes(self) -> bytes:
+        cleaning = () if self.cleaning == "none" else (self.cleaning,)
+        return words_file(self.words, self.tokenizer, *cleaning)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> "Vocabulary":
+        """`where` is named if the file is cut, edited or no vocabulary."""
+        words, tokenizer, *cleaning = read_words_file(data, f"{where} is not the vocabulary")
+        return cls(tokenizer, words, *cleaning)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words) if number >= len(SPECIALS)}
+
+    @cached_property
+    def _split(self) -> Tokenizer:
+        return tokenizer(self.tokenizer, self.cleaning)
+
+
+@dataclass(frozen=True, eq=False)
+class ReleasedVocabulary:
+    """The ids of a released file, which may order words and specials as it likes; VSE++, PVSE and PCME split by NLTK.
+
+    A caption is split as a whole, where the official code splits its sentences first: with PCME's words, 18 of the
+    25,000 captions of COCO's test split get other ids by that.
+    """
+
+    ids: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        if missing := [name for name in SPECIALS if name not in self.ids]:
+            raise ValueError(f"it has no {' '.join(missing)}")
+        if wrong := [word for word, number in self.ids.items() if type(word) is not str or type(number) is not int]:
+            raise ValueError(f"{wrong[0]!r} is no word with a number")
+        if sorted(self.ids.values()) != list(range(len(self.ids))):
+            raise ValueError(f"the ids of its {len(self.ids):,} words are not those from 0 on, each once")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(sorted(self.ids, key=self.ids.__getitem__))
+
+    def encode(self, caption: str) -> NDArray[np.int32]:
+        """From <start> to <end>, with <unk> for unknown words."""
+        start, end, unknown = (self.ids[SPECIALS[name]] for name in (START, END, UNKNOWN))
+        found = [self.ids.get(word, unknown) for word in self._split(caption)]
+        return np.array([start, *found, end], np.int32)
+
+    @cached_property
+    def _split(self) -> Tokenizer:
+        return tokenizer("nltk")
+
+
+def load_vocabulary(path: Path) -> Vocabulary | ReleasedVocabulary:
+    """A file of ours (a run's vocabulary.txt), or a released one, known by what is in it.
+
+    Released are JSON objects and pickles with `word2idx`: of a dict (PCME), or of a `Vocabulary` (VSE++, PVSE).
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"vocabulary {path} cannot be read: {error.strerror}") from error
+    try:
+        if data.partition(b" ")[0] in [name.encode() for name in _TOKENIZERS]:
+            return Vocabulary.from_bytes(data, str(path))
+        data = data.removeprefix(BOM_UTF8)
+        return ReleasedVocabulary(_word_ids(json.loads(data) if data.lstrip()[:1] == b"{" else _unpickled(data)))
+    except (*_NO_PICKLE, RecursionError, ValueError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} is no vocabulary in JSON, in a pickle, or of a run: {line}") from error
+
+
+_TUPLES = frozenset(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"))
+
+
+FEW_TUPLES = 8
+
+
+_NO_PICKLE = (pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError, MemoryError, OverflowError)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes plain values, and of classes called Vocabulary, wherever they were defined, one of its own without code."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(BytesIO(data), encoding="utf-8")  # of Python 2's strings
+        self._vocabulary = type("Vocabulary", (), {})
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name != "Vocabulary":
+            raise pickle.UnpicklingError(f"it wants {module}.{name}, and nothing but a Vocabulary is made of a pickle")
+        return self._vocabulary
+
+
+def _unpickled(data: bytes) -> Any:
+    """A vocabulary has no tuples; many, one within the other, take for ever to hash."""
+    if sum(name in _TUPLES for name in (code.name for code, _, _ in pickletools.genops(data))) > FEW_TUPLES:
+        raise pickle.UnpicklingError("it is full of tuples")
+    found = _Unpickler(data).load()
+    return found if isinstance(found, dict) else getattr(found, "__dict__", None)
+
+
+def _word_ids(found: Any) -> dict[str, int]:
+    ids = found.get("word2idx") if isinstance(found, Mapping) else None
+    if not isinstance(ids, dict):
+        raise ValueError("it has no word2idx, a number for each word")
+    return ids
+
+
+def words_file(words: Sequence[str], *about: str) -> bytes:
+    """A line with what is to be said about them, their number and a checksum, then one word a line."""
+    head = " ".join([*about, str(len(words))]).encode()
+    body = "".join(f"{word}\n" for word in words).encode()
+    return head + b" " + _checksum(head, body) + b"\n" + body
+
+
+def read_words_file(data: bytes, is_not: str) -> tuple[Any, ...]:
+    """The words, then what is said about them; `is_not` begins the message if the file is cut, edited or another."""
+    first, _, body = data.partition(b"\n")
+    head, _, checksum = first.rpartition(b" ")
+    if checksum != _checksum(head, body):
+        raise UserError(f"{is_not} that was written: it was changed, cut or is another file")
+    return tuple(body.decode().split("\n")[:-1]), *head.decode().split(" ")[:-1]
+
+
+def _checksum(head: bytes, body: bytes) -> bytes:
+    return hashlib.sha256(head + b"\n" + body).hexdigest().encode()

@@ -1,0 +1,1 @@
+"""Training: from a recipe to a run folder."""

@@ -1,0 +1,114 @@
+"""Training from pixels: pictures cut anew for every sample, and the network that made the features in front of a model.
+
+What a cut does follows torchvision's own transforms, by which the papers' code was trained; where spec, models, 1.6 and
+2.4 give a number it is theirs. All chance is drawn for a sample of an epoch, so that a picture looks the same in
+whichever batch, rank or process it is cut.
+
+Shapes: B samples, S a side of a stored picture, H and W pixels of the crop, D width of a feature, T tries.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from xmodal.batches.batch import Batch, Padded
+from xmodal.errors import UserError
+from xmodal.features.networks import Extractor, ResNet, load
+from xmodal.features.store import FeatureStore
+from xmodal.models import Trainable
+from xmodal.training.picture_crops import FIRST_DRAW
+
+CROP_AREA, CROP_ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
+
+
+ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), (0.3, 1 / 0.3)
+
+
+BRIGHTNESS, CONTRAST, HUE = 0.1, 0.1, 0.1  # the most that each changes
+
+
+CUTTING, FLIPPING, COLOURING, ERASING = (FIRST_DRAW + 64 * part for part in range(4))
+
+
+class Fronted(nn.Module):
+    """A `Trainable` that reads pictures, (B, 1, 3, H, W): a model that reads features, and their network before it.
+
+    The network becomes the model's `trunk`, and so all parameters go by the names they have without this class: those
+    of the model as in the phases before, those of the network as `trunk.*`.
+    """
+
+    def __init__(self, model: nn.Module, extractor: Extractor) -> None:
+        super().__init__()
+        if hasattr(model, "trunk"):
+            raise ValueError(f"{type(model).__name__} has a trunk already")
+        model.add_module("trunk", extractor.trunk)
+        self.model = model
+        self.pooled = extractor.config.output == "pooled"
+
+    def encode_visual(self, visual: Padded) -> Any:
+        return self._trainable.encode_visual(self.features(visual))
+
+    def encode_text(self, text: Padded) -> Any:
+        return self._trainable.encode_text(text)
+
+    def similarity(self, visual: Any, text: Any) -> Tensor:
+        return self._trainable.similarity(visual, text)
+
+    def objective(self, batch: Batch) -> dict[str, Tensor]:
+        streams = {n: replace(stream, visual=self.features(stream.visual)) for n, stream in batch.streams.items()}
+        return self._trainable.objective(replace(batch, streams=streams))
+
+    def features(self, visual: Padded) -> Padded:
+        """What a store of features would have given: (B, R, D) of a grid, (B, 1, D) where it was pooled."""
+        maps_BDHW: Tensor = self.model.get_submodule("trunk")(visual.values.squeeze(1))
+        maps_BDR = maps_BDHW.mean((2, 3))[..., None] if self.pooled else maps_BDHW.flatten(2)
+        return Padded.whole(maps_BDR.transpose(1, 2))
+
+    def named_parameters(self, *arguments: Any, **options: Any) -> Any:
+        return self.model.named_parameters(*arguments, **options)
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        return self.model.state_dict(*arguments, **options)
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        return self.model.load_state_dict(state, strict, assign)
+
+    @property
+    def _trainable(self) -> Trainable[Any, Any]:
+        return cast(Trainable[Any, Any], self.model)
+
+
+def front(model: nn.Module, features: FeatureStore, weights_file: Path | None = None) -> Fronted:
+    """The network that made a store's features in front of a model that read them, on the CPU."""
+    network = network_of(features)
+    extractor = load(network, weights_file)
+    if extractor.weights_sha256 != features.provenance.get("weights_sha256"):
+        raise UserError(
+            f"{features.output.where} was made with other weights than {network.network} {network.weights} has here: "
+            "build the features again"
+        )
+    return Fronted(model, extractor)
+
+
+def front_without_weights(model: nn.Module, features: FeatureStore) -> Fronted:
+    """For a state that is loaded next: needs neither a file of weights nor a download."""
+    return Fronted(model, load(replace(network_of(features), weights="random:0")))
+
+
+def network_of(features: FeatureStore) -> ResNet:
+    """The config by which a store says it was made, on the CPU."""
+    told = features.provenance
+    try:
+        sizes = {name: told["preprocessing"][name] for name in ("resize", "crop")}
+        network = ResNet(**{name: told[name] for name in ("network", "weights", "output", "dtype")}, **sizes)
+        if network.spec.row_shape != features.spec.row_shape:
+            raise ValueError(f"rows are {features.spec.row_shape}, not {network.spec.row_shape}")
+    except (LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{features.output.where} does not say which network made it ({error!r}): training from pixels starts from "
+            "features of the resnet stage"
+        ) from error
+    return network

@@ -1,0 +1,113 @@
+"""What a phase says of its parameters, in torch: which ones move, by which rule, and how fast in which epoch."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+from xmodal.recipes import (
+    Cosine,
+    Optimiser,
+    Plateau,
+    Relative,
+    Step,
+)
+from xmodal.training.adamp import AdamP
+
+RISE = 1e-4  # the share by which an rsum must beat the best to be a rise, as in torch's ReduceLROnPlateau
+
+RULES: dict[str, Callable[[Any, Optimiser], torch.optim.Optimizer]] = {
+    "adam": lambda groups, o: Adam(groups, o.learning_rate, weight_decay=o.weight_decay),
+    "amsgrad": lambda groups, o: Adam(groups, o.learning_rate, weight_decay=o.weight_decay, amsgrad=True),
+    "adamp": lambda groups, o: AdamP(groups, o.learning_rate, weight_decay=o.weight_decay),
+    "sgd": lambda groups, o: SGD(groups, o.learning_rate, o.momentum, weight_decay=o.weight_decay),
+    "nesterov": lambda groups, o: SGD(groups, o.learning_rate, o.momentum, 0, o.weight_decay, nesterov=True),
+}
+
+
+def rate(optimiser: Optimiser, epoch: int, rsums: Sequence[float]) -> float:
+    """Of an epoch of a phase, from 0, after validations with these rsums."""
+    first = optimiser.learning_rate
+    match optimiser.schedule:
+        case Step(after, factor):
+            return first * factor ** sum(epoch >= passed for passed in after)
+        case Cosine(epochs):
+            return first * (1 + math.cos(math.pi * min(epoch, epochs) / epochs)) / 2
+        case Plateau() as plateau:
+            return _after_plateaus(first, plateau, rsums)
+        case None:
+            return first
+
+
+def total(terms: Mapping[str, Tensor], weights: Mapping[str, float | Relative]) -> Tensor:
+    """The weighted sum; a relative weight is a constant to the gradient."""
+    if terms.keys() != weights.keys():
+        raise ValueError(f"the objective has the terms {sorted(terms)}, the phase weighs {sorted(weights)}")
+    return torch.stack([_weight(terms, name, weights[name]) * term for name, term in terms.items()]).sum()
+
+
+def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
+    """A gradient that the phase before left would count in the clipped norm, but not in a run that goes on here."""
+    _refuse_unmatched(model, patterns)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not _matches(name, patterns))
+        parameter.grad = None
+
+
+def evaluate_frozen(model: nn.Module) -> None:
+    for module in model.modules():
+        parameters = list(module.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            module.eval()
+
+
+def build(model: nn.Module, optimiser: Optimiser) -> torch.optim.Optimizer:
+    return RULES[optimiser.rule](_groups(model, optimiser), optimiser)
+
+
+def clip(model: nn.Module, optimiser: Optimiser) -> Tensor:
+    """The norm before clipping, of everything that may be clipped."""
+    clipped = [p for name, p in model.named_parameters() if not _matches(name, optimiser.unclipped)]
+    return nn.utils.clip_grad_norm_(clipped, optimiser.clip_norm or math.inf)
+
+
+def _groups(model: nn.Module, optimiser: Optimiser) -> list[dict[str, Any]]:
+    """Parameters that share a multiplier."""
+    _refuse_unmatched(model, [*optimiser.unclipped, *(pattern for pattern, _ in optimiser.multipliers)])
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            found = (factor for pattern, factor in optimiser.multipliers if fnmatchcase(name, pattern))
+            groups.setdefault(next(found, 1.0), []).append(parameter)
+    return [{"params": parameters, "multiplier": multiplier} for multiplier, parameters in groups.items()]
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _weight(terms: Mapping[str, Tensor], name: str, weight: float | Relative) -> float | Tensor:
+    if not isinstance(weight, Relative):
+        return weight
+    term = terms[name].detach()
+    return weight.factor * torch.where(term == 0, 0.0, terms[weight.to].detach() / term)  # a term that is off stays so
+
+
+def _after_plateaus(first: float, plateau: Plateau, rsums: Sequence[float]) -> float:
+    best, waited, now = -math.inf, 0, first
+    for rsum in rsums:
+        best, waited = (rsum, 0) if rsum > best * (1 + RISE) else (best, waited + 1)
+        if waited > plateau.patience:  # also as torch counts
+            now, waited = max(now * plateau.factor, plateau.minimum), 0
+    return now
+
+
+def _refuse_unmatched(model: nn.Module, patterns: Iterable[str]) -> None:
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"no parameter is named {pattern!r}; there are: {', '.join(names)}")

@@ -1,0 +1,222 @@
+"""Picture crops: every sample of a phase from pixels is cropped, flipped and coloured anew."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageEnhance
+from torch import Tensor
+
+from xmodal.batches.batch import Padded
+from xmodal.batches.reader import Reader
+from xmodal.batches.sample_order import Draws
+from xmodal.errors import UserError
+from xmodal.features.store import FeatureStore
+from xmodal.media.images import normalised
+from xmodal.recipes import Pixels
+from xmodal.training.finetuning import (
+    BRIGHTNESS,
+    COLOURING,
+    CONTRAST,
+    CROP_AREA,
+    CROP_ASPECT,
+    CUTTING,
+    ERASED_AREA,
+    ERASED_ASPECT,
+    ERASING,
+    FLIPPING,
+    HUE,
+    network_of,
+)
+
+TRIES = 10  # for a rectangle that fits
+
+
+FIRST_DRAW = 16  # those before it are of frames and captions
+
+
+STEPS = 1 << 53  # of a number between 0 and 1
+
+
+def training_pixels(
+    pixels_BSS3: NDArray[np.uint8], plan: Pixels, crop: int, draws: Draws, samples_B: NDArray[np.int64]
+) -> Tensor:
+    """(B, 3, H, W): each picture cut, flipped, coloured and erased as the plan says and its sample's draws decide."""
+    chance = _Chance(draws, samples_B)
+    boxes_B4 = _boxes(plan, pixels_BSS3.shape[1], crop, chance)
+    flips_B = chance.below(2, FLIPPING) == 1 if plan.flip else np.zeros(len(samples_B), bool)
+    colours = _colours(chance) if plan.jitter else [None] * len(samples_B)
+    out_B3HW = np.empty((len(samples_B), 3, crop, crop), np.float32)
+    for row, (pixels_SS3, box, flip, colour) in enumerate(zip(pixels_BSS3, boxes_B4, flips_B, colours, strict=True)):
+        image = _cut(Image.fromarray(pixels_SS3), box, crop)
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else image
+        out_B3HW[row] = normalised(np.asarray(colour.of(image) if colour else image))
+    _erase(out_B3HW, plan.erase, chance)
+    return torch.from_numpy(out_B3HW)
+
+
+def evaluation_pixels(pixels_BSS3: NDArray[np.uint8], crop: int) -> Tensor:
+    """(B, 3, H, W): the middles, which features are made from too; to the pixel where S - H is a multiple of 4."""
+    first = _middle(pixels_BSS3.shape[1], crop)
+    middles_BHW3 = pixels_BSS3[:, first : first + crop, first : first + crop]
+    return torch.from_numpy(np.stack([normalised(middle_HW3) for middle_HW3 in middles_BHW3]))
+
+
+@dataclass(frozen=True, eq=False)
+class PictureReader(Reader):
+    """Pictures from a store of the pixels stage, cut and normalised: a picture is one position, (B, 1, 3, H, W).
+
+    With `draws` they are cut as in training, else as in evaluation.
+    """
+
+    plan: Pixels = field(kw_only=True)
+    crop: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        shape = self.store.spec.row_shape
+        if shape[2:] != (3,) or shape[0] != shape[1] or self.store.spec.dtype != "uint8" or self.store.spec.ragged:
+            raise UserError(f"{self.store.output.where} holds no squares of pixels: name an output of the pixels stage")
+        if shape[0] < self.crop:
+            raise UserError(f"{self.store.output.where} has pictures of side {shape[0]}, too small to cut {self.crop}")
+
+    def visual(
+        self,
+        items: NDArray[np.int64] | slice,
+        draws: Draws | None = None,
+        samples: NDArray[np.int64] | None = None,
+    ) -> Padded:
+        rows = self.examples.rows[items]
+        pixels_BSS3 = self.store.take(rows, self._room(len(rows)))
+        if draws is None or samples is None:
+            pixels_B3HW = evaluation_pixels(pixels_BSS3, self.crop)
+        else:
+            pixels_B3HW = training_pixels(pixels_BSS3, self.plan, self.crop, draws, samples)
+        return Padded.whole(pixels_B3HW[:, None])
+
+
+def pictures(reader: Reader, pixels: FeatureStore, plan: Pixels) -> PictureReader:
+    """The same items with the same captions, but as the network saw them that made the reader's features."""
+    network = network_of(reader.store)
+    side, found = network.resize, pixels.spec.row_shape[0]
+    if side != found:
+        raise UserError(
+            f"{pixels.output.where} has pictures of side {found}, but the features are of pictures resized to {side}: "
+            f"build pixels with --set pixels.side={side}"
+        )
+    examples = replace(reader.examples, rows=pixels.rows(reader.examples.ids))
+    return PictureReader(examples, pixels, tokens=reader.tokens, classes=reader.classes, plan=plan, crop=network.crop)
+
+
+@dataclass(frozen=True, eq=False)
+class _Chance:
+    draws: Draws
+    samples_B: NDArray[np.int64]
+
+    def below(self, bounds: int | NDArray[np.int64], which: int) -> NDArray[np.int64]:
+        return self.draws.below(np.broadcast_to(np.int64(bounds), self.samples_B.shape), self.samples_B, which)
+
+    def between(self, low: float, high: float, which: int) -> NDArray[np.float64]:
+        return low + (high - low) * self.below(STEPS, which) / STEPS
+
+
+@dataclass(frozen=True)
+class Colour:
+    """What is done to a picture's colours, in this order."""
+
+    brightness: float
+    contrast: float
+    hue: float  # of the whole circle
+    order: tuple[int, ...]
+
+    def of(self, image: Image.Image) -> Image.Image:
+        steps = (self._brightened, self._contrasted, self._turned)
+        for step in self.order:
+            image = steps[step](image)
+        return image
+
+    def _brightened(self, image: Image.Image) -> Image.Image:
+        return ImageEnhance.Brightness(image).enhance(self.brightness)
+
+    def _contrasted(self, image: Image.Image) -> Image.Image:
+        return ImageEnhance.Contrast(image).enhance(self.contrast)
+
+    def _turned(self, image: Image.Image) -> Image.Image:
+        hue, saturation, value = image.convert("HSV").split()
+        turned = hue.point([(level + int(self.hue * 255)) % 256 for level in range(256)])
+        return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
+
+
+ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+
+
+def _colours(chance: _Chance) -> list[Colour | None]:
+    ranges = ((1 - BRIGHTNESS, 1 + BRIGHTNESS), (1 - CONTRAST, 1 + CONTRAST), (-HUE, HUE))
+    amounts = [chance.between(*limits, COLOURING + part).tolist() for part, limits in enumerate(ranges)]
+    orders = (ORDERS[order] for order in chance.below(len(ORDERS), COLOURING + 3).tolist())
+    return [Colour(*drawn) for drawn in zip(*amounts, orders, strict=True)]
+
+
+def _boxes(plan: Pixels, side: int, crop: int, chance: _Chance) -> NDArray[np.int64]:
+    """(B, 4): top, left, height and width of what is cut out. A square where no rectangle fitted is taken whole."""
+    size = np.full(len(chance.samples_B), crop)
+    if plan.crop == "centre":
+        first = np.full(len(size), _middle(side, crop))
+        return np.stack([first, first, size, size], axis=1)
+    if plan.crop == "random":
+        return _placed(size, size, side, chance, CUTTING)
+    heights_B, widths_B = _rectangles(side, side, CROP_AREA, CROP_ASPECT, chance, CUTTING + 2)
+    whole_B = heights_B == 0
+    return _placed(np.where(whole_B, side, heights_B), np.where(whole_B, side, widths_B), side, chance, CUTTING)
+
+
+def _erase(pixels_B3HW: NDArray[np.float32], probability: float, chance: _Chance) -> None:
+    """To the mean of all pictures, which is 0 here."""
+    if not probability:
+        return
+    side = pixels_B3HW.shape[-1]
+    heights_B, widths_B = _rectangles(side, side - 1, ERASED_AREA, ERASED_ASPECT, chance, ERASING + 3)
+    boxes_B4 = _placed(heights_B, widths_B, side, chance, ERASING)
+    for row in np.flatnonzero(chance.between(0, 1, ERASING + 2) < probability):
+        top, left, height, width = boxes_B4[row]
+        pixels_B3HW[row, :, top : top + height, left : left + width] = 0
+
+
+def _rectangles(
+    side: int,
+    longest: int,
+    area: tuple[float, float],
+    aspect: tuple[float, float],
+    chance: _Chance,
+    which: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Heights and widths of the first of ten draws that is within `longest`, 0 where none is; aspects by their log."""
+    logs, tries = (math.log(aspect[0]), math.log(aspect[1])), range(which, which + 2 * TRIES, 2)
+    areas_TB = np.stack([chance.between(*area, one) for one in tries]) * side**2
+    aspects_TB = np.exp(np.stack([chance.between(*logs, one + 1) for one in tries]))
+    heights_TB = np.rint(np.sqrt(areas_TB / aspects_TB)).astype(np.int64)
+    widths_TB = np.rint(np.sqrt(areas_TB * aspects_TB)).astype(np.int64)
+    shorter_TB, longer_TB = np.minimum(heights_TB, widths_TB), np.maximum(heights_TB, widths_TB)
+    fits_TB = (shorter_TB > 0) & (longer_TB <= longest)
+    first_B, columns_B = fits_TB.argmax(axis=0), np.arange(fits_TB.shape[1])
+    found_B = fits_TB.any(axis=0)
+    return heights_TB[first_B, columns_B] * found_B, widths_TB[first_B, columns_B] * found_B
+
+
+def _placed(
+    heights_B: NDArray[np.int64], widths_B: NDArray[np.int64], side: int, chance: _Chance, which: int
+) -> NDArray[np.int64]:
+    """(B, 4): rectangles anywhere inside."""
+    tops_B, lefts_B = chance.below(side - heights_B + 1, which), chance.below(side - widths_B + 1, which + 1)
+    return np.stack([tops_B, lefts_B, heights_B, widths_B], axis=1)
+
+
+def _cut(image: Image.Image, box: NDArray[np.int64], crop: int) -> Image.Image:
+    top, left, height, width = box.tolist()
+    part = image.crop((left, top, left + width, top + height))
+    return part if part.size == (crop, crop) else part.resize((crop, crop), Image.Resampling.BILINEAR)
+
+
+def _middle(side: int, crop: int) -> int:
+    return round((side - crop) / 2)

@@ -1,0 +1,263 @@
+"""A run's directory: what was trained, on what, and how far it came. Plain files; nothing in them is executed.
+
+<run>/recipe.json       the recipe, the records and features it was trained on, the inputs of its network
+      vocabulary.txt    the words by their ids
+      log.jsonl         a line every few steps and one for each validation; equal runs write equal lines
+      last.pt           weights, optimiser and place after the last whole epoch: where training goes on
+      best.pt           weights of the validation with the highest rsum
+      _lock             held while somebody trains here, and then it says who
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmodal import models
+from xmodal.errors import UserError
+from xmodal.models import Inputs, Scorer
+from xmodal.recipes import Recipe, View
+from xmodal.root.identity import canonical_json, fingerprint, to_plain
+from xmodal.root.storage import LocalStorage
+from xmodal.text.vocabularies import Vocabulary
+
+RECIPE, VOCABULARY, LOG, LAST, BEST = "recipe.json", "vocabulary.txt", "log.jsonl", "last.pt", "best.pt"
+LOCK = "_lock"
+LAYOUT = 3  # 1: nothing was said of cleaning; 2: of words outside of a vocabulary
+SHOWN = 6  # differences of two runs
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+FACTS = {"recipe": dict, "visual_width": int, "instances": int} | dict.fromkeys(
+    ("fingerprint", "model", "records", "features", "vocabulary"), str
+)  # of recipe.json, with their kinds
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run was started with. `records` and `features` are identities of outputs."""
+
+    recipe: Recipe
+    records: str
+    features: str
+    vocabulary: Vocabulary
+    visual_width: int
+    instances: int
+    weights: str = ""  # the network that made the features: told, not compared, as `features` decides it
+    vectors: str = ""  # sha256 of the file of word vectors that the words start from
+    pixels: str = ""  # the identity of the pictures that later phases read
+
+    @property
+    def inputs(self) -> Inputs:
+        return Inputs(self.visual_width, len(self.vocabulary), self.instances)
+
+    def facts(self) -> dict[str, Any]:
+        """recipe.json."""
+        return {
+            "layout": LAYOUT,
+            "recipe": to_plain(self.recipe),
+            "fingerprint": fingerprint(self.recipe),
+            "model": type(self.recipe.model).__module__.rpartition(".")[2],
+            "records": self.records,
+            "features": self.features,
+            "vocabulary": fingerprint(self.vocabulary),
+            "visual_width": self.visual_width,
+            "instances": self.instances,
+            "weights": self.weights,
+            "vectors": self.vectors,
+            "pixels": self.pixels,
+        }
+
+
+def start(folder: str, run: Run) -> None:
+    """Writes what the run is; a folder that holds another run is refused, the same one goes on."""
+    storage = LocalStorage(folder)
+    refuse_another(folder, run)
+    if storage.size(RECIPE) is None:
+        storage.write(VOCABULARY, run.vocabulary.to_bytes())
+        storage.write(RECIPE, canonical_json(run.facts()))
+
+
+def refuse_another(folder: str, run: Run) -> None:
+    """Only an empty folder, or one that holds this very run, will do."""
+    storage = LocalStorage(folder)
+    if storage.size(RECIPE) is not None:
+        if changed := list(_changes(_facts(storage), json.loads(canonical_json(run.facts())))):
+            more = f" and {len(changed) - SHOWN} more" * (len(changed) > SHOWN)
+            raise UserError(
+                f"{folder} holds another run: {', '.join(changed[:SHOWN])}{more}: choose another folder for this"
+            )
+    elif others := [name for name in storage.names("") if name != VOCABULARY and name[0] not in "_."]:
+        raise UserError(f"{folder} is no run and not empty (it has {others[0]}): choose another folder")
+
+
+def check_folder(folder: str) -> None:
+    if any(path.exists() and not path.is_dir() for path in (Path(folder), *Path(folder).parents)):
+        raise UserError(f"run {folder} is a file, or in one: choose a folder")
+
+
+@contextmanager
+def held(folder: str) -> Iterator[None]:
+    """Nobody else trains in the folder meanwhile. Whoever was killed holds nothing."""
+    with _unwritable_told(folder):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        file = (Path(folder) / LOCK).open("a+")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read() or "another process"
+            raise UserError(f"{folder} is being trained by {holder}: wait for it, or choose another folder") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+@contextmanager
+def _unwritable_told(folder: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        raise UserError(f"run {folder} cannot be written ({error.strerror}): choose another folder for it") from error
+
+
+def anew(folder: str) -> str:
+    """The cure where weights are damaged: without a place to go on from, a run writes all of them again."""
+    return f"remove {folder}/{LAST} and train again, from the beginning"
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What differs, as `--set` names it; the fingerprint only where nothing else does, and never what is only told."""
+    old, new = (dict(_leaves(facts, "")) for facts in (before, now))
+    found = [name for name in dict.fromkeys((*new, *old)) if _said(old, name) != _said(new, name) and name != "weights"]
+    for name in found:
+        if name != "fingerprint" or len(found) == 1:
+            yield f"{name} is {_said(old, name)} there and {_said(new, name)} here"
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Every plain value with its name; phases are counted, from 1."""
+    parts: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        parts = ((f"{name}.{part}".lstrip(".").removeprefix("recipe."), inner) for part, inner in value.items())
+    elif isinstance(value, list) and name == "phases":
+        yield name, len(value)
+        parts = ((f"phase{number}", inner) for number, inner in enumerate(value, 1))
+    else:
+        yield name, value
+    for part, inner in parts:
+        yield from _leaves(inner, part)
+
+
+def _said(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name]) if name in values else "nothing"
+
+
+def read(folder: str) -> Run:
+    storage = LocalStorage(folder)
+    if storage.size(RECIPE) is None:
+        raise UserError(f"{folder} is no run: it has no {RECIPE}")
+    facts = _facts(storage)
+    vocabulary = _vocabulary(storage)
+    recipe = recipe_of(facts["recipe"], facts["model"])
+    if (fingerprint(recipe), fingerprint(vocabulary)) != (facts["fingerprint"], facts["vocabulary"]):
+        raise UserError(f"{folder}: {RECIPE} and {VOCABULARY} are not what the run was started with: {_afresh(folder)}")
+    names = ("records", "features", "visual_width", "instances")
+    facts = {"weights": "", "vectors": "", "pixels": ""} | facts
+    return Run(
+        recipe, vocabulary=vocabulary, **{name: facts[name] for name in (*names, "weights", "vectors", "pixels")}
+    )
+
+
+def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = None) -> Scorer[Any, Any]:
+    """The run's network before training; sizes that no network has are refused as damage of the run."""
+    wide = getattr(run.recipe.model, "word_width", None)
+    if word_vectors is not None and wide not in (None, word_vectors.shape[1]):
+        raise UserError(
+            f"recipe {run.recipe.name!r} has words of {wide} numbers, the word vectors have {word_vectors.shape[1]}: "
+            f"other vectors, or --set model.word_width={word_vectors.shape[1]}"
+        )
+    try:
+        return run.recipe.model.build(replace(run.inputs, word_vectors=word_vectors))
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"{folder}/{RECIPE} describes a network that cannot be built: {error}") from error
+
+
+def read_vocabulary(folder: str) -> Vocabulary | None:
+    """None where a run has not started."""
+    storage = LocalStorage(folder)
+    if storage.size(RECIPE) is None:
+        return None
+    return _vocabulary(storage)
+
+
+def _afresh(folder: str) -> str:
+    """The cure where it is not known any more what was trained: nothing in the folder can be used."""
+    return f"remove the folder {folder} and train again"
+
+
+def recipe_of(plain: Mapping[str, Any], model: str) -> Recipe:
+    """A recipe from its canonical form; nothing is made but the dataclasses of recipes and of the named model."""
+    named = vars(models) | vars(models.load(model)) | {"View": View}
+    classes = {name: known for name, known in named.items() if isinstance(known, type) and is_dataclass(known)}
+    try:
+        recipe = _from_plain(plain, classes)
+        _ = fingerprint(recipe)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise UserError(
+            f"a recipe of model {model} does not fit this version of xmodal ({error}): use that of the run"
+        ) from error
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"{RECIPE} holds no recipe but a {type(recipe).__name__}: the run is damaged")
+    return recipe
+
+
+def _from_plain(value: Any, classes: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return tuple(_from_plain(item, classes) for item in value)
+    if not isinstance(value, dict):
+        return value
+    plain = {name: _from_plain(item, classes) for name, item in value.items() if name != "_type"}
+    return classes[value["_type"]](**plain) if "_type" in value else plain
+
+
+def _facts(storage: LocalStorage) -> dict[str, Any]:
+    """recipe.json with every fact in it, of its kind."""
+    where, cure = f"{storage.url}/{RECIPE}", _afresh(storage.url)
+    try:
+        facts = json.loads(storage.read(RECIPE))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is damaged ({error}): {cure}") from error
+    if not isinstance(facts, dict):
+        raise UserError(f"{where} is damaged (it holds a {type(facts).__name__}): {cure}")
+    if facts.get("layout") != LAYOUT:
+        raise UserError(f"{where} was written by another version of xmodal: use that one")
+    if wrong := [name for name, kind in FACTS.items() if not isinstance(facts.get(name), kind)]:
+        raise UserError(f"{where} is damaged (it has no usable {', '.join(wrong)}): {cure}")
+    return facts
+
+
+def _vocabulary(storage: LocalStorage) -> Vocabulary:
+    where = f"{storage.url}/{VOCABULARY}"
+    if storage.size(VOCABULARY) is None:
+        raise UserError(f"{where} is missing: {_afresh(storage.url)}")
+    try:
+        return Vocabulary.from_bytes(storage.read(VOCABULARY), where)
+    except UserError as trouble:
+        raise UserError(f"{trouble}: {_afresh(storage.url)}") from None
+    except ValueError as error:
+        raise UserError(f"{where} is damaged ({error}): {_afresh(storage.url)}") from error

@@ -1,0 +1,103 @@
+"""Validation: encodes both sides block by block and computes recalls of a split."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from xmodal.batches.batch import Padded
+from xmodal.batches.dataset import Examples
+from xmodal.batches.reader import Reader
+from xmodal.errors import UserError
+from xmodal.metrics.protocols import (
+    NO_LABELS,
+    Gallery,
+    Labels,
+    recalls,
+)
+from xmodal.metrics.ranks import (
+    Both,
+    Numbers,
+    Scores,
+    Similarities,
+    cuts,
+    ranks,
+)
+from xmodal.models import Scorer
+from xmodal.progress import Progress
+
+BLOCKS = (256, 1024)  # visual rows and texts that are encoded, and compared, at once
+
+
+def check_device(device: str) -> None:
+    """Refuses what torch cannot compute on here."""
+    try:
+        asked = torch.device(device)
+    except RuntimeError:
+        raise UserError(f"no device {device!r}; there are: cpu, cuda") from None
+    if asked.type not in ("cpu", "cuda"):
+        raise UserError(f"no device {device!r}; there are: cpu, cuda")
+    if asked.type == "cuda" and (asked.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device {device!r}: torch sees {torch.cuda.device_count()} GPUs here; cpu always works")
+
+
+def measure(
+    scorer: Scorer[Any, Any],
+    reader: Reader,
+    progress: Progress,
+    device: str = "cpu",
+    blocks: tuple[int, int] = BLOCKS,
+    labels: Labels = NO_LABELS,
+) -> dict[str, Scores]:
+    """As `judging.recalls` has them; `blocks` changes memory and speed alone."""
+    with torch.inference_mode():
+        return recalls(_similarities(scorer, reader, progress, device, blocks), _gallery(reader.examples), labels)
+
+
+def own_ranks(scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str = "cpu") -> Both:
+    """Of every item the rank of its best own caption, and of every caption that of its item; in the reader's order."""
+    with torch.inference_mode():
+        return ranks(_similarities(scorer, reader, progress, device, BLOCKS), _gallery(reader.examples).own)[0]
+
+
+def _gallery(examples: Examples) -> Gallery:
+    return Gallery(examples.ids, examples.caption_ids, examples.caption_items)
+
+
+def _similarities(
+    scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str, blocks: tuple[int, int]
+) -> Similarities:
+    if isinstance(scorer, nn.Module):
+        scorer.eval()
+    shape = len(reader.examples.ids), len(reader.examples.words)
+    with progress.over("encode", sum(shape), unit="rows") as tick:
+        visual = [
+            _ticked(scorer.encode_visual(_numbers(reader.visual(rows), device)), rows, tick)
+            for rows in cuts(shape[0], blocks[0])
+        ]
+        text = [
+            _ticked(scorer.encode_text(_texts(reader, rows, device)), rows, tick) for rows in cuts(shape[1], blocks[1])
+        ]
+
+    def tile(visual_rows: slice, text_rows: slice) -> Numbers:
+        some, others = visual[visual_rows.start // blocks[0]], text[text_rows.start // blocks[1]]
+        return np.asarray(scorer.similarity(some, others).cpu().numpy())
+
+    return Similarities(shape, blocks, tile)
+
+
+def _texts(reader: Reader, rows: slice, device: str) -> Padded:
+    text = reader.text(rows)
+    return text.to(device) if reader.examples.sentences is None else _numbers(text, device)
+
+
+def _numbers(features: Padded, device: str) -> Padded:
+    """On the device; features are stored and moved in half precision, and computed with in single."""
+    return Padded(features.values.to(device).float(), features.lengths)
+
+
+def _ticked(encoded: Any, rows: slice, tick: Callable[[int], None]) -> Any:
+    tick(rows.stop - rows.start)
+    return encoded

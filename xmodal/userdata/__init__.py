@@ -1,0 +1,1 @@
+"""User data: a list, a folder or a hub dataset as a corpus."""
