@@ -185,12 +185,7 @@ def _verify(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _train(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.papers.recipe_runs import (
-        on_corpus,
-        recipe_with,
-        train,
-        train_on_ray,
-    )
+    from pipelines.papers.recipe_runs import on_corpus, recipe_with, train, train_on_ray
 
     recipe = recipe_with(chosen.recipe, chosen.set)
     if chosen.corpus:

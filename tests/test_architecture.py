@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,9 @@ LIBRARY = (  # the rooms and modules of xmodal: each imports only from those bef
     *("detection", "metrics", "batches", "losses", "models", "training", "evaluation", "checks"),
 )
 PIPELINES = ("engine", "fetching", "stages", "upkeep", "publishing", "papers", "demo", "commands", "cli")
-TORCH_ROOMS = ("losses", "models", "training", "evaluation")
+ORDER = {"xmodal": LIBRARY, "pipelines": PIPELINES}
+OF_ONE_KIND = ("xmodal/corpora", "xmodal/models", "pipelines/stages", "pipelines/commands", "pipelines/demo")
+TORCH_ROOMS = ("xmodal/losses", "xmodal/models", "xmodal/training", "xmodal/evaluation")
 TORCH = {
     *(f"xmodal/batches/{name}.py" for name in ("batch", "buffers", "distributed", "loader", "reader")),
     "xmodal/features/networks.py",
@@ -77,7 +80,7 @@ def test_a_codec_or_store_has_one_door_at_most(package: str) -> None:
 def test_torch_stays_with_what_computes() -> None:
     found = importers("torch") | importers("torchvision")
     assert "xmodal/models/__init__.py" not in found
-    assert {path for path in found if not path.startswith("xmodal/models/")} <= TORCH
+    assert {path for path in found if not path.startswith(TORCH_ROOMS)} <= TORCH
 
 
 @pytest.mark.parametrize("folder", ["corpora", "models"])
@@ -91,11 +94,63 @@ def test_no_corpus_and_no_model_imports_another(folder: str) -> None:
         assert all(folder == "corpora" and name.rpartition(".")[2].isupper() for name in taken), f"{path}: {taken}"
 
 
-@pytest.mark.parametrize("module", WITHOUT_TORCH_OR_RAY)
-def test_parsing_planning_and_looking_need_neither_torch_nor_ray(module: str, tmp_path: Path) -> None:
-    code = f"import sys, {module}; print(sorted({{'torch', 'ray', 'torchvision'}} & set(sys.modules)))"
+def test_parsing_planning_and_looking_need_neither_torch_nor_ray(tmp_path: Path) -> None:
+    light = [
+        name_of(path) for path in MODULES if path not in TORCH and "/".join(path.split("/")[:2]) not in TORCH_ROOMS
+    ]
+    light = [name for name in light if name != "pipelines.engine.ray_runner"] + ["xmodal.training.run_folder"]
+    code = f"import importlib, sys; [importlib.import_module(name) for name in {light}]"
+    code += "; print(sorted({'torch', 'ray', 'torchvision'} & set(sys.modules)))"
     found = run_python(code, tmp_path)
     assert (found.stdout.strip(), found.stderr) == ("[]", "")
+
+
+def name_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def rooms_of(path: str) -> tuple[str, str]:
+    """The package of a module, and its room there."""
+    package, room = path.removesuffix(".py").split("/")[:2]
+    return package, room
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_every_import_goes_to_a_room_above(package: str) -> None:
+    """HOUSE: what is used by many stands before what uses it."""
+    order, wrong = ORDER[package], []
+    for path, tree in MODULES.items():
+        inside, room = rooms_of(path)
+        if inside != package or room == "__init__":
+            continue
+        assert room in order, f"{path} is in no room of the list"
+        for name in imported(tree):
+            taken = name.split(".")
+            if taken[0] == package and taken[1] in order and order.index(taken[1]) > order.index(room):
+                wrong.append(f"{path} imports {name}")
+    assert wrong == []
+
+
+def test_no_room_has_more_modules_than_one_can_overlook() -> None:
+    count = Counter(path.rpartition("/")[0] for path in MODULES if not path.endswith("__init__.py"))
+    assert {room: size for room, size in count.items() if size > (20 if room in OF_ONE_KIND else 14)} == {}
+
+
+def test_no_two_modules_have_one_name() -> None:
+    """A corpus and its generated publisher excepted."""
+    names = Counter(Path(path).stem for path in MODULES if not path.startswith("pipelines/demo/"))
+    assert {name for name, count in names.items() if count > 1} == {"__init__"}
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    names = Counter(
+        node.name
+        for path, tree in MODULES.items()
+        if not path.startswith("pipelines/demo/")
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in names.items() if count > 1} == set()
 
 
 def test_every_corpus_loads_and_is_listed_without_torch_and_ray(tmp_path: Path) -> None:
@@ -133,7 +188,7 @@ print(json.dumps(events))
 
 def test_importing_does_nothing(tmp_path: Path) -> None:
     """No file, no folder, no connection, no thread, no environment; what other packages do on import is theirs."""
-    names = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in MODULES]
+    names = [name_of(path) for path in MODULES]
     own = [name for name in names if not name.endswith("__main__")]
     others = sorted({name.partition(".")[0] for tree in MODULES.values() for name in imported(tree)})
     third_party = "\n".join(f"import {name}" for name in others if name not in ("xmodal", "pipelines", "__future__"))

@@ -17,30 +17,12 @@ from numpy.typing import NDArray
 
 from pipelines.demo.world import BACKGROUNDS, COLOURS, KINDS, World, describe, scene
 from pipelines.engine.building import build
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages._corpus import Site, build_records
 from xmodal.corpora import load
-from xmodal.features.store import (
-    FeatureSpec,
-    index_files,
-    shard_file,
-    write_shard,
-)
+from xmodal.features.store import FeatureSpec, index_files, shard_file, write_shard
 from xmodal.models.vsepp import VSEPPConfig
-from xmodal.recipes import (
-    Features,
-    Optimiser,
-    Phase,
-    Recipe,
-    Step,
-    Tokens,
-    View,
-)
+from xmodal.recipes import Features, Optimiser, Phase, Recipe, Step, Tokens, View
 from xmodal.root.storage import open_storage
 
 PICTURES = Path(__file__).parent / "fixtures/pictures.py"

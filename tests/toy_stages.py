@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Resources,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from xmodal.features.store import (
     FeatureSpec,
     extents_file,

@@ -14,13 +14,7 @@ from xmodal.text.vector_files import VectorFile
 from xmodal.text.vector_index import check_free, write_index
 from xmodal.text.vocabularies import SPECIALS, load_vocabulary
 from xmodal.text.word2vec import EPOCHS, train_word2vec, write_word2vec
-from xmodal.text.word_vectors import (
-    MB,
-    Coverage,
-    in_megabytes,
-    open_vectors,
-    read_vectors,
-)
+from xmodal.text.word_vectors import MB, Coverage, in_megabytes, open_vectors, read_vectors
 
 
 def tell(file: Path, vocabulary: Path | None, index: Path | None, progress: Progress) -> dict[str, Any]:

@@ -21,14 +21,7 @@ from pipelines.papers import recipe_runs
 from pipelines.stages._corpus import USUAL, Site, build_stages
 from xmodal.corpora import Corpus, Source, load
 from xmodal.errors import UserError
-from xmodal.recipes import (
-    Optimiser,
-    Phase,
-    Pixels,
-    Recipe,
-    Step,
-    Tokens,
-)
+from xmodal.recipes import Optimiser, Phase, Pixels, Recipe, Step, Tokens
 from xmodal.root.identity import fingerprint
 from xmodal.root.storage import open_storage
 

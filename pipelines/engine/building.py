@@ -21,22 +21,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipelines.engine.commits import (
-    TAB,
-    Attempt,
-    Commits,
-    Record,
-)
+from pipelines.engine.commits import TAB, Attempt, Commits, Record
 from pipelines.engine.progress_line import Progress
 from pipelines.engine.stage import Inputs, Resources, Stage
 from xmodal.errors import UserError
 from xmodal.root.identity import canonical_json
-from xmodal.root.outputs import (
-    LAYOUT,
-    Output,
-    Unit,
-    directories,
-)
+from xmodal.root.outputs import LAYOUT, Output, Unit, directories
 from xmodal.root.storage import Storage, open_storage
 
 GATHER_EVERY = 10_000  # units in loose records: the most that a later driver has to read one by one

@@ -25,12 +25,7 @@ from typing import Any, Literal
 from xmodal.errors import UserError
 from xmodal.media import frame_sampling
 from xmodal.media.frame_sampling import Sampled, encode_jpeg, one_line
-from xmodal.media.frame_times import (
-    Failure,
-    Frame,
-    Limits,
-    Sampling,
-)
+from xmodal.media.frame_times import Failure, Frame, Limits, Sampling
 
 Subsampling = Literal["4:2:0", "4:2:2", "4:4:4"]
 TRIES = 2

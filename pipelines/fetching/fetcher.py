@@ -18,12 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from pipelines.engine.building import (
-    NOT_SHARED,
-    Call,
-    Runner,
-    Worker,
-)
+from pipelines.engine.building import NOT_SHARED, Call, Runner, Worker
 from pipelines.engine.commits import Record
 from pipelines.engine.progress_line import Progress
 from pipelines.engine.stage import Resources

@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pipelines.engine.building import build
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.fetching.ledger import FOLDERS, Ledger, State
 from xmodal.corpora import Part, Source
 from xmodal.errors import UserError

@@ -36,21 +36,9 @@ from xmodal.raw.readers import ending, heading
 from xmodal.records.tables import Kind, read_columns
 from xmodal.records.views import splits
 from xmodal.root.outputs import Output
-from xmodal.root.sealed_sets import (
-    blob_key,
-    read_lock,
-    records_now,
-    sealed_now,
-)
+from xmodal.root.sealed_sets import blob_key, read_lock, records_now, sealed_now
 from xmodal.root.storage import Storage
-from xmodal.userdata.lists import (
-    DESCRIPTION,
-    SPLITS,
-    Description,
-    ListFile,
-    own_corpus,
-    split_name,
-)
+from xmodal.userdata.lists import DESCRIPTION, SPLITS, Description, ListFile, own_corpus, split_name
 
 NOTE = "_runs/own/{}.json"  # of a name: where its list lies
 JUDGED, FEW = ("val", "test"), 10  # splits that numbers are of, by how their names end; of so few they say nothing

@@ -15,13 +15,7 @@ from xmodal.features.contact_sheets import contact_sheet
 from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.opening import open_features
-from xmodal.recipes import (
-    Config,
-    Features,
-    Recipe,
-    Tokens,
-    View,
-)
+from xmodal.recipes import Config, Features, Recipe, Tokens, View
 from xmodal.records.derived_splits import Share
 from xmodal.records.tables import Caption, read_rows
 from xmodal.records.views import members, splits

@@ -28,15 +28,7 @@ from typing import Any, BinaryIO, get_args
 
 from pipelines.engine.progress_line import Progress
 from pipelines.fetching.ledger import FOLDERS
-from pipelines.publishing.hub_tables import (
-    CURE,
-    ROWS,
-    Config,
-    describe,
-    read_ids,
-    write_captions,
-    write_index,
-)
+from pipelines.publishing.hub_tables import CURE, ROWS, Config, describe, read_ids, write_captions, write_index
 from pipelines.stages.records import VERSION
 from xmodal import corpora
 from xmodal.batches.dataset import MEDIA_AGAIN
@@ -45,13 +37,7 @@ from xmodal.errors import UserError
 from xmodal.records.tables import FIRST
 from xmodal.root.identity import canonical_json
 from xmodal.root.outputs import Output, directories
-from xmodal.root.sealed_sets import (
-    LOCK,
-    blob_key,
-    read_lock,
-    records_now,
-    sealed_now,
-)
+from xmodal.root.sealed_sets import LOCK, blob_key, read_lock, records_now, sealed_now
 from xmodal.root.storage import LocalStorage, Storage
 
 CARDS = Path(__file__).parents[2] / "datasets_cards"  # in a checkout and in an installed wheel

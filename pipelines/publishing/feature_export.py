@@ -14,18 +14,9 @@ from numpy.typing import NDArray
 
 from pipelines.engine.progress_line import Progress
 from xmodal.errors import UserError
-from xmodal.features.foreign_formats import (
-    BLOCK,
-    COPIES,
-    HDF5,
-    open_hdf5,
-    read_ids,
-    refuse_twice,
-)
+from xmodal.features.foreign_formats import BLOCK, COPIES, HDF5, open_hdf5, read_ids, refuse_twice
 from xmodal.features.frame_store import clips_file
-from xmodal.features.store import (
-    FeatureStore,
-)
+from xmodal.features.store import FeatureStore
 from xmodal.records.tables import Caption, read_rows
 from xmodal.records.views import splits
 from xmodal.root.outputs import Output

@@ -17,39 +17,21 @@ from numpy.typing import NDArray
 
 from pipelines.engine.building import Runner, build
 from pipelines.engine.progress_line import Progress
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.stages._arrays import write_index, write_items
 from pipelines.stages._corpus import CONFIGS, STAGES
 from pipelines.stages.vocabulary import COUNTS
 from xmodal.errors import UserError
-from xmodal.features.foreign_formats import (
-    BLOCK,
-    Source,
-    reading,
-)
-from xmodal.features.store import (
-    ROWS,
-    Dtype,
-    FeatureSpec,
-    shard_ranges,
-)
+from xmodal.features.foreign_formats import BLOCK, Source, reading
+from xmodal.features.store import ROWS, Dtype, FeatureSpec, shard_ranges
 from xmodal.records.views import CLEAN
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, directories
 from xmodal.root.storage import Storage
 
 VERSION = 2
-
-
 GIVEN = {"given": True}
-
-
 RESERVED = {"blobs", CLEAN, COUNTS, *STAGES, *CONFIGS}  # every stage of the project
 
 

@@ -7,14 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Sink
-from xmodal.features.store import (
-    FeatureSpec,
-    extents_file,
-    index_files,
-    shard_file,
-    write_ragged_shard,
-    write_shard,
-)
+from xmodal.features.store import FeatureSpec, extents_file, index_files, shard_file, write_ragged_shard, write_shard
 
 
 def write_index(sink: Sink, spec: FeatureSpec, ids: Sequence[str], provenance: Mapping[str, object]) -> Counts:

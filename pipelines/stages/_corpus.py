@@ -32,12 +32,7 @@ from pipelines.fetching.ledger import FOLDERS, Lacking, Ledger
 from pipelines.fetching.sealing import current, seal
 from pipelines.stages._pictures import Index, Items, Shard
 from pipelines.stages.clips import ClipsConfig, clips
-from pipelines.stages.fingerprints import (
-    FingerprintsConfig,
-    Stretch,
-    fingerprints,
-    planned,
-)
+from pipelines.stages.fingerprints import FingerprintsConfig, Stretch, fingerprints, planned
 from pipelines.stages.frames import FramesConfig, check_decoders, frames
 from pipelines.stages.pixels import PixelsConfig, pixels
 from pipelines.stages.plausible import PlausibleConfig, plausible

@@ -14,13 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Resources,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from pipelines.stages._arrays import write_index, write_items
 from xmodal.features.store import FeatureSpec, shard_ranges
 from xmodal.media.images import Cut, UnreadableImage

@@ -15,22 +15,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Resources,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from pipelines.stages._arrays import write_index, write_items
 from xmodal.features.frame_store import FrameStore
-from xmodal.features.networks import (
-    Extractor,
-    ResNet,
-    load,
-    pixels,
-    sha256_of,
-)
+from xmodal.features.networks import Extractor, ResNet, load, pixels, sha256_of
 from xmodal.features.store import FeatureSpec, shard_ranges
 from xmodal.media.images import UnreadableImage
 from xmodal.root.outputs import Output

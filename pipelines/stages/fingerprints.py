@@ -13,12 +13,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages._pictures import checksums, read_from
 from xmodal.checks.perceptual_hashes import Looks, looks
 from xmodal.media.images import UnreadableImage

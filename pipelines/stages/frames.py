@@ -24,38 +24,16 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.engine.journal import Journal
-from pipelines.engine.killable_worker import (
-    Killable,
-    Leash,
-    Subsampling,
-    Taken,
-    Wanted,
-)
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.killable_worker import Killable, Leash, Subsampling, Taken, Wanted
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages._arrays import write_index, write_items
-from pipelines.stages._pictures import (
-    Index,
-    Items,
-    Shard,
-    fingerprint_of,
-    plan,
-)
+from pipelines.stages._pictures import Index, Items, Shard, fingerprint_of, plan
 from xmodal import __version__
 from xmodal.errors import UserError
 from xmodal.features.frame_store import CLIPS, NAME, clips_file
 from xmodal.features.store import FeatureSpec
 from xmodal.media.frame_sampling import Sampled
-from xmodal.media.frame_times import (
-    PASSING,
-    USABLE,
-    Limits,
-    Sampling,
-)
+from xmodal.media.frame_times import PASSING, USABLE, Limits, Sampling
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.root.identity import canonical_json

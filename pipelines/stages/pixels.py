@@ -15,14 +15,7 @@ from importlib.metadata import version
 import numpy as np
 
 from pipelines.engine.stage import Stage
-from pipelines.stages._pictures import (
-    Index,
-    Items,
-    Shard,
-    Sight,
-    fingerprint_of,
-    of_pictures,
-)
+from pipelines.stages._pictures import Index, Items, Shard, Sight, fingerprint_of, of_pictures
 from xmodal import __version__
 from xmodal.features.store import FeatureSpec
 from xmodal.media.images import square

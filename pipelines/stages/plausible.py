@@ -13,12 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from xmodal.errors import UserError
 from xmodal.metrics.plausible_matches import ITEMS, LabelSets
 from xmodal.records.tables import Label, read_rows

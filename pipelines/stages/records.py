@@ -9,28 +9,11 @@ from functools import partial
 
 import numpy as np
 
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of
-from xmodal.records.tables import (
-    FIRST,
-    ROWS,
-    Caption,
-    Item,
-    Label,
-    Match,
-    Oddity,
-    Region,
-    Row,
-    Split,
-    Tables,
-)
+from xmodal.records.tables import FIRST, ROWS, Caption, Item, Label, Match, Oddity, Region, Row, Split, Tables
 from xmodal.root.outputs import Output
 from xmodal.root.sealed_sets import read_lock
 

@@ -7,20 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.engine.stage import Resources, Stage
-from pipelines.stages._pictures import (
-    Index,
-    Items,
-    Shard,
-    Sight,
-    fingerprint_of,
-    of_pictures,
-)
-from xmodal.features.networks import (
-    ResNet,
-    load,
-    pixels,
-    sha256_of,
-)
+from pipelines.stages._pictures import Index, Items, Shard, Sight, fingerprint_of, of_pictures
+from xmodal.features.networks import ResNet, load, pixels, sha256_of
 from xmodal.features.store import FeatureSpec
 from xmodal.root.outputs import Output
 

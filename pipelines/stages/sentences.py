@@ -17,12 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages._arrays import write_index, write_items
 from xmodal.batches.dataset import SENTENCES
 from xmodal.errors import UserError
@@ -32,12 +27,7 @@ from xmodal.records.tables import read_columns
 from xmodal.records.views import captions, training_split
 from xmodal.root.identity import canonical_json
 from xmodal.root.outputs import Output
-from xmodal.text.sentence_vectors import (
-    AT_ONCE,
-    Codebook,
-    Coding,
-    fit,
-)
+from xmodal.text.sentence_vectors import AT_ONCE, Codebook, Coding, fit
 from xmodal.text.tokenizers import count_words, tokenizer
 from xmodal.text.word_vectors import read_vectors, vectors_sha256
 

@@ -17,12 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from xmodal.batches.dataset import VOCABULARY, WORDS
 from xmodal.errors import UserError
 from xmodal.recipes import HUMAN, View

@@ -10,32 +10,13 @@ from functools import partial
 from typing import Any
 
 from pipelines.engine.building import build
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.fetching.ledger import Ledger
 from pipelines.stages.fingerprints import planned
-from xmodal.checks.leaks import (
-    DISTANCE,
-    Fingerprints,
-    Leak,
-    Part,
-    clean,
-    leaks,
-)
+from xmodal.checks.leaks import DISTANCE, Fingerprints, Leak, Part, clean, leaks
 from xmodal.errors import UserError
 from xmodal.records.tables import Item, read_rows
-from xmodal.records.views import (
-    CLEAN,
-    IDS,
-    clean_name,
-    has_split,
-    members,
-    recorded,
-)
+from xmodal.records.views import CLEAN, IDS, clean_name, has_split, members, recorded
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, find
 from xmodal.root.sealed_sets import records_now

@@ -6,15 +6,7 @@ from pipelines.engine.building import pending
 from pipelines.engine.stage import Stage
 from pipelines.fetching.ledger import FOLDERS, Ledger
 from pipelines.fetching.sealing import current
-from pipelines.stages._corpus import (
-    FEATURES,
-    OF_MEDIA,
-    OF_RECORDS,
-    Site,
-    parts,
-    raw_folder,
-    records_stage,
-)
+from pipelines.stages._corpus import FEATURES, OF_MEDIA, OF_RECORDS, Site, parts, raw_folder, records_stage
 from xmodal.corpora import Corpus, Part, Source
 from xmodal.root.outputs import Output
 from xmodal.root.storage import Storage

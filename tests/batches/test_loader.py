@@ -32,12 +32,7 @@ from pipelines.engine.building import build
 from tests.toy_root import Facts, facts, item_id
 from tests.toy_root import one_thread as one_thread
 from tests.toy_stages import ARRAYS, Arrays, array_values, arrays
-from xmodal.batches.batch import (
-    ANNOTATED,
-    UNANNOTATED,
-    Batch,
-    Stream,
-)
+from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Stream
 from xmodal.batches.dataset import Examples, Texts
 from xmodal.batches.loader import Captions, Loader
 from xmodal.batches.reader import Reader

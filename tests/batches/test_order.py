@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.golden import golden
-from xmodal.batches.sample_order import (
-    Draws,
-    Order,
-    evaluation_frames,
-    training_frames,
-)
+from xmodal.batches.sample_order import Draws, Order, evaluation_frames, training_frames
 
 ENDS = {"mrw": 0, "tgif": 6}
 SEEDS = st.integers(0, 2**40)

@@ -20,15 +20,7 @@ from xmodal.batches.reader import Reader
 from xmodal.evaluation import run_metrics
 from xmodal.metrics.reports import Report
 from xmodal.models.pcme import PCME_CUB, PCMEConfig
-from xmodal.recipes import (
-    Features,
-    OnePerClass,
-    Optimiser,
-    Phase,
-    Recipe,
-    Tokens,
-    View,
-)
+from xmodal.recipes import Features, OnePerClass, Optimiser, Phase, Recipe, Tokens, View
 from xmodal.records.tables import Label, read_rows
 from xmodal.records.views import captions, classes
 from xmodal.root.selection import choose

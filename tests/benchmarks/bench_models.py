@@ -26,27 +26,14 @@ from torch.nn.utils import clip_grad_norm_
 from tests.benchmarks.measured import Bar, Measured, timed
 from tests.benchmarks.official import Flags, pcme_pmrp, pcme_training, pvse_evaluation, pvse_training
 from tests.features.test_features import write_store
-from xmodal.batches.batch import (
-    ANNOTATED,
-    Batch,
-    Padded,
-    Stream,
-)
+from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
 from xmodal.batches.dataset import Examples, Texts
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
 from xmodal.evaluation import released_weights
 from xmodal.features.store import FeatureSpec, FeatureStore
 from xmodal.metrics.ranked_lists import ZETAS, plausible
-from xmodal.metrics.ranks import (
-    WHOLE,
-    Both,
-    Pairs,
-    Similarities,
-    fold_windows,
-    pack_labels,
-    ranks,
-)
+from xmodal.metrics.ranks import WHOLE, Both, Pairs, Similarities, fold_windows, pack_labels, ranks
 from xmodal.models import Inputs
 from xmodal.models.pcme import PCME_COCO
 from xmodal.models.pvse import PVSE, PVSE_COCO

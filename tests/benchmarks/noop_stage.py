@@ -3,12 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 
 
 @dataclass(frozen=True)

@@ -30,30 +30,11 @@ from pipelines.upkeep.planning import plan
 from tests.conftest import tree_digest
 from tests.publishers import flickr30k
 from tests.stages.test_pinned import CORPUS as MINE
-from tests.stages.test_resnet_stage import (
-    ABSENT,
-    BROKEN,
-    ITEMS,
-    backwards,
-    broken,
-    sealed,
-)
+from tests.stages.test_resnet_stage import ABSENT, BROKEN, ITEMS, backwards, broken, sealed
 from tests.stages.test_resnet_stage import archives as archives
 from xmodal.batches.dataset import open_dataset
-from xmodal.checks.leaks import (
-    DISTANCE,
-    FARTHEST,
-    Fingerprints,
-    Part,
-    leaks,
-    near_pairs,
-)
-from xmodal.checks.perceptual_hashes import (
-    BITS,
-    FRAMES,
-    look,
-    looks,
-)
+from xmodal.checks.leaks import DISTANCE, FARTHEST, Fingerprints, Part, leaks, near_pairs
+from xmodal.checks.perceptual_hashes import BITS, FRAMES, look, looks
 from xmodal.corpora import Corpus, Source
 from xmodal.corpora.coco import SPLITS as COCO_SPLITS
 from xmodal.errors import UserError
@@ -61,13 +42,7 @@ from xmodal.media.images import UnreadableImage
 from xmodal.raw.raw_files import Raw
 from xmodal.recipes import View
 from xmodal.records.derived_splits import Drawn
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Kind,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Kind, Row, Split
 from xmodal.records.views import described, members
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage

@@ -16,36 +16,16 @@ from pipelines.cli import main
 from pipelines.demo import coco
 from pipelines.demo.world import World
 from pipelines.engine.building import build
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages._corpus import Site, build_records, build_stages
 from tests.publishers import cub, flickr30k_entities
 from tests.toy_root import PICTURES, item_id, make_root
 from xmodal import corpora
 from xmodal.checks.statistics import Plausible, Spread, describe
 from xmodal.corpora import Corpus
-from xmodal.features.store import (
-    FeatureSpec,
-    extents_file,
-    index_files,
-    shard_file,
-    write_ragged_shard,
-)
+from xmodal.features.store import FeatureSpec, extents_file, index_files, shard_file, write_ragged_shard
 from xmodal.raw.raw_files import Raw
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Label,
-    Match,
-    Oddity,
-    Region,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Label, Match, Oddity, Region, Row, Split
 from xmodal.root.storage import open_storage
 from xmodal.text.tokenizers import tokenizer
 

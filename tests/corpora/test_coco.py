@@ -27,13 +27,7 @@ from xmodal.corpora import coco, load
 from xmodal.errors import UserError
 from xmodal.raw import readers
 from xmodal.raw.raw_files import Raw
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Label,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Label, Row, Split
 
 WORLD = World(items=60, image_size=64)
 CAPTIONS, INSTANCES = "caption_datasets.zip", "annotations/annotations_trainval2014.zip"

@@ -18,25 +18,13 @@ from hypothesis import strategies as st
 from pipelines.demo.files import Unpublishable
 from pipelines.demo.world import World
 from pipelines.publishing.dataset_repository import CARDS
-from pipelines.stages._corpus import (
-    STAGES,
-    USUAL,
-    Site,
-    build_stages,
-)
+from pipelines.stages._corpus import STAGES, USUAL, Site, build_stages
 from pipelines.stages.records import Census, check_counts
 from xmodal import corpora
 from xmodal.corpora import Corpus, load
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.records.tables import (
-    ROWS,
-    Caption,
-    Item,
-    Label,
-    Row,
-    Split,
-)
+from xmodal.records.tables import ROWS, Caption, Item, Label, Row, Split
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
 

@@ -30,15 +30,7 @@ from xmodal.errors import UserError
 from xmodal.metrics.protocols import Gallery, classes, labels_of
 from xmodal.raw.raw_files import Raw
 from xmodal.recipes import View
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Label,
-    Oddity,
-    Region,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Label, Oddity, Region, Row, Split
 from xmodal.records.views import described
 from xmodal.root.storage import open_storage
 

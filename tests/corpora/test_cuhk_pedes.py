@@ -18,12 +18,7 @@ import xmodal
 from pipelines import wording
 from pipelines.demo.world import World, describe
 from pipelines.publishing.dataset_repository import publish
-from pipelines.stages._corpus import (
-    Site,
-    build_media,
-    build_records,
-    build_stages,
-)
+from pipelines.stages._corpus import Site, build_media, build_records, build_stages
 from pipelines.upkeep.inspection import status
 from tests.parsing import of, parser_of
 from tests.publishers.cuhk_pedes import LACKING, pictures, write
@@ -33,12 +28,7 @@ from xmodal.metrics.protocols import Gallery, labels_of
 from xmodal.metrics.protocols import classes as relevance_of
 from xmodal.raw.raw_files import Raw
 from xmodal.recipes import View
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Label,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Label, Split
 from xmodal.records.views import classes, described
 from xmodal.root.sealed_sets import read_lock
 from xmodal.root.storage import open_storage

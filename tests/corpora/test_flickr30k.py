@@ -22,13 +22,7 @@ from tests.publishers.flickr30k import pictures, tokenised, write
 from xmodal.corpora import flickr30k, load
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Oddity,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 
 REAL = Path(__file__).parents[3] / "shared/data/flickr30k-entities"
 WORLD = World(items=60, image_size=32)

@@ -19,25 +19,12 @@ from pipelines.stages.records import Census
 from tests.parsing import R, of, parser_of
 from tests.publishers import flickr30k as demo_flickr30k
 from tests.publishers.flickr30k import Picture, pictures
-from tests.publishers.flickr30k_entities import (
-    scene_chain,
-    sentences,
-    unboxed,
-    write,
-)
+from tests.publishers.flickr30k_entities import scene_chain, sentences, unboxed, write
 from xmodal.corpora import flickr30k, flickr30k_entities, load
 from xmodal.detection.boxes import merged
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Match,
-    Oddity,
-    Region,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Match, Oddity, Region, Row, Split
 from xmodal.root.storage import open_storage
 
 REAL = Path(__file__).parents[3] / "shared/data/flickr30k-entities"

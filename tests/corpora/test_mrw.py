@@ -29,13 +29,7 @@ from xmodal.errors import UserError
 from xmodal.media.frame_sampling import sample_frames
 from xmodal.media.frame_times import Frame, Limits, Sampling
 from xmodal.raw.raw_files import Raw
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Oddity,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 from xmodal.root.sealed_sets import read_lock
 from xmodal.root.storage import open_storage
 

@@ -24,13 +24,7 @@ from tests.parsing import of, parser_of
 from xmodal.corpora import Corpus, load, tgif
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw, raw_of
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Oddity,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 from xmodal.root.sealed_sets import read_lock
 from xmodal.root.storage import open_storage
 

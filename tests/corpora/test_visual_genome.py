@@ -25,12 +25,7 @@ from xmodal.corpora import visual_genome
 from xmodal.corpora.visual_genome import CUT, NO_AREA, NO_ATTRIBUTE, NO_OBJECT, vocabulary
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.records.tables import (
-    Item,
-    Oddity,
-    Region,
-    Split,
-)
+from xmodal.records.tables import Item, Oddity, Region, Split
 from xmodal.root.storage import open_storage
 
 WORLD = World(items=60, image_size=32)

@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.engine.building import (
-    NOT_SHARED,
-    OpenUnits,
-    Pace,
-    build,
-)
+from pipelines.engine.building import NOT_SHARED, OpenUnits, Pace, build
 from pipelines.engine.commits import Commits
 from pipelines.engine.journal import MANY_SEGMENTS, Journal
 from tests.conftest import tree_digest

@@ -14,12 +14,7 @@ import pytest
 
 from pipelines.engine.building import build, pending
 from pipelines.engine.commits import Commits
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from tests.conftest import tree_digest
 from tests.toy_stages import Letters, Words, failing, letters, words
 from xmodal.errors import UserError

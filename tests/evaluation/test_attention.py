@@ -8,14 +8,7 @@ from numpy.typing import NDArray
 from PIL import ImageFont
 
 from xmodal.media import drawing
-from xmodal.media.drawing import (
-    GAP,
-    LETTERS,
-    LINE,
-    attention_picture,
-    font_of,
-    labelled,
-)
+from xmodal.media.drawing import GAP, LETTERS, LINE, attention_picture, font_of, labelled
 
 
 def panels(picture: NDArray[np.uint8], count: int) -> list[NDArray[np.int64]]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pipelines.cli import main
 from pipelines.engine.building import build
 from pipelines.papers.recipe_runs import read_for
-from tests.test_checkpoints import CNN, OFFICIAL, as_vsepp, official_state, saved
+from tests.evaluation.test_checkpoints import CNN, OFFICIAL, as_vsepp, official_state, saved
 from tests.toy_root import Facts, facts, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_trunk import make_root as make_pictures

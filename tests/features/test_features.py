@@ -28,12 +28,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipelines.engine.building import build
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from xmodal.errors import UserError
 from xmodal.features import zarr_arrays
 from xmodal.features.store import (

@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xmodal.features.store import (
-    FeatureSpec,
-    extents_file,
-    shard_file,
-    shard_ranges,
-)
+from xmodal.features.store import FeatureSpec, extents_file, shard_file, shard_ranges
 
 KIB, MIB = 1024, 1024 * 1024
 

@@ -16,12 +16,7 @@ import torch
 import xmodal
 from pipelines.demo.world import describe, scene
 from pipelines.engine.building import build
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages._corpus import Site, build_records
 from tests.toy_root import PICTURES, WORLD, Facts, Media, facts, item_id, make_root
 from tests.toy_root import one_thread as one_thread
@@ -30,14 +25,7 @@ from xmodal.batches.dataset import Dataset
 from xmodal.batches.loader import Loader
 from xmodal.corpora import load
 from xmodal.errors import UserError
-from xmodal.features.store import (
-    FeatureSpec,
-    FeatureStore,
-    extents_file,
-    index_files,
-    shard_file,
-    write_ragged_shard,
-)
+from xmodal.features.store import FeatureSpec, FeatureStore, extents_file, index_files, shard_file, write_ragged_shard
 from xmodal.recipes import Tokens
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage

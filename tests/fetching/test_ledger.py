@@ -18,14 +18,7 @@ from pipelines.demo.server import Behaviour, Server, serve
 from pipelines.engine.progress_line import Progress
 from pipelines.fetching.ledger import Attempt, Ledger, State
 from pipelines.fetching.sealing import current, seal
-from pipelines.stages._corpus import (
-    Site,
-    build_media,
-    build_records,
-    build_sources,
-    reseal,
-    retry,
-)
+from pipelines.stages._corpus import Site, build_media, build_records, build_sources, reseal, retry
 from pipelines.upkeep.inspection import forget, verify
 from tests.conftest import tree_digest
 from tests.fetching.test_fetch import scripted

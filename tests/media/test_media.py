@@ -57,12 +57,7 @@ from tests.clips import (
 from tests.golden import FOLDER
 from xmodal.errors import UserError
 from xmodal.media.frame_sampling import Sampled, encode_jpeg, sample_frames
-from xmodal.media.frame_times import (
-    USABLE,
-    Frame,
-    Limits,
-    Sampling,
-)
+from xmodal.media.frame_times import USABLE, Frame, Limits, Sampling
 
 GOLDEN = FOLDER / "video"
 CASES: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())["cases"] if GOLDEN.is_dir() else {}

@@ -8,13 +8,7 @@ import pytest
 
 from tests.clips import gif, index_first, jpeg, numbered, picture, rate, video, webp
 from xmodal.media.frame_sampling import Sampled, encode_jpeg, sample_frames
-from xmodal.media.frame_times import (
-    USABLE,
-    Frame,
-    Limits,
-    Sampling,
-    Status,
-)
+from xmodal.media.frame_times import USABLE, Frame, Limits, Sampling, Status
 
 MUTATIONS = 2_000
 LIMITS = Limits(pixels=1 << 16, frames=200, seconds=60, samples=200, work=1 << 23)  # so that no hit costs much

@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.clips import shown
-from xmodal.media.frame_times import (
-    Limits,
-    Refused,
-    Sampling,
-    Timeline,
-    check_canvas,
-    from_delays,
-)
+from xmodal.media.frame_times import Limits, Refused, Sampling, Timeline, check_canvas, from_delays
 
 UNITS = st.sampled_from([Fraction(1, d) for d in (8, 24, 100, 1000, 12288, 30_000, 90_000)] + [Fraction(1001, 30_000)])
 

@@ -23,12 +23,7 @@ from torchvision.models.feature_extraction import create_feature_extractor  # ty
 from pipelines.demo.world import World, draw, scenes
 from tests.golden import FOLDER
 from xmodal.errors import UserError
-from xmodal.features.networks import (
-    ResNet,
-    load,
-    pixels,
-    sha256_of,
-)
+from xmodal.features.networks import ResNet, load, pixels, sha256_of
 from xmodal.media.images import MEAN, UnreadableImage, open_image
 
 TINY = ResNet("resnet18", "random:0", resize=72, crop=64, dtype="float32", batch_size=4)

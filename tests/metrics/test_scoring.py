@@ -17,32 +17,11 @@ from tests.metrics.test_ranked import slow_hits, slow_metrics, slow_pmrp
 from xmodal.corpora import load
 from xmodal.errors import UserError
 from xmodal.evaluation.matrix_metrics import score, write_ids
-from xmodal.metrics.protocols import (
-    ECCV,
-    ECCV_FILES,
-    OWN,
-    Gallery,
-    classes,
-    eccv,
-    judge,
-    label_bits,
-)
+from xmodal.metrics.protocols import ECCV, ECCV_FILES, OWN, Gallery, classes, eccv, judge, label_bits
 from xmodal.metrics.ranked_lists import ListScores, plausible
-from xmodal.metrics.ranks import (
-    Classes,
-    Scores,
-    Similarities,
-    fold_windows,
-    ranks,
-)
+from xmodal.metrics.ranks import Classes, Scores, Similarities, fold_windows, ranks
 from xmodal.raw.raw_files import Raw
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Label,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Label, Row, Split
 from xmodal.root.storage import open_storage
 
 PICTURES = Path(__file__).parents[1] / "fixtures/pictures.py"

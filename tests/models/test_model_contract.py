@@ -13,19 +13,21 @@ from torch import Tensor, nn
 from xmodal import models
 from xmodal.batches.batch import Batch, Padded, Stream
 from xmodal.errors import UserError
-from xmodal.models import (
-    Inputs,
-    Scorer,
-    Solvable,
-    Trainable,
-)
+from xmodal.models import Inputs, Scorer, Solvable, Trainable
 from xmodal.recipes import (
+    Candidates,
+    Cosine,
     Features,
+    Neighbours,
+    OnePerClass,
     Optimiser,
     Phase,
+    Phrases,
     Pixels,
+    Plateau,
     Recipe,
     Relative,
+    Step,
     Tokens,
     View,
 )
@@ -142,7 +144,7 @@ def test_a_closed_form_solves_in_blocks_what_it_would_at_once() -> None:
     torch.testing.assert_close(at_once.encode_text(features), in_blocks.encode_text(features))
 
 
-ADAM = Optimiser("amsgrad", 2e-4, clip_norm=2.0, schedule=models.Plateau(0.5, 10, 1e-10))
+ADAM = Optimiser("amsgrad", 2e-4, clip_norm=2.0, schedule=Plateau(0.5, 10, 1e-10))
 PHASE = Phase(30, ADAM, {"matching": 1.0})
 RECIPE = Recipe(
     name="toy",
@@ -158,13 +160,11 @@ RECIPE = Recipe(
 
 
 WARM_UP = replace(PHASE, weights={"mil": 1.0, "diversity": Relative(0.1, to="mil")}, frozen=("words.*",))
-CLASSES = replace(PHASE, sampler=models.OnePerClass(), validate_every=50)
-MINED = replace(
-    PHASE, sampler=models.Candidates(texts=2), pixels=Pixels("random", True, evaluation="whole_and_flipped")
-)
+CLASSES = replace(PHASE, sampler=OnePerClass(), validate_every=50)
+MINED = replace(PHASE, sampler=Candidates(texts=2), pixels=Pixels("random", True, evaluation="whole_and_flipped"))
 OPTIMISERS = (
-    Optimiser("adamp", 1e-4, clip_norm=2.0, unclipped=("scale", "shift"), schedule=models.Cosine(50)),
-    Optimiser("sgd", 0.1, weight_decay=5e-4, momentum=0.9, schedule=models.Step((10, 20), 0.1)),
+    Optimiser("adamp", 1e-4, clip_norm=2.0, unclipped=("scale", "shift"), schedule=Cosine(50)),
+    Optimiser("sgd", 0.1, weight_decay=5e-4, momentum=0.9, schedule=Step((10, 20), 0.1)),
     Optimiser("nesterov", 0.1, momentum=0.9, multipliers=(("trunk.*.bias", 0.02), ("trunk.*", 0.001))),
 )
 
@@ -181,7 +181,7 @@ def test_what_the_papers_differ_in_decides_the_identity() -> None:
         *(replace(RECIPE, phases=phases) for phases in ((WARM_UP,), (WARM_UP, MINED), (CLASSES,), (MINED,))),
         *(
             replace(RECIPE, phases=(replace(PHASE, sampler=sampler),))
-            for sampler in (models.Neighbours(captions=2), models.Candidates(texts=2), models.Phrases(0.7, 0.3, 2))
+            for sampler in (Neighbours(captions=2), Candidates(texts=2), Phrases(0.7, 0.3, 2))
         ),
         *(replace(RECIPE, phases=(replace(PHASE, optimiser=optimiser),)) for optimiser in OPTIMISERS),
     ]

@@ -29,23 +29,8 @@ from xmodal.losses.gaussians import (
     squared_between_samples,
 )
 from xmodal.models import Inputs, Trainable, load
-from xmodal.models.pcme import (
-    DRAWN,
-    PCME,
-    PCMEConfig,
-    kl_divergence,
-    log_odds,
-    own_name,
-    pair_losses,
-    uniformity,
-)
-from xmodal.recipes import (
-    Cosine,
-    OnePerClass,
-    Optimiser,
-    Phase,
-    View,
-)
+from xmodal.models.pcme import DRAWN, PCME, PCMEConfig, kl_divergence, log_odds, own_name, pair_losses, uniformity
+from xmodal.recipes import Cosine, OnePerClass, Optimiser, Phase, View
 from xmodal.root.identity import fingerprint
 from xmodal.training.fit import fit
 

@@ -16,12 +16,7 @@ from torch import Tensor
 
 from tests.golden import golden
 from tests.toy_root import one_thread as one_thread
-from xmodal.batches.batch import (
-    ANNOTATED,
-    Batch,
-    Padded,
-    Stream,
-)
+from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
 from xmodal.losses.ranking import order_similarity
 from xmodal.models import Inputs, load
 from xmodal.models.pvse import (

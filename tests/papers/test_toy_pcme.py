@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.toy_pcme import CLASSES, PALETTE, Toy, draw, toy
+from examples.toy_pcme import CLASSES, PALETTE, Toy, draw, toy
 from tests.toy_root import one_thread as one_thread
 
 

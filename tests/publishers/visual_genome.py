@@ -18,15 +18,7 @@ from pipelines.demo.files import Unpublishable, member, new_archive, written
 from pipelines.demo.pictures import jpeg
 from pipelines.demo.world import COLOURS, KINDS, TEXTURES, WORDS, Scene, Thing, World, box, scenes
 from xmodal.corpora import Corpus
-from xmodal.corpora.visual_genome import (
-    ADJECTIVES,
-    ARCHIVES,
-    ATTRIBUTE_WORDS,
-    CORPUS,
-    OBJECT_WORDS,
-    SPLIT_LIST,
-    SPLITS,
-)
+from xmodal.corpora.visual_genome import ADJECTIVES, ARCHIVES, ATTRIBUTE_WORDS, CORPUS, OBJECT_WORDS, SPLIT_LIST, SPLITS
 
 SPLIT_OF_TEN = (*["train"] * 8, "val", "test")
 OBJECTS = [WORDS.get(kind, (kind,)) for kind in KINDS if kind != "ring"]

@@ -24,24 +24,12 @@ from pipelines.demo.coco import write
 from pipelines.demo.world import World
 from pipelines.engine.building import build
 from pipelines.engine.progress_line import Progress
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.publishing.dataset_repository import feature_stores, publish
 from pipelines.stages._corpus import Site, build_media, build_records
 from xmodal.corpora import Corpus, ReleaseClass
 from xmodal.errors import UserError
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Label,
-    Row,
-    Split,
-    read_rows,
-)
+from xmodal.records.tables import Caption, Item, Label, Row, Split, read_rows
 from xmodal.root.outputs import Output
 from xmodal.root.storage import LocalStorage, Storage, open_storage
 

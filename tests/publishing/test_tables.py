@@ -11,25 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.engine.building import build
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.publishing import hub_tables
 from pipelines.publishing.hub_tables import Config, describe, write_captions
 from pipelines.stages.records import Census
 from xmodal.errors import UserError
-from xmodal.records.tables import (
-    ROWS,
-    Caption,
-    Item,
-    Label,
-    Row,
-    Split,
-    Tables,
-)
+from xmodal.records.tables import ROWS, Caption, Item, Label, Row, Split, Tables
 from xmodal.root.outputs import Output
 from xmodal.root.storage import LocalStorage
 

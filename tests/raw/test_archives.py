@@ -12,13 +12,7 @@ import pytest
 
 from xmodal.errors import UserError
 from xmodal.raw import archives as module
-from xmodal.raw.archives import (
-    Archives,
-    MissingMedia,
-    archive_of,
-    open_archive,
-    tar_members,
-)
+from xmodal.raw.archives import Archives, MissingMedia, archive_of, open_archive, tar_members
 from xmodal.raw.raw_files import Raw
 from xmodal.root.storage import LocalStorage
 

@@ -10,13 +10,7 @@ import pytest
 
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import (
-    PIECE,
-    json_elements_of,
-    json_members,
-    named_columns,
-    value,
-)
+from xmodal.raw.readers import PIECE, json_elements_of, json_members, named_columns, value
 
 
 def elements(text: bytes) -> list[Any]:

@@ -12,34 +12,18 @@ from hypothesis import strategies as st
 
 import xmodal
 from pipelines.engine.building import build
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.papers.recipe_runs import recipe_with
 from pipelines.stages.records import RecordsConfig
 from tests.toy_root import Facts, facts, make_root, one_thread, recipe
 from xmodal.batches.dataset import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
-from xmodal.corpora import (
-    coco,
-    flickr30k,
-    load,
-    names,
-)
+from xmodal.corpora import coco, flickr30k, load, names
 from xmodal.errors import UserError
 from xmodal.recipes import View
 from xmodal.records.derived_splits import Drawn, DrawnSplit, Share, shuffled
-from xmodal.records.tables import (
-    ROWS,
-    Caption,
-    Item,
-    Split,
-    Tables,
-)
+from xmodal.records.tables import ROWS, Caption, Item, Split, Tables
 from xmodal.records.views import captions, described, items
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage

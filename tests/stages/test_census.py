@@ -7,15 +7,7 @@ import pytest
 from pipelines.stages import records
 from pipelines.stages.records import Census
 from xmodal.errors import UserError
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Label,
-    Match,
-    Region,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Label, Match, Region, Row, Split
 
 WHOLE: list[Row] = [
     Match("c", "a"),

@@ -21,12 +21,7 @@ from pipelines.cli import main
 from pipelines.demo import coco, tgif
 from pipelines.demo.world import World
 from pipelines.engine.building import build, pending, serial
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.engine.typed_settings import parse_settings
 from pipelines.papers.recipe_runs import recipes
 from pipelines.stages._corpus import Site, build_stages

@@ -23,12 +23,7 @@ from xmodal.corpora import Corpus, load
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.store import FeatureStore
 from xmodal.raw.raw_files import Raw
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Label,
-    Row,
-)
+from xmodal.records.tables import Caption, Item, Label, Row
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
 

@@ -16,15 +16,7 @@ from pipelines.stages.pixels import PixelsConfig, pixels
 from pipelines.stages.resnet import resnet
 from tests.conftest import tree_digest
 from tests.media.test_vision import PICTURE, encoded
-from tests.stages.test_resnet_stage import (
-    ABSENT,
-    BROKEN,
-    ITEMS,
-    TINY,
-    backwards,
-    broken,
-    sealed,
-)
+from tests.stages.test_resnet_stage import ABSENT, BROKEN, ITEMS, TINY, backwards, broken, sealed
 from tests.stages.test_resnet_stage import archives as archives
 from tests.stages.test_resnet_stage import storage as storage
 from xmodal.errors import UserError

@@ -16,19 +16,8 @@ import zarr
 
 from pipelines.demo.coco import Picture, pictures, write
 from pipelines.demo.world import World
-from pipelines.engine.building import (
-    Worker,
-    build,
-    pending,
-    serial,
-)
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Resources,
-    Sink,
-    Stage,
-)
+from pipelines.engine.building import Worker, build, pending, serial
+from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from pipelines.engine.typed_settings import parse_settings
 from pipelines.fetching.sealing import Sealed
 from pipelines.stages._pictures import Items

@@ -15,12 +15,7 @@ import zarr
 
 from pipelines.engine.building import build
 from pipelines.engine.ray_runner import RayRunner
-from pipelines.engine.stage import (
-    Counts,
-    Inputs,
-    Sink,
-    Stage,
-)
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from tests.conftest import new_bucket, tree_digest
 from tests.toy_stages import ARRAYS, Arrays, array_values, arrays
 from xmodal.errors import UserError

@@ -24,14 +24,7 @@ from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.root.outputs import find
 from xmodal.root.storage import open_storage
-from xmodal.text.position_codes import (
-    NO_WORD,
-    Codes,
-    Dictionary,
-    Vectors,
-    all_shifts,
-    shifted,
-)
+from xmodal.text.position_codes import NO_WORD, Codes, Dictionary, Vectors, all_shifts, shifted
 from xmodal.text.vocabularies import Vocabulary
 from xmodal.text.word_vectors import read_vectors
 

@@ -12,14 +12,7 @@ from sklearn.mixture import GaussianMixture
 from threadpoolctl import threadpool_limits
 
 from xmodal.errors import UserError
-from xmodal.text.fisher import (
-    Kind,
-    Mixture,
-    Numbers,
-    fisher_vectors,
-    fit_mixture,
-    normalised,
-)
+from xmodal.text.fisher import Kind, Mixture, Numbers, fisher_vectors, fit_mixture, normalised
 
 KINDS: tuple[Kind, ...] = ("hglmm", "gmm", "lmm")
 CENTRES = np.array([[0.0, 0.0, 8.0, -3.0], [9.0, -8.0, 0.0, 5.0], [-9.0, 8.0, -8.0, 1.0]])

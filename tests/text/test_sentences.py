@@ -12,12 +12,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from tests.text.test_fisher import slow_vector
 from xmodal.errors import UserError
-from xmodal.text.sentence_vectors import (
-    Codebook,
-    Coding,
-    Method,
-    fit,
-)
+from xmodal.text.sentence_vectors import Codebook, Coding, Method, fit
 
 WORDS = tuple(f"w{number:02d}" for number in range(60))
 VECTORS = (np.random.default_rng(3).normal(size=(60, 6)) ** 3).astype(np.float32)

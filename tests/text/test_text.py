@@ -15,16 +15,7 @@ from hypothesis import strategies as st
 
 from xmodal.errors import UserError
 from xmodal.text.tokenizers import tokenizer
-from xmodal.text.vocabularies import (
-    END,
-    PAD,
-    SPECIALS,
-    START,
-    UNKNOWN,
-    ReleasedVocabulary,
-    Vocabulary,
-    load_vocabulary,
-)
+from xmodal.text.vocabularies import END, PAD, SPECIALS, START, UNKNOWN, ReleasedVocabulary, Vocabulary, load_vocabulary
 
 CAPTIONS = ["A dog and a cat.", "a DOG runs", "two cats; a dog"]
 

@@ -18,19 +18,8 @@ from hypothesis import strategies as st
 from xmodal.batches.reader import shortened
 from xmodal.errors import UserError
 from xmodal.text import tokenizers, vocabularies
-from xmodal.text.tokenizers import (
-    count_words,
-    noun_phrases,
-    tokenized,
-    tokenizer,
-)
-from xmodal.text.vocabularies import (
-    END,
-    SPECIALS,
-    START,
-    UNKNOWN,
-    Vocabulary,
-)
+from xmodal.text.tokenizers import count_words, noun_phrases, tokenized, tokenizer
+from xmodal.text.vocabularies import END, SPECIALS, START, UNKNOWN, Vocabulary
 
 DATA = Path(__file__).parents[3] / "shared/data"
 NAMES = ["nltk", "nltk-sentences", "spacy", "whitespace", "dual-path", "dual-path-coco"]

@@ -27,13 +27,7 @@ from xmodal.text.vector_files import VectorFile
 from xmodal.text.vector_index import write_index
 from xmodal.text.vocabularies import SPECIALS, Vocabulary
 from xmodal.text.word2vec import train_word2vec, write_word2vec
-from xmodal.text.word_vectors import (
-    Coverage,
-    open_vectors,
-    read_vectors,
-    spellings,
-    vectors_sha256,
-)
+from xmodal.text.word_vectors import Coverage, open_vectors, read_vectors, spellings, vectors_sha256
 
 WORDS = (*SPECIALS, "red", "t-shirt", "u.s.", "and/or", "o'clock", "unseen", "at")
 Floats = NDArray[np.float32]

@@ -16,13 +16,7 @@ from hypothesis import strategies as st
 from tests.golden import golden
 from xmodal.errors import UserError
 from xmodal.text import wordnet
-from xmodal.text.wordnet import (
-    ENDINGS,
-    FUNCTION_WORDS,
-    Concepts,
-    WordNet,
-    read_wordnet,
-)
+from xmodal.text.wordnet import ENDINGS, FUNCTION_WORDS, Concepts, WordNet, read_wordnet
 
 SYNSETS = {
     "noun": (

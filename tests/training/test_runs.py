@@ -11,14 +11,7 @@ import pytest
 
 from tests.toy_root import recipe
 from xmodal.errors import UserError
-from xmodal.recipes import (
-    OnePerClass,
-    Optimiser,
-    Phase,
-    Plateau,
-    Recipe,
-    Relative,
-)
+from xmodal.recipes import OnePerClass, Optimiser, Phase, Plateau, Recipe, Relative
 from xmodal.text.vocabularies import Vocabulary
 from xmodal.training import run_folder
 

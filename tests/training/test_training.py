@@ -26,17 +26,7 @@ from xmodal import find
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import evaluate
 from xmodal.progress import Silence
-from xmodal.recipes import (
-    Cosine,
-    Features,
-    Neighbours,
-    Optimiser,
-    Phase,
-    Plateau,
-    Relative,
-    Step,
-    View,
-)
+from xmodal.recipes import Cosine, Features, Neighbours, Optimiser, Phase, Plateau, Relative, Step, View
 from xmodal.training import run_folder
 from xmodal.training.checkpoint import read_tensors
 from xmodal.training.fit import Outcome, fit

@@ -15,21 +15,8 @@ from pipelines.cli import main
 from pipelines.papers.recipe_runs import recipe_with, recipes
 from tests.toy_root import make_root, recipe
 from tests.toy_root import one_thread as one_thread
-from tests.training.test_training import (
-    ADAM,
-    Death,
-    assert_same_run,
-    interrupt,
-    log,
-)
-from tests.training.test_training_together import (
-    PCME,
-    PVSE,
-    assert_near,
-    curve,
-    processes,
-    train,
-)
+from tests.training.test_training import ADAM, Death, assert_same_run, interrupt, log
+from tests.training.test_training_together import PCME, PVSE, assert_near, curve, processes, train
 from tests.training.test_trunk import make_root as make_pictures
 from xmodal import find
 from xmodal.batches.dataset import open_dataset
@@ -42,16 +29,7 @@ from xmodal.features.networks import load
 from xmodal.features.store import FeatureStore
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.progress import Silence
-from xmodal.recipes import (
-    Features,
-    Optimiser,
-    Phase,
-    Pixels,
-    Plateau,
-    Recipe,
-    Tokens,
-    View,
-)
+from xmodal.recipes import Features, Optimiser, Phase, Pixels, Plateau, Recipe, Tokens, View
 from xmodal.text.vector_files import VectorFile
 from xmodal.text.vector_index import write_index
 from xmodal.text.vocabularies import END, START, UNKNOWN

@@ -30,15 +30,7 @@ from pipelines.papers.recipe_runs import train_on_ray
 from pipelines.stages._corpus import Site, build_records
 from tests.toy_root import PICTURES, Facts, facts, make_root, recipe
 from tests.toy_root import one_thread as one_thread
-from tests.training.test_training import (
-    Death,
-    assert_same,
-    assert_same_run,
-    contents,
-    interrupt,
-    kill,
-    log,
-)
+from tests.training.test_training import Death, assert_same, assert_same_run, contents, interrupt, kill, log
 from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, Batch, Stream
 from xmodal.batches.dataset import open_dataset
@@ -51,14 +43,7 @@ from xmodal.models import pcme
 from xmodal.models.pcme import PCMEConfig
 from xmodal.models.pvse import PVSEConfig
 from xmodal.raw.raw_files import Raw
-from xmodal.recipes import (
-    OnePerClass,
-    Optimiser,
-    Phase,
-    Recipe,
-    Tokens,
-    View,
-)
+from xmodal.recipes import OnePerClass, Optimiser, Phase, Recipe, Tokens, View
 from xmodal.records.tables import Label, Row
 from xmodal.root.storage import open_storage
 from xmodal.training import fit as fitting

@@ -36,18 +36,8 @@ from xmodal.progress import Silence
 from xmodal.recipes import OnePerClass, Pixels, Tokens
 from xmodal.root.outputs import find
 from xmodal.root.storage import open_storage
-from xmodal.training.finetuning import (
-    Fronted,
-    front,
-    front_without_weights,
-    network_of,
-)
-from xmodal.training.picture_crops import (
-    Colour,
-    PictureReader,
-    pictures,
-    training_pixels,
-)
+from xmodal.training.finetuning import Fronted, front, front_without_weights, network_of
+from xmodal.training.picture_crops import Colour, PictureReader, pictures, training_pixels
 from xmodal.training.validation import measure
 
 RESIZED = Pixels("resized", flip=False)

@@ -32,27 +32,12 @@ from xmodal.corpora import Corpus
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.raw.raw_files import Raw
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Oddity,
-    Row,
-    Split,
-    read_rows,
-)
+from xmodal.records.tables import Caption, Item, Oddity, Row, Split, read_rows
 from xmodal.root.outputs import find
 from xmodal.root.sealed_sets import blob_key
 from xmodal.root.storage import open_storage
 from xmodal.userdata import lists as own_data
-from xmodal.userdata.lists import (
-    DESCRIPTION,
-    SPLITS,
-    Description,
-    Embedded,
-    ListFile,
-    own_corpus,
-    split_name,
-)
+from xmodal.userdata.lists import DESCRIPTION, SPLITS, Description, Embedded, ListFile, own_corpus, split_name
 
 SHARES = "train=0.5,val=0.25,test=0.25"
 RESNET = [f"resnet.{setting}" for setting in ("network=resnet18", "weights=random:0", "resize=32", "crop=32")]

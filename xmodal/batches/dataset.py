@@ -18,20 +18,9 @@ from xmodal.metrics.plausible_matches import PlausibleMatches
 from xmodal.recipes import Tokens, View
 from xmodal.records.derived_splits import DrawnSplit, Share
 from xmodal.records.tables import Caption, Region, read_rows
-from xmodal.records.views import (
-    captions,
-    described,
-    drawn_splits,
-    members,
-    splits,
-)
+from xmodal.records.views import captions, described, drawn_splits, members, splits
 from xmodal.root.outputs import Output, find, made_of
-from xmodal.root.selection import (
-    choose,
-    is_of,
-    made_from,
-    told,
-)
+from xmodal.root.selection import choose, is_of, made_from, told
 from xmodal.text.vocabularies import Encoder, Vocabulary
 
 if TYPE_CHECKING:

@@ -23,19 +23,11 @@ from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream, 
 from xmodal.batches.buffers import Buffers
 from xmodal.batches.dataset import Examples
 from xmodal.batches.reader import Reader
-from xmodal.batches.sample_order import (
-    ClassOrder,
-    Draws,
-    Order,
-)
+from xmodal.batches.sample_order import ClassOrder, Draws, Order
 from xmodal.recipes import OnePerClass
 
 THREADS = 2  # one copies rows while the other looks up words
-
-
 WORTH_A_THREAD = 0.0002  # seconds of work on a batch: to have a thread read meanwhile costs about as much
-
-
 Captions = Literal["each", "one", "all"]
 
 

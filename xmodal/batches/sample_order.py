@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from xmodal.recipes import FrameRule
 
 Integers = NDArray[np.int64]
-
-
 SKIPS = 3  # spec, models, 1.7: in training every frame, every second or every third one is taken
 
 

@@ -16,12 +16,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.checks.perceptual_hashes import (
-    BITS,
-    ENOUGH,
-    FRAMES,
-    Looks,
-)
+from xmodal.checks.perceptual_hashes import BITS, ENOUGH, FRAMES, Looks
 from xmodal.errors import UserError
 from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output

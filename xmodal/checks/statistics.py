@@ -18,17 +18,7 @@ from xmodal.corpora import Printed
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.plausible_matches import ZETA, PlausibleMatches
 from xmodal.recipes import EVERY, HUMAN
-from xmodal.records.tables import (
-    FIRST,
-    Caption,
-    Item,
-    Label,
-    Match,
-    Oddity,
-    R,
-    Region,
-    read_rows,
-)
+from xmodal.records.tables import FIRST, Caption, Item, Label, Match, Oddity, R, Region, read_rows
 from xmodal.records.views import splits
 from xmodal.root.outputs import Output
 from xmodal.text.tokenizers import tokenizer

@@ -23,8 +23,6 @@ from xmodal.records.derived_splits import Drawn
 from xmodal.records.tables import Row
 
 Part = Literal["annotations", "media"]
-
-
 ReleaseClass = Literal[
     "all", "features", "ids", "nothing"
 ]  # what may be published: itself, what was computed from it, …

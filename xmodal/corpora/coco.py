@@ -35,20 +35,9 @@ from dataclasses import dataclass, field
 from xmodal.corpora import Corpus, Printed, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import (
-    has,
-    json_members,
-    once,
-    value,
-)
+from xmodal.raw.readers import has, json_members, once, value
 from xmodal.records.derived_splits import Drawn
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Label,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Label, Row, Split
 
 KARPATHYS = Source(  # has his split of Flickr30k, too
     "caption_datasets.zip",

@@ -42,15 +42,7 @@ from xmodal.errors import UserError
 from xmodal.raw.archives import open_archive, tar_members
 from xmodal.raw.raw_files import Raw
 from xmodal.raw.readers import lines, lines_of, once
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Label,
-    Oddity,
-    Region,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Label, Oddity, Region, Row, Split
 
 IMAGES, CAPTIONS, CLASS_LISTS, SEEN = "CUB_200_2011.tgz", "cvpr2016_cub.tar.gz", "xlsa17.zip", "seen_test_images.txt"
 FOLDER, LIST_MEMBER = "CUB_200_2011", "xlsa17/data/CUB/{}.txt"

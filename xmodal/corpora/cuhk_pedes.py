@@ -24,13 +24,7 @@ from xmodal.corpora import Corpus, Printed, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 from xmodal.raw.readers import json_elements, once, value
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Label,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Label, Row, Split
 
 RECORDS, PICTURES = "reid_raw.json", "imgs"
 FOLDERS = ("CUHK01", "CUHK03", "Market", "cam_a", "cam_b", "test_query", "train_query")

@@ -37,21 +37,9 @@ from xmodal.corpora import Corpus, Printed, Source
 from xmodal.corpora.coco import KARPATHYS
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import (
-    columns,
-    json_members,
-    once,
-    split_files,
-    value,
-)
+from xmodal.raw.readers import columns, json_members, once, split_files, value
 from xmodal.records.derived_splits import Drawn
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Oddity,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 
 TOKENS = "results_20130124.token"
 CAPTIONS, CAPTIONS_MEMBER = KARPATHYS.path, "dataset_flickr30k.json"

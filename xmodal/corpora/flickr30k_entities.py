@@ -59,15 +59,7 @@ from xmodal.raw.archives import open_archive
 from xmodal.raw.raw_files import Raw
 from xmodal.raw.readers import lines, lines_of, split_files
 from xmodal.recipes import HUMAN, UNRELATED_TEXT
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Match,
-    Oddity,
-    Region,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Match, Oddity, Region, Row, Split
 
 ANNOTATIONS, SENTENCES_MEMBER, XML_MEMBER = (
     "flickr30k_entities/annotations.zip",

@@ -40,20 +40,8 @@ from xmodal.corpora import Corpus, Printed, Source
 from xmodal.errors import UserError
 from xmodal.raw.archives import tar_members
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import (
-    has,
-    json_elements_of,
-    lines_of,
-    once,
-    value,
-)
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Oddity,
-    Row,
-    Split,
-)
+from xmodal.raw.readers import has, json_elements_of, lines_of, once, value
+from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 
 ARCHIVE, SENTENCES = "mrw-v1.0.tar.gz", "mrw-v1.0.json"
 LISTS = {"mrw/train": ("train",), "mrw/val": ("valid", "val"), "mrw/test": ("test",)}  # any one of these names

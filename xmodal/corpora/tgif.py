@@ -44,13 +44,7 @@ from xmodal.corpora import Corpus, Printed, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 from xmodal.raw.readers import columns, lines, once
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Oddity,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 
 SENTENCES = "tgif-v1.0.tsv"
 LISTS = {"tgif/train": "splits/train.txt", "tgif/val": "splits/val.txt", "tgif/test": "splits/test.txt"}

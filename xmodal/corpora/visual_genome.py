@@ -41,21 +41,8 @@ from dataclasses import dataclass
 from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import (
-    columns,
-    has,
-    json_elements,
-    lines,
-    once,
-    value,
-)
-from xmodal.records.tables import (
-    Item,
-    Oddity,
-    Region,
-    Row,
-    Split,
-)
+from xmodal.raw.readers import columns, has, json_elements, lines, once, value
+from xmodal.records.tables import Item, Oddity, Region, Row, Split
 
 OBJECT_WORDS, ATTRIBUTE_WORDS = "genome/objects_vocab.txt", "genome/attributes_vocab.txt"
 SPLITS, SPLIT_LIST = ("train", "val", "test"), "genome/{}.txt"

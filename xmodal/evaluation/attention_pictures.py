@@ -36,8 +36,6 @@ from xmodal.root.selection import made_from
 from xmodal.training.finetuning import Fronted, network_of
 
 SIDE = 320  # pixels that a picture is drawn with at least
-
-
 Show = Callable[[str, str, NDArray[np.float32]], Image]  # id, caption and maps (L, K) of an item
 
 

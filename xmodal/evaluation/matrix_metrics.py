@@ -13,12 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from xmodal.errors import UserError
-from xmodal.metrics.protocols import (
-    Gallery,
-    eccv,
-    judge,
-    labels_of,
-)
+from xmodal.metrics.protocols import Gallery, eccv, judge, labels_of
 from xmodal.metrics.ranks import Numbers, Similarities
 from xmodal.metrics.reports import OWN, Report
 from xmodal.recipes import View

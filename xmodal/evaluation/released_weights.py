@@ -29,12 +29,7 @@ from xmodal.batches.dataset import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import Evaluated, with_distance
-from xmodal.features.networks import (
-    Network,
-    ResNet,
-    load,
-    sha256_of,
-)
+from xmodal.features.networks import Network, ResNet, load, sha256_of
 from xmodal.features.opening import made_by, open_features
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.reports import Report

@@ -16,12 +16,7 @@ from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.features.opening import made_by, open_features
 from xmodal.features.store import FeatureStore
-from xmodal.metrics.protocols import (
-    Findings,
-    eccv,
-    judge,
-    labels_of,
-)
+from xmodal.metrics.protocols import Findings, eccv, judge, labels_of
 from xmodal.metrics.ranked_lists import kept
 from xmodal.metrics.reports import OWN, Report
 from xmodal.models import Scorer, Storing

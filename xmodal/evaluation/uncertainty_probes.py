@@ -13,14 +13,7 @@ from xmodal.batches.batch import Padded
 from xmodal.errors import UserError
 from xmodal.evaluation.attention_pictures import _floats, _network
 from xmodal.evaluation.run_metrics import Opened, opened
-from xmodal.evaluation.uncertainty import (
-    Bin,
-    cut_out,
-    geometric_mean_sigma,
-    mark_unknown,
-    mix,
-    recall_by_uncertainty,
-)
+from xmodal.evaluation.uncertainty import Bin, cut_out, geometric_mean_sigma, mark_unknown, mix, recall_by_uncertainty
 from xmodal.features.networks import STRIDE
 from xmodal.losses.gaussians import Gaussians
 from xmodal.metrics.ranks import Ranks, cuts
@@ -29,8 +22,6 @@ from xmodal.training.picture_crops import PictureReader
 from xmodal.training.validation import BLOCKS, own_ranks
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)  # a picture that is mixed further is the other one
-
-
 BINS = 10  # figure 6
 
 

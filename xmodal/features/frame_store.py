@@ -22,8 +22,6 @@ from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output
 
 NAME = "frames"
-
-
 CLIPS = pa.schema(
     {
         "id": pa.string(),
@@ -49,11 +47,7 @@ CLIPS = pa.schema(
 
 
 THREADS = min(8, os.cpu_count() or 1)
-
-
 SHEET, COLUMNS = 64, 8  # frames at most; of them in a line at least
-
-
 THUMBNAIL, LABEL, TITLE, GAP, LETTERS, LINE = (160, 120), 90, 480, 6, 13, 18  # pixels
 
 

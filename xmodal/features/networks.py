@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 from xmodal.media.images import DEVIATION, MEAN, Cut, normalised, square
 
 Network = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
-
-
 NAMED = {  # the weights that torchvision has of each
     "resnet18": ("IMAGENET1K_V1",),
     "resnet34": ("IMAGENET1K_V1",),

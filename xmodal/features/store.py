@@ -33,14 +33,7 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from xmodal.errors import UserError
-from xmodal.features.zarr_arrays import (
-    PLAIN,
-    Layout,
-    MappedRows,
-    Shard,
-    ShardWriter,
-    buffer,
-)
+from xmodal.features.zarr_arrays import PLAIN, Layout, MappedRows, Shard, ShardWriter, buffer
 from xmodal.records.tables import read_columns
 from xmodal.root.identity import canonical_json
 from xmodal.root.outputs import Output

@@ -31,16 +31,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from xmodal.errors import UserError
-from xmodal.media.frame_times import (
-    Clip,
-    Frame,
-    Limits,
-    Refused,
-    Sampling,
-    Stage,
-    Status,
-    check_plan,
-)
+from xmodal.media.frame_times import Clip, Frame, Limits, Refused, Sampling, Stage, Status, check_plan
 
 MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"moof")  # that a file begins with
 UNREAD = (  # containers, by what is in them at a place

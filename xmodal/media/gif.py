@@ -6,14 +6,7 @@ Times are not taken from a decoder: their treatment of delays of 0 and 10 ms cha
 import struct
 from dataclasses import dataclass
 
-from xmodal.media.frame_times import (
-    Limits,
-    Refused,
-    Sampling,
-    Status,
-    check_canvas,
-    check_frames,
-)
+from xmodal.media.frame_times import Limits, Refused, Sampling, Status, check_canvas, check_frames
 
 SCREEN, IMAGE, EXTENSION, TRAILER, CONTROL = 13, 0x2C, 0x21, 0x3B, 0xF9  # the first is a length, the others are marks
 OWN_PALETTE, INTERLACED = 0x80, 0x40  # of an image's flags, the first of the screen's too

@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, by which every network here was trained
-
-
 MOST_PIXELS = 1 << 26
-
-
 ORIENTATION = 0x0112
-
-
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -42,14 +36,8 @@ UPRIGHT = {
 
 
 JPEG, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
-
-
 BETWEEN_JPEGS = re.compile(b"(?<=" + JPEG_END + b")(?=" + JPEG + b")")
-
-
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")  # none that runs another program
-
-
 UNDECODABLE = (  # what Pillow's decoders are known to raise over bytes that are no whole picture
     *(OSError, SyntaxError, ValueError, RuntimeError, EOFError, LookupError, OverflowError),
     *(struct.error, zlib.error, Image.DecompressionBombError),

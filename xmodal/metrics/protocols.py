@@ -14,14 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
-from xmodal.metrics.ranked_lists import (
-    SIDES,
-    ListScores,
-    Plausible,
-    lists,
-    overlap,
-    plausible,
-)
+from xmodal.metrics.ranked_lists import SIDES, ListScores, Plausible, lists, overlap, plausible
 from xmodal.metrics.ranks import (
     WHOLE,
     Classes,

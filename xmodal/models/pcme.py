@@ -55,17 +55,7 @@ from xmodal.losses.gaussians import (
     squared_between_samples,
 )
 from xmodal.models import Inputs
-from xmodal.recipes import (
-    Cosine,
-    Features,
-    OnePerClass,
-    Optimiser,
-    Phase,
-    Pixels,
-    Recipe,
-    Tokens,
-    View,
-)
+from xmodal.recipes import Cosine, Features, OnePerClass, Optimiser, Phase, Pixels, Recipe, Tokens, View
 
 DRAWN = 128  # points that uniformity sees at most
 VISUAL_NOISE, TEXT_NOISE = 0, 1  # seeds: samples of the two sides are independent

@@ -50,26 +50,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from xmodal.batches.batch import ANNOTATED, Batch, Padded
 from xmodal.batches.distributed import gather, gather_pairs
-from xmodal.losses.ranking import (
-    Negatives,
-    Reduction,
-    order_similarity,
-    ranking_loss,
-    reduced,
-)
+from xmodal.losses.ranking import Negatives, Reduction, order_similarity, ranking_loss, reduced
 from xmodal.models import Inputs
-from xmodal.recipes import (
-    Features,
-    OnePerClass,
-    Optimiser,
-    Phase,
-    Pixels,
-    Plateau,
-    Recipe,
-    Relative,
-    Tokens,
-    View,
-)
+from xmodal.recipes import Features, OnePerClass, Optimiser, Phase, Pixels, Plateau, Recipe, Relative, Tokens, View
 
 Kernel = Literal["laplacian_l2", "rbf"]
 

@@ -33,16 +33,7 @@ from xmodal.batches.batch import ANNOTATED, Batch, Padded
 from xmodal.batches.distributed import gather, gather_pairs
 from xmodal.losses.ranking import Negatives, order_similarity, ranking_loss
 from xmodal.models import Inputs
-from xmodal.recipes import (
-    Features,
-    OnePerClass,
-    Optimiser,
-    Phase,
-    Recipe,
-    Step,
-    Tokens,
-    View,
-)
+from xmodal.recipes import Features, OnePerClass, Optimiser, Phase, Recipe, Step, Tokens, View
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,7 @@ from numpy.typing import NDArray
 from xmodal.errors import UserError
 from xmodal.recipes import WRITTEN, View
 from xmodal.records.derived_splits import Drawn, DrawnSplit, Share
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Label,
-    Split,
-    read_rows,
-)
+from xmodal.records.tables import Caption, Item, Label, Split, read_rows
 from xmodal.root.outputs import Output, made_of
 
 CLEAN, IDS = "clean", "ids.txt"  # the stage of cleaned splits, and its file: an id a line

@@ -16,12 +16,7 @@ from functools import cached_property
 from typing import Any, BinaryIO
 
 from xmodal.errors import UserError
-from xmodal.root.identity import (
-    DIGITS,
-    canonical_json,
-    fingerprint,
-    to_plain,
-)
+from xmodal.root.identity import DIGITS, canonical_json, fingerprint, to_plain
 from xmodal.root.storage import Storage, open_storage
 
 LAYOUT = 1

@@ -20,8 +20,6 @@ from xmodal.root.outputs import Output
 from xmodal.root.storage import Storage
 
 LOCK = "dataset.lock"
-
-
 RECORDS = "_runs/records/{}"
 
 

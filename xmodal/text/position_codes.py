@@ -21,20 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
-from xmodal.text.tokenizers import (
-    Tokenizer,
-    by_frequency,
-    check_names,
-    count_words,
-    tokenizer,
-)
-from xmodal.text.vocabularies import (
-    PAD,
-    SPECIALS,
-    check_words,
-    read_words_file,
-    words_file,
-)
+from xmodal.text.tokenizers import Tokenizer, by_frequency, check_names, count_words, tokenizer
+from xmodal.text.vocabularies import PAD, SPECIALS, check_words, read_words_file, words_file
 
 Ids: TypeAlias = NDArray[np.int32]
 Vectors: TypeAlias = Callable[[Sequence[str]], NDArray[np.float32]]  # (words, width), NaN for a word that has none

@@ -36,21 +36,8 @@ from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 from xmodal.root.identity import canonical_json
-from xmodal.text.fisher import (
-    Kind,
-    Mixture,
-    Numbers,
-    fisher_vectors,
-    fit_mixture,
-    normalised,
-)
-from xmodal.text.tokenizers import (
-    Tokenizer,
-    by_frequency,
-    check_names,
-    tokenized,
-    tokenizer,
-)
+from xmodal.text.fisher import Kind, Mixture, Numbers, fisher_vectors, fit_mixture, normalised
+from xmodal.text.tokenizers import Tokenizer, by_frequency, check_names, tokenized, tokenizer
 
 Method = Literal["hglmm", "gmm", "lmm", "mean", "tfidf"]
 Sentences = Sequence[Sequence[str]]

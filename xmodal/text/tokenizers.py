@@ -35,8 +35,6 @@ from typing import Any, TypeAlias
 from xmodal.errors import UserError
 
 REMEMBERED = 1 << 19  # words by spaCy: a quarter of a GB
-
-
 Tokenizer: TypeAlias = Callable[[str], list[str]]
 
 
@@ -156,11 +154,7 @@ def _mrw(text: str) -> str:
 
 
 _PLAIN = re.compile(r"[a-z0-9 -]*(?:,[a-z ][a-z0-9 -]*)*\.? *")
-
-
 _APART = re.compile("cannot|gimme|gonna|gotta|lemme|wanna|--")  # what NLTK takes apart of these letters
-
-
 _TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "nltk": _nltk,
     "nltk-sentences": _nltk_sentences,

@@ -24,12 +24,7 @@ from google_crc32c import extend, value
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
-from xmodal.text.vector_files import (
-    BATCH,
-    Tick,
-    VectorFile,
-    Vectors,
-)
+from xmodal.text.vector_files import BATCH, Tick, VectorFile, Vectors
 
 MAGIC = b"xmodal: an index of word vectors, version 1; see its last bytes\n"
 ENTRY = np.dtype([("end", "<u8"), ("row", "<u4"), ("crc", "<u4")])

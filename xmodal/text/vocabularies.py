@@ -19,8 +19,6 @@ from xmodal.errors import UserError
 from xmodal.text.tokenizers import _TOKENIZERS, Tokenizer, by_frequency, check_names, count_words, tokenizer
 
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
-
-
 PAD, START, END, UNKNOWN = range(4)
 
 
@@ -155,11 +153,7 @@ def load_vocabulary(path: Path) -> Vocabulary | ReleasedVocabulary:
 
 
 _TUPLES = frozenset(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"))
-
-
 FEW_TUPLES = 8
-
-
 _NO_PICKLE = (pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError, MemoryError, OverflowError)
 
 

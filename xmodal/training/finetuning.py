@@ -19,18 +19,6 @@ from xmodal.errors import UserError
 from xmodal.features.networks import Extractor, ResNet, load
 from xmodal.features.store import FeatureStore
 from xmodal.models import Trainable
-from xmodal.training.picture_crops import FIRST_DRAW
-
-CROP_AREA, CROP_ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
-
-
-ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), (0.3, 1 / 0.3)
-
-
-BRIGHTNESS, CONTRAST, HUE = 0.1, 0.1, 0.1  # the most that each changes
-
-
-CUTTING, FLIPPING, COLOURING, ERASING = (FIRST_DRAW + 64 * part for part in range(4))
 
 
 class Fronted(nn.Module):

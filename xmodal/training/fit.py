@@ -34,24 +34,13 @@ from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import Labels, headline, labels_of
 from xmodal.models import Trainable
 from xmodal.progress import Progress, Silence
-from xmodal.recipes import (
-    OnePerClass,
-    Phase,
-    Recipe,
-    Tokens,
-)
+from xmodal.recipes import OnePerClass, Phase, Recipe, Tokens
 from xmodal.records.views import classes
 from xmodal.root.outputs import Output
 from xmodal.root.selection import choose
 from xmodal.root.storage import LocalStorage
 from xmodal.text.vocabularies import SPECIALS, Vocabulary
-from xmodal.text.word_vectors import (
-    MB,
-    Coverage,
-    in_megabytes,
-    read_vectors,
-    vectors_sha256,
-)
+from xmodal.text.word_vectors import MB, Coverage, in_megabytes, read_vectors, vectors_sha256
 from xmodal.training import checkpoint, optimisers, run_folder
 from xmodal.training.checkpoint import Log, Place
 from xmodal.training.finetuning import Fronted, front, front_without_weights

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from xmodal.recipes import (
-    Cosine,
-    Optimiser,
-    Plateau,
-    Relative,
-    Step,
-)
+from xmodal.recipes import Cosine, Optimiser, Plateau, Relative, Step
 from xmodal.training.adamp import AdamP
 
 RISE = 1e-4  # the share by which an rsum must beat the best to be a rise, as in torch's ReduceLROnPlateau

@@ -16,27 +16,14 @@ from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.media.images import normalised
 from xmodal.recipes import Pixels
-from xmodal.training.finetuning import (
-    BRIGHTNESS,
-    COLOURING,
-    CONTRAST,
-    CROP_AREA,
-    CROP_ASPECT,
-    CUTTING,
-    ERASED_AREA,
-    ERASED_ASPECT,
-    ERASING,
-    FLIPPING,
-    HUE,
-    network_of,
-)
+from xmodal.training.finetuning import network_of
 
 TRIES = 10  # for a rectangle that fits
-
-
+CROP_AREA, CROP_ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
+ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), (0.3, 1 / 0.3)
+BRIGHTNESS, CONTRAST, HUE = 0.1, 0.1, 0.1  # the most that each changes
 FIRST_DRAW = 16  # those before it are of frames and captions
-
-
+CUTTING, FLIPPING, COLOURING, ERASING = (FIRST_DRAW + 64 * part for part in range(4))
 STEPS = 1 << 53  # of a number between 0 and 1
 
 

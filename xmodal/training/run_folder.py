@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal import models
+from xmodal import models, recipes
 from xmodal.errors import UserError
 from xmodal.models import Inputs, Scorer
-from xmodal.recipes import Recipe, View
+from xmodal.recipes import Recipe
 from xmodal.root.identity import canonical_json, fingerprint, to_plain
 from xmodal.root.storage import LocalStorage
 from xmodal.text.vocabularies import Vocabulary
@@ -212,7 +212,7 @@ def _afresh(folder: str) -> str:
 
 def recipe_of(plain: Mapping[str, Any], model: str) -> Recipe:
     """A recipe from its canonical form; nothing is made but the dataclasses of recipes and of the named model."""
-    named = vars(models) | vars(models.load(model)) | {"View": View}
+    named = vars(recipes) | vars(models.load(model))
     classes = {name: known for name, known in named.items() if isinstance(known, type) and is_dataclass(known)}
     try:
         recipe = _from_plain(plain, classes)

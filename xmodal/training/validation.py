@@ -11,20 +11,8 @@ from xmodal.batches.batch import Padded
 from xmodal.batches.dataset import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
-from xmodal.metrics.protocols import (
-    NO_LABELS,
-    Gallery,
-    Labels,
-    recalls,
-)
-from xmodal.metrics.ranks import (
-    Both,
-    Numbers,
-    Scores,
-    Similarities,
-    cuts,
-    ranks,
-)
+from xmodal.metrics.protocols import NO_LABELS, Gallery, Labels, recalls
+from xmodal.metrics.ranks import Both, Numbers, Scores, Similarities, cuts, ranks
 from xmodal.models import Scorer
 from xmodal.progress import Progress
 

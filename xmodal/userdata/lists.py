@@ -58,14 +58,7 @@ from xmodal.errors import UserError
 from xmodal.raw.archives import archive_of
 from xmodal.raw.raw_files import Raw
 from xmodal.raw.readers import rows
-from xmodal.records.tables import (
-    Caption,
-    Item,
-    Kind,
-    Oddity,
-    Row,
-    Split,
-)
+from xmodal.records.tables import Caption, Item, Kind, Oddity, Row, Split
 from xmodal.root.identity import canonical_json, fingerprint
 
 DESCRIPTION = "xmodal-own.json"

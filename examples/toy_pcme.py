@@ -4,7 +4,7 @@ The paper takes nine classes of birds. Here a class is one of three shapes in on
 both, blurred; or it is a blend of two classes. A caption tells both, or only one, or neither: words that are not told
 are <unk>, as in the paper's generic caption. What fits several classes must cover them, so its Gaussian is wide.
 
-    python -m pipelines.toy_pcme toy.png
+    python -m examples.toy_pcme toy.png
 
 Images are on the left, captions on the right, a colour a class. Ellipses hold half of their Gaussian; the generic
 caption is red and holds 99 %. Means are not normalised, for a circle has no room for nine classes (ours, as is every
