@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipelines.cli import main
 from pipelines.stages._corpus import Site, build_records
-from tests.metrics.test_ranked import LIST_COLUMNS, slow_hits, slow_metrics, slow_pmrp
+from tests.metrics.test_ranked_lists import LIST_COLUMNS, slow_hits, slow_metrics, slow_pmrp
 from xmodal.corpora import load
 from xmodal.errors import UserError
 from xmodal.evaluation.matrix_metrics import score, write_ids

@@ -149,21 +149,21 @@ def all_metrics(
 
     `labels` go by kind and item, as `labels_of` reads them.
     """
-    compared, categories = Comparison(similarities, gallery, labels), labels.get("category")
-    exclusive = _exclusive(gallery, labels)
+    tables = {"scores": recall_by_gallery(similarities, gallery, labels)}
     lists = {OWN: list_scores(similarities, (gallery.own, gallery.own))}
-    lists |= {kind: list_scores(similarities, (relevance, relevance)) for kind, relevance in exclusive.items()}
+    lists |= {
+        kind: list_scores(similarities, (relevance, relevance))
+        for kind, relevance in _exclusive(gallery, labels).items()
+    }
     if eccv:
         lists[ECCV] = list_scores(similarities, eccv, drop=True)
+    categories = labels.get("category")
+    tables |= {"lists": lists, "plausible": _plausible(similarities, gallery, categories) if categories else {}}
+    compared = Comparison(similarities, gallery, labels)
     numbers = {
         column: None if value is None else float(value)
         for metric in known(Comparison)
         for column, value in zip(metric.columns, metric.compute(compared), strict=True)
-    }
-    tables = {
-        "scores": recall_by_gallery(similarities, gallery, labels),
-        "lists": lists,
-        "plausible": _plausible(similarities, gallery, categories) if categories else {},
     }
     return Metrics(tables, numbers)
 

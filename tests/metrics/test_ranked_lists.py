@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from tests.golden import golden
-from tests.metrics.test_metrics import GRIDS, judged
+from tests.metrics.test_ranks import GRIDS, judged
 from xmodal.metrics.pmrp import SAMPLED, ZETAS, PlausibleAnswers, plausible_answers
 from xmodal.metrics.precision_at_k import FIRST
 from xmodal.metrics.protocols import list_scores, list_values, plausible_scores, rank_scores
