@@ -1,7 +1,7 @@
 """Ranks of the best right answer of every query, from one sweep over tiles of similarities.
 
 Of several right answers the best one is ranked, and a tie with a wrong answer counts against the model: an answer
-stands behind every wrong one that is at least as similar.
+stands behind every wrong one that is at least as similar (docs/models.md#recall).
 """
 
 from collections.abc import Sequence
