@@ -1,6 +1,6 @@
 """PMRP, PCME's R-Precision by plausible matches: captions of items whose sets of labels differ in few labels.
 
-Labels may differ in zeta of them, zeta being 0, 1 or 2; PMRP is the mean over the three.
+Labels may differ in zeta of them, zeta being 0, 1 or 2; PMRP is the mean over the three (docs/models.md#pmrp).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

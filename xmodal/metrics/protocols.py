@@ -2,7 +2,8 @@
 
 Ranks and lists are computed once for each gallery and kind of right answer, and shared by the metrics that need them.
 A corpus with categories gives plausible matches (PMRP); one with classes or identities has texts that are right for
-every item of theirs (PCME on CUB, CUHK-PEDES); ECCV-Caption's files say more of COCO's test split.
+every item of theirs (PCME on CUB, CUHK-PEDES); ECCV-Caption's files say more of COCO's test split
+(docs/models.md#eccv-caption).
 """
 
 import json

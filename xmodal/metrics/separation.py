@@ -1,4 +1,7 @@
-"""Separation of right from wrong pairs: Dual-Path's indicator S (equation 10), which is 0 where all are told apart."""
+"""Separation of right from wrong pairs: Dual-Path's indicator S (equation 10), which is 0 where all are told apart.
+
+The number of bins is ours: docs/models.md#dual-path-evaluation.
+"""
 
 import numpy as np
 
