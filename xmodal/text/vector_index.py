@@ -65,28 +65,26 @@ class VectorIndex:
 
     def entries(self, wanted: Collection[bytes], tick: Tick = lambda size: None) -> Iterator[Vectors]:
         """The wanted words that the index has, with their vectors, some at a time; `tick` gets the bytes read."""
-        hashes = np.memmap(self.path, "S16", "r", self._hashes_at, self.count)
-        if value(hashes.view(np.uint8)) != self.hashes_crc:
+        data = np.asarray(np.memmap(self.path, np.uint8, "r"))
+        hashes = data[self._hashes_at : self._entries_at]
+        if value(hashes) != self.hashes_crc:
             raise UserError(f"{self.path} is damaged: its hashes from byte {self._hashes_at} are not as written")
         words = list(wanted)
         asked = np.array([_hash(word) for word in words], "S16")
-        places = np.searchsorted(hashes, asked)
-        found = np.flatnonzero(hashes[np.minimum(places, self.count - 1)] == asked)
+        places = np.searchsorted(hashes.view("S16"), asked)
+        found = np.flatnonzero(hashes.view("S16")[np.minimum(places, self.count - 1)] == asked)
+        entries = data[self._entries_at :][: self.count * ENTRY.itemsize].view(ENTRY)[places[found]]
+        vectors = data[len(MAGIC) : self._hashes_at].view("<f4").reshape(self.rows, self.width)
+        rows = np.minimum(entries["row"], self.rows - 1)  # a damaged number is found by its checksum
         for start in range(0, len(found), BATCH):
-            some = found[start : start + BATCH]
-            values = self._read(places[some], [words[number] for number in some])
-            tick(values.nbytes)
-            yield [words[number] for number in some], values
-
-    def _read(self, places: NDArray[np.int64], words: list[bytes]) -> NDArray[np.float32]:
-        entries = np.memmap(self.path, ENTRY, "r", self._entries_at, self.count)[places]
-        vectors = np.memmap(self.path, "<f4", "r", len(MAGIC), (self.rows, self.width))
-        values = vectors[np.minimum(entries["row"], self.rows - 1)]  # a damaged row's number is found by its checksum
-        for place, word, row, checksum in zip(places, words, values, entries["crc"].tolist(), strict=True):
-            if _checksum(word, row) != checksum:
-                at = self._entries_at + ENTRY.itemsize * int(place)
+            some = slice(start, start + BATCH)
+            values, named = vectors[rows[some]], [words[number] for number in found[some].tolist()]
+            checksums = zip(map(_checksum, named, values), entries["crc"][some].tolist(), strict=True)
+            if wrong := [number for number, (found_crc, crc) in enumerate(checksums) if found_crc != crc]:
+                at = self._entries_at + ENTRY.itemsize * int(places[found[start + wrong[0]]])
                 raise UserError(f"{self.path} is damaged: the entry at byte {at} or its row is not as written")
-        return np.asarray(values, np.float32)
+            tick(values.nbytes)
+            yield named, values.astype(np.float32, copy=False)
 
     @property
     def _hashes_at(self) -> int:
