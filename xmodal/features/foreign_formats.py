@@ -165,10 +165,8 @@ class ForeignArray:
             for start in range(items.start, items.stop, length):
                 stop = min(start + length, items.stop)
                 rows = array.rows(start * self.copies, stop * self.copies)
-                yield self._one_of_each(_stored(rows, self._ids_of_rows(start, stop), self.path), start)
-
-    def _ids_of_rows(self, start: int, stop: int) -> list[str]:
-        return [id for id in self.ids[start:stop] for _ in range(self.copies)]
+                ids = [id for id in self.ids[start:stop] for _ in range(self.copies)]
+                yield self._one_of_each(_stored(rows, ids, self.path), start)
 
     def _one_of_each(self, rows: NDArray[Any], first: int) -> NDArray[Any]:
         if self.copies == 1:
@@ -427,9 +425,14 @@ def _look_at_items(path: Path, kind: str, key: str | None) -> ForeignItems:
     with reading(path):
         files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name[0] != ".")
         if kind == "tar":
-            pieces = _of_one_array([member for file in files for member in _members(file, key)])
+            members = [member for file in files for member in _members(file, key)]
+            if len(names := sorted({name for name, _ in members})) > 1:
+                several = f"it has several arrays a sample, so say which by --key; there are: {', '.join(names[:8])}"
+                raise ValueError(several)
+            pieces = tuple(piece for _, piece in members)
         else:
-            pieces = tuple(piece for file in files for piece in _whole(file, ending))
+            named = ((file.name.removesuffix(ending), file) for file in files if file.name.endswith(ending))
+            pieces = tuple(ItemFile(id, str(file.absolute()), 0, file.stat().st_size) for id, file in named)
     if not pieces:
         raise UserError(f"{path} holds no {ending}")
     if kind == "npz":
@@ -449,17 +452,6 @@ def _head(piece: ItemFile, key: str | None) -> tuple[tuple[int, ...], np.dtype[A
         shape, dtype, _ = _header(file, size)
         _stored_as(dtype)
         return shape, dtype
-
-
-def _whole(path: Path, ending: str) -> Iterator[ItemFile]:
-    if path.name.endswith(ending):
-        yield ItemFile(path.name.removesuffix(ending), str(path.absolute()), 0, path.stat().st_size)
-
-
-def _of_one_array(members: Sequence[tuple[str, ItemFile]]) -> tuple[ItemFile, ...]:
-    if len(names := sorted({name for name, _ in members})) > 1:
-        raise ValueError(f"it has several arrays a sample, so say which by --key; there are: {', '.join(names[:8])}")
-    return tuple(piece for _, piece in members)
 
 
 def _members(path: Path, key: str | None) -> Iterator[tuple[str, ItemFile]]:

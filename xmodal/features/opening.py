@@ -29,7 +29,8 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
         )
     if model is not None and not store.spec.row_shape:
         raise UserError(f"{store.output.where} has no features to train from, but {store.output.stage}")
-    if isinstance(model, Positional) and model.looks_at_positions and _is_one_position(store):
+    is_one_position = not store.spec.ragged and math.prod(store.spec.row_shape[:-1]) == 1
+    if is_one_position and isinstance(model, Positional) and model.looks_at_positions:
         raise UserError(
             f"{store.output.where} has one position an item, and {type(model).__name__.removesuffix('Config')} chooses "
             "among several: name features of a grid or of frames, or build a grid (--set resnet.output=grid)"
@@ -52,10 +53,6 @@ def covering_all_items(features: list[Output], records: Output) -> list[Output]:
 def _planned(features: Output) -> object:
     """The fingerprint of the items that have a row; features of clips have the items of their frames."""
     return (ancestor(features, "frames") or features).config.get("items")
-
-
-def _is_one_position(store: FeatureStore) -> bool:
-    return not store.spec.ragged and math.prod(store.spec.row_shape[:-1]) == 1
 
 
 def describe_network(store: FeatureStore) -> str:

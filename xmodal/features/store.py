@@ -70,10 +70,6 @@ class FeatureSpec:
     rows_per_shard: int | None = None  # in a ragged array: the most rows that the items of a shard may have together
     items_per_shard: int | None = None  # of ragged arrays only
 
-    def __post_init__(self) -> None:
-        self._check_row()
-        self._check_layout()
-
     @property
     def row_bytes(self) -> int:
         return math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
@@ -106,15 +102,13 @@ class FeatureSpec:
     def _rows_to_fill_pages(self) -> int:
         return PAGE // math.gcd(PAGE, self.row_bytes)
 
-    def _check_row(self) -> None:
+    def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", self.name):
             raise ValueError(f"feature name {self.name!r} must be lower-case letters, digits, '_' or '-'")
         if self.dtype not in get_args(Dtype):
             raise ValueError(f"{self.name}: no dtype {self.dtype!r}; there are: {', '.join(get_args(Dtype))}")
         if not isinstance(self.row_shape, tuple) or not all(isinstance(n, int) and n > 0 for n in self.row_shape):
             raise ValueError(f"{self.name}: row_shape must be a tuple of positive integers, not {self.row_shape!r}")
-
-    def _check_layout(self) -> None:
         for length in (self.rows_per_chunk, self.rows_per_shard, self.items_per_shard):
             if length is not None and length < 1:
                 raise ValueError(f"{self.name}: a chunk or shard of {length} rows or items; it needs at least one")
@@ -233,9 +227,13 @@ class FeatureStore:
         self._rows = {id: row for row, id in enumerate(self.ids)}
         self._refused = np.fromiter((id in self.absent for id in self.ids), bool, len(self.ids))
         self._process = os.getpid()
-        self._extents = _read_extents(self.output, self.spec, len(self.ids)) if self.spec.ragged else None
+        self._extents: NDArray[np.int64] | None = None
+        if self.spec.ragged:
+            shards = range(len(shard_ranges(self.spec, len(self.ids))))
+            data = b"".join(self.output.read(extents_file(self.spec, shard)) for shard in shards)
+            self._extents = np.frombuffer(data, "<i8").reshape(-1, 2)[: len(self.ids)].astype(np.int64)
         self._values = MappedRows(self.spec.layout(len(self.ids)), self._shard)
-        if self._is_local:
+        if isinstance(self.output.storage, LocalStorage):
             self._values.map_all()
 
     def __reduce__(self) -> tuple[type["FeatureStore"], tuple[str, str, str]]:
@@ -325,10 +323,6 @@ class FeatureStore:
             name = shard_file(self.spec, shard)
             if sha256_of(_local_file(self.output, name, self._cache)) != self.output.checksums[name]:
                 raise UserError(f"{self.output.where}/{name} is not what was committed: {CURE}")
-
-    @property
-    def _is_local(self) -> bool:
-        return isinstance(self.output.storage, LocalStorage)
 
     def _shard(self, shard: int) -> ShardFile:
         if os.getpid() != self._process:  # connections do not survive a fork
@@ -439,12 +433,6 @@ def _read_ids(output: Output) -> tuple[str, ...]:
     if table["row"] != list(range(len(table["row"]))):
         raise UserError(f"{output.where}/{ROWS} does not name the rows in order: {CURE}")
     return tuple(table["id"])
-
-
-def _read_extents(output: Output, spec: FeatureSpec, items: int) -> NDArray[np.int64]:
-    shards = range(len(shard_ranges(spec, items)))
-    data = b"".join(output.read(extents_file(spec, shard)) for shard in shards)
-    return np.frombuffer(data, "<i8").reshape(-1, 2)[:items].astype(np.int64)
 
 
 def _local_file(output: Output, name: str, cache: str) -> str:

@@ -155,7 +155,11 @@ def load_vocabulary(path: Path) -> Vocabulary | ReleasedVocabulary:
         if data.partition(b" ")[0] in [name.encode() for name in TOKENIZERS]:
             return Vocabulary.from_bytes(data, str(path))
         data = data.removeprefix(BOM_UTF8)
-        return ReleasedVocabulary(_word_ids(json.loads(data) if data.lstrip()[:1] == b"{" else _unpickled(data)))
+        found = json.loads(data) if data.lstrip()[:1] == b"{" else _unpickled(data)
+        ids = found.get("word2idx") if isinstance(found, Mapping) else None
+        if not isinstance(ids, dict):
+            raise ValueError("it has no word2idx, a number for each word")
+        return ReleasedVocabulary(ids)
     except (*_NO_PICKLE, RecursionError, ValueError) as error:
         line = " ".join(str(error).split())[:200]
         raise UserError(f"{path} is no vocabulary in JSON, in a pickle, or of a run: {line}") from error
@@ -185,13 +189,6 @@ def _unpickled(data: bytes) -> Any:
         raise pickle.UnpicklingError("it is full of tuples")
     found = _Unpickler(data).load()
     return found if isinstance(found, dict) else getattr(found, "__dict__", None)
-
-
-def _word_ids(found: Any) -> dict[str, int]:
-    ids = found.get("word2idx") if isinstance(found, Mapping) else None
-    if not isinstance(ids, dict):
-        raise ValueError("it has no word2idx, a number for each word")
-    return ids
 
 
 def words_file(words: Sequence[str], *about: str) -> bytes:

@@ -168,7 +168,10 @@ def _files(path: Path | None) -> Traversable:
         if place.is_dir():
             return place
         if place.is_file():
-            return _of_zip(place)
+            try:
+                return zipfile.Path(place, f"{place.stem}/")
+            except zipfile.BadZipFile as error:
+                raise UserError(f"{place} is no zip of WordNet: {error}") from None
     raise UserError(
         f"there is no WordNet in {', '.join(map(str, places))}: "
         "`python -m nltk.downloader wordnet` or `apt-get install wordnet-base` gets it"
@@ -182,13 +185,6 @@ def _in_nltk() -> list[Path]:
     except ImportError:
         folders = [Path.home() / "nltk_data"]
     return [Path(folder, "corpora", name) for folder in folders for name in ("wordnet", "wordnet.zip")]
-
-
-def _of_zip(path: Path) -> Traversable:
-    try:
-        return zipfile.Path(path, f"{path.stem}/")
-    except zipfile.BadZipFile as error:
-        raise UserError(f"{path} is no zip of WordNet: {error}") from None
 
 
 def _senses(files: Traversable, part: str) -> dict[str, tuple[Synset, ...]]:
