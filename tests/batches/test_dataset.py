@@ -1,5 +1,6 @@
 """Examples: what the records say of a view and the store has features of, and nothing else."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from xmodal.recipes import View
 from xmodal.records.derived_splits import Drawn
 from xmodal.records.tables import Region
 from xmodal.records.views import captions, members
-from xmodal.root.selection import find_output
+from xmodal.root.selection import describe_differences, find_output
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import END, START, Vocabulary
 
@@ -178,3 +179,16 @@ def test_records_of_several_corpora_are_told_apart_by_their_corpus(tmp_path: Pat
     build_records(Site(open_storage(root), raw=tmp_path / "raw"), other)
     with pytest.raises(UserError, match=r"has records of several corpora: name one with --corpus: others, pictures$"):
         find_output(root, "records")
+
+
+def test_outputs_of_one_setting_are_told_apart_by_date_and_media_set(tmp_path: Path) -> None:
+    root = make_root(tmp_path, items=20)
+    (own,) = find(root, "resnet")
+    others = Stage("media", Media("others"), lambda config, inputs: iter([("all", None)]), lambda *_: lambda *_: {})
+    same = Facts(**{name: value for name, value in own.config.items() if name != "_type"})
+    build(replace(facts(same), inputs=(others,)), open_storage(root))
+    said = list(describe_differences(find(root, "resnet")))
+    assert len(said) == 2
+    for output, line in zip(find(root, "resnet"), said, strict=True):
+        media_set = "pictures" if output.identity == own.identity else "others"
+        assert re.match(rf"{output.identity} \(built \d{{4}}-\d\d-\d\d, media set {media_set}, of \w+/\w+", line)

@@ -95,7 +95,7 @@ def describe_differences(outputs: Sequence[Output]) -> Iterator[str]:
 
 
 def _origin(output: Output) -> list[str]:
-    runs = output.storage.names(f"{output.folder}/_runs")
+    runs = [name for name in output.storage.names(f"{output.folder}/_runs") if name[:8].isdigit()]
     built = [f"built {run[:4]}-{run[4:6]}-{run[6:8]}" for run in runs[-1:]]
     name = media_set_of(output)
     media_set = [f"media set {name}"] if name else []
