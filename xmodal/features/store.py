@@ -35,7 +35,7 @@ from xmodal.features.zarr_arrays import PLAIN, ArrayLayout, MappedRows, ShardFil
 from xmodal.records.tables import read_columns
 from xmodal.root.files import copy_and_hash, new_file, sha256_of
 from xmodal.root.identity import canonical_json
-from xmodal.root.outputs import Output
+from xmodal.root.outputs import CURE, Output
 from xmodal.root.storage import LocalStorage, open_storage
 
 Dtype = Literal["float16", "float32", "uint8", "int32", "int64"]
@@ -50,7 +50,6 @@ MOST_SHARDS = 15_000  # a process may have 65,530 mappings; an isolated one coun
 LAYOUT = 3  # 2: checksums were of the chunks alone
 GROUP, ROWS = "zarr.json", "rows.parquet"
 CACHE = "~/.cache/xmodal/shards"
-CURE = "`xmodal verify --forget` removes it, then build again"
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,7 @@ def index_files(
 ) -> dict[str, bytes]:
     """Returns all files but the shards. `provenance` is plain JSON: network, weights, preprocessing."""
     several = [specs] if isinstance(specs, FeatureSpec) else list(specs)
-    names = [name for s in several for name in (s.name, *([f"{s.name}_extents"] if s.ragged else []))]
+    names = [s.name for s in several] + [f"{s.name}_extents" for s in several if s.ragged]
     assert len(set(names)) == len(names), f"two arrays of a store have one name: {', '.join(names)}"
     features = [{"name": s.name, "ragged": s.ragged, "items_per_shard": s.shard_items} for s in several]
     attributes = {"layout": LAYOUT, "features": features, "provenance": provenance}

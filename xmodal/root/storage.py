@@ -79,6 +79,9 @@ class LocalStorage:
     def __init__(self, url: str) -> None:
         self.url = str(Path(url.removeprefix("file://")).expanduser().absolute())
 
+    def __repr__(self) -> str:
+        return f"LocalStorage({self.url!r})"
+
     def path(self, key: str) -> str:
         return f"{self.url}/{key}" if key else self.url
 
@@ -213,6 +216,9 @@ class RemoteStorage:
             self._files, self._base = fsspec.url_to_fs(self.url, use_listings_cache=False)
         except (ValueError, ImportError) as error:
             raise UserError(f"root {url}: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"RemoteStorage({self.url!r})"
 
     def path(self, key: str) -> str:
         return f"{self._base}/{key}" if key else str(self._base)
