@@ -52,14 +52,15 @@ def _nothing_there(root: str, stage: str, corpus: str) -> str:
     """Names what is like the missing name, or else the command that builds it."""
     if stage == "records":
         known = sorted({str(output.config.get("corpus")) for output in find(root, "records")})
-        missing, known_ones = f"no corpus {corpus!r} under {root}", f"; there are: {', '.join(known)}" if known else ""
+        missing, others = f"no corpus {corpus!r} under {root}", f"; there are: {', '.join(known)}" if known else ""
         like = get_close_matches(corpus, known)
     else:
-        missing, known_ones = f"no {stage!r} under {root}", ""
-        like = get_close_matches(stage, open_storage(root).names(""))
+        missing, others = f"no {stage!r} under {root}", ""
+        folders = open_storage(root).names("")
+        like = [] if stage in folders else get_close_matches(stage, folders)  # one that is there is unfinished
     if like:
-        return f"{missing}; do you mean {like[0]}?{known_ones}"
-    return f"{missing}: build it first (`xmodal build {corpus}/{stage} --root {root}`){known_ones}"
+        return f"{missing}; do you mean {like[0]}?{others}"
+    return f"{missing}: build it first (`xmodal build {corpus}/{stage} --root {root}`){others}"
 
 
 def ancestor(output: Output, stage: str) -> Output | None:
