@@ -1,7 +1,8 @@
 """Runs a function in another process, which is killed when a call takes too long: a decoder cannot be stopped.
 
 The process is a fresh interpreter, so it knows neither torch nor Ray, and it ends with its parent, however that ends.
-Only bytes are exchanged, never pickles: whatever hostile media make of a decoder, all it can send is data.
+Only bytes are exchanged, never pickles: whatever hostile media make of a decoder, all it can send is data. A socket of
+our own, and not a connection of multiprocessing, because a deadline must also hold in the middle of a message.
 """
 
 import ctypes
@@ -10,6 +11,8 @@ import json
 import os
 import resource
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -18,17 +21,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection, Pipe
-from threading import Timer
-from typing import Any, Literal
+from typing import Literal
 
 from xmodal.errors import UserError
 
 STARTS = 2  # tries: a start that fails may be a machine short of memory for a moment
 START_SECONDS, END_SECONDS = 60.0, 5.0  # to be ready; to be gone after the connection ended
-LARGEST_MESSAGE = 1 << 30  # bytes
+HEADER = struct.Struct("<cQ")  # kind and length of a message
 PROGRAM = "from pipelines.engine.killable_worker import serve; serve()"
-READY, DONE, USER_ERROR, EXCEPTION = b"R", b"D", b"U", b"X"  # kinds of messages; a function may send others
+CALL, READY, DONE, USER_ERROR, EXCEPTION = b"C", b"R", b"D", b"U", b"X"  # kinds of messages; a function may send others
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 Send = Callable[[bytes, bytes], None]  # kind, of one byte, and body of a message
@@ -72,10 +73,10 @@ class KillableWorker:
 
     def call(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yields kind and body of each message that answers `data`; the last is DONE. Raises WorkerFailure."""
-        talk = self._talk = _Conversation(self._process, self._connection, self.limit.seconds)
+        talk = self._talk = _Conversation(self._socket, self.limit.seconds)
         exception = ""
         try:
-            self._connection.send_bytes(data)
+            talk.send(CALL, data)
             for kind, body in talk.messages():
                 if kind == USER_ERROR:
                     raise UserError(body.decode())
@@ -83,20 +84,20 @@ class KillableWorker:
                     exception = body.decode()
                 else:
                     yield kind, body
-        except (OSError, EOFError):
+        except TimeoutError:
+            self._end(0.0)
+            self._start()
+            raise WorkerFailure("timeout", "the deadline is over") from None
+        except OSError:
             how = self._end(END_SECONDS)
             self._start()
-            if talk.is_late:
-                raise WorkerFailure("timeout", "the deadline is over") from None
             if exception:
                 raise WorkerFailure("internal", exception) from None
             raise WorkerFailure("worker_died", f"the process {how}") from None
-        finally:
-            talk.end()
 
     def allow(self, duration_ms: int) -> None:
         """Moves the deadline of the current call to what the limit allows media of this length."""
-        self._talk.allow(self.limit.allows(duration_ms))
+        self._talk.seconds = self.limit.allows(duration_ms)
 
     @property
     def pid(self) -> int:
@@ -105,25 +106,22 @@ class KillableWorker:
     def _start(self) -> None:
         for _ in range(STARTS):
             self._spawn()
-            talk = _Conversation(self._process, self._connection, START_SECONDS)
             try:
-                if any(kind == READY for kind, _ in talk.messages()):
+                if any(kind == READY for kind, _ in _Conversation(self._socket, START_SECONDS).messages()):
                     return
-            except (OSError, EOFError):
+            except OSError:
                 how = self._end(END_SECONDS)
-            finally:
-                talk.end()
         raise UserError(f"the process that decodes media does not start: it {how}")
 
     def _spawn(self) -> None:
-        self._connection, theirs = Pipe()
+        self._socket, theirs = socket.socketpair()
         setup = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
         command = [sys.executable, "-c", setup + PROGRAM, json.dumps(sys.path), self._told]
         with theirs:
             self._process = subprocess.Popen(
                 command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
-        self.close = weakref.finalize(self, _close, self._process, self._connection)
+        self.close = weakref.finalize(self, _close, self._process, self._socket)
 
     def _end(self, patience: float) -> str:
         """Waits so many seconds for the process to end, then kills it; says how it ended."""
@@ -135,35 +133,43 @@ class KillableWorker:
 
 
 class _Conversation:
-    """Messages of one process until a deadline, at which it is killed: then no read or write blocks any longer."""
+    """Messages with a process, until a deadline. TimeoutError after it; any other OSError if the process is gone."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", connection: "Connection[Any, Any]", seconds: float) -> None:
-        self._process, self._connection, self._began = process, connection, time.monotonic()
-        self.is_late = False
-        self._timer = Timer(seconds, self._kill)
-        self._timer.start()
+    def __init__(self, connection: socket.socket, seconds: float | None = None) -> None:
+        self._socket, self._began, self.seconds = connection, time.monotonic(), seconds
+
+    def send(self, kind: bytes, body: bytes) -> None:
+        self._hurry()
+        self._socket.sendall(HEADER.pack(kind, len(body)))
+        self._socket.sendall(body)
 
     def messages(self) -> Iterator[tuple[bytes, bytes]]:
         kind = b""
         while kind != DONE:
-            message = self._connection.recv_bytes(LARGEST_MESSAGE)
-            kind = message[:1]
-            yield kind, message[1:]
+            kind, length = HEADER.unpack(self._receive(HEADER.size))
+            yield kind, self._receive(length)
 
-    def allow(self, seconds: float) -> None:
-        self._timer.cancel()
-        self._timer = Timer(self._began + seconds - time.monotonic(), self._kill)
-        self._timer.start()
+    def _receive(self, length: int) -> bytes:
+        data = bytearray(length)
+        room = memoryview(data)
+        while len(room):
+            self._hurry()
+            received = self._socket.recv_into(room)
+            if not received:
+                raise ConnectionResetError
+            room = room[received:]
+        return bytes(data)
 
-    def end(self) -> None:
-        self._timer.cancel()
+    def _hurry(self) -> None:
+        if self.seconds is None:
+            return
+        left = self._began + self.seconds - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left)
 
-    def _kill(self) -> None:
-        self.is_late = True
-        self._process.kill()
 
-
-def _close(process: "subprocess.Popen[bytes]", connection: "Connection[Any, Any]") -> None:
+def _close(process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
     connection.close()
     process.kill()
     process.wait()
@@ -178,21 +184,18 @@ def serve() -> None:
     _die_with(parent)
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (memory if most < 0 else min(memory, most), most))
-    connection: Connection[Any, Any] = Connection(os.dup(0))
-
-    def send(kind: bytes, body: bytes) -> None:
-        connection.send_bytes(kind + body)
-
-    sys.excepthook = partial(_last_words, send)  # the process ends with whatever nobody expected
+    talk = _Conversation(socket.socket(fileno=os.dup(0)))
+    sys.excepthook = partial(_last_words, talk.send)  # the process ends with whatever nobody expected
     module, _, name = function.partition(":")
     answer = getattr(importlib.import_module(module), name)
-    send(READY, b"")
+    talk.send(READY, b"")
+    calls = talk.messages()
     while True:
         try:
-            data = connection.recv_bytes()
-        except (OSError, EOFError):
+            _, data = next(calls)
+        except OSError:
             return
-        send(DONE, answer(settings, data, send))
+        talk.send(DONE, answer(settings, data, talk.send))
 
 
 def _last_words(send: Send, kind: type[BaseException], error: BaseException, trace: object) -> None:

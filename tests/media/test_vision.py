@@ -421,6 +421,7 @@ def test_every_name_of_weights_is_one_of_torchvision() -> None:
 
 
 def test_planning_with_a_config_needs_no_torch() -> None:
-    code = "import sys; from xmodal.media.images import ResNet; print(ResNet().spec.row_shape, 'torch' in sys.modules)"
+    code = "import sys; from xmodal.features.networks import ResNet; "
+    code += "print(ResNet().spec.row_shape, 'torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "(49, 2048) False\n"
