@@ -22,9 +22,9 @@ def warmth(panel: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def test_each_map_is_warm_where_it_looks() -> None:
     picture = np.random.default_rng(0).integers(0, 256, (70, 140, 3)).astype(np.uint8)
-    attention = np.zeros((49, 2))
-    attention[1 * 7 + 5, 0] = attention[6 * 7 + 0, 1] = 1  # row 1, column 5; row 6, column 0
-    drawn = attention_picture(picture, attention)
+    maps = np.zeros((49, 2))
+    maps[1 * 7 + 5, 0] = maps[6 * 7 + 0, 1] = 1  # row 1, column 5; row 6, column 0
+    drawn = attention_picture(picture, maps)
     assert drawn.shape == (70, 3 * 140 + 2 * GAP, 3)
     original, *maps = panels(drawn, 3)
     np.testing.assert_array_equal(original, picture)
