@@ -43,7 +43,7 @@ class Record(NamedTuple):
         return self.lines.count(b"\n")
 
 
-class Attempt:
+class UnitAttempt:
     """One attempt at one unit: the sink that the stage writes to."""
 
     def __init__(self, storage: Storage, folder: str, unit: str) -> None:
@@ -87,8 +87,8 @@ class Commits:
     def where(self) -> str:
         return f"{self._storage.url}/{self._folder}"
 
-    def attempt(self, unit: str) -> Attempt:
-        return Attempt(self._storage, self._folder, unit)
+    def attempt(self, unit: str) -> UnitAttempt:
+        return UnitAttempt(self._storage, self._folder, unit)
 
     def find(self, name: str) -> Record | None:
         """Finds a loose record, and publishes its files: its writer may have died before that."""
@@ -107,7 +107,7 @@ class Commits:
         except FileNotFoundError:
             return None
 
-    def commit(self, attempt: Attempt, line: bytes) -> Record:
+    def commit(self, attempt: UnitAttempt, line: bytes) -> Record:
         """Commits this attempt and returns its record, or the winner's if another attempt was first."""
         won = self._storage.create(f"{self._loose}/{attempt.unit}", _sign(line, attempt.name))
         found = None if won else self._read_loose(attempt.unit)

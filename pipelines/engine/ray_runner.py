@@ -264,7 +264,7 @@ class _Pool:
         return bool(self._next)
 
     def _replace(self, member: _Member, error: RayActorError) -> None:
-        """Starts an actor in place of a dead one, and puts its units back, each into a call of its own."""
+        """Replaces a dead actor. Its units are tried again, each in a call of its own."""
         units = [unit for call in member.calls.values() for unit in call]
         if len(units) == 1:  # with several nobody knows which one it died of: even answers of finished calls are lost
             self._accuse(units[0][0], error)
