@@ -8,7 +8,7 @@ pictures without annotations, and captions whose ids do not follow their order. 
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,9 @@ def write(world: World, folder: str | Path) -> Corpus:
     path = Path(folder)
     for name in FOLDERS:
         with new_archive(path / f"zips/{name}.zip") as archive:
-            _write_pictures(archive, pictures(world, [name]))
+            for picture in pictures(world, [name]):
+                data = jpeg(picture.scene, picture.grayscale)
+                archive.writestr(member(f"{picture.folder}/{picture.filename}", zipfile.ZIP_STORED), data)
     with new_archive(path / INSTANCES) as archive:
         for name in FOLDERS:
             write_json(archive, f"annotations/captions_{name}.json", _captions(world, name))
@@ -103,12 +105,6 @@ def _stray(text: str, scene: Scene, position: int) -> str:
     if random.random() < 0.02:
         text = text.replace(" ", "\n", 1)
     return STRAYS[random.integers(len(STRAYS))].format(text) if random.random() < 0.15 else text
-
-
-def _write_pictures(archive: zipfile.ZipFile, pictures: Iterable[Picture]) -> None:
-    for picture in pictures:
-        data = jpeg(picture.scene, picture.grayscale)
-        archive.writestr(member(f"{picture.folder}/{picture.filename}", zipfile.ZIP_STORED), data)
 
 
 def _captions(world: World, folder: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import heapq
 import io
 import re
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -97,7 +97,7 @@ class Commits:
             return None
         lines, attempt = found
         if attempt:
-            self._publish_files(_files_of(lines), attempt)
+            self._publish_files(Unit.from_line(lines).files, attempt)
         return Record(name, lines)
 
     def _read_loose(self, name: str) -> tuple[bytes, str] | None:
@@ -192,7 +192,7 @@ class Commits:
         """Deletes the files that losing and killed attempts left behind."""
         self._storage.delete_folder(f"{self._folder}/_runs/attempts")
 
-    def _publish_files(self, files: dict[str, tuple[int, str]], attempt: str) -> None:
+    def _publish_files(self, files: Mapping[str, tuple[int, str]], attempt: str) -> None:
         source = f"{self._folder}/_runs/attempts/{attempt}"
         for name, (size, _) in files.items():
             try:
@@ -245,7 +245,3 @@ def _check(record: bytes, where: str) -> tuple[bytes, str]:
     if _sign(lines, attempt) != record:
         raise UserError(f"corrupt record {where}: delete it and build again; what it recorded is done again")
     return lines, attempt
-
-
-def _files_of(line: bytes) -> dict[str, tuple[int, str]]:
-    return dict(Unit.from_line(line).files)

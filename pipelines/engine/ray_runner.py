@@ -151,7 +151,7 @@ def _short_folder() -> str:
 
 def _room(resources: Resources) -> int:
     """The number of workers of this size that fit into the cluster at once."""
-    nodes: list[dict[str, float]] = [node["Resources"] for node in _nodes() if node["Alive"]]
+    nodes: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     needs = {"CPU": resources.cpus, "GPU": resources.gpus, **resources.custom}
     needs = {name: amount for name, amount in needs.items() if amount > 0} or {"CPU": 1.0}
     room = sum(min(int(node.get(name, 0) // amount) for name, amount in needs.items()) for node in nodes)
@@ -159,10 +159,6 @@ def _room(resources: Resources) -> int:
         most = {name: max(node.get(name, 0) for node in nodes) for name in needs}
         raise UserError(f"no node of the Ray cluster has room for a worker: it needs {_sizes(needs)} of {_sizes(most)}")
     return room
-
-
-def _nodes() -> list[dict[str, Any]]:
-    return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
 def _sizes(resources: dict[str, float]) -> str:
@@ -213,7 +209,7 @@ class _Pool:
 
     def results(self) -> Iterator[Record]:
         """Yields records as they are committed, until all units are done."""
-        while self._is_busy() or self._has_next():
+        while any(call for member in self._members for call in member.calls.values()) or self._has_next():
             waiting = {call: member for member in self._members for call in member.calls}
             done, _ = ray.wait(list(waiting), num_returns=1, timeout=60)
             if not done:
@@ -255,9 +251,6 @@ class _Pool:
         alone = any(name in self._suspects for one in (call, *member.calls.values()) for name, _ in one)
         return not member.calls if alone else all(member.calls.values())
 
-    def _is_busy(self) -> bool:
-        return any(call for member in self._members for call in member.calls.values())
-
     def _has_next(self) -> bool:
         if not self._next and (call := self._pace.next_call(self._units)):
             self._next.append(call)
@@ -267,7 +260,12 @@ class _Pool:
         """Replaces a dead actor. Its units are tried again, each in a call of its own."""
         units = [unit for call in member.calls.values() for unit in call]
         if len(units) == 1:  # with several nobody knows which one it died of: even answers of finished calls are lost
-            self._accuse(units[0][0], error)
+            name = units[0][0]
+            self._deaths[name] += 1
+            if self._deaths[name] == DEATHS_A_UNIT:
+                raise UserError(
+                    f"unit {name} has killed its worker {DEATHS_A_UNIT} times; the last: {_last_line(error)}"
+                )
         self._openings_failed += not units
         if self._openings_failed == DEATHS_A_UNIT * len(self._members):
             raise UserError(f"no worker lives long enough to open the stage; the last: {_last_line(error)}")
@@ -276,11 +274,6 @@ class _Pool:
         ray.kill(member.handle)  # it may only be out of reach, and would keep what it holds
         self._members[self._members.index(member)] = self._start()
         self._feed()
-
-    def _accuse(self, name: str, error: RayActorError) -> None:
-        self._deaths[name] += 1
-        if self._deaths[name] == DEATHS_A_UNIT:
-            raise UserError(f"unit {name} has killed its worker {DEATHS_A_UNIT} times; the last: {_last_line(error)}")
 
     def _complain_of_silence(self) -> None:
         # Units may take hours, but if no worker starts at all the cluster has no room.

@@ -78,7 +78,7 @@ def _picture(
         raise UserError(f"{where} is in an unknown split {split!r}; there are: {', '.join(SPLITS)}")
     if folder not in instances or filename != f"COCO_{folder}_{cocoid:012d}.jpg":
         raise UserError(f"{where} is {folder}/{filename}, which is no picture of {' or '.join(FOLDERS)} with this id")
-    images.add(once(images, cocoid, where))
+    once(images, cocoid, where)
     yield instances[folder].item(cocoid, f"zips/{folder}.zip!{folder}/{filename}", where)
     yield from (Split(str(cocoid), name) for name in SPLITS[split])
     yield from instances[folder].labels(cocoid)
@@ -98,7 +98,7 @@ def _captions(image: object, cocoid: int, where: str, seen: set[int]) -> Iterato
             )
         if not text:
             raise UserError(f"{here}: caption {sentid} is empty")
-        seen.add(once(seen, sentid, here))
+        once(seen, sentid, here)
         yield Caption(str(sentid), str(cocoid), position, text)
 
 

@@ -43,7 +43,7 @@ from pathlib import Path
 
 from xmodal.corpora import Corpus, Printed, Source
 from xmodal.errors import UserError
-from xmodal.raw.archives import open_archive, tar_members
+from xmodal.raw.archives import open_member, tar_members
 from xmodal.raw.raw_files import Raw
 from xmodal.raw.readers import lines, lines_of, once
 from xmodal.records.tables import Caption, Item, Label, Oddity, Region, Row, Split
@@ -194,14 +194,10 @@ def _caltech_split(number: str, where: str, fields: Sequence[str]) -> Split:
 
 def _class_list(raw: Raw, name: str, classes: Mapping[int, str]) -> set[int]:
     found, member = set[int](), LIST_MEMBER.format(name)
-    with open_archive(raw, CLASS_LISTS) as archive:
-        if member not in archive.namelist():
-            raise UserError(f"{CLASS_LISTS} has no member {member}")
-        for where, line in lines_of(archive.open(member), f"{CLASS_LISTS}!{member}"):
-            number = once(found, _class_number(line.strip(), where), where)
-            if number not in classes:
+    with open_member(raw, CLASS_LISTS, member) as file:
+        for where, line in lines_of(file, f"{CLASS_LISTS}!{member}"):
+            if once(found, number := _class_number(line.strip(), where), where) not in classes:
                 raise UserError(f"{where}: there is no class {number}")
-            found.add(number)
     if not found:
         raise UserError(f"{CLASS_LISTS}!{member} is empty")
     return found

@@ -37,7 +37,6 @@ def parse(raw: Raw) -> Iterator[Row]:
     pictures, split_of = set[str](), dict[int, str]()
     for where, record in json_elements(raw, RECORDS):
         path = once(pictures, _path(record, where), where)
-        pictures.add(path)
         yield Item(path, f"{PICTURES}/{path}")
         yield from _belongings(record, path, where, split_of)
         yield from _captions(record, path, where)

@@ -68,7 +68,7 @@ def parse(raw: Raw) -> Iterator[Row]:
         if image not in positions:
             yield from _picture(image, where, karpathy, plummer)
         seen = positions.setdefault(image, set())
-        seen.add(once(seen, position, f"{where}: captions of {image}"))
+        once(seen, position, f"{where}: captions of {image}")
         yield _caption(image, position, text, where)
     _refuse_gaps(positions)
     for splits in (karpathy, plummer):

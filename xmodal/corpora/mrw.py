@@ -95,7 +95,7 @@ def _clips(file: IO[bytes]) -> Iterator[_Clip]:
     seen = set[str]()
     for where, record in json_elements_of(file, f"{ARCHIVE}!{SENTENCES}"):
         id = _id(value(record, "id", str, where), where)
-        seen.add(once(seen, id, where))
+        once(seen, id, where)
         sentence = " ".join(value(record, "sentence", str, where).split())
         if not sentence:
             raise UserError(f"{where} ({id}): its sentence is empty")

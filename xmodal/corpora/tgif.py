@@ -123,7 +123,7 @@ def _listed(raw: Raw, split: str, path: str, table: _SentenceTable, splits: dict
     seen = set[str]()
     for where, url in lines(raw, path):
         id = table.id(url, where)
-        seen.add(once(seen, id, where))
+        once(seen, id, where)
         if url in splits:
             raise UserError(f"{where}: {url} is in {splits[url]} too")
         splits[url] = split

@@ -84,7 +84,7 @@ def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
         for name in names:
             if not re.fullmatch(r"[\w][\w '&./-]*", name):
                 raise UserError(f"{where} has a name that is none: {line!r:.80}")
-            seen.add(once(seen, name, where))
+            once(seen, name, where)
         outputs.append(names)
     if len(outputs) == 1:
         raise UserError(f"{path} is empty")
@@ -105,7 +105,6 @@ def parse(raw: Raw) -> Iterator[Row]:
     seen = set[int]()
     for where, record in _array(raw, "objects"):
         image = once(seen, _known(record, where, sizes), where)
-        seen.add(image)
         yield from _regions(record, where, image, sizes[image], things, attributes, said)
 
 
@@ -192,7 +191,7 @@ def _regions(
     for number, written in enumerate(value(record, "objects", list, where)):
         here = f"{where}: objects[{number}]"
         thing = _thing(written, here)
-        seen.add(once(seen, thing.id, here))
+        once(seen, thing.id, here)
         if thing.name not in things:
             yield Oddity(NO_OBJECT, here, str(image))
             continue

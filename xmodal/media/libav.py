@@ -82,7 +82,8 @@ def open_gif(data: bytes, config: Sampling, limits: Limits) -> Clip:
 
 def open_video(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip:
     """Reads the timeline of an MP4 or WebM from its packets, without decoding them."""
-    is_short, data = _promised(data, container) > len(data), _without_cut_fragment(data, container)
+    stated_length = _segment_end(data) if container == "webm" else _last_box(data)[2]
+    is_short, data = stated_length > len(data), _without_cut_fragment(data, container)
     with _listening() as said, _opened(data, container, limits) as opened:
         if too_many := next((line for _, _, line in said if "max pixel count" in line), None):
             raise Refused("too_many_pixels", too_many)
@@ -157,7 +158,9 @@ def _packets(
             keys += [start] if packet.is_keyframe else []
             open_groups |= bool(keys) and start < keys[-1]
             hidden |= packet.is_discard
-            if not packet.is_discard and not (stream.codec_context.name == "vp8" and _never_shown(packet)):
+            # VP8 has packets of frames that are never shown: others are predicted from them.
+            is_hidden = stream.codec_context.name == "vp8" and not memoryview(packet)[0] & 0x10
+            if not packet.is_discard and not is_hidden:
                 durations.setdefault(start, packet.duration or 0)
     except av.FFmpegError as error:
         trouble = _said(error)
@@ -190,16 +193,6 @@ def _whole(opened: InputContainer, stream: VideoStream) -> Iterator[tuple[int, "
         start = packet.dts if packet.pts is None else packet.pts
         if packet.size and not packet.is_corrupt and start is not None:
             yield start, packet
-
-
-def _never_shown(packet: "av.Packet[VideoStream]") -> bool:
-    # VP8 has frames that are never shown, in packets of their own: others are predicted from them.
-    return not memoryview(packet)[0] & 0x10
-
-
-def _promised(data: bytes, container: str) -> int:
-    """The length in bytes that the file states for itself, as far as it does."""
-    return _segment_end(data) if container == "webm" else _last_box(data)[2]
 
 
 def _without_cut_fragment(data: bytes, container: str) -> bytes:

@@ -76,8 +76,8 @@ def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
         seen = set[str]()
         while member := _next(archive, blocks, path):
             name = member.name.removeprefix("./")
-            if why := "is there twice" if name in seen else _unsafe_member(member, name):
-                raise UserError(f"{path} is not safe: its member {member.name!r} {why}; get another copy of it")
+            special = "" if member.isfile() or member.isdir() else "is a link or a device"
+            _refuse_unsafe(path, member.name, name, "is there twice" if name in seen else "", special)
             if member.isfile():
                 seen.add(name)
                 content = _Member(cast(IO[bytes], archive.extractfile(member)), path, f" at {name}")
@@ -98,9 +98,24 @@ def open_archive(raw: Raw, path: str) -> Iterator[zipfile.ZipFile]:
     with ExitStack() as stack:
         with _refusing_damage(path):
             archive = stack.enter_context(_Archive(stack.enter_context(raw.open(path)), path))
-        _refuse_unsafe(archive, path)
+        times = Counter(archive.namelist())
+        for member in archive.infolist():
+            name = member.orig_filename  # as written; `filename` ends at a NUL
+            repeated = "is there twice" if times[member.filename] > 1 else ""
+            special = "is a link" if stat.S_ISLNK(member.external_attr >> 16) else ""
+            _refuse_unsafe(path, name, name, repeated, special)
         with _refusing_damage(path, damage=(UnicodeDecodeError,)):  # raised by a caller that decodes text
             yield archive
+
+
+@contextmanager
+def open_member(raw: Raw, path: str, member: str) -> Iterator[IO[bytes]]:
+    """Opens one member of a zip file, which must exist."""
+    with open_archive(raw, path) as archive:
+        if member not in archive.namelist():
+            raise UserError(f"{path} has no member {member}")
+        with archive.open(member) as file:
+            yield file
 
 
 class _Archive(zipfile.ZipFile):
@@ -163,10 +178,6 @@ def _next(archive: tarfile.TarFile, blocks: _Blocks, path: str) -> tarfile.TarIn
     return None
 
 
-def _unsafe_member(member: tarfile.TarInfo, name: str) -> str | None:
-    return _unsafe_name(name) or (None if member.isfile() or member.isdir() else "is a link or a device")
-
-
 def _read(archive: zipfile.ZipFile, path: str, member: str, most: int | None) -> bytes:
     try:
         info = archive.getinfo(member)
@@ -188,21 +199,14 @@ def _refusing_damage(path: str, place: str = "", damage: tuple[type[Exception], 
         raise UserError(f"{path} is damaged{place} ({error}): delete it and fetch it again") from error
 
 
-def _refuse_unsafe(archive: zipfile.ZipFile, path: str) -> None:
-    times = Counter(archive.namelist())
-    for member in archive.infolist():
-        if why := "is there twice" if times[member.filename] > 1 else _unsafe(member):
-            raise UserError(f"{path} is not safe: its member {member.orig_filename!r} {why}; get another copy of it")
-
-
-def _unsafe(member: zipfile.ZipInfo) -> str | None:
-    name = member.orig_filename  # as written; `filename` ends at a NUL
-    return _unsafe_name(name) or ("is a link" if stat.S_ISLNK(member.external_attr >> 16) else None)
-
-
-def _unsafe_name(name: str) -> str | None:
-    if "\\" in name or "\0" in name:
-        return "has a backslash or a NUL in its name"
-    if name.startswith("/") or name[1:2] == ":":
-        return "has an absolute path"
-    return "leaves its folder" if ".." in name.split("/") else None
+def _refuse_unsafe(path: str, member: str, name: str, repeated: str, special: str) -> None:
+    why = repeated or special
+    if not repeated:
+        if "\\" in name or "\0" in name:
+            why = "has a backslash or a NUL in its name"
+        elif name.startswith("/") or name[1:2] == ":":
+            why = "has an absolute path"
+        elif ".." in name.split("/"):
+            why = "leaves its folder"
+    if why:
+        raise UserError(f"{path} is not safe: its member {member!r} {why}; get another copy of it")

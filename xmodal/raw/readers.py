@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xmodal.errors import UserError
-from xmodal.raw.archives import open_archive
+from xmodal.raw.archives import open_member
 from xmodal.raw.raw_files import Raw
 
 PIECE, LONGEST = 1 << 20, 1 << 25  # characters: read at once, and of the longest value that is not called broken
@@ -130,19 +130,18 @@ def value(record: object, name: str, kind: type[T], where: str) -> T:
 
 
 def once(seen: Container[Id], identity: Id, where: str) -> Id:
-    """Returns an id that must not be in `seen`. The caller adds it there."""
+    """Returns an id that must not be in `seen` yet, and adds it if that is a set."""
     if identity in seen:
         raise UserError(f"{where}: id {identity} is there a second time")
+    if isinstance(seen, set):
+        seen.add(identity)
     return identity
 
 
 def json_members(raw: Raw, path: str, member: str) -> Iterator[tuple[str, int, Any]]:
     """Key, number and value of each element of the arrays in a zipped JSON object, read piece by piece."""
-    with open_archive(raw, path) as archive:
-        if member not in archive.namelist():
-            raise UserError(f"{path} has no member {member}")
-        with io.TextIOWrapper(archive.open(member), "utf-8-sig") as text:
-            yield from _Text(text, f"{path}!{member}").members()
+    with open_member(raw, path, member) as file, io.TextIOWrapper(file, "utf-8-sig") as text:
+        yield from _Text(text, f"{path}!{member}").members()
 
 
 def json_elements(raw: Raw, path: str, member: str | None = None) -> Iterator[tuple[str, Any]]:
@@ -151,11 +150,8 @@ def json_elements(raw: Raw, path: str, member: str | None = None) -> Iterator[tu
         with raw.open(path) as file:
             yield from json_elements_of(file, path)
         return
-    with open_archive(raw, path) as archive:
-        if member not in archive.namelist():
-            raise UserError(f"{path} has no member {member}")
-        with archive.open(member) as zipped:
-            yield from json_elements_of(zipped, f"{path}!{member}")
+    with open_member(raw, path, member) as zipped:
+        yield from json_elements_of(zipped, f"{path}!{member}")
 
 
 def json_elements_of(file: BinaryIO | IO[bytes], path: str) -> Iterator[tuple[str, Any]]:
