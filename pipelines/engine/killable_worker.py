@@ -67,7 +67,7 @@ class KillableWorker:
     """
 
     def __init__(self, function: str, settings: object, limit: ResourceLimit) -> None:
-        self._told = json.dumps([function, settings, limit.memory, os.getpid()])
+        self._arguments = json.dumps([function, settings, limit.memory, os.getpid()])
         self.limit = limit
         self._start()
 
@@ -116,7 +116,7 @@ class KillableWorker:
     def _spawn(self) -> None:
         self._socket, theirs = socket.socketpair()
         setup = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-        command = [sys.executable, "-c", setup + PROGRAM, json.dumps(sys.path), self._told]
+        command = [sys.executable, "-c", setup + PROGRAM, json.dumps(sys.path), self._arguments]
         with theirs:
             self._process = subprocess.Popen(
                 command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -182,12 +182,12 @@ def serve() -> None:
     """Answers calls until the process is killed or its parent is gone."""
     function, settings, memory, parent = json.loads(sys.argv[2])
     _die_with(parent)
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (memory if most < 0 else min(memory, most), most))
     talk = _Conversation(socket.socket(fileno=os.dup(0)))
     sys.excepthook = partial(_last_words, talk.send)  # the process ends with whatever nobody expected
     module, _, name = function.partition(":")
     answer = getattr(importlib.import_module(module), name)
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (memory if most < 0 else min(memory, most), most))
     talk.send(READY, b"")
     calls = talk.messages()
     while True:
