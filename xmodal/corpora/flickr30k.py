@@ -31,7 +31,7 @@ without text, a missing or repeated number. The JSON is read piece by piece.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from xmodal.corpora import Corpus, Printed, Source
 from xmodal.corpora.coco import KARPATHYS
@@ -70,9 +70,12 @@ def parse(raw: Raw) -> Iterator[Row]:
         seen = positions.setdefault(image, set())
         once(seen, position, f"{where}: captions of {image}")
         yield _caption(image, position, text, where)
-    _refuse_gaps(positions)
-    for splits in (karpathy, plummer):
-        _refuse_strangers(splits, positions)
+    for image, seen in positions.items():
+        if missing := set(range(max(seen))) - seen:
+            raise UserError(f"{TOKENS}: picture {image} has no caption #{min(missing)}, but a #{max(seen)}")
+    for image, (split, where) in (*karpathy.items(), *plummer.items()):
+        if image not in positions:
+            raise UserError(f"{where}: picture {image} of {split} has no captions in {TOKENS}")
 
 
 def media(raw: Raw) -> Iterator[Source]:
@@ -122,18 +125,6 @@ def _karpathy(raw: Raw) -> Places:
         if all(split != other for other, _ in found.values()):
             raise UserError(f"{where}: {split} is empty")
     return found
-
-
-def _refuse_gaps(positions: Mapping[str, set[int]]) -> None:
-    for image, seen in positions.items():
-        if missing := set(range(max(seen))) - seen:
-            raise UserError(f"{TOKENS}: picture {image} has no caption #{min(missing)}, but a #{max(seen)}")
-
-
-def _refuse_strangers(splits: Places, known: Mapping[str, object]) -> None:
-    for image, (split, where) in splits.items():
-        if image not in known:
-            raise UserError(f"{where}: picture {image} of {split} has no captions in {TOKENS}")
 
 
 CORPUS = Corpus(

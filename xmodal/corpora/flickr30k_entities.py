@@ -246,7 +246,8 @@ def _regions(element: Element, it: Object, size: tuple[int, int]) -> Iterator[Ro
     chains = [_text(name) for name in element.findall("name")]
     if not chains or not all(re.fullmatch("[0-9]+", chain) for chain in chains):
         raise UserError(f"{it.where} has the names {chains}, which are not numbers of chains")
-    box, flags = _box(element, it.where), _flags(element, it.where)
+    box = _box(element, it.where)
+    flags = tuple(flag for flag in FLAGS if element.find(flag) is not None and _number(element, flag, it.where))
     if box and flags:
         raise UserError(f"{it.where} has a box and says that it has none: {', '.join(flags)}")
     left, top, right, bottom = box or (None, None, None, None)
@@ -272,11 +273,6 @@ def _box(element: Element, where: str) -> tuple[int, int, int, int] | None:
     if left > right or top > bottom:
         raise UserError(f"{where} has an empty box: x from {left} to {right}, y from {top} to {bottom}")
     return left - 1, top - 1, right, bottom
-
-
-def _flags(element: Element, where: str) -> tuple[str, ...]:
-    """The flags that are set, which means there and not 0."""
-    return tuple(flag for flag in FLAGS if element.find(flag) is not None and _number(element, flag, where))
 
 
 def _child(element: Element, name: str, where: str) -> Element:

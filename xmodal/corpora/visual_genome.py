@@ -195,7 +195,9 @@ def _regions(
         if thing.name not in things:
             yield Oddity(NO_OBJECT, here, str(image))
             continue
-        left, top, right, bottom = cut = _cut(thing.box, size)
+        left, top, right, bottom = thing.box
+        cut = max(left, 0.0), max(top, 0.0), min(right, float(size[0])), min(bottom, float(size[1]))
+        left, top, right, bottom = cut
         if right <= left or bottom <= top:
             yield Oddity(NO_AREA, here, str(image))
             continue
@@ -218,11 +220,6 @@ def _thing(written: object, where: str) -> _Object:
     name = last if is_described else " ".join([*before, last])
     box = (x, y, x + width, y + height)
     return _Object(value(written, "object_id", int, where), name, tuple(before) if is_described else (), box)
-
-
-def _cut(box: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:
-    left, top, right, bottom = box
-    return max(left, 0.0), max(top, 0.0), min(right, float(size[0])), min(bottom, float(size[1]))
 
 
 PUBLISHER = "https://homes.cs.washington.edu/~ranjay/visualgenome/data/dataset"

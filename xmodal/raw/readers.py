@@ -45,7 +45,12 @@ def lines(raw: Raw, path: str) -> Iterator[tuple[str, str]]:
 def lines_of(file: BinaryIO | IO[bytes], path: str) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(file, 1):
         where = f"{path}:{number}"
-        if text := _decoded(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where).rstrip("\r\n"):
+        data = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        try:
+            text = data.decode().rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise NotUnicode(f"{where} is not UTF-8, at its byte {error.start + 1}") from None
+        if text:
             yield where, text
 
 
@@ -105,13 +110,6 @@ def split_files(raw: Raw, files: Mapping[str, str]) -> dict[str, tuple[str, str]
         if len(found) == before:
             raise UserError(f"{path}: {split} is empty")
     return found
-
-
-def _decoded(line: bytes, where: str) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise NotUnicode(f"{where} is not UTF-8, at its byte {error.start + 1}") from None
 
 
 def has(record: object, name: str) -> bool:
@@ -301,12 +299,8 @@ def _parquet(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
 def _arrow(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
     with raw.open(path) as file, _refusing_damage(path), pa.ipc.open_stream(file) as stream:
         refuse_columns(path, columns, stream.schema.names)
-        yield from _numbered(path, _pieces(stream), columns)
-
-
-def _pieces(stream: Any) -> Iterator[pa.RecordBatch]:
-    for batch in stream:
-        yield from (batch.slice(first, ROWS_AT_ONCE) for first in range(0, batch.num_rows, ROWS_AT_ONCE))
+        starts = ((batch, first) for batch in stream for first in range(0, batch.num_rows, ROWS_AT_ONCE))
+        yield from _numbered(path, (batch.slice(first, ROWS_AT_ONCE) for batch, first in starts), columns)
 
 
 def _numbered(path: str, batches: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[Cells]:
