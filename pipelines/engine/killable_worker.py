@@ -45,7 +45,7 @@ class ResourceLimit:
 
     def __post_init__(self) -> None:
         if self.seconds <= 0 or self.rate < 0 or self.memory < 1:
-            raise ValueError("a clip takes some time and memory: a deadline is above 0, its rate not below")
+            raise ValueError("deadline and memory are above 0, and deadline_rate is not below 0")
 
     def allows(self, duration_ms: int) -> float:
         return self.seconds + self.rate * duration_ms / 1000

@@ -48,16 +48,16 @@ def export_features(
         wanted = there[split]
     elif ids:
         wanted = read_ids(ids)
-    some = [id for id in wanted if id not in store.absent]
+    present = [id for id in wanted if id not in store.absent]
     ids_file, captions_file = f"{out.stem}_ids.txt", f"{out.name.removesuffix('_ims.npy')}_caps.txt"
-    lines: dict[str, Sequence[str]] = {ids_file: some} if out.suffix == ".npy" else {}
+    lines: dict[str, Sequence[str]] = {ids_file: present} if out.suffix == ".npy" else {}
     with_captions = records is not None and out.name.endswith("_ims.npy")
-    _refuse_to_export(store, some, out, [*lines, *([captions_file] if with_captions else [])])
+    _refuse_to_export(store, present, out, [*lines, captions_file] if with_captions else list(lines))
     if records and with_captions:
-        lines[captions_file] = five_captions(records, some)
-    with show.over("export", total=len(some), unit="items") as tick:
-        _export(store, some, out, lines, tick)
-    about = {"path": str(out), "beside": list(lines), "items": len(some), "absent": len(wanted) - len(some)}
+        lines[captions_file] = five_captions(records, present)
+    with show.over("export", total=len(present), unit="items") as tick:
+        _export(store, present, out, lines, tick)
+    about = {"path": str(out), "beside": list(lines), "items": len(present), "absent": len(wanted) - len(present)}
     return about | {"dtype": store.spec.dtype, "row_shape": list(store.spec.row_shape), "ragged": store.spec.ragged}
 
 
@@ -82,11 +82,11 @@ def five_captions(records: Output, ids: Sequence[str]) -> list[str]:
         for caption in read_rows(file, Caption):
             if caption.item in found and caption.source == "human":
                 found[caption.item].append(caption)
-    for id, some in found.items():
-        if len(some) < COPIES:
-            raise UserError(f"{id!r} has {len(some)} captions, but SCAN's files have {COPIES} of each item")
+    for id, captions in found.items():
+        if len(captions) < COPIES:
+            raise UserError(f"{id!r} has {len(captions)} captions, but SCAN's files have {COPIES} of each item")
     ordered = (sorted(found[id], key=lambda caption: caption.position)[:COPIES] for id in ids)
-    return [" ".join(caption.text.split()) for some in ordered for caption in some]
+    return [" ".join(caption.text.split()) for captions in ordered for caption in captions]
 
 
 def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside: list[str]) -> None:
@@ -138,9 +138,9 @@ def _blocks(store: FeatureStore, ids: Sequence[str], tick: Tick) -> Iterator[NDA
     rows = store.rows(ids)
     length = 1 if store.spec.ragged else max(1, BLOCK // store.spec.row_bytes)
     for start in range(0, len(rows), length):
-        some = rows[start : start + length]
-        yield store.take_padded(some)[0] if store.spec.ragged else store.take(some)
-        tick(len(some))
+        block = rows[start : start + length]
+        yield store.take_padded(block)[0] if store.spec.ragged else store.take(block)
+        tick(len(block))
 
 
 def _items(store: FeatureStore, ids: Sequence[str], tick: Tick) -> Iterator[tuple[str, NDArray[Any]]]:

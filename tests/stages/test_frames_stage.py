@@ -736,7 +736,7 @@ def test_what_can_be_set() -> None:
         ({"most_pixels": -1}, "less than 1 of pixels"),
         ({"deadline": 0.0}, "above 0"),
         ({"deadline_rate": -1.0}, "not below"),
-        ({"memory": 0}, "some time and memory"),
+        ({"memory": 0}, "deadline and memory are above 0"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(SMALL, **changes)

@@ -84,13 +84,13 @@ def open_video(data: bytes, container: str, config: Sampling, limits: Limits) ->
     """Reads the timeline of an MP4 or WebM from its packets, without decoding them."""
     stated_length = _segment_end(data) if container == "webm" else _last_box(data)[2]
     is_short, data = stated_length > len(data), _without_cut_fragment(data, container)
-    with _listening() as said, _opened(data, container, limits) as opened:
-        if too_many := next((line for _, _, line in said if "max pixel count" in line), None):
+    with _listening() as logged, _opened(data, container, limits) as opened:
+        if too_many := next((line for _, _, line in logged if "max pixel count" in line), None):
             raise Refused("too_many_pixels", too_many)
         stream = _stream(opened)
         context, unit = stream.codec_context, stream.time_base
         check_canvas(context.width, context.height, config, limits)
-        packets = _packets(opened, stream, limits, said)
+        packets = _packets(opened, stream, limits, logged)
     packets = replace(packets, cut=packets.cut or is_short)
     if packets.earliest < packets.key:
         packets = _without_cut_off(data, container, packets, limits)
@@ -115,8 +115,8 @@ def _listening() -> Iterator[list[tuple[int, str, str]]]:
     av.logging.set_level(av.logging.ERROR)
     av.logging.set_skip_repeated(False)
     try:
-        with av.logging.Capture() as said:
-            yield said
+        with av.logging.Capture() as logged:
+            yield logged
     finally:
         av.logging.set_level(level)
         av.logging.set_skip_repeated(repeated)
@@ -128,7 +128,7 @@ def _opened(data: bytes, container: str, limits: Limits) -> Iterator[InputContai
     try:
         opened = av.open(io.BytesIO(data), format=FORMATS[container], options=options, metadata_errors="replace")
     except av.FFmpegError as error:
-        raise Refused("not_media", _said(error)) from error
+        raise Refused("not_media", _last_logged(error)) from error
     assert isinstance(opened, InputContainer)
     with opened:
         yield opened
@@ -144,7 +144,7 @@ def _stream(opened: InputContainer) -> VideoStream:
 
 
 def _packets(
-    opened: InputContainer, stream: VideoStream, limits: Limits, said: Sequence[tuple[int, str, str]]
+    opened: InputContainer, stream: VideoStream, limits: Limits, logged: Sequence[tuple[int, str, str]]
 ) -> Packets:
     durations: dict[int, int] = {}
     begins, keys = list[int](), list[int]()
@@ -163,10 +163,10 @@ def _packets(
             if not packet.is_discard and not is_hidden:
                 durations.setdefault(start, packet.duration or 0)
     except av.FFmpegError as error:
-        trouble = _said(error)
+        trouble = _last_logged(error)
     starts = tuple(sorted(durations))
     last = durations[starts[-1]] if starts else 0
-    cut = any("partial file" in line or "prematurely" in line for _, _, line in said)
+    cut = any("partial file" in line or "prematurely" in line for _, _, line in logged)
     earliest, key = min(begins, default=0), (keys or begins or [0])[0]
     return Packets(count, starts, last, trouble, cut, hidden, open_groups, earliest, key)
 
@@ -239,19 +239,19 @@ def _show_gif(
     context = VideoCodecContext.create("gif", "r")
     context.thread_count = 1
     wanted, trouble = set(numbers), list[str]()
-    with _listening() as said:
+    with _listening() as logged:
         for number, frame in enumerate(frames[: numbers[-1] + 1]):
             for decoded in _frames(context, av.Packet(frame_bytes(data, frame, first=number == 0)), trouble):
                 if number in wanted:
                     keep(number, convert(decoded))
-    return _lines(said) or trouble
+    return _as_lines(logged) or trouble
 
 
 def _show_video(video: Video, numbers: Sequence[int], keep: OnFrame) -> list[str]:
     wanted: dict[int | None, int] = {video.packets.starts[number]: number for number in numbers}
     convert, trouble, latest = _conversion(video.config, video.limits), list[str](), -1
-    with _opened(video.data, video.container, video.limits) as opened, _listening() as said:
-        for number, frame in _wanted_frames(opened, video, wanted, said, trouble):
+    with _opened(video.data, video.container, video.limits) as opened, _listening() as logged:
+        for number, frame in _wanted_frames(opened, video, wanted, logged, trouble):
             if number > latest:
                 keep(number, convert(frame))
                 latest = number
@@ -259,14 +259,14 @@ def _show_video(video: Video, numbers: Sequence[int], keep: OnFrame) -> list[str
                 trouble.append(f"frame {number} is corrupt")
             if number == numbers[-1]:
                 break
-    return _lines(said) or trouble
+    return _as_lines(logged) or trouble
 
 
 def _wanted_frames(
     opened: InputContainer,
     video: Video,
     wanted: Mapping[int | None, int],
-    said: list[tuple[int, str, str]],
+    logged: list[tuple[int, str, str]],
     trouble: list[str],
 ) -> Iterator[tuple[int, VideoFrame]]:
     """Decodes the wanted frames and those they are predicted from.
@@ -278,13 +278,13 @@ def _wanted_frames(
     for start, packet in _to_decode(opened, stream, video.packets):
         context.skip_frame = "DEFAULT" if packet is None or start in wanted else "NONREF"
         cut_off = start is not None and start < video.packets.key
-        before = len(said)
+        before = len(logged)
         for frame in _frames(context, packet, [] if cut_off else trouble):
             number = wanted.get(_start(frame))
             if number is not None:
                 yield number, frame
         if cut_off:
-            del said[before:]
+            del logged[before:]
 
 
 def _to_decode(
@@ -309,7 +309,7 @@ def _frames(context: VideoCodecContext, packet: "av.Packet[Any] | None", trouble
     try:
         return context.decode(packet)
     except av.FFmpegError as error:
-        trouble.append(_said(error))
+        trouble.append(_last_logged(error))
         return []
 
 
@@ -394,11 +394,11 @@ def _decord() -> Any:
     return decord
 
 
-def _lines(said: Sequence[tuple[int, str, str]]) -> list[str]:
-    return [f"{name}: {line.strip()}" for _, name, line in said]
+def _as_lines(logged: Sequence[tuple[int, str, str]]) -> list[str]:
+    return [f"{name}: {line.strip()}" for _, name, line in logged]
 
 
-def _said(error: av.FFmpegError) -> str:
+def _last_logged(error: av.FFmpegError) -> str:
     """The text that libav logged last, which says more than the error's number."""
     if isinstance(error, MemoryError):
         raise error

@@ -47,8 +47,8 @@ class Description:
         shares = [Fraction(share) for _, share in self.splits]
         names = {split_name(name) for name, _ in self.splits}
         if any(share <= 0 for share in shares) or (shares and sum(shares) != 1) or len(names) < len(shares):
-            told = ",".join(f"{name}={share}" for name, share in self.splits)
-            raise ValueError(f"splits have names of their own and shares above 0 whose sum is 1, not {told}")
+            shares_given = ",".join(f"{name}={share}" for name, share in self.splits)
+            raise ValueError(f"splits have names of their own and shares above 0 whose sum is 1, not {shares_given}")
 
     def to_json(self) -> bytes:
         return canonical_json({"version": FORMAT, **asdict(self)})
