@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from xmodal import __version__
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureSpec
-from xmodal.media.images import DEVIATION, MEAN, Cut, normalised, square
 from xmodal.root.files import sha256_of
 
 if TYPE_CHECKING:
     from torch import nn
+from xmodal.media.images import DEVIATION, MEAN, OnTruncated, normalised, square
 
 Network = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
 PRETRAINED = {  # torchvision's weights of each network
@@ -78,7 +78,7 @@ class ResNet:
         return FeatureSpec(f"{self.network}-{self.output}", row_shape, self.dtype)
 
 
-def pixels(data: bytes, config: ResNet, cut: Cut | None = None) -> NDArray[np.float32]:
+def pixels(data: bytes, config: ResNet, cut: OnTruncated | None = None) -> NDArray[np.float32]:
     """Decodes a picture to (3, H, W), as the network of a config takes it."""
     return normalised(square(data, config.resize, config.crop, cut))
 
