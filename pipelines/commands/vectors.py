@@ -7,7 +7,7 @@ from typing import Any
 from pipelines.engine.progress_line import Progress
 from xmodal.errors import UserError
 from xmodal.recipes import View
-from xmodal.records.views import captions
+from xmodal.records.views import caption_texts
 from xmodal.root.selection import choose
 from xmodal.text.tokenizers import tokenizer
 from xmodal.text.vector_files import VectorFile
@@ -44,7 +44,7 @@ def train(
     except ValueError as error:
         raise UserError(f"--tokenizer {tokens} --cleaning {cleaning}: {error}") from error
     records = choose(root, "records", corpus=corpus)
-    texts = [split_words(text) for text in captions(records, View(corpus, split))]
+    texts = [split_words(text) for text in caption_texts(records, View(corpus, split))]
     progress.say(f"{corpus}: {len(texts):,} captions of {split}")
     with progress.over("train", EPOCHS, unit="epochs") as tick:
         words, vectors = train_word2vec(texts, tick=tick)

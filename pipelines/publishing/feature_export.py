@@ -82,10 +82,9 @@ def _export(store: FeatureStore, ids: Sequence[str], out: Path, lines: Mapping[s
 def five_captions(records: Output, ids: Sequence[str]) -> list[str]:
     """SCAN's lines: of each item its first five captions."""
     found: dict[str, list[Caption]] = {id: [] for id in ids}
-    with records.open("captions.parquet") as file:
-        for caption in read_rows(file, Caption):
-            if caption.item in found and caption.source == "human":
-                found[caption.item].append(caption)
+    for caption in read_rows(records, Caption):
+        if caption.item in found and caption.source == "human":
+            found[caption.item].append(caption)
     for id, some in found.items():
         if len(some) < COPIES:
             raise UserError(f"{id!r} has {len(some)} captions, but SCAN's files have {COPIES} of each item")

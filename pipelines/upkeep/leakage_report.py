@@ -15,8 +15,8 @@ from pipelines.fetching.ledger import Ledger
 from pipelines.stages.fingerprints import planned
 from xmodal.checks.leaks import DISTANCE, Fingerprints, Leak, Part, clean, leaks
 from xmodal.errors import UserError
-from xmodal.records.tables import Item, read_rows
-from xmodal.records.views import CLEAN, IDS, clean_name, has_split, members, recorded
+from xmodal.records.tables import Item, read_columns, read_rows
+from xmodal.records.views import CLEAN, IDS, clean_name, has_split, members, recorded_splits
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, find
 from xmodal.root.sealed_sets import records_now
@@ -51,7 +51,7 @@ class Known:
         """
         records = records_now(storage, corpus)
         if records:
-            media = fingerprint(planned(_items(records)))
+            media = fingerprint(planned(read_rows(records, Item)))
             sealed = Ledger(storage, "media", records.config["media_set"]).sealed
             if found := _newest(storage, media, sealed):
                 return Known(corpus, records, found)
@@ -60,8 +60,9 @@ class Known:
     def parts(self, asked: Iterable[str]) -> list[Part]:
         """The splits that the corpus has, and of those asked for the shares and drawn ones that are its own."""
         known = Fingerprints.read(self.fingerprints)
-        media = {item.id: item.media for item in _items(self.records)}
-        named: dict[str, Iterable[str]] = dict(recorded(self.records))
+        items = read_columns(self.records, "items.parquet", "id", "media")
+        media = dict(zip(items["id"].to_pylist(), items["media"].to_pylist(), strict=True))
+        named: dict[str, Iterable[str]] = dict(recorded_splits(self.records))
         named |= {name: members(self.records, name) for name in asked if has_split(self.records, name)}
         return [Part.of(self.corpus, name, {item: media[item] for item in some}, known) for name, some in named.items()]
 
@@ -69,11 +70,6 @@ class Known:
         totals = self.fingerprints.totals
         counted = {name: totals["counts"].get(name, 0) for name in ("media", "flat")}
         return {"corpus": self.corpus, "fingerprints": self.fingerprints.identity, **counted, **totals["failures"]}
-
-
-def _items(records: Output) -> Iterator[Item]:
-    with records.open("items.parquet") as file:
-        yield from read_rows(file, Item)
 
 
 def _newest(storage: Storage, media: str, sealed: str | None) -> Output | None:

@@ -14,7 +14,7 @@ from pipelines.stages._corpus import Site, build_records, build_stages
 from tests.publishers import flickr30k_entities
 from tests.toy_root import PICTURES, Facts, Media, facts, item_id, make_root
 from xmodal import find
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.corpora import load
 from xmodal.errors import UserError
 from xmodal.features.opening import open_features
@@ -23,7 +23,7 @@ from xmodal.raw.raw_files import Raw
 from xmodal.recipes import View
 from xmodal.records.derived_splits import Drawn
 from xmodal.records.tables import Region
-from xmodal.records.views import captions, members
+from xmodal.records.views import caption_texts, members
 from xmodal.root.selection import choose
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import END, START, Vocabulary
@@ -39,11 +39,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_examples_are_what_the_records_say_and_the_store_has(root: str) -> None:
     records, store = find(root, "records")[0], FeatureStore(find(root, "resnet")[0])
     view = View("pictures", "toy/train", captions_per_item=2)
-    vocabulary = Vocabulary.build(captions(records, view), "whitespace", 1)
+    vocabulary = Vocabulary.build(caption_texts(records, view), "whitespace", 1)
     examples = Examples.of(records, view, store, vocabulary)
     expected = [item_id(n) for n in range(59) if n % 10 < 8 and n not in ABSENT]
     assert list(examples.ids) == expected
-    assert (examples.absent, examples.silent) == (2, 0)
+    assert (examples.items_without_features, examples.items_without_captions) == (2, 0)
     assert [store.ids[row] for row in examples.rows] == expected
     assert examples.caption_items.tolist() == [place for place in range(len(expected)) for _ in range(2)]
     lines = (Path(root).parent / "raw/captions.tsv").read_text().splitlines()
@@ -52,7 +52,7 @@ def test_examples_are_what_the_records_say_and_the_store_has(root: str) -> None:
     for caption, words in zip(first_two, examples.words, strict=True):
         assert [vocabulary.words[word] for word in words[1:-1]] == caption.lower().split()
         assert (words[0], words[-1]) == (START, END)
-    assert len(list(captions(records, view))) == 2 * (len(expected) + 2)
+    assert len(list(caption_texts(records, view))) == 2 * (len(expected) + 2)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pipelines.stages._corpus import Site, build_of_media
 from tests.publishers import cub, cuhk_pedes
 from tests.toy_root import one_thread
 from xmodal.batches.batch import Padded
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
 from xmodal.evaluation import run_metrics
@@ -23,7 +23,7 @@ from xmodal.metrics.reports import Report
 from xmodal.models.pcme import PCME_CUB, PCMEConfig
 from xmodal.recipes import Features, OnePerClass, Optimiser, Phase, Recipe, Tokens, View
 from xmodal.records.tables import Label, read_rows
-from xmodal.records.views import captions, classes
+from xmodal.records.views import caption_texts, classes
 from xmodal.root.selection import choose
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import Vocabulary
@@ -73,7 +73,7 @@ def reader(root: str, split: str) -> Reader:
     """With the class of every item."""
     dataset = xmodal.open(root, corpus_of(root))
     view, store = View(dataset.corpus, split), dataset.store()
-    words = Vocabulary.build(captions(dataset.records, view), "nltk", 2)
+    words = Vocabulary.build(caption_texts(dataset.records, view), "nltk", 2)
     examples = Examples.of(dataset.records, view, store, words)
     return Reader(examples, store, classes=classes(dataset.records, examples.ids))
 
@@ -84,8 +84,8 @@ def corpus_of(root: str) -> str:
 
 def names(root: str, ids: tuple[str, ...]) -> list[str]:
     """The class of each item as the world has it."""
-    with xmodal.open(root, corpus_of(root)).records.open("labels.parquet") as file:
-        found = {label.item: label.name for label in read_rows(file, Label)}
+    records = xmodal.open(root, corpus_of(root)).records
+    found = {label.item: label.name for label in read_rows(records, Label)}
     return [found[id] for id in ids]
 
 

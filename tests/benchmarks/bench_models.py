@@ -27,9 +27,10 @@ from tests.benchmarks.measured import Bar, Measured, timed
 from tests.benchmarks.official import Flags, pcme_pmrp, pcme_training, pvse_evaluation, pvse_training
 from tests.features.test_features import write_store
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
-from xmodal.batches.dataset import Examples, Texts
+from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
+from xmodal.batches.texts import Texts
 from xmodal.evaluation import released_weights
 from xmodal.features.store import FeatureSpec, FeatureStore
 from xmodal.metrics.ranked_lists import ZETAS, plausible
@@ -327,7 +328,7 @@ def _data_wait() -> Measured:
         lengths = random.integers(8, 17, len(store)).tolist()
         words = Texts.of(random.integers(4, VOCABULARY, length, np.int32) for length in lengths)
         places = np.arange(len(store))
-        examples = Examples(store.ids, places, store.ids, places, words, absent=0, silent=0)
+        examples = Examples(store.ids, places, store.ids, places, words)
         loader = Loader(Reader(examples, store), READ_BATCH, dtype=torch.float32)
         model: Any = VSEPP_COCO.model.build(Inputs(2048, VOCABULARY, len(store)))
         step = _steps(model, VSEPP_COCO, VSEPP_COCO.phases[0])

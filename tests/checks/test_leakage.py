@@ -43,7 +43,7 @@ from xmodal.raw.raw_files import Raw
 from xmodal.recipes import View
 from xmodal.records.derived_splits import Drawn
 from xmodal.records.tables import Caption, Item, Kind, Row, Split
-from xmodal.records.views import described, members
+from xmodal.records.views import captions_by_item, members
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
 
@@ -479,11 +479,8 @@ def test_a_clean_split_lies_beside_the_official_one(tmp_path: Path) -> None:
     assert tree_digest(records.where) == before
     data = open_dataset(site.storage.url, "mine")
     assert data.splits == {"me/train": 2, "me/val": 1, "me/test": 4, cleaned["name"]: 2}
-    found = described(data.records, View("mine", cleaned["name"]))
-    assert {item: [caption.text for caption in some] for item, some in found.items()} == {
-        "w": ["a thing"],
-        "z": ["a thing"],
-    }
+    found = captions_by_item(data.records, View("mine", cleaned["name"]))
+    assert found.grouped(found.texts) == {"w": ["a thing"], "z": ["a thing"]}
     assert leakage(site.storage, ["mine"], split="me/test")["clean"] == cleaned
 
 

@@ -23,7 +23,8 @@ from tests.toy_root import Facts, facts, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_trunk import make_root as make_pictures
 from xmodal import find
-from xmodal.batches.dataset import Examples, open_dataset
+from xmodal.batches.dataset import open_dataset
+from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.evaluation.released_weights import PLACES, convert
 from xmodal.evaluation.run_metrics import evaluate
@@ -34,7 +35,7 @@ from xmodal.models.pvse import PVSEConfig
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.progress import Silence
 from xmodal.recipes import Config, Features, Pixels, View
-from xmodal.records.views import captions
+from xmodal.records.views import caption_texts
 from xmodal.root.storage import open_storage
 from xmodal.text.tokenizers import tokenizer
 from xmodal.text.vocabularies import SPECIALS, ReleasedVocabulary, Vocabulary
@@ -63,7 +64,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 def words(root: str) -> dict[str, int]:
     """Every word of the captions, with ids in an order that is not ours; the specials are somewhere among them."""
     view = View("pictures", "toy/test")
-    found = Vocabulary.build(captions(find(root, "records")[0], view), "nltk", 1).words
+    found = Vocabulary.build(caption_texts(find(root, "records")[0], view), "nltk", 1).words
     order = np.random.default_rng(0).permutation(len(found)).tolist()
     return dict(zip(found, order, strict=True))
 

@@ -14,7 +14,7 @@ from tests.toy_root import make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from xmodal import models
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import opened

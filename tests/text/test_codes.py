@@ -16,10 +16,11 @@ from tests.golden import golden
 from tests.toy_root import one_thread as one_thread
 from tests.toy_stages import Arrays, arrays
 from xmodal.batches.batch import ANNOTATED, Batch
-from xmodal.batches.dataset import Examples, Texts
+from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
 from xmodal.batches.sample_order import Draws, training_shifts
+from xmodal.batches.texts import Texts
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.root.outputs import find
@@ -211,8 +212,6 @@ def reader(root: str, codes: Codes) -> Reader:
         caption_ids=tuple(f"c{caption}" for caption in range(captions)),
         caption_items=np.arange(captions) // 2,
         words=Texts.of(words(caption) for caption in range(captions)),
-        absent=0,
-        silent=0,
     )
     return Reader(examples, store, tokens=codes)
 

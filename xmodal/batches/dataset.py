@@ -1,15 +1,12 @@
 """A corpus under a root as a reader of features sees it: what is there, and of one view the rows and the words."""
 
-from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from xmodal.batches.examples import Examples
+from xmodal.batches.texts import vocabulary
 from xmodal.detection.boxes import merged
 from xmodal.errors import UserError
 from xmodal.features.opening import of_all
@@ -17,11 +14,11 @@ from xmodal.features.store import ROWS, FeatureStore
 from xmodal.metrics.plausible_matches import PlausibleMatches
 from xmodal.recipes import Tokens, View
 from xmodal.records.derived_splits import DrawnSplit, Share
-from xmodal.records.tables import Caption, Region, read_rows
-from xmodal.records.views import captions, described, drawn_splits, members, splits
+from xmodal.records.tables import Region, read_rows
+from xmodal.records.views import drawn_splits, members, splits
 from xmodal.root.outputs import Output, find, made_of
 from xmodal.root.selection import choose, is_of, made_from, told
-from xmodal.text.vocabularies import Encoder, Vocabulary
+from xmodal.text.vocabularies import Vocabulary
 
 if TYPE_CHECKING:
     from xmodal.batches.loader import Loader
@@ -31,106 +28,6 @@ if TYPE_CHECKING:
 USUAL_TOKENS = Tokens("nltk", minimum_count=4)
 MEDIA_AGAIN = ("pixels", "frames")  # stages of the media themselves, smaller: no features
 SENTENCES = "sentences"  # the stage of captions as vectors, a row a caption
-VOCABULARY, WORDS = "vocabulary", "vocabulary.txt"  # the stage that counts words, and its file
-
-
-@dataclass(frozen=True, eq=False)
-class Texts:
-    """Texts as the numbers of their words, one behind the other: an array for each would take far more memory."""
-
-    numbers: NDArray[np.int32]
-    starts: NDArray[np.int64]  # (texts + 1,)
-
-    @classmethod
-    def of(cls, texts: Iterable[NDArray[np.int32]]) -> "Texts":
-        numbers, starts = array("i"), array("q", [0])
-        for text in texts:
-            numbers.frombytes(text.tobytes())
-            starts.append(len(numbers))
-        return cls(np.frombuffer(numbers, np.int32), np.frombuffer(starts, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __iter__(self) -> Iterator[NDArray[np.int32]]:
-        return map(self.__getitem__, range(len(self)))
-
-    def __getitem__(self, place: int) -> NDArray[np.int32]:
-        return self.numbers[self.starts[place] : self.starts[place + 1]]
-
-    def padded(
-        self, places_T: NDArray[np.int64], width: int | None = None
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """(T, L) with zeros behind each text, and their lengths; at a given width longer texts are cut."""
-        starts_T = self.starts[places_T]
-        lengths_T = np.minimum(self.starts[places_T + 1] - starts_T, width or len(self.numbers))
-        steps_L = np.arange(lengths_T.max(initial=0) if width is None else width)
-        numbers = self.numbers if len(self.numbers) else np.zeros(1, np.int32)  # nothing is taken of nothing
-        numbers_TL = numbers.take(starts_T[:, None] + steps_L, mode="clip")
-        numbers_TL[steps_L >= lengths_T[:, None]] = 0
-        return numbers_TL, lengths_T
-
-
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """The items that have features and captions, in the records' order, and their captions, item by item.
-
-    Items and captions are named by their positions here, from 0 without gaps.
-    """
-
-    ids: tuple[str, ...]
-    rows: NDArray[np.int64]  # (items,), in the feature store
-    caption_ids: tuple[str, ...]
-    caption_items: NDArray[np.int64]  # (captions,): positions of items, ascending
-    words: Texts  # (captions,); of each the one number of its row, where `sentences` has them as vectors
-    absent: int  # items left out, as the store has no features of them
-    silent: int  # items left out, as no text of the view's source describes them
-    sentences: FeatureStore | None = None
-
-    @cached_property
-    def caption_counts(self) -> NDArray[np.int64]:
-        """(items,)"""
-        return np.bincount(self.caption_items, minlength=len(self.ids)).astype(np.int64)
-
-    @cached_property
-    def caption_starts(self) -> NDArray[np.int64]:
-        """(items,): where each item's captions begin."""
-        return np.cumsum(self.caption_counts) - self.caption_counts
-
-    @classmethod
-    def of(cls, records: Output, view: View, store: FeatureStore, vocabulary: Encoder | FeatureStore) -> "Examples":
-        """In place of a vocabulary there may be the captions' vectors."""
-        found = described(records, view)
-        silent = [item for item, captions in found.items() if not captions]
-        seen = [item for item, captions in found.items() if captions and item in store]
-        if not seen:
-            lacking = [item for item, captions in found.items() if captions]
-            why = [f"{len(silent):,} have no {view.text} captions"] if silent else []
-            if lacking:
-                theirs = "".join(f", whose ids are such as {id!r}" for id in store.ids[:1])
-                why += [f"{len(lacking):,}, such as {lacking[0]!r}, have no features in {store.output.where}{theirs}"]
-            raise UserError(
-                f"split {view.split!r} of {view.corpus} has {len(found):,} items, but none has both "
-                f"features and captions: {', and '.join(why)}"
-            )
-        captions = [(place, caption) for place, item in enumerate(seen) for caption in found[item]]
-        return cls(
-            ids=tuple(seen),
-            rows=store.rows(seen),
-            caption_ids=tuple(caption.id for _, caption in captions),
-            caption_items=np.array([place for place, _ in captions], np.int64),
-            words=_numbers((caption for _, caption in captions), vocabulary),
-            absent=len(found) - len(silent) - len(seen),
-            silent=len(silent),
-            sentences=vocabulary if isinstance(vocabulary, FeatureStore) else None,
-        )
-
-
-def _numbers(captions: Iterable[Caption], vocabulary: Encoder | FeatureStore) -> Texts:
-    if isinstance(vocabulary, FeatureStore):
-        rows = vocabulary.rows(caption.id for caption in captions)
-        return Texts(rows.astype(np.int32), np.arange(len(rows) + 1))
-    return Texts.of(vocabulary.encode(caption.text) for caption in captions)
 
 
 @dataclass(frozen=True)
@@ -249,11 +146,10 @@ class Dataset:
         With `whole` all boxes of one thing are one, around them, as phrase localisation is scored.
         """
         wanted, found = members(self.records, split), defaultdict[str, list[Region]](list)
-        with self.records.open("regions.parquet") as file:
-            some = (region for region in read_rows(file, Region) if region.item in wanted)
-            for region in merged(some) if whole else some:
-                if region.left is not None:
-                    found[region.item].append(region)
+        some = (region for region in read_rows(self.records, Region) if region.item in wanted)
+        for region in merged(some) if whole else some:
+            if region.left is not None:
+                found[region.item].append(region)
         return dict(found)
 
     def _training(self, beside: str | None = None) -> str:
@@ -278,16 +174,6 @@ class Dataset:
 @lru_cache(maxsize=2)
 def _words(records: Output, view: View, tokens: Tokens) -> Vocabulary:
     return vocabulary(records, view, tokens)
-
-
-def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:
-    """Of all captions of a view: read where `xmodal build CORPUS/vocabulary` made just that, else counted here."""
-    wanted = {name: getattr(view, name) for name in ("split", "captions_per_item", "text")}
-    wanted |= {name: getattr(tokens, name) for name in ("tokenizer", "cleaning", "minimum_count")}
-    for output in made_of(records, VOCABULARY):
-        if wanted.items() <= output.config.items():
-            return Vocabulary.from_bytes(output.read(WORDS), f"{output.where}/{WORDS}")
-    return Vocabulary.build(captions(records, view), tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
 
 
 def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset:

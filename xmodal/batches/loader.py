@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream, _on_device
 from xmodal.batches.buffers import Buffers
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.batches.sample_order import ClassOrder, Draws, Order
 from xmodal.recipes import OnePerClass

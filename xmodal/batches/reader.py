@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from xmodal.batches.batch import Padded
 from xmodal.batches.buffers import Buffers
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.batches.sample_order import Draws, evaluation_frames, training_frames, training_shifts
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore

@@ -18,7 +18,7 @@ from xmodal.corpora import Printed
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.plausible_matches import ZETA, PlausibleMatches
 from xmodal.recipes import EVERY, HUMAN
-from xmodal.records.tables import FIRST, Caption, Item, Label, Match, Oddity, R, Region, read_rows
+from xmodal.records.tables import FIRST, Caption, Item, Label, Match, Oddity, Region, read_rows
 from xmodal.records.views import splits
 from xmodal.root.outputs import Output
 from xmodal.text.tokenizers import tokenizer
@@ -135,7 +135,7 @@ def describe(
     matches = _plausible(dataset)
     made = tuple(part.done(name, lengths, matches.get(name)) for name, part in parts.items())
     counts.update(_others(records))
-    oddities = Counter(row.rule for row in _rows(records, "oddities", Oddity))
+    oddities = Counter(row.rule for row in read_rows(records, Oddity))
     known = tuple(Beside(each, _found(each, made, counts)) for each in printed)
     return Statistics(dataset.corpus, records.identity, TOKENIZER, made, dict(counts), dict(oddities), known)
 
@@ -176,7 +176,7 @@ def _belongs(records: Output) -> dict[str, tuple[str, ...]]:
 
 
 def _items(records: Output, counts: Counter[str]) -> Iterator[str]:
-    for item in _rows(records, "items", Item):
+    for item in read_rows(records, Item):
         counts[{"image": "pictures", "clip": "clips"}[item.kind]] += 1
         yield item.id
 
@@ -190,7 +190,7 @@ def _read_captions(
 ) -> Counter[str]:
     """Counts the words of each split, and gives the captions of each item."""
     split, found = tokenizer(TOKENIZER), Counter[str]()
-    for caption in _rows(records, "captions", Caption):
+    for caption in read_rows(records, Caption):
         tick(1)
         if caption.source != HUMAN:
             counts[f"captions by {caption.source}"] += 1
@@ -205,17 +205,17 @@ def _read_captions(
 
 def _others(records: Output) -> Counter[str]:
     counts, named, groups = Counter[str](), defaultdict[str, set[str]](set), array("q")
-    for region in _rows(records, "regions", Region):
+    for region in read_rows(records, Region):
         counts.update({"regions": 1, "regions with a box": region.left is not None})
         named["different names of regions"].update(region.names)
         named["different attributes of regions"].update(region.attributes)
         if region.group is not None:
             digest = hashlib.blake2b(f"{region.item}\n{region.group}".encode(), digest_size=8).digest()
             groups.append(int.from_bytes(digest, "big", signed=True))
-    for label in _rows(records, "labels", Label):
+    for label in read_rows(records, Label):
         counts[f"labels: {label.kind}"] += 1
         named[f"different labels: {label.kind}"].add(label.name)
-    for match in _rows(records, "matches", Match):
+    for match in read_rows(records, Match):
         counts["matches of phrases" if match.start is not None else "matches of captions"] += 1
     counts["groups of regions"] = len(np.unique(groups))
     return +counts + Counter({name: len(some) for name, some in named.items()})
@@ -243,11 +243,6 @@ def _lengths(output: Output, places: Mapping[str, Sequence[str]]) -> dict[str, S
         for name in places[item]:
             tallies[name].add(length)
     return {name: tally.spread for name, tally in tallies.items() if tally.spread}
-
-
-def _rows(records: Output, table: str, row: type[R]) -> Iterator[R]:
-    with records.open(f"{table}.parquet") as file:
-        yield from read_rows(file, row)
 
 
 def _found(printed: Printed, parts: Iterable[Part], counts: Mapping[str, int]) -> float | None:

@@ -31,7 +31,7 @@ from xmodal.progress import Progress, Silence
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, read_rows
-from xmodal.records.views import described
+from xmodal.records.views import captions_by_item
 from xmodal.root.selection import made_from
 from xmodal.training.finetuning import Fronted, network_of
 
@@ -69,13 +69,14 @@ def draw(
     asked = opened(run, root, split, device)
     attend, show = _attention(asked, run), (_show_clips if asked.features.spec.ragged else _show_pictures)(asked)
     places = _places(asked, split, items)[: None if items else first]
-    captions = described(asked.records, replace(asked.started.recipe.validation, split=split))
+    described = captions_by_item(asked.records, replace(asked.started.recipe.validation, split=split))
+    captions = described.grouped(described.texts)
     drawn = []
     with torch.inference_mode(), (progress or Silence()).over("draw", len(places), unit="pictures") as tick:
         for place in places:
             id = asked.reader.examples.ids[place]
             maps_LK = attend(_floats(asked.reader.visual(slice(place, place + 1))).to(device))[0].cpu().numpy()
-            caption, path = captions[id][0].text, folder / f"{quote(id, safe='')}.png"
+            caption, path = captions[id][0], folder / f"{quote(id, safe='')}.png"
             sheet = show(id, caption, maps_LK)
             folder.mkdir(parents=True, exist_ok=True)
             sheet.save(path)
@@ -136,8 +137,7 @@ def _pictures(asked: Opened, network: ResNet) -> Callable[[str], NDArray[np.uint
             f"`xmodal build {asked.started.recipe.view.corpus}/media` gets them again"
         )
     archives, times = Archives(raw_of(media)), -(-SIDE // network.crop)
-    with asked.records.open("items.parquet") as file:
-        paths = {item.id: item.media for item in read_rows(file, Item)}
+    paths = {item.id: item.media for item in read_rows(asked.records, Item)}
 
     def read(id: str) -> NDArray[np.uint8]:
         try:

@@ -17,14 +17,13 @@ from xmodal.metrics.protocols import Gallery, eccv, judge, labels_of
 from xmodal.metrics.ranks import Numbers, Similarities
 from xmodal.metrics.reports import OWN, Report
 from xmodal.recipes import View
-from xmodal.records.tables import Caption
-from xmodal.records.views import described, splits
+from xmodal.records.views import captions_by_item, splits
 from xmodal.root.outputs import Output
 from xmodal.root.selection import choose
 
 GRID = (256, 1024)  # rows and columns of the file that are looked at together
 IDS = (".items.txt", ".captions.txt")
-Described: TypeAlias = Mapping[str, Sequence[Caption]]  # captions by their item, in the order of the records
+CaptionIds: TypeAlias = Mapping[str, Sequence[str]]  # by item, in the order of the records
 
 
 def score(
@@ -43,7 +42,7 @@ def score(
     """
     records = choose(root, "records", corpus=corpus)
     split = split or test_split(records, corpus)
-    matrix, found = _matrix(path), described(records, View(corpus, split))
+    matrix, found = _matrix(path), _caption_ids(records, View(corpus, split))
     gallery, similarities = _named(matrix, found, prefix) if prefix else _ordered(matrix, found, path)
     positives = eccv(extended, gallery) if extended else None
     try:
@@ -75,20 +74,25 @@ def write_ids(prefix: str, root: str, corpus: str, split: str | None = None) -> 
     if not Path(prefix).parent.is_dir():
         raise UserError(f"{Path(prefix).parent} is no folder, so nothing was written: make it, or give another PREFIX")
     records = choose(root, "records", corpus=corpus)
-    gallery = _gallery(described(records, View(corpus, split or test_split(records, corpus))))
+    gallery = _gallery(_caption_ids(records, View(corpus, split or test_split(records, corpus))))
     paths = [prefix + end for end in IDS]
     for name, ids in zip(paths, (gallery.ids, gallery.caption_ids), strict=True):
         Path(name).write_text("".join(f"{identity}\n" for identity in ids), encoding="utf-8")
     return paths
 
 
-def _gallery(found: Described, per_item: int | None = None) -> Gallery:
+def _caption_ids(records: Output, view: View) -> CaptionIds:
+    captions = captions_by_item(records, view)
+    return captions.grouped(captions.ids)
+
+
+def _gallery(found: CaptionIds, per_item: int | None = None) -> Gallery:
     some = {item: captions[:per_item] for item, captions in found.items() if captions}
     owners = np.repeat(np.arange(len(some)), [len(captions) for captions in some.values()])
-    return Gallery(tuple(some), tuple(caption.id for captions in some.values() for caption in captions), owners)
+    return Gallery(tuple(some), tuple(caption for captions in some.values() for caption in captions), owners)
 
 
-def _ordered(matrix: Numbers, found: Described, path: Path) -> tuple[Gallery, Similarities]:
+def _ordered(matrix: Numbers, found: CaptionIds, path: Path) -> tuple[Gallery, Similarities]:
     counts = np.array([len(captions) for captions in found.values() if captions])
     columns = {int(np.minimum(counts, n).sum()): n for n in range(counts.max(initial=0), 0, -1)}  # the fewest first
     rows, wide = matrix.shape
@@ -104,12 +108,12 @@ def _ordered(matrix: Numbers, found: Described, path: Path) -> tuple[Gallery, Si
     )
 
 
-def _named(matrix: Numbers, found: Described, prefix: str) -> tuple[Gallery, Similarities]:
+def _named(matrix: Numbers, found: CaptionIds, prefix: str) -> tuple[Gallery, Similarities]:
     """In the order of the records again, as the folds are cut in it."""
     sides = zip(IDS, matrix.shape, ("rows", "columns"), strict=True)
     rows, columns = (_places(prefix + end, length, what) for end, length, what in sides)
     some = {
-        item: [caption for caption in captions if caption.id in columns]
+        item: [caption for caption in captions if caption in columns]
         for item, captions in found.items()
         if item in rows
     }

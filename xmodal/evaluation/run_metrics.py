@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.features.opening import made_by, open_features
@@ -22,7 +22,7 @@ from xmodal.metrics.reports import OWN, Report
 from xmodal.models import Scorer, Storing
 from xmodal.progress import Progress, Silence
 from xmodal.recipes import Config, Tokens, View
-from xmodal.records.views import items
+from xmodal.records.views import items_with_captions
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output
 from xmodal.root.selection import choose
@@ -98,8 +98,8 @@ class Evaluated:
             relevance=OWN,
             items=len(examples.ids),
             captions=len(examples.words),
-            absent=examples.absent,
-            silent=examples.silent,
+            absent=examples.items_without_features,
+            silent=examples.items_without_captions,
             seen=self._of(self.learned),
             chosen=self._of(self.chosen),
             findings=_findings(self.scorer, self.reader, self.records, extended, progress, device),
@@ -108,7 +108,11 @@ class Evaluated:
 
     def _of(self, view: View | None) -> int | None:
         """How many of the items that it is asked about are of a view."""
-        return None if view is None else len(items(self.records, view).intersection(self.reader.examples.ids))
+        return (
+            None
+            if view is None
+            else len(items_with_captions(self.records, view).intersection(self.reader.examples.ids))
+        )
 
 
 def _floats_per_item(scorer: Scorer[Any, Any]) -> int | None:

@@ -40,8 +40,7 @@ def of_all(features: list[Output], records: Output) -> list[Output]:
     """Of several those with a row for just these items, if there are any: others are of a list before it grew."""
     if len(features) < 2:
         return features
-    with records.open("items.parquet") as file:
-        items = list(read_rows(file, Item))
+    items = list(read_rows(records, Item))
     planned = {
         fingerprint(sorted((i.id, i.media) for i in items if (i.kind == "image") is are)) for are in (True, False)
     }

@@ -127,10 +127,9 @@ def _plausible(
 def labels_of(records: Output, ids: Sequence[str]) -> dict[str, dict[str, list[str]]]:
     """Names by kind and item, of these items."""
     wanted, found = set(ids), defaultdict[str, dict[str, list[str]]](dict)
-    with records.open("labels.parquet") as file:
-        for label in read_rows(file, Label):
-            if label.item in wanted:
-                found[label.kind].setdefault(label.item, []).append(label.name)
+    for label in read_rows(records, Label):
+        if label.item in wanted:
+            found[label.kind].setdefault(label.item, []).append(label.name)
     return dict(found)
 
 

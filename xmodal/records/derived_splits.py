@@ -12,13 +12,17 @@ and the id, so no library, no order of records and no other item decides it. A p
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 from xmodal.recipes import WRITTEN
-from xmodal.records.tables import Caption
 
 _SHARE = re.compile(r"(?P<whole>.+)@(?P<percent>\d+)%(x(?P<captions>\d+))?(#(?P<seed>\d+))?(?P<other>:unannotated)?")
 _DRAWN = re.compile(r"(?P<who>[^#/]+)(#(?P<seed>\d+))?/(?P<part>train|val|test)")
@@ -64,10 +68,15 @@ class Share:
         """Whether texts of this source are what nobody may read here."""
         return not self.annotated and source in WRITTEN
 
-    def kept(self, captions: list[Caption]) -> list[Caption]:
-        """Of one item, in their order."""
-        drawn = set(shuffled([caption.id for caption in captions], "captions", self.seed)[: self.captions])
-        return [caption for caption in captions if caption.id in drawn]
+    def drawn_captions(self, ids: Sequence[str], owners: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
+        """(captions,): which captions of each item the share keeps; `owners` says whose each is, ascending."""
+        kept = np.zeros(len(ids), bool)
+        edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(ids)]
+        for start, stop in pairwise(edges):
+            places = {ids[place]: place for place in range(start, stop)}
+            for id in shuffled(places, "captions", self.seed)[: self.captions]:
+                kept[places[id]] = True
+        return kept
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ class Log:
 
     def say(self, **facts: Any) -> None:
         self.file.write(json.dumps(facts).encode() + b"\n")
+        self.file.flush()  # readable while the run goes on
         if self.board is not None:
             numbers = {name: facts[name] for name in ("loss", "norm", "rsum") if name in facts}
             for name, value in (numbers | facts.get("terms", {})).items():
@@ -59,7 +60,6 @@ class Log:
 
     def kept(self) -> int:
         """The bytes that are on the disk now: all that was said."""
-        self.file.flush()
         os.fsync(self.file.fileno())
         return os.fstat(self.file.fileno()).st_size
 

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from xmodal.batches import distributed
 from xmodal.batches.batch import Batch
-from xmodal.batches.dataset import Examples, vocabulary
+from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
+from xmodal.batches.texts import vocabulary_and_texts
 from xmodal.errors import UserError
 from xmodal.features.opening import made_by, open_features
 from xmodal.features.store import FeatureStore
@@ -35,7 +36,7 @@ from xmodal.metrics.protocols import Labels, headline, labels_of
 from xmodal.models import Trainable
 from xmodal.progress import Progress, Silence
 from xmodal.recipes import OnePerClass, Phase, Recipe, Tokens
-from xmodal.records.views import classes
+from xmodal.records.views import captions_of_views, classes
 from xmodal.root.outputs import Output
 from xmodal.root.selection import choose
 from xmodal.root.storage import LocalStorage
@@ -92,8 +93,7 @@ def fit(
         tables = choose(root, "records", records, corpus=recipe.view.corpus)
         store = open_features(root, recipe.visual.stage, features, tables, recipe.model)
         squares = open_features(root, "pixels", pixels, tables) if any(p.pixels for p in recipe.phases) else None
-        vocabulary = _vocabulary(recipe, tables, run)
-        train, validation = (Examples.of(tables, view, store, vocabulary) for view in (recipe.view, recipe.validation))
+        vocabulary, train, validation = _examples(recipe, tables, store, run)
         _refuse_common(recipe, train, validation)
         started = Run(
             *(recipe, tables.identity, store.output.identity, vocabulary, store.spec.row_shape[-1], len(train.ids)),
@@ -116,6 +116,16 @@ def fit(
                 checkpoint.open_log(run, tensorboard) as log,
             ):  # what is refused before writes nothing
                 return _go(_Work(recipe, run, model, readers, weights, device, progress, log))
+
+
+def _examples(recipe: Recipe, tables: Output, store: FeatureStore, run: str) -> tuple[Vocabulary, Examples, Examples]:
+    """What is trained and chosen on; a run that goes on knows its words already."""
+    learned, chosen_on = captions_of_views(tables, (recipe.view, recipe.validation))
+    known = run_folder.read_vocabulary(run)
+    vocabulary, texts = vocabulary_and_texts(tables, recipe.view, learned, _tokens(recipe), known)
+    train = Examples.among(learned, recipe.view, store, texts)
+    validation = Examples.among(chosen_on, recipe.validation, store, vocabulary)
+    return vocabulary, train, validation
 
 
 @contextmanager
@@ -340,13 +350,6 @@ def _model(run: str, started: Run, device: str, word_vectors: NDArray[np.float32
     return model.to(device)
 
 
-def _vocabulary(recipe: Recipe, tables: Output, run: str) -> Vocabulary:
-    """Of the training captions; a run that goes on has it already."""
-    if (known := run_folder.read_vocabulary(run)) is not None:
-        return known
-    return vocabulary(tables, recipe.view, _tokens(recipe))
-
-
 def _vectors_sha256(recipe: Recipe, run: str, file: str | None) -> str:
     """Of the file that the words start from; a run that goes on knows it already."""
     named = _tokens(recipe).vectors
@@ -372,9 +375,11 @@ def _tokens(recipe: Recipe) -> Tokens:
 
 
 def _counted(examples: Examples) -> str:
-    left_out = f" ({examples.absent} left out without features, {examples.silent} without captions)"
     counts = f"{len(examples.ids):,} items with {len(examples.words):,} captions"
-    return counts + left_out * bool(examples.absent or examples.silent)
+    features, captions = examples.items_without_features, examples.items_without_captions
+    if not features and not captions:
+        return counts
+    return f"{counts} ({features} left out without features, {captions} without captions)"
 
 
 def _tell_large_batch(recipe: Recipe, train: Examples, progress: Progress) -> None:

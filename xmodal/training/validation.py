@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from xmodal.batches.batch import Padded
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.metrics.protocols import NO_LABELS, Gallery, Labels, recalls
