@@ -21,7 +21,7 @@ from xmodal.features.opening import open_features
 from xmodal.features.store import FeatureStore
 from xmodal.raw.raw_files import Raw
 from xmodal.recipes import View
-from xmodal.records.derived_splits import Drawn
+from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Region
 from xmodal.records.views import caption_texts, members
 from xmodal.root.selection import choose
@@ -88,7 +88,7 @@ def test_features_of_the_records_own_media_set_are_the_ones_meant(tmp_path: Path
 def test_what_a_corpus_of_ones_own_says_is_drawn_is_drawn(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     make_root(tmp_path, items=20)
-    corpus = replace(load(str(PICTURES)), counts={}, drawn={"me": Drawn(val=3, test=5)})
+    corpus = replace(load(str(PICTURES)), counts={}, drawn={"me": RandomSplitSizes(val=3, test=5)})
     records = build_records(Site(open_storage(str(tmp_path / "drawn")), raw=raw), corpus)
     parts = [members(records, f"me/{part}") for part in ("train", "val", "test")]
     assert list(map(len, parts)) == [12, 3, 5]
@@ -104,7 +104,7 @@ def test_records_are_those_of_the_last_build(tmp_path: Path) -> None:
     site = Site(open_storage(str(tmp_path / "drawn")), raw=tmp_path / "raw")
     corpus = replace(load(str(PICTURES)), counts={})
     for test in (4, 5, 6, 7, 5):
-        build_records(site, replace(corpus, drawn={"me": Drawn(val=3, test=test)}))
+        build_records(site, replace(corpus, drawn={"me": RandomSplitSizes(val=3, test=test)}))
         assert len(members(xmodal.open(site.storage.url, "pictures").records, "me/test")) == test
 
 

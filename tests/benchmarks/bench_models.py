@@ -42,7 +42,7 @@ from xmodal.models.vsepp import VSEPP_COCO
 from xmodal.progress import Silence
 from xmodal.recipes import Phase, Recipe
 from xmodal.training import optimisers
-from xmodal.training.checkpoint import Log, Place
+from xmodal.training.checkpoint import Log, TrainingState
 from xmodal.training.fit import _step, _Work
 
 BARS = {
@@ -292,7 +292,7 @@ def _steps(model: nn.Module, recipe: Recipe, phase: Phase) -> Callable[[Batch], 
     readers: Any = None
     work = _Work(recipe, "", model.train(), readers, None, "cpu", Silence(), Log(BytesIO()))
     optimisers.freeze(model, phase.frozen)
-    optimiser, place = optimisers.build(model, phase.optimiser), Place()
+    optimiser, place = optimisers.build(model, phase.optimiser), TrainingState()
 
     def step(batch: Batch) -> None:
         _step(work, phase, optimiser, place, batch)

@@ -39,9 +39,9 @@ from xmodal.records.views import caption_texts
 from xmodal.root.storage import open_storage
 from xmodal.text.tokenizers import tokenizer
 from xmodal.text.vocabularies import SPECIALS, ReleasedVocabulary, Vocabulary
-from xmodal.training.finetuning import Fronted, front
+from xmodal.training.finetuning import WithBackbone, attach_backbone
 from xmodal.training.fit import fit
-from xmodal.training.picture_crops import pictures
+from xmodal.training.picture_crops import picture_reader
 from xmodal.training.validation import measure
 
 ITEMS, WIDTH = 120, 12
@@ -362,7 +362,7 @@ def test_released_ids_are_the_files(words: dict[str, int]) -> None:
 SIZES = {"resnet.resize": 256, "resnet.crop": 224, "pixels.side": 256}
 
 
-def cnn_of(fronted: Fronted) -> dict[str, Tensor]:
+def cnn_of(fronted: WithBackbone) -> dict[str, Tensor]:
     """By the names that the official code saves it with."""
     names = {str(place): name for name, place in PLACES.items()}
     found = [(name.split(".", 2), value) for name, value in fronted.state_dict().items() if name.startswith("trunk.")]
@@ -378,14 +378,14 @@ def test_pictures_are_seen_by_the_cnn_in_the_file(
     torch.manual_seed(0)
     model = PVSE.build(Inputs(512, len(words), 0))
     heads = official_state(model)
-    fronted = front(model, store).eval()
+    fronted = attach_backbone(model, store).eval()
     with torch.no_grad():  # as training would
         for name, values in fronted.state_dict().items():
             if name.startswith("trunk.7") and "running_mean" in name:
                 values.add_(torch.randn(values.shape))
     saved(tmp_path / "model.pth", heads | cnn_of(fronted))
     reader = Reader(Examples.of(find(root, "records")[0], view, store, ByTheFile(words)), store)
-    seen = pictures(reader, open_dataset(root, "pictures").store("pixels"), Pixels("centre", flip=False))
+    seen = picture_reader(reader, open_dataset(root, "pictures").store("pixels"), Pixels("centre", flip=False))
     scores = measure(fronted, seen, Silence())["all"]
     expected = scores.rsum, scores.visual_to_text.mean_rank, scores.text_to_visual.mean_rank
     given = (*vocabulary_at(tmp_path / "coco_vocab.json", words), "--split", "train", "--root", root, "--json")

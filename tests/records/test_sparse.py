@@ -23,7 +23,7 @@ from xmodal.batches.reader import Reader
 from xmodal.corpora import coco, flickr30k, load, names
 from xmodal.errors import UserError
 from xmodal.recipes import View
-from xmodal.records.derived_splits import Drawn, DrawnSplit, Share, shuffled
+from xmodal.records.derived_splits import DrawnSplit, RandomSplitSizes, Share, shuffled
 from xmodal.records.tables import ROWS, Caption, Item, Split, Tables
 from xmodal.records.views import caption_texts, captions_by_item, items_with_captions
 from xmodal.root.outputs import Output
@@ -300,12 +300,14 @@ def test_papers_drew_what_they_say(tmp_path: Path) -> None:
         parts = [DrawnSplit(who, part).items(every, coco.CORPUS.drawn[who]) for part in ("train", "val", "test")]
         assert tuple(map(len, parts)) == wanted
         assert set.union(*parts) == set(every)
-    first, second = (DrawnSplit("dual_path", "test", seed).items(every, Drawn(5_000, 5_000)) for seed in (0, 1))
+    first, second = (
+        DrawnSplit("dual_path", "test", seed).items(every, RandomSplitSizes(5_000, 5_000)) for seed in (0, 1)
+    )
     assert 100 < len(first & second) < 320  # chance: 203
 
 
 def test_drawn_splits_are_read_by_name_and_are_not_karpathys(flickr: Output) -> None:
-    assert flickr30k.CORPUS.drawn["dual_path"] == Drawn(val=1_000, test=1_000)
+    assert flickr30k.CORPUS.drawn["dual_path"] == RandomSplitSizes(val=1_000, test=1_000)
     train, test = (ids_by_item(flickr, View("flickr30k", f"dual_path/{part}")).keys() for part in ("train", "test"))
     assert (len(train), len(test)) == (29_783, 1_000)
     assert not train & test
@@ -317,7 +319,7 @@ def test_drawn_splits_are_read_by_name_and_are_not_karpathys(flickr: Output) -> 
 
 
 def test_drawn_splits_have_words_of_their_own_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = replace(coco.CORPUS, drawn={"two_branch": Drawn(val=9, test=1)})
+    few = replace(coco.CORPUS, drawn={"two_branch": RandomSplitSizes(val=9, test=1)})
     monkeypatch.setattr(coco, "CORPUS", few)
     tables(tmp_path, "coco", pictures(40, 5, 5))
     dataset = xmodal.open(str(tmp_path), "coco")

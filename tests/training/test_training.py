@@ -312,9 +312,9 @@ def test_threads_are_the_callers_again_afterwards(root: str, tmp_path: Path) -> 
     [
         lambda saved: [saved],
         lambda saved: {},
-        lambda saved: saved | {"place": {"phases": 1}},
-        lambda saved: saved | {"place": saved["place"] | {"epoch": "1"}},
-        lambda saved: saved | {"place": saved["place"] | {"phase": 7}},
+        lambda saved: saved | {"state": {"phases": 1}},
+        lambda saved: saved | {"state": saved["state"] | {"epoch": "1"}},
+        lambda saved: saved | {"state": saved["state"] | {"phase": 7}},
         lambda saved: {name: saved[name] for name in ("place", "model")},
         lambda saved: saved | {"optimiser": {"state": {}, "param_groups": []}},
     ],

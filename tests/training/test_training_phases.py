@@ -22,7 +22,7 @@ from xmodal import find
 from xmodal.batches.dataset import open_dataset
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader, shortened, thinned
-from xmodal.batches.sample_order import Draws
+from xmodal.batches.sample_order import SampleRandom
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import evaluate
 from xmodal.features.networks import load
@@ -107,7 +107,7 @@ def test_a_run_that_is_killed_in_either_phase_or_between_them_goes_on(
     """Ten ticks are the phase of features: after the eleventh it goes on between the phases, after 12 in an epoch."""
     run, save_every = str(tmp_path / "run"), 1 if after == 12 else 500
     assert processes(1, train, seen(HEADS, ALL), pictures, run, save_every, after) == [-signal.SIGKILL]
-    place = read_tensors(run, run_folder.LAST)["place"]
+    place = read_tensors(run, run_folder.LAST)["state"]
     assert (place["phase"], place["epoch"], place["step"]) == (1, 0, {11: 6, 12: 8}[after])
     train(seen(HEADS, ALL), pictures, run)
     assert_same_run(whole, run)
@@ -390,13 +390,13 @@ def test_the_share_of_words_that_are_marked_and_deleted(share: float) -> None:
 def test_what_is_left_out_is_the_captions_own_and_another_in_every_epoch(reader: Reader) -> None:
     thin = replace(reader, tokens=tokens(marked=0.2, deleted=0.2))
     some = np.array([5, 90, 3])
-    whole = thin.text(some, Draws(1, 2))
+    whole = thin.text(some, SampleRandom(1, 2))
     for row, caption in enumerate(some):
-        alone, length = thin.text(np.array([caption]), Draws(1, 2)), int(whole.lengths[row])
+        alone, length = thin.text(np.array([caption]), SampleRandom(1, 2)), int(whole.lengths[row])
         assert alone.values[0].tolist() == whole.values[row, :length].tolist()
     all_of_it = slice(None)
-    for other in (Draws(1, 3), Draws(2, 2)):
-        one, two = thin.text(all_of_it, Draws(1, 2)), thin.text(all_of_it, other)
+    for other in (SampleRandom(1, 3), SampleRandom(2, 2)):
+        one, two = thin.text(all_of_it, SampleRandom(1, 2)), thin.text(all_of_it, other)
         assert one.values.shape != two.values.shape or not torch.equal(one.values, two.values)
     captions = {(int(c), tuple(row.tolist())) for batch in Loader(thin, 32, seed=7) for c, row in rows(batch)}
     by_rank = {

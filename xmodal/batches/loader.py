@@ -23,7 +23,7 @@ from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream, 
 from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
-from xmodal.batches.sample_order import ClassOrder, Draws, Order
+from xmodal.batches.sample_order import CAPTION, ClassOrder, Order, SampleRandom
 from xmodal.recipes import OnePerClass
 
 THREADS = 2  # one copies rows while the other looks up words
@@ -176,10 +176,10 @@ class Loader(IterableDataset[Batch]):
         for number, (name, reader) in enumerate(readers.items()):
             order = replace(self._orders[name], seed=self.seed)
             samples, own_epoch = order.take(mine, mine + share), first // order.count
-            streams[name] = self._stream(reader, samples, Draws(self.seed, own_epoch, number))
+            streams[name] = self._stream(reader, samples, SampleRandom(self.seed, own_epoch, number))
         return Batch(streams, borrowed=share * self._world - size)
 
-    def _stream(self, reader: Reader, samples: NDArray[np.int64], draws: Draws) -> Stream:
+    def _stream(self, reader: Reader, samples: NDArray[np.int64], draws: SampleRandom) -> Stream:
         items, captions, visual_rows = self._chosen(reader.examples, samples, draws)
         text_items = reader.examples.caption_items[captions]
         pairs = np.stack([visual_rows, np.arange(len(captions))], axis=1)
@@ -192,7 +192,7 @@ class Loader(IterableDataset[Batch]):
         return stream.to(self._device) if self._device.type != "cpu" else stream
 
     def _chosen(
-        self, examples: Examples, samples: NDArray[np.int64], draws: Draws
+        self, examples: Examples, samples: NDArray[np.int64], draws: SampleRandom
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Items, one for each visual row; captions, one for each text row; and the visual row of each caption."""
         rows = np.arange(len(samples))
@@ -200,7 +200,7 @@ class Loader(IterableDataset[Batch]):
             return examples.caption_items[samples], samples, rows
         counts, firsts = examples.caption_counts[samples], examples.caption_starts[samples]
         if self.captions == "one":
-            return samples, firsts + draws.below(counts, samples, which=2), rows
+            return samples, firsts + draws.integers(counts, samples, CAPTION), rows
         captions = np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
         return samples, captions, np.repeat(rows, counts)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from xmodal.batches.batch import Padded
 from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
-from xmodal.batches.sample_order import Draws, evaluation_frames, training_frames, training_shifts
+from xmodal.batches.sample_order import SampleRandom, evaluation_frames, training_frames, training_shifts
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.recipes import Features, Tokens
@@ -44,7 +44,7 @@ class Reader:
     def visual(
         self,
         items: NDArray[np.int64] | slice,
-        draws: Draws | None = None,
+        draws: SampleRandom | None = None,
         samples: NDArray[np.int64] | None = None,
     ) -> Padded:
         """A row of the store is a sequence of positions: a grid is flattened, a vector is a sequence of one.
@@ -65,7 +65,7 @@ class Reader:
             places = training_frames(lengths, count, self.frames.rule, draws, samples)
         return Padded.whole(torch.from_numpy(self.store.take_padded(rows, places, self._room(*places.shape))))
 
-    def text(self, captions: NDArray[np.int64] | slice, draws: Draws | None = None) -> Padded:
+    def text(self, captions: NDArray[np.int64] | slice, draws: SampleRandom | None = None) -> Padded:
         """Ids of words (T, L), or vectors (T, 1, D)."""
         whole = range(len(self.examples.words))
         places = np.asarray(whole[captions], np.int64) if isinstance(captions, slice) else captions
@@ -86,7 +86,7 @@ class Reader:
             words = [thinned(some, tokens, one) for some, one in zip(words, chance, strict=True)]
         return Padded.of(words)
 
-    def _codes(self, captions: NDArray[np.int64], codes: Codes, draws: Draws | None) -> Padded:
+    def _codes(self, captions: NDArray[np.int64], codes: Codes, draws: SampleRandom | None) -> Padded:
         codes_TL, counts_T = self.examples.words.padded(captions, codes.length)
         if codes.shifted and draws is not None:
             codes_TL = shifted(codes_TL, training_shifts(counts_T, codes.length, draws, captions))

@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.checks.perceptual_hashes import BITS, ENOUGH, FRAMES, Looks
+from xmodal.checks.perceptual_hashes import BITS, FRAMES, MIN_FRAMES, PerceptualHashes
 from xmodal.errors import UserError
 from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output
@@ -25,7 +25,7 @@ DISTANCE = 6  # see xmodal/checks/perceptual_hashes.py
 FARTHEST = 12  # 150,000 fingerprints then take half a minute, and at 6 bits some seconds
 CELLS_AT_ONCE = 1 << 20  # of a tile: 8 MB
 Frames = NDArray[np.uint64]
-Places: TypeAlias = Set[tuple[int, int]]  # of two splits that are compared
+PlacePairs: TypeAlias = Set[tuple[int, int]]  # of two splits that are compared
 K = TypeVar("K", bound=Hashable)
 Pairs: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # one row, another, their distance
 
@@ -36,7 +36,7 @@ class Fingerprints:
 
     media: tuple[str, ...]
     sha256: tuple[str, ...]
-    looks: tuple[Looks | None, ...]
+    looks: tuple[PerceptualHashes | None, ...]
 
     @staticmethod
     def read(output: Output) -> "Fingerprints":
@@ -49,21 +49,21 @@ class Fingerprints:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class SplitMedia:
     """One split of a corpus: of each item whose medium is there, the sha256 of its bytes, and its looks."""
 
     corpus: str
     split: str
     ids: tuple[str, ...]  # of all items
-    items: Mapping[str, tuple[str, Looks | None]]
+    items: Mapping[str, tuple[str, PerceptualHashes | None]]
 
     @staticmethod
-    def of(corpus: str, split: str, media: Mapping[str, str], known: Fingerprints) -> "Part":
+    def of(corpus: str, split: str, media: Mapping[str, str], known: Fingerprints) -> "SplitMedia":
         """`media` by id; one without fingerprint is absent."""
         rows = {path: row for row, path in enumerate(known.media)}
         found = {item: rows[path] for item, path in sorted(media.items()) if path in rows}
         items = {item: (known.sha256[row], known.looks[row]) for item, row in found.items()}
-        return Part(corpus, split, tuple(sorted(media)), items)
+        return SplitMedia(corpus, split, tuple(sorted(media)), items)
 
     @property
     def name(self) -> str:
@@ -90,51 +90,51 @@ class Leak:
     other split alone: all pairs of a placeholder that a publisher gave for a thousand lost pictures are a million.
     """
 
-    one: Part
-    other: Part
+    one: SplitMedia
+    other: SplitMedia
     same: tuple[str, ...]
     exact: tuple[tuple[str, str], ...]
     near: tuple[tuple[str, str, int], ...]
 
-    def beside(self, part: Part) -> Part | None:
+    def beside(self, part: SplitMedia) -> SplitMedia | None:
         """The other of the two splits; None where it is neither."""
         return self.other if part is self.one else self.one if part is self.other else None
 
-    def items(self, part: Part) -> set[str]:
+    def items(self, part: SplitMedia) -> set[str]:
         """Those of one of the two splits."""
         side = (self.one, self.other).index(part)
         return {*self.same, *(pair[side] for pair in self.exact), *(str(pair[side]) for pair in self.near)}
 
 
-def leaks(parts: Sequence[Part], distance: int = DISTANCE, asked: Places = frozenset()) -> list[Leak]:
+def leaks(splits: Sequence[SplitMedia], distance: int = DISTANCE, asked: PlacePairs = frozenset()) -> list[Leak]:
     """One of every two splits that can be compared, or are `asked` for by their places; also where they share nothing.
 
-    They come in the order of `parts`.
+    They come in the order of `splits`.
     """
     if not 0 <= distance <= FARTHEST:
         raise UserError(f"a distance is 0 to {FARTHEST} of {BITS} bits, not {distance}: farther pictures are no copies")
-    places = sorted({*compared(parts), *asked})
-    exact, near = _equal(parts, set(places)), _near(parts, distance, set(places))
-    return [_leak(parts[one], parts[other], exact[one, other], near[one, other]) for one, other in places]
+    places = sorted({*compared(splits), *asked})
+    exact, near = _equal(splits, set(places)), _near(splits, distance, set(places))
+    return [_leak(splits[one], splits[other], exact[one, other], near[one, other]) for one, other in places]
 
 
-def compared(parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
-    """Places of the splits that can leak into each other."""
-    for one, other in combinations(range(len(parts)), 2):
-        first, second = parts[one], parts[other]
+def compared(splits: Sequence[SplitMedia]) -> Iterator[tuple[int, int]]:
+    """PlacePairs of the splits that can leak into each other."""
+    for one, other in combinations(range(len(splits)), 2):
+        first, second = splits[one], splits[other]
         mixed = first.corpus != second.corpus or first.author == second.author
         if mixed and not _is_part_of_the_other(first, second):
             yield one, other
 
 
-def _is_part_of_the_other(one: Part, other: Part) -> bool:
+def _is_part_of_the_other(one: SplitMedia, other: SplitMedia) -> bool:
     """By design, as karpathy/restval is of karpathy/train; where one trains and the other is held out it is a leak."""
     leaky = any(a.is_training and b.is_held_out for a, b in ((one, other), (other, one)))
     nested = set(one.ids) <= set(other.ids) or set(one.ids) >= set(other.ids)
     return one.corpus == other.corpus and nested and not leaky
 
 
-def clean(against: Iterable[Leak], part: Part) -> tuple[list[str], set[str]]:
+def clean(against: Iterable[Leak], part: SplitMedia) -> tuple[list[str], set[str]]:
     """The items of a split of which none of these leaks tells, and those that were dropped.
 
     Of absent ones no more than their ids is known: they stay, and readers of features leave them out.
@@ -150,24 +150,24 @@ def clean(against: Iterable[Leak], part: Part) -> tuple[list[str], set[str]]:
 def near_pairs(looks_NF: Frames, known_NF: NDArray[np.bool_], distance: int) -> Pairs:
     """Every pair of rows, one < other, of which no frame differs in more bits; the greatest distance of the frames.
 
-    Only frames that both have a look of are compared, and no pair has fewer than ENOUGH of them.
+    Only frames that both have a look of are compared, and no pair has fewer than MIN_FRAMES of them.
     """
     count = len(looks_NF)
     one, other = np.divmod(_candidates(looks_NF, known_NF, distance), max(count, 1))
     both = known_NF[one] & known_NF[other]
     differing = np.bitwise_count(looks_NF[one] ^ looks_NF[other]) * both
     farthest = differing.max(axis=1, initial=0).astype(np.int64)
-    kept = (farthest <= distance) & (both.sum(axis=1) >= ENOUGH)
+    kept = (farthest <= distance) & (both.sum(axis=1) >= MIN_FRAMES)
     return one[kept], other[kept], farthest[kept]
 
 
 def _candidates(looks_NF: Frames, known_NF: NDArray[np.bool_], distance: int) -> NDArray[np.int64]:
     """Pairs of rows, as one * N + other, that are near by one frame: the first, or where it is unknown a later one.
 
-    A pair has ENOUGH frames in common, so one at least of all but the last ENOUGH - 1.
+    A pair has MIN_FRAMES frames in common, so one at least of all but the last MIN_FRAMES - 1.
     """
     count, found = len(looks_NF), [np.zeros(0, np.int64)]
-    for frame in range(FRAMES - ENOUGH + 1):
+    for frame in range(FRAMES - MIN_FRAMES + 1):
         if known_NF[:, :frame].all() and frame:
             break
         rows = np.flatnonzero(known_NF[:, frame])
@@ -176,7 +176,7 @@ def _candidates(looks_NF: Frames, known_NF: NDArray[np.bool_], distance: int) ->
 
 
 def _near_by_one(looks_N: Frames, distance: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Of distance + 1 parts of 64 bits one at least is equal where no more than `distance` bits differ: only rows with
+    """Of distance + 1 splits of 64 bits one at least is equal where no more than `distance` bits differ: only rows with
     an equal part are compared, and no pair is lost; some come twice.
     """
     edges = np.linspace(0, BITS, distance + 2).astype(np.uint64).tolist()
@@ -204,15 +204,15 @@ Told: TypeAlias = tuple[str, str, int]  # an item, another, and the bits they di
 Shared: TypeAlias = dict[tuple[int, int], set[Told]]  # by the places of two splits
 
 
-def _equal(parts: Sequence[Part], wanted: Places) -> Shared:
+def _equal(splits: Sequence[SplitMedia], wanted: PlacePairs) -> Shared:
     """By bytes. An item that is in both splits is not its own copy; where corpora share ids by chance, two are two."""
-    groups = _grouped(parts, lambda sha256, look: sha256)
-    return _shared(((some, some, 0) for some in groups.values()), wanted, lambda place, id: (parts[place].corpus, id))
+    groups = _grouped(splits, lambda sha256, look: sha256)
+    return _shared(((some, some, 0) for some in groups.values()), wanted, lambda place, id: (splits[place].corpus, id))
 
 
-def _near(parts: Sequence[Part], distance: int, wanted: Places) -> Shared:
+def _near(splits: Sequence[SplitMedia], distance: int, wanted: PlacePairs) -> Shared:
     """By looks, where the bytes are not equal."""
-    known = _grouped(parts, lambda sha256, look: look)
+    known = _grouped(splits, lambda sha256, look: look)
     some = list(known.values())
     looks = [[each or 0 for each in look] for look in known]
     there = [[each is not None for each in look] for look in known]
@@ -220,20 +220,22 @@ def _near(parts: Sequence[Part], distance: int, wanted: Places) -> Shared:
     pairs = near_pairs(np.array(looks, np.uint64).reshape(shape), np.array(there, bool).reshape(shape), distance)
     within = ((each, each, 0) for each in some)
     between = ((some[one], some[other], far) for one, other, far in zip(*map(np.ndarray.tolist, pairs), strict=True))
-    return _shared(chain(within, between), wanted, lambda place, id: parts[place].items[id][0])
+    return _shared(chain(within, between), wanted, lambda place, id: splits[place].items[id][0])
 
 
-def _grouped(parts: Sequence[Part], key: Callable[[str, Looks | None], K | None]) -> dict[K, Group]:
+def _grouped(splits: Sequence[SplitMedia], key: Callable[[str, PerceptualHashes | None], K | None]) -> dict[K, Group]:
     """Items by what `key` makes of their sha256 and looks, ascending; without those of which it makes None."""
     groups = dict[K, dict[int, list[str]]]()
-    for place, part in enumerate(parts):
+    for place, part in enumerate(splits):
         for item, about in sorted(part.items.items()):
             if (found := key(*about)) is not None:
                 groups.setdefault(found, {}).setdefault(place, []).append(item)
     return dict(groups)
 
 
-def _shared(groups: Iterable[tuple[Group, Group, int]], wanted: Places, own: Callable[[int, str], Hashable]) -> Shared:
+def _shared(
+    groups: Iterable[tuple[Group, Group, int]], wanted: PlacePairs, own: Callable[[int, str], Hashable]
+) -> Shared:
     """Pairs of members of two groups, by their splits; no two whose `own` is equal are a pair."""
     found = defaultdict[tuple[int, int], set[Told]](set)
     for first, second, far in groups:
@@ -264,7 +266,7 @@ def _unlike(members: list[tuple[str, Hashable]], key: Hashable) -> Iterator[str]
     return islice((item for item, its in members if its != key), 1)
 
 
-def _leak(one: Part, other: Part, equal: set[Told], near: set[Told]) -> Leak:
+def _leak(one: SplitMedia, other: SplitMedia, equal: set[Told], near: set[Told]) -> Leak:
     same = set(one.ids) & set(other.ids) if one.corpus == other.corpus else set[str]()
     exact = sorted((item, another) for item, another, _ in equal)
     return Leak(one, other, tuple(sorted(same)), tuple(exact), tuple(sorted(near)))

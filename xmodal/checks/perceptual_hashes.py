@@ -19,7 +19,7 @@ does, and is no copy here; nor is one of which more than a few percent were cut 
 
 A picture of one colour, a gradient, or one that is black here and white there has next to nothing at most frequencies:
 noise would decide its bits. It has no look, and is the copy of another only where the bytes are equal. A clip
-that fades in or out is compared by its other frames, where ENOUGH of them have a look.
+that fades in or out is compared by its other frames, where MIN_FRAMES of them have a look.
 """
 
 import numpy as np
@@ -29,11 +29,11 @@ from PIL import Image
 from xmodal.media.images import open_frames, open_image
 from xmodal.records.tables import Kind
 
-Looks = tuple[int | None, ...]  # a frame each
+PerceptualHashes = tuple[int | None, ...]  # a frame each
 
 BITS = 64
 FRAMES = 3  # of a clip; a still picture has as many equal ones, so that both can be compared
-ENOUGH = 2  # frames that two must both have a look of: one alone would make a clip the copy of any picture in it
+MIN_FRAMES = 2  # frames that two must both have a look of: one alone would make a clip the copy of any picture in it
 SIDE = 32
 SCALE = 1 << 14  # of the basis: products of a picture by it twice stay far below 2^63
 LEAST = 2  # gray levels by which half of the frequencies differ from their median, in an orthonormal transform
@@ -56,16 +56,16 @@ def _lowest() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 BASIS, LOWEST = _basis(), _lowest()
 
 
-def looks(data: bytes, kind: Kind) -> Looks | None:
+def hash_media(data: bytes, kind: Kind) -> PerceptualHashes | None:
     """FRAMES looks of a picture or clip; None where too few say anything. UnreadableImage where there is no picture."""
     if kind == "image":
-        found = (look(open_image(data)),) * FRAMES
+        found = (hash_picture(open_image(data)),) * FRAMES
     else:
-        found = tuple(look(frame) for frame in open_frames(data, FRAMES))
-    return found if len(found) - found.count(None) >= ENOUGH else None
+        found = tuple(hash_picture(frame) for frame in open_frames(data, FRAMES))
+    return found if len(found) - found.count(None) >= MIN_FRAMES else None
 
 
-def look(picture: Image.Image) -> int | None:
+def hash_picture(picture: Image.Image) -> int | None:
     """The BITS of a picture as a number; None where noise would decide them."""
     small = picture.convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     strength = (BASIS @ np.asarray(small, np.int64) @ BASIS.T)[LOWEST]

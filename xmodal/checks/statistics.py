@@ -52,20 +52,20 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Plausible:
+class PlausiblePairs:
     """How many other items of its split an item with categories matches, where these may differ in zeta labels."""
 
     items: int  # with categories
     matches: tuple[int, ...]  # of all of them, by zeta: a pair of items counts for each of the two
 
     @classmethod
-    def of(cls, found: PlausibleMatches) -> "Plausible":
+    def of(cls, found: PlausibleMatches) -> "PlausiblePairs":
         items = len(found.ids)
         return cls(items, tuple(found.count(zeta) - items for zeta in range(ZETA + 1)))
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitStatistics:
     """Of one split; `vocabulary` are different words, `frequent` those of them that occur four times or more."""
 
     name: str
@@ -79,7 +79,7 @@ class Part:
     vocabulary: int
     frequent: int
     lengths: Mapping[str, Spread]  # of ragged features by stage/identity: frames of a clip
-    plausible: Plausible | None  # where that stage was built
+    plausible: PlausiblePairs | None  # where that stage was built
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Statistics:
     corpus: str
     records: str
     tokenizer: str
-    parts: tuple[Part, ...]  # first of everything, then of each split
+    parts: tuple[SplitStatistics, ...]  # first of everything, then of each split
     counts: Mapping[str, int]  # pictures, clips, regions, labels, matches, captions of other sources
     oddities: Mapping[str, int]  # by rule
     beside: tuple[Beside, ...]
@@ -124,7 +124,7 @@ def describe(
     counts = Counter[str]()
     items = list(_items(records, counts))
     places: Mapping[str, Sequence[str]] = {item: (EVERY, *belongs.get(item, ())) for item in items}
-    parts = {name: _Part() for name in (EVERY, *dataset.splits)}
+    parts = {name: _SplitCounts() for name in (EVERY, *dataset.splits)}
     captions = _read_captions(records, places, parts, counts, tick)
     for item in items:
         for name in places[item]:
@@ -141,15 +141,17 @@ def describe(
 
 
 @dataclass
-class _Part:
+class _SplitCounts:
     silent: int = 0
     first_five: int = 0
     of_item: Tally = field(default_factory=Tally)
     of_caption: Tally = field(default_factory=Tally)
     words: Counter[str] = field(default_factory=Counter)
 
-    def done(self, name: str, lengths: Mapping[str, Mapping[str, Spread]], plausible: Plausible | None) -> Part:
-        return Part(
+    def done(
+        self, name: str, lengths: Mapping[str, Mapping[str, Spread]], plausible: PlausiblePairs | None
+    ) -> SplitStatistics:
+        return SplitStatistics(
             name,
             items=self.of_item.count,
             silent=self.silent,
@@ -184,7 +186,7 @@ def _items(records: Output, counts: Counter[str]) -> Iterator[str]:
 def _read_captions(
     records: Output,
     places: Mapping[str, Sequence[str]],
-    parts: Mapping[str, _Part],
+    parts: Mapping[str, _SplitCounts],
     counts: Counter[str],
     tick: Callable[[int], None],
 ) -> Counter[str]:
@@ -221,13 +223,13 @@ def _others(records: Output) -> Counter[str]:
     return +counts + Counter({name: len(some) for name, some in named.items()})
 
 
-def _plausible(dataset: Dataset) -> dict[str, Plausible]:
+def _plausible(dataset: Dataset) -> dict[str, PlausiblePairs]:
     """Of all items and within each split; nothing where the stage was not built."""
     if not dataset.has_plausible:
         return {}
     every, named = dataset.plausible(), splits(dataset.records)
     found = {EVERY: every} | {name: every.within(frozenset(members)) for name, members in named.items()}
-    return {name: Plausible.of(some) for name, some in found.items() if some.ids}
+    return {name: PlausiblePairs.of(some) for name, some in found.items() if some.ids}
 
 
 def _has_lengths(output: Output) -> bool:
@@ -245,7 +247,7 @@ def _lengths(output: Output, places: Mapping[str, Sequence[str]]) -> dict[str, S
     return {name: tally.spread for name, tally in tallies.items() if tally.spread}
 
 
-def _found(printed: Printed, parts: Iterable[Part], counts: Mapping[str, int]) -> float | None:
+def _found(printed: Printed, parts: Iterable[SplitStatistics], counts: Mapping[str, int]) -> float | None:
     part = {part.name: part for part in parts}.get(printed.split)
     if part is None:
         return None

@@ -20,7 +20,7 @@ from torch import Tensor
 from xmodal.batches.batch import Padded
 from xmodal.batches.sample_order import evaluation_frames
 from xmodal.errors import UserError
-from xmodal.evaluation.run_metrics import Opened, opened
+from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.features.contact_sheets import attention_sheet
 from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
@@ -33,7 +33,7 @@ from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, read_rows
 from xmodal.records.views import captions_by_item
 from xmodal.root.selection import made_from
-from xmodal.training.finetuning import Fronted, network_of
+from xmodal.training.finetuning import WithBackbone, network_of
 
 SIDE = 320  # pixels that a picture is drawn with at least
 Show = Callable[[str, str, NDArray[np.float32]], Image]  # id, caption and maps (L, K) of an item
@@ -47,7 +47,7 @@ class Attentive(Protocol):
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnPicture:
     item: str
     caption: str
     path: str
@@ -63,10 +63,10 @@ def draw(
     first: int = 8,
     device: str = "cpu",
     progress: Progress | None = None,
-) -> list[Drawn]:
+) -> list[DrawnPicture]:
     """A PNG of each of the items, or of the first ones of the split: the picture and every map over it, or of a clip
     the samples that are read and what every map gives each."""
-    asked = opened(run, root, split, device)
+    asked = open_run(run, root, split, device)
     attend, show = _attention(asked, run), (_show_clips if asked.features.spec.ragged else _show_pictures)(asked)
     places = _places(asked, split, items)[: None if items else first]
     described = captions_by_item(asked.records, replace(asked.started.recipe.validation, split=split))
@@ -80,28 +80,28 @@ def draw(
             sheet = show(id, caption, maps_LK)
             folder.mkdir(parents=True, exist_ok=True)
             sheet.save(path)
-            drawn.append(Drawn(id, caption, str(path)))
+            drawn.append(DrawnPicture(id, caption, str(path)))
             tick(1)
     return drawn
 
 
-def _attention(asked: Opened, run: str) -> Callable[[Padded], Tensor]:
+def _attention(asked: OpenedRun, run: str) -> Callable[[Padded], Tensor]:
     """(B, L, K) of what the run reads."""
     scorer: Any = asked.scorer
-    model = scorer.model if isinstance(scorer, Fronted) else scorer
+    model = scorer.model if isinstance(scorer, WithBackbone) else scorer
     if not isinstance(model, Attentive):
         raise UserError(f"{run}: {asked.started.recipe.name} has no attention to look at; PVSE and PCME have")
 
     def attend(visual: Padded) -> Tensor:
         try:
-            return model.attention_visual(scorer.features(visual) if isinstance(scorer, Fronted) else visual)
+            return model.attention_visual(scorer.features(visual) if isinstance(scorer, WithBackbone) else visual)
         except ValueError as error:  # a PVSE of no local embeddings
             raise UserError(f"{run}: {error}") from None
 
     return attend
 
 
-def _network(asked: Opened) -> ResNet:
+def _network(asked: OpenedRun) -> ResNet:
     """The network that saw the pictures, if its features are a grid: so it is known where in them a position lies."""
     where = asked.features.output.where
     try:
@@ -118,7 +118,7 @@ def _network(asked: Opened) -> ResNet:
     return network
 
 
-def _places(asked: Opened, split: str, items: Sequence[str]) -> list[int]:
+def _places(asked: OpenedRun, split: str, items: Sequence[str]) -> list[int]:
     places = {id: place for place, id in enumerate(asked.reader.examples.ids)}
     if strange := [id for id in items if id not in places]:
         raise UserError(
@@ -128,7 +128,7 @@ def _places(asked: Opened, split: str, items: Sequence[str]) -> list[int]:
     return [places[id] for id in dict.fromkeys(items or places)]
 
 
-def _pictures(asked: Opened, network: ResNet) -> Callable[[str], NDArray[np.uint8]]:
+def _pictures(asked: OpenedRun, network: ResNet) -> Callable[[str], NDArray[np.uint8]]:
     """An item's picture, the part that the network saw, but finer."""
     features, media = asked.features.output, made_from(asked.features.output, "media")
     if media is None:
@@ -150,7 +150,7 @@ def _pictures(asked: Opened, network: ResNet) -> Callable[[str], NDArray[np.uint
     return read
 
 
-def _show_pictures(asked: Opened) -> Show:
+def _show_pictures(asked: OpenedRun) -> Show:
     read = _pictures(asked, _network(asked))
 
     def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
@@ -162,7 +162,7 @@ def _show_pictures(asked: Opened) -> Show:
     return show
 
 
-def _show_clips(asked: Opened) -> Show:
+def _show_clips(asked: OpenedRun) -> Show:
     features, frames = asked.features, asked.reader.frames
     taken = made_from(features.output, FRAMES)
     if taken is None:

@@ -42,7 +42,7 @@ from xmodal.recipes import Config, Features, Pixels, View
 from xmodal.root.selection import choose
 from xmodal.text.vocabularies import load_vocabulary
 from xmodal.training.checkpoint import DAMAGE
-from xmodal.training.finetuning import Fronted
+from xmodal.training.finetuning import WithBackbone
 from xmodal.training.picture_crops import PictureReader
 from xmodal.training.validation import check_device
 
@@ -81,7 +81,7 @@ class Released:
         model.load_state_dict({name: value.clone() for name, value in self.state.items()}, assign=True)
         return model.eval()
 
-    def build_with_trunk(self) -> Fronted:
+    def build_with_trunk(self) -> WithBackbone:
         """Reads pictures, by the ResNet in the file."""
         if self.network is None:
             raise UserError("has no ResNet to look at pictures: name features that it was trained on")
@@ -91,7 +91,7 @@ class Released:
             extractor.trunk.load_state_dict({f"{PLACES[part]}.{rest}": value for (part, rest), value in parts})
         except (LookupError, ValueError, RuntimeError) as error:
             raise UserError(f"has a CNN that is no whole {self.network}: {_line(error)}") from error
-        return Fronted(self.build(), extractor).eval()
+        return WithBackbone(self.build(), extractor).eval()
 
     @property
     def network(self) -> Network | None:

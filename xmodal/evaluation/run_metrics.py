@@ -28,8 +28,8 @@ from xmodal.root.outputs import Output
 from xmodal.root.selection import choose
 from xmodal.training import run_folder
 from xmodal.training.checkpoint import read_tensors
-from xmodal.training.finetuning import Fronted, front_without_weights
-from xmodal.training.picture_crops import pictures
+from xmodal.training.finetuning import WithBackbone, attach_empty_backbone
+from xmodal.training.picture_crops import picture_reader
 from xmodal.training.run_folder import Run
 from xmodal.training.validation import BLOCKS, _gallery, _similarities, check_device
 
@@ -51,7 +51,7 @@ def load(
     if any(str(name).startswith("trunk.") for name in state):
         if features is None:
             raise UserError(f"{run} was trained from pictures: load it with the features that it started from")
-        model = front_without_weights(model, features)
+        model = attach_empty_backbone(model, features)
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
@@ -116,7 +116,7 @@ class Evaluated:
 
 
 def _floats_per_item(scorer: Scorer[Any, Any]) -> int | None:
-    model = scorer.model if isinstance(scorer, Fronted) else scorer
+    model = scorer.model if isinstance(scorer, WithBackbone) else scorer
     return model.floats_per_item if isinstance(model, Storing) else None
 
 
@@ -134,9 +134,9 @@ def evaluate(
 
     `distance` is another score of the same weights (PCME), `extended` a folder with ECCV-Caption's files.
     """
-    asked = opened(run, root, split, device, distance)
+    asked = open_run(run, root, split, device, distance)
     recipe, read = asked.started.recipe, asked.reader.store.output
-    further = ", trained further from pixels" if isinstance(asked.scorer, Fronted) else ""
+    further = ", trained further from pixels" if isinstance(asked.scorer, WithBackbone) else ""
     evaluated = Evaluated(
         asked.scorer,
         asked.reader,
@@ -153,7 +153,7 @@ def evaluate(
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class OpenedRun:
     """A run with its model and what it is asked about; `reader` reads pictures where weights were trained from them."""
 
     started: Run
@@ -163,7 +163,7 @@ class Opened:
     reader: Reader
 
 
-def opened(run: str, root: str, split: str, device: str = "cpu", distance: str | None = None) -> Opened:
+def open_run(run: str, root: str, split: str, device: str = "cpu", distance: str | None = None) -> OpenedRun:
     """On a split of its corpus, from the same records and features as it was trained on."""
     check_device(device)
     started = run_folder.read(run)
@@ -173,15 +173,15 @@ def opened(run: str, root: str, split: str, device: str = "cpu", distance: str |
     examples = Examples.of(records, replace(recipe.validation, split=split), store, started.vocabulary)
     scorer = load(run, device, store, distance)
     reader = Reader(examples, store, recipe.visual, recipe.text if isinstance(recipe.text, Tokens) else None)
-    return Opened(started, records, store, scorer, _as_trained(reader, scorer, started, root, records))
+    return OpenedRun(started, records, store, scorer, _as_trained(reader, scorer, started, root, records))
 
 
 def _as_trained(reader: Reader, scorer: Scorer[Any, Any], started: Run, root: str, records: Output) -> Reader:
     """Weights that were trained from pictures are asked about pictures."""
-    if not isinstance(scorer, Fronted):
+    if not isinstance(scorer, WithBackbone):
         return reader
     plans = [phase.pixels for phase in started.recipe.phases if phase.pixels]
-    return pictures(reader, open_features(root, "pixels", started.pixels, records), plans[-1])
+    return picture_reader(reader, open_features(root, "pixels", started.pixels, records), plans[-1])
 
 
 def _findings(

@@ -73,11 +73,11 @@ def floats_per_item(distance: Distance, width: int, samples: int) -> int:
     return (2 + samples * (distance in SAMPLES)) * width
 
 
-def closeness(visual: Gaussians, text: Gaussians, distance: Distance) -> Tensor:
+def similarity(visual: Gaussians, text: Gaussians, distance: Distance) -> Tensor:
     """(V, T), for every score that needs no learned number."""
-    if distance not in _CLOSENESS:
-        raise ValueError(f"{distance!r} cannot be told from two Gaussians; these can: {', '.join(_CLOSENESS)}")
-    return _CLOSENESS[distance](visual, text)
+    if distance not in _SIMILARITIES:
+        raise ValueError(f"{distance!r} cannot be told from two Gaussians; these can: {', '.join(_SIMILARITIES)}")
+    return _SIMILARITIES[distance](visual, text)
 
 
 def compare_samples(visual: Gaussians, text: Gaussians, score: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -150,7 +150,7 @@ def _bhattacharyya(visual: Gaussians, text: Gaussians) -> Tensor:
     return -0.25 * (gap_VT + 2 * (volume_VT - own_VT - visual.mean.shape[1] * math.log(2)))
 
 
-_CLOSENESS: dict[Distance, Callable[[Gaussians, Gaussians], Tensor]] = {
+_SIMILARITIES: dict[Distance, Callable[[Gaussians, Gaussians], Tensor]] = {
     "mean": lambda v, t: v.mean @ t.mean.T,
     "l2": lambda v, t: -squared_distances(v.mean, t.mean),
     "min": lambda v, t: -_squared_gaps(v, t, lambda gaps_TD: gaps_TD.amin(1)),

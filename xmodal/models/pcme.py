@@ -44,12 +44,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from xmodal.batches.batch import ANNOTATED, Batch, Padded
 from xmodal.batches.distributed import gather, gather_pairs
+from xmodal.losses import gaussians
 from xmodal.losses.gaussians import (
     MEANS,
     SAMPLES,
     Distance,
     Gaussians,
-    closeness,
     compare_samples,
     floats_per_item,
     squared_between_samples,
@@ -119,7 +119,7 @@ class PCME(nn.Module):
     def similarity(self, visual: Gaussians, text: Gaussians) -> Tensor:
         if self.config.distance == "match_probability":
             return compare_samples(visual, text, lambda some, others: log_odds(self.logits(some, others)))
-        return closeness(visual, text, self.config.distance)
+        return gaussians.similarity(visual, text, self.config.distance)
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         stream = batch.streams[ANNOTATED]

@@ -80,7 +80,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RandomSplitSizes:
     """How many items a paper drew at random to validate and to test on, where it tells no more; the others train."""
 
     val: int
@@ -96,7 +96,7 @@ class DrawnSplit:
     seed: int = 0
 
     @classmethod
-    def of(cls, split: str, drawn: Mapping[str, Drawn]) -> "DrawnSplit | None":
+    def of(cls, split: str, drawn: Mapping[str, RandomSplitSizes]) -> "DrawnSplit | None":
         found = _DRAWN.fullmatch(split)
         return cls(found["who"], found["part"], int(found["seed"] or 0)) if found and found["who"] in drawn else None
 
@@ -104,7 +104,7 @@ class DrawnSplit:
     def training(self) -> str:
         return f"{self.who}#{self.seed}/train" if self.seed else f"{self.who}/train"
 
-    def items(self, every: Collection[str], sizes: Drawn) -> set[str]:
+    def items(self, every: Collection[str], sizes: RandomSplitSizes) -> set[str]:
         if len(every) <= sizes.val + sizes.test:
             raise UserError(
                 f"{self.who} draws {sizes.test:,} items to test and {sizes.val:,} to validate on: {len(every):,} are "

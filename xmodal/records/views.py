@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 from xmodal.recipes import WRITTEN, View
-from xmodal.records.derived_splits import Drawn, DrawnSplit, Share
+from xmodal.records.derived_splits import DrawnSplit, RandomSplitSizes, Share
 from xmodal.records.tables import BATCH, Caption, Label, read_batches, read_columns, read_rows, schema
 from xmodal.root.outputs import Output, made_of
 
@@ -167,9 +167,9 @@ def has_split(records: Output, split: str) -> bool:
     return whole in splits(records) or DrawnSplit.of(whole, drawn_splits(records)) is not None
 
 
-def drawn_splits(records: Output) -> Mapping[str, Drawn]:
+def drawn_splits(records: Output) -> Mapping[str, RandomSplitSizes]:
     """What the corpus said that papers drew, when it was parsed."""
-    return {who: Drawn(val, test) for who, val, test in records.config.get("drawn", ())}
+    return {who: RandomSplitSizes(val, test) for who, val, test in records.config.get("drawn", ())}
 
 
 def splits(records: Output) -> dict[str, list[str]]:

@@ -26,7 +26,7 @@ from xmodal.training import run_folder
 
 
 @dataclass
-class Place:
+class TrainingState:
     """How far a run is: saved beside the weights, and all that decides how it goes on. Everything counts from 0."""
 
     phase: int = 0
@@ -82,12 +82,12 @@ def open_log(run: str, tensorboard: bool) -> Iterator[Log]:
             yield Log(file, board)
 
 
-def save_place(run: str, log: Log, place: Place, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+def save_state(run: str, log: Log, place: TrainingState, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
     if distributed.rank():
         return
     place.log_bytes = log.kept()
     save(
-        run, run_folder.LAST, {"place": asdict(place), "model": model.state_dict(), "optimiser": optimiser.state_dict()}
+        run, run_folder.LAST, {"state": asdict(place), "model": model.state_dict(), "optimiser": optimiser.state_dict()}
     )
 
 
@@ -104,9 +104,9 @@ def read_last(run: str) -> dict[str, Any] | None:
     return None if LocalStorage(run).size(run_folder.LAST) is None else read_tensors(run, run_folder.LAST)
 
 
-def place_of(saved: dict[str, Any], phases: int) -> Place:
-    place = Place(**saved["place"])
-    wrong = [name for name, value in asdict(Place()).items() if type(getattr(place, name)) is not type(value)]
+def state_of(saved: dict[str, Any], phases: int) -> TrainingState:
+    place = TrainingState(**saved["state"])
+    wrong = [name for name, value in asdict(TrainingState()).items() if type(getattr(place, name)) is not type(value)]
     if wrong or not 0 <= place.phase <= phases or min(place.epoch, place.cursor, place.step, place.log_bytes) < 0:
         raise ValueError(f"its place is impossible: {place}")
     return place

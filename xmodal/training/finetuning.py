@@ -21,7 +21,7 @@ from xmodal.features.store import FeatureStore
 from xmodal.models import Trainable
 
 
-class Fronted(nn.Module):
+class WithBackbone(nn.Module):
     """A `Trainable` that reads pictures, (B, 1, 3, H, W): a model that reads features, and their network before it.
 
     The network becomes the model's `trunk`, and so all parameters go by the names they have without this class: those
@@ -69,7 +69,7 @@ class Fronted(nn.Module):
         return cast(Trainable[Any, Any], self.model)
 
 
-def front(model: nn.Module, features: FeatureStore, weights_file: Path | None = None) -> Fronted:
+def attach_backbone(model: nn.Module, features: FeatureStore, weights_file: Path | None = None) -> WithBackbone:
     """The network that made a store's features in front of a model that read them, on the CPU."""
     network = network_of(features)
     extractor = load(network, weights_file)
@@ -78,12 +78,12 @@ def front(model: nn.Module, features: FeatureStore, weights_file: Path | None = 
             f"{features.output.where} was made with other weights than {network.network} {network.weights} has here: "
             "build the features again"
         )
-    return Fronted(model, extractor)
+    return WithBackbone(model, extractor)
 
 
-def front_without_weights(model: nn.Module, features: FeatureStore) -> Fronted:
+def attach_empty_backbone(model: nn.Module, features: FeatureStore) -> WithBackbone:
     """For a state that is loaded next: needs neither a file of weights nor a download."""
-    return Fronted(model, load(replace(network_of(features), weights="random:0")))
+    return WithBackbone(model, load(replace(network_of(features), weights="random:0")))
 
 
 def network_of(features: FeatureStore) -> ResNet:

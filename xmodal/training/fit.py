@@ -43,9 +43,9 @@ from xmodal.root.storage import LocalStorage
 from xmodal.text.vocabularies import SPECIALS, Vocabulary
 from xmodal.text.word_vectors import MB, Coverage, in_megabytes, read_vectors, vectors_sha256
 from xmodal.training import checkpoint, optimisers, run_folder
-from xmodal.training.checkpoint import Log, Place
-from xmodal.training.finetuning import Fronted, front, front_without_weights
-from xmodal.training.picture_crops import pictures
+from xmodal.training.checkpoint import Log, TrainingState
+from xmodal.training.finetuning import WithBackbone, attach_backbone, attach_empty_backbone
+from xmodal.training.picture_crops import picture_reader
 from xmodal.training.run_folder import Run
 from xmodal.training.validation import check_device, measure
 
@@ -88,7 +88,7 @@ def fit(
     check_device(device)
     run_folder.check_folder(run)
     _refuse_unbuilt(recipe)
-    with distributed.joined(device):
+    with distributed.process_group(device):
         device, progress = distributed.own_device(device), (progress if distributed.rank() == 0 else None) or Silence()
         tables = choose(root, "records", records, corpus=recipe.view.corpus)
         store = open_features(root, recipe.visual.stage, features, tables, recipe.model)
@@ -134,7 +134,7 @@ def _held(run: str, started: Run) -> Iterator[None]:
     if distributed.rank() == 0:
         run_folder.refuse_another(run, started)
     with run_folder.held(run) if distributed.rank() == 0 else nullcontext():
-        distributed.in_turn(lambda: run_folder.start(run, started))
+        distributed.first_rank_first(lambda: run_folder.start(run, started))
         yield
 
 
@@ -156,8 +156,8 @@ class _Readers:
         assert self.squares is not None
         return replace(
             self,
-            train=pictures(self.train, self.squares, phase.pixels),
-            validation=pictures(self.validation, self.squares, phase.pixels),
+            train=picture_reader(self.train, self.squares, phase.pixels),
+            validation=picture_reader(self.validation, self.squares, phase.pixels),
         )
 
 
@@ -174,13 +174,13 @@ class _Work:
 
     def enter(self, phase: Phase) -> None:
         """Where a phase reads pictures, the network that made the features comes in front of the model, and stays."""
-        if phase.pixels and not isinstance(self.model, Fronted):
+        if phase.pixels and not isinstance(self.model, WithBackbone):
             file = Path(self.weights) if self.weights else None
-            self.model = front(self.model, self.readers.features, file).to(self.device)
+            self.model = attach_backbone(self.model, self.readers.features, file).to(self.device)
 
     def load(self, state: dict[str, Any]) -> None:
-        if any(name.startswith("trunk.") for name in state) and not isinstance(self.model, Fronted):
-            self.model = front_without_weights(self.model, self.readers.features).to(self.device)
+        if any(name.startswith("trunk.") for name in state) and not isinstance(self.model, WithBackbone):
+            self.model = attach_empty_backbone(self.model, self.readers.features).to(self.device)
         self.model.load_state_dict(state)
 
     @cached_property
@@ -198,12 +198,12 @@ class _Work:
     def steps(self) -> int:
         return sum(len(loader) * phase.epochs for loader, phase in zip(self.loaders, self.recipe.phases, strict=True))
 
-    def epoch(self, place: Place) -> int:
+    def epoch(self, place: TrainingState) -> int:
         """Of the whole training: phases do not repeat each other's orders."""
         return sum(earlier.epochs for earlier in self.recipe.phases[: place.phase]) + place.epoch
 
-    def save(self, place: Place, optimiser: torch.optim.Optimizer) -> None:
-        checkpoint.save_place(self.run, self.log, place, self.model, optimiser)
+    def save(self, place: TrainingState, optimiser: torch.optim.Optimizer) -> None:
+        checkpoint.save_state(self.run, self.log, place, self.model, optimiser)
 
 
 def _go(work: _Work) -> Outcome:
@@ -228,11 +228,11 @@ def _go(work: _Work) -> Outcome:
     return Outcome(work.run, place.best, place.best_phase, place.best_epoch, place.step, place.step > before)
 
 
-def _is_over(phase: Phase, place: Place) -> bool:
+def _is_over(phase: Phase, place: TrainingState) -> bool:
     return phase.patience is not None and place.waited >= phase.patience
 
 
-def _train_epoch(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Place) -> None:
+def _train_epoch(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: TrainingState) -> None:
     work.model.train()
     optimisers.evaluate_frozen(work.model)
     now = optimisers.rate(phase.optimiser, place.epoch, place.rsums)
@@ -250,10 +250,10 @@ def _train_epoch(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, pl
             tick(1)
 
 
-def _step(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Place, batch: Batch) -> None:
+def _step(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: TrainingState, batch: Batch) -> None:
     torch.manual_seed(int(np.random.SeedSequence([work.recipe.seed, place.step]).generate_state(1, np.uint64)[0] >> 1))
     with torch.autocast(torch.device(work.device).type, torch.bfloat16, work.recipe.precision == "mixed"):
-        with distributed.sharing(batch):
+        with distributed.without_borrowed_rows(batch):
             terms = cast(Trainable[Any, Any], work.model).objective(batch)
         loss = optimisers.total(terms, phase.weights)
     _refuse_infinite("loss", loss, terms, place)
@@ -270,9 +270,9 @@ def _step(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Pl
         work.log.say(**where, loss=loss.item(), terms=values, norm=norm.item(), rates=rates)
 
 
-def _validate(work: _Work, place: Place) -> None:
+def _validate(work: _Work, place: TrainingState) -> None:
     """Keeps the weights if they are the best so far."""
-    rsum = distributed.from_first(lambda: _measured(work, place))
+    rsum = distributed.broadcast_from_first(lambda: _measured(work, place))
     place.waited = 0 if rsum > max(place.rsums, default=-math.inf) else place.waited + 1
     place.rsums.append(rsum)
     better = rsum > place.best
@@ -282,7 +282,7 @@ def _validate(work: _Work, place: Place) -> None:
     work.progress.say(f"rsum {rsum:.1f} on {work.recipe.validation.split}" + ", the best so far" * better)
 
 
-def _measured(work: _Work, place: Place) -> float:
+def _measured(work: _Work, place: TrainingState) -> float:
     try:
         reader = work.readers.of(work.recipe.phases[place.phase]).validation
         model = cast(Trainable[Any, Any], work.model)
@@ -295,16 +295,16 @@ def _measured(work: _Work, place: Place) -> float:
     return scores.rsum
 
 
-def _resumed(work: _Work) -> tuple[Place, dict[str, Any] | None]:
+def _resumed(work: _Work) -> tuple[TrainingState, dict[str, Any] | None]:
     """The place that was saved last; what was logged after it is cut off."""
     distributed.wait_for_all()
     saved = checkpoint.read_last(work.run)
     if saved is None:
         work.log.cut(0)
-        return Place(), None
+        return TrainingState(), None
     with checkpoint.blaming_last(work.run):
         work.load(saved["model"])
-        place = checkpoint.place_of(saved, len(work.recipe.phases))
+        place = checkpoint.state_of(saved, len(work.recipe.phases))
     work.log.cut(place.log_bytes)
     return place, saved
 
@@ -391,7 +391,7 @@ def _tell_large_batch(recipe: Recipe, train: Examples, progress: Progress) -> No
         )
 
 
-def _refuse_infinite(what: str, value: Tensor, terms: Mapping[str, Tensor], place: Place) -> None:
+def _refuse_infinite(what: str, value: Tensor, terms: Mapping[str, Tensor], place: TrainingState) -> None:
     if not math.isfinite(value.item()):
         values = ", ".join(f"{name} {term.item():g}" for name, term in terms.items())
         where = f"step {place.step} (phase {place.phase}, epoch {place.epoch})"

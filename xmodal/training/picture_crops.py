@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xmodal.batches.batch import Padded
 from xmodal.batches.reader import Reader
-from xmodal.batches.sample_order import Draws
+from xmodal.batches.sample_order import FIRST_PICTURE_PURPOSE, SampleRandom
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.media.images import normalised
@@ -22,13 +22,12 @@ TRIES = 10  # for a rectangle that fits
 CROP_AREA, CROP_ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), (0.3, 1 / 0.3)
 BRIGHTNESS, CONTRAST, HUE = 0.1, 0.1, 0.1  # the most that each changes
-FIRST_DRAW = 16  # those before it are of frames and captions
-CUTTING, FLIPPING, COLOURING, ERASING = (FIRST_DRAW + 64 * part for part in range(4))
+CUTTING, FLIPPING, COLOURING, ERASING = (FIRST_PICTURE_PURPOSE + 64 * part for part in range(4))  # purposes of draws
 STEPS = 1 << 53  # of a number between 0 and 1
 
 
 def training_pixels(
-    pixels_BSS3: NDArray[np.uint8], plan: Pixels, crop: int, draws: Draws, samples_B: NDArray[np.int64]
+    pixels_BSS3: NDArray[np.uint8], plan: Pixels, crop: int, draws: SampleRandom, samples_B: NDArray[np.int64]
 ) -> Tensor:
     """(B, 3, H, W): each picture cut, flipped, coloured and erased as the plan says and its sample's draws decide."""
     chance = _Chance(draws, samples_B)
@@ -71,7 +70,7 @@ class PictureReader(Reader):
     def visual(
         self,
         items: NDArray[np.int64] | slice,
-        draws: Draws | None = None,
+        draws: SampleRandom | None = None,
         samples: NDArray[np.int64] | None = None,
     ) -> Padded:
         rows = self.examples.rows[items]
@@ -83,7 +82,7 @@ class PictureReader(Reader):
         return Padded.whole(pixels_B3HW[:, None])
 
 
-def pictures(reader: Reader, pixels: FeatureStore, plan: Pixels) -> PictureReader:
+def picture_reader(reader: Reader, pixels: FeatureStore, plan: Pixels) -> PictureReader:
     """The same items with the same captions, but as the network saw them that made the reader's features."""
     network = network_of(reader.store)
     side, found = network.resize, pixels.spec.row_shape[0]
@@ -98,14 +97,14 @@ def pictures(reader: Reader, pixels: FeatureStore, plan: Pixels) -> PictureReade
 
 @dataclass(frozen=True, eq=False)
 class _Chance:
-    draws: Draws
+    draws: SampleRandom
     samples_B: NDArray[np.int64]
 
-    def below(self, bounds: int | NDArray[np.int64], which: int) -> NDArray[np.int64]:
-        return self.draws.below(np.broadcast_to(np.int64(bounds), self.samples_B.shape), self.samples_B, which)
+    def below(self, bounds: int | NDArray[np.int64], purpose: int) -> NDArray[np.int64]:
+        return self.draws.integers(np.broadcast_to(np.int64(bounds), self.samples_B.shape), self.samples_B, purpose)
 
-    def between(self, low: float, high: float, which: int) -> NDArray[np.float64]:
-        return low + (high - low) * self.below(STEPS, which) / STEPS
+    def between(self, low: float, high: float, purpose: int) -> NDArray[np.float64]:
+        return low + (high - low) * self.below(STEPS, purpose) / STEPS
 
 
 @dataclass(frozen=True)
@@ -176,10 +175,10 @@ def _rectangles(
     area: tuple[float, float],
     aspect: tuple[float, float],
     chance: _Chance,
-    which: int,
+    purpose: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Heights and widths of the first of ten draws that is within `longest`, 0 where none is; aspects by their log."""
-    logs, tries = (math.log(aspect[0]), math.log(aspect[1])), range(which, which + 2 * TRIES, 2)
+    logs, tries = (math.log(aspect[0]), math.log(aspect[1])), range(purpose, purpose + 2 * TRIES, 2)
     areas_TB = np.stack([chance.between(*area, one) for one in tries]) * side**2
     aspects_TB = np.exp(np.stack([chance.between(*logs, one + 1) for one in tries]))
     heights_TB = np.rint(np.sqrt(areas_TB / aspects_TB)).astype(np.int64)
@@ -192,10 +191,10 @@ def _rectangles(
 
 
 def _placed(
-    heights_B: NDArray[np.int64], widths_B: NDArray[np.int64], side: int, chance: _Chance, which: int
+    heights_B: NDArray[np.int64], widths_B: NDArray[np.int64], side: int, chance: _Chance, purpose: int
 ) -> NDArray[np.int64]:
     """(B, 4): rectangles anywhere inside."""
-    tops_B, lefts_B = chance.below(side - heights_B + 1, which), chance.below(side - widths_B + 1, which + 1)
+    tops_B, lefts_B = chance.below(side - heights_B + 1, purpose), chance.below(side - widths_B + 1, purpose + 1)
     return np.stack([tops_B, lefts_B, heights_B, widths_B], axis=1)
 
 
