@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xmodal.recipes import FrameRule
 
 Integers = NDArray[np.int64]
-SKIPS = 3  # in training every frame, every second or every third one is taken
+SKIPS = 3  # docs/models.md#frame-sampling: in training every frame, every second or every third one is taken
 FRAME_STRIDE, FRAME_START, CAPTION, CLASS_MEMBER, CODE_SHIFT = range(5)  # purposes: what a number is drawn for
 FIRST_PICTURE_PURPOSE = 16  # and those after it: of crops (`training.picture_crops`)
 
@@ -45,7 +45,7 @@ def _shuffled(count: int, *seeds: int) -> Integers:
 
 @dataclass(frozen=True, eq=False)
 class ClassOrder:
-    """Batches of one sample of every class, endless as well: PCME's for CUB.
+    """Batches of one sample of every class, endless as well: PCME's for CUB (docs/models.md#pcme-training).
 
     The shuffled samples give each batch its first one, chance gives one of every other class. An epoch has as many
     whole batches as its samples would fill.
@@ -101,7 +101,7 @@ class SampleRandom:
 def training_frames(
     lengths_B: Integers, frames: int, rule: FrameRule, random: SampleRandom, samples_B: Integers
 ) -> Integers:
-    """(B, frames) places in clips of these lengths: a random stride, a random start.
+    """(B, frames) places in clips of these lengths: a random stride and start (docs/models.md#frame-sampling).
 
     A clip that ends too early repeats its last frame. `linspace` spreads the frames evenly, as the paper says.
     """
@@ -114,7 +114,7 @@ def training_frames(
 
 
 def training_shifts(words_T: Integers, length: int, random: SampleRandom, captions_T: Integers) -> Integers:
-    """(T,): how far texts of so many words are moved in codes of this length; anywhere they fit."""
+    """(T,): how far texts of so many words move in a code, anywhere they fit (docs/models.md#dual-path-text-input)."""
     return random.integers(length - words_T + 1, captions_T, CODE_SHIFT)
 
 
