@@ -206,7 +206,7 @@ def lacks(row: Row, known: Known) -> list[str]:
 
 
 def _unbuilt(recipe: Recipe, known: Known) -> Iterator[str]:
-    from xmodal.training.fit import unbuilt
+    from xmodal.training.recipe_limits import unbuilt
 
     for view in (recipe.view, recipe.validation):
         if view.corpus not in known.corpora:

@@ -117,12 +117,12 @@ def test_pcme_trains_on_birds_and_is_chosen_by_classes(birds: str, tmp_path: Pat
     outcome = fit(tiny, birds, run)
     read = reader(birds, train)
     assert outcome.steps == len(read.examples.words) // len(set(names(birds, read.examples.ids)))
-    opened = run_metrics.opened(run, birds, val)
+    opened = run_metrics.open_run(run, birds, val)
     by_hand = rsum_by_class(opened, names(birds, opened.reader.examples.ids))
     assert outcome.rsum == pytest.approx(by_hand)
 
 
-def rsum_by_class(opened: run_metrics.Opened, named: list[str]) -> float:
+def rsum_by_class(opened: run_metrics.OpenedRun, named: list[str]) -> float:
     """The definition: a query is answered at k where one of its k best is of its class; ties count against it."""
     read = opened.reader
     every = slice(0, len(read.examples.ids)), slice(0, len(read.examples.words))
@@ -162,7 +162,9 @@ def test_persons_are_learned_and_evaluated_by_identity(persons: str, tmp_path: P
     assert outcome.steps > 0
     report: Report = evaluate(tmp_path / "run", persons, None, "cpu", QUIET)
     assert report.split == "cuhk_pedes/test"
-    lacking = [reader(persons, f"cuhk_pedes/{split}").examples.absent for split in ("train", "val", "test")]
+    lacking = [
+        reader(persons, f"cuhk_pedes/{split}").examples.items_without_features for split in ("train", "val", "test")
+    ]
     assert sum(lacking) > 0
     assert report.absent == lacking[2]
     assert report.seen == 0

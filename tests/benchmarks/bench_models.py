@@ -43,7 +43,7 @@ from xmodal.progress import Silence
 from xmodal.recipes import Phase, Recipe
 from xmodal.training import optimisers
 from xmodal.training.checkpoint import Log, TrainingState
-from xmodal.training.fit import _step, _Work
+from xmodal.training.fit import _step, _Training
 
 BARS = {
     "train_step_vs_official": Bar(minimum=1.0),  # PVSE and PCME heads from cached features
@@ -290,7 +290,7 @@ def _compare(theirs: _Official, ours: nn.Module, recipe: Recipe, phase: Phase, a
 def _steps(model: nn.Module, recipe: Recipe, phase: Phase) -> Callable[[Batch], None]:
     """One step of the training itself a call; what it logs goes to memory."""
     readers: Any = None
-    work = _Work(recipe, "", model.train(), readers, None, "cpu", Silence(), Log(BytesIO()))
+    work = _Training(recipe, "", model.train(), readers, None, "cpu", Silence(), Log(BytesIO()))
     optimisers.freeze(model, phase.frozen)
     optimiser, place = optimisers.build(model, phase.optimiser), TrainingState()
 

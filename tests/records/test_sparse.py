@@ -323,8 +323,7 @@ def test_drawn_splits_have_words_of_their_own_training(tmp_path: Path, monkeypat
     monkeypatch.setattr(coco, "CORPUS", few)
     tables(tmp_path, "coco", pictures(40, 5, 5))
     dataset = xmodal.open(str(tmp_path), "coco")
-    training = ids_by_item(dataset.records, View("coco", "two_branch#1/train"))
-    wanted = Vocabulary.build((c.text for some in training.values() for c in some), "nltk", 4)
+    wanted = Vocabulary.build(caption_texts(dataset.records, View("coco", "two_branch#1/train")), "nltk", 4)
     assert dataset.vocabulary("two_branch#1/val") == wanted
     assert dataset.vocabulary() != wanted
     assert list(dataset.splits) == ["karpathy/train", "karpathy/val", "karpathy/test"]

@@ -37,7 +37,7 @@ from xmodal.recipes import OnePerClass, Pixels, Tokens
 from xmodal.root.outputs import find
 from xmodal.root.storage import open_storage
 from xmodal.training.finetuning import WithBackbone, attach_backbone, attach_empty_backbone, network_of
-from xmodal.training.picture_crops import Colour, PictureReader, pictures, training_pixels
+from xmodal.training.picture_crops import Colour, PictureReader, picture_reader, training_pixels
 from xmodal.training.validation import measure
 
 RESIZED = Pixels("resized", flip=False)
@@ -215,7 +215,7 @@ def make_root(folder: Path, output: str, **settings: object) -> str:
 def opened(root: str, split: str = "train", plan: Pixels = EVERYTHING) -> tuple[Reader, PictureReader]:
     dataset = open_dataset(root, "pictures")
     features = dataset.reader(split, "resnet")
-    return features, pictures(features, dataset.store("pixels"), plan)
+    return features, picture_reader(features, dataset.store("pixels"), plan)
 
 
 def model_of(reader: Reader, negatives: Any = "hardest") -> VSEPP:
@@ -285,7 +285,7 @@ def test_pictures_keep_what_a_recipe_says_of_texts_and_classes(roots: dict[str, 
     features, _ = opened(roots["pooled"])
     tokens, classes = Tokens("nltk", 1, longest=2, marked=0.5), np.arange(len(features.examples.ids)) % 4
     told = replace(features, tokens=tokens, classes=classes)
-    seen = pictures(told, open_dataset(roots["pooled"], "pictures").store("pixels"), EVERYTHING)
+    seen = picture_reader(told, open_dataset(roots["pooled"], "pictures").store("pixels"), EVERYTHING)
     for batch, other in zip(
         Loader(told, 4, captions="one", sampler=OnePerClass()),
         Loader(seen, 4, captions="one", sampler=OnePerClass()),
@@ -338,7 +338,7 @@ def test_squares_of_another_side_are_refused(roots: dict[str, str]) -> None:
     other = FeatureStore(find(roots["grid"], "pixels")[0])
     features.store.provenance["preprocessing"]["resize"] = 80
     with pytest.raises(UserError, match=r"side 72, but the features .* resized to 80: build pixels with .*side=80"):
-        pictures(features, other, EVERYTHING)
+        picture_reader(features, other, EVERYTHING)
     with pytest.raises(UserError, match="holds no squares of pixels"):
         replace(seen, store=features.store)
     with pytest.raises(UserError, match="side 72, too small to cut 96"):

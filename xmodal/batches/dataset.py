@@ -1,4 +1,4 @@
-"""A corpus under a root as a reader of features sees it: what is there, and of one view the rows and the words."""
+"""The dataset that `xmodal.open` gives: a corpus with its splits, features, words and loaders."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -32,12 +32,15 @@ SENTENCES = "sentences"  # the stage of captions as vectors, a row a caption
 
 @dataclass(frozen=True)
 class Dataset:
-    """What `xmodal.open` finds of a corpus: its records, and every set of features that its pictures or clips have."""
+    """A corpus under a root: its records, and every set of features of its pictures or clips."""
 
     root: str
     corpus: str
     records: Output
     features: tuple[Output, ...]
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.corpus!r} in {self.root!r}, {len(self.features)} sets of features)"
 
     def __str__(self) -> str:
         splits = ", ".join(f"{name} ({count:,})" for name, count in self.splits.items())
@@ -51,9 +54,9 @@ class Dataset:
         return {name: len(items) for name, items in splits(self.records).items()}
 
     def store(self, features: str | None = None) -> FeatureStore:
-        """By stage, identity, or stage/identity; nothing needs to be said where there is just one.
+        """Opens features by stage, identity, or stage/identity; without a name, the only ones.
 
-        Pixels and frames, which are the media over again, are given to those who name them.
+        Pixels and frames are the media over again: they are opened by name alone.
         """
         meant = [output for output in self.features if _is_meant(output, features) and is_of(output, self.records)]
         chosen = of_all(meant, self.records)
@@ -67,16 +70,15 @@ class Dataset:
         raise UserError(f"{self.corpus} in {self.root}: {what}; there are: {names}")
 
     def vocabulary(self, split: str | None = None, tokens: Tokens = USUAL_TOKENS) -> Vocabulary:
-        """The words that occur four times or more in the captions to train on: also of other splits it has these.
+        """The words of the captions to train on that occur four times or more, for whichever split is read.
 
-        `tokens` say how captions become words, and how often one must occur; a recipe's are its `text`.
-
-        Of a sparse split, "karpathy/train@10%", they are those of its annotated part alone.
+        `tokens` say how captions become words, and how often a word must occur; a recipe's are its `text`. For a sparse
+        split, "karpathy/train@10%", only captions of its annotated part count.
         """
         return _words(self.records, View(self.corpus, self._training(split)), tokens)
 
     def sentences(self, identity: str | None = None) -> FeatureStore:
-        """The captions as vectors, by their ids; nothing needs to be said where they were made in one way."""
+        """Opens captions as vectors, by the identity of their output; without one, the only ones."""
         made = list(made_of(self.records, SENTENCES))
         chosen = [output for output in made if identity in (None, output.identity)]
         if len(chosen) == 1:
@@ -95,11 +97,11 @@ class Dataset:
         sentences: FeatureStore | None = None,
         tokens: Tokens = USUAL_TOKENS,
     ) -> "Reader":
-        """A split's examples with their features, for a `batches.Loader` or for evaluation; of clips so many frames.
+        """Reads a split's examples with their features, for a `batches.Loader` or for evaluation.
 
-        `words` names the split whose words it has, where that is not the training split beside it: beside a sparse
-        training, karpathy/val has those of karpathy/train@10%. With `sentences` captions are read as vectors. `tokens`
-        also say how long a caption may be, and what training leaves out.
+        `frames` is the number read of each clip. `words` names the split whose words are known, by default the training
+        split beside it: with a sparse training, karpathy/val has the words of karpathy/train@10%. With `sentences`
+        captions are read as vectors. `tokens` also say how long a caption may be, and what training leaves out.
         """
         from xmodal.batches.reader import Reader  # torch comes in here
         from xmodal.recipes import Features
@@ -118,15 +120,16 @@ class Dataset:
         tokens: Tokens = USUAL_TOKENS,
         **settings: Any,
     ) -> "Loader":
-        """Batches of a split, the training split unless one is named; `settings` are those of `batches.Loader`."""
+        """Loads batches of a split, by default the training split; `settings` are those of `batches.Loader`."""
         from xmodal.batches.loader import Loader
 
         reader = self.reader(split or self._training(), features, frames, sentences=sentences, tokens=tokens)
         return Loader(reader, **{"batch_size": 128, **settings})
 
     def plausible(self, split: str | None = None) -> PlausibleMatches:
-        """Which items of a split, or of all, show nearly the same: `plausible("karpathy/val").matches(item, zeta=2)`
-        gives the ids that match one, with their level.
+        """Items of a split, or of all, that show nearly the same.
+
+        `plausible("karpathy/val").matches(item, zeta=2)` gives the ids that match an item, with their level.
         """
         output = next(made_of(self.records, "plausible"), None)  # several differ in the size of their units alone
         if output is None:
@@ -137,13 +140,13 @@ class Dataset:
 
     @property
     def has_plausible(self) -> bool:
-        """Whether they were built."""
+        """Whether plausible matches were built."""
         return any(True for _ in made_of(self.records, "plausible"))
 
     def regions(self, split: str, *, whole: bool = False) -> dict[str, list[Region]]:
-        """The boxes of each item that has any, with names and attributes, to train a detector on or to score one.
+        """The boxes of each item that has any, with names and attributes: for training or scoring a detector.
 
-        With `whole` all boxes of one thing are one, around them, as phrase localisation is scored.
+        With `whole`, one box around all boxes of a thing takes their place, as phrase localisation is scored.
         """
         wanted, found = members(self.records, split), defaultdict[str, list[Region]](list)
         some = (region for region in read_rows(self.records, Region) if region.item in wanted)
@@ -153,7 +156,7 @@ class Dataset:
         return dict(found)
 
     def _training(self, beside: str | None = None) -> str:
-        """The split to train on; of several the one that belongs with another split."""
+        """The split to train on; among several, the one beside another split."""
         if share := beside and Share.of(beside):
             return share.words.name if self._is_trained_on(share.whole) else self._training(share.whole)
         if drawn_split := beside and beside not in self.splits and DrawnSplit.of(beside, drawn_splits(self.records)):
@@ -166,7 +169,7 @@ class Dataset:
         return near[0] if len(near) == 1 else names[0]
 
     def _is_trained_on(self, split: str) -> bool:
-        """Whether the words of the training split beside it would be words of its own captions too."""
+        """Whether a split shares items with the training split beside it."""
         mine, training = (members(self.records, name) for name in (split, self._training(split)))
         return not mine.isdisjoint(training)
 
@@ -177,7 +180,7 @@ def _words(records: Output, view: View, tokens: Tokens) -> Vocabulary:
 
 
 def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset:
-    """What is built of a corpus under a root; `identity` is of its records. Features of other media are left out."""
+    """Opens what is built of a corpus; `identity` is of its records. Features of other media are left out."""
     records = choose(root, "records", identity, corpus=corpus)
     rows = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
     made = (output for output in rows if _stage_by_place(output) != SENTENCES)
@@ -185,7 +188,7 @@ def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset
 
 
 def _may_be_of(features: Output, records: Output) -> bool:
-    """As `is_of`; what is damaged stays, to be refused when it is asked for: others must not take its place."""
+    """As `is_of`, but keeps damaged features: they are refused when asked for, and others must not take their place."""
     try:
         return is_of(features, records)
     except UserError:
@@ -193,7 +196,7 @@ def _may_be_of(features: Output, records: Output) -> bool:
 
 
 def _stage_by_place(output: Output) -> str:
-    """Also of one whose description is damaged."""
+    """The stage, also if the output's description is damaged."""
     return output.folder.partition("/")[0]
 
 
@@ -211,6 +214,6 @@ def _named(output: Output) -> str:
 
 
 def _coded(sentences: Output) -> str:
-    """By the codebook, which is what several sets of sentences differ in."""
+    """Names sentences by their codebook, which tells several sets apart."""
     codebook = made_from(sentences, "codebook")
     return told(sentences, codebook.config if codebook else {})

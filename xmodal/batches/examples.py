@@ -31,6 +31,9 @@ class Examples:
     items_without_captions: int = 0  # left out too: no text of the view's source describes them
     sentences: FeatureStore | None = None
 
+    def __repr__(self) -> str:
+        return f"Examples({len(self.ids):,} items, {len(self.caption_ids):,} captions)"
+
     @cached_property
     def caption_counts(self) -> NDArray[np.int64]:
         """(items,)"""

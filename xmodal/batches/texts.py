@@ -29,6 +29,9 @@ class Texts:
     numbers: NDArray[np.int32]
     starts: NDArray[np.int64]  # (texts + 1,)
 
+    def __repr__(self) -> str:
+        return f"Texts({len(self):,} texts, {len(self.numbers):,} words)"
+
     @classmethod
     def of(cls, texts: Iterable[NDArray[np.int32]]) -> "Texts":
         numbers, starts = array("i"), array("q", [0])

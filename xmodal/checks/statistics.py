@@ -1,8 +1,7 @@
-"""What a corpus consists of, as parsed: the descriptive tables of the papers, and what the papers print beside it.
+"""Statistics of a corpus as parsed, beside the numbers that papers print.
 
-Words are those of the papers' tokenizer (`xmodal.text.tokenizers`: nltk, lower-cased, so full stops and commas are
-words too), and of captions that people wrote. One pass over the tables: memory goes by the items and the different
-words of a corpus.
+Captions are those that people wrote. Words are those of the papers' tokenizer (nltk, lower-cased), so full stops and
+commas count. Every table is read once; memory grows with the items and the different words of a corpus.
 """
 
 import hashlib
@@ -18,12 +17,12 @@ from xmodal.corpora import Printed
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.plausible_matches import ZETA, PlausibleMatches
 from xmodal.recipes import EVERY, HUMAN
-from xmodal.records.tables import FIRST, Caption, Item, Label, Match, Oddity, Region, read_rows
+from xmodal.records.tables import CAPTIONS_OF_PAPERS, Caption, Item, Label, Match, Oddity, Region, read_rows
 from xmodal.records.views import splits
 from xmodal.root.outputs import Output
 from xmodal.text.tokenizers import tokenizer
 
-TOKENIZER, FREQUENT = "nltk", 4  # words that occur so often are in the papers' vocabularies
+TOKENIZER, FREQUENT = "nltk", 4  # a word that occurs so often is in the papers' vocabularies
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Spread:
 
 @dataclass
 class Tally:
-    """Numbers as they come."""
+    """Sum, least and most of numbers, added one by one."""
 
     count: int = 0
     total: int = 0
@@ -53,10 +52,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class PlausiblePairs:
-    """How many other items of its split an item with categories matches, where these may differ in zeta labels."""
+    """How many other items of its split an item with categories matches, if zeta labels may differ."""
 
-    items: int  # with categories
-    matches: tuple[int, ...]  # of all of them, by zeta: a pair of items counts for each of the two
+    items: int  # that have categories
+    matches: tuple[int, ...]  # by zeta, the sum over items: a pair counts for each of its two items
 
     @classmethod
     def of(cls, found: PlausibleMatches) -> "PlausiblePairs":
@@ -66,25 +65,25 @@ class PlausiblePairs:
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """Of one split; `vocabulary` are different words, `frequent` those of them that occur four times or more."""
+    """The numbers of one split, or of all items."""
 
     name: str
     items: int
     silent: int  # items without captions
     captions: int
-    first_five: int  # captions, of each item five at most, as papers count
+    first_five: int  # captions, if at most five of each item count, as in papers
     captions_per_item: Spread | None
     words_per_caption: Spread | None
     tokens: int
-    vocabulary: int
-    frequent: int
-    lengths: Mapping[str, Spread]  # of ragged features by stage/identity: frames of a clip
-    plausible: PlausiblePairs | None  # where that stage was built
+    vocabulary: int  # different words
+    frequent: int  # different words that occur four times or more
+    lengths: Mapping[str, Spread]  # rows of an item in ragged features, by stage/identity: frames of a clip
+    plausible: PlausiblePairs | None  # None: that stage was not built
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What a paper prints, and what is here; None where this corpus cannot say."""
+    """A number that a paper prints, beside the one found; None if this corpus cannot say."""
 
     printed: Printed
     found: float | None
@@ -95,7 +94,7 @@ class Statistics:
     corpus: str
     records: str
     tokenizer: str
-    parts: tuple[SplitStatistics, ...]  # first of everything, then of each split
+    parts: tuple[SplitStatistics, ...]  # of all items, then of each split
     counts: Mapping[str, int]  # pictures, clips, regions, labels, matches, captions of other sources
     oddities: Mapping[str, int]  # by rule
     beside: tuple[Beside, ...]
@@ -118,7 +117,7 @@ class Statistics:
 def describe(
     dataset: Dataset, printed: Iterable[Printed] = (), tick: Callable[[int], None] = lambda count: None
 ) -> Statistics:
-    """Reads every table once; `tick` hears of each caption. `printed` are numbers to stand beside what is found."""
+    """Reads every table once; calls `tick` for each caption. `printed` numbers stand beside those found."""
     records = dataset.records
     belongs = _belongs(records)
     counts = Counter[str]()
@@ -130,7 +129,7 @@ def describe(
         for name in places[item]:
             parts[name].of_item.add(captions[item])
             parts[name].silent += not captions[item]
-            parts[name].first_five += min(captions[item], FIRST)
+            parts[name].first_five += min(captions[item], CAPTIONS_OF_PAPERS)
     lengths = {f"{o.stage}/{o.identity}": _lengths(o, places) for o in dataset.features if _has_lengths(o)}
     matches = _plausible(dataset)
     made = tuple(part.done(name, lengths, matches.get(name)) for name, part in parts.items())
@@ -168,7 +167,7 @@ class _SplitCounts:
 
 
 def _belongs(records: Output) -> dict[str, tuple[str, ...]]:
-    """The splits of each item; few items have splits that no other has, so tuples are shared."""
+    """The splits of each item; items of the same splits share one tuple."""
     found = defaultdict[str, list[str]](list)
     for name, members in splits(records).items():
         for item in members:
@@ -190,7 +189,7 @@ def _read_captions(
     counts: Counter[str],
     tick: Callable[[int], None],
 ) -> Counter[str]:
-    """Counts the words of each split, and gives the captions of each item."""
+    """Counts the words of each split, and the captions of each item."""
     split, found = tokenizer(TOKENIZER), Counter[str]()
     for caption in read_rows(records, Caption):
         tick(1)
@@ -224,7 +223,7 @@ def _others(records: Output) -> Counter[str]:
 
 
 def _plausible(dataset: Dataset) -> dict[str, PlausiblePairs]:
-    """Of all items and within each split; nothing where the stage was not built."""
+    """Matches among all items and within each split; empty if the stage was not built."""
     if not dataset.has_plausible:
         return {}
     every, named = dataset.plausible(), splits(dataset.records)
@@ -233,7 +232,7 @@ def _plausible(dataset: Dataset) -> dict[str, PlausiblePairs]:
 
 
 def _has_lengths(output: Output) -> bool:
-    """Whether an item has rows to count: of numbers that make no row, such as the bytes of a file, nobody asks."""
+    """Whether an item has rows to count; bytes of a file, which make no rows, are not counted."""
     spec = FeatureStore(output).spec
     return spec.ragged and bool(spec.row_shape)
 

@@ -1,9 +1,4 @@
-"""Where a run's model looks, as pictures; and how unsure it is of inputs that are made ambiguous on purpose.
-
-The probes are PCME's (section 4.4, figures 6 to 8). Words become <unk>; of a picture a rectangle is erased, or comes
-from the next item of the split. That happens to what the run reads: to pixels where it was trained from pictures, else
-to the positions of its features' grid. Chance has one seed: the same run gives the same numbers.
-"""
+"""Attention pictures: the maps of a run's model, drawn over pictures or beside the frames of clips."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +30,7 @@ from xmodal.records.views import captions_by_item
 from xmodal.root.selection import made_from
 from xmodal.training.finetuning import WithBackbone, network_of
 
-SIDE = 320  # pixels that a picture is drawn with at least
+SIDE = 320  # the least pixels of a drawn picture's side
 Show = Callable[[str, str, NDArray[np.float32]], Image]  # id, caption and maps (L, K) of an item
 
 
@@ -64,8 +59,10 @@ def draw(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> list[DrawnPicture]:
-    """A PNG of each of the items, or of the first ones of the split: the picture and every map over it, or of a clip
-    the samples that are read and what every map gives each."""
+    """Draws a PNG for each of the items, or for the first ones of the split.
+
+    It shows a picture with every map over it; for a clip, the frames that are read and what every map gives each.
+    """
     asked = open_run(run, root, split, device)
     attend, show = _attention(asked, run), (_show_clips if asked.features.spec.ragged else _show_pictures)(asked)
     places = _places(asked, split, items)[: None if items else first]
@@ -86,7 +83,7 @@ def draw(
 
 
 def _attention(asked: OpenedRun, run: str) -> Callable[[Padded], Tensor]:
-    """(B, L, K) of what the run reads."""
+    """The function that gives the maps (B, L, K) of what the run reads."""
     scorer: Any = asked.scorer
     model = scorer.model if isinstance(scorer, WithBackbone) else scorer
     if not isinstance(model, Attentive):
@@ -102,7 +99,7 @@ def _attention(asked: OpenedRun, run: str) -> Callable[[Padded], Tensor]:
 
 
 def _network(asked: OpenedRun) -> ResNet:
-    """The network that saw the pictures, if its features are a grid: so it is known where in them a position lies."""
+    """The network that saw the pictures; refused if its features are no grid, whose positions have a place."""
     where = asked.features.output.where
     try:
         network = network_of(asked.features)
@@ -129,7 +126,7 @@ def _places(asked: OpenedRun, split: str, items: Sequence[str]) -> list[int]:
 
 
 def _pictures(asked: OpenedRun, network: ResNet) -> Callable[[str], NDArray[np.uint8]]:
-    """An item's picture, the part that the network saw, but finer."""
+    """The function that reads an item's picture: the part that the network saw, but finer."""
     features, media = asked.features.output, made_from(asked.features.output, "media")
     if media is None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Anybody's similarity matrix, scored on a split of a corpus: its records are needed, neither features nor torch.
+"""Metrics of a user's similarity matrix on a split: needs the records, but neither features nor torch.
 
 Rows are the split's items in the order of the records, columns the captions of the first item by position, of the
 second, and so on; `write_ids` writes both orders down. Where items have more captions than the matrix has columns for,
@@ -35,7 +35,7 @@ def score(
     prefix: str | None = None,
     extended: Path | None = None,
 ) -> Report:
-    """Every metric of a matrix in a .npy file, which is mapped and never read whole.
+    """Computes every metric of a matrix in a .npy file, which is mapped and never read whole.
 
     With `prefix` its rows and columns are those that PREFIX.items.txt and PREFIX.captions.txt name, an id a line, in
     any order. `extended` is a folder with ECCV-Caption's files.
@@ -101,15 +101,16 @@ def _ordered(matrix: Numbers, found: CaptionIds, path: Path) -> tuple[Gallery, S
         return gallery, Similarities.of(matrix, GRID)
     if wide == len(counts) and rows in columns:
         raise UserError(f"{path} is {rows:,} x {wide:,}, which has captions as rows: save its transpose (`matrix.T`)")
-    first = f" (or {', '.join(f'{n:,}' for n in sorted(columns)[:-1])}: the first captions of each)"
+    fewer = ", ".join(f"{n:,}" for n in sorted(columns)[:-1])
+    first = f" (or {fewer}: the first captions of each)" if fewer else ""
     raise UserError(
         f"{path} is {rows:,} x {wide:,}, but the split has {len(counts):,} items and {counts.sum():,} captions"
-        f"{first * (len(columns) > 1)}: name what its rows and columns are with --ids"
+        f"{first}: name what its rows and columns are with --ids"
     )
 
 
 def _named(matrix: Numbers, found: CaptionIds, prefix: str) -> tuple[Gallery, Similarities]:
-    """In the order of the records again, as the folds are cut in it."""
+    """Brings a matrix into the order of the records, in which folds are cut."""
     sides = zip(IDS, matrix.shape, ("rows", "columns"), strict=True)
     rows, columns = (_places(prefix + end, length, what) for end, length, what in sides)
     some = {
@@ -159,7 +160,7 @@ def _matrix(path: Path) -> Numbers:
 
 
 def test_split(records: Output, corpus: str) -> str:
-    """Its only one."""
+    """The corpus' only test split."""
     there = splits(records)
     tests = [name for name in there if name.rpartition("/")[2] == "test"]
     if len(tests) != 1:

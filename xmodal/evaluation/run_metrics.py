@@ -1,6 +1,6 @@
-"""How well a model finds texts for visual items and items for texts: every metric of a split, beside chance.
+"""Metrics of a run: how well its model finds texts for visual items, and items for texts, on a split.
 
-Both sides are encoded block by block, once, and compared a block with a block: the whole matrix is never there.
+Both sides are encoded once, block by block, and compared a block with a block: no matrix is held as a whole.
 """
 
 from dataclasses import dataclass, replace
@@ -37,9 +37,10 @@ from xmodal.training.validation import BLOCKS, _gallery, _similarities, check_de
 def load(
     run: str, device: str = "cpu", features: FeatureStore | None = None, distance: str | None = None
 ) -> Scorer[Any, Any]:
-    """The model of a run as its best validation left it; `features` are those it read, where it has their network too.
+    """Loads the model of a run with the weights of its best validation.
 
-    `distance` is another score of the same weights, where the model has several.
+    Pass `features` if the run was fine-tuned from pictures: its weights then contain the features' network. `distance`
+    is another score of the same weights, for a model that has several.
     """
     started = run_folder.read(run)
     state = read_tensors(run, run_folder.BEST)
@@ -60,7 +61,7 @@ def load(
 
 
 def with_distance(model: Config, distance: str, name: str) -> Config:
-    """Another score of the same weights; `name` is what has none."""
+    """Chooses another score of the same weights; `name` is the recipe's, for messages."""
     config: Any = model
     if not hasattr(config, "distance"):
         raise UserError(f"{name} has one score, so {distance!r} cannot be chosen")
@@ -72,7 +73,7 @@ def with_distance(model: Config, distance: str, name: str) -> Config:
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
-    """A model, what it is asked about, and what its report says of both; fields are called as in the report."""
+    """A model, what it is evaluated on, and what its report says of both, under the report's names."""
 
     scorer: Scorer[Any, Any]
     reader: Reader
@@ -82,8 +83,8 @@ class Evaluated:
     fingerprint: str
     features: str
     weights: str
-    learned: View | None  # what it was trained on, where that is known
-    chosen: View | None  # what decided which of its weights were kept
+    learned: View | None  # the view that it was trained on, if that is known
+    chosen: View | None  # the view that decided which weights were kept
 
     def report(self, extended: Path | None, progress: Progress, device: str) -> Report:
         examples = self.reader.examples
@@ -107,7 +108,7 @@ class Evaluated:
         )
 
     def _of(self, view: View | None) -> int | None:
-        """How many of the items that it is asked about are of a view."""
+        """How many of the evaluated items are of a view."""
         return (
             None
             if view is None
@@ -130,7 +131,7 @@ def evaluate(
     extended: Path | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Every metric of a run on a split of its corpus, from the same records and features as it was trained on.
+    """Computes every metric of a run on a split, from the records and features that it was trained on.
 
     `distance` is another score of the same weights (PCME), `extended` a folder with ECCV-Caption's files.
     """
@@ -142,7 +143,7 @@ def evaluate(
         asked.reader,
         asked.records,
         replace(recipe.validation, split=split),
-        recipe=recipe.name + (f" by {distance}" if distance else ""),
+        recipe=f"{recipe.name} by {distance}" if distance else recipe.name,
         fingerprint=fingerprint(recipe),
         features=f"{read.stage}/{read.identity}",
         weights=made_by(asked.features) + further,
@@ -154,7 +155,7 @@ def evaluate(
 
 @dataclass(frozen=True, eq=False)
 class OpenedRun:
-    """A run with its model and what it is asked about; `reader` reads pictures where weights were trained from them."""
+    """A run with its model and a split; `reader` reads pictures if the weights were trained from pictures."""
 
     started: Run
     records: Output
@@ -164,7 +165,7 @@ class OpenedRun:
 
 
 def open_run(run: str, root: str, split: str, device: str = "cpu", distance: str | None = None) -> OpenedRun:
-    """On a split of its corpus, from the same records and features as it was trained on."""
+    """Opens a run on a split of its corpus, with the records and features that it was trained on."""
     check_device(device)
     started = run_folder.read(run)
     recipe = started.recipe
@@ -177,7 +178,7 @@ def open_run(run: str, root: str, split: str, device: str = "cpu", distance: str
 
 
 def _as_trained(reader: Reader, scorer: Scorer[Any, Any], started: Run, root: str, records: Output) -> Reader:
-    """Weights that were trained from pictures are asked about pictures."""
+    """Reads pictures if the weights were trained from pictures."""
     if not isinstance(scorer, WithBackbone):
         return reader
     plans = [phase.pixels for phase in started.recipe.phases if phase.pixels]

@@ -1,4 +1,9 @@
-"""Uncertainty probes: how unsure a model is of inputs made ambiguous on purpose."""
+"""Uncertainty probes: how unsure a model is of inputs made ambiguous on purpose (PCME, section 4.4, figures 6 to 8).
+
+Words become <unk>; in a picture a rectangle is erased, or taken from the next item of the split. This changes what the
+run reads: pixels if it was trained from pictures, else positions of its features' grid. Chance has one seed: the same
+run gives the same numbers.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +32,7 @@ BINS = 10  # figure 6
 
 @dataclass(frozen=True)
 class Probed:
-    """Mean uncertainties where that share of each caption's words, or of each picture, was changed."""
+    """Mean uncertainties after a share of each caption's words, or of each picture, was changed."""
 
     share: float
     unknown: float
@@ -37,7 +42,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Bins are of the queries as they are, with their R@1; `unprobed` is why pictures were not probed."""
+    """Probes, and bins of the unchanged queries with their R@1; `unprobed` says why pictures were not probed."""
 
     run: str
     split: str
@@ -50,7 +55,10 @@ class Uncertainty:
 
 
 def probe(run: str, root: str, split: str, *, device: str = "cpu", progress: Progress | None = None) -> Uncertainty:
-    """Uncertainty is the geometric mean of an item's sigmas; a probe's is the mean over all items, or all captions."""
+    """Probes a run on a split.
+
+    Uncertainty is the geometric mean of an item's sigmas; a probe reports the mean over all items, or all captions.
+    """
     asked, progress = open_run(run, root, split, device), progress or Silence()
     _refuse_points(asked, run, device)
     grid, unprobed = _grid_or_reason(asked)
@@ -111,7 +119,7 @@ class _Side:
 
 
 def _visual(asked: OpenedRun, rows: slice, beyond: int = 0) -> Padded:
-    """Of so many rows further on, the first ones following the last one."""
+    """Reads items `beyond` rows further on; after the last item comes the first."""
     places = (np.arange(rows.start, rows.stop) + beyond) % len(asked.reader.examples.ids)
     return _floats(asked.reader.visual(places))
 

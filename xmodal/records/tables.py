@@ -1,4 +1,4 @@
-"""Records: the rows that every corpus is turned into. One class is one table is one Arrow schema.
+"""The tables of records, which every corpus becomes: one row class, one Arrow schema, one Parquet file each.
 
 A corpus' `parse` yields them in any order; `Tables` writes each kind to its own Parquet file. Ids are text and mean the
 same in every table. Nothing here knows a corpus: what differs between corpora is data in these rows.
@@ -17,7 +17,7 @@ from xmodal.errors import UserError
 from xmodal.root.outputs import CURE, Output
 
 Kind = Literal["image", "clip"]
-FIRST = 5  # captions an item that papers count, where there are more
+CAPTIONS_OF_PAPERS = 5  # that papers count of an item which has more
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Label:
-    """What an item is: a category it shows, the class or the identity it belongs to."""
+    """A category that an item shows, or the class or identity that it belongs to."""
 
     item: str
     kind: Literal["category", "class", "identity", "attribute"]
@@ -100,9 +100,9 @@ class Match:
 
 @dataclass(frozen=True)
 class Oddity:
-    """Something in the publisher's files that was met by a rule of the corpus, where another would have stopped.
+    """A fault in the publisher's files that a rule of the corpus deals with.
 
-    `rule` is the same text for all that one rule met ("caption without picture: left out"); they are counted by it.
+    `rule` is the same text for all faults that it deals with ("caption without picture: left out").
     """
 
     rule: str
@@ -174,7 +174,7 @@ class Tables:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """The writers are closed also where parsing stopped: what they wrote is then thrown away by the caller."""
+        # also after parsing stopped: the caller throws away what was written then
         for name in ROWS:
             if self._rows[name]:
                 self._flush(name)

@@ -1,4 +1,4 @@
-"""What a view of a corpus has, as its records say: splits of every kind, items, captions and classes."""
+"""Views of a corpus: its splits of every kind, and the items, captions and classes of one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ from xmodal.records.derived_splits import DrawnSplit, RandomSplitSizes, Share
 from xmodal.records.tables import BATCH, Caption, Label, read_batches, read_columns, read_rows, schema
 from xmodal.root.outputs import Output, made_of
 
-CLEAN, IDS = "clean", "ids.txt"  # the stage of cleaned splits, and its file: an id a line
+CLEAN, IDS = "clean", "ids.txt"  # the stage of cleaned splits and its file, an id a line
 COLUMNS = schema(Caption).empty_table().select(["id", "position", "text"]).schema
-USUAL = ("train", "val", "dev", "test")  # parts of an author's division, in the order in which they are told
+USUAL = ("train", "val", "dev", "test")  # parts of an author's division, in the order of lists
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ def classes(records: Output, ids: Sequence[str]) -> NDArray[np.int64]:
 
 
 def members(records: Output, split: str) -> set[str]:
-    """The items of a split of whatever kind: recorded, cleaned, a share of one, or drawn."""
+    """The items of a split: recorded, cleaned, a share of one, or drawn by a seed."""
     names, drawn, share = splits(records), drawn_splits(records), Share.of(split)
     whole = share.whole if share else split
     drawn_split = None if whole in names else DrawnSplit.of(whole, drawn)
@@ -161,25 +161,25 @@ def members(records: Output, split: str) -> set[str]:
 
 
 def has_split(records: Output, split: str) -> bool:
-    """Recorded, cleaned, a share of one, or drawn."""
+    """Whether `members` knows the split."""
     share = Share.of(split)
     whole = share.whole if share else split
     return whole in splits(records) or DrawnSplit.of(whole, drawn_splits(records)) is not None
 
 
 def drawn_splits(records: Output) -> Mapping[str, RandomSplitSizes]:
-    """What the corpus said that papers drew, when it was parsed."""
+    """The sizes of the splits that papers drew at random, as the corpus said when it was parsed."""
     return {who: RandomSplitSizes(val, test) for who, val, test in records.config.get("drawn", ())}
 
 
 def splits(records: Output) -> dict[str, list[str]]:
-    """Items by the name of their split, author by author: train, val, test, and then others, also those cleaned."""
+    """Items by split, recorded and cleaned ones, author by author: train, val, test, then others."""
     names = recorded_splits(records) | cleaned_splits(records)
     return {name: names[name] for name in sorted(names, key=_place)}
 
 
 def training_split(records: Output, stage: str) -> str:
-    """The only split to train on, for a `stage` whose settings name none."""
+    """The only split to train on; several are refused in the words of the `stage` that asks."""
     there = list(splits(records))
     found = [name for name in there if name.rpartition("/")[2] == "train"]
     if len(found) != 1:
@@ -192,7 +192,7 @@ def training_split(records: Output, stage: str) -> str:
 
 
 def recorded_splits(records: Output) -> dict[str, list[str]]:
-    """The splits that the corpus itself has."""
+    """Items by split, only those of the corpus itself."""
     table = read_columns(records, "splits.parquet", "name", "item")
     names = pc.unique(table["name"]).to_pylist()
     return {name: table["item"].filter(pc.equal(table["name"], name)).to_pylist() for name in sorted(names, key=_place)}
@@ -204,7 +204,7 @@ def _place(split: str) -> tuple[str, int, str]:
 
 
 def cleaned_splits(records: Output) -> dict[str, list[str]]:
-    """What `xmodal leakage --clean` has left of splits of these records: tables of their own, as records are sealed.
+    """Items by split that `xmodal leakage --clean` has left; these are outputs of their own.
 
     A name ends in the identity that decided what was left: "karpathy/test-clean-1f3a09c2".
     """
