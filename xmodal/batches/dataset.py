@@ -66,7 +66,9 @@ class Dataset:
         several = (
             f"{len(chosen)} sets of features are {features!r}" if features else "there are several sets of features"
         )
-        what = several if len(chosen) > 1 else f"no features {features!r}" if features else "there are no features"
+        what = several
+        if not chosen:
+            what = f"no features {features!r}" if features else "there are no features"
         raise UserError(f"{self.corpus} in {self.root}: {what}; there are: {names}")
 
     def vocabulary(self, split: str | None = None, tokens: Tokens = USUAL_TOKENS) -> Vocabulary:
