@@ -13,9 +13,9 @@ from typing import TypeAlias
 import numpy as np
 
 from xmodal.errors import UserError
-from xmodal.metrics.protocols import Gallery, eccv, judge, labels_of
-from xmodal.metrics.ranks import Numbers, Similarities
+from xmodal.metrics.protocols import Gallery, all_metrics, eccv, labels_of
 from xmodal.metrics.reports import OWN, Report
+from xmodal.metrics.similarities import Numbers, Similarities
 from xmodal.recipes import View
 from xmodal.records.views import captions_by_item, splits
 from xmodal.root.outputs import Output
@@ -46,7 +46,7 @@ def score(
     gallery, similarities = _named(matrix, found, prefix) if prefix else _ordered(matrix, found, path)
     positives = eccv(extended, gallery) if extended else None
     try:
-        findings = judge(similarities, gallery, labels_of(records, gallery.ids), positives)
+        metrics = all_metrics(similarities, gallery, labels_of(records, gallery.ids), positives)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
     silent = sum(not captions for captions in found.values())
@@ -65,7 +65,7 @@ def score(
         silent=silent,
         seen=None,
         chosen=None,
-        findings=findings,
+        metrics=metrics,
     )
 
 

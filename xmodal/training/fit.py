@@ -12,7 +12,7 @@ batch normalisation of a backbone that reads pictures sees each process's own pa
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -311,7 +311,7 @@ def _measured(training: _Training, state: TrainingState) -> float:
         raise UserError(f"{training.recipe.name} cannot be validated after step {state.step - 1}: {error}") from error
     better = scores.rsum > state.best
     where = {"phase": state.phase + 1, "epoch": state.epoch, "step": state.step}
-    training.log.say(**where, rsum=scores.rsum, best=better, validation=asdict(scores))
+    training.log.say(**where, rsum=scores.rsum, best=better, validation=scores.as_json())
     return scores.rsum
 
 
