@@ -88,7 +88,7 @@ def vocabulary_and_texts(
 
 
 def _built_vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary | None:
-    """What `xmodal build CORPUS/vocabulary` made of the same captions in the same way."""
+    """Reads what `xmodal build CORPUS/vocabulary` made from the same captions in the same way."""
     wanted = {name: getattr(view, name) for name in ("split", "captions_per_item", "text")}
     wanted |= {name: getattr(tokens, name) for name in ("tokenizer", "cleaning", "minimum_count")}
     for output in made_of(records, VOCABULARY):

@@ -123,7 +123,7 @@ def leaks(splits: Sequence[SplitMedia], distance: int = DISTANCE, asked: PlacePa
 
 
 def compared(splits: Sequence[SplitMedia]) -> Iterator[tuple[int, int]]:
-    """PlacePairs of the splits that can leak into each other."""
+    """Yields the places of two splits that can leak into each other."""
     for one, other in combinations(range(len(splits)), 2):
         first, second = splits[one], splits[other]
         mixed = first.corpus != second.corpus or first.author == second.author
@@ -155,7 +155,7 @@ def clean(against: Iterable[Leak], part: SplitMedia) -> tuple[list[str], set[str
 
 
 def near_pairs(hashes_NF: Frames, known_NF: NDArray[np.bool_], distance: int) -> Pairs:
-    """Pairs of rows, one < other, whose frames differ in at most `distance` bits, and the most that a frame differs.
+    """Pairs of rows, one < other, whose frames differ in at most `distance` bits, with the largest difference.
 
     Only frames with a hash on both sides are compared; every pair has MIN_FRAMES of them or more.
     """
@@ -183,8 +183,9 @@ def _candidates(hashes_NF: Frames, known_NF: NDArray[np.bool_], distance: int) -
 
 
 def _near_by_one(hashes_N: Frames, distance: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Of distance + 1 splits of 64 bits one at least is equal where no more than `distance` bits differ: only rows with
-    an equal part are compared, and no pair is lost; some come twice.
+    """Pairs of rows that differ in at most `distance` bits; some come twice.
+
+    Cut into distance + 1 parts, two such hashes have at least one part in common: only rows that do are compared.
     """
     edges = np.linspace(0, BITS, distance + 2).astype(np.uint64).tolist()
     for low, high in pairwise(edges):

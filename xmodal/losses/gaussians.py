@@ -1,4 +1,4 @@
-"""Items as Gaussians with a diagonal covariance, and how close two of them are (docs/models.md#pcme-scores).
+"""Gaussians with a diagonal covariance, and similarities of two of them (docs/models.md#pcme-scores).
 
 Scores are greater where items are closer, and never hold all differences of a tile at once. What the official code of
 PCME has wrong stays available under an `official_` name; constants that no ranking sees are left out as there.
@@ -65,7 +65,7 @@ class Gaussians:
 
 
 def floats_per_item(distance: Distance, width: int, samples: int) -> int:
-    """What a gallery keeps of one encoded item: mean and log sigma, and its samples where the score compares these.
+    """The numbers that a gallery keeps of one item: mean, log sigma, and samples if the score compares them.
 
     PCME's table 1 has J^2 vectors for sampled scores, but a pair is compared from the J samples of each. That some
     scores read less than is kept is no cost of theirs: an item's uncertainty is read from its log sigma.

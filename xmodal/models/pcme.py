@@ -307,7 +307,7 @@ OFFICIAL_NAMES = {  # of parts of a name, replaced in this order
 
 
 def own_name(official: str) -> str:
-    """Of a parameter of [C]'s model or criterion; `img_enc.cnn` is the trunk, and no part of this model.
+    """Our name for a parameter of [C]'s model or criterion; `img_enc.cnn` is the trunk, no part of this model.
 
     [C]'s deterministic twin has a `txt_enc.uncertain_net` that it never uses, and this one has not.
     """

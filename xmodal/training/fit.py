@@ -129,7 +129,7 @@ def fit(
 
 
 def _examples(recipe: Recipe, tables: Output, store: FeatureStore, run: str) -> tuple[Vocabulary, Examples, Examples]:
-    """What is trained and chosen on; a run that goes on knows its words already."""
+    """Reads the examples to train and to choose on; a run that goes on knows its words already."""
     learned, chosen_on = captions_of_views(tables, (recipe.view, recipe.validation))
     known = run_folder.read_vocabulary(run)
     vocabulary, texts = vocabulary_and_texts(tables, recipe.view, learned, tokens_of(recipe), known)

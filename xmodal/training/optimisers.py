@@ -1,4 +1,4 @@
-"""What a phase says of its parameters, in torch: which ones move, by which rule, and how fast in which epoch."""
+"""Optimisers of a phase: which parameters move, by which rule, and how fast in which epoch."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ RULES: dict[str, Callable[[Any, Optimiser], torch.optim.Optimizer]] = {
 
 
 def rate(optimiser: Optimiser, epoch: int, rsums: Sequence[float]) -> float:
-    """Of an epoch of a phase, from 0, after validations with these rsums."""
+    """The learning rate of an epoch of a phase, from 0, after validations with these rsums."""
     first = optimiser.learning_rate
     match optimiser.schedule:
         case Step(after, factor):
@@ -54,11 +54,11 @@ def check(model: nn.Module, phase: Phase) -> None:
 
 
 def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
-    """A gradient that the phase before left would count in the clipped norm, but not in a run that goes on here."""
+    """Freezes the parameters that the patterns match, and drops the gradients of the phase before."""
     _refuse_unmatched(model, patterns)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not _matches(name, patterns))
-        parameter.grad = None
+        parameter.grad = None  # it would count in the clipped norm, but not in a run that goes on here
 
 
 def evaluate_frozen(model: nn.Module) -> None:
