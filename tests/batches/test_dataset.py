@@ -163,3 +163,10 @@ def test_an_output_that_is_not_there_is_answered_with_those_that_are(root: str) 
         choose(root, "resnet", "nothing")
     with pytest.raises(UserError, match=r"there is no records of coco under .*: build it first"):
         choose(root, "records", corpus="coco")
+
+
+def test_what_a_dataset_gives_shows_itself_in_one_line(root: str) -> None:
+    dataset = xmodal.open(root, "pictures")
+    reader = dataset.reader("toy/val")
+    assert repr(dataset) == f"Dataset('pictures' in {root!r}, 1 sets of features)"
+    assert all(len(repr(value)) < 200 for value in (reader, reader.examples, reader.examples.words, dataset.loader()))

@@ -27,6 +27,7 @@ from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import evaluate
 from xmodal.progress import Silence
 from xmodal.recipes import Cosine, Features, Neighbours, Optimiser, Phase, Plateau, Relative, Step, View
+from xmodal.root.storage import LocalStorage
 from xmodal.text.vocabularies import SPECIALS
 from xmodal.training import run_folder
 from xmodal.training.checkpoint import read_tensors
@@ -375,6 +376,13 @@ def test_a_run_says_how_many_words_it_knows_and_needs_some(root: str, tmp_path: 
     with pytest.raises(UserError, match=r"no word of the captions is in the vocabulary.*text\.minimum_count=9999"):
         fit(recipe(1, text=replace(text, minimum_count=9999)), root, str(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
+
+
+def test_a_training_reads_the_captions_once(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, plain = list[str](), LocalStorage.open
+    monkeypatch.setattr(LocalStorage, "open", lambda self, key: opened.append(key) or plain(self, key))
+    fit(recipe(1), root, str(tmp_path / "run"))
+    assert sum(key.endswith("captions.parquet") for key in opened) == 1
 
 
 def test_settings_reach_the_views() -> None:
