@@ -9,7 +9,6 @@ corpora all are compared. A training on another author's split is named by the c
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, combinations, islice, pairwise, product
 from typing import TypeAlias, TypeVar
 
@@ -207,20 +206,21 @@ def _buckets(keys: Frames) -> Iterator[NDArray[np.int64]]:
         yield order[starts[place] : starts[place + 1]]
 
 
-Group: TypeAlias = Mapping[int, list[str]]  # items of one picture, by the place of their split
-Told: TypeAlias = tuple[str, str, int]  # an item, another, and the bits they differ in
-Shared: TypeAlias = dict[tuple[int, int], set[Told]]  # by the places of two splits
+Member: TypeAlias = tuple[str, Hashable]  # an item, and what it has in common with items that are no copies of it
+Group: TypeAlias = Mapping[int, list[Member]]  # members of one picture, by the place of their split
+Pair: TypeAlias = tuple[str, str, int]  # an item, another, and the bits they differ in
+Shared: TypeAlias = dict[tuple[int, int], set[Pair]]  # by the places of two splits
 
 
 def _equal(splits: Sequence[SplitMedia], wanted: PlacePairs) -> Shared:
     """Pairs of equal bytes. An item in both splits is not its own copy; equal ids in two corpora are two items."""
-    groups = _grouped(splits, lambda sha256, hashes: sha256)
-    return _shared(((some, some, 0) for some in groups.values()), wanted, lambda place, id: (splits[place].corpus, id))
+    groups = _grouped(splits, lambda part, item: (part.items[item][0], (part.corpus, item)))
+    return _shared(((some, some, 0) for some in groups.values()), wanted)
 
 
 def _near(splits: Sequence[SplitMedia], distance: int, wanted: PlacePairs) -> Shared:
     """Pairs of near hashes whose bytes differ."""
-    known = _grouped(splits, lambda sha256, hashes: hashes)
+    known = _grouped(splits, lambda part, item: (part.items[item][1], part.items[item][0]))
     some = list(known.values())
     hashes = [[each or 0 for each in row] for row in known]
     there = [[each is not None for each in row] for row in known]
@@ -228,53 +228,45 @@ def _near(splits: Sequence[SplitMedia], distance: int, wanted: PlacePairs) -> Sh
     pairs = near_pairs(np.array(hashes, np.uint64).reshape(shape), np.array(there, bool).reshape(shape), distance)
     within = ((each, each, 0) for each in some)
     between = ((some[one], some[other], far) for one, other, far in zip(*map(np.ndarray.tolist, pairs), strict=True))
-    return _shared(chain(within, between), wanted, lambda place, id: splits[place].items[id][0])
+    return _shared(chain(within, between), wanted)
 
 
-def _grouped(splits: Sequence[SplitMedia], key: Callable[[str, PerceptualHashes | None], K | None]) -> dict[K, Group]:
-    """Groups items by what `key` makes of their sha256 and hashes; None is no group."""
-    groups = dict[K, dict[int, list[str]]]()
+def _grouped(
+    splits: Sequence[SplitMedia], describe: Callable[[SplitMedia, str], tuple[K | None, Hashable]]
+) -> dict[K, Group]:
+    """Groups items by what `describe` gives of them first; None is no group."""
+    groups = dict[K, dict[int, list[Member]]]()
     for place, part in enumerate(splits):
-        for item, about in sorted(part.items.items()):
-            if (found := key(*about)) is not None:
-                groups.setdefault(found, {}).setdefault(place, []).append(item)
+        for item in sorted(part.items):
+            key, own = describe(part, item)
+            if key is not None:
+                groups.setdefault(key, {}).setdefault(place, []).append((item, own))
     return dict(groups)
 
 
-def _shared(
-    groups: Iterable[tuple[Group, Group, int]], wanted: PlacePairs, own: Callable[[int, str], Hashable]
-) -> Shared:
-    """Pairs of members of two groups, by their splits; members of equal `own` are no pair."""
-    found = defaultdict[tuple[int, int], set[Told]](set)
-    for first, second, far in groups:
+def _shared(groups: Iterable[tuple[Group, Group, int]], wanted: PlacePairs) -> Shared:
+    """Pairs of members of two groups, by their splits."""
+    found = defaultdict[tuple[int, int], set[Pair]](set)
+    for first, second, bits in groups:
         for one, other in product(first, second):
             if (one, other) in wanted:
-                told = _told(first[one], second[other], partial(own, one), partial(own, other))
-                found[one, other].update((*pair, far) for pair in told)
+                found[one, other] |= _pairs(first[one], second[other], bits)
             elif first is not second and (other, one) in wanted:
-                told = _told(second[other], first[one], partial(own, other), partial(own, one))
-                found[other, one].update((*pair, far) for pair in told)
+                found[other, one] |= _pairs(second[other], first[one], bits)
     return found
 
 
-def _told(
-    ones: list[str], others: list[str], own: Callable[[str], Hashable], own_other: Callable[[str], Hashable]
-) -> Iterator[tuple[str, str]]:
-    """Pairs every item with the first item of the other side that it can be paired with."""
-    first = [(item, own(item)) for item in ones]
-    second = [(item, own_other(item)) for item in others]
-    for item, key in first:
-        yield from ((item, other) for other in _unlike(second, key))
-    for other, key in second:
-        yield from ((item, other) for item in _unlike(first, key))
+def _pairs(ones: list[Member], others: list[Member], bits: int) -> set[Pair]:
+    """Pairs every item with the first item of the other side that it has nothing in common with."""
+    pairs = {(item, other, bits) for item, own in ones for other in _first_unlike(others, own)}
+    return pairs | {(item, other, bits) for other, own in others for item in _first_unlike(ones, own)}
 
 
-def _unlike(members: list[tuple[str, Hashable]], key: Hashable) -> Iterator[str]:
-    """The first member with another key, if there is one."""
-    return islice((item for item, its in members if its != key), 1)
+def _first_unlike(members: list[Member], own: Hashable) -> Iterator[str]:
+    return islice((item for item, its in members if its != own), 1)
 
 
-def _leak(one: SplitMedia, other: SplitMedia, equal: set[Told], near: set[Told]) -> Leak:
+def _leak(one: SplitMedia, other: SplitMedia, equal: set[Pair], near: set[Pair]) -> Leak:
     same = set(one.ids) & set(other.ids) if one.corpus == other.corpus else set[str]()
     exact = sorted((item, another) for item, another, _ in equal)
     return Leak(one, other, tuple(sorted(same)), tuple(exact), tuple(sorted(near)))
