@@ -110,7 +110,10 @@ class Loader(IterableDataset[Batch]):
         for start, batch in self._read_ahead(epoch):
             after = start + self.batch_size
             is_last = after + (self.batch_size - 1 if self.drop_last else 0) >= self._length
-            self._set_position(self.seed, *((epoch + 1, 0) if is_last else (epoch, after)))
+            if is_last:
+                self._set_position(self.seed, epoch + 1, 0)
+            else:
+                self._set_position(self.seed, epoch, after)
             yield batch
             del batch  # its memory is for one of the next, not to be held while they are awaited
         self._set_position(self.seed, epoch + 1, 0)  # also where no batch was left

@@ -104,8 +104,12 @@ class Statistics:
         heads = ("split", "items", "captions", "captions/item", "words/caption", "vocabulary")
         rows = [
             (
-                *(_escaped(part.name), f"{part.items:,}", f"{part.captions:,}", _mean(part.captions_per_item)),
-                *(_mean(part.words_per_caption), f"{part.vocabulary:,}"),
+                _escaped(part.name),
+                f"{part.items:,}",
+                f"{part.captions:,}",
+                _mean(part.captions_per_item),
+                _mean(part.words_per_caption),
+                f"{part.vocabulary:,}",
             )
             for part in self.parts
         ]

@@ -64,7 +64,7 @@ def probe(run: str, root: str, split: str, *, device: str = "cpu", progress: Pro
     _refuse_points(asked, run, device)
     grid, unprobed = _grid_or_reason(asked)
     items, captions, steps = len(asked.reader.examples.ids), len(asked.reader.examples.words), len(SHARES)
-    total = captions * (1 + steps) + items * (1 + 2 * steps * bool(grid))
+    total = captions * (1 + steps) + items * (1 + 2 * steps if grid else 1)
     with torch.inference_mode(), progress.over("probe", total, unit="rows") as tick:
         pictures = _Side(asked.scorer.encode_visual, items, BLOCKS[0], device, tick)
         texts = _Side(asked.scorer.encode_text, captions, BLOCKS[1], device, tick)

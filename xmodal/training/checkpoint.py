@@ -125,10 +125,20 @@ def blaming_last(run: str) -> Iterator[None]:
         ) from error
 
 
+# reading a checkpoint raises one of these if its bytes are not what was written
 DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OverflowError),
-    *(LookupError, TypeError, AttributeError, AssertionError),
-)  # what reading a checkpoint raises when its bytes are not what was written
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def read_tensors(run: str, name: str) -> dict[str, Any]:
