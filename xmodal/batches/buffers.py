@@ -32,7 +32,7 @@ class Buffers:
             start = -room.ctypes.data % LINE
             return room[start : start + size].view(dtype).reshape(shape)
 
-    def kept(self, most: int) -> "Buffers":
+    def trimmed(self, most: int) -> "Buffers":
         """Keeps so many arrays; the others are freed with their last holder."""
         del self._all[most:]
         return self

@@ -152,7 +152,7 @@ class Loader(IterableDataset[Batch]):
             finally:
                 for _, unread in waiting:
                     unread.cancel()
-                self._buffers = buffers.kept(held)
+                self._buffers = buffers.trimmed(held)
 
     @property
     def _length(self) -> int:

@@ -43,7 +43,7 @@ def score(
     records = choose(root, "records", corpus=corpus)
     split = split or test_split(records, corpus)
     matrix, found = _matrix(path), _caption_ids(records, View(corpus, split))
-    gallery, similarities = _named(matrix, found, prefix) if prefix else _ordered(matrix, found, path)
+    gallery, similarities = _by_ids(matrix, found, prefix) if prefix else _by_order(matrix, found, path)
     positives = eccv(extended, gallery) if extended else None
     try:
         metrics = all_metrics(similarities, gallery, labels_of(records, gallery.ids), positives)
@@ -92,7 +92,7 @@ def _gallery(found: CaptionIds, per_item: int | None = None) -> Gallery:
     return Gallery(tuple(some), tuple(caption for captions in some.values() for caption in captions), owners)
 
 
-def _ordered(matrix: Numbers, found: CaptionIds, path: Path) -> tuple[Gallery, Similarities]:
+def _by_order(matrix: Numbers, found: CaptionIds, path: Path) -> tuple[Gallery, Similarities]:
     counts = np.array([len(captions) for captions in found.values() if captions])
     columns = {int(np.minimum(counts, n).sum()): n for n in range(counts.max(initial=0), 0, -1)}  # the fewest first
     rows, wide = matrix.shape
@@ -109,7 +109,7 @@ def _ordered(matrix: Numbers, found: CaptionIds, path: Path) -> tuple[Gallery, S
     )
 
 
-def _named(matrix: Numbers, found: CaptionIds, prefix: str) -> tuple[Gallery, Similarities]:
+def _by_ids(matrix: Numbers, found: CaptionIds, prefix: str) -> tuple[Gallery, Similarities]:
     """Brings a matrix into the order of the records, in which folds are cut."""
     sides = zip(IDS, matrix.shape, ("rows", "columns"), strict=True)
     rows, columns = (_places(prefix + end, length, what) for end, length, what in sides)

@@ -19,7 +19,7 @@ COLUMNS = schema(Caption).empty_table().select(["id", "position", "text"]).schem
 USUAL = ("train", "val", "dev", "test")  # parts of an author's division, in the order of lists
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ViewCaptions:
     """The captions of a view as columns, item by item, and of one item by position."""
 

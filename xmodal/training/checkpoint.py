@@ -60,7 +60,7 @@ class Log:
         """Keeps the first so many bytes."""
         self.file.truncate(min(size, self.file.tell()))
 
-    def kept(self) -> int:
+    def synced_size(self) -> int:
         """Brings the file to the disk, and gives its size in bytes."""
         os.fsync(self.file.fileno())
         return os.fstat(self.file.fileno()).st_size
@@ -87,7 +87,7 @@ def open_log(run: str, tensorboard: bool) -> Iterator[Log]:
 def save_state(run: str, log: Log, state: TrainingState, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
     if distributed.rank():
         return
-    state.log_bytes = log.kept()
+    state.log_bytes = log.synced_size()
     save(
         run, run_folder.LAST, {"state": asdict(state), "model": model.state_dict(), "optimiser": optimiser.state_dict()}
     )

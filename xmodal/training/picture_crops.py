@@ -57,7 +57,7 @@ def evaluation_pixels(pixels_BSS3: NDArray[np.uint8], crop: int) -> Tensor:
     return torch.from_numpy(np.stack([normalised(middle_HW3) for middle_HW3 in middles_BHW3]))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PictureReader(Reader):
     """Reads pictures of the pixels stage, cut and normalised: one position each, (B, 1, 3, H, W).
 
