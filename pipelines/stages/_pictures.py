@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from pipelines.stages._arrays import write_index, write_items
 from xmodal.features.store import FeatureSpec, shard_ranges
-from xmodal.media.images import Cut, UnreadableImage
+from xmodal.media.images import OnTruncated, UnreadableImage
 from xmodal.raw.archives import Archives, MissingMedia, archive_of
 from xmodal.raw.raw_files import raw_of
 from xmodal.root.identity import fingerprint
@@ -43,7 +43,7 @@ C = TypeVar("C", bound=Rows)
 class Sight:
     """What a worker opens: how it sees a picture, and what rows it makes of a batch of those it saw."""
 
-    see: Callable[[bytes, Cut], NDArray[Any]]  # UnreadableImage where the bytes are none
+    see: Callable[[bytes, OnTruncated], NDArray[Any]]  # UnreadableImage where the bytes are none
     rows: Callable[[NDArray[Any]], NDArray[Any]]
     blank: NDArray[Any]  # seen in place of what cannot be had, so that the others stay where they are in the batch
     batch_size: int
