@@ -86,7 +86,7 @@ def _passing(row: Result) -> list[str]:
 
 def train(result: Result) -> list[str]:
     return [
-        f"{result['recipe']}: rsum {result['rsum']:.1f} on validation after epoch {result['epoch'] + 1}, "
+        f"{result['recipe']}: rsum {result['rsum']:.1f} on validation after epoch {result['epoch']}, "
         f"{result['steps']:,} steps; in {result['run']}",
         f"now `xmodal evaluate {result['run']} --root {result['root']}`",
     ]

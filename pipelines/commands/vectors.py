@@ -8,7 +8,7 @@ from pipelines.engine.progress_line import Progress
 from xmodal.errors import UserError
 from xmodal.progress import MB, in_megabytes
 from xmodal.recipes import View
-from xmodal.records.views import captions
+from xmodal.records.views import caption_texts
 from xmodal.root.files import check_free
 from xmodal.root.selection import find_output
 from xmodal.text.tokenizers import tokenizer
@@ -46,7 +46,7 @@ def train(
     except ValueError as error:
         raise UserError(f"--tokenizer {tokens} --cleaning {cleaning}: {error}") from error
     records = find_output(root, "records", corpus=corpus)
-    texts = [split_words(text) for text in captions(records, View(corpus, split))]
+    texts = [split_words(text) for text in caption_texts(records, View(corpus, split))]
     progress.say(f"{corpus}: {len(texts):,} captions of {split}")
     with progress.over("train", EPOCHS, unit="epochs") as tick:
         words, vectors = train_word2vec(texts, tick=tick)

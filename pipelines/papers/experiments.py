@@ -206,7 +206,7 @@ def recipe_of(row: Row, available: Available) -> Recipe:
 
 
 def _unbuilt(recipe: Recipe, available: Available) -> Iterator[str]:
-    from xmodal.training.fit import unbuilt
+    from xmodal.training.recipe_limits import unbuilt
 
     for view in (recipe.view, recipe.validation):
         if view.corpus not in available.corpora:

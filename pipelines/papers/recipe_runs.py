@@ -208,9 +208,8 @@ def look_at_clips(
     ids = list(items) or [id for id in store.ids if id in store and id in among][:first]
     if not ids and first:
         raise UserError(f"no clip of {split or corpus} has frames: `xmodal status --root {root}` says why")
-    with records.open("captions.parquet") as file:
-        told = (one for one in read_rows(file, Caption) if one.source == "human" and not one.position)
-        captions = {one.item: one.text for one in told if one.item in ids}
+    told = (one for one in read_rows(records, Caption) if one.source == "human" and not one.position)
+    captions = {one.item: one.text for one in told if one.item in ids}
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     with progress.over("draw", len(ids), unit="clips") as tick:

@@ -33,7 +33,7 @@ from xmodal import corpora
 from xmodal.batches.dataset import MEDIA_AGAIN
 from xmodal.corpora import Corpus, Part, ReleaseClass
 from xmodal.errors import UserError
-from xmodal.records.tables import FIRST
+from xmodal.records.tables import CAPTIONS_OF_PAPERS
 from xmodal.root.files import copy_and_hash
 from xmodal.root.identity import canonical_json
 from xmodal.root.outputs import Output, directories
@@ -323,7 +323,7 @@ def _split_lines(made: Made, configs: list[Config], described: list[dict[str, An
     for config, info in zip(configs, described, strict=True):
         for split in info["splits"]:
             named = config.named.get(split["name"])
-            captions = [counts.get(f"{kind}:{named}") for kind in ("captions", f"captions[:{FIRST}]")]
+            captions = [counts.get(f"{kind}:{named}") for kind in ("captions", f"captions[:{CAPTIONS_OF_PAPERS}]")]
             cells = [f"`{config.name}`", f"`{split['name']}`", *map(_count, [split["num_examples"], *captions])]
             yield f"| {' | '.join(cells)} |"
 

@@ -78,10 +78,9 @@ def _export(store: FeatureStore, ids: Sequence[str], out: Path, lines: Mapping[s
 def five_captions(records: Output, ids: Sequence[str]) -> list[str]:
     """The first five captions of each item, as lines for SCAN."""
     found: dict[str, list[Caption]] = {id: [] for id in ids}
-    with records.open("captions.parquet") as file:
-        for caption in read_rows(file, Caption):
-            if caption.item in found and caption.source == "human":
-                found[caption.item].append(caption)
+    for caption in read_rows(records, Caption):
+        if caption.item in found and caption.source == "human":
+            found[caption.item].append(caption)
     for id, captions in found.items():
         if len(captions) < COPIES:
             raise UserError(f"{id!r} has {len(captions)} captions, but SCAN's files have {COPIES} of each item")

@@ -196,8 +196,7 @@ def _items(site: Site, corpus: Corpus) -> tuple[Output, list[Item]] | None:
     media = current(site.storage, *parts(site.storage, corpus)[1])
     if tables is None or media is None:
         return None
-    with tables.open("items.parquet") as file:
-        return media, list(read_rows(file, Item))
+    return media, list(read_rows(tables, Item))
 
 
 def _tables(site: Site, corpus: Corpus) -> Output | None:

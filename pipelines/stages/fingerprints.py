@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages._pictures import checksums, read_from
-from xmodal.checks.perceptual_hashes import Looks, looks
+from xmodal.checks.perceptual_hashes import PerceptualHashes, hash_media
 from xmodal.media.images import UnreadableImage
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
@@ -27,7 +27,7 @@ NAME, VERSION = "fingerprints", 3
 COLUMNS = pa.schema({"media": pa.string(), "sha256": pa.string(), "looks": pa.list_(pa.uint64())})
 
 Media = tuple[tuple[str, Kind], ...]  # path and kind of each, in order of the paths
-Row = tuple[str, str, Looks | None]
+Row = tuple[str, str, PerceptualHashes | None]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _row(archives: Archives, path: str, kind: Kind, sink: Sink, failed: set[str]
         return None
     sha256 = hashlib.sha256(data).hexdigest()
     try:
-        return path, sha256, looks(data, kind)
+        return path, sha256, hash_media(data, kind)
     except UnreadableImage as unreadable:
         sink.fail(path, "unreadable", str(unreadable))
         failed.add(path)

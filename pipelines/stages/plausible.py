@@ -69,10 +69,9 @@ def _open(config: PlausibleConfig, inputs: Inputs) -> Callable[[Stretch, Sink], 
 
 def _sets(records: Output) -> LabelSets:
     names: dict[str, list[str]] = defaultdict(list)
-    with records.open("labels.parquet") as file:
-        for label in read_rows(file, Label):
-            if label.kind == "category":
-                names[label.item].append(label.name)
+    for label in read_rows(records, Label):
+        if label.kind == "category":
+            names[label.item].append(label.name)
     return LabelSets.of(names)
 
 

@@ -13,7 +13,19 @@ from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of
-from xmodal.records.tables import FIRST, ROWS, Caption, Item, Label, Match, Oddity, Region, Row, Split, Tables
+from xmodal.records.tables import (
+    CAPTIONS_OF_PAPERS,
+    ROWS,
+    Caption,
+    Item,
+    Label,
+    Match,
+    Oddity,
+    Region,
+    Row,
+    Split,
+    Tables,
+)
 from xmodal.root.outputs import Output
 from xmodal.root.sealed_sets import read_lock
 
@@ -133,7 +145,7 @@ class Census:
             for name in names:
                 counts[f"items:{name}"] += 1
                 counts[f"captions:{name}"] += captions
-                counts[f"captions[:{FIRST}]:{name}"] += min(captions, FIRST)
+                counts[f"captions[:{CAPTIONS_OF_PAPERS}]:{name}"] += min(captions, CAPTIONS_OF_PAPERS)
         counts.update({f"odd: {rule}": count for rule, count in self._oddities.items()})
         return dict(sorted(counts.items()))
 

@@ -24,7 +24,7 @@ from xmodal.errors import UserError
 from xmodal.features.store import FeatureSpec, shard_ranges
 from xmodal.recipes import View
 from xmodal.records.tables import read_columns
-from xmodal.records.views import captions, training_split
+from xmodal.records.views import caption_texts, training_split
 from xmodal.root.identity import canonical_json
 from xmodal.root.outputs import Output
 from xmodal.text.sentence_vectors import AT_ONCE, Codebook, Coding, fit
@@ -131,7 +131,7 @@ def _open_codebook(vectors_file: Path | None, config: CodebookConfig, inputs: In
 
 
 def _sample(config: CodebookConfig, records: Output) -> list[str]:
-    texts = list(captions(records, View(str(records.config["corpus"]), config.split)))
+    texts = list(caption_texts(records, View(str(records.config["corpus"]), config.split)))
     if not texts:
         raise UserError(f"{records.config['corpus']} has no human captions in {config.split!r} to fit a codebook on")
     size = min(config.sample, len(texts))

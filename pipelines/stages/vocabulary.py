@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
-from xmodal.batches.dataset import VOCABULARY, WORDS
+from xmodal.batches.texts import VOCABULARY, WORDS
 from xmodal.errors import UserError
 from xmodal.recipes import HUMAN, View
 from xmodal.records.derived_splits import Share

@@ -13,10 +13,10 @@ from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.fetching.ledger import Ledger
 from pipelines.stages.fingerprints import planned
-from xmodal.checks.leaks import DISTANCE, Fingerprints, Leak, Part, clean, leaks
+from xmodal.checks.leaks import DISTANCE, Fingerprints, Leak, SplitMedia, clean, leaks
 from xmodal.errors import UserError
-from xmodal.records.tables import Item, read_rows
-from xmodal.records.views import CLEAN, IDS, clean_name, has_split, members, recorded
+from xmodal.records.tables import Item, read_columns, read_rows
+from xmodal.records.views import CLEAN, IDS, clean_name, has_split, members, recorded_splits
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, find
 from xmodal.root.sealed_sets import records_now
@@ -51,29 +51,28 @@ class Known:
         """
         records = records_now(storage, corpus)
         if records:
-            media = fingerprint(planned(_items(records)))
+            media = fingerprint(planned(read_rows(records, Item)))
             sealed = Ledger(storage, "media", records.config["media_set"]).sealed
             if found := _newest(storage, media, sealed):
                 return Known(corpus, records, found)
         raise UserError(f"{corpus} has no fingerprints under {storage.url}: xmodal build {corpus}/fingerprints first")
 
-    def parts(self, asked: Iterable[str]) -> list[Part]:
+    def parts(self, asked: Iterable[str]) -> list[SplitMedia]:
         """The splits that the corpus has, and of those asked for the shares and drawn ones that are its own."""
         known = Fingerprints.read(self.fingerprints)
-        media = {item.id: item.media for item in _items(self.records)}
-        named: dict[str, Iterable[str]] = dict(recorded(self.records))
+        items = read_columns(self.records, "items.parquet", "id", "media")
+        media = dict(zip(items["id"].to_pylist(), items["media"].to_pylist(), strict=True))
+        named: dict[str, Iterable[str]] = dict(recorded_splits(self.records))
         named |= {name: members(self.records, name) for name in asked if has_split(self.records, name)}
-        return [Part.of(self.corpus, name, {item: media[item] for item in some}, known) for name, some in named.items()]
+        return [
+            SplitMedia.of(self.corpus, name, {item: media[item] for item in some}, known)
+            for name, some in named.items()
+        ]
 
     def told(self) -> dict[str, Any]:
         totals = self.fingerprints.totals
         counted = {name: totals["counts"].get(name, 0) for name in ("media", "flat")}
         return {"corpus": self.corpus, "fingerprints": self.fingerprints.identity, **counted, **totals["failures"]}
-
-
-def _items(records: Output) -> Iterator[Item]:
-    with records.open("items.parquet") as file:
-        yield from read_rows(file, Item)
 
 
 def _newest(storage: Storage, media: str, sealed: str | None) -> Output | None:
@@ -118,7 +117,7 @@ def _told(leak: Leak) -> dict[str, Any]:
     return names | sizes | {"same": leak.same, "exact": leak.exact, "near": leak.near}
 
 
-def _named(parts: list[Part], target: Part | None, against: Collection[str]) -> list[tuple[int, int]]:
+def _named(parts: list[SplitMedia], target: SplitMedia | None, against: Collection[str]) -> list[tuple[int, int]]:
     """The places of the split that is cleaned and of each that it is compared with by name."""
     if target is None and against:
         raise UserError("--against says what a split is cleaned of: name that with --clean")
@@ -129,7 +128,7 @@ def _named(parts: list[Part], target: Part | None, against: Collection[str]) -> 
     return [(parts.index(target), place) for place in chosen] if target else []
 
 
-def _training(found: list[Leak], target: Part) -> list[Part]:
+def _training(found: list[Leak], target: SplitMedia) -> list[SplitMedia]:
     """The training splits that it is compared with where none is named."""
     training = [part for leak in found if (part := leak.beside(target)) and part.is_training]
     if not training:
@@ -140,7 +139,12 @@ def _training(found: list[Leak], target: Part) -> list[Part]:
 
 
 def _clean(
-    storage: Storage, known: list[Known], target: Part, found: list[Leak], training: list[Part], distance: int
+    storage: Storage,
+    known: list[Known],
+    target: SplitMedia,
+    found: list[Leak],
+    training: list[SplitMedia],
+    distance: int,
 ) -> dict[str, Any]:
     left, dropped = clean([leak for leak in found if leak.beside(target) in training], target)
     config = CleanConfig(target.corpus, target.split, distance, tuple(part.name for part in training))

@@ -15,16 +15,16 @@ from pipelines.stages._corpus import Site, build_records, build_stages
 from tests.publishers import flickr30k_entities
 from tests.toy_root import PICTURES, Facts, Media, facts, item_id, make_root
 from xmodal import find
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.corpora import load
 from xmodal.errors import UserError
 from xmodal.features.opening import open_features
 from xmodal.features.store import FeatureStore
 from xmodal.raw.raw_files import Raw
 from xmodal.recipes import View
-from xmodal.records.derived_splits import Drawn
+from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Region
-from xmodal.records.views import captions, members
+from xmodal.records.views import caption_texts, members
 from xmodal.root.selection import describe_differences, find_output
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import END, START, Vocabulary
@@ -40,11 +40,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_examples_are_what_the_records_say_and_the_store_has(root: str) -> None:
     records, store = find(root, "records")[0], FeatureStore(find(root, "resnet")[0])
     view = View("pictures", "toy/train", captions_per_item=2)
-    vocabulary = Vocabulary.build(captions(records, view), "whitespace", 1)
+    vocabulary = Vocabulary.build(caption_texts(records, view), "whitespace", 1)
     examples = Examples.of(records, view, store, vocabulary)
     expected = [item_id(n) for n in range(59) if n % 10 < 8 and n not in ABSENT]
     assert list(examples.ids) == expected
-    assert (examples.absent, examples.silent) == (2, 0)
+    assert (examples.items_without_features, examples.items_without_captions) == (2, 0)
     assert [store.ids[row] for row in examples.rows] == expected
     assert examples.caption_items.tolist() == [place for place in range(len(expected)) for _ in range(2)]
     lines = (Path(root).parent / "raw/captions.tsv").read_text().splitlines()
@@ -53,7 +53,7 @@ def test_examples_are_what_the_records_say_and_the_store_has(root: str) -> None:
     for caption, words in zip(first_two, examples.words, strict=True):
         assert [vocabulary.words[word] for word in words[1:-1]] == caption.lower().split()
         assert (words[0], words[-1]) == (START, END)
-    assert len(list(captions(records, view))) == 2 * (len(expected) + 2)
+    assert len(list(caption_texts(records, view))) == 2 * (len(expected) + 2)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_features_of_the_records_own_media_set_are_the_ones_meant(tmp_path: Path
 def test_what_a_corpus_of_ones_own_says_is_drawn_is_drawn(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     make_root(tmp_path, items=20)
-    corpus = replace(load(str(PICTURES)), counts={}, drawn={"me": Drawn(val=3, test=5)})
+    corpus = replace(load(str(PICTURES)), counts={}, drawn={"me": RandomSplitSizes(val=3, test=5)})
     records = build_records(Site(open_storage(str(tmp_path / "drawn")), raw=raw), corpus)
     parts = [members(records, f"me/{part}") for part in ("train", "val", "test")]
     assert list(map(len, parts)) == [12, 3, 5]
@@ -105,7 +105,7 @@ def test_records_are_those_of_the_last_build(tmp_path: Path) -> None:
     site = Site(open_storage(str(tmp_path / "drawn")), raw=tmp_path / "raw")
     corpus = replace(load(str(PICTURES)), counts={})
     for test in (4, 5, 6, 7, 5):
-        build_records(site, replace(corpus, drawn={"me": Drawn(val=3, test=test)}))
+        build_records(site, replace(corpus, drawn={"me": RandomSplitSizes(val=3, test=test)}))
         assert len(members(xmodal.open(site.storage.url, "pictures").records, "me/test")) == test
 
 
@@ -192,3 +192,10 @@ def test_outputs_of_one_setting_are_told_apart_by_date_and_media_set(tmp_path: P
     for output, line in zip(find(root, "resnet"), said, strict=True):
         made_of = "" if output.identity == own.identity else r", media set others, of media/\w+"
         assert re.fullmatch(rf"{output.identity} \(built \d{{4}}-\d\d-\d\d{made_of}\)", line)
+
+
+def test_what_a_dataset_gives_shows_itself_in_one_line(root: str) -> None:
+    dataset = xmodal.open(root, "pictures")
+    reader = dataset.reader("toy/val")
+    assert repr(dataset) == f"Dataset('pictures' in {root!r}, 1 sets of features)"
+    assert all(len(repr(value)) < 200 for value in (reader, reader.examples, reader.examples.words, dataset.loader()))

@@ -33,9 +33,10 @@ from tests.toy_root import Facts, facts, item_id
 from tests.toy_root import one_thread as one_thread
 from tests.toy_stages import ARRAYS, Arrays, array_values, arrays
 from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Stream
-from xmodal.batches.dataset import Examples, Texts
+from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Captions, Loader
 from xmodal.batches.reader import Reader
+from xmodal.batches.texts import Texts
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.recipes import Features
@@ -94,8 +95,6 @@ def reader(root: str, name: str = "grids", items: int = 40, frames: Features | N
         caption_ids=tuple(f"c{caption}" for caption in range(len(owners))),
         caption_items=np.array(owners),
         words=Texts.of(words(caption) for caption in range(len(owners))),
-        absent=0,
-        silent=0,
     )
     return Reader(examples, store, frames) if frames else Reader(examples, store)
 

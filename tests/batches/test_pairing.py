@@ -15,7 +15,7 @@ from pipelines.stages._corpus import Site, build_of_media
 from tests.publishers import cub, cuhk_pedes
 from tests.toy_root import one_thread
 from xmodal.batches.batch import Padded
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
 from xmodal.evaluation import run_metrics
@@ -23,7 +23,7 @@ from xmodal.metrics.reports import Report
 from xmodal.models.pcme import PCME_CUB, PCMEConfig
 from xmodal.recipes import Features, OnePerClass, Optimiser, Phase, Recipe, Tokens, View
 from xmodal.records.tables import Label, read_rows
-from xmodal.records.views import captions, classes
+from xmodal.records.views import caption_texts, classes
 from xmodal.root.selection import find_output
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import Vocabulary
@@ -73,7 +73,7 @@ def reader(root: str, split: str) -> Reader:
     """With the class of every item."""
     dataset = xmodal.open(root, corpus_of(root))
     view, store = View(dataset.corpus, split), dataset.store()
-    words = Vocabulary.build(captions(dataset.records, view), "nltk", 2)
+    words = Vocabulary.build(caption_texts(dataset.records, view), "nltk", 2)
     examples = Examples.of(dataset.records, view, store, words)
     return Reader(examples, store, classes=classes(dataset.records, examples.ids))
 
@@ -84,8 +84,8 @@ def corpus_of(root: str) -> str:
 
 def names(root: str, ids: tuple[str, ...]) -> list[str]:
     """The class of each item as the world has it."""
-    with xmodal.open(root, corpus_of(root)).records.open("labels.parquet") as file:
-        found = {label.item: label.name for label in read_rows(file, Label)}
+    records = xmodal.open(root, corpus_of(root)).records
+    found = {label.item: label.name for label in read_rows(records, Label)}
     return [found[id] for id in ids]
 
 
@@ -117,12 +117,12 @@ def test_pcme_trains_on_birds_and_is_chosen_by_classes(birds: str, tmp_path: Pat
     outcome = fit(tiny, birds, run)
     read = reader(birds, train)
     assert outcome.steps == len(read.examples.words) // len(set(names(birds, read.examples.ids)))
-    opened = run_metrics.opened(run, birds, val)
+    opened = run_metrics.open_run(run, birds, val)
     by_hand = rsum_by_class(opened, names(birds, opened.reader.examples.ids))
     assert outcome.rsum == pytest.approx(by_hand)
 
 
-def rsum_by_class(opened: run_metrics.Opened, named: list[str]) -> float:
+def rsum_by_class(opened: run_metrics.OpenedRun, named: list[str]) -> float:
     """The definition: a query is answered at k where one of its k best is of its class; ties count against it."""
     read = opened.reader
     every = slice(0, len(read.examples.ids)), slice(0, len(read.examples.words))
@@ -162,7 +162,9 @@ def test_persons_are_learned_and_evaluated_by_identity(persons: str, tmp_path: P
     assert outcome.steps > 0
     report: Report = evaluate(tmp_path / "run", persons, None, "cpu", QUIET)
     assert report.split == "cuhk_pedes/test"
-    lacking = [reader(persons, f"cuhk_pedes/{split}").examples.absent for split in ("train", "val", "test")]
+    lacking = [
+        reader(persons, f"cuhk_pedes/{split}").examples.items_without_features for split in ("train", "val", "test")
+    ]
     assert sum(lacking) > 0
     assert report.absent == lacking[2]
     assert report.seen == 0

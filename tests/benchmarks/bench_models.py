@@ -27,9 +27,10 @@ from tests.benchmarks.measured import Bar, Measured, timed
 from tests.benchmarks.official import Flags, pcme_pmrp, pcme_training, pvse_evaluation, pvse_training
 from tests.features.test_features import write_store
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
-from xmodal.batches.dataset import Examples, Texts
+from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
+from xmodal.batches.texts import Texts
 from xmodal.evaluation import released_weights
 from xmodal.features.store import FeatureSpec, FeatureStore
 from xmodal.metrics.pmrp import ZETAS, plausible_answers
@@ -43,8 +44,8 @@ from xmodal.models.vsepp import VSEPP_COCO
 from xmodal.progress import Silence
 from xmodal.recipes import Phase, Recipe
 from xmodal.training import optimisers
-from xmodal.training.checkpoint import Log, Place
-from xmodal.training.fit import _step, _Work
+from xmodal.training.checkpoint import Log, TrainingState
+from xmodal.training.fit import _step, _Training
 
 BARS = {
     "train_step_vs_official": Bar(minimum=1.0),  # PVSE and PCME heads from cached features
@@ -291,9 +292,9 @@ def _compare(theirs: _Official, ours: nn.Module, recipe: Recipe, phase: Phase, a
 def _steps(model: nn.Module, recipe: Recipe, phase: Phase) -> Callable[[Batch], None]:
     """One step of the training itself a call; what it logs goes to memory."""
     readers: Any = None
-    work = _Work(recipe, "", model.train(), readers, None, "cpu", Silence(), Log(BytesIO()))
+    work = _Training(recipe, "", model.train(), readers, None, "cpu", Silence(), Log(BytesIO()))
     optimisers.freeze(model, phase.frozen)
-    optimiser, place = optimisers.build(model, phase.optimiser), Place()
+    optimiser, place = optimisers.build(model, phase.optimiser), TrainingState()
 
     def step(batch: Batch) -> None:
         _step(work, phase, optimiser, place, batch)
@@ -329,7 +330,7 @@ def _data_wait() -> Measured:
         lengths = random.integers(8, 17, len(store)).tolist()
         words = Texts.of(random.integers(4, VOCABULARY, length, np.int32) for length in lengths)
         places = np.arange(len(store))
-        examples = Examples(store.ids, places, store.ids, places, words, absent=0, silent=0)
+        examples = Examples(store.ids, places, store.ids, places, words)
         loader = Loader(Reader(examples, store), READ_BATCH, dtype=torch.float32)
         model: Any = VSEPP_COCO.model.build(Inputs(2048, VOCABULARY, len(store)))
         step = _steps(model, VSEPP_COCO, VSEPP_COCO.phases[0])

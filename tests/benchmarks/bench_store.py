@@ -39,9 +39,10 @@ from tests.benchmarks.evict import evict, let_go
 from tests.benchmarks.measured import Bar, Measured, median, timed
 from tests.benchmarks.store_plot import draw
 from tests.features.test_features import write_store
-from xmodal.batches.dataset import Examples, Texts
+from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader as BatchReader
+from xmodal.batches.texts import Texts
 from xmodal.features.store import FeatureSpec, FeatureStore, write_shard
 from xmodal.features.zarr_arrays import buffer
 
@@ -155,7 +156,13 @@ def _read_by_memmap(values: Values, batches: Iterable[Rows]) -> int:
 def _examples(store: FeatureStore) -> Examples:
     """An item a row, with a caption of ten words each."""
     places, words = np.arange(len(store)), np.arange(1, 11, dtype=np.int32)
-    return Examples(store.ids, places, store.ids, places, Texts.of([words] * len(store)), absent=0, silent=0)
+    return Examples(
+        store.ids,
+        places,
+        store.ids,
+        places,
+        Texts.of([words] * len(store)),
+    )
 
 
 def _writer(folder: Path) -> dict[str, Measured]:

@@ -42,11 +42,11 @@ def measure() -> dict[str, Measured]:
     }
 
 
-def _captions(count: int) -> Iterator[str]:
+def _captions(count: int, types: int = TYPES) -> Iterator[str]:
     """Eleven words each, some of them far more often than others."""
     draws = np.random.default_rng(0)
-    words = ["".join(letters) for letters in draws.choice([*"abcdefghijklmnopqrstuvwxyz"], (TYPES, 6))]
-    places = (TYPES ** draws.random((count, 11))).astype(int)
+    words = ["".join(letters) for letters in draws.choice([*"abcdefghijklmnopqrstuvwxyz"], (types, 6))]
+    places = (types ** draws.random((count, 11))).astype(int)
     for number, row in enumerate(places.tolist()):
         first, *others = (words[place] for place in row)
         odd = '\'s "red" one' if number % 33 == 0 else "," if number % 5 == 0 else ""

@@ -33,17 +33,17 @@ from tests.stages.test_pinned import CORPUS as MINE
 from tests.stages.test_resnet_stage import ABSENT, BROKEN, ITEMS, backwards, broken, sealed
 from tests.stages.test_resnet_stage import archives as archives
 from xmodal.batches.dataset import open_dataset
-from xmodal.checks.leaks import DISTANCE, FARTHEST, Fingerprints, Part, leaks, near_pairs
-from xmodal.checks.perceptual_hashes import BITS, FRAMES, look, looks
+from xmodal.checks.leaks import DISTANCE, FARTHEST, Fingerprints, SplitMedia, leaks, near_pairs
+from xmodal.checks.perceptual_hashes import BITS, FRAMES, hash_media, hash_picture
 from xmodal.corpora import Corpus, Source
 from xmodal.corpora.coco import SPLITS as COCO_SPLITS
 from xmodal.errors import UserError
 from xmodal.media.images import UnreadableImage
 from xmodal.raw.raw_files import Raw
 from xmodal.recipes import View
-from xmodal.records.derived_splits import Drawn
+from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Caption, Item, Kind, Row, Split
-from xmodal.records.views import described, members
+from xmodal.records.views import captions_by_item, members
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
 
@@ -123,7 +123,7 @@ NO_COPIES: dict[str, Callable[[Image.Image], Image.Image]] = {
 
 def far(one: Image.Image, other: Image.Image) -> int:
     """A picture without look is near none."""
-    first, second = look(one), look(other)
+    first, second = hash_picture(one), hash_picture(other)
     return BITS if first is None or second is None else (first ^ second).bit_count()
 
 
@@ -171,8 +171,8 @@ def test_a_look_is_the_transform_by_its_definition() -> None:
             for _, u, v in known
         ]
     )
-    assert look(picture) == int("".join("01"[bit] for bit in (strength > np.median(strength)).astype(int)), 2)
-    assert (look(picture) or 0).bit_count() == BITS // 2
+    assert hash_picture(picture) == int("".join("01"[bit] for bit in (strength > np.median(strength)).astype(int)), 2)
+    assert (hash_picture(picture) or 0).bit_count() == BITS // 2
 
 
 def flat_pictures() -> dict[str, Image.Image]:
@@ -185,18 +185,18 @@ def flat_pictures() -> dict[str, Image.Image]:
 @pytest.mark.parametrize("name", flat_pictures())
 def test_a_picture_with_nothing_on_it_has_no_look(name: str) -> None:
     for form in ("PNG", "JPEG", "WEBP"):
-        assert looks(encoded(flat_pictures()[name], form), "image") is None
+        assert hash_media(encoded(flat_pictures()[name], form), "image") is None
 
 
 def test_a_clip_has_looks_of_its_beginning_middle_and_end() -> None:
     moving = replace(scene(World(items=9, image_size=96, motion=1.0), 4), frames=12)
     pictures = [Image.fromarray(each) for each in frames(moving)]
-    found = looks(gif(moving), "clip")
+    found = hash_media(gif(moving), "clip")
     assert found is not None
     for bits, frame in zip(found, (2, 6, 10), strict=True):
-        assert (bits ^ (look(pictures[frame]) or 0)).bit_count() <= DISTANCE
-    still = looks(encoded(pictures[0], "GIF"), "clip")
-    assert still == looks(encoded(pictures[0], "GIF"), "image")
+        assert (bits ^ (hash_picture(pictures[frame]) or 0)).bit_count() <= DISTANCE
+    still = hash_media(encoded(pictures[0], "GIF"), "clip")
+    assert still == hash_media(encoded(pictures[0], "GIF"), "image")
     assert len(still or ()) == FRAMES
 
 
@@ -213,10 +213,10 @@ def test_real_photographs_are_near_their_copies_and_nothing_else() -> None:
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no real media")
 def test_real_clips_are_read_where_pillow_reads_them() -> None:
-    assert looks((SHARED / "imageio_newtonscradle.gif").read_bytes(), "clip") is not None
+    assert hash_media((SHARED / "imageio_newtonscradle.gif").read_bytes(), "clip") is not None
     for name in ("imageio_cockatoo.mp4", "piexif_notjpeg.jpg"):
         with pytest.raises(UnreadableImage):
-            looks((SHARED / name).read_bytes(), "clip")
+            hash_media((SHARED / name).read_bytes(), "clip")
 
 
 # ---------------------------------------------------------------------------------------------------------- near pairs
@@ -399,7 +399,9 @@ def test_a_thousand_equal_pictures_are_each_named_and_cost_no_million_pairs() ->
     """As placeholders for lost pictures are; the last of each has the same look in other bytes."""
     look = (5, 6, 7)
     parts = [
-        Part("mine", f"me/{name}", tuple(ids), {id: ("odd" + id if id == ids[-1] else "equal", look) for id in ids})
+        SplitMedia(
+            "mine", f"me/{name}", tuple(ids), {id: ("odd" + id if id == ids[-1] else "equal", look) for id in ids}
+        )
         for name, ids in (("train", [f"a{n:04d}" for n in range(1_000)]), ("test", [f"b{n:04d}" for n in range(1_000)]))
     ]
     tracemalloc.start()
@@ -442,8 +444,8 @@ def test_a_clip_that_fades_in_is_near_its_copy_and_no_other(tmp_path: Path) -> N
         [p.resize((90, 90)) for p in (black, one, two)],
         [black, Image.new("RGB", black.size, "white"), one],
     )
-    assert [look is None for look in looks(animated(clip, "GIF"), "clip") or ()] == [True, False, False]
-    assert looks(animated(dark, "GIF"), "clip") is None
+    assert [look is None for look in hash_media(animated(clip, "GIF"), "clip") or ()] == [True, False, False]
+    assert hash_media(animated(dark, "GIF"), "clip") is None
     splits: dict[str, Files] = {
         "me/train": {"a": animated(clip, "GIF")},
         "me/test": {
@@ -479,11 +481,8 @@ def test_a_clean_split_lies_beside_the_official_one(tmp_path: Path) -> None:
     assert tree_digest(records.where) == before
     data = open_dataset(site.storage.url, "mine")
     assert data.splits == {"me/train": 2, "me/val": 1, "me/test": 4, cleaned["name"]: 2}
-    found = described(data.records, View("mine", cleaned["name"]))
-    assert {item: [caption.text for caption in some] for item, some in found.items()} == {
-        "w": ["a thing"],
-        "z": ["a thing"],
-    }
+    found = captions_by_item(data.records, View("mine", cleaned["name"]))
+    assert found.grouped(found.texts) == {"w": ["a thing"], "z": ["a thing"]}
     assert leakage(site.storage, ["mine"], split="me/test")["clean"] == cleaned
 
 
@@ -509,7 +508,7 @@ def test_a_split_is_cleaned_of_the_training_split_that_it_is_used_with(tmp_path:
         "you/train": {"z": pictures[3], "q": pictures[2]},
     }
     site, corpus = published(tmp_path, "mine", splits)
-    build_stages(site, replace(corpus, drawn={"they": Drawn(val=0, test=6)}), ["fingerprints"])
+    build_stages(site, replace(corpus, drawn={"they": RandomSplitSizes(val=0, test=6)}), ["fingerprints"])
     clean = partial(leakage, site.storage, ["mine"], split="me/test")
     usual, other, both = (
         clean(against=against)["clean"] for against in ((), ("you/train",), ("you/train", "me/train"))
@@ -565,7 +564,7 @@ def test_workers_and_their_order_change_no_byte(tmp_path: Path, archives: dict[s
     failed = {row: kind for unit in output.units() for row, kind, _ in unit.failures}
     assert failed == {dict(ITEMS)[BROKEN[0]]: "unreadable", dict(ITEMS)[ABSENT[0]]: "absent"}
     known = Fingerprints.read(output)
-    assert [path for path, look in zip(known.media, known.looks, strict=True) if look is None] == [
+    assert [path for path, look in zip(known.media, known.hashes, strict=True) if look is None] == [
         dict(ITEMS)[BROKEN[0]]
     ]
 

@@ -21,7 +21,7 @@ from pipelines.stages._corpus import Site, build_records, build_stages
 from tests.publishers import cub, flickr30k_entities
 from tests.toy_root import PICTURES, item_id, make_root
 from xmodal import corpora
-from xmodal.checks.statistics import Plausible, Spread, describe
+from xmodal.checks.statistics import PlausiblePairs, Spread, describe
 from xmodal.corpora import Corpus
 from xmodal.features.store import FeatureSpec, extents_file, index_files, shard_file, write_ragged_shard
 from xmodal.raw.raw_files import Raw
@@ -203,7 +203,7 @@ def test_plausible_matches_are_counted_by_level_where_they_are_built(
     found = {part.name: part.plausible for part in describe(xmodal.open(root, "coco")).parts}
     for name, some in (("all", shown.keys()), ("karpathy/train", members)):
         differing = [len(shown[one] ^ shown[other]) for one in some for other in some if one != other]
-        assert found[name] == Plausible(len(some), tuple(sum(d <= zeta for d in differing) for zeta in (0, 1, 2)))
+        assert found[name] == PlausiblePairs(len(some), tuple(sum(d <= zeta for d in differing) for zeta in (0, 1, 2)))
     assert main(["stats", "coco", "--root", root]) == 0
     train = found["karpathy/train"]
     assert train is not None

@@ -30,7 +30,7 @@ from xmodal.metrics.protocols import Gallery, classes, labels_of
 from xmodal.raw.raw_files import Raw
 from xmodal.recipes import View
 from xmodal.records.tables import Caption, Item, Label, Oddity, Region, Row, Split
-from xmodal.records.views import described
+from xmodal.records.views import captions_by_item
 from xmodal.root.storage import open_storage
 
 WORLD = World(items=60, image_size=32, captions_per_item=10, identities=12)
@@ -124,12 +124,12 @@ def test_a_build_counts_what_the_publisher_wrote_and_classes_say_what_is_right(t
     assert records.totals["counts"]["odd: " + cub.NOT_TEXT] == 2 * sum(p.garbled for p in pictures(WORLD))
     assert build_media(site, corpus).totals["counts"] == {"present": 60, "absent": 0}
     dataset = xmodal.open(str(tmp_path / "root"), "cub")
-    found = described(dataset.records, View("cub", "pcme/train"))
-    ids, texts = list(found), [c for some in found.values() for c in some]
-    gallery = Gallery(ids, [c.id for c in texts], np.repeat(np.arange(len(ids)), 10))
+    found = captions_by_item(dataset.records, View("cub", "pcme/train"))
+    ids, owners = found.items, np.repeat(found.items, found.counts).tolist()
+    gallery = Gallery(ids, found.ids.to_pylist(), np.repeat(np.arange(len(ids)), 10))
     relevance = classes(gallery, "class", labels_of(dataset.records, ids)["class"])
     by_number = {str(p.number): p.scene.class_name for p in pictures(WORLD)}
-    expected = [[by_number[item] == by_number[c.item] for c in texts] for item in ids]
+    expected = [[by_number[item] == by_number[owner] for owner in owners] for item in ids]
     np.testing.assert_array_equal(relevance.tile(slice(None), slice(None)), expected)
     assert np.sum(expected) > 10 * len(ids)
 

@@ -29,7 +29,7 @@ from xmodal.metrics.protocols import classes as relevance_of
 from xmodal.raw.raw_files import Raw
 from xmodal.recipes import View
 from xmodal.records.tables import Caption, Item, Label, Split
-from xmodal.records.views import classes, described
+from xmodal.records.views import captions_by_item, classes
 from xmodal.root.sealed_sets import read_lock
 from xmodal.root.storage import open_storage
 
@@ -105,12 +105,12 @@ def test_a_lacking_folder_is_sealed_as_absent_and_persons_say_what_is_right(tmp_
     absent = Counter(file.path.split("/")[1] for file in locked if file.sha256 is None)
     assert absent == {LACKING: sum(picture.folder == LACKING for picture in pictures(WORLD))}
     dataset = xmodal.open(str(tmp_path / "root"), "cuhk_pedes")
-    found = described(dataset.records, View("cuhk_pedes", "cuhk_pedes/test", captions_per_item=2))
-    ids, texts = list(found), [caption for some in found.values() for caption in some]
-    gallery = Gallery(ids, [caption.id for caption in texts], np.repeat(np.arange(len(ids)), 2))
+    found = captions_by_item(dataset.records, View("cuhk_pedes", "cuhk_pedes/test", captions_per_item=2))
+    ids, owners = found.items, np.repeat(found.items, found.counts).tolist()
+    gallery = Gallery(ids, found.ids.to_pylist(), np.repeat(np.arange(len(ids)), 2))
     relevance = relevance_of(gallery, "identity", labels_of(dataset.records, ids)["identity"])
     person = {picture.path: picture.scene.identity for picture in pictures(WORLD)}
-    expected = [[person[item] == person[caption.item] for caption in texts] for item in ids]
+    expected = [[person[item] == person[owner] for owner in owners] for item in ids]
     np.testing.assert_array_equal(relevance.tile(slice(None), slice(None)), expected)
     assert np.sum(expected) > 2 * len(ids)
     numbers = classes(dataset.records, ids)

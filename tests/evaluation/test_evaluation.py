@@ -17,8 +17,9 @@ from tests.toy_root import Facts, facts, item_id, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from xmodal import find
 from xmodal.batches.batch import Padded
-from xmodal.batches.dataset import Examples, Texts
+from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
+from xmodal.batches.texts import Texts
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import evaluate, load
 from xmodal.features.store import FeatureStore
@@ -147,7 +148,7 @@ def test_two_thousand_items_are_evaluated_in_folds_of_one_thousand_too(tmp_path:
     store = FeatureStore(build(facts(Facts(items, shown="number", width=2)), open_storage(str(tmp_path))))
     words = Texts.of(np.array([1, number, 2], np.int32) for number in range(items))
     ids = tuple(map(item_id, range(items)))
-    examples = Examples(ids, store.rows(ids), ids, np.arange(items), words, absent=0, silent=0)
+    examples = Examples(ids, store.rows(ids), ids, np.arange(items), words)
     scores = measure(Oracle(), Reader(examples, store), Silence())
     assert (list(scores), scores["all"].galleries, scores["1K"].galleries) == (["all", "1K"], 1, 2)
     assert scores["all"].visual_to_text["R@1"] == scores["1K"].visual_to_text["R@1"] == 100

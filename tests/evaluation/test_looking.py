@@ -20,7 +20,7 @@ from tests.training.test_training_together import PCME, PVSE
 from tests.training.test_trunk import make_root as make_pictures
 from xmodal.batches.batch import Padded
 from xmodal.evaluation import uncertainty_probes
-from xmodal.evaluation.run_metrics import Opened, opened
+from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.evaluation.uncertainty import cut_out, mark_unknown, mix
 from xmodal.media.drawing import GAP, LINE
 from xmodal.media.images import square
@@ -101,7 +101,7 @@ def test_a_picture_shows_what_the_network_saw_and_where_each_map_is_highest(
     code, out, _ = look(capsys, *command, "--items", "p005", "p002", "--json")
     drawn = json.loads(out)["pictures"]
     assert (code, [one["item"] for one in drawn]) == (0, ["p005", "p002"])
-    asked = opened(runs("pvse"), root, "train")
+    asked = open_run(runs("pvse"), root, "train")
     media = ancestor(asked.features.output, "media")
     assert media is not None
     for one in drawn:
@@ -120,7 +120,7 @@ def test_a_picture_shows_what_the_network_saw_and_where_each_map_is_highest(
         assert (pixels[LINE + SIDE + GAP :] < 128).any()  # a legend
 
 
-def maps(asked: Opened, item: str) -> Tensor:
+def maps(asked: OpenedRun, item: str) -> Tensor:
     """(L, K)"""
     place = asked.reader.examples.ids.index(item)
     visual = asked.reader.visual(slice(place, place + 1))
@@ -131,7 +131,7 @@ def maps(asked: Opened, item: str) -> Tensor:
 
 
 def test_a_map_of_pcme_pools_what_its_mean_is_made_of(root: str, runs: Callable[[str], str]) -> None:
-    asked = opened(runs("pcme"), root, "train")
+    asked = open_run(runs("pcme"), root, "train")
     model: Any = asked.scorer
     visual = Padded.whole(asked.reader.visual(slice(None)).values.float())
     with torch.inference_mode():
@@ -228,7 +228,7 @@ def test_probes_are_the_uncertainty_of_what_was_changed(
     code, out, _ = look(capsys, runs("pcme"), "--root", root, "--split", "train", "--probes", "--json")
     found = json.loads(out)
     assert (code, found["items"], found["captions"], found["unprobed"]) == (0, 8, 40, None)
-    asked = opened(runs("pcme"), root, "train")
+    asked = open_run(runs("pcme"), root, "train")
     visual = Padded.whole(asked.reader.visual(slice(None)).values.float())
     text, after = asked.reader.text(slice(None)), Padded.whole(visual.values.roll(-1, 0))
     assert [probed["share"] for probed in found["probes"]] == [0.0, *uncertainty_probes.SHARES]
@@ -264,7 +264,7 @@ def test_pixels_are_probed_where_the_run_reads_them(
     monkeypatch.setattr(uncertainty_probes, "SHARES", (0.0, 0.5, 1.0))
     plain, nothing, half, everything = uncertainty_probes.probe(runs("pcme-pixels"), root, "train").probes
     assert nothing == replace(plain, share=0.0)
-    asked = opened(runs("pcme-pixels"), root, "train")
+    asked = open_run(runs("pcme-pixels"), root, "train")
     with torch.inference_mode():
         empty = asked.scorer.encode_visual(Padded.whole(torch.zeros(1, 1, 3, 64, 64)))
     assert everything.erased == pytest.approx(uncertainty(empty), rel=1e-4)

@@ -23,7 +23,8 @@ from tests.toy_root import Facts, facts, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_trunk import make_root as make_pictures
 from xmodal import find
-from xmodal.batches.dataset import Examples, open_dataset
+from xmodal.batches.dataset import open_dataset
+from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.evaluation.released_weights import PLACES, convert
 from xmodal.evaluation.run_metrics import evaluate
@@ -34,13 +35,13 @@ from xmodal.models.pvse import PVSEConfig
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.progress import Silence
 from xmodal.recipes import Config, Features, Pixels, View
-from xmodal.records.views import captions
+from xmodal.records.views import caption_texts
 from xmodal.root.storage import open_storage
 from xmodal.text.tokenizers import tokenizer
 from xmodal.text.vocabularies import SPECIALS, ReleasedVocabulary, Vocabulary
-from xmodal.training.finetuning import Fronted, front
+from xmodal.training.finetuning import WithBackbone, attach_backbone
 from xmodal.training.fit import fit
-from xmodal.training.picture_crops import pictures
+from xmodal.training.picture_crops import picture_reader
 from xmodal.training.validation import measure
 
 ITEMS, WIDTH = 120, 12
@@ -63,7 +64,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 def words(root: str) -> dict[str, int]:
     """Every word of the captions, with ids in an order that is not ours; the specials are somewhere among them."""
     view = View("pictures", "toy/test")
-    found = Vocabulary.build(captions(find(root, "records")[0], view), "nltk", 1).words
+    found = Vocabulary.build(caption_texts(find(root, "records")[0], view), "nltk", 1).words
     order = np.random.default_rng(0).permutation(len(found)).tolist()
     return dict(zip(found, order, strict=True))
 
@@ -361,7 +362,7 @@ def test_released_ids_are_the_files(words: dict[str, int]) -> None:
 SIZES = {"resnet.resize": 256, "resnet.crop": 224, "pixels.side": 256}
 
 
-def cnn_of(fronted: Fronted) -> dict[str, Tensor]:
+def cnn_of(fronted: WithBackbone) -> dict[str, Tensor]:
     """By the names that the official code saves it with."""
     names = {str(place): name for name, place in PLACES.items()}
     found = [(name.split(".", 2), value) for name, value in fronted.state_dict().items() if name.startswith("trunk.")]
@@ -377,14 +378,14 @@ def test_pictures_are_seen_by_the_cnn_in_the_file(
     torch.manual_seed(0)
     model = PVSE.build(Inputs(512, len(words), 0))
     heads = official_state(model)
-    fronted = front(model, store).eval()
+    fronted = attach_backbone(model, store).eval()
     with torch.no_grad():  # as training would
         for name, values in fronted.state_dict().items():
             if name.startswith("trunk.7") and "running_mean" in name:
                 values.add_(torch.randn(values.shape))
     saved(tmp_path / "model.pth", heads | cnn_of(fronted))
     reader = Reader(Examples.of(find(root, "records")[0], view, store, ByTheFile(words)), store)
-    seen = pictures(reader, open_dataset(root, "pictures").store("pixels"), Pixels("centre", flip=False))
+    seen = picture_reader(reader, open_dataset(root, "pictures").store("pixels"), Pixels("centre", flip=False))
     scores = measure(fronted, seen, Silence())["all"]
     expected = scores.rsum, scores.visual_to_text["Mean R"], scores.text_to_visual["Mean R"]
     given = (*vocabulary_at(tmp_path / "coco_vocab.json", words), "--split", "train", "--root", root, "--json")

@@ -14,10 +14,10 @@ from tests.toy_root import make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from xmodal import models
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
-from xmodal.evaluation.run_metrics import opened
+from xmodal.evaluation.run_metrics import open_run
 from xmodal.features.opening import open_features
 from xmodal.models import Inputs, Trainable
 from xmodal.models.pcme import PCMEConfig
@@ -199,13 +199,13 @@ def test_a_model_that_chooses_among_positions_refuses_a_store_of_one(
     if name == "vsepp" or (isinstance(config, PVSEConfig) and not config.embeddings):
         _ = open_features(toy_root, "resnet", None, records, config)
         with pytest.raises(UserError, match="train it first"):
-            opened(str(tmp_path / "run"), toy_root, "toy/test")
+            open_run(str(tmp_path / "run"), toy_root, "toy/test")
         return
     message = f"has one position an item, and {name.upper()} chooses among several: .*--set resnet.output=grid"
     with pytest.raises(UserError, match=message):
         open_features(toy_root, "resnet", None, records, config)
     with pytest.raises(UserError, match=message):
-        opened(str(tmp_path / "run"), toy_root, "toy/test")
+        open_run(str(tmp_path / "run"), toy_root, "toy/test")
 
 
 @pytest.mark.parametrize(("name", "config"), MODELS)

@@ -23,10 +23,12 @@ from xmodal.losses.gaussians import (
     SAMPLES,
     Distance,
     Gaussians,
-    closeness,
     compare_samples,
     floats_per_item,
     squared_between_samples,
+)
+from xmodal.losses.gaussians import (
+    similarity as score,
 )
 from xmodal.models import Inputs, Trainable, load
 from xmodal.models.pcme import DRAWN, PCME, PCMEConfig, kl_divergence, log_odds, own_name, pair_losses, uniformity
@@ -160,7 +162,7 @@ def _gradient(leaf: Tensor | None) -> Tensor:
 @pytest.mark.parametrize(("name", "positives"), [("pcme_cub_eval_matmul", "class"), ("pcme_coco_eval_matmul", "own")])
 def test_products_of_samples_rank_as_in_the_official_evaluation(name: str, positives: str) -> None:
     official = tensors(name)
-    similarity = closeness(drawn(official["image_samples"]), drawn(official["caption_samples"]), "matmul_sum").numpy()
+    similarity = score(drawn(official["image_samples"]), drawn(official["caption_samples"]), "matmul_sum").numpy()
     images, captions = similarity.shape
     of_image, of_caption = np.arange(images), np.arange(captions) // (captions // images)
     if positives == "class":
@@ -228,7 +230,7 @@ def test_scores_of_densities_are_their_definitions(
     first, second = density(4, width, 0, spread), density(6, width, 1, spread)
     expected = [[slow_score(distance, *a, *b) for b in zip(*second, strict=True)] for a in zip(*first, strict=True)]
     visual, text = (Gaussians(*(torch.tensor(part, dtype=kind) for part in side)) for side in (first, second))
-    close(closeness(visual, text, distance), torch.tensor(expected, dtype=torch.float64), tolerance, tolerance)
+    close(score(visual, text, distance), torch.tensor(expected, dtype=torch.float64), tolerance, tolerance)
 
 
 @pytest.mark.parametrize("distance", SAMPLES)
@@ -246,13 +248,13 @@ def test_scores_of_samples_are_their_definitions(distance: Distance, sigmoid_sca
 
 def test_scores_hang_together_as_divergences_do() -> None:
     visual, text = (Gaussians(*map(torch.from_numpy, density(5, 8, seed))) for seed in (0, 1))
-    kl, reverse = (-0.5 * (closeness(visual, text, d) + 8) for d in ("kl", "reverse_kl"))
+    kl, reverse = (-0.5 * (score(visual, text, d) + 8) for d in ("kl", "reverse_kl"))
     assert (kl > 0).all()
     assert (reverse > 0).all()
-    close((kl + reverse) / 2, -closeness(visual, text, "js") / 4 - 4, 1e-9)
-    close(closeness(visual, visual, "kl").diagonal(), torch.full((5,), -8.0), 1e-9)
-    close(closeness(visual, visual, "bhattacharyya").diagonal(), torch.zeros(5), 1e-9)
-    assert torch.equal(closeness(visual, text, "l2").argsort(1), closeness(visual, text, "mean").argsort(1))
+    close((kl + reverse) / 2, -score(visual, text, "js") / 4 - 4, 1e-9)
+    close(score(visual, visual, "kl").diagonal(), torch.full((5,), -8.0), 1e-9)
+    close(score(visual, visual, "bhattacharyya").diagonal(), torch.zeros(5), 1e-9)
+    assert torch.equal(score(visual, text, "l2").argsort(1), score(visual, text, "mean").argsort(1))
 
 
 def test_match_probability_ranks_what_a_probability_rounds_to_zero_or_one() -> None:
@@ -524,9 +526,9 @@ def test_what_cannot_be_meant_is_refused(changes: dict[str, object], message: st
 def test_scores_that_need_samples_or_learned_numbers_say_so() -> None:
     items = Gaussians(torch.ones(2, 3), torch.zeros(2, 3))
     with pytest.raises(ValueError, match="encoded without samples"):
-        closeness(items, items, "average_l2")
+        score(items, items, "average_l2")
     with pytest.raises(ValueError, match="'match_probability' cannot be told from two Gaussians"):
-        closeness(items, items, "match_probability")
+        score(items, items, "match_probability")
 
 
 def test_the_recipes_are_those_of_the_paper() -> None:

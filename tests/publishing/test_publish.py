@@ -47,8 +47,7 @@ class Built:
     features: list[Output]
 
     def rows(self, kind: type[R]) -> list[R]:
-        with self.records.open(f"{kind.__name__.lower()}s.parquet") as file:
-            return list(read_rows(file, kind))  # type: ignore[type-var]
+        return list(read_rows(self.records, kind))  # type: ignore[type-var]
 
     def publish(self, out: Path, **release: ReleaseClass) -> dict[str, Any]:
         """With another release than COCO's, where one is given."""
@@ -62,8 +61,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     corpus = write(WORLD, folder / "raw")
     site = Site(open_storage(str(folder / "root")), raw=folder / "raw")
     records, media = build_records(site, corpus), build_media(site, corpus)
-    with records.open("items.parquet") as file:
-        ids = sorted(item.id for item in read_rows(file, Item))
+    ids = sorted(item.id for item in read_rows(records, Item))
     return Built(corpus, site.storage, records, media, [build(toy_features(media, ids), site.storage)])
 
 

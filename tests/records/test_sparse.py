@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,15 +17,15 @@ from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.papers.recipe_runs import recipe_with
 from pipelines.stages.records import RecordsConfig
 from tests.toy_root import Facts, facts, make_root, one_thread, recipe
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
 from xmodal.corpora import coco, flickr30k, load, names
 from xmodal.errors import UserError
 from xmodal.recipes import View
-from xmodal.records.derived_splits import Drawn, DrawnSplit, Share, shuffled
+from xmodal.records.derived_splits import DrawnSplit, RandomSplitSizes, Share, shuffled
 from xmodal.records.tables import ROWS, Caption, Item, Split, Tables
-from xmodal.records.views import captions, described, items
+from xmodal.records.views import caption_texts, captions_by_item, items_with_captions
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import Vocabulary
@@ -88,35 +89,46 @@ def flickr(tmp_path_factory: pytest.TempPathFactory) -> Output:
     return tables(tmp_path_factory.mktemp("flickr"), "flickr30k", pictures(29_000, 1_014, 1_000 + 769))
 
 
+def ids_by_item(records: Output, view: View) -> dict[str, list[str]]:
+    captions = captions_by_item(records, view)
+    return captions.grouped(captions.ids)
+
+
 def seen(records: Output, name: str) -> set[str]:
     """Captions by their ids."""
-    found = described(records, View(str(records.config["corpus"]), name, captions_per_item=5))
-    return {caption.id for some in found.values() for caption in some}
+    found = ids_by_item(records, View(str(records.config["corpus"]), name, captions_per_item=5))
+    return {caption for some in found.values() for caption in some}
+
+
+def drawn(share: Share, captions: list[str]) -> list[str]:
+    """Of the captions of one item."""
+    kept = share.drawn_captions(captions, np.zeros(len(captions), np.int64))
+    return [caption for caption, stays in zip(captions, kept.tolist(), strict=True) if stays]
 
 
 @pytest.fixture(scope="module")
-def captioned(flickr: Output) -> dict[str, list[Caption]]:
-    return described(flickr, View("flickr30k", "karpathy/train"))
+def captioned(flickr: Output) -> dict[str, list[str]]:
+    return ids_by_item(flickr, View("flickr30k", "karpathy/train"))
 
 
 @pytest.mark.parametrize(("percent", "each", "printed", "ruled"), FLICKR30K)
 def test_flickr30k_has_the_counts_of_the_rule(
-    captioned: dict[str, list[Caption]], percent: int, each: int, printed: int, ruled: int
+    captioned: dict[str, list[str]], percent: int, each: int, printed: int, ruled: int
 ) -> None:
     kept = Share("karpathy/train", percent, each)
     some = kept.items(captioned)
     assert len(some) == IMAGES["flickr30k"][percent]
-    assert sum(len(kept.kept(captioned[item])) for item in some) == ruled
+    assert sum(len(drawn(kept, captioned[item])) for item in some) == ruled
     assert MISPRINTS.get(("flickr30k", percent, each), (ruled, ruled)) == (printed, ruled)
 
 
-def test_the_records_give_the_same(flickr: Output, captioned: dict[str, list[Caption]]) -> None:
+def test_the_records_give_the_same(flickr: Output, captioned: dict[str, list[str]]) -> None:
     name, kept = "karpathy/train@50%x2", Share("karpathy/train", 50, 2)
-    found = described(flickr, View("flickr30k", name))
+    found = ids_by_item(flickr, View("flickr30k", name))
     members = kept.items(captioned)
-    assert found == {item: kept.kept(some) for item, some in captioned.items() if item in members}
+    assert found == {item: drawn(kept, some) for item, some in captioned.items() if item in members}
     assert sum(map(len, found.values())) == 29_000
-    others = described(flickr, View("flickr30k", f"{name}:unannotated"))
+    others = ids_by_item(flickr, View("flickr30k", f"{name}:unannotated"))
     assert found.keys() | others.keys() == captioned.keys()
     assert not found.keys() & others.keys()
     assert not any(others.values())
@@ -145,10 +157,10 @@ def test_shares_and_captions_are_nested_and_a_seed_makes_others(tmp_path: Path) 
 
 def test_six_captions_are_five_where_papers_take_five(tmp_path: Path) -> None:
     records = tables(tmp_path, "coco", pictures(40, 5, 5, six=40))
-    (five, drawn) = (described(records, View("coco", f"karpathy/train@50%{n}", 5)) for n in ("", "x2"))
+    (five, drawn) = (ids_by_item(records, View("coco", f"karpathy/train@50%{n}", 5)) for n in ("", "x2"))
     assert {len(some) for some in five.values()} == {5}
     assert {len(some) for some in drawn.values()} == {2}
-    positions = [[caption.position for caption in some] for some in drawn.values()]
+    positions = [[int(caption.partition("#")[2]) for caption in some] for some in drawn.values()]
     assert all(some == sorted(some) and max(some) < 5 for some in positions)
 
 
@@ -189,21 +201,21 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_captions_of_the_other_part_cannot_be_reached(root: str) -> None:
     dataset = xmodal.open(root, "pictures")
     view = View("pictures", "toy/train@25%:unannotated")
-    found = described(dataset.records, view)
+    found = ids_by_item(dataset.records, view)
     assert len(found) == 72
     assert not any(found.values())
-    assert list(captions(dataset.records, view)) == []
-    assert items(dataset.records, view) == set()
+    assert list(caption_texts(dataset.records, view)) == []
+    assert items_with_captions(dataset.records, view) == set()
     with pytest.raises(UserError, match=r"has 72 items, but none has both .*: 72 have no human captions"):
         dataset.reader(view.split)
     with pytest.raises(UserError, match="has no split 'toy/none'; there are: toy/train"):
-        described(dataset.records, View("pictures", "toy/none@10%"))
+        ids_by_item(dataset.records, View("pictures", "toy/none@10%"))
 
 
 def test_words_are_those_of_the_annotated_part(root: str) -> None:
     dataset = xmodal.open(root, "pictures")
-    annotated = described(dataset.records, View("pictures", "toy/train@10%"))
-    wanted = Vocabulary.build((c.text for some in annotated.values() for c in some), "nltk", 4)
+    annotated = ids_by_item(dataset.records, View("pictures", "toy/train@10%"))
+    wanted = Vocabulary.build(caption_texts(dataset.records, View("pictures", "toy/train@10%")), "nltk", 4)
     assert dataset.reader("toy/train@10%").examples.ids == tuple(annotated)
     for name in ("toy/train@10%", "toy/train@10%:unannotated"):
         assert dataset.vocabulary(name) == wanted
@@ -225,7 +237,7 @@ def test_the_other_part_is_read_by_what_no_person_wrote(tmp_path: Path) -> None:
         View("pictures", "karpathy/train@25%x2"),
         View("pictures", "karpathy/train@25%x2:unannotated", None, "semantics"),
     )
-    vocabulary = Vocabulary.build([*captions(records, part), *captions(records, other)], "whitespace", 1)
+    vocabulary = Vocabulary.build([*caption_texts(records, part), *caption_texts(records, other)], "whitespace", 1)
     readers = {
         "annotated": Reader(Examples.of(records, part, store, vocabulary), store),
         "unannotated": Reader(Examples.of(records, other, store, vocabulary), store),
@@ -261,7 +273,7 @@ def test_all_that_people_wrote_is_hidden(tmp_path: Path) -> None:
     told = [Caption(f"{n}?{m}", str(n), m, f"a word of {n}", "unrelated") for n in range(40) for m in range(3)]
     records = tables(tmp_path, "pictures", iter([*pictures(40, 5, 5), *told]))
     annotated, hidden = (
-        list(captions(records, View("pictures", f"karpathy/train@25%x1{other}", None, "unrelated")))
+        list(caption_texts(records, View("pictures", f"karpathy/train@25%x1{other}", None, "unrelated")))
         for other in ("", ":unannotated")
     )
     assert (len(annotated), len(hidden)) == (10, 0)
@@ -273,7 +285,7 @@ def test_a_model_trains_on_a_part(root: str, tmp_path: Path) -> None:
     assert outcome.steps == 2  # of 32 and 16 of the 48 captions
     words = (tmp_path / "run/vocabulary.txt").read_text().splitlines()[1:]
     records = xmodal.find(root, "records")[0]
-    assert tuple(words) == Vocabulary.build(captions(records, sparse.view), "nltk", 2).words
+    assert tuple(words) == Vocabulary.build(caption_texts(records, sparse.view), "nltk", 2).words
 
 
 def test_a_recipe_of_ours_takes_a_part_by_its_name() -> None:
@@ -288,29 +300,30 @@ def test_papers_drew_what_they_say(tmp_path: Path) -> None:
         parts = [DrawnSplit(who, part).items(every, coco.CORPUS.drawn[who]) for part in ("train", "val", "test")]
         assert tuple(map(len, parts)) == wanted
         assert set.union(*parts) == set(every)
-    first, second = (DrawnSplit("dual_path", "test", seed).items(every, Drawn(5_000, 5_000)) for seed in (0, 1))
+    first, second = (
+        DrawnSplit("dual_path", "test", seed).items(every, RandomSplitSizes(5_000, 5_000)) for seed in (0, 1)
+    )
     assert 100 < len(first & second) < 320  # chance: 203
 
 
 def test_drawn_splits_are_read_by_name_and_are_not_karpathys(flickr: Output) -> None:
-    assert flickr30k.CORPUS.drawn["dual_path"] == Drawn(val=1_000, test=1_000)
-    train, test = (described(flickr, View("flickr30k", f"dual_path/{part}")).keys() for part in ("train", "test"))
+    assert flickr30k.CORPUS.drawn["dual_path"] == RandomSplitSizes(val=1_000, test=1_000)
+    train, test = (ids_by_item(flickr, View("flickr30k", f"dual_path/{part}")).keys() for part in ("train", "test"))
     assert (len(train), len(test)) == (29_783, 1_000)
     assert not train & test
-    assert len(test & described(flickr, View("flickr30k", "karpathy/test")).keys()) < 120  # chance: 56
-    tenth = described(flickr, View("flickr30k", "dual_path#2/train@10%:unannotated"))
+    assert len(test & ids_by_item(flickr, View("flickr30k", "karpathy/test")).keys()) < 120  # chance: 56
+    tenth = ids_by_item(flickr, View("flickr30k", "dual_path#2/train@10%:unannotated"))
     assert len(tenth) == 29_783 - 2_978
     with pytest.raises(UserError, match=r"no split 'two_branch/val'; there are: karpathy/train.*, dual_path/train"):
-        described(flickr, View("flickr30k", "two_branch/val"))
+        ids_by_item(flickr, View("flickr30k", "two_branch/val"))
 
 
 def test_drawn_splits_have_words_of_their_own_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = replace(coco.CORPUS, drawn={"two_branch": Drawn(val=9, test=1)})
+    few = replace(coco.CORPUS, drawn={"two_branch": RandomSplitSizes(val=9, test=1)})
     monkeypatch.setattr(coco, "CORPUS", few)
     tables(tmp_path, "coco", pictures(40, 5, 5))
     dataset = xmodal.open(str(tmp_path), "coco")
-    training = described(dataset.records, View("coco", "two_branch#1/train"))
-    wanted = Vocabulary.build((c.text for some in training.values() for c in some), "nltk", 4)
+    wanted = Vocabulary.build(caption_texts(dataset.records, View("coco", "two_branch#1/train")), "nltk", 4)
     assert dataset.vocabulary("two_branch#1/val") == wanted
     assert dataset.vocabulary() != wanted
     assert list(dataset.splits) == ["karpathy/train", "karpathy/val", "karpathy/test"]
@@ -319,4 +332,4 @@ def test_drawn_splits_have_words_of_their_own_training(tmp_path: Path, monkeypat
 def test_a_corpus_too_small_to_draw_from_is_refused(tmp_path: Path) -> None:
     records = tables(tmp_path, "coco", pictures(40, 5, 5))
     with pytest.raises(UserError, match="dual_path draws 5,000 items to test and 5,000 to validate on: 50 are too few"):
-        described(records, View("coco", "dual_path/train"))
+        ids_by_item(records, View("coco", "dual_path/train"))

@@ -33,7 +33,7 @@ from tests.conftest import tree_digest
 from tests.media.test_vision import named_state
 from tests.stages.test_resnet_stage import backwards, by_turns, sealed
 from tests.stages.test_resnet_stage import storage as storage
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.batches.sample_order import evaluation_frames
 from xmodal.corpora import load as load_corpus

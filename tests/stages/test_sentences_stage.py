@@ -23,7 +23,8 @@ from tests.toy_root import PICTURES, item_id, make_root
 from tests.toy_root import one_thread as one_thread
 from xmodal import find
 from xmodal.batches.batch import Padded
-from xmodal.batches.dataset import Examples, open_dataset
+from xmodal.batches.dataset import open_dataset
+from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
 from xmodal.corpora import load
@@ -71,8 +72,7 @@ def stage(root: str, vectors: Path | None, coding: CodebookConfig = CODING) -> S
 
 
 def captions(root: str) -> dict[str, Caption]:
-    with find(root, "records")[0].open("captions.parquet") as file:
-        return {caption.id: caption for caption in read_rows(file, Caption)}
+    return {caption.id: caption for caption in read_rows(find(root, "records")[0], Caption)}
 
 
 def test_every_caption_is_a_row(root: str, made: Output) -> None:

@@ -19,13 +19,13 @@ from pipelines.stages import vocabulary as stage
 from pipelines.stages._corpus import Site, build_stages
 from pipelines.stages.vocabulary import VocabularyConfig
 from tests.conftest import tree_digest
-from xmodal.batches.dataset import vocabulary
+from xmodal.batches.texts import vocabulary
 from xmodal.corpora import Corpus, load
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 from xmodal.recipes import Tokens, View
 from xmodal.records.tables import Caption, Row
-from xmodal.records.views import captions
+from xmodal.records.views import caption_texts
 from xmodal.root.outputs import Output, find
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import SPECIALS, Vocabulary
@@ -112,7 +112,7 @@ def read(output: Output) -> Vocabulary:
 def test_it_is_what_a_plain_count_gives(config: VocabularyConfig, shared: Path, raw: Path) -> None:
     output = built(site(shared, raw, **{field.name: getattr(config, field.name) for field in fields(config)}))
     (records,) = find(str(shared), "records")
-    told = list(captions(records, View("pictures", config.split, config.captions_per_item, config.text)))
+    told = list(caption_texts(records, View("pictures", config.split, config.captions_per_item, config.text)))
     wanted = Vocabulary.build(told, config.tokenizer, config.minimum_count, config.cleaning)
     assert read(output) == wanted
     assert len(wanted) > len(SPECIALS) + 3
@@ -182,7 +182,7 @@ def test_training_reads_what_was_built_of_just_its_words(raw: Path, tmp_path: Pa
     output = built(site(tmp_path / "root", raw, captions_per_item=2, minimum_count=2))
     (records,) = find(str(tmp_path / "root"), "records")
     view, tokens = View("pictures", "toy/train", captions_per_item=2), Tokens("nltk", minimum_count=2)
-    wanted = Vocabulary.build(captions(records, view), "nltk", 2)
+    wanted = Vocabulary.build(caption_texts(records, view), "nltk", 2)
     assert vocabulary(records, view, tokens) == wanted
     path = Path(output.where) / "vocabulary.txt"
     path.write_bytes(path.read_bytes().replace(b"dog\n", b"dig\n"))
@@ -198,7 +198,8 @@ def test_training_reads_what_was_built_of_just_its_words(raw: Path, tmp_path: Pa
     for other, changes in others:  # counted here
         asked = replace(tokens, **changes)
         found = vocabulary(records, other, asked)
-        assert found == Vocabulary.build(captions(records, other), asked.tokenizer, asked.minimum_count, asked.cleaning)
+        texts = caption_texts(records, other)
+        assert found == Vocabulary.build(texts, asked.tokenizer, asked.minimum_count, asked.cleaning)
         assert replace(found, words=wanted.words) != found
 
 

@@ -16,10 +16,11 @@ from tests.golden import golden
 from tests.toy_root import one_thread as one_thread
 from tests.toy_stages import Arrays, arrays
 from xmodal.batches.batch import ANNOTATED, Batch
-from xmodal.batches.dataset import Examples, Texts
+from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
-from xmodal.batches.sample_order import Draws, training_shifts
+from xmodal.batches.sample_order import SampleRandom, training_shifts
+from xmodal.batches.texts import Texts
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.root.outputs import find
@@ -184,7 +185,7 @@ def test_a_code_has_a_position() -> None:
 def test_training_shifts_are_uniform_over_the_places_where_a_text_fits() -> None:
     captions = np.arange(20_000)
     for words in (0, 1, 20, 31, 32):
-        shifts = training_shifts(np.full(len(captions), words), 32, Draws(3, 1), captions)
+        shifts = training_shifts(np.full(len(captions), words), 32, SampleRandom(3, 1), captions)
         counts = np.bincount(shifts)
         assert len(counts) == 33 - words
         assert np.abs(counts - len(captions) / len(counts)).max() < 6 * np.sqrt(len(captions) / len(counts))
@@ -211,8 +212,6 @@ def reader(root: str, codes: Codes) -> Reader:
         caption_ids=tuple(f"c{caption}" for caption in range(captions)),
         caption_items=np.arange(captions) // 2,
         words=Texts.of(words(caption) for caption in range(captions)),
-        absent=0,
-        silent=0,
     )
     return Reader(examples, store, tokens=codes)
 

@@ -27,6 +27,8 @@ from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import evaluate
 from xmodal.progress import Silence
 from xmodal.recipes import Cosine, Features, Neighbours, Optimiser, Phase, Plateau, Relative, Step, View
+from xmodal.root.storage import LocalStorage
+from xmodal.text.vocabularies import SPECIALS
 from xmodal.training import run_folder
 from xmodal.training.checkpoint import read_tensors
 from xmodal.training.fit import Outcome, fit
@@ -96,7 +98,8 @@ def test_a_run_says_what_it_was_trained_on_and_keeps_its_best(root: str, whole: 
     assert (run.visual_width, run.instances) == (64, 46)
     rsums = [line["rsum"] for line in log(whole.run) if "rsum" in line]
     assert len(rsums) == 3
-    assert whole == Outcome(whole.run, max(rsums), 0, rsums.index(max(rsums)), 3 * 8, trained=True)
+    known = {"words": len(run_folder.read(whole.run).vocabulary) - len(SPECIALS), "known_words": whole.known_words}
+    assert whole == Outcome(whole.run, max(rsums), 1, 1 + rsums.index(max(rsums)), 3 * 8, trained=True, **known)
     assert [line["step"] for line in log(whole.run) if "loss" in line] == [0, 10, 20]
 
 
@@ -255,7 +258,7 @@ def test_a_phase_starts_from_the_weights_of_the_one_before_and_leaves_what_is_fr
     before, after = (read_tensors(run, run_folder.LAST)["model"] for run in (whole.run, outcome.run))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {name for name in before if name.startswith("sentence.")}
-    assert [line["epoch"] for line in log(outcome.run) if "rsum" in line and line["phase"] == 1] == [1]
+    assert [line["epoch"] for line in log(outcome.run) if "rsum" in line and line["phase"] == 2] == [2]
 
 
 def test_an_interrupted_second_phase_goes_on_too(root: str, tmp_path: Path) -> None:
@@ -312,10 +315,10 @@ def test_threads_are_the_callers_again_afterwards(root: str, tmp_path: Path) -> 
     [
         lambda saved: [saved],
         lambda saved: {},
-        lambda saved: saved | {"place": {"phases": 1}},
-        lambda saved: saved | {"place": saved["place"] | {"epoch": "1"}},
-        lambda saved: saved | {"place": saved["place"] | {"phase": 7}},
-        lambda saved: {name: saved[name] for name in ("place", "model")},
+        lambda saved: saved | {"state": {"phases": 1}},
+        lambda saved: saved | {"state": saved["state"] | {"epoch": "1"}},
+        lambda saved: saved | {"state": saved["state"] | {"phase": 7}},
+        lambda saved: {name: saved[name] for name in ("state", "model")},
         lambda saved: saved | {"optimiser": {"state": {}, "param_groups": []}},
     ],
 )
@@ -337,6 +340,51 @@ def test_features_of_another_media_set_are_refused(root: str, tmp_path: Path) ->
     assert evaluate(run, own, "toy/test").items == 2
 
 
+class Watched(Silence):
+    """Notes what is said, and how many lines the log has after every tick."""
+
+    def __init__(self, run: Path) -> None:
+        self.said, self.lines, self.log = list[str](), list[int](), run / run_folder.LOG
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    @contextmanager
+    def over(self, name: str, total: int, done: int = 0, unit: str = "units") -> Iterator[Callable[[int], None]]:
+        self.said.append(name)
+        yield lambda count: self.lines.append(len(self.log.read_bytes().splitlines()) if self.log.exists() else 0)
+
+
+def test_the_log_can_be_read_while_a_run_goes_on_and_counts_from_one(root: str, tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "run")
+    fit(recipe(2), root, str(tmp_path / "run"), progress=watched)
+    assert watched.lines[0] == 1, "the first step is in the log before anything is saved"
+    assert [name for name in watched.said if name.startswith("epoch")] == ["epoch 1", "epoch 2"]
+    assert {(line["phase"], line["epoch"]) for line in log(str(tmp_path / "run"))} == {(1, 1), (1, 2)}
+
+
+def test_a_run_says_how_many_words_it_knows_and_needs_some(root: str, tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "few")
+    text = recipe(1).text
+    few = fit(recipe(1, text=replace(text, minimum_count=40)), root, str(tmp_path / "few"), progress=watched)
+    every = fit(recipe(1, text=replace(text, minimum_count=1)), root, str(tmp_path / "every"))
+    assert every.known_words == 1.0
+    assert 0 < few.known_words < 1
+    assert few.words == len(run_folder.read(few.run).vocabulary) - len(SPECIALS) < every.words
+    unknown = f"{1 - few.known_words:.1%} of the captions' words are not in it"
+    assert f"vocabulary: {few.words} words; {unknown}" in watched.said
+    with pytest.raises(UserError, match=r"no word of the captions is in the vocabulary.*text\.minimum_count=9999"):
+        fit(recipe(1, text=replace(text, minimum_count=9999)), root, str(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_training_reads_the_captions_once(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, plain = list[str](), LocalStorage.open
+    monkeypatch.setattr(LocalStorage, "open", lambda self, key: opened.append(key) or plain(self, key))
+    fit(recipe(1), root, str(tmp_path / "run"))
+    assert sum(key.endswith("captions.parquet") for key in opened) == 1
+
+
 def test_settings_reach_the_views() -> None:
     changed = recipe_with("vsepp", ["view.captions_per_item=none", "validation.captions_per_item=2"])
     assert (changed.view.captions_per_item, changed.validation.captions_per_item) == (None, 2)
@@ -347,7 +395,7 @@ def test_settings_reach_the_views() -> None:
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(root: str, tmp_path: Path) -> None:
     steep = Phase(1, replace(ADAM, rule="sgd", learning_rate=1e38), {"ranking": 1.0})
     wild = recipe(phases=(steep,))
-    with pytest.raises(UserError, match=r"is (nan|inf) at step \d+ \(phase 0, epoch 0\); the terms were: ranking"):
+    with pytest.raises(UserError, match=r"is (nan|inf) at step \d+ \(phase 1, epoch 1\); the terms were: ranking"):
         fit(wild, root, str(tmp_path / "run"))
     assert not (tmp_path / "run" / run_folder.BEST).exists()
 
@@ -392,7 +440,7 @@ def test_what_training_cannot_do_yet_is_refused(root: str, changes: dict[str, ob
     ],
 )
 def test_a_pattern_that_matches_nothing_is_refused(root: str, tmp_path: Path, phase: Phase) -> None:
-    with pytest.raises(ValueError, match=r"no parameter is named 'word\.\*'; there are: image.weight"):
+    with pytest.raises(UserError, match=r"no parameter is named 'word\.\*'; there are: image.weight"):
         fit(recipe(phases=(phase,)), root, str(tmp_path / "run"))
 
 

@@ -22,7 +22,7 @@ from xmodal import find
 from xmodal.batches.dataset import open_dataset
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader, shortened, thinned
-from xmodal.batches.sample_order import Draws
+from xmodal.batches.sample_order import SampleRandom
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import evaluate
 from xmodal.features.networks import load
@@ -34,11 +34,11 @@ from xmodal.text.vector_files import VectorFile
 from xmodal.text.vector_index import write_index
 from xmodal.text.vocabularies import END, START, UNKNOWN
 from xmodal.text.word_vectors import read_vectors
-from xmodal.training import fit as fitting
 from xmodal.training import optimisers, run_folder
 from xmodal.training.checkpoint import read_tensors
 from xmodal.training.finetuning import network_of
 from xmodal.training.fit import fit
+from xmodal.training.recipe_limits import unbuilt
 
 STILL = Optimiser("sgd", 1e-30)  # nothing moves, so that no validation is better than the first
 
@@ -96,7 +96,7 @@ def test_the_trunk_moves_in_the_phase_of_pictures_alone(pictures: str, whole: st
     assert still == []
     assert not torch.equal(before["words.weight"], after["words.weight"])
     assert {int(values) for name, values in after.items() if name.endswith("num_batches_tracked")} == {6}
-    assert [line["phase"] for line in curve(whole)] == [0] * 6 + [1] * 6
+    assert [line["phase"] for line in curve(whole)] == [1] * 6 + [2] * 6
     assert run_folder.read(whole).pixels == find(pictures, "pixels")[0].identity
 
 
@@ -107,7 +107,7 @@ def test_a_run_that_is_killed_in_either_phase_or_between_them_goes_on(
     """Ten ticks are the phase of features: after the eleventh it goes on between the phases, after 12 in an epoch."""
     run, save_every = str(tmp_path / "run"), 1 if after == 12 else 500
     assert processes(1, train, seen(HEADS, ALL), pictures, run, save_every, after) == [-signal.SIGKILL]
-    place = read_tensors(run, run_folder.LAST)["place"]
+    place = read_tensors(run, run_folder.LAST)["state"]
     assert (place["phase"], place["epoch"], place["step"]) == (1, 0, {11: 6, 12: 8}[after])
     train(seen(HEADS, ALL), pictures, run)
     assert_same_run(whole, run)
@@ -179,15 +179,15 @@ def test_pictures_that_training_cannot_read_are_refused(
 ) -> None:
     """And told without training, for those who plan one."""
     asked = replace(seen(HEADS, ALL), **changes)
-    assert len(fitting.unbuilt(asked)) == 1
-    assert fitting.unbuilt(seen(HEADS, ALL)) == []
+    assert len(unbuilt(asked)) == 1
+    assert unbuilt(seen(HEADS, ALL)) == []
     with pytest.raises(UserError, match=f"'seen' asks for what training cannot do: .*{message}"):
         fit(asked, pictures, str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
 def test_the_recipe_for_clips_is_known_not_to_train_from_pixels() -> None:
-    assert fitting.unbuilt(recipes()["pvse-tgif"]) == ["clips from pixels"]
+    assert unbuilt(recipes()["pvse-tgif"]) == ["clips from pixels"]
 
 
 def test_a_phase_of_no_epochs_is_left_out() -> None:
@@ -217,7 +217,7 @@ def test_pictures_need_a_pixels_stage_and_features_that_say_what_made_them(
 # Early ends
 
 
-def validations(run: str, phase: int = 0) -> list[float]:
+def validations(run: str, phase: int = 1) -> list[float]:
     return [line["rsum"] for line in log(run) if "rsum" in line and line["phase"] == phase]
 
 
@@ -230,11 +230,11 @@ def test_a_phase_ends_after_so_many_validations_without_a_better_one(
     patient = Phase(12, plateau, {"ranking": 1.0}, patience=patience, validate_every=every)
     two, run = recipe(phases=(patient, patient), batch_size=128), str(tmp_path / "run")
     train(two, root, run)
-    for phase in (0, 1):
+    for phase in (1, 2):
         assert len(validations(run, phase)) == 1 + patience
         assert len(set(validations(run, phase))) == 1
         epochs = [line["epoch"] for line in curve(run) if line["phase"] == phase]
-        assert sorted(set(epochs)) == list(range((1 + patience) * every))
+        assert sorted(set(epochs)) == list(range(1, 1 + (1 + patience) * every))
         waited = [epoch // every - 1 for epoch in range((1 + patience) * every)]  # validations after the first
         expected = [1e-30 * 0.5 ** max(0, number // 2) for number in waited]
         rates = {line["epoch"]: line["rates"][0] for line in curve(run) if line["phase"] == phase}
@@ -248,7 +248,7 @@ def test_a_phase_does_not_end_before_and_rises_count(root: str, tmp_path: Path) 
     rsums = validations(outcome.run)
     ends = [n for n in range(1, len(rsums) + 1) if n - 1 - rsums.index(max(rsums[:n])) >= 2]
     assert len(rsums) == (ends[0] if ends else 14)
-    assert (outcome.rsum, outcome.epoch) == (max(rsums), rsums.index(max(rsums)))
+    assert (outcome.rsum, outcome.epoch) == (max(rsums), 1 + rsums.index(max(rsums)))
     assert outcome.steps == len(rsums) * 4
 
 
@@ -390,13 +390,13 @@ def test_the_share_of_words_that_are_marked_and_deleted(share: float) -> None:
 def test_what_is_left_out_is_the_captions_own_and_another_in_every_epoch(reader: Reader) -> None:
     thin = replace(reader, tokens=tokens(marked=0.2, deleted=0.2))
     some = np.array([5, 90, 3])
-    whole = thin.text(some, Draws(1, 2))
+    whole = thin.text(some, SampleRandom(1, 2))
     for row, caption in enumerate(some):
-        alone, length = thin.text(np.array([caption]), Draws(1, 2)), int(whole.lengths[row])
+        alone, length = thin.text(np.array([caption]), SampleRandom(1, 2)), int(whole.lengths[row])
         assert alone.values[0].tolist() == whole.values[row, :length].tolist()
     all_of_it = slice(None)
-    for other in (Draws(1, 3), Draws(2, 2)):
-        one, two = thin.text(all_of_it, Draws(1, 2)), thin.text(all_of_it, other)
+    for other in (SampleRandom(1, 3), SampleRandom(2, 2)):
+        one, two = thin.text(all_of_it, SampleRandom(1, 2)), thin.text(all_of_it, other)
         assert one.values.shape != two.values.shape or not torch.equal(one.values, two.values)
     captions = {(int(c), tuple(row.tolist())) for batch in Loader(thin, 32, seed=7) for c, row in rows(batch)}
     by_rank = {

@@ -97,7 +97,7 @@ def train(recipe: Recipe, root: str, run: str, save_every: int = 500, dies_after
 
 
 def train_all(root: str, folder: str) -> None:
-    with distributed.joined("cpu"):
+    with distributed.process_group("cpu"):
         for name, known in RECIPES.items():
             train(known, root, f"{folder}/{name}")
 
@@ -231,7 +231,7 @@ def test_a_run_of_two_processes_is_finished_for_one_too(root: str, by_two: str) 
 def gradients(folder: str) -> None:
     """Of small functions of rows that all processes share, and of one weight that each applies after the gathering."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    with distributed.joined("cpu"):
+    with distributed.process_group("cpu"):
         told = {}
         for name, function in FUNCTIONS.items():
             rows, others, weight = leaves()
@@ -309,7 +309,7 @@ def test_a_run_of_two_that_is_killed_in_an_epoch_goes_on_with_one_and_with_two(
     """Step 12 is saved, the fourth of the second epoch; what was logged after it is logged anew."""
     run, copy = tmp_path / "run", tmp_path / "copy"
     assert -signal.SIGKILL in processes(2, train, PCME, root, str(run), 3, 8 + 2 + 6)
-    place = read_tensors(str(run), run_folder.LAST)["place"]
+    place = read_tensors(str(run), run_folder.LAST)["state"]
     assert (place["step"], place["epoch"], place["cursor"]) == (12, 1, 4 * 32)
     copy.mkdir()
     for name, data in contents(str(run)).items():
@@ -386,7 +386,7 @@ def test_one_per_class_goes_on_after_a_kill_and_with_two_processes(
 ) -> None:
     run, two = str(tmp_path / "run"), str(tmp_path / "two")
     assert processes(1, train, BY_CLASS, classed, run, 7, 25) == [-signal.SIGKILL]
-    assert read_tensors(run, run_folder.LAST)["place"]["cursor"] == (21 - STEPS) * CLASSES
+    assert read_tensors(run, run_folder.LAST)["state"]["cursor"] == (21 - STEPS) * CLASSES
     train(BY_CLASS, classed, run, save_every=7)
     assert_same_run(by_class[0], run)
     assert processes(2, train, BY_CLASS, classed, two, 7) == [0, 0]
@@ -447,7 +447,7 @@ def test_torchrun_trains_a_named_recipe(root: str, tmp_path: Path) -> None:
         **{"cwd": HERE, "env": environment, "capture_output": True, "text": True, "timeout": TIME, "check": False},
     )
     assert done.returncode == 0, done.stderr
-    assert [line["epoch"] for line in log(str(run)) if "rsum" in line] == [0, 1]
+    assert [line["epoch"] for line in log(str(run)) if "rsum" in line] == [1, 2]
     assert not torch.distributed.is_initialized()
     outcome = json.loads(done.stdout)
     assert (outcome["steps"], outcome["trained"]) == (8, True)
@@ -472,5 +472,5 @@ def test_interrupting_in_an_epoch_keeps_what_was_saved_in_it(root: str, tmp_path
         patch.setattr(fitting, "SAVE_EVERY", 3)
         with pytest.raises(KeyboardInterrupt):
             fit(recipe(), root, str(tmp_path / "run"), progress=Death(5, interrupt))
-    place = read_tensors(str(tmp_path / "run"), run_folder.LAST)["place"]
+    place = read_tensors(str(tmp_path / "run"), run_folder.LAST)["state"]
     assert (place["step"], place["cursor"], place["epoch"]) == (3, 96, 0)

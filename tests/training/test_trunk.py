@@ -25,7 +25,7 @@ from xmodal.batches.batch import Batch
 from xmodal.batches.dataset import open_dataset
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
-from xmodal.batches.sample_order import Draws
+from xmodal.batches.sample_order import SampleRandom
 from xmodal.corpora import load as load_corpus
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
@@ -36,8 +36,8 @@ from xmodal.progress import Silence
 from xmodal.recipes import OnePerClass, Pixels, Tokens
 from xmodal.root.outputs import find
 from xmodal.root.storage import open_storage
-from xmodal.training.finetuning import Fronted, front, front_without_weights, network_of
-from xmodal.training.picture_crops import Colour, PictureReader, pictures, training_pixels
+from xmodal.training.finetuning import WithBackbone, attach_backbone, attach_empty_backbone, network_of
+from xmodal.training.picture_crops import Colour, PictureReader, picture_reader, training_pixels
 from xmodal.training.validation import measure
 
 RESIZED = Pixels("resized", flip=False)
@@ -57,7 +57,7 @@ def places(side: int = 256) -> NDArray[np.uint8]:
 def cut(plan: Pixels, count: int, crop: int = 32, side: int = 256, seed: int = 0, epoch: int = 0) -> NDArray[Any]:
     """(B, H, W, 3): what comes of pictures that say where they are, as bytes again."""
     pictures_BSS3 = np.broadcast_to(places(side), (count, side, side, 3))
-    return colours(training_pixels(pictures_BSS3, plan, crop, Draws(seed, epoch), np.arange(count)))
+    return colours(training_pixels(pictures_BSS3, plan, crop, SampleRandom(seed, epoch), np.arange(count)))
 
 
 def colours(pixels_B3HW: torch.Tensor) -> NDArray[Any]:
@@ -72,22 +72,22 @@ def test_a_cut_is_the_samples_own(plan: Pixels) -> None:
     pictures_BSS3 = dice.integers(0, 256, (6, 40, 40, 3)).astype(np.uint8)
     samples = np.array([5, 900, 3, 77, 1_000_003, 8])
     before = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
-    whole = training_pixels(pictures_BSS3, plan, 32, Draws(1, 2), samples)
+    whole = training_pixels(pictures_BSS3, plan, 32, SampleRandom(1, 2), samples)
     assert torch.equal(before[0], torch.get_rng_state())
     assert (random.getstate(), repr(np.random.get_state())) == before[1:]
     torch.manual_seed(99)
     assert (whole.shape, whole.dtype) == ((6, 3, 32, 32), torch.float32)
     for rows in ([3], [5, 0, 1], [4, 2]):
-        part = training_pixels(pictures_BSS3[rows], plan, 32, Draws(1, 2), samples[rows])
+        part = training_pixels(pictures_BSS3[rows], plan, 32, SampleRandom(1, 2), samples[rows])
         assert torch.equal(part, whole[rows])
-    for draws in (Draws(1, 3), Draws(2, 2)):
+    for draws in (SampleRandom(1, 3), SampleRandom(2, 2)):
         assert not torch.equal(training_pixels(pictures_BSS3, plan, 32, draws, samples), whole)
 
 
 def rectangles(count: int) -> NDArray[Any]:
     """(B, 4): left, top, width and height of what is cut from a side of 128: larger than that, its corners are kept."""
     pictures_BSS3 = np.broadcast_to(places(128), (count, 128, 128, 3))
-    pixels_B3HW = training_pixels(pictures_BSS3, RESIZED, 130, Draws(0, 0), np.arange(count))
+    pixels_B3HW = training_pixels(pictures_BSS3, RESIZED, 130, SampleRandom(0, 0), np.arange(count))
     corners_B22 = np.rint(colours(pixels_B3HW[:, :, ::129, ::129])).astype(int)[:, [0, 1], [0, 1], :2]
     return np.concatenate([corners_B22[:, 0], corners_B22[:, 1] - corners_B22[:, 0] + 1], axis=1)
 
@@ -111,7 +111,7 @@ def test_resized_crops_are_drawn_as_torchvision_draws_them() -> None:
 @pytest.mark.parametrize("crop", [32, 96])
 def test_what_is_cut_out_is_resized_as_torchvision_resizes_it(crop: int) -> None:
     picture = np.random.default_rng(3).integers(0, 256, (128, 128, 3)).astype(np.uint8)
-    found = colours(training_pixels(np.stack([picture] * 9), RESIZED, crop, Draws(0, 0), np.arange(9)))
+    found = colours(training_pixels(np.stack([picture] * 9), RESIZED, crop, SampleRandom(0, 0), np.arange(9)))
     for sample, (left, top, width, height) in enumerate(rectangles(9).tolist()):
         expected = official.resized_crop(Image.fromarray(picture), top, left, height, width, [crop, crop])
         np.testing.assert_allclose(found[sample], np.asarray(expected), atol=1e-3)
@@ -139,7 +139,7 @@ def erased(probability: float, count: int) -> Iterator[tuple[int, int] | None]:
     """Height and width of what was erased of each picture: it is zero, and nothing else is."""
     black = np.zeros((count, 64, 64, 3), np.uint8)
     plan = Pixels("centre", False, erase=probability)
-    for picture_3HW in training_pixels(black, plan, 64, Draws(0, 0), np.arange(count)).numpy():
+    for picture_3HW in training_pixels(black, plan, 64, SampleRandom(0, 0), np.arange(count)).numpy():
         zeros_HW = (picture_3HW == 0).all(axis=0)
         assert ((picture_3HW == 0).any(axis=0) == zeros_HW).all()
         if not zeros_HW.any():
@@ -186,7 +186,7 @@ def test_colours_change_as_torchvision_changes_them(order: tuple[int, ...]) -> N
 
 def test_jitter_changes_the_light_of_each_picture_a_little() -> None:
     gray = np.full((300, 32, 32, 3), 128, np.uint8)
-    found = colours(training_pixels(gray, Pixels("centre", False, jitter=True), 32, Draws(0, 0), np.arange(300)))
+    found = colours(training_pixels(gray, Pixels("centre", False, jitter=True), 32, SampleRandom(0, 0), np.arange(300)))
     light = found.mean(axis=(1, 2, 3)) / 128
     assert 0.89 < light.min() < 0.92 < 1.08 < light.max() < 1.11
 
@@ -215,7 +215,7 @@ def make_root(folder: Path, output: str, **settings: object) -> str:
 def opened(root: str, split: str = "train", plan: Pixels = EVERYTHING) -> tuple[Reader, PictureReader]:
     dataset = open_dataset(root, "pictures")
     features = dataset.reader(split, "resnet")
-    return features, pictures(features, dataset.store("pixels"), plan)
+    return features, picture_reader(features, dataset.store("pixels"), plan)
 
 
 def model_of(reader: Reader, negatives: Any = "hardest") -> VSEPP:
@@ -229,7 +229,7 @@ def model_of(reader: Reader, negatives: Any = "hardest") -> VSEPP:
 @pytest.mark.parametrize("output", ["grid", "pooled"])
 def test_in_evaluation_the_trunk_gives_the_stored_features(roots: dict[str, str], output: str) -> None:
     features, seen = opened(roots[output])
-    fronted = front(model_of(features), features.store).eval()
+    fronted = attach_backbone(model_of(features), features.store).eval()
     assert isinstance(fronted, Trainable)
     stored, given = features.visual(slice(None)), seen.visual(slice(None))
     assert given.values.shape == (8, 1, 3, 64, 64)
@@ -247,13 +247,13 @@ def test_in_evaluation_the_trunk_gives_the_stored_features(roots: dict[str, str]
 def test_the_names_of_a_model_stay_and_those_of_the_network_are_the_trunks(roots: dict[str, str]) -> None:
     features, _ = opened(roots["pooled"])
     before = set(model_of(features).state_dict())
-    fronted = front(model_of(features), features.store)
+    fronted = attach_backbone(model_of(features), features.store)
     after = set(fronted.state_dict())
     assert after - before == {name for name in after if name.startswith("trunk.")}
     assert before < after
     assert {name for name, _ in fronted.named_parameters()} <= after
     assert len(list(fronted.parameters())) == len(list(model_of(features).parameters())) + 60
-    other = front_without_weights(model_of(features), features.store)
+    other = attach_empty_backbone(model_of(features), features.store)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
@@ -265,7 +265,7 @@ def test_the_names_of_a_model_stay_and_those_of_the_network_are_the_trunks(roots
 @pytest.mark.parametrize("output", ["grid", "pooled"])
 def test_a_step_reaches_every_parameter_and_two_steps_help(roots: dict[str, str], output: str) -> None:
     features, seen = opened(roots[output])
-    fronted = front(model_of(features, "all"), features.store).train()
+    fronted = attach_backbone(model_of(features, "all"), features.store).train()
     batch = next(iter(Loader(seen, 8, captions="one")))
     optimiser = torch.optim.Adam(fronted.parameters(), 1e-5)
     losses = []
@@ -285,7 +285,7 @@ def test_pictures_keep_what_a_recipe_says_of_texts_and_classes(roots: dict[str, 
     features, _ = opened(roots["pooled"])
     tokens, classes = Tokens("nltk", 1, longest=2, marked=0.5), np.arange(len(features.examples.ids)) % 4
     told = replace(features, tokens=tokens, classes=classes)
-    seen = pictures(told, open_dataset(roots["pooled"], "pictures").store("pixels"), EVERYTHING)
+    seen = picture_reader(told, open_dataset(roots["pooled"], "pictures").store("pixels"), EVERYTHING)
     for batch, other in zip(
         Loader(told, 4, captions="one", sampler=OnePerClass()),
         Loader(seen, 4, captions="one", sampler=OnePerClass()),
@@ -327,7 +327,7 @@ def cuts(batches: list[Batch]) -> set[tuple[int, bytes]]:
 
 def test_evaluation_cuts_the_middle_every_time(roots: dict[str, str]) -> None:
     features, seen = opened(roots["pooled"], "val")
-    fronted = front(model_of(features), features.store)
+    fronted = attach_backbone(model_of(features), features.store)
     scores = [measure(fronted, seen, Silence(), blocks=blocks)["all"] for blocks in ((256, 1024), (1, 3))]
     assert scores[0] == scores[1]
     assert not fronted.model.get_submodule("trunk").training
@@ -338,7 +338,7 @@ def test_squares_of_another_side_are_refused(roots: dict[str, str]) -> None:
     other = FeatureStore(find(roots["grid"], "pixels")[0])
     features.store.provenance["preprocessing"]["resize"] = 80
     with pytest.raises(UserError, match=r"side 72, but the features .* resized to 80: build pixels with .*side=80"):
-        pictures(features, other, EVERYTHING)
+        picture_reader(features, other, EVERYTHING)
     with pytest.raises(UserError, match="holds no squares of pixels"):
         replace(seen, store=features.store)
     with pytest.raises(UserError, match="side 72, too small to cut 96"):
@@ -352,12 +352,12 @@ def test_features_of_an_unknown_or_another_network_are_refused(roots: dict[str, 
     features, _ = opened(roots["pooled"])
     features.store.provenance["weights_sha256"] = "0"
     with pytest.raises(UserError, match="was made with other weights than resnet18 random:0 has here"):
-        front(model_of(features), features.store)
+        attach_backbone(model_of(features), features.store)
 
 
 def test_a_model_has_one_trunk(roots: dict[str, str]) -> None:
     features, _ = opened(roots["pooled"])
-    fronted = front(model_of(features), features.store)
-    assert isinstance(fronted, Fronted)
+    fronted = attach_backbone(model_of(features), features.store)
+    assert isinstance(fronted, WithBackbone)
     with pytest.raises(ValueError, match="VSEPP has a trunk already"):
-        front(fronted.model, features.store)
+        attach_backbone(fronted.model, features.store)

@@ -119,8 +119,7 @@ def built(rows: Any, stage: str) -> dict[str, Any]:
 
 def table(root: Path, kind: type[Any], name: str, identity: str) -> list[Any]:
     (output,) = [output for output in find(str(root), "records") if output.identity == identity]
-    with output.open(f"{name}.parquet") as file:
-        return list(read_rows(file, kind))
+    return list(read_rows(output, kind))
 
 
 @pytest.fixture

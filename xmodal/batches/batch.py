@@ -16,7 +16,7 @@ ANNOTATED, UNANNOTATED = "annotated", "unannotated"
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """Items of unequal length in one tensor; what lies beyond an item's length means nothing, and models must mask it.
+    """Items of unequal length in one tensor; models must mask the values beyond an item's length.
 
     Every item is a sequence of positions: tokens (B, L), regions or frames (B, L, D); an item that is one vector, such
     as a Fisher vector, is a sequence of one. `lengths` stays on the host, where packing a recurrent input needs it.
@@ -37,7 +37,7 @@ class Padded:
 
     @classmethod
     def of(cls, arrays: Sequence[NDArray[Any]]) -> "Padded":
-        """Copies arrays of shape (length, ...), with padding of zeros, which is also the padding token."""
+        """Copies arrays of shape (length, ...), padded with zeros; 0 is also the padding token."""
         _check_alike(arrays)
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
         values = np.zeros((len(arrays), int(lengths.max()), *arrays[0].shape[1:]), arrays[0].dtype)
@@ -65,7 +65,7 @@ class Padded:
         return self.values.shape[0]
 
     def __getitem__(self, rows: slice | Tensor) -> "Padded":
-        """The same width for any rows, so that a tile computes what the whole would."""
+        # of the same width for any rows, so that a tile computes what the whole would
         return Padded(self.values[rows], self.lengths[rows.cpu() if isinstance(rows, Tensor) else rows])
 
     def to(self, device: torch.device | str) -> "Padded":
@@ -74,7 +74,7 @@ class Padded:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Visual rows, text rows, and which of them belong together.
+    """Visual rows, text rows, and the pairs of them that belong together.
 
     Rows need not be aligned: a batch may bring several captions an image, many regions for a phrase, or unpaired rows
     among which a model mines its negatives. An item or caption is named by its position in the stream's view: these run
@@ -123,11 +123,11 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One step's data. The un-annotated stream has texts that no person wrote, and numbers of its own for items."""
+    """The data of one step. The un-annotated stream has texts that no person wrote, and its own numbers for items."""
 
     streams: Mapping[str, Stream]
     progress: float = 0.0  # how much of the whole training is done, 0..1; schedules inside an objective go by it
-    borrowed: int = 0  # samples of the next epoch, the last ones over all ranks: `together.gather` leaves them out
+    borrowed: int = 0  # samples of the next epoch, the last ones over all ranks: `distributed.gather` leaves them out
 
     def __post_init__(self) -> None:
         if ANNOTATED not in self.streams or not self.streams.keys() <= {ANNOTATED, UNANNOTATED}:

@@ -13,10 +13,10 @@ from xmodal.features.zarr_arrays import LINE
 
 
 class Buffers:
-    """Memory for batches, used again as soon as nobody can see it any more, and never before.
+    """Memory for batches, used again as soon as nobody else holds it, and never before.
 
-    What costs most in a large fresh array is the kernel's clearing of its pages. A tensor made by `torch.from_numpy`
-    holds the array that it shows: an array that only this class holds is free.
+    The largest cost of a large fresh array is that the kernel clears its pages. A tensor made by `torch.from_numpy`
+    holds its array: an array that only this class holds is free.
     """
 
     def __init__(self, pinned: bool) -> None:
@@ -32,14 +32,14 @@ class Buffers:
             start = -room.ctypes.data % LINE
             return room[start : start + size].view(dtype).reshape(shape)
 
-    def kept(self, most: int) -> "Buffers":
-        """What somebody holds beyond so many is no longer ours."""
+    def trimmed(self, most: int) -> "Buffers":
+        """Keeps so many arrays; the others are freed with their last holder."""
         del self._all[most:]
         return self
 
     def _free(self, size: int) -> NDArray[np.uint8]:
         for place in range(len(self._all)):
-            if sys.getrefcount(self._all[place]) == _OURS_ALONE:
+            if sys.getrefcount(self._all[place]) == REFS_WHEN_FREE:
                 if len(self._all[place]) < size + LINE:
                     self._all[place] = self._new(size)
                 return self._all[place]
@@ -53,4 +53,4 @@ class Buffers:
         return memory
 
 
-_OURS_ALONE = 2  # references: the list's, and the question's own
+REFS_WHEN_FREE = 2  # references: the list's, and that of asking

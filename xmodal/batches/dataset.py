@@ -1,15 +1,12 @@
-"""A corpus under a root as a reader of features sees it: what is there, and of one view the rows and the words."""
+"""The dataset that `xmodal.open` gives: a corpus with its splits, features, words and loaders."""
 
-from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from xmodal.batches.examples import Examples
+from xmodal.batches.texts import vocabulary
 from xmodal.detection.boxes import merge_groups
 from xmodal.errors import UserError
 from xmodal.features.opening import covering_all_items
@@ -17,11 +14,11 @@ from xmodal.features.store import ROWS, FeatureStore
 from xmodal.metrics.plausible_matches import PlausibleMatches
 from xmodal.recipes import Tokens, View
 from xmodal.records.derived_splits import DrawnSplit, Share
-from xmodal.records.tables import Caption, Region, read_rows
-from xmodal.records.views import captions, described, drawn_splits, members, splits
+from xmodal.records.tables import Region, read_rows
+from xmodal.records.views import drawn_splits, members, splits
 from xmodal.root.outputs import Output, find, made_of
 from xmodal.root.selection import ancestor, describe, find_output, may_share_media
-from xmodal.text.vocabularies import Encoder, Vocabulary
+from xmodal.text.vocabularies import Vocabulary
 
 if TYPE_CHECKING:
     from xmodal.batches.loader import Loader
@@ -31,116 +28,19 @@ if TYPE_CHECKING:
 USUAL_TOKENS = Tokens("nltk", minimum_count=4)
 MEDIA_AGAIN = ("pixels", "frames")  # stages of the media themselves, smaller: no features
 SENTENCES = "sentences"  # the stage of captions as vectors, a row a caption
-VOCABULARY, WORDS = "vocabulary", "vocabulary.txt"  # the stage that counts words, and its file
-
-
-@dataclass(frozen=True, eq=False)
-class Texts:
-    """Texts as the numbers of their words, one behind the other: an array for each would take far more memory."""
-
-    numbers: NDArray[np.int32]
-    starts: NDArray[np.int64]  # (texts + 1,)
-
-    @classmethod
-    def of(cls, texts: Iterable[NDArray[np.int32]]) -> "Texts":
-        numbers, starts = array("i"), array("q", [0])
-        for text in texts:
-            numbers.frombytes(text.tobytes())
-            starts.append(len(numbers))
-        return cls(np.frombuffer(numbers, np.int32), np.frombuffer(starts, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __iter__(self) -> Iterator[NDArray[np.int32]]:
-        return map(self.__getitem__, range(len(self)))
-
-    def __getitem__(self, place: int) -> NDArray[np.int32]:
-        return self.numbers[self.starts[place] : self.starts[place + 1]]
-
-    def padded(
-        self, places_T: NDArray[np.int64], width: int | None = None
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """(T, L) with zeros behind each text, and their lengths; at a given width longer texts are cut."""
-        starts_T = self.starts[places_T]
-        lengths_T = np.minimum(self.starts[places_T + 1] - starts_T, width or len(self.numbers))
-        steps_L = np.arange(lengths_T.max(initial=0) if width is None else width)
-        numbers = self.numbers if len(self.numbers) else np.zeros(1, np.int32)  # nothing is taken of nothing
-        numbers_TL = numbers.take(starts_T[:, None] + steps_L, mode="clip")
-        numbers_TL[steps_L >= lengths_T[:, None]] = 0
-        return numbers_TL, lengths_T
-
-
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """The items that have features and captions, in the records' order, and their captions, item by item.
-
-    Items and captions are named by their positions here, from 0 without gaps.
-    """
-
-    ids: tuple[str, ...]
-    rows: NDArray[np.int64]  # (items,), in the feature store
-    caption_ids: tuple[str, ...]
-    caption_items: NDArray[np.int64]  # (captions,): positions of items, ascending
-    words: Texts  # (captions,); of each the one number of its row, where `sentences` has them as vectors
-    absent: int  # items left out, as the store has no features of them
-    silent: int  # items left out, as no text of the view's source describes them
-    sentences: FeatureStore | None = None
-
-    @cached_property
-    def caption_counts(self) -> NDArray[np.int64]:
-        """(items,)"""
-        return np.bincount(self.caption_items, minlength=len(self.ids)).astype(np.int64)
-
-    @cached_property
-    def caption_starts(self) -> NDArray[np.int64]:
-        """(items,): where each item's captions begin."""
-        return np.cumsum(self.caption_counts) - self.caption_counts
-
-    @classmethod
-    def of(cls, records: Output, view: View, store: FeatureStore, vocabulary: Encoder | FeatureStore) -> "Examples":
-        """In place of a vocabulary there may be the captions' vectors."""
-        found = described(records, view)
-        silent = [item for item, captions in found.items() if not captions]
-        seen = [item for item, captions in found.items() if captions and item in store]
-        if not seen:
-            lacking = [item for item, captions in found.items() if captions]
-            why = [f"{len(silent):,} have no {view.text} captions"] if silent else []
-            if lacking:
-                theirs = "".join(f", whose ids are such as {id!r}" for id in store.ids[:1])
-                why += [f"{len(lacking):,}, such as {lacking[0]!r}, have no features in {store.output.where}{theirs}"]
-            raise UserError(
-                f"split {view.split!r} of {view.corpus} has {len(found):,} items, but none has both "
-                f"features and captions: {', and '.join(why)}"
-            )
-        captions = [(place, caption) for place, item in enumerate(seen) for caption in found[item]]
-        return cls(
-            ids=tuple(seen),
-            rows=store.rows(seen),
-            caption_ids=tuple(caption.id for _, caption in captions),
-            caption_items=np.array([place for place, _ in captions], np.int64),
-            words=_numbers((caption for _, caption in captions), vocabulary),
-            absent=len(found) - len(silent) - len(seen),
-            silent=len(silent),
-            sentences=vocabulary if isinstance(vocabulary, FeatureStore) else None,
-        )
-
-
-def _numbers(captions: Iterable[Caption], vocabulary: Encoder | FeatureStore) -> Texts:
-    if isinstance(vocabulary, FeatureStore):
-        rows = vocabulary.rows(caption.id for caption in captions)
-        return Texts(rows.astype(np.int32), np.arange(len(rows) + 1))
-    return Texts.of(vocabulary.encode(caption.text) for caption in captions)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What `xmodal.open` finds of a corpus: its records, and every set of features that its pictures or clips have."""
+    """A corpus under a root: its records, and every set of features of its pictures or clips."""
 
     root: str
     corpus: str
     records: Output
     features: tuple[Output, ...]
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.corpus!r} in {self.root!r}, {len(self.features)} sets of features)"
 
     def __str__(self) -> str:
         splits = ", ".join(f"{name} ({count:,})" for name, count in self.splits.items())
@@ -154,9 +54,9 @@ class Dataset:
         return {name: len(items) for name, items in splits(self.records).items()}
 
     def store(self, features: str | None = None) -> FeatureStore:
-        """By stage, identity, or stage/identity; nothing needs to be said where there is just one.
+        """Opens features by stage, identity, or stage/identity; without a name, the only ones.
 
-        Pixels and frames, which are the media over again, are given to those who name them.
+        Pixels and frames are the media over again: they are opened by name alone.
         """
         meant = [
             output for output in self.features if _is_meant(output, features) and may_share_media(output, self.records)
@@ -168,20 +68,21 @@ class Dataset:
         several = (
             f"{len(chosen)} sets of features are {features!r}" if features else "there are several sets of features"
         )
-        what = several if len(chosen) > 1 else f"no features {features!r}" if features else "there are no features"
+        what = several
+        if not chosen:
+            what = f"no features {features!r}" if features else "there are no features"
         raise UserError(f"{self.corpus} in {self.root}: {what}; there are: {names}")
 
     def vocabulary(self, split: str | None = None, tokens: Tokens = USUAL_TOKENS) -> Vocabulary:
-        """The words that occur four times or more in the captions to train on: also of other splits it has these.
+        """The words of the captions to train on that occur four times or more, for whichever split is read.
 
-        `tokens` say how captions become words, and how often one must occur; a recipe's are its `text`.
-
-        Of a sparse split, "karpathy/train@10%", they are those of its annotated part alone.
+        `tokens` say how captions become words, and how often a word must occur; a recipe's are its `text`. For a sparse
+        split, "karpathy/train@10%", only captions of its annotated part count.
         """
         return _words(self.records, View(self.corpus, self._training(split)), tokens)
 
     def sentences(self, identity: str | None = None) -> FeatureStore:
-        """The captions as vectors, by their ids; nothing needs to be said where they were made in one way."""
+        """Opens captions as vectors, by the identity of their output; without one, the only ones."""
         made = list(made_of(self.records, SENTENCES))
         chosen = [output for output in made if identity in (None, output.identity)]
         if len(chosen) == 1:
@@ -200,11 +101,11 @@ class Dataset:
         sentences: FeatureStore | None = None,
         tokens: Tokens = USUAL_TOKENS,
     ) -> "Reader":
-        """A split's examples with their features, for a `batches.Loader` or for evaluation; of clips so many frames.
+        """Reads a split's examples with their features, for a `batches.Loader` or for evaluation.
 
-        `words` names the split whose words it has, where that is not the training split beside it: beside a sparse
-        training, karpathy/val has those of karpathy/train@10%. With `sentences` captions are read as vectors. `tokens`
-        also say how long a caption may be, and what training leaves out.
+        `frames` is the number read of each clip. `words` names the split whose words are known, by default the training
+        split beside it: with a sparse training, karpathy/val has the words of karpathy/train@10%. With `sentences`
+        captions are read as vectors. `tokens` also say how long a caption may be, and what training leaves out.
         """
         from xmodal.batches.reader import Reader  # torch comes in here
         from xmodal.recipes import Features
@@ -223,15 +124,16 @@ class Dataset:
         tokens: Tokens = USUAL_TOKENS,
         **settings: Any,
     ) -> "Loader":
-        """Batches of a split, the training split unless one is named; `settings` are those of `batches.Loader`."""
+        """Loads batches of a split, by default the training split; `settings` are those of `batches.Loader`."""
         from xmodal.batches.loader import Loader
 
         reader = self.reader(split or self._training(), features, frames, sentences=sentences, tokens=tokens)
         return Loader(reader, **{"batch_size": 128, **settings})
 
     def plausible(self, split: str | None = None) -> PlausibleMatches:
-        """Which items of a split, or of all, show nearly the same: `plausible("karpathy/val").matches(item, zeta=2)`
-        gives the ids that match one, with their level.
+        """Items of a split, or of all, that show nearly the same.
+
+        `plausible("karpathy/val").matches(item, zeta=2)` gives the ids that match an item, with their level.
         """
         output = next(made_of(self.records, "plausible"), None)  # several differ in the size of their units alone
         if output is None:
@@ -242,24 +144,23 @@ class Dataset:
 
     @property
     def has_plausible(self) -> bool:
-        """Whether they were built."""
+        """Whether plausible matches were built."""
         return any(True for _ in made_of(self.records, "plausible"))
 
     def regions(self, split: str, *, whole: bool = False) -> dict[str, list[Region]]:
-        """The boxes of each item that has any, with names and attributes, to train a detector on or to score one.
+        """The boxes of each item that has any, with names and attributes: for training or scoring a detector.
 
-        With `whole` all boxes of one thing are one, around them, as phrase localisation is scored.
+        With `whole`, one box around all boxes of a thing takes their place, as phrase localisation is scored.
         """
         wanted, found = members(self.records, split), defaultdict[str, list[Region]](list)
-        with self.records.open("regions.parquet") as file:
-            some = (region for region in read_rows(file, Region) if region.item in wanted)
-            for region in merge_groups(some) if whole else some:
-                if region.left is not None:
-                    found[region.item].append(region)
+        some = (region for region in read_rows(self.records, Region) if region.item in wanted)
+        for region in merge_groups(some) if whole else some:
+            if region.left is not None:
+                found[region.item].append(region)
         return dict(found)
 
     def _training(self, beside: str | None = None) -> str:
-        """The split to train on; of several the one that belongs with another split."""
+        """The split to train on; among several, the one beside another split."""
         if share := beside and Share.of(beside):
             return share.words.name if self._is_trained_on(share.whole) else self._training(share.whole)
         if drawn_split := beside and beside not in self.splits and DrawnSplit.of(beside, drawn_splits(self.records)):
@@ -272,7 +173,7 @@ class Dataset:
         return near[0] if len(near) == 1 else names[0]
 
     def _is_trained_on(self, split: str) -> bool:
-        """Whether the words of the training split beside it would be words of its own captions too."""
+        """Whether a split shares items with the training split beside it."""
         mine, training = (members(self.records, name) for name in (split, self._training(split)))
         return not mine.isdisjoint(training)
 
@@ -282,18 +183,8 @@ def _words(records: Output, view: View, tokens: Tokens) -> Vocabulary:
     return vocabulary(records, view, tokens)
 
 
-def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:
-    """Of all captions of a view: read where `xmodal build CORPUS/vocabulary` made just that, else counted here."""
-    wanted = {name: getattr(view, name) for name in ("split", "captions_per_item", "text")}
-    wanted |= {name: getattr(tokens, name) for name in ("tokenizer", "cleaning", "minimum_count")}
-    for output in made_of(records, VOCABULARY):
-        if wanted.items() <= output.config.items():
-            return Vocabulary.from_bytes(output.read(WORDS), f"{output.where}/{WORDS}")
-    return Vocabulary.build(captions(records, view), tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
-
-
 def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset:
-    """What is built of a corpus under a root; `identity` is of its records. Features of other media are left out."""
+    """Opens what is built of a corpus; `identity` is of its records. Features of other media are left out."""
     records = find_output(root, "records", identity, corpus=corpus)
     rows = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
     made = (output for output in rows if _stage_by_place(output) != SENTENCES)
@@ -301,7 +192,7 @@ def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset
 
 
 def _may_be_of(features: Output, records: Output) -> bool:
-    """As `may_share_media`; damaged features stay, to be refused when asked for: no others take their place."""
+    """As `is_of`, but keeps damaged features: they are refused when asked for, and others must not take their place."""
     try:
         return may_share_media(features, records)
     except UserError:
@@ -309,7 +200,7 @@ def _may_be_of(features: Output, records: Output) -> bool:
 
 
 def _stage_by_place(output: Output) -> str:
-    """Also of one whose description is damaged."""
+    """The stage, also if the output's description is damaged."""
     return output.folder.partition("/")[0]
 
 
@@ -327,6 +218,6 @@ def _named(output: Output) -> str:
 
 
 def _coded(sentences: Output) -> str:
-    """By the codebook, which is what several sets of sentences differ in."""
+    """Names sentences by their codebook, which tells several sets apart."""
     codebook = ancestor(sentences, "codebook")
     return describe(sentences, codebook.config if codebook else {})

@@ -1,8 +1,8 @@
-"""Several processes that train one model: each encodes its part of a batch, and the loss is of the whole batch.
+"""Distributed training: each process encodes its part of a batch, and every process computes the loss of the whole.
 
-Every process has the same weights, gathers what the others have encoded, and reckons the same loss. Its gradient flows
-back to whoever encoded a row; averaged over the processes it is the gradient that one process would have found. Rows
-that a batch borrowed to be shared equally are encoded, but are no part of the loss.
+Every process has the same weights and gathers what the others encoded. The gradient of a row flows back to the process
+that encoded it; averaged over the processes it is the gradient that one process would have found. Rows that a batch
+borrowed, so that all parts have one size, are encoded but are no part of the loss.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from xmodal.batches.batch import Batch, Stream
 from xmodal.errors import UserError
 
-_borrowed = ContextVar("borrowed", default=0)  # rows at the end of what `gather` finds now
+_borrowed = ContextVar("borrowed", default=0)  # rows at the end of a gathered batch
 
 
 def world() -> int:
@@ -31,8 +31,8 @@ def rank() -> int:
 
 
 @contextmanager
-def joined(device: str) -> Iterator[None]:
-    """Joins the processes that torchrun started, until this one ends; nothing where there is only one, or a group."""
+def process_group(device: str) -> Iterator[None]:
+    """Joins the processes that torchrun started; does nothing for one process, or within a group."""
     if not _is_joined() and distributed.is_available() and distributed.is_torchelastic_launched():
         distributed.init_process_group("nccl" if torch.device(device).type == "cuda" else "gloo")
         atexit.register(_part)
@@ -40,9 +40,8 @@ def joined(device: str) -> Iterator[None]:
 
 
 def _part() -> None:
-    """Torch's threads let go of the last message a moment after it came, and abort an interpreter that has ended."""
     distributed.destroy_process_group()
-    time.sleep(0.2)
+    time.sleep(0.2)  # torch's threads hold the last message for a moment, and abort an interpreter that ended
 
 
 def own_device(device: str) -> str:
@@ -51,8 +50,8 @@ def own_device(device: str) -> str:
 
 
 @contextmanager
-def sharing(batch: Batch) -> Iterator[None]:
-    """While the loss of a batch is reckoned: `gather` and `gather_pairs` leave out what the batch borrowed."""
+def without_borrowed_rows(batch: Batch) -> Iterator[None]:
+    """Makes `gather` and `gather_pairs` leave out the rows that the batch borrowed, while its loss is computed."""
     before = _borrowed.set(batch.borrowed)
     try:
         yield
@@ -61,7 +60,7 @@ def sharing(batch: Batch) -> Iterator[None]:
 
 
 def gather(rows: Tensor) -> Tensor:
-    """The rows of all processes, in order of their ranks; each has equally many."""
+    """The rows of all processes, in order of their ranks; every process must have equally many."""
     if world() == 1:
         return rows
     gathered = cast(Tensor, _Gather.apply(rows))
@@ -69,13 +68,13 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def gather_pairs(stream: Stream) -> Tensor:
-    """The positives of all processes, (P, 2), as rows of what `gather` gives. What is borrowed is a pair a row."""
+    """(P, 2): the positives of all processes, as rows of what `gather` gives. Every borrowed row is one pair."""
     rows = torch.tensor([len(stream.visual), len(stream.text)], device=stream.positives.device)
     return gather(stream.positives + rows * rank())
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """One message for all of them. A parameter that had no gradient anywhere keeps none."""
+    """Averages over the processes, in one message. A parameter that had no gradient anywhere keeps none."""
     moving = [parameter for parameter in parameters if parameter.requires_grad]
     if world() == 1 or not moving:
         return
@@ -88,7 +87,7 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def refuse_dropout(model: nn.Module) -> None:
-    """Every process would draw the masks of one part for its own: two samples would share one, and no run be equal."""
+    """Refuses dropout in several processes: two samples would share a mask, and no two runs would be equal."""
     if world() > 1 and any(_drops(module) for module in model.modules()):
         raise UserError(
             f"dropout draws for a whole batch, and {world()} processes would each draw for a part: train it by one "
@@ -101,8 +100,8 @@ def _drops(module: nn.Module) -> bool:
     return isinstance(module, nn.RNNBase | _DropoutNd) and share > 0
 
 
-def from_first(ask: Callable[[], float]) -> float:
-    """What the first process finds; the others wait for it."""
+def broadcast_from_first(ask: Callable[[], float]) -> float:
+    """Asks in the first process alone; the others wait for its answer."""
     if world() == 1:
         return ask()
     told: list[Any] = [ask() if rank() == 0 else None]
@@ -110,8 +109,8 @@ def from_first(ask: Callable[[], float]) -> float:
     return float(told[0])
 
 
-def in_turn(act: Callable[[], None]) -> None:
-    """The first process before the others, who find what it has made."""
+def first_rank_first(act: Callable[[], None]) -> None:
+    """Acts in the first process before the others, which find what it has made."""
     if rank() == 0:
         act()
     wait_for_all()
@@ -141,7 +140,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Tensor:
-        """Everybody's loss depends on my rows; the sum is world times one loss, which the average undoes."""
+        # every process' loss depends on these rows: their sum is `world` times one loss, which the average undoes
         whole = gradient.clone(memory_format=torch.contiguous_format)
         distributed.all_reduce(whole)
         return whole.chunk(world())[rank()]

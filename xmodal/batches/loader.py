@@ -1,7 +1,4 @@
-"""What a training step or a tile of evaluation reads, and the loader that reads it straight from the store.
-
-Shapes: B rows, L positions, V visual rows, T text rows, P pairs.
-"""
+"""The loader: batches of a training, read ahead straight from the store."""
 
 import math
 import os
@@ -21,9 +18,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream, _on_device
 from xmodal.batches.buffers import Buffers
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
-from xmodal.batches.sample_order import ClassOrder, Draws, Order
+from xmodal.batches.sample_order import CAPTION, ClassOrder, Order, SampleRandom
 from xmodal.recipes import OnePerClass
 
 THREADS = 2  # one copies rows while the other looks up words
@@ -32,7 +29,7 @@ Captions = Literal["each", "one", "all"]
 
 
 class Loader(IterableDataset[Batch]):
-    """Batches of a training, straight from the store: read ahead by threads, into memory that is used again.
+    """Loads batches of a training: threads read ahead, into memory that is used again.
 
     A sample is a caption with its item ("each"), an item with one of its captions, drawn anew every epoch ("one"), or
     an item with all of them ("all"). All samples come once an epoch, in an order that only the seed decides.
@@ -69,8 +66,8 @@ class Loader(IterableDataset[Batch]):
         self._rank, self._world = _place_among(rank, world)
         self._readers = {ANNOTATED: streams} if isinstance(streams, Reader) else dict(streams)
         self._check_streams()
-        self._told, self._process = _shared(), os.getpid()
-        self._go(seed, 0, 0)
+        self._shared_position, self._process = _new_position(), os.getpid()
+        self._set_position(seed, 0, 0)
         self._buffers: Buffers | None = None  # those of an iteration that is over
         self._orders = {name: self._order(number, name, sampler) for number, name in enumerate(self._readers)}
         first = self._orders[next(iter(self._orders))]
@@ -92,45 +89,49 @@ class Loader(IterableDataset[Batch]):
             is_place = False
         if not is_place:
             raise ValueError(f"{dict(state)} is no place in epochs of {self._length:,} samples")
-        self._go(seed, epoch, cursor)
+        self._set_position(seed, epoch, cursor)
 
     def set_epoch(self, epoch: int) -> None:
-        """To the beginning of an epoch, unless that is where the loader is already."""
+        """Moves to the beginning of an epoch; within this epoch the loader stays where it is."""
         if type(epoch) is not int or epoch < 0:
             raise ValueError(f"epochs are counted from 0, and {epoch!r} is none")
-        self._go(self.seed, epoch, self.cursor if epoch == self.epoch else 0)
+        self._set_position(self.seed, epoch, self.cursor if epoch == self.epoch else 0)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if not self._told.is_shared():  # type: ignore[no-untyped-call]  # no worker's copy, but one of its own
-            self._told, self._process = _shared(), os.getpid()
-            self._go(self.seed, self.epoch, self.cursor)
+        if not self._shared_position.is_shared():  # type: ignore[no-untyped-call]  # no worker's copy, but one of its own
+            self._shared_position, self._process = _new_position(), os.getpid()
+            self._set_position(self.seed, self.epoch, self.cursor)
 
     def __iter__(self) -> Iterator[Batch]:
-        if get_worker_info() is not None:  # what it was at before, it may never have finished
-            self._go(*self._told.tolist())
+        if get_worker_info() is not None:  # its last pass may never have finished
+            self._set_position(*self._shared_position.tolist())
         epoch = self.epoch
         for start, batch in self._read_ahead(epoch):
             after = start + self.batch_size
             is_last = after + (self.batch_size - 1 if self.drop_last else 0) >= self._length
-            self._go(self.seed, *((epoch + 1, 0) if is_last else (epoch, after)))
+            if is_last:
+                self._set_position(self.seed, epoch + 1, 0)
+            else:
+                self._set_position(self.seed, epoch, after)
             yield batch
             del batch  # its memory is for one of the next, not to be held while they are awaited
-        self._go(self.seed, epoch + 1, 0)  # also where no batch was left
+        self._set_position(self.seed, epoch + 1, 0)  # also where no batch was left
 
-    def _go(self, seed: int, epoch: int, cursor: int) -> None:
-        """Workers of a DataLoader, which may outlive an epoch, read where to begin; they tell nobody."""
+    def _set_position(self, seed: int, epoch: int, cursor: int) -> None:
+        """Moves this loader, and tells the workers of a DataLoader, which may outlive an epoch, where to begin."""
         self.seed, self.epoch, self.cursor = seed, epoch, cursor
         if get_worker_info() is None:
             if self._process != os.getpid():  # it was handed to another process, whose workers are its own
-                self._told, self._process = _shared(), os.getpid()
-            self._told.numpy()[:] = seed, epoch, cursor
+                self._shared_position, self._process = _new_position(), os.getpid()
+            self._shared_position.numpy()[:] = seed, epoch, cursor
 
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
-        """Two iterations at once do not share buffers; one after the other they do, as fresh memory costs much.
+        """Yields batches and their start positions.
 
-        Who comes back at once leaves nothing to read meanwhile: the next batch is then made here, in the memory of the
-        last, which the processor still has in its cache.
+        Two iterations at once do not share buffers; one after the other they do, because fresh memory is slow. For a
+        caller who comes back at once there is nothing to read meanwhile: the next batch is then made in this thread, in
+        the memory of the last, which the processor still has in its cache.
         """
         buffers, self._buffers = self._buffers or Buffers(pinned=self._device.type == "cuda"), None
         readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
@@ -151,7 +152,7 @@ class Loader(IterableDataset[Batch]):
             finally:
                 for _, unread in waiting:
                     unread.cancel()
-                self._buffers = buffers.kept(held)
+                self._buffers = buffers.trimmed(held)
 
     @property
     def _length(self) -> int:
@@ -161,7 +162,7 @@ class Loader(IterableDataset[Batch]):
         return min(self.batch_size, self._length - start)
 
     def _starts(self) -> list[int]:
-        """Where the batches that are left begin; of them, those of this worker of a DataLoader."""
+        """Start positions of the remaining batches; inside a DataLoader worker, only this worker's share."""
         stop = self._length - (self.batch_size - 1 if self.drop_last else 0)
         info = get_worker_info()
         first, step = (info.id, info.num_workers) if info else (0, 1)
@@ -176,36 +177,39 @@ class Loader(IterableDataset[Batch]):
         for number, (name, reader) in enumerate(readers.items()):
             order = replace(self._orders[name], seed=self.seed)
             samples, own_epoch = order.take(mine, mine + share), first // order.count
-            streams[name] = self._stream(reader, samples, Draws(self.seed, own_epoch, number))
+            streams[name] = self._stream(reader, samples, SampleRandom(self.seed, own_epoch, number))
         return Batch(streams, borrowed=share * self._world - size)
 
-    def _stream(self, reader: Reader, samples: NDArray[np.int64], draws: Draws) -> Stream:
-        items, captions, visual_rows = self._chosen(reader.examples, samples, draws)
+    def _stream(self, reader: Reader, samples: NDArray[np.int64], draws: SampleRandom) -> Stream:
+        items, captions, visual_rows = self._rows_of(reader.examples, samples, draws)
         text_items = reader.examples.caption_items[captions]
         pairs = np.stack([visual_rows, np.arange(len(captions))], axis=1)
-        visual, text = self._placed(reader.visual(items, draws, samples), reader.buffers), reader.text(captions, draws)
-        text = self._placed(text, reader.buffers) if reader.examples.sentences is not None else text
+        visual, text = (
+            self._to_device(reader.visual(items, draws, samples), reader.buffers),
+            reader.text(captions, draws),
+        )
+        text = self._to_device(text, reader.buffers) if reader.examples.sentences is not None else text
         stream = Stream(visual, text, *map(torch.from_numpy, (items, text_items, captions, pairs)))
         if reader.classes is not None:
             of_visual, of_text = (torch.from_numpy(reader.classes[some]) for some in (items, text_items))
             stream = replace(stream, visual_classes=of_visual, text_classes=of_text)
         return stream.to(self._device) if self._device.type != "cpu" else stream
 
-    def _chosen(
-        self, examples: Examples, samples: NDArray[np.int64], draws: Draws
+    def _rows_of(
+        self, examples: Examples, samples: NDArray[np.int64], draws: SampleRandom
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Items, one for each visual row; captions, one for each text row; and the visual row of each caption."""
+        """The item of each visual row, the caption of each text row, and the visual row of each caption."""
         rows = np.arange(len(samples))
         if self.captions == "each":
             return examples.caption_items[samples], samples, rows
         counts, firsts = examples.caption_counts[samples], examples.caption_starts[samples]
         if self.captions == "one":
-            return samples, firsts + draws.below(counts, samples, which=2), rows
+            return samples, firsts + draws.integers(counts, samples, CAPTION), rows
         captions = np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
         return samples, captions, np.repeat(rows, counts)
 
-    def _placed(self, features: Padded, buffers: Buffers) -> Padded:
-        """On the device, as the dtype asked for; what is stored in half precision also travels in it."""
+    def _to_device(self, features: Padded, buffers: Buffers) -> Padded:
+        """Moves features to the device, then to the dtype asked for: half precision travels as it is stored."""
         values = features.values.to(self._device)
         if self._dtype is None or values.dtype == self._dtype:
             return features if values is features.values else Padded(values, features.lengths)
@@ -244,14 +248,14 @@ class Loader(IterableDataset[Batch]):
             near = self.batch_size // self._world * self._world
             raise ValueError(
                 f"{self.batch_size} samples a step cannot be shared equally by {self._world} ranks: "
-                f"take {near + self._world}" + f" or {near}" * bool(near)
+                f"take {near + self._world}{f' or {near}' if near else ''}"
             )
         if not len(self):
             raise ValueError(f"{self._length} samples are less than one batch of {self.batch_size}")
 
 
-def _shared() -> Tensor:
-    """Seed, epoch and cursor, where forked and spawned processes see the same."""
+def _new_position() -> Tensor:
+    """Seed, epoch and cursor in memory that forked and spawned processes share."""
     place = torch.zeros(3, dtype=torch.int64, device="cpu")
     place.share_memory_()  # type: ignore[no-untyped-call]
     return place
@@ -261,8 +265,8 @@ def _place_among(rank: int | None, world: int | None) -> tuple[int, int]:
     if (rank is None) != (world is None):
         raise ValueError("rank and world are given both or not at all")
     together = distributed.is_available() and distributed.is_initialized()
-    rank = (distributed.get_rank() if together else 0) if rank is None else rank
-    world = (distributed.get_world_size() if together else 1) if world is None else world
+    if rank is None or world is None:
+        rank, world = (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
     if not 0 <= rank < world:
         raise ValueError(f"rank {rank} is not one of {world}")
     return rank, world

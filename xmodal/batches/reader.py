@@ -9,31 +9,30 @@ from numpy.typing import NDArray
 
 from xmodal.batches.batch import Padded
 from xmodal.batches.buffers import Buffers
-from xmodal.batches.dataset import Examples
-from xmodal.batches.sample_order import Draws, evaluation_frames, training_frames, training_shifts
+from xmodal.batches.examples import Examples
+from xmodal.batches.sample_order import SampleRandom, evaluation_frames, training_frames, training_shifts
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.recipes import Features, Tokens
 from xmodal.text.position_codes import Codes, shifted
 from xmodal.text.vocabularies import UNKNOWN
 
-WHOLE_CLIPS = Features(stage="")  # of `Features` a reader looks at the frames alone
+WHOLE_CLIPS = Features(stage="")  # a reader uses the frames of `Features` alone
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """Features and words of examples as a model takes them.
-
-    `frames` says how many of a clip, and by which rule; `tokens` how long a caption is, and what training leaves out,
-    or that it is a code.
-    """
+    """Reads features and words of examples as a model takes them."""
 
     examples: Examples
     store: FeatureStore
-    frames: Features = WHOLE_CLIPS
-    tokens: Tokens | Codes | None = None
+    frames: Features = WHOLE_CLIPS  # how many frames of a clip are read, and by which rule
+    tokens: Tokens | Codes | None = None  # how long a caption may be and what training leaves out, or that it is a code
     classes: NDArray[np.int64] | None = None  # (items,)
     buffers: "Buffers" = field(default_factory=lambda: Buffers(pinned=False))
+
+    def __repr__(self) -> str:
+        return f"Reader({self.examples!r}, {self.store.output.where})"
 
     def __post_init__(self) -> None:
         if self.frames.frames is not None and not self.store.spec.ragged:
@@ -44,12 +43,12 @@ class Reader:
     def visual(
         self,
         items: NDArray[np.int64] | slice,
-        draws: Draws | None = None,
+        draws: SampleRandom | None = None,
         samples: NDArray[np.int64] | None = None,
     ) -> Padded:
-        """A row of the store is a sequence of positions: a grid is flattened, a vector is a sequence of one.
+        """Reads items as sequences of positions: a grid is flattened, a vector is a sequence of one.
 
-        With `draws` the frames of a clip are those of training, drawn for each of `samples`.
+        With `draws` the frames of a clip are drawn as in training, for each of `samples`.
         """
         rows = self.examples.rows[items]
         if not self.store.spec.ragged:
@@ -65,8 +64,8 @@ class Reader:
             places = training_frames(lengths, count, self.frames.rule, draws, samples)
         return Padded.whole(torch.from_numpy(self.store.take_padded(rows, places, self._room(*places.shape))))
 
-    def text(self, captions: NDArray[np.int64] | slice, draws: Draws | None = None) -> Padded:
-        """Ids of words (T, L), or vectors (T, 1, D)."""
+    def text(self, captions: NDArray[np.int64] | slice, draws: SampleRandom | None = None) -> Padded:
+        """Reads captions as ids of words (T, L), or as vectors (T, 1, D)."""
         whole = range(len(self.examples.words))
         places = np.asarray(whole[captions], np.int64) if isinstance(captions, slice) else captions
         if (sentences := self.examples.sentences) is not None:
@@ -86,7 +85,7 @@ class Reader:
             words = [thinned(some, tokens, one) for some, one in zip(words, chance, strict=True)]
         return Padded.of(words)
 
-    def _codes(self, captions: NDArray[np.int64], codes: Codes, draws: Draws | None) -> Padded:
+    def _codes(self, captions: NDArray[np.int64], codes: Codes, draws: SampleRandom | None) -> Padded:
         codes_TL, counts_T = self.examples.words.padded(captions, codes.length)
         if codes.shifted and draws is not None:
             codes_TL = shifted(codes_TL, training_shifts(counts_T, codes.length, draws, captions))
@@ -106,7 +105,7 @@ class Reader:
 
 
 def shortened(words: NDArray[np.int32], longest: int) -> NDArray[np.int32]:
-    """The first words; <start> and <end> are not counted, and stay."""
+    """Keeps the first words; <start> and <end> stay and are not counted."""
     return words if len(words) - 2 <= longest else np.concatenate([words[: longest + 1], words[-1:]])
 
 

@@ -1,8 +1,8 @@
-"""Which samples a training reads, in which order, which frames of a clip, and where a code's words stand.
+"""The order in which training reads samples, and what is drawn for each: captions, frames, class members, shifts.
 
-All chance of reading is here, but for words that are left out. Every draw follows from the seed, the epoch that the
-batch begins in, and the sample, never from a rank or a process. So an order can be entered at any point, by any number
-of processes, and goes on as it would have gone on.
+Every draw follows from the seed, the epoch that the batch begins in, and the sample, never from a rank or a process. So
+an order can be entered at any point, by any number of processes, and goes on as it would have gone on. Words that
+training leaves out are drawn elsewhere, in `batches.reader`.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ from xmodal.recipes import FrameRule
 
 Integers = NDArray[np.int64]
 SKIPS = 3  # docs/models.md#frame-sampling: in training every frame, every second or every third one is taken
+FRAME_STRIDE, FRAME_START, CAPTION, CLASS_MEMBER, CODE_SHIFT = range(5)  # purposes: what a number is drawn for
+FIRST_PICTURE_PURPOSE = 16  # and those after it: of crops (`training.picture_crops`)
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ class ClassOrder:
         classes = places - 1 + (places - 1 >= self.classes[firsts])
         members = np.argsort(self.classes, kind="stable")
         counts = np.bincount(self.classes)
-        draws = Draws(self.seed, epoch=0, stream=self.stream)
-        drawn = draws.below(counts[classes], batches * self.batch + classes, which=3)
+        random = SampleRandom(self.seed, epoch=0, stream=self.stream)
+        drawn = random.integers(counts[classes], batches * self.batch + classes, CLASS_MEMBER)
         return np.where(places == 0, firsts, members[(np.cumsum(counts) - counts)[classes] + drawn])
 
     def _firsts(self, batches: Integers) -> Integers:
@@ -78,19 +80,17 @@ class ClassOrder:
 
 
 @dataclass(frozen=True)
-class Draws:
-    """Numbers for the samples of an epoch, the same wherever and whenever a sample is read."""
+class SampleRandom:
+    """Random numbers for the samples of an epoch, the same wherever and whenever a sample is read."""
 
     seed: int
     epoch: int
     stream: int = 0
 
-    def below(self, bounds: Integers, samples: Integers, which: int) -> Integers:
-        """For each sample a number in 0..bound-1; `which` tells draws of one sample from each other.
-
-        The finaliser of splitmix64 over a counter: numpy's generators cannot be entered at ten thousand places at once.
-        """
-        first = np.random.SeedSequence([self.seed, self.epoch, self.stream, which]).generate_state(1, np.uint64)
+    def integers(self, bounds: Integers, samples: Integers, purpose: int) -> Integers:
+        """For each sample a number in 0..bound-1; each purpose draws others."""
+        # splitmix64's finaliser over a counter: numpy's generators cannot be entered at ten thousand places at once
+        first = np.random.SeedSequence([self.seed, self.epoch, self.stream, purpose]).generate_state(1, np.uint64)
         mixed = first + samples.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
@@ -98,28 +98,31 @@ class Draws:
         return (mixed % bounds.astype(np.uint64)).astype(np.int64)
 
 
-def training_frames(lengths_B: Integers, frames: int, rule: FrameRule, draws: Draws, samples_B: Integers) -> Integers:
-    """(B, frames) places in clips of these lengths (docs/models.md#frame-sampling): a random stride and start.
+def training_frames(
+    lengths_B: Integers, frames: int, rule: FrameRule, random: SampleRandom, samples_B: Integers
+) -> Integers:
+    """(B, frames) places in clips of these lengths: a random stride and start (docs/models.md#frame-sampling).
 
     A clip that ends too early repeats its last frame. `linspace` spreads the frames evenly, as the paper says.
     """
     if rule == "linspace":
         return _spread(lengths_B, frames)
-    skips_B = 1 + draws.below(np.full(len(lengths_B), SKIPS), samples_B, which=0)
-    starts_B = draws.below(np.maximum(lengths_B - skips_B * frames, 0) + 1, samples_B, which=1)
+    skips_B = 1 + random.integers(np.full(len(lengths_B), SKIPS), samples_B, FRAME_STRIDE)
+    starts_B = random.integers(np.maximum(lengths_B - skips_B * frames, 0) + 1, samples_B, FRAME_START)
     places_BL = starts_B[:, None] + skips_B[:, None] * np.arange(frames)
     return _held(places_BL, lengths_B)
 
 
-def training_shifts(words_T: Integers, length: int, draws: Draws, captions_T: Integers) -> Integers:
-    """(T,) how far texts of so many words move in a code, anywhere they fit (docs/models.md#dual-path-text-input)."""
-    return draws.below(length - words_T + 1, captions_T, which=4)
+def training_shifts(words_T: Integers, length: int, random: SampleRandom, captions_T: Integers) -> Integers:
+    """(T,): how far texts of so many words move in a code, anywhere they fit (docs/models.md#dual-path-text-input)."""
+    return random.integers(length - words_T + 1, captions_T, CODE_SHIFT)
 
 
 def evaluation_frames(lengths_B: Integers, frames: int, rule: FrameRule, ends: int) -> Integers:
-    """(B, frames): a fixed stride from the first frame after `ends` dropped ones, so more from a clip's beginning.
+    """(B, frames): places at a fixed stride, from the first frame after `ends` dropped ones.
 
-    Clips that are not longer than the two ends keep them: the official code fails there.
+    Rounding the stride down favours a clip's beginning. Clips that are not longer than the two ends keep them: the
+    official code fails there.
     """
     if rule == "linspace":
         return _spread(lengths_B, frames)
@@ -130,13 +133,13 @@ def evaluation_frames(lengths_B: Integers, frames: int, rule: FrameRule, ends: i
 
 
 def _spread(lengths_B: Integers, frames: int) -> Integers:
-    """Clip by clip what numpy's linspace gives, which over several clips at once rounds otherwise."""
+    """As numpy's linspace gives them clip by clip; over several clips at once it rounds otherwise."""
     steps_B = (lengths_B - 1) / max(frames - 1, 1)
     return np.rint(np.arange(frames) * steps_B[:, None]).astype(np.int64)
 
 
 def _held(places_BL: Integers, lengths_B: Integers) -> Integers:
-    """What lies beyond the end becomes the last frame that was taken before it."""
+    """Places beyond a clip's end become the last one that was taken before it."""
     inside_BL = places_BL < lengths_B[:, None]
     last_B = inside_BL.sum(axis=1) - 1
     held_B1 = np.take_along_axis(places_BL, last_B[:, None], axis=1)

@@ -1,69 +1,70 @@
-"""Leakage: media that lie in two splits, or in two corpora, as the same bytes or as nearly the same picture.
+"""Leaks: media that lie in two splits, or in two corpora, as the same bytes or as nearly the same picture.
 
-Exact is the same sha256; near is fingerprints of which every frame differs in `distance` bits or fewer
-(xmodal/checks/perceptual_hashes.py says what that finds and misses). Splits of two authors divide the same items in
-two ways and never mix, so of one corpus only splits of one author are compared, and of these none with a part of
-itself; between corpora all are. Whoever trains on another author's split says so: then these two are compared as well.
+Exact copies have one sha256. Near copies differ, in every frame, in at most `distance` bits of their perceptual hashes
+(`checks.perceptual_hashes` says what that finds and misses). Splits of two authors divide the same items in two ways
+and never mix: within a corpus only splits of one author are compared, and no split with a part of itself. Between
+corpora all are compared. A training on another author's split is named by the caller, and compared as well.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, combinations, islice, pairwise, product
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.checks.perceptual_hashes import BITS, ENOUGH, FRAMES, Looks
+from xmodal.checks.perceptual_hashes import BITS, FRAMES, MIN_FRAMES, PerceptualHashes
 from xmodal.errors import UserError
 from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output
 
-DISTANCE = 6  # see xmodal/checks/perceptual_hashes.py
+DISTANCE = 6  # bits: see xmodal/checks/perceptual_hashes.py
 FARTHEST = 12  # 150,000 fingerprints then take half a minute, and at 6 bits some seconds
 CELLS_AT_ONCE = 1 << 20  # of a tile: 8 MB
 Frames = NDArray[np.uint64]
-Places: TypeAlias = Set[tuple[int, int]]  # of two splits that are compared
+PlacePairs: TypeAlias = Set[tuple[int, int]]  # places of two splits that are compared
 K = TypeVar("K", bound=Hashable)
 Pairs: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # one row, another, their distance
 
 
 @dataclass(frozen=True, eq=False)
 class Fingerprints:
-    """Of the media that are there; what is flat or does not decode has no looks, and is compared by its bytes alone."""
+    """Checksums and perceptual hashes of media; one that is flat or does not decode has a checksum alone."""
 
     media: tuple[str, ...]
     sha256: tuple[str, ...]
-    looks: tuple[Looks | None, ...]
+    hashes: tuple[PerceptualHashes | None, ...]
 
     @staticmethod
     def read(output: Output) -> "Fingerprints":
-        """What the stage `fingerprints` has made."""
+        """Reads an output of the stage `fingerprints`."""
         tables = [read_columns(output, name, "media", "sha256", "looks") for name in sorted(output.files)]
-        media, sha256, looks = (
+        media, sha256, hashes = (
             [value for table in tables for value in table[name].to_pylist()] for name in ("media", "sha256", "looks")
         )
-        return Fingerprints(tuple(media), tuple(sha256), tuple(None if some is None else tuple(some) for some in looks))
+        return Fingerprints(
+            tuple(media), tuple(sha256), tuple(None if some is None else tuple(some) for some in hashes)
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """One split of a corpus: of each item whose medium is there, the sha256 of its bytes, and its looks."""
+class SplitMedia:
+    """One split of a corpus, with the checksum and the hashes of every medium that is there."""
 
     corpus: str
     split: str
-    ids: tuple[str, ...]  # of all items
-    items: Mapping[str, tuple[str, Looks | None]]
+    ids: tuple[str, ...]  # of all items, also without medium
+    items: Mapping[str, tuple[str, PerceptualHashes | None]]
 
     @staticmethod
-    def of(corpus: str, split: str, media: Mapping[str, str], known: Fingerprints) -> "Part":
-        """`media` by id; one without fingerprint is absent."""
+    def of(corpus: str, split: str, media: Mapping[str, str], known: Fingerprints) -> "SplitMedia":
+        """Finds the fingerprints of `media`, paths by id; a medium without fingerprint is absent."""
         rows = {path: row for row, path in enumerate(known.media)}
         found = {item: rows[path] for item, path in sorted(media.items()) if path in rows}
-        items = {item: (known.sha256[row], known.looks[row]) for item, row in found.items()}
-        return Part(corpus, split, tuple(sorted(media)), items)
+        items = {item: (known.sha256[row], known.hashes[row]) for item, row in found.items()}
+        return SplitMedia(corpus, split, tuple(sorted(media)), items)
 
     @property
     def name(self) -> str:
@@ -84,60 +85,65 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Leak:
-    """What two splits share: items that are in both, pairs of equal bytes, and near pairs with the bits they differ in.
+    """Two splits and what they share: common items, pairs of equal bytes, and near pairs with the bits they differ in.
 
-    A pair has an item of `one` and an item of `other`. Of many that are all equal each is named with the first of the
-    other split alone: all pairs of a placeholder that a publisher gave for a thousand lost pictures are a million.
+    A pair has an item of `one` and an item of `other`. Among many equal pictures each is paired with the first of the
+    other split alone: a placeholder that a publisher gave for a thousand lost pictures would make a million pairs.
     """
 
-    one: Part
-    other: Part
+    one: SplitMedia
+    other: SplitMedia
     same: tuple[str, ...]
     exact: tuple[tuple[str, str], ...]
     near: tuple[tuple[str, str, int], ...]
 
-    def beside(self, part: Part) -> Part | None:
-        """The other of the two splits; None where it is neither."""
-        return self.other if part is self.one else self.one if part is self.other else None
+    def beside(self, part: SplitMedia) -> SplitMedia | None:
+        """The other of the two splits; None if `part` is neither."""
+        if part is self.one:
+            return self.other
+        return self.one if part is self.other else None
 
-    def items(self, part: Part) -> set[str]:
-        """Those of one of the two splits."""
+    def items(self, part: SplitMedia) -> set[str]:
+        """The leaked items of one of the two splits."""
         side = (self.one, self.other).index(part)
         return {*self.same, *(pair[side] for pair in self.exact), *(str(pair[side]) for pair in self.near)}
 
 
-def leaks(parts: Sequence[Part], distance: int = DISTANCE, asked: Places = frozenset()) -> list[Leak]:
-    """One of every two splits that can be compared, or are `asked` for by their places; also where they share nothing.
+def leaks(splits: Sequence[SplitMedia], distance: int = DISTANCE, asked: PlacePairs = frozenset()) -> list[Leak]:
+    """Compares all splits that can leak, and pairs of places that are `asked` for, in the order of `splits`.
 
-    They come in the order of `parts`.
+    Pairs of splits that share nothing are listed too.
     """
     if not 0 <= distance <= FARTHEST:
         raise UserError(f"a distance is 0 to {FARTHEST} of {BITS} bits, not {distance}: farther pictures are no copies")
-    places = sorted({*compared(parts), *asked})
-    exact, near = _equal(parts, set(places)), _near(parts, distance, set(places))
-    return [_leak(parts[one], parts[other], exact[one, other], near[one, other]) for one, other in places]
+    places = sorted({*compared(splits), *asked})
+    exact, near = _equal(splits, set(places)), _near(splits, distance, set(places))
+    return [_leak(splits[one], splits[other], exact[one, other], near[one, other]) for one, other in places]
 
 
-def compared(parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
-    """Places of the splits that can leak into each other."""
-    for one, other in combinations(range(len(parts)), 2):
-        first, second = parts[one], parts[other]
+def compared(splits: Sequence[SplitMedia]) -> Iterator[tuple[int, int]]:
+    """Yields the places of two splits that can leak into each other."""
+    for one, other in combinations(range(len(splits)), 2):
+        first, second = splits[one], splits[other]
         mixed = first.corpus != second.corpus or first.author == second.author
         if mixed and not _is_part_of_the_other(first, second):
             yield one, other
 
 
-def _is_part_of_the_other(one: Part, other: Part) -> bool:
-    """By design, as karpathy/restval is of karpathy/train; where one trains and the other is held out it is a leak."""
+def _is_part_of_the_other(one: SplitMedia, other: SplitMedia) -> bool:
+    """Whether one split contains the other by design, as karpathy/train contains karpathy/restval.
+
+    If one is for training and the other is held out, it is a leak.
+    """
     leaky = any(a.is_training and b.is_held_out for a, b in ((one, other), (other, one)))
     nested = set(one.ids) <= set(other.ids) or set(one.ids) >= set(other.ids)
     return one.corpus == other.corpus and nested and not leaky
 
 
-def clean(against: Iterable[Leak], part: Part) -> tuple[list[str], set[str]]:
-    """The items of a split of which none of these leaks tells, and those that were dropped.
+def clean(against: Iterable[Leak], part: SplitMedia) -> tuple[list[str], set[str]]:
+    """The split's items that are in no leak, and the items removed because they are.
 
-    Of absent ones no more than their ids is known: they stay, and readers of features leave them out.
+    Items whose medium is absent stay: only their ids are known, and readers of features leave them out.
     """
     dropped = set[str]().union(*(leak.items(part) for leak in against))
     if not (left := [item for item in part.ids if item not in dropped]):
@@ -147,51 +153,52 @@ def clean(against: Iterable[Leak], part: Part) -> tuple[list[str], set[str]]:
     return left, dropped
 
 
-def near_pairs(looks_NF: Frames, known_NF: NDArray[np.bool_], distance: int) -> Pairs:
-    """Every pair of rows, one < other, of which no frame differs in more bits; the greatest distance of the frames.
+def near_pairs(hashes_NF: Frames, known_NF: NDArray[np.bool_], distance: int) -> Pairs:
+    """Pairs of rows, one < other, whose frames differ in at most `distance` bits, with the largest difference.
 
-    Only frames that both have a look of are compared, and no pair has fewer than ENOUGH of them.
+    Only frames with a hash on both sides are compared; every pair has MIN_FRAMES of them or more.
     """
-    count = len(looks_NF)
-    one, other = np.divmod(_candidates(looks_NF, known_NF, distance), max(count, 1))
+    count = len(hashes_NF)
+    one, other = np.divmod(_candidates(hashes_NF, known_NF, distance), max(count, 1))
     both = known_NF[one] & known_NF[other]
-    differing = np.bitwise_count(looks_NF[one] ^ looks_NF[other]) * both
+    differing = np.bitwise_count(hashes_NF[one] ^ hashes_NF[other]) * both
     farthest = differing.max(axis=1, initial=0).astype(np.int64)
-    kept = (farthest <= distance) & (both.sum(axis=1) >= ENOUGH)
+    kept = (farthest <= distance) & (both.sum(axis=1) >= MIN_FRAMES)
     return one[kept], other[kept], farthest[kept]
 
 
-def _candidates(looks_NF: Frames, known_NF: NDArray[np.bool_], distance: int) -> NDArray[np.int64]:
-    """Pairs of rows, as one * N + other, that are near by one frame: the first, or where it is unknown a later one.
+def _candidates(hashes_NF: Frames, known_NF: NDArray[np.bool_], distance: int) -> NDArray[np.int64]:
+    """Pairs of rows that are near by one frame, as numbers one * N + other.
 
-    A pair has ENOUGH frames in common, so one at least of all but the last ENOUGH - 1.
+    A pair has MIN_FRAMES frames in common: at least one is not among the last MIN_FRAMES - 1.
     """
-    count, found = len(looks_NF), [np.zeros(0, np.int64)]
-    for frame in range(FRAMES - ENOUGH + 1):
+    count, found = len(hashes_NF), [np.zeros(0, np.int64)]
+    for frame in range(FRAMES - MIN_FRAMES + 1):
         if known_NF[:, :frame].all() and frame:
             break
         rows = np.flatnonzero(known_NF[:, frame])
-        found += [rows[one] * count + rows[other] for one, other in _near_by_one(looks_NF[rows, frame], distance)]
+        found += [rows[one] * count + rows[other] for one, other in _near_by_one(hashes_NF[rows, frame], distance)]
     return np.unique(np.concatenate(found))
 
 
-def _near_by_one(looks_N: Frames, distance: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Of distance + 1 parts of 64 bits one at least is equal where no more than `distance` bits differ: only rows with
-    an equal part are compared, and no pair is lost; some come twice.
+def _near_by_one(hashes_N: Frames, distance: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Pairs of rows that differ in at most `distance` bits; some come twice.
+
+    Cut into distance + 1 parts, two such hashes have at least one part in common: only rows that do are compared.
     """
     edges = np.linspace(0, BITS, distance + 2).astype(np.uint64).tolist()
     for low, high in pairwise(edges):
-        keys = looks_N << np.uint64(BITS - high) >> np.uint64(BITS - high + low)
+        keys = hashes_N << np.uint64(BITS - high) >> np.uint64(BITS - high + low)
         for bucket in _buckets(keys):
             height = max(1, CELLS_AT_ONCE // len(bucket))
             for start in range(0, len(bucket), height):
                 rows, columns = bucket[start : start + height], bucket[start:]
-                row, column = np.nonzero(np.bitwise_count(looks_N[rows, None] ^ looks_N[None, columns]) <= distance)
+                row, column = np.nonzero(np.bitwise_count(hashes_N[rows, None] ^ hashes_N[None, columns]) <= distance)
                 yield rows[row][column > row], columns[column][column > row]
 
 
 def _buckets(keys: Frames) -> Iterator[NDArray[np.int64]]:
-    """Rows of equal keys, ascending, where there are at least two."""
+    """Groups of at least two rows with equal keys, ascending."""
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.diff(keys[order], prepend=keys[order[:1]]) != 0)
     starts = np.concatenate([[0], starts, [len(keys)]])
@@ -199,72 +206,67 @@ def _buckets(keys: Frames) -> Iterator[NDArray[np.int64]]:
         yield order[starts[place] : starts[place + 1]]
 
 
-Group: TypeAlias = Mapping[int, list[str]]  # items that are one picture, by the place of their split
-Told: TypeAlias = tuple[str, str, int]  # an item, another, and the bits they differ in
-Shared: TypeAlias = dict[tuple[int, int], set[Told]]  # by the places of two splits
+Member: TypeAlias = tuple[str, Hashable]  # an item, and what it has in common with items that are no copies of it
+Group: TypeAlias = Mapping[int, list[Member]]  # members of one picture, by the place of their split
+Pair: TypeAlias = tuple[str, str, int]  # an item, another, and the bits they differ in
+Shared: TypeAlias = dict[tuple[int, int], set[Pair]]  # by the places of two splits
 
 
-def _equal(parts: Sequence[Part], wanted: Places) -> Shared:
-    """By bytes. An item that is in both splits is not its own copy; where corpora share ids by chance, two are two."""
-    groups = _grouped(parts, lambda sha256, look: sha256)
-    return _shared(((some, some, 0) for some in groups.values()), wanted, lambda place, id: (parts[place].corpus, id))
+def _equal(splits: Sequence[SplitMedia], wanted: PlacePairs) -> Shared:
+    """Pairs of equal bytes. An item in both splits is not its own copy; equal ids in two corpora are two items."""
+    groups = _grouped(splits, lambda part, item: (part.items[item][0], (part.corpus, item)))
+    return _shared(((some, some, 0) for some in groups.values()), wanted)
 
 
-def _near(parts: Sequence[Part], distance: int, wanted: Places) -> Shared:
-    """By looks, where the bytes are not equal."""
-    known = _grouped(parts, lambda sha256, look: look)
+def _near(splits: Sequence[SplitMedia], distance: int, wanted: PlacePairs) -> Shared:
+    """Pairs of near hashes whose bytes differ."""
+    known = _grouped(splits, lambda part, item: (part.items[item][1], part.items[item][0]))
     some = list(known.values())
-    looks = [[each or 0 for each in look] for look in known]
-    there = [[each is not None for each in look] for look in known]
+    hashes = [[each or 0 for each in row] for row in known]
+    there = [[each is not None for each in row] for row in known]
     shape = (-1, FRAMES)
-    pairs = near_pairs(np.array(looks, np.uint64).reshape(shape), np.array(there, bool).reshape(shape), distance)
+    pairs = near_pairs(np.array(hashes, np.uint64).reshape(shape), np.array(there, bool).reshape(shape), distance)
     within = ((each, each, 0) for each in some)
     between = ((some[one], some[other], far) for one, other, far in zip(*map(np.ndarray.tolist, pairs), strict=True))
-    return _shared(chain(within, between), wanted, lambda place, id: parts[place].items[id][0])
+    return _shared(chain(within, between), wanted)
 
 
-def _grouped(parts: Sequence[Part], key: Callable[[str, Looks | None], K | None]) -> dict[K, Group]:
-    """Items by what `key` makes of their sha256 and looks, ascending; without those of which it makes None."""
-    groups = dict[K, dict[int, list[str]]]()
-    for place, part in enumerate(parts):
-        for item, about in sorted(part.items.items()):
-            if (found := key(*about)) is not None:
-                groups.setdefault(found, {}).setdefault(place, []).append(item)
+def _grouped(
+    splits: Sequence[SplitMedia], describe: Callable[[SplitMedia, str], tuple[K | None, Hashable]]
+) -> dict[K, Group]:
+    """Groups items by what `describe` gives of them first; None is no group."""
+    groups = dict[K, dict[int, list[Member]]]()
+    for place, part in enumerate(splits):
+        for item in sorted(part.items):
+            key, own = describe(part, item)
+            if key is not None:
+                groups.setdefault(key, {}).setdefault(place, []).append((item, own))
     return dict(groups)
 
 
-def _shared(groups: Iterable[tuple[Group, Group, int]], wanted: Places, own: Callable[[int, str], Hashable]) -> Shared:
-    """Pairs of members of two groups, by their splits; no two whose `own` is equal are a pair."""
-    found = defaultdict[tuple[int, int], set[Told]](set)
-    for first, second, far in groups:
+def _shared(groups: Iterable[tuple[Group, Group, int]], wanted: PlacePairs) -> Shared:
+    """Pairs of members of two groups, by their splits."""
+    found = defaultdict[tuple[int, int], set[Pair]](set)
+    for first, second, bits in groups:
         for one, other in product(first, second):
             if (one, other) in wanted:
-                told = _told(first[one], second[other], partial(own, one), partial(own, other))
-                found[one, other].update((*pair, far) for pair in told)
+                found[one, other] |= _pairs(first[one], second[other], bits)
             elif first is not second and (other, one) in wanted:
-                told = _told(second[other], first[one], partial(own, other), partial(own, one))
-                found[other, one].update((*pair, far) for pair in told)
+                found[other, one] |= _pairs(second[other], first[one], bits)
     return found
 
 
-def _told(
-    ones: list[str], others: list[str], own: Callable[[str], Hashable], own_other: Callable[[str], Hashable]
-) -> Iterator[tuple[str, str]]:
-    """Of all pairs those that name every item once or more, each with the first that it is a pair with."""
-    first = [(item, own(item)) for item in ones]
-    second = [(item, own_other(item)) for item in others]
-    for item, key in first:
-        yield from ((item, other) for other in _unlike(second, key))
-    for other, key in second:
-        yield from ((item, other) for item in _unlike(first, key))
+def _pairs(ones: list[Member], others: list[Member], bits: int) -> set[Pair]:
+    """Pairs every item with the first item of the other side that it has nothing in common with."""
+    pairs = {(item, other, bits) for item, own in ones for other in _first_unlike(others, own)}
+    return pairs | {(item, other, bits) for other, own in others for item in _first_unlike(ones, own)}
 
 
-def _unlike(members: list[tuple[str, Hashable]], key: Hashable) -> Iterator[str]:
-    """The first whose key is another, where there is one."""
-    return islice((item for item, its in members if its != key), 1)
+def _first_unlike(members: list[Member], own: Hashable) -> Iterator[str]:
+    return islice((item for item, its in members if its != own), 1)
 
 
-def _leak(one: Part, other: Part, equal: set[Told], near: set[Told]) -> Leak:
+def _leak(one: SplitMedia, other: SplitMedia, equal: set[Pair], near: set[Pair]) -> Leak:
     same = set(one.ids) & set(other.ids) if one.corpus == other.corpus else set[str]()
     exact = sorted((item, another) for item, another, _ in equal)
     return Leak(one, other, tuple(sorted(same)), tuple(exact), tuple(sorted(near)))

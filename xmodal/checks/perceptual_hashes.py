@@ -1,7 +1,7 @@
-"""Fingerprints of pictures: bits that hardly change when a picture is encoded anew or resized.
+"""Perceptual hashes: 64 bits that hardly change when a picture is encoded anew or resized.
 
 A picture is made gray and 32 x 32; of its cosine transform the 64 lowest frequencies are kept, without the mean, and a
-bit says which are above their median. All but the resizing is reckoned in whole numbers: the bits are the same on every
+bit says which are above their median. All but the resizing is computed in whole numbers: the bits are the same on every
 processor. Two pictures that have nothing to do with each other differ in some 32 bits.
 
 Of 2,000 scenes of the generated world, copies that differ in more than so many bits, in percent, and pairs of scenes
@@ -18,8 +18,8 @@ of twenty-one, no copy of the first four kinds differs in more than 4 bits. A mi
 does, and is no copy here; nor is one of which more than a few percent were cut off.
 
 A picture of one colour, a gradient, or one that is black here and white there has next to nothing at most frequencies:
-noise would decide its bits. It has no look, and is the copy of another only where the bytes are equal. A clip
-that fades in or out is compared by its other frames, where ENOUGH of them have a look.
+noise would decide its bits. It has no hash, and is the copy of another only if their bytes are equal. A clip that
+fades in or out is compared by its other frames, if MIN_FRAMES of them have a hash.
 """
 
 import numpy as np
@@ -29,13 +29,13 @@ from PIL import Image
 from xmodal.media.images import open_frames, open_image
 from xmodal.records.tables import Kind
 
-Looks = tuple[int | None, ...]  # a frame each
+PerceptualHashes = tuple[int | None, ...]  # one for each frame; None for a frame without
 
 BITS = 64
-FRAMES = 3  # of a clip; a still picture has as many equal ones, so that both can be compared
-ENOUGH = 2  # frames that two must both have a look of: one alone would make a clip the copy of any picture in it
+FRAMES = 3  # of a clip; a still picture counts as three equal frames, so that both can be compared
+MIN_FRAMES = 2  # with hashes on both sides: with one, a clip would be the copy of any picture in it
 SIDE = 32
-SCALE = 1 << 14  # of the basis: products of a picture by it twice stay far below 2^63
+SCALE = 1 << 14  # of the basis: a picture times the basis twice stays far below 2^63
 LEAST = 2  # gray levels by which half of the frequencies differ from their median, in an orthonormal transform
 
 
@@ -48,7 +48,7 @@ def _basis() -> NDArray[np.int64]:
 
 
 def _lowest() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows and columns of the lowest frequencies, in order of their sums."""
+    """Rows and columns of the lowest frequencies, ordered by the sum of both."""
     known = sorted((down + across, down, across) for down in range(SIDE) for across in range(SIDE))[1 : BITS + 1]
     return np.array([down for _, down, _ in known]), np.array([across for _, _, across in known])
 
@@ -56,17 +56,20 @@ def _lowest() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 BASIS, LOWEST = _basis(), _lowest()
 
 
-def looks(data: bytes, kind: Kind) -> Looks | None:
-    """FRAMES looks of a picture or clip; None where too few say anything. UnreadableImage where there is no picture."""
+def hash_media(data: bytes, kind: Kind) -> PerceptualHashes | None:
+    """Hashes FRAMES frames of a picture or clip; None if too few have a hash.
+
+    UnreadableImage if there is no picture in the data.
+    """
     if kind == "image":
-        found = (look(open_image(data)),) * FRAMES
+        found = (hash_picture(open_image(data)),) * FRAMES
     else:
-        found = tuple(look(frame) for frame in open_frames(data, FRAMES))
-    return found if len(found) - found.count(None) >= ENOUGH else None
+        found = tuple(hash_picture(frame) for frame in open_frames(data, FRAMES))
+    return found if len(found) - found.count(None) >= MIN_FRAMES else None
 
 
-def look(picture: Image.Image) -> int | None:
-    """The BITS of a picture as a number; None where noise would decide them."""
+def hash_picture(picture: Image.Image) -> int | None:
+    """The BITS of a picture as a number; None if noise would decide them."""
     small = picture.convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     strength = (BASIS @ np.asarray(small, np.int64) @ BASIS.T)[LOWEST]
     median = np.sort(strength)[BITS // 2 - 1]

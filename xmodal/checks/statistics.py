@@ -1,8 +1,7 @@
-"""What a corpus consists of, as parsed: the descriptive tables of the papers, and what the papers print beside it.
+"""Statistics of a corpus as parsed, beside the numbers that papers print.
 
-Words are those of the papers' tokenizer (`xmodal.text.tokenizers`: nltk, lower-cased, so full stops and commas are
-words too), and of captions that people wrote. One pass over the tables: memory goes by the items and the different
-words of a corpus.
+Captions are those that people wrote. Words are those of the papers' tokenizer (nltk, lower-cased), so full stops and
+commas count. Every table is read once; memory grows with the items and the different words of a corpus.
 """
 
 import hashlib
@@ -18,12 +17,12 @@ from xmodal.corpora import Printed
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.plausible_matches import ZETA, PlausibleMatches
 from xmodal.recipes import EVERY, HUMAN
-from xmodal.records.tables import FIRST, Caption, Item, Label, Match, Oddity, R, Region, read_rows
+from xmodal.records.tables import CAPTIONS_OF_PAPERS, Caption, Item, Label, Match, Oddity, Region, read_rows
 from xmodal.records.views import splits
 from xmodal.root.outputs import Output
 from xmodal.text.tokenizers import tokenizer
 
-TOKENIZER, FREQUENT = "nltk", 4  # words that occur so often are in the papers' vocabularies
+TOKENIZER, FREQUENT = "nltk", 4  # a word that occurs so often is in the papers' vocabularies
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Spread:
 
 @dataclass
 class Tally:
-    """Numbers as they come."""
+    """Sum, least and most of numbers, added one by one."""
 
     count: int = 0
     total: int = 0
@@ -52,39 +51,39 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Plausible:
-    """How many other items of its split an item with categories matches, where these may differ in zeta labels."""
+class PlausiblePairs:
+    """How many other items of its split an item with categories matches, if zeta labels may differ."""
 
-    items: int  # with categories
-    matches: tuple[int, ...]  # of all of them, by zeta: a pair of items counts for each of the two
+    items: int  # that have categories
+    matches: tuple[int, ...]  # by zeta, the sum over items: a pair counts for each of its two items
 
     @classmethod
-    def of(cls, found: PlausibleMatches) -> "Plausible":
+    def of(cls, found: PlausibleMatches) -> "PlausiblePairs":
         items = len(found.ids)
         return cls(items, tuple(found.count(zeta) - items for zeta in range(ZETA + 1)))
 
 
 @dataclass(frozen=True)
-class Part:
-    """Of one split; `vocabulary` are different words, `frequent` those of them that occur four times or more."""
+class SplitStatistics:
+    """The numbers of one split, or of all items."""
 
     name: str
     items: int
     silent: int  # items without captions
     captions: int
-    first_five: int  # captions, of each item five at most, as papers count
+    first_five: int  # captions, if at most five of each item count, as in papers
     captions_per_item: Spread | None
     words_per_caption: Spread | None
     tokens: int
-    vocabulary: int
-    frequent: int
-    lengths: Mapping[str, Spread]  # of ragged features by stage/identity: frames of a clip
-    plausible: Plausible | None  # where that stage was built
+    vocabulary: int  # different words
+    frequent: int  # different words that occur four times or more
+    lengths: Mapping[str, Spread]  # rows of an item in ragged features, by stage/identity: frames of a clip
+    plausible: PlausiblePairs | None  # None: that stage was not built
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What a paper prints, and what is here; None where this corpus cannot say."""
+    """A number that a paper prints, beside the one found; None if this corpus cannot say."""
 
     printed: Printed
     found: float | None
@@ -95,7 +94,7 @@ class Statistics:
     corpus: str
     records: str
     tokenizer: str
-    parts: tuple[Part, ...]  # first of everything, then of each split
+    parts: tuple[SplitStatistics, ...]  # of all items, then of each split
     counts: Mapping[str, int]  # pictures, clips, regions, labels, matches, captions of other sources
     oddities: Mapping[str, int]  # by rule
     beside: tuple[Beside, ...]
@@ -105,8 +104,12 @@ class Statistics:
         heads = ("split", "items", "captions", "captions/item", "words/caption", "vocabulary")
         rows = [
             (
-                *(_escaped(part.name), f"{part.items:,}", f"{part.captions:,}", _mean(part.captions_per_item)),
-                *(_mean(part.words_per_caption), f"{part.vocabulary:,}"),
+                _escaped(part.name),
+                f"{part.items:,}",
+                f"{part.captions:,}",
+                _mean(part.captions_per_item),
+                _mean(part.words_per_caption),
+                f"{part.vocabulary:,}",
             )
             for part in self.parts
         ]
@@ -118,38 +121,40 @@ class Statistics:
 def describe(
     dataset: Dataset, printed: Iterable[Printed] = (), tick: Callable[[int], None] = lambda count: None
 ) -> Statistics:
-    """Reads every table once; `tick` hears of each caption. `printed` are numbers to stand beside what is found."""
+    """Reads every table once; calls `tick` for each caption. `printed` numbers stand beside those found."""
     records = dataset.records
     belongs = _belongs(records)
     counts = Counter[str]()
     items = list(_items(records, counts))
     places: Mapping[str, Sequence[str]] = {item: (EVERY, *belongs.get(item, ())) for item in items}
-    parts = {name: _Part() for name in (EVERY, *dataset.splits)}
+    parts = {name: _SplitCounts() for name in (EVERY, *dataset.splits)}
     captions = _read_captions(records, places, parts, counts, tick)
     for item in items:
         for name in places[item]:
             parts[name].of_item.add(captions[item])
             parts[name].silent += not captions[item]
-            parts[name].first_five += min(captions[item], FIRST)
+            parts[name].first_five += min(captions[item], CAPTIONS_OF_PAPERS)
     lengths = {f"{o.stage}/{o.identity}": _lengths(o, places) for o in dataset.features if _has_lengths(o)}
     matches = _plausible(dataset)
     made = tuple(part.done(name, lengths, matches.get(name)) for name, part in parts.items())
     counts.update(_others(records))
-    oddities = Counter(row.rule for row in _rows(records, "oddities", Oddity))
+    oddities = Counter(row.rule for row in read_rows(records, Oddity))
     known = tuple(Beside(each, _found(each, made, counts)) for each in printed)
     return Statistics(dataset.corpus, records.identity, TOKENIZER, made, dict(counts), dict(oddities), known)
 
 
 @dataclass
-class _Part:
+class _SplitCounts:
     silent: int = 0
     first_five: int = 0
     of_item: Tally = field(default_factory=Tally)
     of_caption: Tally = field(default_factory=Tally)
     words: Counter[str] = field(default_factory=Counter)
 
-    def done(self, name: str, lengths: Mapping[str, Mapping[str, Spread]], plausible: Plausible | None) -> Part:
-        return Part(
+    def done(
+        self, name: str, lengths: Mapping[str, Mapping[str, Spread]], plausible: PlausiblePairs | None
+    ) -> SplitStatistics:
+        return SplitStatistics(
             name,
             items=self.of_item.count,
             silent=self.silent,
@@ -166,7 +171,7 @@ class _Part:
 
 
 def _belongs(records: Output) -> dict[str, tuple[str, ...]]:
-    """The splits of each item; few items have splits that no other has, so tuples are shared."""
+    """The splits of each item; items of the same splits share one tuple."""
     found = defaultdict[str, list[str]](list)
     for name, members in splits(records).items():
         for item in members:
@@ -176,7 +181,7 @@ def _belongs(records: Output) -> dict[str, tuple[str, ...]]:
 
 
 def _items(records: Output, counts: Counter[str]) -> Iterator[str]:
-    for item in _rows(records, "items", Item):
+    for item in read_rows(records, Item):
         counts[{"image": "pictures", "clip": "clips"}[item.kind]] += 1
         yield item.id
 
@@ -184,13 +189,13 @@ def _items(records: Output, counts: Counter[str]) -> Iterator[str]:
 def _read_captions(
     records: Output,
     places: Mapping[str, Sequence[str]],
-    parts: Mapping[str, _Part],
+    parts: Mapping[str, _SplitCounts],
     counts: Counter[str],
     tick: Callable[[int], None],
 ) -> Counter[str]:
-    """Counts the words of each split, and gives the captions of each item."""
+    """Counts the words of each split, and the captions of each item."""
     split, found = tokenizer(TOKENIZER), Counter[str]()
-    for caption in _rows(records, "captions", Caption):
+    for caption in read_rows(records, Caption):
         tick(1)
         if caption.source != HUMAN:
             counts[f"captions by {caption.source}"] += 1
@@ -205,33 +210,33 @@ def _read_captions(
 
 def _others(records: Output) -> Counter[str]:
     counts, named, groups = Counter[str](), defaultdict[str, set[str]](set), array("q")
-    for region in _rows(records, "regions", Region):
+    for region in read_rows(records, Region):
         counts.update({"regions": 1, "regions with a box": region.left is not None})
         named["different names of regions"].update(region.names)
         named["different attributes of regions"].update(region.attributes)
         if region.group is not None:
             digest = hashlib.blake2b(f"{region.item}\n{region.group}".encode(), digest_size=8).digest()
             groups.append(int.from_bytes(digest, "big", signed=True))
-    for label in _rows(records, "labels", Label):
+    for label in read_rows(records, Label):
         counts[f"labels: {label.kind}"] += 1
         named[f"different labels: {label.kind}"].add(label.name)
-    for match in _rows(records, "matches", Match):
+    for match in read_rows(records, Match):
         counts["matches of phrases" if match.start is not None else "matches of captions"] += 1
     counts["groups of regions"] = len(np.unique(groups))
     return +counts + Counter({name: len(some) for name, some in named.items()})
 
 
-def _plausible(dataset: Dataset) -> dict[str, Plausible]:
-    """Of all items and within each split; nothing where the stage was not built."""
+def _plausible(dataset: Dataset) -> dict[str, PlausiblePairs]:
+    """Matches among all items and within each split; empty if the stage was not built."""
     if not dataset.has_plausible:
         return {}
     every, named = dataset.plausible(), splits(dataset.records)
     found = {EVERY: every} | {name: every.within(frozenset(members)) for name, members in named.items()}
-    return {name: Plausible.of(some) for name, some in found.items() if some.ids}
+    return {name: PlausiblePairs.of(some) for name, some in found.items() if some.ids}
 
 
 def _has_lengths(output: Output) -> bool:
-    """Whether an item has rows to count: of numbers that make no row, such as the bytes of a file, nobody asks."""
+    """Whether an item has rows to count; bytes of a file, which make no rows, are not counted."""
     spec = FeatureStore(output).spec
     return spec.ragged and bool(spec.row_shape)
 
@@ -245,12 +250,7 @@ def _lengths(output: Output, places: Mapping[str, Sequence[str]]) -> dict[str, S
     return {name: tally.spread for name, tally in tallies.items() if tally.spread}
 
 
-def _rows(records: Output, table: str, row: type[R]) -> Iterator[R]:
-    with records.open(f"{table}.parquet") as file:
-        yield from read_rows(file, row)
-
-
-def _found(printed: Printed, parts: Iterable[Part], counts: Mapping[str, int]) -> float | None:
+def _found(printed: Printed, parts: Iterable[SplitStatistics], counts: Mapping[str, int]) -> float | None:
     part = {part.name: part for part in parts}.get(printed.split)
     if part is None:
         return None

@@ -19,7 +19,7 @@ from typing import Literal
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 from xmodal.recipes import EVERY
-from xmodal.records.derived_splits import Drawn
+from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Row
 
 Part = Literal["annotations", "media"]
@@ -86,7 +86,7 @@ class Corpus:
     media: Callable[[Raw], Iterator[Source]] | None = None
     release: Mapping[Part, ReleaseClass] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
-    drawn: Mapping[str, Drawn] = field(default_factory=dict)
+    drawn: Mapping[str, RandomSplitSizes] = field(default_factory=dict)
     printed: tuple[Printed, ...] = ()
     kinds: frozenset[str] = frozenset()
     version: int = 1

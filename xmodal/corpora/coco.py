@@ -36,7 +36,7 @@ from xmodal.corpora import Corpus, Printed, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 from xmodal.raw.readers import has, json_members, once, value
-from xmodal.records.derived_splits import Drawn
+from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 
 KARPATHYS = Source(  # also has his split of Flickr30k
@@ -199,7 +199,7 @@ CORPUS = Corpus(
         "captions:karpathy/test": 25_010,
         "captions[:5]:karpathy/train": 566_435,
     },
-    drawn={"two_branch": Drawn(val=9_000, test=1_000), "dual_path": Drawn(val=5_000, test=5_000)},
+    drawn={"two_branch": RandomSplitSizes(val=9_000, test=1_000), "dual_path": RandomSplitSizes(val=5_000, test=5_000)},
     kinds=frozenset({"image", "category"}),
     printed=(
         Printed("items", 123_287, "A3VSE, section 4.1"),

@@ -38,7 +38,7 @@ from xmodal.corpora.coco import KARPATHYS
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 from xmodal.raw.readers import columns, json_members, once, split_files, value
-from xmodal.records.derived_splits import Drawn
+from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 
 TOKENS = "results_20130124.token"
@@ -154,7 +154,7 @@ CORPUS = Corpus(
         "captions:karpathy/test": 5_000,
         f"odd: {UNASSIGNED}": 769,
     },
-    drawn={"dual_path": Drawn(val=1_000, test=1_000)},
+    drawn={"dual_path": RandomSplitSizes(val=1_000, test=1_000)},
     kinds=frozenset({"image"}),
     printed=(
         Printed("items", 31_783, "A3VSE, section 4.1"),

@@ -1,9 +1,4 @@
-"""Where a run's model looks, as pictures; and how unsure it is of inputs that are made ambiguous on purpose.
-
-The probes are PCME's (section 4.4, figures 6 to 8). Words become <unk>; of a picture a rectangle is erased, or comes
-from the next item of the split. That happens to what the run reads: to pixels where it was trained from pictures, else
-to the positions of its features' grid. Chance has one seed: the same run gives the same numbers.
-"""
+"""Attention pictures: the maps of a run's model, drawn over pictures or beside the frames of clips."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +15,7 @@ from torch import Tensor
 from xmodal.batches.batch import Padded
 from xmodal.batches.sample_order import evaluation_frames
 from xmodal.errors import UserError
-from xmodal.evaluation.run_metrics import Opened, opened
+from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.features.contact_sheets import attention_sheet
 from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
@@ -31,11 +26,11 @@ from xmodal.progress import Progress, Silence
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, read_rows
-from xmodal.records.views import described
+from xmodal.records.views import captions_by_item
 from xmodal.root.selection import ancestor
-from xmodal.training.finetuning import Fronted, network_of
+from xmodal.training.finetuning import WithBackbone, network_of
 
-SIDE = 320  # pixels that a picture is drawn with at least
+SIDE = 320  # the least pixels of a drawn picture's side
 Show = Callable[[str, str, NDArray[np.float32]], Image]  # id, caption and maps (L, K) of an item
 
 
@@ -47,7 +42,7 @@ class Attentive(Protocol):
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnPicture:
     item: str
     caption: str
     path: str
@@ -63,45 +58,48 @@ def draw(
     first: int = 8,
     device: str = "cpu",
     progress: Progress | None = None,
-) -> list[Drawn]:
-    """A PNG of each of the items, or of the first ones of the split: the picture and every map over it, or of a clip
-    the samples that are read and what every map gives each."""
-    asked = opened(run, root, split, device)
+) -> list[DrawnPicture]:
+    """Draws a PNG for each of the items, or for the first ones of the split.
+
+    It shows a picture with every map over it; for a clip, the frames that are read and what every map gives each.
+    """
+    asked = open_run(run, root, split, device)
     attend, show = _attention(asked, run), (_show_clips if asked.features.spec.ragged else _show_pictures)(asked)
     places = _places(asked, split, items)[: None if items else first]
-    captions = described(asked.records, replace(asked.started.recipe.validation, split=split))
+    described = captions_by_item(asked.records, replace(asked.started.recipe.validation, split=split))
+    captions = described.grouped(described.texts)
     drawn = []
     with torch.inference_mode(), (progress or Silence()).over("draw", len(places), unit="pictures") as tick:
         for place in places:
             id = asked.reader.examples.ids[place]
             maps_LK = attend(_floats(asked.reader.visual(slice(place, place + 1))).to(device))[0].cpu().numpy()
-            caption, path = captions[id][0].text, folder / f"{quote(id, safe='')}.png"
+            caption, path = captions[id][0], folder / f"{quote(id, safe='')}.png"
             sheet = show(id, caption, maps_LK)
             folder.mkdir(parents=True, exist_ok=True)
             sheet.save(path)
-            drawn.append(Drawn(id, caption, str(path)))
+            drawn.append(DrawnPicture(id, caption, str(path)))
             tick(1)
     return drawn
 
 
-def _attention(asked: Opened, run: str) -> Callable[[Padded], Tensor]:
-    """(B, L, K) of what the run reads."""
+def _attention(asked: OpenedRun, run: str) -> Callable[[Padded], Tensor]:
+    """The function that gives the maps (B, L, K) of what the run reads."""
     scorer: Any = asked.scorer
-    model = scorer.model if isinstance(scorer, Fronted) else scorer
+    model = scorer.model if isinstance(scorer, WithBackbone) else scorer
     if not isinstance(model, Attentive):
         raise UserError(f"{run}: {asked.started.recipe.name} has no attention to look at; PVSE and PCME have")
 
     def attend(visual: Padded) -> Tensor:
         try:
-            return model.attention_visual(scorer.features(visual) if isinstance(scorer, Fronted) else visual)
+            return model.attention_visual(scorer.features(visual) if isinstance(scorer, WithBackbone) else visual)
         except ValueError as error:  # a PVSE of no local embeddings
             raise UserError(f"{run}: {error}") from None
 
     return attend
 
 
-def _network(asked: Opened) -> ResNet:
-    """The network that saw the pictures, if its features are a grid: so it is known where in them a position lies."""
+def _network(asked: OpenedRun) -> ResNet:
+    """The network that saw the pictures; refused if its features are no grid, whose positions have a place."""
     where = asked.features.output.where
     try:
         network = network_of(asked.features)
@@ -117,7 +115,7 @@ def _network(asked: Opened) -> ResNet:
     return network
 
 
-def _places(asked: Opened, split: str, items: Sequence[str]) -> list[int]:
+def _places(asked: OpenedRun, split: str, items: Sequence[str]) -> list[int]:
     places = {id: place for place, id in enumerate(asked.reader.examples.ids)}
     if strange := [id for id in items if id not in places]:
         raise UserError(
@@ -127,8 +125,8 @@ def _places(asked: Opened, split: str, items: Sequence[str]) -> list[int]:
     return [places[id] for id in dict.fromkeys(items or places)]
 
 
-def _pictures(asked: Opened, network: ResNet) -> Callable[[str], NDArray[np.uint8]]:
-    """An item's picture, the part that the network saw, but finer."""
+def _pictures(asked: OpenedRun, network: ResNet) -> Callable[[str], NDArray[np.uint8]]:
+    """The function that reads an item's picture: the part that the network saw, but finer."""
     features, media = asked.features.output, ancestor(asked.features.output, "media")
     if media is None:
         raise UserError(
@@ -136,8 +134,7 @@ def _pictures(asked: Opened, network: ResNet) -> Callable[[str], NDArray[np.uint
             f"`xmodal build {asked.started.recipe.view.corpus}/media` gets them again"
         )
     archives, times = Archives(raw_of(media)), -(-SIDE // network.crop)
-    with asked.records.open("items.parquet") as file:
-        paths = {item.id: item.media for item in read_rows(file, Item)}
+    paths = {item.id: item.media for item in read_rows(asked.records, Item)}
 
     def read(id: str) -> NDArray[np.uint8]:
         try:
@@ -152,7 +149,7 @@ def _pictures(asked: Opened, network: ResNet) -> Callable[[str], NDArray[np.uint
     return read
 
 
-def _show_pictures(asked: Opened) -> Show:
+def _show_pictures(asked: OpenedRun) -> Show:
     read = _pictures(asked, _network(asked))
 
     def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
@@ -164,7 +161,7 @@ def _show_pictures(asked: Opened) -> Show:
     return show
 
 
-def _show_clips(asked: Opened) -> Show:
+def _show_clips(asked: OpenedRun) -> Show:
     features, frames = asked.features, asked.reader.frames
     taken = ancestor(features.output, FRAMES)
     if taken is None:

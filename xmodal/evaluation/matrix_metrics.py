@@ -1,4 +1,4 @@
-"""Anybody's similarity matrix, scored on a split of a corpus: its records are needed, neither features nor torch.
+"""Metrics of a user's similarity matrix on a split: needs the records, but neither features nor torch.
 
 Rows are the split's items in the order of the records, columns the captions of the first item by position, of the
 second, and so on; `write_ids` writes both orders down. Where items have more captions than the matrix has columns for,
@@ -16,15 +16,14 @@ from xmodal.metrics.protocols import Gallery, all_metrics, eccv, labels_of
 from xmodal.metrics.reports import OWN, Report
 from xmodal.metrics.similarities import Numbers, Similarities
 from xmodal.recipes import View
-from xmodal.records.tables import Caption
-from xmodal.records.views import described, splits
+from xmodal.records.views import captions_by_item, splits
 from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output
 from xmodal.root.selection import find_output
 
 GRID = (256, 1024)  # rows and columns of the file that are looked at together
 IDS = (".items.txt", ".captions.txt")
-Described: TypeAlias = Mapping[str, Sequence[Caption]]  # captions by their item, in the order of the records
+CaptionIds: TypeAlias = Mapping[str, Sequence[str]]  # by item, in the order of the records
 
 
 def score(
@@ -36,15 +35,15 @@ def score(
     prefix: str | None = None,
     extended: Path | None = None,
 ) -> Report:
-    """Every metric of a matrix in a .npy file, which is mapped and never read whole.
+    """Computes every metric of a matrix in a .npy file, which is mapped and never read whole.
 
     With `prefix` its rows and columns are those that PREFIX.items.txt and PREFIX.captions.txt name, an id a line, in
     any order. `extended` is a folder with ECCV-Caption's files.
     """
     records = find_output(root, "records", corpus=corpus)
     split = split or test_split(records, corpus)
-    matrix, found = _matrix(path), described(records, View(corpus, split))
-    gallery, similarities = _named(matrix, found, prefix) if prefix else _ordered(matrix, found, path)
+    matrix, found = _matrix(path), _caption_ids(records, View(corpus, split))
+    gallery, similarities = _by_ids(matrix, found, prefix) if prefix else _by_order(matrix, found, path)
     positives = eccv(extended, gallery) if extended else None
     try:
         metrics = all_metrics(similarities, gallery, labels_of(records, gallery.ids), positives)
@@ -75,20 +74,25 @@ def write_ids(prefix: str, root: str, corpus: str, split: str | None = None) -> 
     if not Path(prefix).parent.is_dir():
         raise UserError(f"{Path(prefix).parent} is no folder, so nothing was written: make it, or give another PREFIX")
     records = find_output(root, "records", corpus=corpus)
-    gallery = _gallery(described(records, View(corpus, split or test_split(records, corpus))))
+    gallery = _gallery(_caption_ids(records, View(corpus, split or test_split(records, corpus))))
     paths = [prefix + end for end in IDS]
     for name, ids in zip(paths, (gallery.ids, gallery.caption_ids), strict=True):
         Path(name).write_text("".join(f"{identity}\n" for identity in ids), encoding="utf-8")
     return paths
 
 
-def _gallery(found: Described, per_item: int | None = None) -> Gallery:
+def _caption_ids(records: Output, view: View) -> CaptionIds:
+    captions = captions_by_item(records, view)
+    return captions.grouped(captions.ids)
+
+
+def _gallery(found: CaptionIds, per_item: int | None = None) -> Gallery:
     some = {item: captions[:per_item] for item, captions in found.items() if captions}
     owners = np.repeat(np.arange(len(some)), [len(captions) for captions in some.values()])
-    return Gallery(tuple(some), tuple(caption.id for captions in some.values() for caption in captions), owners)
+    return Gallery(tuple(some), tuple(caption for captions in some.values() for caption in captions), owners)
 
 
-def _ordered(matrix: Numbers, found: Described, path: Path) -> tuple[Gallery, Similarities]:
+def _by_order(matrix: Numbers, found: CaptionIds, path: Path) -> tuple[Gallery, Similarities]:
     counts = np.array([len(captions) for captions in found.values() if captions])
     columns = {int(np.minimum(counts, n).sum()): n for n in range(counts.max(initial=0), 0, -1)}  # the fewest first
     rows, wide = matrix.shape
@@ -97,19 +101,20 @@ def _ordered(matrix: Numbers, found: Described, path: Path) -> tuple[Gallery, Si
         return gallery, Similarities.of(matrix, GRID)
     if wide == len(counts) and rows in columns:
         raise UserError(f"{path} is {rows:,} x {wide:,}, which has captions as rows: save its transpose (`matrix.T`)")
-    first = f" (or {', '.join(f'{n:,}' for n in sorted(columns)[:-1])}: the first captions of each)"
+    fewer = ", ".join(f"{n:,}" for n in sorted(columns)[:-1])
+    first = f" (or {fewer}: the first captions of each)" if fewer else ""
     raise UserError(
         f"{path} is {rows:,} x {wide:,}, but the split has {len(counts):,} items and {counts.sum():,} captions"
-        f"{first * (len(columns) > 1)}: name what its rows and columns are with --ids"
+        f"{first}: name what its rows and columns are with --ids"
     )
 
 
-def _named(matrix: Numbers, found: Described, prefix: str) -> tuple[Gallery, Similarities]:
-    """In the order of the records again, as the folds are cut in it."""
+def _by_ids(matrix: Numbers, found: CaptionIds, prefix: str) -> tuple[Gallery, Similarities]:
+    """Brings a matrix into the order of the records, in which folds are cut."""
     sides = zip(IDS, matrix.shape, ("rows", "columns"), strict=True)
     rows, columns = (_places(prefix + end, length, what) for end, length, what in sides)
     some = {
-        item: [caption for caption in captions if caption.id in columns]
+        item: [caption for caption in captions if caption in columns]
         for item, captions in found.items()
         if item in rows
     }
@@ -155,7 +160,7 @@ def _matrix(path: Path) -> Numbers:
 
 
 def test_split(records: Output, corpus: str) -> str:
-    """Its only one."""
+    """The corpus' only test split."""
     there = splits(records)
     tests = [name for name in there if name.rpartition("/")[2] == "test"]
     if len(tests) != 1:

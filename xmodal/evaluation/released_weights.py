@@ -1,4 +1,4 @@
-"""Weights that the papers' authors released, as models of ours. A layout is known by the names in the file alone.
+"""Released weights: files of the papers' authors as models of ours. The names in a file tell its layout.
 
     PVSE    a state_dict of img_enc.* and txt_enc.*, or one as "model" of a dict
     PCME    {"model": a state_dict with uncertain_net as well, "criterion": a and b of the loss, ...}
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import Evaluated, with_distance
@@ -42,7 +42,7 @@ from xmodal.recipes import Config, Features, Pixels, View
 from xmodal.root.selection import find_output
 from xmodal.text.vocabularies import load_vocabulary
 from xmodal.training.checkpoint import DAMAGE
-from xmodal.training.finetuning import Fronted
+from xmodal.training.finetuning import WithBackbone
 from xmodal.training.picture_crops import PictureReader
 from xmodal.training.validation import check_device
 
@@ -53,17 +53,19 @@ NAMED = 5  # names that a message lists
 GRID = 7 * 7  # places of a ResNet's last map of 224 x 224 pixels, by which all of them were trained
 PIXELS = "pixels"  # the stage whose pictures the CNN in a file looks at
 PLACES = {"conv1": 0, "bn1": 1, **{f"layer{number}": 3 + number for number in range(1, 5)}}  # in an `Extractor.trunk`
-RESNETS: dict[
-    tuple[int, bool], Network
-] = {  # by the blocks of the third layer, and whether each has three convolutions
-    **{(2, False): "resnet18", (6, False): "resnet34"},
-    **{(6, True): "resnet50", (23, True): "resnet101", (36, True): "resnet152"},
+# by the blocks of the third layer, and whether each has three convolutions
+RESNETS: dict[tuple[int, bool], Network] = {
+    (2, False): "resnet18",
+    (6, False): "resnet34",
+    (6, True): "resnet50",
+    (23, True): "resnet101",
+    (36, True): "resnet152",
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """A model and its weights by our names; `trunk` are those of its CNN, by the CNN's own names, if there are any.
+    """A model and its weights, by our names.
 
     The words of the vocabulary are in no checkpoint, and the number of training items is not known (0).
     """
@@ -72,7 +74,7 @@ class Released:
     config: Config
     inputs: Inputs
     state: dict[str, Tensor]
-    trunk: dict[str, Tensor]
+    trunk: dict[str, Tensor]  # the weights of its CNN, if it has one, by the CNN's own names
 
     def build(self) -> nn.Module:
         with torch.device("meta"):  # no weights that are overwritten at once
@@ -81,8 +83,8 @@ class Released:
         model.load_state_dict({name: value.clone() for name, value in self.state.items()}, assign=True)
         return model.eval()
 
-    def build_with_trunk(self) -> Fronted:
-        """Reads pictures, by the ResNet in the file."""
+    def build_with_trunk(self) -> WithBackbone:
+        """Builds a model that reads pictures by the ResNet in the file."""
         if self.network is None:
             raise UserError("has no ResNet to look at pictures: name features that it was trained on")
         extractor = load(ResNet(self.network, "random:0"))  # of VSE++ too: it takes the mean of the grid
@@ -91,23 +93,23 @@ class Released:
             extractor.trunk.load_state_dict({f"{PLACES[part]}.{rest}": value for (part, rest), value in parts})
         except (LookupError, ValueError, RuntimeError) as error:
             raise UserError(f"has a CNN that is no whole {self.network}: {_line(error)}") from error
-        return Fronted(self.build(), extractor).eval()
+        return WithBackbone(self.build(), extractor).eval()
 
     @property
     def network(self) -> Network | None:
-        """The CNN in the file, as the resnet stage names it; None where there is none, or another kind."""
+        """The CNN in the file, as the resnet stage names it; None if there is none, or another kind."""
         blocks = {name.split(".")[1] for name in self.trunk if name.startswith("layer3.")}
         return RESNETS.get((len(blocks), "layer3.0.conv3.weight" in self.trunk))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one official code names things; `ours` is None where a name is unknown."""
+    """The names of one official code."""
 
     model: str
-    has: tuple[str, ...]  # patterns
+    has: tuple[str, ...]  # patterns of names
     lacks: tuple[str, ...]
-    ours: Callable[[str], str | None]
+    ours: Callable[[str], str | None]  # our name; None for a name that the code does not have
     sizes: Callable[[State, Options], tuple[Config, Inputs]]
     unused: tuple[str, ...] = ()  # beginnings of names that the official code has and never reads
 
@@ -119,7 +121,7 @@ class Layout:
 
 
 def read(path: str | Path) -> Released:
-    """A released file; only tensors and plain values are read, nothing in it is executed."""
+    """Reads a released file: tensors and plain values alone, nothing in it is executed."""
     try:
         return convert(*_parts(_loaded(path)))
     except UserError as trouble:
@@ -141,10 +143,9 @@ def evaluate(
     extended: Path | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Every metric of a released file on a view of a corpus, as `xmodal.evaluation.run_metrics.evaluate` gives them
-    of a run.
+    """Computes every metric of a released file on a view of a corpus.
 
-    `released` is what `read` made of the file already. `records` and `features` are identities, where a root has
+    `released` is what `read` made of the file already. `records` and `features` are identities, for a root that has
     several outputs.
     """
     check_device(device)
@@ -159,17 +160,17 @@ def evaluate(
     tables = find_output(root, "records", records, corpus=view.corpus)
     store = open_features(root, visual.stage, features, tables)
     examples = Examples.of(tables, view, store, words)
-    scorer, reader, cnn = (_on_pictures if visual.stage == PIXELS else _on_features)(
-        released, path, examples, store, visual
-    )
+    opened = _on_pictures if visual.stage == PIXELS else _on_features
+    scorer, reader, cnn = opened(released, path, examples, store, visual)
     scorer.to(device)
     assert isinstance(scorer, Scorer)
+    by = f", by {distance}" if distance else ""
     evaluated = Evaluated(
         scorer,
         reader,
         tables,
         view,
-        recipe=f"{released.layout} of {path.name}, words of {vocabulary.name}" + (f", by {distance}" * bool(distance)),
+        recipe=f"{released.layout} of {path.name}, words of {vocabulary.name}{by}",
         fingerprint=weights_sha256(path),
         features=f"{visual.stage}/{store.output.identity}",
         weights=cnn,
@@ -182,10 +183,10 @@ def evaluate(
 def _on_pictures(
     released: Released, path: Path, examples: Examples, store: FeatureStore, visual: Features
 ) -> tuple[nn.Module, Reader, str]:
-    """The model, what it reads, and whose CNN sees the pictures; all were trained to look at the usual middle."""
+    """The model, its reader of pictures, and a name for its CNN."""
     if _reads_clips(released.config):
         raise UserError(f"{path} ({released.layout}) reads frames of clips, not pictures: name a stage that has them")
-    usual = ResNet()
+    usual = ResNet()  # all were trained on the usual middle of a picture
     reader = PictureReader(examples, store, plan=Pixels("centre", flip=False), crop=usual.crop)
     if store.spec.row_shape[0] != usual.resize:
         raise UserError(f"{store.output.where} has pictures of side {store.spec.row_shape[0]}, not {usual.resize}")
@@ -199,9 +200,12 @@ def _on_features(
     released: Released, path: Path, examples: Examples, store: FeatureStore, visual: Features
 ) -> tuple[nn.Module, Reader, str]:
     _check_features(released, path, store)
-    instead = ", in place of the CNN in the file" * bool(released.trunk)
-    hint = f", which --set visual.stage={PIXELS} takes" * bool(released.network and not _reads_clips(released.config))
-    return released.build(), Reader(examples, store, visual), describe_network(store) + instead + hint
+    cnn = describe_network(store)
+    if released.trunk:
+        cnn += ", in place of the CNN in the file"
+    if released.network and not _reads_clips(released.config):
+        cnn += f", which --set visual.stage={PIXELS} takes"
+    return released.build(), Reader(examples, store, visual), cnn
 
 
 def _reads_clips(config: Config) -> bool:
@@ -209,16 +213,18 @@ def _reads_clips(config: Config) -> bool:
 
 
 def _check_features(released: Released, path: Path, store: FeatureStore) -> None:
-    """Whether the file's model was trained on such rows, as far as it and the store tell."""
+    """Refuses features that the file's model was not trained on, as far as it and the store tell."""
     width, spec, config = released.inputs.visual_width, store.spec, released.config
     is_video = _reads_clips(config)
-    shapes = [(width,)] if is_video else [(GRID, width)] + [(width,)] * isinstance(config, VSEPPConfig)
+    shapes = [(width,) if is_video else (GRID, width)]
+    if isinstance(config, VSEPPConfig):
+        shapes.append((width,))
     if spec.row_shape not in shapes or spec.ragged != is_video:
         found, *wanted = (" x ".join(map(str, shape)) for shape in (spec.row_shape, *shapes))
-        runs = "rows of any number, each " * is_video
+        runs = {True: "rows of any number, each ", False: ""}
         raise UserError(
-            f"{path} ({released.layout}) reads {runs}{' or '.join(wanted)} an item, but {store.output.where} has "
-            f"{'rows of any number, each ' * spec.ragged}{found}: name other features with --set visual.stage=STAGE"
+            f"{path} ({released.layout}) reads {runs[is_video]}{' or '.join(wanted)} an item, but {store.output.where} "
+            f"has {runs[spec.ragged]}{found}: name other features with --set visual.stage=STAGE"
         )
     network = store.provenance.get("network")
     if None not in (network, released.network) and network != released.network:
@@ -229,7 +235,7 @@ def _check_features(released: Released, path: Path, store: FeatureStore) -> None
 
 
 def convert(state: State, options: Options | None = None) -> Released:
-    """Weights by their official names; without options the defaults of the released models are taken."""
+    """Converts weights from their official names; without options the released models' defaults are taken."""
     plain = {".".join(part for part in name.split(".") if part != "module"): value for name, value in state.items()}
     head = {name: value for name, value in plain.items() if not name.startswith(TRUNK)}
     layout = next((layout for layout in LAYOUTS if layout.fits(head)), None)
@@ -251,7 +257,7 @@ def convert(state: State, options: Options | None = None) -> Released:
 
 
 def _loaded(path: str | Path) -> Any:
-    """As `evaluation.read_tensors`, but old files are no archives, and have their options in a Namespace."""
+    """As `checkpoint.read_tensors`, but old files are no archives, and have their options in a Namespace."""
     try:
         data = BytesIO(Path(path).read_bytes())
     except OSError as error:
@@ -267,7 +273,7 @@ def _loaded(path: str | Path) -> Any:
 
 
 def _parts(found: Any) -> tuple[dict[str, Tensor], Options]:
-    """The weights in one mapping, and the options. Those of a loss follow `criterion`."""
+    """The weights in one mapping, those of a loss after `criterion`, and the options."""
     options: Options = {}
     if isinstance(found, dict) and "model" in found:
         told = found.get("opt", found.get("args"))
@@ -294,7 +300,7 @@ def _is_pair(model: Any) -> bool:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" * (len(names) > NAMED)
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return (", ".join(sorted(names)[:NAMED]) or "what is in it, which is nothing") + more
 
 
@@ -358,7 +364,7 @@ _PIE_NETS = _pie_net("img_enc.pie_net", "visual_pie") | _pie_net("txt_enc.pie_ne
 
 
 def _beginning_with(names: Mapping[str, str]) -> Callable[[str], str | None]:
-    """By the first beginning, there and here, that a name has."""
+    """Replaces the first beginning that a name has by ours."""
 
     def ours(name: str) -> str | None:
         beginnings = [beginning for beginning in names if name.startswith(beginning)]

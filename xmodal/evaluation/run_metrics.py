@@ -1,6 +1,6 @@
-"""How well a model finds texts for visual items and items for texts: every metric of a split, beside chance.
+"""Metrics of a run: how well its model finds texts for visual items, and items for texts, on a split.
 
-Both sides are encoded block by block, once, and compared a block with a block: the whole matrix is never there.
+Both sides are encoded once, block by block, and compared a block with a block: no matrix is held as a whole.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network, open_features
@@ -22,14 +22,14 @@ from xmodal.metrics.similarities import cached_on_disk
 from xmodal.models import Scorer, Storing
 from xmodal.progress import Progress, Silence
 from xmodal.recipes import Config, Tokens, View
-from xmodal.records.views import items
+from xmodal.records.views import items_with_captions
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output
 from xmodal.root.selection import find_output
 from xmodal.training import run_folder
 from xmodal.training.checkpoint import read_tensors
-from xmodal.training.finetuning import Fronted, front_without_weights
-from xmodal.training.picture_crops import pictures
+from xmodal.training.finetuning import WithBackbone, attach_empty_backbone
+from xmodal.training.picture_crops import picture_reader
 from xmodal.training.run_folder import Run
 from xmodal.training.validation import BLOCKS, _gallery, _similarities, check_device
 
@@ -37,9 +37,10 @@ from xmodal.training.validation import BLOCKS, _gallery, _similarities, check_de
 def load(
     run: str, device: str = "cpu", features: FeatureStore | None = None, distance: str | None = None
 ) -> Scorer[Any, Any]:
-    """The model of a run as its best validation left it; `features` are those it read, where it has their network too.
+    """Loads the model of a run with the weights of its best validation.
 
-    `distance` is another score of the same weights, where the model has several.
+    Pass `features` if the run was fine-tuned from pictures: its weights then contain the features' network. `distance`
+    is another score of the same weights, for a model that has several.
     """
     started = run_folder.read(run)
     state = read_tensors(run, run_folder.BEST)
@@ -51,7 +52,7 @@ def load(
     if any(str(name).startswith("trunk.") for name in state):
         if features is None:
             raise UserError(f"{run} was trained from pictures: load it with the features that it started from")
-        model = front_without_weights(model, features)
+        model = attach_empty_backbone(model, features)
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
@@ -60,7 +61,7 @@ def load(
 
 
 def with_distance(model: Config, distance: str, name: str) -> Config:
-    """Another score of the same weights; `name` is what has none."""
+    """Chooses another score of the same weights; `name` is the recipe's, for messages."""
     config: Any = model
     if not hasattr(config, "distance"):
         raise UserError(f"{name} has one score, so {distance!r} cannot be chosen")
@@ -72,7 +73,7 @@ def with_distance(model: Config, distance: str, name: str) -> Config:
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
-    """A model, what it is asked about, and what its report says of both; fields are called as in the report."""
+    """A model, what it is evaluated on, and what its report says of both, under the report's names."""
 
     scorer: Scorer[Any, Any]
     reader: Reader
@@ -82,8 +83,8 @@ class Evaluated:
     fingerprint: str
     features: str
     weights: str
-    learned: View | None  # what it was trained on, where that is known
-    chosen: View | None  # what decided which of its weights were kept
+    learned: View | None  # the view that it was trained on, if that is known
+    chosen: View | None  # the view that decided which weights were kept
 
     def report(self, extended: Path | None, progress: Progress, device: str) -> Report:
         examples = self.reader.examples
@@ -98,8 +99,8 @@ class Evaluated:
             relevance=OWN,
             items=len(examples.ids),
             captions=len(examples.words),
-            absent=examples.absent,
-            silent=examples.silent,
+            absent=examples.items_without_features,
+            silent=examples.items_without_captions,
             seen=self._of(self.learned),
             chosen=self._of(self.chosen),
             metrics=_metrics(self.scorer, self.reader, self.records, extended, progress, device),
@@ -107,12 +108,16 @@ class Evaluated:
         )
 
     def _of(self, view: View | None) -> int | None:
-        """How many of the items that it is asked about are of a view."""
-        return None if view is None else len(items(self.records, view).intersection(self.reader.examples.ids))
+        """How many of the evaluated items are of a view."""
+        return (
+            None
+            if view is None
+            else len(items_with_captions(self.records, view).intersection(self.reader.examples.ids))
+        )
 
 
 def _floats_per_item(scorer: Scorer[Any, Any]) -> int | None:
-    model = scorer.model if isinstance(scorer, Fronted) else scorer
+    model = scorer.model if isinstance(scorer, WithBackbone) else scorer
     return model.floats_per_item if isinstance(model, Storing) else None
 
 
@@ -126,19 +131,19 @@ def evaluate(
     extended: Path | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Every metric of a run on a split of its corpus, from the same records and features as it was trained on.
+    """Computes every metric of a run on a split, from the records and features that it was trained on.
 
     `distance` is another score of the same weights (PCME), `extended` a folder with ECCV-Caption's files.
     """
-    asked = opened(run, root, split, device, distance)
+    asked = open_run(run, root, split, device, distance)
     recipe, read = asked.started.recipe, asked.reader.store.output
-    further = ", trained further from pixels" if isinstance(asked.scorer, Fronted) else ""
+    further = ", trained further from pixels" if isinstance(asked.scorer, WithBackbone) else ""
     evaluated = Evaluated(
         asked.scorer,
         asked.reader,
         asked.records,
         replace(recipe.validation, split=split),
-        recipe=recipe.name + (f" by {distance}" if distance else ""),
+        recipe=f"{recipe.name} by {distance}" if distance else recipe.name,
         fingerprint=fingerprint(recipe),
         features=f"{read.stage}/{read.identity}",
         weights=describe_network(asked.features) + further,
@@ -149,8 +154,8 @@ def evaluate(
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
-    """A run with its model and what it is asked about; `reader` reads pictures where weights were trained from them."""
+class OpenedRun:
+    """A run with its model and a split; `reader` reads pictures if the weights were trained from pictures."""
 
     started: Run
     records: Output
@@ -159,8 +164,8 @@ class Opened:
     reader: Reader
 
 
-def opened(run: str, root: str, split: str, device: str = "cpu", distance: str | None = None) -> Opened:
-    """On a split of its corpus, from the same records and features as it was trained on."""
+def open_run(run: str, root: str, split: str, device: str = "cpu", distance: str | None = None) -> OpenedRun:
+    """Opens a run on a split of its corpus, with the records and features that it was trained on."""
     check_device(device)
     started = run_folder.read(run)
     recipe = started.recipe
@@ -169,15 +174,15 @@ def opened(run: str, root: str, split: str, device: str = "cpu", distance: str |
     examples = Examples.of(records, replace(recipe.validation, split=split), store, started.vocabulary)
     scorer = load(run, device, store, distance)
     reader = Reader(examples, store, recipe.visual, recipe.text if isinstance(recipe.text, Tokens) else None)
-    return Opened(started, records, store, scorer, _as_trained(reader, scorer, started, root, records))
+    return OpenedRun(started, records, store, scorer, _as_trained(reader, scorer, started, root, records))
 
 
 def _as_trained(reader: Reader, scorer: Scorer[Any, Any], started: Run, root: str, records: Output) -> Reader:
-    """Weights that were trained from pictures are asked about pictures."""
-    if not isinstance(scorer, Fronted):
+    """Reads pictures if the weights were trained from pictures."""
+    if not isinstance(scorer, WithBackbone):
         return reader
     plans = [phase.pixels for phase in started.recipe.phases if phase.pixels]
-    return pictures(reader, open_features(root, "pixels", started.pixels, records), plans[-1])
+    return picture_reader(reader, open_features(root, "pixels", started.pixels, records), plans[-1])
 
 
 def _metrics(

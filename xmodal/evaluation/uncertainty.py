@@ -1,6 +1,6 @@
-"""What a model is unsure of: sigmas as one number, inputs made ambiguous on purpose, and recall where it is unsure.
+"""Uncertainty: sigmas as one number, inputs made ambiguous on purpose, and recall by uncertainty.
 
-After PCME, section 4.4: the uncertainty of an item is the geometric mean of its sigmas; recall falls with it (figure
+As in PCME, section 4.4, the uncertainty of an item is the geometric mean of its sigmas; recall falls with it (figure
 6), and it rises with the share of words or of picture that is taken away (figure 7) and where two pictures are mixed
 (figure 8). Pictures are probed in the features of a grid, row by row, which cached features allow: its positions have
 seen beyond their own place, so a rectangle here takes away more sharply, but less, than one in the picture.
@@ -35,12 +35,12 @@ def geometric_mean_sigma(log_sigma_BD: Tensor) -> Tensor:
 
 
 def log_determinant(log_sigma_BD: Tensor) -> Tensor:
-    """Of the covariance; it orders items as the geometric mean does."""
+    """The log determinant of the covariance, which orders items as the geometric mean does."""
     return 2 * log_sigma_BD.sum(1)
 
 
 def mark_unknown(text: Padded, share: float, generator: Generator) -> Padded:
-    """`share` of each caption's words, rounded, become <unk>; the marks of its start and end stay."""
+    """Makes a `share` of each caption's words <unk>, rounded; the marks of its start and end stay."""
     _check_share(share)
     words_BL = text.mask & (text.values != START) & (text.values != END)
     order_BL = torch.rand(words_BL.shape, generator=generator).to(words_BL.device).masked_fill(~words_BL, math.inf)

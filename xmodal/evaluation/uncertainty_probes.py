@@ -1,4 +1,9 @@
-"""Uncertainty probes: how unsure a model is of inputs made ambiguous on purpose."""
+"""Uncertainty probes: how unsure a model is of inputs made ambiguous on purpose (PCME, section 4.4, figures 6 to 8).
+
+Words become <unk>; in a picture a rectangle is erased, or taken from the next item of the split. This changes what the
+run reads: pixels if it was trained from pictures, else positions of its features' grid. Chance has one seed: the same
+run gives the same numbers.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +17,7 @@ from torch import Generator
 from xmodal.batches.batch import Padded
 from xmodal.errors import UserError
 from xmodal.evaluation.attention_pictures import _floats, _network
-from xmodal.evaluation.run_metrics import Opened, opened
+from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.evaluation.uncertainty import Bin, cut_out, geometric_mean_sigma, mark_unknown, mix, recall_by_uncertainty
 from xmodal.features.networks import STRIDE
 from xmodal.losses.gaussians import Gaussians
@@ -28,7 +33,7 @@ BINS = 10  # figure 6
 
 @dataclass(frozen=True)
 class Probed:
-    """Mean uncertainties where that share of each caption's words, or of each picture, was changed."""
+    """Mean uncertainties after a share of each caption's words, or of each picture, was changed."""
 
     share: float
     unknown: float
@@ -38,7 +43,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Bins are of the queries as they are, with their R@1; `unprobed` is why pictures were not probed."""
+    """Probes, and bins of the unchanged queries with their R@1; `unprobed` says why pictures were not probed."""
 
     run: str
     split: str
@@ -51,12 +56,15 @@ class Uncertainty:
 
 
 def probe(run: str, root: str, split: str, *, device: str = "cpu", progress: Progress | None = None) -> Uncertainty:
-    """Uncertainty is the geometric mean of an item's sigmas; a probe's is the mean over all items, or all captions."""
-    asked, progress = opened(run, root, split, device), progress or Silence()
+    """Probes a run on a split.
+
+    Uncertainty is the geometric mean of an item's sigmas; a probe reports the mean over all items, or all captions.
+    """
+    asked, progress = open_run(run, root, split, device), progress or Silence()
     _refuse_points(asked, run, device)
     grid, unprobed = _grid_or_reason(asked)
     items, captions, steps = len(asked.reader.examples.ids), len(asked.reader.examples.words), len(SHARES)
-    total = captions * (1 + steps) + items * (1 + 2 * steps * bool(grid))
+    total = captions * (1 + steps) + items * (1 + 2 * steps if grid else 1)
     with torch.inference_mode(), progress.over("probe", total, unit="rows") as tick:
         pictures = _Side(asked.scorer.encode_visual, items, BLOCKS[0], device, tick)
         texts = _Side(asked.scorer.encode_text, captions, BLOCKS[1], device, tick)
@@ -72,14 +80,14 @@ def probe(run: str, root: str, split: str, *, device: str = "cpu", progress: Pro
     return Uncertainty(run, split, items, captions, tuple(probes), of_items, of_captions, unprobed)
 
 
-def _refuse_points(asked: Opened, run: str, device: str) -> None:
+def _refuse_points(asked: OpenedRun, run: str, device: str) -> None:
     with torch.inference_mode():
         first = asked.scorer.encode_visual(_visual(asked, slice(0, 1)).to(device))
     if not isinstance(first, Gaussians) or not first.log_sigma.isfinite().all():
         raise UserError(f"{run}: {asked.started.recipe.name} has no uncertainty to probe, as its items are points")
 
 
-def _grid_or_reason(asked: Opened) -> tuple[tuple[int, int] | None, str | None]:
+def _grid_or_reason(asked: OpenedRun) -> tuple[tuple[int, int] | None, str | None]:
     """Rows and columns of what the run reads of a picture, or why it cannot be probed."""
     if len(asked.reader.examples.ids) < 2:
         return None, "a mixture takes two"
@@ -111,23 +119,23 @@ class _Side:
         return found.cpu().numpy()
 
 
-def _visual(asked: Opened, rows: slice, beyond: int = 0) -> Padded:
-    """Of so many rows further on, the first ones following the last one."""
+def _visual(asked: OpenedRun, rows: slice, beyond: int = 0) -> Padded:
+    """Reads items `beyond` rows further on; after the last item comes the first."""
     places = (np.arange(rows.start, rows.stop) + beyond) % len(asked.reader.examples.ids)
     return _floats(asked.reader.visual(places))
 
 
-def _unknown(asked: Opened, share: float) -> Callable[[slice], Padded]:
+def _unknown(asked: OpenedRun, share: float) -> Callable[[slice], Padded]:
     chance = Generator().manual_seed(0)
     return lambda rows: mark_unknown(asked.reader.text(rows), share, chance)
 
 
-def _erased(asked: Opened, grid: tuple[int, int], share: float) -> Callable[[slice], Padded]:
+def _erased(asked: OpenedRun, grid: tuple[int, int], share: float) -> Callable[[slice], Padded]:
     chance = Generator().manual_seed(0)
     return lambda rows: _as_read(cut_out(_positions(_visual(asked, rows)), grid, share, chance), asked, grid)
 
 
-def _mixed(asked: Opened, grid: tuple[int, int], share: float) -> Callable[[slice], Padded]:
+def _mixed(asked: OpenedRun, grid: tuple[int, int], share: float) -> Callable[[slice], Padded]:
     chance = Generator().manual_seed(0)
 
     def read(rows: slice) -> Padded:
@@ -142,7 +150,7 @@ def _positions(visual: Padded) -> Padded:
     return Padded.whole(visual.values.squeeze(1).flatten(2).mT) if visual.values.ndim > 3 else visual
 
 
-def _as_read(positions: Padded, asked: Opened, grid: tuple[int, int]) -> Padded:
+def _as_read(positions: Padded, asked: OpenedRun, grid: tuple[int, int]) -> Padded:
     pixels = isinstance(asked.reader, PictureReader)
     return Padded.whole(positions.values.mT.reshape(-1, 1, 3, *grid)) if pixels else positions
 

@@ -42,11 +42,10 @@ def covering_all_items(features: list[Output], records: Output) -> list[Output]:
     """Drops outputs that lack items of the records, as after a list has grown; keeps all if all do."""
     if len(features) < 2:
         return features
-    with records.open("items.parquet") as file:
-        items = list(read_rows(file, Item))
-    images = sorted((item.id, item.media) for item in items if item.kind == "image")
-    clips = sorted((item.id, item.media) for item in items if item.kind != "image")
-    planned = (fingerprint(images), fingerprint(clips))
+    items = list(read_rows(records, Item))
+    planned = {
+        fingerprint(sorted((i.id, i.media) for i in items if (i.kind == "image") is are)) for are in (True, False)
+    }
     return [output for output in features if _planned(output) in planned] or features
 
 

@@ -1,4 +1,4 @@
-"""Items as Gaussians with a diagonal covariance, and how close two of them are (docs/models.md#pcme-scores).
+"""Gaussians with a diagonal covariance, and similarities of two of them (docs/models.md#pcme-scores).
 
 Scores are greater where items are closer, and never hold all differences of a tile at once. What the official code of
 PCME has wrong stays available under an `official_` name; constants that no ranking sees are left out as there.
@@ -65,7 +65,7 @@ class Gaussians:
 
 
 def floats_per_item(distance: Distance, width: int, samples: int) -> int:
-    """What a gallery keeps of one encoded item: mean and log sigma, and its samples where the score compares these.
+    """The numbers that a gallery keeps of one item: mean, log sigma, and samples if the score compares them.
 
     PCME's table 1 has J^2 vectors for sampled scores, but a pair is compared from the J samples of each. That some
     scores read less than is kept is no cost of theirs: an item's uncertainty is read from its log sigma.
@@ -73,11 +73,11 @@ def floats_per_item(distance: Distance, width: int, samples: int) -> int:
     return (2 + samples * (distance in SAMPLES)) * width
 
 
-def closeness(visual: Gaussians, text: Gaussians, distance: Distance) -> Tensor:
+def similarity(visual: Gaussians, text: Gaussians, distance: Distance) -> Tensor:
     """(V, T), for every score that needs no learned number."""
-    if distance not in _CLOSENESS:
-        raise ValueError(f"{distance!r} cannot be told from two Gaussians; these can: {', '.join(_CLOSENESS)}")
-    return _CLOSENESS[distance](visual, text)
+    if distance not in _SIMILARITIES:
+        raise ValueError(f"{distance!r} cannot be told from two Gaussians; these can: {', '.join(_SIMILARITIES)}")
+    return _SIMILARITIES[distance](visual, text)
 
 
 def compare_samples(visual: Gaussians, text: Gaussians, score: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -150,7 +150,7 @@ def _bhattacharyya(visual: Gaussians, text: Gaussians) -> Tensor:
     return -0.25 * (gap_VT + 2 * (volume_VT - own_VT - visual.mean.shape[1] * math.log(2)))
 
 
-_CLOSENESS: dict[Distance, Callable[[Gaussians, Gaussians], Tensor]] = {
+_SIMILARITIES: dict[Distance, Callable[[Gaussians, Gaussians], Tensor]] = {
     "mean": lambda v, t: v.mean @ t.mean.T,
     "l2": lambda v, t: -squared_distances(v.mean, t.mean),
     "min": lambda v, t: -_squared_gaps(v, t, lambda gaps_TD: gaps_TD.amin(1)),

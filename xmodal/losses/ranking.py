@@ -1,4 +1,4 @@
-"""What VSE++ and PVSE rank by: every pair should beat each wrong partner by a margin; and order embeddings.
+"""Ranking losses: every pair should beat each wrong partner by a margin (VSE++, PVSE); and order embeddings.
 
 Shapes: V visual rows, T text rows, P pairs, D joint width.
 """

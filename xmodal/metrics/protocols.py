@@ -270,10 +270,9 @@ def _plausible(similarities: Similarities, gallery: Gallery, of_item: Mapping[st
 def labels_of(records: Output, ids: Sequence[str]) -> dict[str, dict[str, list[str]]]:
     """Reads the names of labels of these items, by kind and item."""
     wanted, found = set(ids), defaultdict[str, dict[str, list[str]]](dict)
-    with records.open("labels.parquet") as file:
-        for label in read_rows(file, Label):
-            if label.item in wanted:
-                found[label.kind].setdefault(label.item, []).append(label.name)
+    for label in read_rows(records, Label):
+        if label.item in wanted:
+            found[label.kind].setdefault(label.item, []).append(label.name)
     return dict(found)
 
 

@@ -46,12 +46,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from xmodal.batches.batch import ANNOTATED, Batch, Padded
 from xmodal.batches.distributed import gather, gather_pairs
+from xmodal.losses import gaussians
 from xmodal.losses.gaussians import (
     MEANS,
     SAMPLES,
     Distance,
     Gaussians,
-    closeness,
     compare_samples,
     floats_per_item,
     squared_between_samples,
@@ -121,7 +121,7 @@ class PCME(nn.Module):
     def similarity(self, visual: Gaussians, text: Gaussians) -> Tensor:
         if self.config.distance == "match_probability":
             return compare_samples(visual, text, lambda some, others: log_odds(self.logits(some, others)))
-        return closeness(visual, text, self.config.distance)
+        return gaussians.similarity(visual, text, self.config.distance)
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         stream = batch.streams[ANNOTATED]
@@ -307,7 +307,7 @@ OFFICIAL_NAMES = {  # of parts of a name, replaced in this order
 
 
 def own_name(official: str) -> str:
-    """Of a parameter of [C]'s model or criterion; `img_enc.cnn` is the trunk, and no part of this model.
+    """Our name for a parameter of [C]'s model or criterion; `img_enc.cnn` is the trunk, no part of this model.
 
     [C]'s deterministic twin has a `txt_enc.uncertain_net` that it never uses, and this one has not.
     """

@@ -238,7 +238,7 @@ class PVSE(nn.Module):
 
 
 def best_similarity(visual_VKD: Tensor, text_TKD: Tensor, similarity: Literal["cosine", "order"]) -> Tensor:
-    """Of the best pair of embeddings; one visual embedding at a time, as (V, T, K, K) would be large."""
+    """The similarity of the best pair of embeddings, one visual embedding at a time: (V, T, K, K) would be large."""
     texts_ND = text_TKD.flatten(0, 1)
     best = []
     for visual_VD in visual_VKD.unbind(1):

@@ -1,24 +1,28 @@
-"""Splits that follow from others by a seed: parts of a split for sparse corpora, and those that a paper drew itself.
+"""Derived splits: shares of a split for sparse corpora, and random splits that a paper drew.
 
     karpathy/train@10%                   the annotated part: the first tenth of the shuffled items
-    karpathy/train@10%x2                 and of each two captions, drawn among those that the view has
-    karpathy/train@10%x2:unannotated     the other items, whose captions nobody can read by this name
-    karpathy/train@10%x2#7               of another shuffle, seed 7; without a number the seed is 0
-    two_branch/train, two_branch#7/test  of all items of a corpus, as many as its `drawn` says
+    karpathy/train@10%x2                 two captions of each, drawn among those that the view has
+    karpathy/train@10%x2:unannotated     the other items; by this name nobody can read their captions
+    karpathy/train@10%x2#7               the same with seed 7; without a number the seed is 0
+    two_branch/train, two_branch#7/test  drawn from all items of a corpus, as many as its `drawn` says
 
-A seed shuffles once: 5 % are among the 10 %, one caption is one of the two. The order is that of SHA-256 of the seed
-and the id, so no library, no order of records and no other item decides it. A part is rounded down to whole items.
+A seed shuffles once: the 5 % are among the 10 %, the one caption is one of the two. Ids are ordered by the SHA-256 of
+seed and id, so that no library, no order of records and no other item matters. A share is rounded down to whole items.
 """
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 from xmodal.recipes import WRITTEN
-from xmodal.records.tables import Caption
 
 _SHARE = re.compile(r"(?P<whole>.+)@(?P<percent>\d+)%(x(?P<captions>\d+))?(#(?P<seed>\d+))?(?P<other>:unannotated)?")
 _DRAWN = re.compile(r"(?P<who>[^#/]+)(#(?P<seed>\d+))?/(?P<part>train|val|test)")
@@ -26,7 +30,7 @@ _DRAWN = re.compile(r"(?P<who>[^#/]+)(#(?P<seed>\d+))?/(?P<part>train|val|test)"
 
 @dataclass(frozen=True)
 class Share:
-    """A part of the split `whole`: the annotated one, or what is left."""
+    """The annotated share of the split `whole`, or the rest of it."""
 
     whole: str
     percent: int
@@ -36,7 +40,7 @@ class Share:
 
     @classmethod
     def of(cls, split: str) -> "Share | None":
-        """What the name says; None where it is a split's own."""
+        """Reads the name of a share; None for any other split."""
         found = _SHARE.fullmatch(split)
         if not found:
             return None
@@ -47,12 +51,14 @@ class Share:
 
     @property
     def name(self) -> str:
-        captions, seed = f"x{self.captions}" if self.captions else "", f"#{self.seed}" if self.seed else ""
-        return f"{self.whole}@{self.percent}%{captions}{seed}" + ":unannotated" * (not self.annotated)
+        captions = f"x{self.captions}" if self.captions else ""
+        seed = f"#{self.seed}" if self.seed else ""
+        rest = "" if self.annotated else ":unannotated"
+        return f"{self.whole}@{self.percent}%{captions}{seed}{rest}"
 
     @property
     def words(self) -> "Share":
-        """The part whose captions make the vocabulary: the annotated one of the same shuffle."""
+        """The annotated share of the same shuffle: its captions make the vocabulary."""
         return replace(self, annotated=True)
 
     def items(self, whole: Collection[str]) -> set[str]:
@@ -61,18 +67,23 @@ class Share:
         return set(order[:count] if self.annotated else order[count:])
 
     def hides(self, source: str) -> bool:
-        """Whether texts of this source are what nobody may read here."""
+        """Whether texts of this source must not be read: people wrote them of un-annotated items."""
         return not self.annotated and source in WRITTEN
 
-    def kept(self, captions: list[Caption]) -> list[Caption]:
-        """Of one item, in their order."""
-        drawn = set(shuffled([caption.id for caption in captions], "captions", self.seed)[: self.captions])
-        return [caption for caption in captions if caption.id in drawn]
+    def drawn_captions(self, ids: Sequence[str], owners: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
+        """(captions,): which captions of each item the share keeps; `owners` says whose each is, ascending."""
+        kept = np.zeros(len(ids), bool)
+        edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(ids)]
+        for start, stop in pairwise(edges):
+            places = {ids[place]: place for place in range(start, stop)}
+            for id in shuffled(places, "captions", self.seed)[: self.captions]:
+                kept[places[id]] = True
+        return kept
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """How many items a paper drew at random to validate and to test on, where it tells no more; the others train."""
+class RandomSplitSizes:
+    """How many items a paper drew at random to validate and to test on; the others train."""
 
     val: int
     test: int
@@ -80,14 +91,14 @@ class Drawn:
 
 @dataclass(frozen=True)
 class DrawnSplit:
-    """One part of what a paper drew itself: who, of which seed, and train, val or test."""
+    """One part of a paper's random split: who drew it, the seed, and train, val or test."""
 
     who: str
     part: str
     seed: int = 0
 
     @classmethod
-    def of(cls, split: str, drawn: Mapping[str, Drawn]) -> "DrawnSplit | None":
+    def of(cls, split: str, drawn: Mapping[str, RandomSplitSizes]) -> "DrawnSplit | None":
         found = _DRAWN.fullmatch(split)
         return cls(found["who"], found["part"], int(found["seed"] or 0)) if found and found["who"] in drawn else None
 
@@ -95,7 +106,7 @@ class DrawnSplit:
     def training(self) -> str:
         return f"{self.who}#{self.seed}/train" if self.seed else f"{self.who}/train"
 
-    def items(self, every: Collection[str], sizes: Drawn) -> set[str]:
+    def items(self, every: Collection[str], sizes: RandomSplitSizes) -> set[str]:
         if len(every) <= sizes.val + sizes.test:
             raise UserError(
                 f"{self.who} draws {sizes.test:,} items to test and {sizes.val:,} to validate on: {len(every):,} are "
@@ -107,6 +118,6 @@ class DrawnSplit:
 
 
 def shuffled(ids: Iterable[str], what: str, seed: int) -> list[str]:
-    """The one shuffle of a seed; `what` is shuffled tells orders of the same ids from each other."""
+    """The one shuffle of a seed; `what` is shuffled gives the same ids another order."""
     head = f"{what} {seed}\n".encode()
     return sorted(ids, key=lambda id: (hashlib.sha256(head + id.encode()).digest(), id))

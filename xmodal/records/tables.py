@@ -1,4 +1,4 @@
-"""Records: the rows that every corpus is turned into. One class is one table is one Arrow schema.
+"""The tables of records, which every corpus becomes: one row class, one Arrow schema, one Parquet file each.
 
 A corpus' `parse` yields them in any order; `Tables` writes each kind to its own Parquet file. Ids are text and mean the
 same in every table. Nothing here knows a corpus: what differs between corpora is data in these rows.
@@ -6,8 +6,9 @@ same in every table. Nothing here knows a corpus: what differs between corpora i
 
 import types
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, BinaryIO, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import BinaryIO, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ from xmodal.errors import UserError
 from xmodal.root.outputs import CURE, Output
 
 Kind = Literal["image", "clip"]
-FIRST = 5  # captions an item that papers count, where there are more
+CAPTIONS_OF_PAPERS = 5  # that papers count of an item which has more
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Label:
-    """What an item is: a category it shows, the class or the identity it belongs to."""
+    """A category that an item shows, or the class or identity that it belongs to."""
 
     item: str
     kind: Literal["category", "class", "identity", "attribute"]
@@ -99,9 +100,9 @@ class Match:
 
 @dataclass(frozen=True)
 class Oddity:
-    """Something in the publisher's files that was met by a rule of the corpus, where another would have stopped.
+    """A fault in the publisher's files that a rule of the corpus deals with.
 
-    `rule` is the same text for all that one rule met ("caption without picture: left out"); they are counted by it.
+    `rule` is the same text for all faults that it deals with ("caption without picture: left out").
     """
 
     rule: str
@@ -119,6 +120,8 @@ ROWS: Mapping[str, type[Row]] = {
     "matches": Match,
     "oddities": Oddity,
 }
+TABLES = {row: name for name, row in ROWS.items()}
+BATCH = 1 << 16  # rows that are Python objects at once
 R = TypeVar("R", Item, Caption, Split, Region, Label, Match, Oddity)
 
 
@@ -155,13 +158,12 @@ class Tables:
         self._row_group = row_group
         self._rows: dict[str, list[Row]] = {name: [] for name in ROWS}
         self._writers = {name: _parquet_writer(files[name], row) for name, row in ROWS.items()}
-        self._names = {row: name for name, row in ROWS.items()}
 
     def add(self, row: Row) -> str:
         """Returns the name of the row's table."""
-        if type(row) not in self._names:
+        if type(row) not in TABLES:
             raise UserError(f"parse yields a {type(row).__name__}, which is no row of xmodal.records.tables")
-        name = self._names[type(row)]
+        name = TABLES[type(row)]
         self._rows[name].append(row)
         self.counts[name] += 1
         if len(self._rows[name]) == self._row_group:
@@ -172,7 +174,7 @@ class Tables:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """The writers are closed also where parsing stopped: what they wrote is then thrown away by the caller."""
+        # also after parsing stopped: the caller throws away what was written then
         for name in ROWS:
             if self._rows[name]:
                 self._flush(name)
@@ -189,27 +191,35 @@ def _parquet_writer(file: BinaryIO, row: type[Row]) -> pq.ParquetWriter:
     return pq.ParquetWriter(file, schema(row), compression="zstd", store_schema=False, write_page_index=True)
 
 
-def read_rows(file: BinaryIO, row: type[R]) -> Iterator[R]:
-    """The rows of one table, batch by batch; a file with other columns is refused."""
-    table = pq.ParquetFile(
-        pa.BufferReader(file.read())
-    )  # for files Arrow starts threads: processes die of them at exit
-    expected = [f.name for f in fields(row)]
-    if table.schema_arrow.names != expected:
-        raise ValueError(f"not a table of {row.__name__}: it has {table.schema_arrow.names}, not {expected}")
-    for batch in table.iter_batches(use_threads=False):
-        for values in batch.to_pylist():
-            yield row(**{name: _as_tuple(value) for name, value in values.items()})
-
-
 def read_columns(output: Output, name: str, *columns: str) -> pa.Table:
-    """These columns of one small table, whatever it is of; without threads, as in `read_rows`."""
-    try:
-        file = pq.ParquetFile(pa.BufferReader(output.read(name)))
+    """Reads columns of one table of any stage."""
+    with _opened(output, name) as file:
         return file.read(columns=list(columns), use_threads=False).select(columns)
+
+
+def read_batches(output: Output, name: str, *columns: str) -> Iterator[pa.RecordBatch]:
+    """Reads columns of one table, some rows at a time."""
+    with _opened(output, name) as file:
+        for batch in file.iter_batches(BATCH, columns=list(columns), use_threads=False):
+            yield batch.select(list(columns))
+
+
+def read_rows(records: Output, row: type[R]) -> Iterator[R]:
+    """Reads the rows of one kind, batch by batch: for tables that are small, or of which every field is wanted."""
+    name, expected = f"{TABLES[row]}.parquet", [field.name for field in fields(row)]
+    lists = [field.name for field in fields(row) if get_origin(field.type) is tuple]
+    with _opened(records, name) as file:
+        if file.schema_arrow.names != expected:
+            raise ValueError(f"{name} is no table of {row.__name__}: it has {file.schema_arrow.names}, not {expected}")
+        for batch in file.iter_batches(use_threads=False):
+            for values in batch.to_pylist():
+                yield row(**values | {name: tuple(values[name]) for name in lists})
+
+
+@contextmanager
+def _opened(output: Output, name: str) -> Iterator[pq.ParquetFile]:
+    try:
+        # for a file by name, and with `use_threads`, Arrow starts threads, of which processes die at their exit
+        yield pq.ParquetFile(pa.BufferReader(output.read(name)))
     except (pa.ArrowException, KeyError) as error:
         raise UserError(f"{output.where}/{name} is corrupt ({error}): {CURE}") from error
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

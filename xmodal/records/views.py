@@ -1,96 +1,185 @@
-"""What a view of a corpus has, as its records say: splits of every kind, items, captions and classes."""
+"""Views of a corpus: its splits of every kind, and the items, captions and classes of one."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 from xmodal.recipes import WRITTEN, View
-from xmodal.records.derived_splits import Drawn, DrawnSplit, Share
-from xmodal.records.tables import Caption, Item, Label, Split, read_rows
+from xmodal.records.derived_splits import DrawnSplit, RandomSplitSizes, Share
+from xmodal.records.tables import BATCH, Caption, Label, read_batches, read_columns, read_rows, schema
 from xmodal.root.outputs import Output, made_of
 
-CLEAN, IDS = "clean", "ids.txt"  # the stage of cleaned splits, and its file: an id a line
-USUAL = ("train", "val", "dev", "test")  # parts of an author's division, in the order in which they are told
+CLEAN, IDS = "clean", "ids.txt"  # the stage of cleaned splits and its file, an id a line
+COLUMNS = schema(Caption).empty_table().select(["id", "position", "text"]).schema
+USUAL = ("train", "val", "dev", "test")  # parts of an author's division, in the order of lists
 
 
-def items(records: Output, view: View) -> frozenset[str]:
-    """Those that a view's captions describe, also without features."""
-    return frozenset(item for item, some in described(records, view).items() if some)
+@dataclass(frozen=True, eq=False, repr=False)
+class ViewCaptions:
+    """The captions of a view as columns, item by item, and of one item by position."""
+
+    items: tuple[str, ...]  # of the whole split, in the order of the records, also those without captions
+    starts: NDArray[np.int64]  # (items + 1,): where each item's captions begin
+    ids: pa.ChunkedArray  # (captions,)
+    texts: pa.ChunkedArray  # (captions,)
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """(items,)"""
+        return np.diff(self.starts)
+
+    def grouped(self, column: pa.ChunkedArray) -> dict[str, list[str]]:
+        """Ids or texts by the item that they are of."""
+        values, starts = column.to_pylist(), self.starts.tolist()
+        return {item: values[a:b] for item, a, b in zip(self.items, starts, starts[1:], strict=False)}
+
+    def of_items(self, kept: NDArray[np.bool_]) -> "ViewCaptions":
+        """Only some items; `kept` has a value for each."""
+        if kept.all():
+            return self
+        of_captions = np.repeat(kept, self.counts)
+        items = tuple(item for item, stays in zip(self.items, kept.tolist(), strict=True) if stays)
+        ids, texts = (column.filter(pa.array(of_captions)) for column in (self.ids, self.texts))
+        return ViewCaptions(items, starts_of(self.counts[kept]), ids, texts)
+
+
+def captions_by_item(records: Output, view: View) -> ViewCaptions:
+    """The first captions of every item of a split.
+
+    For a sparse split, only the captions it keeps. Captions of its un-annotated part are never read.
+    """
+    return captions_of_views(records, [view])[0]
+
+
+def captions_of_views(records: Output, views: Sequence[View]) -> list[ViewCaptions]:
+    """As `captions_by_item` gives the captions of each view, from one reading of the table."""
+    chosen = [_ChosenCaptions.of(records, view) for view in views]
+    if not all(some.is_hidden for some in chosen):
+        for rows in read_batches(records, "captions.parquet", "id", "item", "position", "text", "source"):
+            for some in chosen:
+                some.add(rows)
+    return [some.done() for some in chosen]
+
+
+@dataclass(frozen=True, eq=False)
+class _ChosenCaptions:
+    """The captions of a view, as they come."""
+
+    view: View
+    share: Share | None
+    items: pa.Array
+    owners: list[NDArray[np.int32]] = field(default_factory=list)  # places in `items`
+    columns: list[pa.RecordBatch] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, records: Output, view: View) -> "_ChosenCaptions":
+        wanted = pa.array(members(records, view.split), pa.string())
+        ids = read_columns(records, "items.parquet", "id")["id"].combine_chunks()
+        return cls(view, Share.of(view.split), ids.filter(pc.is_in(ids, value_set=wanted)))
+
+    @property
+    def is_hidden(self) -> bool:
+        return self.share is not None and self.share.hides(self.view.text)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        if self.is_hidden:
+            return
+        owners = pc.index_in(rows["item"], value_set=self.items)
+        kept = pc.and_(owners.is_valid(), pc.equal(rows["source"], self.view.text))
+        self.owners.append(owners.filter(kept).to_numpy())
+        self.columns.append(rows.select(["id", "position", "text"]).filter(kept))
+
+    def done(self) -> ViewCaptions:
+        owners = np.concatenate([np.zeros(0, np.int32), *self.owners])
+        table = pa.Table.from_batches(self.columns, COLUMNS)
+        positions, steps = table["position"].to_numpy(), np.diff(owners)
+        if not ((steps > 0) | ((steps == 0) & (np.diff(positions) >= 0))).all():  # most corpora are in order
+            order = np.lexsort((positions, owners))
+            table, owners = table.take(pa.array(order)), owners[order]
+        kept = np.ones(len(table), bool)
+        if self.view.captions_per_item is not None:
+            firsts = starts_of(np.bincount(owners, minlength=len(self.items)))[owners]
+            kept = np.arange(len(table)) - firsts < self.view.captions_per_item
+        if self.share and self.share.captions and self.view.text in WRITTEN:
+            ids = table["id"].filter(pa.array(kept)).to_pylist()
+            kept[kept] = self.share.drawn_captions(ids, owners[kept])
+        starts = starts_of(np.bincount(owners[kept], minlength=len(self.items)))
+        ids, texts = (table[name].filter(pa.array(kept)) for name in ("id", "text"))
+        return ViewCaptions(tuple(self.items.to_pylist()), starts, ids, texts)
+
+
+def starts_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(counts + 1,): where each of the groups begins that lie one behind the other, and where the last one ends."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+
+def items_with_captions(records: Output, view: View) -> frozenset[str]:
+    """The items that a view's captions describe, whether or not they have features."""
+    captions = captions_by_item(records, view)
+    return frozenset(captions.of_items(captions.counts > 0).items)
+
+
+def caption_texts(records: Output, view: View) -> Iterator[str]:
+    """Every caption of a view, also of items that have no features."""
+    return texts_of(captions_by_item(records, view).texts)
+
+
+def texts_of(column: pa.ChunkedArray) -> Iterator[str]:
+    """Values of a column of text; only some of them are Python objects at a time."""
+    for start in range(0, len(column), BATCH):
+        yield from column.slice(start, BATCH).to_pylist()
 
 
 def classes(records: Output, ids: Sequence[str]) -> NDArray[np.int64]:
     """(ids,): the class or identity of each item, counted from 0 in order of the classes' names."""
-    with records.open("labels.parquet") as file:
-        found = {label.item: label.name for label in read_rows(file, Label) if label.kind in ("class", "identity")}
+    found = {label.item: label.name for label in read_rows(records, Label) if label.kind in ("class", "identity")}
     if without := [id for id in ids if id not in found]:
         raise UserError(f"{records.config.get('corpus')}: {len(without):,} items have no class, such as {without[0]!r}")
     numbers = {name: number for number, name in enumerate(sorted({found[id] for id in ids}))}
     return np.array([numbers[found[id]] for id in ids], np.int64)
 
 
-def captions(records: Output, view: View) -> Iterator[str]:
-    """Every caption of a view, also of items that have no features."""
-    return (caption.text for some in described(records, view).values() for caption in some)
-
-
-def described(records: Output, view: View) -> dict[str, list[Caption]]:
-    """Of every item of the split, in the order of the records, its first captions by position.
-
-    Of a sparse split those that it keeps of them; the captions of its un-annotated part are not even read.
-    """
-    share, wanted = Share.of(view.split), members(records, view.split)
-    with records.open("items.parquet") as file:
-        found = {item.id: list[Caption]() for item in read_rows(file, Item) if item.id in wanted}
-    if share and share.hides(view.text):
-        return found
-    with records.open("captions.parquet") as file:
-        for caption in read_rows(file, Caption):
-            if caption.item in found and caption.source == view.text:
-                found[caption.item].append(caption)
-    first = {item: _first(some, view.captions_per_item) for item, some in found.items()}
-    return {item: share.kept(some) for item, some in first.items()} if share and view.text in WRITTEN else first
-
-
 def members(records: Output, split: str) -> set[str]:
-    """The items of a split of whatever kind: recorded, cleaned, a share of one, or drawn."""
+    """The items of a split: recorded, cleaned, a share of one, or drawn by a seed."""
     names, drawn, share = splits(records), drawn_splits(records), Share.of(split)
     whole = share.whole if share else split
     drawn_split = None if whole in names else DrawnSplit.of(whole, drawn)
     if whole not in names and not drawn_split:
         there = ", ".join([*names, *(f"{who}/{part}" for who in drawn for part in ("train", "val", "test"))])
         raise UserError(f"{records.config.get('corpus')} has no split {whole!r}; there are: {there}")
-    found = drawn_split.items(_every(records), drawn[drawn_split.who]) if drawn_split else set(names[whole])
+    if drawn_split:
+        every = read_columns(records, "items.parquet", "id")["id"].to_pylist()
+        found = drawn_split.items(every, drawn[drawn_split.who])
+    else:
+        found = set(names[whole])
     return share.items(found) if share else found
 
 
 def has_split(records: Output, split: str) -> bool:
-    """Recorded, cleaned, a share of one, or drawn."""
+    """Whether `members` knows the split."""
     share = Share.of(split)
     whole = share.whole if share else split
     return whole in splits(records) or DrawnSplit.of(whole, drawn_splits(records)) is not None
 
 
-def drawn_splits(records: Output) -> Mapping[str, Drawn]:
-    """What the corpus said that papers drew, when it was parsed."""
-    return {who: Drawn(val, test) for who, val, test in records.config.get("drawn", ())}
-
-
-def _every(records: Output) -> set[str]:
-    with records.open("items.parquet") as file:
-        return {item.id for item in read_rows(file, Item)}
+def drawn_splits(records: Output) -> Mapping[str, RandomSplitSizes]:
+    """The sizes of the splits that papers drew at random, as the corpus said when it was parsed."""
+    return {who: RandomSplitSizes(val, test) for who, val, test in records.config.get("drawn", ())}
 
 
 def splits(records: Output) -> dict[str, list[str]]:
-    """Items by the name of their split, author by author: train, val, test, and then others, also those cleaned."""
-    names = recorded(records) | cleaned(records)
+    """Items by split, recorded and cleaned ones, author by author: train, val, test, then others."""
+    names = recorded_splits(records) | cleaned_splits(records)
     return {name: names[name] for name in sorted(names, key=_place)}
 
 
 def training_split(records: Output, stage: str) -> str:
-    """The only split to train on, for a `stage` whose settings name none."""
+    """The only split to train on; several are refused in the words of the `stage` that asks."""
     there = list(splits(records))
     found = [name for name in there if name.rpartition("/")[2] == "train"]
     if len(found) != 1:
@@ -102,13 +191,11 @@ def training_split(records: Output, stage: str) -> str:
     return found[0]
 
 
-def recorded(records: Output) -> dict[str, list[str]]:
-    """The splits that the corpus itself has."""
-    names = defaultdict[str, list[str]](list)
-    with records.open("splits.parquet") as file:
-        for split in read_rows(file, Split):
-            names[split.name].append(split.item)
-    return {name: names[name] for name in sorted(names, key=_place)}
+def recorded_splits(records: Output) -> dict[str, list[str]]:
+    """Items by split, only those of the corpus itself."""
+    table = read_columns(records, "splits.parquet", "name", "item")
+    names = pc.unique(table["name"]).to_pylist()
+    return {name: table["item"].filter(pc.equal(table["name"], name)).to_pylist() for name in sorted(names, key=_place)}
 
 
 def _place(split: str) -> tuple[str, int, str]:
@@ -116,8 +203,8 @@ def _place(split: str) -> tuple[str, int, str]:
     return author, USUAL.index(part) if part in USUAL else len(USUAL), part
 
 
-def cleaned(records: Output) -> dict[str, list[str]]:
-    """What `xmodal leakage --clean` has left of splits of these records: tables of their own, as records are sealed.
+def cleaned_splits(records: Output) -> dict[str, list[str]]:
+    """Items by split that `xmodal leakage --clean` has left; these are outputs of their own.
 
     A name ends in the identity that decided what was left: "karpathy/test-clean-1f3a09c2".
     """
@@ -127,7 +214,3 @@ def cleaned(records: Output) -> dict[str, list[str]]:
 
 def clean_name(output: Output) -> str:
     return f"{output.config['split']}-{CLEAN}-{output.identity[:8]}"
-
-
-def _first(captions: list[Caption], count: int | None) -> list[Caption]:
-    return sorted(captions, key=lambda caption: caption.position)[:count]

@@ -81,8 +81,11 @@ class Vocabulary:
 
     def encode(self, caption: str) -> NDArray[np.int32]:
         """The ids from <start> to <end>; a caption that spells a special word gets <unk> for it."""
-        found = [self._ids.get(word, UNKNOWN) for word in self._split(caption)]
-        return np.array([START, *found, END], np.int32)
+        return np.array([START, *map(self.id_of, self._split(caption)), END], np.int32)
+
+    def id_of(self, word: str) -> int:
+        """The id of <unk> for words that are not known, and for those that spell a special."""
+        return self._ids.get(word, UNKNOWN)
 
     def to_bytes(self) -> bytes:
         cleaning = () if self.cleaning == "none" else (self.cleaning,)

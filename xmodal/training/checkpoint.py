@@ -1,6 +1,6 @@
-"""How far a training is, and what it has logged until there: saved together, so that it goes on as if never stopped.
+"""Checkpoints: how far a training is and what it has logged, saved together, so that it goes on as if never stopped.
 
-Where several processes train one run, the first alone writes; what the others log goes to memory.
+The first process of several writes; what the others log stays in memory.
 """
 
 import json
@@ -26,14 +26,14 @@ from xmodal.training import run_folder
 
 
 @dataclass
-class Place:
-    """How far a run is: saved beside the weights, and all that decides how it goes on. Everything counts from 0."""
+class TrainingState:
+    """Everything beside weights and optimiser that decides how a run goes on. All numbers count from 0."""
 
     phase: int = 0
-    epoch: int = 0  # of the phase: those before it are whole
-    cursor: int = 0  # of the epoch: samples
+    epoch: int = 0  # of the phase; those before it are done
+    cursor: int = 0  # samples of the epoch that were read
     step: int = 0
-    rsums: list[float] = field(default_factory=list)  # of the phase: a plateau goes by them
+    rsums: list[float] = field(default_factory=list)  # of the phase: a plateau is found in them
     best: float = -math.inf
     best_phase: int = 0
     best_epoch: int = 0
@@ -43,30 +43,32 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Log:
+    """log.jsonl, and the board where one is asked for. Phases and epochs are counted from 1 in it."""
+
     file: BinaryIO
     board: Any = None  # a SummaryWriter of TensorBoard
 
     def say(self, **facts: Any) -> None:
         self.file.write(json.dumps(facts).encode() + b"\n")
+        self.file.flush()  # readable while the run goes on
         if self.board is not None:
             numbers = {name: facts[name] for name in ("loss", "norm", "rsum") if name in facts}
             for name, value in (numbers | facts.get("terms", {})).items():
                 self.board.add_scalar(name, value, facts["step"])
 
     def cut(self, size: int) -> None:
-        """Only the first so many bytes stay."""
+        """Keeps the first so many bytes."""
         self.file.truncate(min(size, self.file.tell()))
 
-    def kept(self) -> int:
-        """The bytes that are on the disk now: all that was said."""
-        self.file.flush()
+    def synced_size(self) -> int:
+        """Brings the file to the disk, and gives its size in bytes."""
         os.fsync(self.file.fileno())
         return os.fstat(self.file.fileno()).st_size
 
 
 @contextmanager
 def open_log(run: str, tensorboard: bool) -> Iterator[Log]:
-    """Steps that are done again after a kill are written again: TensorBoard shows the later ones."""
+    """Opens the log for more lines. TensorBoard shows the later of steps that were done twice, because of a kill."""
     if distributed.rank():
         yield Log(BytesIO())
         return
@@ -82,12 +84,12 @@ def open_log(run: str, tensorboard: bool) -> Iterator[Log]:
             yield Log(file, board)
 
 
-def save_place(run: str, log: Log, place: Place, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+def save_state(run: str, log: Log, state: TrainingState, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
     if distributed.rank():
         return
-    place.log_bytes = log.kept()
+    state.log_bytes = log.synced_size()
     save(
-        run, run_folder.LAST, {"place": asdict(place), "model": model.state_dict(), "optimiser": optimiser.state_dict()}
+        run, run_folder.LAST, {"state": asdict(state), "model": model.state_dict(), "optimiser": optimiser.state_dict()}
     )
 
 
@@ -100,21 +102,21 @@ def save(run: str, name: str, state: object) -> None:
 
 
 def read_last(run: str) -> dict[str, Any] | None:
-    """What was saved last; None where nothing was."""
+    """Reads what was saved last; None for a run that saved nothing."""
     return None if LocalStorage(run).size(run_folder.LAST) is None else read_tensors(run, run_folder.LAST)
 
 
-def place_of(saved: dict[str, Any], phases: int) -> Place:
-    place = Place(**saved["place"])
-    wrong = [name for name, value in asdict(Place()).items() if type(getattr(place, name)) is not type(value)]
-    if wrong or not 0 <= place.phase <= phases or min(place.epoch, place.cursor, place.step, place.log_bytes) < 0:
-        raise ValueError(f"its place is impossible: {place}")
-    return place
+def state_of(saved: dict[str, Any], phases: int) -> TrainingState:
+    state = TrainingState(**saved["state"])
+    wrong = [name for name, value in asdict(TrainingState()).items() if type(getattr(state, name)) is not type(value)]
+    if wrong or not 0 <= state.phase <= phases or min(state.epoch, state.cursor, state.step, state.log_bytes) < 0:
+        raise ValueError(f"its training state is impossible: {state}")
+    return state
 
 
 @contextmanager
 def blaming_last(run: str) -> Iterator[None]:
-    """What was saved last cannot be gone on from: it is that file which is wrong."""
+    """Says of errors in the block that the file which was saved last is wrong."""
     try:
         yield
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -123,21 +125,28 @@ def blaming_last(run: str) -> Iterator[None]:
         ) from error
 
 
+# reading a checkpoint raises one of these if its bytes are not what was written
 DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OverflowError),
-    *(LookupError, TypeError, AttributeError, AssertionError),
-)  # what reading a checkpoint raises when its bytes are not what was written
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def read_tensors(run: str, name: str) -> dict[str, Any]:
-    """A file of tensors, on the CPU, and plain values by name; nothing in it is executed.
-
-    Torch does not look at the checksums in it.
-    """
+    """Reads a file of tensors and plain values by name, to the CPU; nothing in it is executed."""
     try:
         data = LocalStorage(run).read(name)
         with zipfile.ZipFile(BytesIO(data)) as archive:
-            if (broken := archive.testzip()) is not None:
+            if (broken := archive.testzip()) is not None:  # torch does not look at the checksums
                 raise zipfile.BadZipFile(f"{broken} has changed")
         found = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except FileNotFoundError:

@@ -1,10 +1,6 @@
-"""Training from pixels: pictures cut anew for every sample, and the network that made the features in front of a model.
+"""Fine-tuning from pictures: the network that made the features is trained in front of the model.
 
-What a cut does follows torchvision's own transforms, by which the papers' code was trained; where a paper's code has
-numbers of its own (docs/models.md#pvse-training, docs/models.md#pcme-training) they are these. All chance is drawn for
-a sample of an epoch, so that a picture looks the same in whichever batch, rank or process it is cut.
-
-Shapes: B samples, S a side of a stored picture, H and W pixels of the crop, D width of a feature, T tries.
+Shapes: B samples, H and W pixels of a picture, R positions of a grid, D width of a feature.
 """
 
 from collections.abc import Mapping
@@ -21,11 +17,11 @@ from xmodal.features.store import FeatureStore
 from xmodal.models import Trainable
 
 
-class Fronted(nn.Module):
-    """A `Trainable` that reads pictures, (B, 1, 3, H, W): a model that reads features, and their network before it.
+class WithBackbone(nn.Module):
+    """A `Trainable` that reads pictures, (B, 1, 3, H, W): the features' network, then a model of features.
 
-    The network becomes the model's `trunk`, and so all parameters go by the names they have without this class: those
-    of the model as in the phases before, those of the network as `trunk.*`.
+    The network becomes the model's `trunk`: parameters of the model keep the names of the phases before, those of the
+    network are called `trunk.*`.
     """
 
     def __init__(self, model: nn.Module, extractor: Extractor) -> None:
@@ -50,7 +46,7 @@ class Fronted(nn.Module):
         return self._trainable.objective(replace(batch, streams=streams))
 
     def features(self, visual: Padded) -> Padded:
-        """What a store of features would have given: (B, R, D) of a grid, (B, 1, D) where it was pooled."""
+        """Computes what a store of features has: (B, R, D) for a grid, (B, 1, D) for pooled features."""
         maps_BDHW: Tensor = self.model.get_submodule("trunk")(visual.values.squeeze(1))
         maps_BDR = maps_BDHW.mean((2, 3))[..., None] if self.pooled else maps_BDHW.flatten(2)
         return Padded.whole(maps_BDR.transpose(1, 2))
@@ -69,8 +65,8 @@ class Fronted(nn.Module):
         return cast(Trainable[Any, Any], self.model)
 
 
-def front(model: nn.Module, features: FeatureStore, weights_file: Path | None = None) -> Fronted:
-    """The network that made a store's features in front of a model that read them, on the CPU."""
+def attach_backbone(model: nn.Module, features: FeatureStore, weights_file: Path | None = None) -> WithBackbone:
+    """Puts the network that made the features in front of a model that read them, on the CPU."""
     network = network_of(features)
     extractor = load(network, weights_file)
     if extractor.weights_sha256 != features.provenance.get("weights_sha256"):
@@ -78,16 +74,16 @@ def front(model: nn.Module, features: FeatureStore, weights_file: Path | None = 
             f"{features.output.where} was made with other weights than {network.network} {network.weights} has here: "
             "build the features again"
         )
-    return Fronted(model, extractor)
+    return WithBackbone(model, extractor)
 
 
-def front_without_weights(model: nn.Module, features: FeatureStore) -> Fronted:
-    """For a state that is loaded next: needs neither a file of weights nor a download."""
-    return Fronted(model, load(replace(network_of(features), weights="random:0")))
+def attach_empty_backbone(model: nn.Module, features: FeatureStore) -> WithBackbone:
+    """As `attach_backbone`, for weights that are loaded next: needs no file of weights and no download."""
+    return WithBackbone(model, load(replace(network_of(features), weights="random:0")))
 
 
 def network_of(features: FeatureStore) -> ResNet:
-    """The config by which a store says it was made, on the CPU."""
+    """Reads from a store the config of the network that made it."""
     told = features.provenance
     try:
         sizes = {name: told["preprocessing"][name] for name in ("resize", "crop")}

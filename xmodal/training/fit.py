@@ -1,12 +1,12 @@
-"""Training from cached features: what a recipe says, and nothing that it does not.
+"""Training from cached features, exactly as a recipe says.
 
-Choosing happens on the recipe's validation view; there is no way to name a test split here. The weights kept are those
-with the highest rsum there, the first of equals; where the corpus has classes or identities, what is right goes by
-them. All chance comes from the seed and the step, so a run that was killed goes on from where it was last saved, with
-any number of processes, and ends as it would have ended.
+Weights are chosen on the recipe's validation view; no test split can be named here. The weights with the highest rsum
+there are kept, the first of equals; where the corpus has classes or identities, these decide what is right. All chance
+follows from the seed and the step, so a run that was killed goes on from where it was last saved, with any number of
+processes, and ends as it would have ended.
 
-Several processes (torchrun) share every batch: see `together`. The first one alone writes and validates. What a trunk's
-batch normalisation learns from pictures is of each process's own part, so freeze it to train as one process would.
+Several processes (torchrun) share every batch: see `batches.distributed`. The first one alone writes and validates. The
+batch normalisation of a backbone that reads pictures sees each process's own part: freeze it to train as one process.
 """
 
 import math
@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,30 +24,31 @@ from torch import Tensor, nn
 
 from xmodal.batches import distributed
 from xmodal.batches.batch import Batch
-from xmodal.batches.dataset import Examples, vocabulary
+from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
+from xmodal.batches.texts import vocabulary_and_texts
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network, open_features
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import Labels, headline, labels_of
 from xmodal.models import Trainable
-from xmodal.progress import MB, Progress, Silence, in_megabytes
-from xmodal.recipes import OnePerClass, Phase, Recipe, Tokens
-from xmodal.records.views import classes
+from xmodal.progress import Progress, Silence
+from xmodal.recipes import OnePerClass, Phase, Recipe
+from xmodal.records.views import captions_of_views, classes
 from xmodal.root.outputs import Output
 from xmodal.root.selection import find_output
-from xmodal.root.storage import LocalStorage
-from xmodal.text.vocabularies import SPECIALS, Vocabulary
-from xmodal.text.word_vectors import Coverage, read_vectors, vectors_sha256
+from xmodal.text.vocabularies import Vocabulary
 from xmodal.training import checkpoint, optimisers, run_folder
-from xmodal.training.checkpoint import Log, Place
-from xmodal.training.finetuning import Fronted, front, front_without_weights
-from xmodal.training.picture_crops import pictures
+from xmodal.training.checkpoint import Log, TrainingState
+from xmodal.training.finetuning import WithBackbone, attach_backbone, attach_empty_backbone
+from xmodal.training.picture_crops import picture_reader
+from xmodal.training.recipe_limits import refuse_unbuilt
 from xmodal.training.run_folder import Run
 from xmodal.training.validation import check_device, measure
+from xmodal.training.words import KnownWords, sha256_of_vectors, tokens_of, word_vectors
 
-LOG_EVERY, SAVE_EVERY = 10, 500  # steps; a place is saved after every epoch too
+LOG_EVERY, SAVE_EVERY = 10, 500  # steps; the state is saved after every epoch too
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,12 @@ class Outcome:
 
     run: str
     rsum: float
-    phase: int
+    phase: int  # from 1, as is `epoch`
     epoch: int
     steps: int
     trained: bool  # by this call; False where the run was finished already
+    words: int  # that the run knows
+    known_words: float  # their share of the words of the training captions
 
 
 def fit(
@@ -78,53 +80,71 @@ def fit(
     tensorboard: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Trains in the folder `run`, or goes on there. Where a root has several outputs, identities say which are read.
+    """Trains in the folder `run`, or goes on there.
 
-    `vectors` is the file of word vectors that the recipe names, `weights` that of the network of the features, where
-    a phase trains it too and it is not one of torchvision's. `threads` are torch's, as they are unless given: small
-    steps take longer on several than on one. With `tensorboard` the run has a folder of that name too.
+    `records`, `features` and `pixels` are identities, for a root that has several outputs of a stage. `vectors` is the
+    file of word vectors that the recipe names. `weights` is the file of the features' network, if a phase trains that
+    network too and it is not one of torchvision's. `threads` are torch's: small steps take longer on several than on
+    one. With `tensorboard` the run has a folder of that name too.
     """
     check_device(device)
     run_folder.check_folder(run)
-    _refuse_unbuilt(recipe)
-    with distributed.joined(device):
-        device, progress = distributed.own_device(device), (progress if distributed.rank() == 0 else None) or Silence()
+    refuse_unbuilt(recipe)
+    with distributed.process_group(device):
+        device = distributed.own_device(device)
+        progress = Silence() if progress is None or distributed.rank() else progress
         tables = find_output(root, "records", records, corpus=recipe.view.corpus)
         store = open_features(root, recipe.visual.stage, features, tables, recipe.model)
         squares = open_features(root, "pixels", pixels, tables) if any(p.pixels for p in recipe.phases) else None
-        vocabulary = _vocabulary(recipe, tables, run)
-        train, validation = (Examples.of(tables, view, store, vocabulary) for view in (recipe.view, recipe.validation))
+        vocabulary, train, validation = _examples(recipe, tables, store, run)
         _refuse_common(recipe, train, validation)
         started = Run(
-            *(recipe, tables.identity, store.output.identity, vocabulary, store.spec.row_shape[-1], len(train.ids)),
+            recipe,
+            tables.identity,
+            store.output.identity,
+            vocabulary,
+            visual_width=store.spec.row_shape[-1],
+            instances=len(train.ids),
             weights=describe_network(store),
-            vectors=_vectors_sha256(recipe, run, vectors),
+            vectors=sha256_of_vectors(recipe, run, vectors),
             pixels=squares.output.identity if squares else "",
         )
         progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
+        known = KnownWords.of(train, vocabulary)
+        known.tell(recipe, progress)
         _tell_large_batch(recipe, train, progress)
         devices = [device] if torch.device(device).type == "cuda" else []
         with _threads(threads), torch.random.fork_rng(devices):
-            seen = [Reader(examples, store, recipe.visual, _tokens(recipe)) for examples in (train, validation)]
+            seen = [Reader(examples, store, recipe.visual, tokens_of(recipe)) for examples in (train, validation)]
             if any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases):
                 seen[0] = replace(seen[0], classes=classes(tables, train.ids))
-            model = _model(run, started, device, _word_vectors(vectors, train, vocabulary, progress))
+            model = _model(run, started, device, word_vectors(vectors, train, vocabulary, progress))
             distributed.refuse_dropout(model)
+            for phase in recipe.phases:
+                optimisers.check(model, phase)
             readers = _Readers(seen[0], seen[1], squares, labels_of(tables, validation.ids))
-            with (
-                _held(run, started),
-                checkpoint.open_log(run, tensorboard) as log,
-            ):  # what is refused before writes nothing
-                return _go(_Work(recipe, run, model, readers, weights, device, progress, log))
+            # what was refused until here has written nothing
+            with _locked(run, started), checkpoint.open_log(run, tensorboard) as log:
+                return _run_phases(_Training(recipe, run, model, readers, weights, device, progress, log), known)
+
+
+def _examples(recipe: Recipe, tables: Output, store: FeatureStore, run: str) -> tuple[Vocabulary, Examples, Examples]:
+    """Reads the examples to train and to choose on; a run that goes on knows its words already."""
+    learned, chosen_on = captions_of_views(tables, (recipe.view, recipe.validation))
+    known = run_folder.read_vocabulary(run)
+    vocabulary, texts = vocabulary_and_texts(tables, recipe.view, learned, tokens_of(recipe), known)
+    train = Examples.among(learned, recipe.view, store, texts)
+    validation = Examples.among(chosen_on, recipe.validation, store, vocabulary)
+    return vocabulary, train, validation
 
 
 @contextmanager
-def _held(run: str, started: Run) -> Iterator[None]:
-    """By the first process for all of them."""
+def _locked(run: str, started: Run) -> Iterator[None]:
+    """The first process locks the folder for all of them."""
     if distributed.rank() == 0:
         run_folder.refuse_another(run, started)
     with run_folder.held(run) if distributed.rank() == 0 else nullcontext():
-        distributed.in_turn(lambda: run_folder.start(run, started))
+        distributed.first_rank_first(lambda: run_folder.start(run, started))
         yield
 
 
@@ -140,19 +160,19 @@ class _Readers:
         return self.train.store
 
     def of(self, phase: Phase) -> "_Readers":
-        """What a phase reads: features, or the same items as pictures."""
+        """The readers of a phase: of features, or of the same items as pictures."""
         if phase.pixels is None:
             return self
         assert self.squares is not None
         return replace(
             self,
-            train=pictures(self.train, self.squares, phase.pixels),
-            validation=pictures(self.validation, self.squares, phase.pixels),
+            train=picture_reader(self.train, self.squares, phase.pixels),
+            validation=picture_reader(self.validation, self.squares, phase.pixels),
         )
 
 
 @dataclass(eq=False)
-class _Work:
+class _Training:
     recipe: Recipe
     run: str
     model: nn.Module
@@ -163,19 +183,19 @@ class _Work:
     log: Log
 
     def enter(self, phase: Phase) -> None:
-        """Where a phase reads pictures, the network that made the features comes in front of the model, and stays."""
-        if phase.pixels and not isinstance(self.model, Fronted):
+        """Attaches the network that made the features, if the phase reads pictures; it stays for later phases."""
+        if phase.pixels and not isinstance(self.model, WithBackbone):
             file = Path(self.weights) if self.weights else None
-            self.model = front(self.model, self.readers.features, file).to(self.device)
+            self.model = attach_backbone(self.model, self.readers.features, file).to(self.device)
 
     def load(self, state: dict[str, Any]) -> None:
-        if any(name.startswith("trunk.") for name in state) and not isinstance(self.model, Fronted):
-            self.model = front_without_weights(self.model, self.readers.features).to(self.device)
+        if any(name.startswith("trunk.") for name in state) and not isinstance(self.model, WithBackbone):
+            self.model = attach_empty_backbone(self.model, self.readers.features).to(self.device)
         self.model.load_state_dict(state)
 
     @cached_property
     def loaders(self) -> list[Loader]:
-        """One a phase."""
+        """One for each phase."""
         size, seed = self.recipe.batch_size, self.recipe.seed
         settings: dict[str, Any] = {"seed": seed, "device": self.device, "dtype": torch.float32}
         samplers = [phase.sampler if isinstance(phase.sampler, OnePerClass) else None for phase in self.recipe.phases]
@@ -188,119 +208,129 @@ class _Work:
     def steps(self) -> int:
         return sum(len(loader) * phase.epochs for loader, phase in zip(self.loaders, self.recipe.phases, strict=True))
 
-    def epoch(self, place: Place) -> int:
-        """Of the whole training: phases do not repeat each other's orders."""
-        return sum(earlier.epochs for earlier in self.recipe.phases[: place.phase]) + place.epoch
-
-    def save(self, place: Place, optimiser: torch.optim.Optimizer) -> None:
-        checkpoint.save_place(self.run, self.log, place, self.model, optimiser)
+    def save(self, state: TrainingState, optimiser: torch.optim.Optimizer) -> None:
+        checkpoint.save_state(self.run, self.log, state, self.model, optimiser)
 
 
-def _go(work: _Work) -> Outcome:
-    place, saved = _resumed(work)
-    before = place.step
-    for number in range(place.phase, len(work.recipe.phases)):
-        phase = work.recipe.phases[number]
-        work.enter(phase)
-        optimisers.freeze(work.model, phase.frozen)
-        optimiser = optimisers.build(work.model, phase.optimiser)
-        if saved and (place.epoch or place.cursor):
-            _resume(work, optimiser, saved)
+def _run_phases(training: _Training, known: KnownWords) -> Outcome:
+    state, saved = _resumed(training)
+    before = state.step
+    for number in range(state.phase, len(training.recipe.phases)):
+        phase = training.recipe.phases[number]
+        training.enter(phase)
+        optimisers.freeze(training.model, phase.frozen)
+        optimiser = optimisers.build(training.model, phase.optimiser)
+        if saved and (state.epoch or state.cursor):
+            _resume(training, optimiser, saved)
         saved = None
-        while place.epoch < phase.epochs and not _is_over(phase, place):
-            _train_epoch(work, phase, optimiser, place)
-            place.epoch, place.cursor = place.epoch + 1, 0
-            if place.epoch % phase.validate_every == 0 or place.epoch == phase.epochs:
-                _validate(work, place)
-            work.save(place, optimiser)
-        place.phase, place.epoch, place.rsums, place.waited = number + 1, 0, [], 0
-        work.save(place, optimiser)
-    return Outcome(work.run, place.best, place.best_phase, place.best_epoch, place.step, place.step > before)
+        while state.epoch < phase.epochs and (phase.patience is None or state.waited < phase.patience):
+            _train_epoch(training, phase, optimiser, state)
+            state.epoch, state.cursor = state.epoch + 1, 0
+            if state.epoch % phase.validate_every == 0 or state.epoch == phase.epochs:
+                _validate(training, state)
+            training.save(state, optimiser)
+        state.phase, state.epoch, state.rsums, state.waited = number + 1, 0, [], 0
+        training.save(state, optimiser)
+    return Outcome(
+        training.run,
+        state.best,
+        state.best_phase + 1,
+        state.best_epoch + 1,
+        state.step,
+        trained=state.step > before,
+        words=known.words,
+        known_words=known.share,
+    )
 
 
-def _is_over(phase: Phase, place: Place) -> bool:
-    return phase.patience is not None and place.waited >= phase.patience
-
-
-def _train_epoch(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Place) -> None:
-    work.model.train()
-    optimisers.evaluate_frozen(work.model)
-    now = optimisers.rate(phase.optimiser, place.epoch, place.rsums)
+def _train_epoch(training: _Training, phase: Phase, optimiser: torch.optim.Optimizer, state: TrainingState) -> None:
+    training.model.train()
+    optimisers.evaluate_frozen(training.model)
+    now = optimisers.rate(phase.optimiser, state.epoch, state.rsums)
     for group in optimiser.param_groups:
         group["lr"] = now * group["multiplier"]
-    loader = work.loaders[place.phase]
-    loader.load_state_dict({"seed": work.recipe.seed, "epoch": work.epoch(place), "cursor": place.cursor})
-    name = f"phase {place.phase} epoch {place.epoch}" if len(work.recipe.phases) > 1 else f"epoch {place.epoch}"
-    with work.progress.over(name, len(loader), place.cursor // loader.batch_size, unit="steps") as tick:
+    loader = training.loaders[state.phase]
+    before = sum(
+        earlier.epochs for earlier in training.recipe.phases[: state.phase]
+    )  # no phase repeats another's order
+    loader.load_state_dict({"seed": training.recipe.seed, "epoch": before + state.epoch, "cursor": state.cursor})
+    name = f"phase {state.phase + 1} " if len(training.recipe.phases) > 1 else ""
+    name += f"epoch {state.epoch + 1}"
+    with training.progress.over(name, len(loader), state.cursor // loader.batch_size, unit="steps") as tick:
         for batch in loader:
-            _step(work, phase, optimiser, place, replace(batch, progress=place.step / work.steps))
-            place.step, place.cursor = place.step + 1, loader.cursor
-            if place.step % SAVE_EVERY == 0 and place.cursor:  # at the end of an epoch it is saved once it was measured
-                work.save(place, optimiser)
+            _step(training, phase, optimiser, state, replace(batch, progress=state.step / training.steps))
+            state.step, state.cursor = state.step + 1, loader.cursor
+            if state.step % SAVE_EVERY == 0 and state.cursor:  # at the end of an epoch it is saved once it was measured
+                training.save(state, optimiser)
             tick(1)
 
 
-def _step(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, place: Place, batch: Batch) -> None:
-    torch.manual_seed(int(np.random.SeedSequence([work.recipe.seed, place.step]).generate_state(1, np.uint64)[0] >> 1))
-    with torch.autocast(torch.device(work.device).type, torch.bfloat16, work.recipe.precision == "mixed"):
-        with distributed.sharing(batch):
-            terms = cast(Trainable[Any, Any], work.model).objective(batch)
+def _step(
+    training: _Training, phase: Phase, optimiser: torch.optim.Optimizer, state: TrainingState, batch: Batch
+) -> None:
+    torch.manual_seed(
+        int(np.random.SeedSequence([training.recipe.seed, state.step]).generate_state(1, np.uint64)[0] >> 1)
+    )
+    with torch.autocast(torch.device(training.device).type, torch.bfloat16, training.recipe.precision == "mixed"):
+        with distributed.without_borrowed_rows(batch):
+            terms = cast(Trainable[Any, Any], training.model).objective(batch)
         loss = optimisers.total(terms, phase.weights)
-    _refuse_infinite("loss", loss, terms, place)
+    _refuse_infinite("loss", loss, terms, state)
     optimiser.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
-    distributed.average_gradients(work.model.parameters())
-    norm = optimisers.clip(work.model, phase.optimiser)
-    _refuse_infinite("gradient's norm", norm, terms, place)
+    distributed.average_gradients(training.model.parameters())
+    norm = optimisers.clip(training.model, phase.optimiser)
+    _refuse_infinite("gradient's norm", norm, terms, state)
     optimiser.step()
-    if place.step % LOG_EVERY == 0:
+    if state.step % LOG_EVERY == 0:
         values = {name: term.item() for name, term in terms.items()}
         rates = sorted({group["lr"] for group in optimiser.param_groups})
-        where = {"phase": place.phase, "epoch": place.epoch, "step": place.step}
-        work.log.say(**where, loss=loss.item(), terms=values, norm=norm.item(), rates=rates)
+        where = {"phase": state.phase + 1, "epoch": state.epoch + 1, "step": state.step}
+        training.log.say(**where, loss=loss.item(), terms=values, norm=norm.item(), rates=rates)
 
 
-def _validate(work: _Work, place: Place) -> None:
+def _validate(training: _Training, state: TrainingState) -> None:
     """Keeps the weights if they are the best so far."""
-    rsum = distributed.from_first(lambda: _measured(work, place))
-    place.waited = 0 if rsum > max(place.rsums, default=-math.inf) else place.waited + 1
-    place.rsums.append(rsum)
-    better = rsum > place.best
+    rsum = distributed.broadcast_from_first(lambda: _measured(training, state))
+    state.waited = 0 if rsum > max(state.rsums, default=-math.inf) else state.waited + 1
+    state.rsums.append(rsum)
+    better = rsum > state.best
     if better:
-        place.best, place.best_phase, place.best_epoch = rsum, place.phase, place.epoch - 1
-        checkpoint.save(work.run, run_folder.BEST, work.model.state_dict())
-    work.progress.say(f"rsum {rsum:.1f} on {work.recipe.validation.split}" + ", the best so far" * better)
+        state.best, state.best_phase, state.best_epoch = rsum, state.phase, state.epoch - 1
+        checkpoint.save(training.run, run_folder.BEST, training.model.state_dict())
+    found = f"rsum {rsum:.1f} on {training.recipe.validation.split}"
+    training.progress.say(f"{found}, the best so far" if better else found)
 
 
-def _measured(work: _Work, place: Place) -> float:
+def _measured(training: _Training, state: TrainingState) -> float:
     try:
-        reader = work.readers.of(work.recipe.phases[place.phase]).validation
-        model = cast(Trainable[Any, Any], work.model)
-        scores = headline(measure(model, reader, work.progress, work.device, labels=work.readers.labels))
+        reader = training.readers.of(training.recipe.phases[state.phase]).validation
+        model = cast(Trainable[Any, Any], training.model)
+        scores = headline(measure(model, reader, training.progress, training.device, labels=training.readers.labels))
     except ValueError as error:
-        raise UserError(f"{work.recipe.name} cannot be validated after step {place.step - 1}: {error}") from error
-    better = scores.rsum > place.best
-    where = {"phase": place.phase, "epoch": place.epoch - 1, "step": place.step}
-    work.log.say(**where, rsum=scores.rsum, best=better, validation=scores.as_json())
+        raise UserError(f"{training.recipe.name} cannot be validated after step {state.step - 1}: {error}") from error
+    better = scores.rsum > state.best
+    where = {"phase": state.phase + 1, "epoch": state.epoch, "step": state.step}
+    training.log.say(**where, rsum=scores.rsum, best=better, validation=scores.as_json())
     return scores.rsum
 
 
-def _resumed(work: _Work) -> tuple[Place, dict[str, Any] | None]:
-    """The place that was saved last; what was logged after it is cut off."""
+def _resumed(training: _Training) -> tuple[TrainingState, dict[str, Any] | None]:
+    """Reads the state that was saved last, and cuts off what was logged after it."""
     distributed.wait_for_all()
-    saved = checkpoint.read_last(work.run)
+    saved = checkpoint.read_last(training.run)
     if saved is None:
-        work.log.cut(0)
-        return Place(), None
-    with checkpoint.blaming_last(work.run):
-        work.load(saved["model"])
-        place = checkpoint.place_of(saved, len(work.recipe.phases))
-    work.log.cut(place.log_bytes)
-    return place, saved
+        training.log.cut(0)
+        return TrainingState(), None
+    with checkpoint.blaming_last(training.run):
+        training.load(saved["model"])
+        state = checkpoint.state_of(saved, len(training.recipe.phases))
+    training.log.cut(state.log_bytes)
+    return state, saved
 
 
-def _resume(work: _Work, optimiser: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    with checkpoint.blaming_last(work.run):
+def _resume(training: _Training, optimiser: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    with checkpoint.blaming_last(training.run):
         optimiser.load_state_dict(saved["optimiser"])
         if any("multiplier" not in group for group in optimiser.param_groups):
             raise ValueError("its optimiser has no multipliers")
@@ -317,21 +347,6 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _word_vectors(
-    file: str | None, train: Examples, vocabulary: Vocabulary, progress: Progress
-) -> NDArray[np.float32] | None:
-    """Tells how many words have one, the specials aside."""
-    if file is None:
-        return None
-    path, specials = Path(file), len(SPECIALS)
-    with progress.over("word vectors", path.stat().st_size // MB, unit="MB") as tick:
-        vectors = read_vectors(path, vocabulary.words, tick=in_megabytes(tick))
-    words = vocabulary.words[specials:]
-    counts = np.bincount(train.words.numbers, minlength=len(vocabulary))[specials:].tolist()
-    progress.say(f"{file}: {Coverage.of(words, vectors[specials:], dict(zip(words, counts, strict=True)))}")
-    return vectors
-
-
 def _model(run: str, started: Run, device: str, word_vectors: NDArray[np.float32] | None) -> nn.Module:
     torch.manual_seed(started.recipe.seed)
     model = run_folder.network(run, started, word_vectors)
@@ -340,41 +355,12 @@ def _model(run: str, started: Run, device: str, word_vectors: NDArray[np.float32
     return model.to(device)
 
 
-def _vocabulary(recipe: Recipe, tables: Output, run: str) -> Vocabulary:
-    """Of the training captions; a run that goes on has it already."""
-    if (known := run_folder.read_vocabulary(run)) is not None:
-        return known
-    return vocabulary(tables, recipe.view, _tokens(recipe))
-
-
-def _vectors_sha256(recipe: Recipe, run: str, file: str | None) -> str:
-    """Of the file that the words start from; a run that goes on knows it already."""
-    named = _tokens(recipe).vectors
-    if file is not None:
-        if named is None:
-            raise UserError(f"recipe {recipe.name!r} starts its words from no vectors, so {file} is of no use")
-        return vectors_sha256(Path(file))
-    if named is None:
-        return ""
-    if LocalStorage(run).size(run_folder.RECIPE) is None:
-        raise UserError(
-            f"recipe {recipe.name!r} starts its words from {named}: give the file (--vectors FILE), or start them at "
-            "random (--set text.vectors=none)"
-        )
-    if LocalStorage(run).size(run_folder.LAST) is None and run_folder.read(run).vectors:
-        raise UserError(f"{run} was stopped before anything was saved: give its word vectors again (--vectors FILE)")
-    return run_folder.read(run).vectors
-
-
-def _tokens(recipe: Recipe) -> Tokens:
-    assert isinstance(recipe.text, Tokens)
-    return recipe.text
-
-
 def _counted(examples: Examples) -> str:
-    left_out = f" ({examples.absent} left out without features, {examples.silent} without captions)"
     counts = f"{len(examples.ids):,} items with {len(examples.words):,} captions"
-    return counts + left_out * bool(examples.absent or examples.silent)
+    features, captions = examples.items_without_features, examples.items_without_captions
+    if not features and not captions:
+        return counts
+    return f"{counts} ({features} left out without features, {captions} without captions)"
 
 
 def _tell_large_batch(recipe: Recipe, train: Examples, progress: Progress) -> None:
@@ -386,38 +372,17 @@ def _tell_large_batch(recipe: Recipe, train: Examples, progress: Progress) -> No
         )
 
 
-def _refuse_infinite(what: str, value: Tensor, terms: Mapping[str, Tensor], place: Place) -> None:
+def _refuse_infinite(what: str, value: Tensor, terms: Mapping[str, Tensor], state: TrainingState) -> None:
     if not math.isfinite(value.item()):
         values = ", ".join(f"{name} {term.item():g}" for name, term in terms.items())
-        where = f"step {place.step} (phase {place.phase}, epoch {place.epoch})"
+        where = f"step {state.step} (phase {state.phase + 1}, epoch {state.epoch + 1})"
         raise UserError(f"the {what} is {value.item()} at {where}; the terms were: {values}")
 
 
 def _refuse_common(recipe: Recipe, train: Examples, validation: Examples) -> None:
-    """Weights chosen on what was learned by heart are not chosen."""
+    """Refuses to choose weights on items that they were trained on."""
     if common := sorted(set(train.ids).intersection(validation.ids)):
         raise UserError(
             f"recipe {recipe.name!r}: {len(common):,} items are in both {recipe.view.split!r} and "
             f"{recipe.validation.split!r}, such as {common[0]!r}: validate on items that are not trained on"
         )
-
-
-def _refuse_unbuilt(recipe: Recipe) -> None:
-    """What a recipe can say and training cannot do yet must not pass as if it were done."""
-    if found := unbuilt(recipe):
-        seen = [f"--set phase{number}.epochs=0" for number, phase in enumerate(recipe.phases, 1) if phase.pixels]
-        without = f"; {' '.join(seen)} leaves that out" if "clips from pixels" in found else ""
-        raise UserError(f"recipe {recipe.name!r} asks for what training cannot do: {', '.join(found)}{without}")
-
-
-def unbuilt(recipe: Recipe) -> list[str]:
-    asks = {
-        "dense texts": not isinstance(recipe.text, Tokens),
-        "an un-annotated stream": recipe.unannotated is not None,
-        "a closed form": not recipe.phases,
-        "clips from pixels": recipe.visual.frames is not None and any(phase.pixels for phase in recipe.phases),
-        "evaluation of whole pictures": any(p.pixels and p.pixels.evaluation != "centre" for p in recipe.phases),
-        "features after pictures": any(before.pixels and not after.pixels for before, after in pairwise(recipe.phases)),
-        "a sampler": any(not isinstance(phase.sampler, OnePerClass | None) for phase in recipe.phases),
-    }
-    return [name for name, asked in asks.items() if asked]

@@ -1,4 +1,4 @@
-"""What a phase says of its parameters, in torch: which ones move, by which rule, and how fast in which epoch."""
+"""Optimisers of a phase: which parameters move, by which rule, and how fast in which epoch."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from xmodal.recipes import Cosine, Optimiser, Plateau, Relative, Step
+from xmodal.errors import UserError
+from xmodal.recipes import Cosine, Optimiser, Phase, Plateau, Relative, Step
 from xmodal.training.adamp import AdamP
 
 RISE = 1e-4  # the share by which an rsum must beat the best to be a rise, as in torch's ReduceLROnPlateau
@@ -24,7 +25,7 @@ RULES: dict[str, Callable[[Any, Optimiser], torch.optim.Optimizer]] = {
 
 
 def rate(optimiser: Optimiser, epoch: int, rsums: Sequence[float]) -> float:
-    """Of an epoch of a phase, from 0, after validations with these rsums."""
+    """The learning rate of an epoch of a phase, from 0, after validations with these rsums."""
     first = optimiser.learning_rate
     match optimiser.schedule:
         case Step(after, factor):
@@ -44,12 +45,20 @@ def total(terms: Mapping[str, Tensor], weights: Mapping[str, float | Relative]) 
     return torch.stack([_weight(terms, name, weights[name]) * term for name, term in terms.items()]).sum()
 
 
+def check(model: nn.Module, phase: Phase) -> None:
+    """Refuses what a phase says of parameters that the model lacks; names of the trunk are not known yet."""
+    named = (*phase.frozen, *phase.optimiser.unclipped, *(pattern for pattern, _ in phase.optimiser.multipliers))
+    _refuse_unmatched(model, (pattern for pattern in named if not pattern.startswith("trunk")))
+    if not phase.pixels and all(_matches(name, phase.frozen) for name, _ in model.named_parameters()):
+        raise UserError(f"frozen={','.join(phase.frozen)} leaves no parameter to train")
+
+
 def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
-    """A gradient that the phase before left would count in the clipped norm, but not in a run that goes on here."""
+    """Freezes the parameters that the patterns match, and drops the gradients of the phase before."""
     _refuse_unmatched(model, patterns)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not _matches(name, patterns))
-        parameter.grad = None
+        parameter.grad = None  # it would count in the clipped norm, but not in a run that goes on here
 
 
 def evaluate_frozen(model: nn.Module) -> None:
@@ -104,4 +113,4 @@ def _refuse_unmatched(model: nn.Module, patterns: Iterable[str]) -> None:
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(f"no parameter is named {pattern!r}; there are: {', '.join(names)}")
+            raise UserError(f"no parameter is named {pattern!r}; there are: {', '.join(names)}")

@@ -1,4 +1,11 @@
-"""Picture crops: every sample of a phase from pixels is cropped, flipped and coloured anew."""
+"""Picture crops: every sample of a phase that reads pixels is cropped, flipped and coloured anew.
+
+Crops follow torchvision's transforms, with which the papers' code was trained, where no paper gives a number of its own
+(docs/models.md#pvse-training, docs/models.md#pcme-training). Chance is drawn for a sample of an epoch, so that a
+picture looks the same in whichever batch, rank or process it is cropped.
+
+Shapes: B samples, S a side of a stored picture, H and W pixels of the crop, T tries.
+"""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -11,7 +18,7 @@ from torch import Tensor
 
 from xmodal.batches.batch import Padded
 from xmodal.batches.reader import Reader
-from xmodal.batches.sample_order import Draws
+from xmodal.batches.sample_order import FIRST_PICTURE_PURPOSE, SampleRandom
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.media.images import normalised
@@ -22,15 +29,14 @@ TRIES = 10  # for a rectangle that fits
 CROP_AREA, CROP_ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), (0.3, 1 / 0.3)
 BRIGHTNESS, CONTRAST, HUE = 0.1, 0.1, 0.1  # the most that each changes
-FIRST_DRAW = 16  # those before it are of frames and captions
-CUTTING, FLIPPING, COLOURING, ERASING = (FIRST_DRAW + 64 * part for part in range(4))
+CUTTING, FLIPPING, COLOURING, ERASING = (FIRST_PICTURE_PURPOSE + 64 * part for part in range(4))  # purposes of draws
 STEPS = 1 << 53  # of a number between 0 and 1
 
 
 def training_pixels(
-    pixels_BSS3: NDArray[np.uint8], plan: Pixels, crop: int, draws: Draws, samples_B: NDArray[np.int64]
+    pixels_BSS3: NDArray[np.uint8], plan: Pixels, crop: int, draws: SampleRandom, samples_B: NDArray[np.int64]
 ) -> Tensor:
-    """(B, 3, H, W): each picture cut, flipped, coloured and erased as the plan says and its sample's draws decide."""
+    """(B, 3, H, W): each picture is cut, flipped, coloured and erased by the plan and its sample's draws."""
     chance = _Chance(draws, samples_B)
     boxes_B4 = _boxes(plan, pixels_BSS3.shape[1], crop, chance)
     flips_B = chance.below(2, FLIPPING) == 1 if plan.flip else np.zeros(len(samples_B), bool)
@@ -45,15 +51,15 @@ def training_pixels(
 
 
 def evaluation_pixels(pixels_BSS3: NDArray[np.uint8], crop: int) -> Tensor:
-    """(B, 3, H, W): the middles, which features are made from too; to the pixel where S - H is a multiple of 4."""
+    """(B, 3, H, W): the middles, from which features are made too; the same pixels if S - H is a multiple of 4."""
     first = _middle(pixels_BSS3.shape[1], crop)
     middles_BHW3 = pixels_BSS3[:, first : first + crop, first : first + crop]
     return torch.from_numpy(np.stack([normalised(middle_HW3) for middle_HW3 in middles_BHW3]))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PictureReader(Reader):
-    """Pictures from a store of the pixels stage, cut and normalised: a picture is one position, (B, 1, 3, H, W).
+    """Reads pictures of the pixels stage, cut and normalised: one position each, (B, 1, 3, H, W).
 
     With `draws` they are cut as in training, else as in evaluation.
     """
@@ -71,7 +77,7 @@ class PictureReader(Reader):
     def visual(
         self,
         items: NDArray[np.int64] | slice,
-        draws: Draws | None = None,
+        draws: SampleRandom | None = None,
         samples: NDArray[np.int64] | None = None,
     ) -> Padded:
         rows = self.examples.rows[items]
@@ -83,8 +89,8 @@ class PictureReader(Reader):
         return Padded.whole(pixels_B3HW[:, None])
 
 
-def pictures(reader: Reader, pixels: FeatureStore, plan: Pixels) -> PictureReader:
-    """The same items with the same captions, but as the network saw them that made the reader's features."""
+def picture_reader(reader: Reader, pixels: FeatureStore, plan: Pixels) -> PictureReader:
+    """Reads the same items as pictures, sized as the network saw them that made the reader's features."""
     network = network_of(reader.store)
     side, found = network.resize, pixels.spec.row_shape[0]
     if side != found:
@@ -98,19 +104,19 @@ def pictures(reader: Reader, pixels: FeatureStore, plan: Pixels) -> PictureReade
 
 @dataclass(frozen=True, eq=False)
 class _Chance:
-    draws: Draws
+    draws: SampleRandom
     samples_B: NDArray[np.int64]
 
-    def below(self, bounds: int | NDArray[np.int64], which: int) -> NDArray[np.int64]:
-        return self.draws.below(np.broadcast_to(np.int64(bounds), self.samples_B.shape), self.samples_B, which)
+    def below(self, bounds: int | NDArray[np.int64], purpose: int) -> NDArray[np.int64]:
+        return self.draws.integers(np.broadcast_to(np.int64(bounds), self.samples_B.shape), self.samples_B, purpose)
 
-    def between(self, low: float, high: float, which: int) -> NDArray[np.float64]:
-        return low + (high - low) * self.below(STEPS, which) / STEPS
+    def between(self, low: float, high: float, purpose: int) -> NDArray[np.float64]:
+        return low + (high - low) * self.below(STEPS, purpose) / STEPS
 
 
 @dataclass(frozen=True)
 class Colour:
-    """What is done to a picture's colours, in this order."""
+    """Changes of a picture's colours, and their order."""
 
     brightness: float
     contrast: float
@@ -146,7 +152,7 @@ def _colours(chance: _Chance) -> list[Colour | None]:
 
 
 def _boxes(plan: Pixels, side: int, crop: int, chance: _Chance) -> NDArray[np.int64]:
-    """(B, 4): top, left, height and width of what is cut out. A square where no rectangle fitted is taken whole."""
+    """(B, 4): top, left, height and width of the crops; the whole picture if no rectangle fitted."""
     size = np.full(len(chance.samples_B), crop)
     if plan.crop == "centre":
         first = np.full(len(size), _middle(side, crop))
@@ -159,7 +165,7 @@ def _boxes(plan: Pixels, side: int, crop: int, chance: _Chance) -> NDArray[np.in
 
 
 def _erase(pixels_B3HW: NDArray[np.float32], probability: float, chance: _Chance) -> None:
-    """To the mean of all pictures, which is 0 here."""
+    """Sets rectangles to 0, the mean of all pictures."""
     if not probability:
         return
     side = pixels_B3HW.shape[-1]
@@ -176,10 +182,10 @@ def _rectangles(
     area: tuple[float, float],
     aspect: tuple[float, float],
     chance: _Chance,
-    which: int,
+    purpose: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Heights and widths of the first of ten draws that is within `longest`, 0 where none is; aspects by their log."""
-    logs, tries = (math.log(aspect[0]), math.log(aspect[1])), range(which, which + 2 * TRIES, 2)
+    """Heights and widths of the first draw of TRIES within `longest`, 0 if none is; logs of aspects are uniform."""
+    logs, tries = (math.log(aspect[0]), math.log(aspect[1])), range(purpose, purpose + 2 * TRIES, 2)
     areas_TB = np.stack([chance.between(*area, one) for one in tries]) * side**2
     aspects_TB = np.exp(np.stack([chance.between(*logs, one + 1) for one in tries]))
     heights_TB = np.rint(np.sqrt(areas_TB / aspects_TB)).astype(np.int64)
@@ -192,10 +198,10 @@ def _rectangles(
 
 
 def _placed(
-    heights_B: NDArray[np.int64], widths_B: NDArray[np.int64], side: int, chance: _Chance, which: int
+    heights_B: NDArray[np.int64], widths_B: NDArray[np.int64], side: int, chance: _Chance, purpose: int
 ) -> NDArray[np.int64]:
-    """(B, 4): rectangles anywhere inside."""
-    tops_B, lefts_B = chance.below(side - heights_B + 1, which), chance.below(side - widths_B + 1, which + 1)
+    """(B, 4): rectangles anywhere inside the picture."""
+    tops_B, lefts_B = chance.below(side - heights_B + 1, purpose), chance.below(side - widths_B + 1, purpose + 1)
     return np.stack([tops_B, lefts_B, heights_B, widths_B], axis=1)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from xmodal.batches.batch import Padded
-from xmodal.batches.dataset import Examples
+from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.metrics.protocols import NO_LABELS, Gallery, Labels, Scores, recall_by_gallery
@@ -21,7 +21,7 @@ BLOCKS = (256, 1024)  # visual rows and texts that are encoded, and compared, at
 
 
 def check_device(device: str) -> None:
-    """Refuses what torch cannot compute on here."""
+    """Refuses a device that torch does not have here."""
     try:
         asked = torch.device(device)
     except RuntimeError:
@@ -47,7 +47,7 @@ def measure(
 
 
 def own_ranks(scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str = "cpu") -> Both:
-    """Of every item the rank of its best own caption, and of every caption that of its item; in the reader's order."""
+    """The rank of every item's best own caption, and of every caption's item, in the reader's order."""
     with torch.inference_mode():
         return ranks(_similarities(scorer, reader, progress, device, BLOCKS), _gallery(reader.examples).own)[0]
 
@@ -84,7 +84,7 @@ def _texts(reader: Reader, rows: slice, device: str) -> Padded:
 
 
 def _numbers(features: Padded, device: str) -> Padded:
-    """On the device; features are stored and moved in half precision, and computed with in single."""
+    """Moves features to the device in half precision, as they are stored; computing is in single precision."""
     return Padded(features.values.to(device).float(), features.lengths)
 
 

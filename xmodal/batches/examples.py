@@ -1,0 +1,92 @@
+"""Examples: the items of a view that have features and captions, with their rows and words."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmodal.batches.texts import Texts
+from xmodal.errors import UserError
+from xmodal.features.store import FeatureStore
+from xmodal.recipes import View
+from xmodal.records.views import ViewCaptions, captions_by_item, texts_of
+from xmodal.root.outputs import Output
+from xmodal.text.vocabularies import Encoder
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """The items that have features and captions, in the records' order, and their captions, item by item.
+
+    Items and captions are named by their positions here, from 0 without gaps.
+    """
+
+    ids: tuple[str, ...]
+    rows: NDArray[np.int64]  # (items,), in the feature store
+    caption_ids: tuple[str, ...]
+    caption_items: NDArray[np.int64]  # (captions,): positions of items, ascending
+    words: Texts  # (captions,); of each the one number of its row, where `sentences` has them as vectors
+    items_without_features: int = 0  # left out
+    items_without_captions: int = 0  # left out too: no text of the view's source describes them
+    sentences: FeatureStore | None = None
+
+    def __repr__(self) -> str:
+        return f"Examples({len(self.ids):,} items, {len(self.caption_ids):,} captions)"
+
+    @cached_property
+    def caption_counts(self) -> NDArray[np.int64]:
+        """(items,)"""
+        return np.bincount(self.caption_items, minlength=len(self.ids)).astype(np.int64)
+
+    @cached_property
+    def caption_starts(self) -> NDArray[np.int64]:
+        """(items,): where each item's captions begin."""
+        return np.cumsum(self.caption_counts) - self.caption_counts
+
+    @classmethod
+    def of(cls, records: Output, view: View, store: FeatureStore, texts: Encoder | FeatureStore) -> "Examples":
+        """Reads a view; `texts` is the vocabulary, or the store that has the captions as vectors."""
+        return cls.among(captions_by_item(records, view), view, store, texts)
+
+    @classmethod
+    def among(
+        cls, captions: ViewCaptions, view: View, store: FeatureStore, texts: Encoder | FeatureStore | Texts
+    ) -> "Examples":
+        """Selects from captions that were read; `texts` may be all of them as numbers already."""
+        has_captions = captions.counts > 0
+        has_both = has_captions & np.array([item in store for item in captions.items], bool)
+        if not has_both.any():
+            raise _no_examples(captions, view, store)
+        chosen = captions.of_items(has_both)
+        if isinstance(texts, Texts):
+            words = texts.at(np.repeat(has_both, captions.counts))
+        elif isinstance(texts, FeatureStore):
+            rows = texts.rows(texts_of(chosen.ids))
+            words = Texts(rows.astype(np.int32), np.arange(len(rows) + 1))
+        else:
+            words = Texts.of(map(texts.encode, texts_of(chosen.texts)))
+        return cls(
+            ids=chosen.items,
+            rows=store.rows(chosen.items),
+            caption_ids=tuple(texts_of(chosen.ids)),
+            caption_items=np.repeat(np.arange(len(chosen.items)), chosen.counts),
+            words=words,
+            items_without_features=int((has_captions & ~has_both).sum()),
+            items_without_captions=int((~has_captions).sum()),
+            sentences=texts if isinstance(texts, FeatureStore) else None,
+        )
+
+
+def _no_examples(captions: ViewCaptions, view: View, store: FeatureStore) -> UserError:
+    described = captions.of_items(captions.counts > 0).items
+    why = []
+    if without := len(captions.items) - len(described):
+        why.append(f"{without:,} have no {view.text} captions")
+    if described:
+        theirs = f", whose ids are such as {store.ids[0]!r}" if store.ids else ""
+        why.append(f"{len(described):,}, such as {described[0]!r}, have no features in {store.output.where}{theirs}")
+    return UserError(
+        f"split {view.split!r} of {view.corpus} has {len(captions.items):,} items, but none has both "
+        f"features and captions: {', and '.join(why)}"
+    )

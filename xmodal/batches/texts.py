@@ -1,0 +1,127 @@
+"""Texts as the numbers of their words, and the vocabulary of a view: read, or counted here."""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from xmodal.recipes import Tokens, View
+from xmodal.records.views import ViewCaptions, caption_texts, starts_of, texts_of
+from xmodal.root.outputs import Output, made_of
+from xmodal.text.tokenizers import tokenizer
+from xmodal.text.vocabularies import END, PAD, START, Vocabulary
+
+VOCABULARY, WORDS = "vocabulary", "vocabulary.txt"  # the stage that counts words, and its file
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Texts as the numbers of their words, one behind the other.
+
+    An array for each text would take far more memory.
+    """
+
+    numbers: NDArray[np.int32]
+    starts: NDArray[np.int64]  # (texts + 1,)
+
+    def __repr__(self) -> str:
+        return f"Texts({len(self):,} texts, {len(self.numbers):,} words)"
+
+    @classmethod
+    def of(cls, texts: Iterable[NDArray[np.int32]]) -> "Texts":
+        numbers, starts = array("i"), array("q", [0])
+        for text in texts:
+            numbers.frombytes(text.tobytes())
+            starts.append(len(numbers))
+        return cls(np.frombuffer(numbers, np.int32), np.frombuffer(starts, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __iter__(self) -> Iterator[NDArray[np.int32]]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, place: int) -> NDArray[np.int32]:
+        return self.numbers[self.starts[place] : self.starts[place + 1]]
+
+    def at(self, kept: NDArray[np.bool_]) -> "Texts":
+        """Only some texts; `kept` has a value for each."""
+        lengths = np.diff(self.starts)
+        return Texts(self.numbers[np.repeat(kept, lengths)], starts_of(lengths[kept]))
+
+    def padded(
+        self, places_T: NDArray[np.int64], width: int | None = None
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """(T, L) with zeros behind each text, and their lengths; at a given width longer texts are cut."""
+        starts_T = self.starts[places_T]
+        lengths_T = np.minimum(self.starts[places_T + 1] - starts_T, width or len(self.numbers))
+        steps_L = np.arange(lengths_T.max(initial=0) if width is None else width)
+        numbers = self.numbers if len(self.numbers) else np.zeros(1, np.int32)  # nothing is taken of nothing
+        numbers_TL = numbers.take(starts_T[:, None] + steps_L, mode="clip")
+        numbers_TL[steps_L >= lengths_T[:, None]] = 0
+        return numbers_TL, lengths_T
+
+
+def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:
+    """The words of all captions of a view."""
+    if (made := _built_vocabulary(records, view, tokens)) is not None:
+        return made
+    return Vocabulary.build(caption_texts(records, view), tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
+
+
+def vocabulary_and_texts(
+    records: Output, view: View, captions: ViewCaptions, tokens: Tokens, known: Vocabulary | None
+) -> tuple[Vocabulary, Texts]:
+    """Counts the words of a view and encodes its captions, splitting every caption once.
+
+    `known` is the vocabulary of a run that goes on; else it is read where the stage `vocabulary` made just that.
+    """
+    split = _SplitTexts.of(captions.texts, tokens)
+    known = known or _built_vocabulary(records, view, tokens)
+    known = known or Vocabulary.of_counts(split.counts(), tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
+    return known, split.encoded(known)
+
+
+def _built_vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary | None:
+    """Reads what `xmodal build CORPUS/vocabulary` made from the same captions in the same way."""
+    wanted = {name: getattr(view, name) for name in ("split", "captions_per_item", "text")}
+    wanted |= {name: getattr(tokens, name) for name in ("tokenizer", "cleaning", "minimum_count")}
+    for output in made_of(records, VOCABULARY):
+        if wanted.items() <= output.config.items():
+            return Vocabulary.from_bytes(output.read(WORDS), f"{output.where}/{WORDS}")
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class _SplitTexts:
+    """Texts as numbers of their words in order of appearance, before a vocabulary is known."""
+
+    words: tuple[str, ...]  # the different words
+    numbers: NDArray[np.int32]  # of all texts, one behind the other: places in `words`
+    starts: NDArray[np.int64]  # (texts + 1,)
+
+    @classmethod
+    def of(cls, texts: pa.ChunkedArray, tokens: Tokens) -> "_SplitTexts":
+        split, words = tokenizer(tokens.tokenizer, tokens.cleaning), defaultdict[str, int](count().__next__)
+        numbers, starts = array("i"), array("q", [0])
+        for text in texts_of(texts):
+            numbers.extend(map(words.__getitem__, split(text)))
+            starts.append(len(numbers))
+        return cls(tuple(words), np.frombuffer(numbers, np.int32), np.frombuffer(starts, np.int64))
+
+    def counts(self) -> Iterable[tuple[str, int]]:
+        return zip(self.words, np.bincount(self.numbers, minlength=len(self.words)).tolist(), strict=True)
+
+    def encoded(self, vocabulary: Vocabulary) -> Texts:
+        """As `vocabulary.encode` gives them, from <start> to <end>."""
+        ids = np.array([vocabulary.id_of(word) for word in self.words], np.int32)
+        starts = self.starts + 2 * np.arange(len(self.starts))  # a text is longer by <start> and <end>
+        numbers = np.zeros(starts[-1], np.int32)
+        numbers[starts[:-1]], numbers[starts[1:] - 1] = START, END
+        numbers[numbers == PAD] = ids[self.numbers]
+        return Texts(numbers, starts)
