@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import xmodal
-from pipelines import wording
 from pipelines.cli import main
+from pipelines.commands.stats import beside
 from pipelines.demo import coco
 from pipelines.demo.world import World
 from pipelines.engine.building import build
@@ -216,6 +216,6 @@ def test_plausible_matches_are_counted_by_level_where_they_are_built(
 def test_a_number_that_a_paper_rounds_says_why() -> None:
     printed = {"what": "items", "value": 100_000, "cites": "PVSE, table 1", "split": "all", "note": "rounded"}
     wanted = "PVSE, table 1: 100,000 items of all, 102,068 here (rounded)"
-    assert wording._beside(printed, 102_068.0) == wanted
-    assert wording._beside(printed, 100_000.0) == "PVSE, table 1: 100,000 items of all, as here"
-    assert wording._beside(printed, None).endswith("not to be found here (rounded)")
+    assert beside(printed, 102_068.0) == wanted
+    assert beside(printed, 100_000.0) == "PVSE, table 1: 100,000 items of all, as here"
+    assert beside(printed, None).endswith("not to be found here (rounded)")

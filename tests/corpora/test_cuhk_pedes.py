@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import xmodal
-from pipelines import wording
+from pipelines.commands import build, status as status_command
+from pipelines.commands._text import absent
 from pipelines.demo.world import World, describe
 from pipelines.publishing.dataset_repository import publish
 from pipelines.stages._corpus import Site, build_media, build_records, build_stages
@@ -90,10 +91,10 @@ def test_a_lacking_folder_is_told_by_its_name(tmp_path: Path) -> None:
         f"absent: {there[LACKING]} of {there[LACKING]} in imgs/{LACKING}/",
         f"absent: 1 of {there['CUHK01']} in imgs/CUHK01/",
     ]
-    said = wording.build({"outputs": [row]}), wording.status(status(site.storage))
+    said = build.outputs({"outputs": [row]}), status_command.text(status(site.storage))
     for told in said:
         assert [line.strip() for line in told if line.strip().startswith("absent: ")] == lines
-    assert wording._lacking({f"f{n}/": {"absent": 1, "files": 1} for n in range(12)})[10:] == ["and in 2 more folders"]
+    assert absent({f"f{n}/": {"absent": 1, "files": 1} for n in range(12)})[10:] == ["and in 2 more folders"]
 
 
 def test_a_lacking_folder_is_sealed_as_absent_and_persons_say_what_is_right(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import xmodal
-from pipelines import wording
 from pipelines.cli import main
+from pipelines.commands.demo import text
 from pipelines.demo import coco
 from pipelines.demo.run import demo, learned, recipes, shows
 from pipelines.demo.world import World
@@ -29,7 +29,7 @@ def test_everything_is_built_once_and_then_up_to_date(tmp_path: Path) -> None:
     first = demo(site, tmp_path, world)
     assert all(row["built"] for row in first["outputs"])
     before = tree_digest(str(tmp_path / "root"))
-    assert f"look tgif --root {os.path.relpath(tmp_path / 'root')} --frames" in " ".join(wording.demo(first))
+    assert f"look tgif --root {os.path.relpath(tmp_path / 'root')} --frames" in " ".join(text(first))
     second = demo(site, tmp_path, world)
     assert not any(row["built"] for row in second["outputs"])
     assert not any(one["training"]["trained"] for one in second["runs"])
@@ -60,8 +60,8 @@ def test_without_pyav_the_clips_are_left_out(tmp_path: Path, monkeypatch: pytest
     result = demo(site, tmp_path, World(20, image_size=64))
     assert result["left_out"] == ["tgif", "mrw"]
     assert {row["corpus"] for row in result["outputs"]} == {"coco"}
-    assert "tgif and mrw are left out, as their clips need PyAV: pip install 'xmodal[video]'" in wording.demo(result)
-    assert "--frames" not in " ".join(wording.demo(result))
+    assert "tgif and mrw are left out, as their clips need PyAV: pip install -e '.[video]'" in " ".join(text(result))
+    assert "--frames" not in " ".join(text(result))
 
 
 def test_the_demo_names_its_random_weights_wherever_it_shows_features(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines import wording
-from pipelines.arguments import known_arguments
 from pipelines.cli import main
+from pipelines.commands import parser as make_parser
+from pipelines.commands import reproduce
 from pipelines.demo import coco, mrw, tgif
 from pipelines.demo.world import World
 from pipelines.engine.progress_line import Progress
@@ -227,7 +227,7 @@ def test_columns_that_evaluation_gives_are_known() -> None:
 
 
 def test_what_is_said_to_be_ready_has_commands_that_the_command_line_takes() -> None:
-    known, parser = Known.now(), known_arguments(None)
+    known, parser = Known.now(), make_parser()
     for each in every():
         commands = to_run(each, known)
         assert commands or state(each, known) != "ready"
@@ -341,7 +341,7 @@ def test_a_table_is_trained_evaluated_and_found_finished_the_second_time(tmp_pat
     assert first["rsum"] == pytest.approx(report.scores["all"].rsum)
     assert first["i2t R@1"] == report.scores["all"].visual_to_text.recall[1]
     assert first["t2i Med R"] == report.scores["all"].text_to_visual.median_rank
-    told = wording.reproduce([about(table, known) | {"rows": found}])
+    told = list(reproduce.text([about(table, known) | {"rows": found}]))
     shown = [re.split(r"\s{2,}", line.strip()) for line in told if line.startswith("VSE++")]
     assert [(cells[1].split()[-1], cells[-2]) for cells in shown] == [("R@1", "64.6"), ("R", "1"), ("rsum", "400")]
     assert [cells[-1] for cells in shown] == [f"{value:.2f}" for value in first.values()]

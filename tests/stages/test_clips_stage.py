@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 import xmodal
-from pipelines import wording
 from pipelines.cli import main
+from pipelines.commands import plan as plan_command
 from pipelines.demo import coco, tgif
 from pipelines.demo.world import World
 from pipelines.engine.building import build, pending, serial
@@ -222,7 +222,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (taken,) = build_stages(site, corpus, ["frames"])
     (planned,) = plan(site, corpus, ["clips"])
     assert planned["writes"] == taken["counts"]["samples"] * 512 * 2
-    assert wording.plan({"stages": [planned], "free_bytes": None})[0].endswith("kB to write")
+    assert next(plan_command.text({"stages": [planned], "free_bytes": None})).endswith("kB to write")
     (row,) = build_stages(site, corpus, ["clips"])
     assert row["counts"]["clips"] == 38
     assert row["failures"] == {"absent": 2}

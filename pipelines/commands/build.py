@@ -1,0 +1,110 @@
+"""Brings stages of corpora up to date; continues where it stopped.
+
+A corpus alone stands for sources, records and media. A stage brings what it needs before it.
+`xmodal settings STAGE` lists what --set may change; `xmodal plan` takes the same arguments and builds nothing.
+
+examples:
+  xmodal build coco/records --root data                 download, check and parse the captions
+  xmodal build coco --root s3://bucket/xmodal --raw ~/Downloads
+  xmodal build coco/resnet --root data --set resnet.network=resnet50 --set resnet.weights=IMAGENET1K_V2
+  xmodal build mylist.parquet --url url --caption caption --root data    your own data; from then on named mylist
+  xmodal build pictures --captions captions.csv --url file --splits train=0.8,val=0.1,test=0.1 --root data
+  xmodal build hf://org/name --url image --caption text --root data
+  xmodal build mine.py --root data --serial             a corpus that a Python file defines, without Ray
+"""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from pipelines.commands import _flags
+from pipelines.commands._text import Result, absent, command, counts, failures
+
+GROUP = "data"
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    _flags.targets(parser, "CORPUS[/STAGE]")
+    _flags.root(parser)
+    _flags.building(parser)
+    parser.add_argument(
+        "--most-absent",
+        type=_share,
+        metavar="SHARE",
+        help="exit with 3 where more than this share, 0 to 1, of media is absent (default: only where all are)",
+    )
+    _flags.own_data(parser)
+
+
+def run(args: argparse.Namespace) -> Result:
+    from pipelines.fetching import user_lists
+    from pipelines.stages._corpus import build_stages, unread
+
+    site, rows, notes = _flags.site(args), [], []
+    targets = _flags.resolve(args, site)
+    if ignored := unread(site.settings, (stage for _, _, stages in targets for stage in stages)):
+        site.progress.say(f"no stage of this build reads {', '.join(ignored)}")
+    for of, corpus, stages in targets:
+        with user_lists.named(of.storage, corpus.name, of.list_at):
+            rows += build_stages(of, corpus, stages)
+        notes += user_lists.notes(of.storage, corpus.name) if of.list_at else []
+        notes += user_lists.not_clips(of.storage, corpus.name) if {"frames", "clips"} & {*stages} else []
+    lacking = [f"{row['corpus']}/{row['stage']}" for row in rows if _lacks(row["counts"], args.most_absent)]
+    return {"root": site.storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)], "too_much_absent": lacking}
+
+
+def text(result: Result) -> Iterator[str]:
+    yield from outputs(result)
+    for name in result["too_much_absent"]:
+        yield f"{name}: more is absent than --most-absent allows, so the exit code is 3"
+
+
+def exit_code(result: Result) -> int:
+    return 3 if result["too_much_absent"] else 0
+
+
+def outputs(result: Result) -> Iterator[str]:
+    """Two lines an output, and what is odd or absent in it; the demo shows them too."""
+    for row in result["outputs"]:
+        name, state = f"{row['corpus']}/{row['stage']}", "built" if row["built"] else "up to date"
+        yield f"{name:28} {state:10}  {row['path']}"
+        yield f"{'':28} {counts(row['counts'])}{failures(row['failures'])}"
+        odd = (f"{rule}: {count:,}" for rule, count in row["counts"].items() if rule.startswith("odd: ") and count)
+        yield from (f"{'':28} {line}" for line in (*odd, *_absent(row), *_retry(row)))
+    yield from (f"note: {note}" for note in result.get("notes", ()))
+
+
+def _absent(row: Result) -> list[str]:
+    """Where media are absent: how many of which folders, why, and what brings those that come after all."""
+    why = row.get("absent", {}).items()
+    lines = [f"{one['files']:,} {kind}, such as {one['path']}: {one['reason']}" for kind, one in why]
+    lines = [*absent(row.get("folders", {})), *lines]
+    retry, seal = command("retry", row["corpus"]), command("seal", row["corpus"])
+    cure = f"once they are there: `{retry} [--raw FOLDER]`, then `{seal}`, and build again"
+    return [*lines, cure] if lines else []
+
+
+def _retry(row: Result) -> list[str]:
+    """The command that tries failed clips again, where another try may help."""
+    from xmodal.media.frame_times import PASSING  # imports numpy, and `doctor` has to run without it
+
+    kinds = [kind for kind in PASSING if row["stage"] == "frames" and kind in row["failures"]]
+    again = command("retry", f"{row['corpus']}/frames")
+    return [f"`{again}` tries those of {' and '.join(kinds)} again"] if kinds else []
+
+
+def _lacks(counted: dict[str, int], most: float | None) -> bool:
+    missing, present = counted.get("absent", 0), counted.get("present", 0)
+    if most is None:
+        return missing > 0 and not present
+    return missing > most * (missing + present)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"a share from 0 to 1, not {text}")
+    return share

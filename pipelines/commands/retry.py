@@ -1,0 +1,45 @@
+"""Tries failed files again, or failed clips of CORPUS/frames, and nothing else.
+
+examples:
+  xmodal retry coco --root data
+  xmodal retry tgif/frames --root data --class timeout
+"""
+
+import argparse
+from collections.abc import Iterator
+
+from pipelines.commands import _flags
+from pipelines.commands._text import Result, command
+
+GROUP = "data"
+FETCHED = ("sources", "media")  # a retry of either is of all files of the corpus
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    _flags.targets(parser, "CORPUS[/frames]")
+    parser.add_argument("--class", dest="failure", help="only failures of this class, such as timeout or http_404")
+    _flags.root(parser)
+    _flags.building(parser)
+
+
+def run(args: argparse.Namespace) -> Result:
+    from pipelines.stages._corpus import retry
+    from pipelines.upkeep.retries import retry_units
+
+    done = {}
+    for target, (site, corpus, stages) in zip(args.targets, _flags.resolve(args, _flags.site(args)), strict=True):
+        if len(stages) == 1 and stages[0] not in FETCHED:
+            done[target] = retry_units(site, corpus, stages[0], args.failure)
+        else:
+            done[target] = retry(site, corpus, args.failure)
+    return {"root": args.root, "corpora": done}
+
+
+def text(result: Result) -> Iterator[str]:
+    for name, done in result["corpora"].items():
+        what = "clips" if "unfinished" in done else "files"
+        yield f"{name}: {done['recovered']:,} of {done['tried']:,} {what} recovered"
+        for output in done.get("unfinished", ()):
+            yield f"{output} is made of them: build it again, which does what has changed"
+        if what == "files" and done["recovered"]:
+            yield f"now `{command('seal', name, '--root', result['root'])}`, and build again, to use them"

@@ -1,0 +1,31 @@
+"""Makes a new sealed set of files from what the ledger says now.
+
+examples:
+  xmodal retry coco --root data; xmodal seal coco --root data; xmodal build coco --root data
+"""
+
+import argparse
+from collections.abc import Iterator
+
+from pipelines.commands import _flags
+
+GROUP = "data"
+Sealed = dict[str, dict[str, str]]  # of each corpus, the identity of each part
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    _flags.targets(parser, "CORPUS")
+    _flags.root(parser)
+
+
+def run(args: argparse.Namespace) -> Sealed:
+    from pipelines.stages._corpus import Site, reseal
+    from xmodal.root.storage import open_storage
+
+    targets = _flags.resolve(args, Site(open_storage(args.root)))
+    return {corpus.name: reseal(site, corpus) for site, corpus, _ in targets}
+
+
+def text(result: Sealed) -> Iterator[str]:
+    for name, parts in result.items():
+        yield from (f"{name}/{part}: {identity}" for part, identity in parts.items())
