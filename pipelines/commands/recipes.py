@@ -19,7 +19,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> list[Result]:
     from pipelines.papers.recipe_runs import recipes
-    from pipelines.reproduce import find
+    from pipelines.papers.experiments import find
 
     rows = []
     for recipe in recipes().values():

@@ -32,13 +32,14 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> list[Result]:
-    from pipelines.reproducing import overview, reproduce
+    from pipelines.commands import load_all
+    from pipelines.papers.reproduction import overview, reproduce
 
     name = " ".join(args.names)
     if not (name or args.root or args.json):
         return overview()
     given = _flags.chosen_outputs(args, "records", "features", "pixels", "vectors", "weights", "device")
-    return reproduce(name, args.root, args.runs, progress=_flags.progress(args), **given)
+    return reproduce(name, args.root, args.runs, load_all(), progress=_flags.progress(args), **given)
 
 
 def text(result: list[Result]) -> Iterator[str]:

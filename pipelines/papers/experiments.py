@@ -1,18 +1,18 @@
-"""Every table, figure and experiment in the text of the five papers: what it takes, its recipes, whether it can be run.
+"""Reads the papers' tables and figures from the TOML files beside this module, and says which of them can be run.
 
-A module is one paper, found because it exists. What a paper prints is kept as printed, misprints too: notes name them.
-Whether an experiment is ready is written down nowhere: it follows from the recipes, corpora, stages, commands and
-measures that there are. A recipe that a row names and that does not exist yet is the name it will have.
+A file is one paper, found because it exists. It keeps what the paper prints, misprints too; notes name them. No file
+says whether an experiment is ready: that follows from the recipes, corpora, stages, commands and metrics that exist.
+A recipe that a row names and that does not exist yet is the name it will have.
 """
 
-import importlib
-import math
-import pkgutil
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from pipelines import cli
 from pipelines.papers import recipe_runs
 from pipelines.stages._corpus import STAGES
 from xmodal import corpora
@@ -20,6 +20,7 @@ from xmodal.errors import UserError
 from xmodal.metrics.ranks import RECALLS, Direction
 from xmodal.recipes import Features, Recipe
 
+FOLDER = Path(__file__).parent
 KINDS = {"Table": ("table", "tab", "t", ""), "Figure": ("figure", "fig", "f", ""), "§": ("section", "sec", "text", "")}
 SIDES = {"i2t": "visual_to_text", "v2t": "visual_to_text", "t2i": "text_to_visual", "t2v": "text_to_visual"}
 MEASURES = {f"R@{k}": "recall" for k in RECALLS} | {
@@ -31,18 +32,18 @@ LISTS = ("R-P", "PMRP")  # these a report has beside
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table, one point or bar of a figure; without a recipe it is quoted, or nothing is trained for it."""
+    """One row of a table, or one point or bar of a figure. A row without a recipe is quoted, or needs no training."""
 
     name: str
-    printed: str = ""  # a value a column, "-" where the paper has none; nothing at all where it prints no number
+    printed: str = ""  # a value a column, "-" where the paper has none; empty where it prints no number
     recipe: str = ""
     settings: tuple[str, ...] = ()  # as `xmodal train --set` takes them
-    score: str = ""  # by which the run is evaluated, where it is not the one it was chosen by
-    lacks: str = ""  # what is not built and no name tells
+    score: str = ""  # the score to evaluate by, if it is not the one the run was chosen by
+    lacks: str = ""  # something that is not built and that no name in the row tells
 
     @property
     def run(self) -> str:
-        """The folder of its run: rows that differ in nothing but how a run is measured share one."""
+        """The folder of its run; rows that differ only in how a run is measured share one."""
         return ",".join((self.recipe, *self.settings)).replace("/", "-")
 
 
@@ -60,7 +61,7 @@ class Experiment:
     compute: str = ""
     on_validation: bool = False  # measured on the split that the recipe chooses on, not on the test split
     commands: tuple[str, ...] = ()  # beside training and evaluation, as typed after `xmodal`
-    why_not: str = ""  # it cannot be reproduced here
+    why_not: str = ""  # why it cannot be reproduced here
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -77,38 +78,34 @@ class Experiment:
         return tuple(dict.fromkeys(row.recipe for row in self.rows if row.recipe))
 
 
-def across(sides: Iterable[str], measures: Iterable[str]) -> tuple[str, ...]:
-    """Columns: every measure of every side."""
-    return tuple(f"{side} {measure}" for side in sides for measure in measures)
-
-
-def steps(epochs: int, pairs: int, batch: int) -> str:
-    return f"{epochs} epochs x {math.ceil(pairs / batch):,} steps ({pairs:,} pairs in batches of {batch:,})"
-
-
-def through(network: str, pictures: int) -> str:
-    """What it costs to train a CNN on so many pictures of 224 x 224: forward, and twice that for the gradients."""
-    products = {"VGG-16": 15.5e9, "VGG-19": 19.6e9, "ResNet-50": 4.1e9, "ResNet-152": 11.5e9}[network]
-    return (
-        f"{pictures / 1e6:.1f} million pictures forward and back through {network}, {6 * products * pictures:.0e} FLOP"
-    )
-
-
 # ------------------------------------------------------------------------------------------------------ what there is
 
 
 def papers() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
+@cache
 def of_paper(paper: str) -> tuple[Experiment, ...]:
-    found = importlib.import_module(f"{__name__}.{paper}").EXPERIMENTS
-    assert isinstance(found, tuple)
-    return found
+    tables = tomllib.loads((FOLDER / f"{paper}.toml").read_text(encoding="utf-8"))["experiments"]
+    return tuple(_experiment(paper, **table) for table in tables)
+
+
+def _experiment(paper: str, *, rows: Iterable[dict[str, Any]] = (), **others: Any) -> Experiment:
+    read = [Row(**_frozen(row)) for row in rows]
+    aligned = [replace(row, printed=" ".join(row.printed.split())) for row in read]  # files line values up by spaces
+    return Experiment(paper, rows=tuple(aligned), **_frozen(others))
+
+
+def _frozen(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
 
 
 def find(text: str) -> tuple[Experiment, ...]:
-    """Nothing names all, a paper its own; `pvse table 2`, `pvse-2`, `PVSE:fig.7` and `dualpath Table VIII` name one."""
+    """Finds the experiments that a text names: all by "", a paper's by its name, one by "pvse table 2".
+
+    Spelling is free: `pvse-2`, `PVSE:fig.7` and `dualpath Table VIII` each name one experiment.
+    """
     wanted, known = _squashed(text), {_squashed(paper): paper for paper in papers()}
     if not wanted:
         return tuple(each for paper in papers() for each in of_paper(paper))
@@ -127,7 +124,7 @@ def find(text: str) -> tuple[Experiment, ...]:
 
 
 def _spelled(of: Iterable[Experiment]) -> dict[str, Experiment]:
-    """A number alone is a table's before it is a figure's, and a figure's before it is a section's."""
+    """Maps every accepted spelling to its experiment; a number alone is a table, else a figure, else a section."""
     spelled: dict[str, Experiment] = {}
     for kind, words in KINDS.items():
         for each in of:
@@ -144,7 +141,7 @@ def _squashed(text: str) -> str:
 
 
 def _roman(number: str) -> str:
-    """Dual-Path counts its tables so; there are fewer than twenty of anything."""
+    """Writes a number below 20 as Dual-Path counts its tables."""
     units = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX")
     return "X" * (int(number) // 10) + units[int(number) % 10] if number.isdigit() else number
 
@@ -153,8 +150,8 @@ def _roman(number: str) -> str:
 
 
 @dataclass(frozen=True)
-class Known:
-    """What an experiment may find here."""
+class Available:
+    """Names everything an experiment may need that exists here."""
 
     recipes: Mapping[str, Recipe]
     corpora: frozenset[str]
@@ -162,59 +159,67 @@ class Known:
     commands: frozenset[str]
 
     @classmethod
-    def now(cls) -> "Known":
+    def now(cls, commands: Iterable[str]) -> "Available":
         try:
-            recipes = recipe_runs.recipes()
+            known = recipe_runs.recipes()
         except ModuleNotFoundError as error:
             raise UserError(f"{error.name} is not installed: pip install 'xmodal[train]'") from error
-        return cls(recipes, frozenset(corpora.names()), frozenset(STAGES), frozenset(cli.COMMANDS))
+        return cls(known, frozenset(corpora.names()), frozenset(STAGES), frozenset(commands))
 
 
-def state(experiment: Experiment, known: Known) -> str:
-    """`ready`, `not yet` or `not reproducible here`; the last two say what is missing, or why."""
+def state(experiment: Experiment, available: Available) -> str:
+    """Says `ready`, `not yet: …` with what is missing, or `not reproducible here: …` with the reason."""
     if experiment.why_not:
         return f"not reproducible here: {experiment.why_not}"
     kinds: dict[str, list[str]] = {}
-    for lacking in missing(experiment, known):
-        kind, _, which = lacking.partition(" ")
-        kinds.setdefault(kind, []).append(which)
-    said = [f"no {kind} {', '.join(which)}" for kind, which in kinds.items()]
+    for lacking in missing(experiment, available):
+        kind, _, name = lacking.partition(" ")
+        kinds.setdefault(kind, []).append(name)
+    said = [f"no {kind} {', '.join(names)}" for kind, names in kinds.items()]
     return f"not yet: {'; '.join(said)}" if said else "ready"
 
 
-def missing(experiment: Experiment, known: Known) -> tuple[str, ...]:
-    found = [f"corpus {name}" for name in experiment.corpora if name not in known.corpora]
-    found += [f"command {text.split()[0]}" for text in experiment.commands if text.split()[0] not in known.commands]
-    found += [lack for row in experiment.rows for lack in lacks(row, known)]
+def missing(experiment: Experiment, available: Available) -> tuple[str, ...]:
+    """Lists what the experiment waits for, each as a kind and a name: `corpus mrw`, `recipe sg-coco`."""
+    commands = [text.split()[0] for text in experiment.commands]
+    found = [f"corpus {name}" for name in experiment.corpora if name not in available.corpora]
+    found += [f"command {name}" for name in commands if name not in available.commands]
+    found += [lack for row in experiment.rows for lack in lacks(row, available)]
     if experiment.recipes:
         found += [f"measure {column!r}" for column in experiment.columns if not is_measured(column)]
     return tuple(dict.fromkeys(found))
 
 
-def lacks(row: Row, known: Known) -> list[str]:
-    """What this row alone is waiting for."""
+def lacks(row: Row, available: Available) -> list[str]:
+    """Lists what this row alone waits for."""
     found = [row.lacks] if row.lacks else []
     if not row.recipe:
         return found
-    if row.recipe not in known.recipes:
+    if row.recipe not in available.recipes:
         return [*found, f"recipe {row.recipe}"]
     try:
-        recipe = recipe_runs.recipe_with(row.recipe, list(row.settings)) if row.settings else known.recipes[row.recipe]
+        recipe = recipe_of(row, available)
     except UserError:
         return [*found, f"setting {' '.join(row.settings)} of recipe {row.recipe}"]
-    return [*found, *_unbuilt(recipe, known)]
+    return [*found, *_unbuilt(recipe, available)]
 
 
-def _unbuilt(recipe: Recipe, known: Known) -> Iterator[str]:
+def recipe_of(row: Row, available: Available) -> Recipe:
+    if row.settings:
+        return recipe_runs.recipe_with(row.recipe, list(row.settings))
+    return available.recipes[row.recipe]
+
+
+def _unbuilt(recipe: Recipe, available: Available) -> Iterator[str]:
     from xmodal.training.fit import unbuilt
 
     for view in (recipe.view, recipe.validation):
-        if view.corpus not in known.corpora:
+        if view.corpus not in available.corpora:
             yield f"corpus {view.corpus}"
     for read in (recipe.visual, recipe.text):
-        if isinstance(read, Features) and read.stage not in known.stages:
+        if isinstance(read, Features) and read.stage not in available.stages:
             yield f"stage {read.stage}"
-    if sees_pictures(recipe) and "pixels" not in known.stages:
+    if sees_pictures(recipe) and "pixels" not in available.stages:
         yield "stage pixels"
     yield from (f"training with {name}" for name in unbuilt(recipe))
 
@@ -223,18 +228,19 @@ def sees_pictures(recipe: Recipe) -> bool:
     return any(phase.pixels for phase in recipe.phases)
 
 
-def is_ready(row: Row, known: Known) -> bool:
-    return bool(row.recipe) and not lacks(row, known)
+def is_ready(row: Row, available: Available) -> bool:
+    return bool(row.recipe) and not lacks(row, available)
 
 
 def parts_of(column: str) -> tuple[str, str, str]:
-    """Gallery, direction and measure of `1K i2t R@1`; the gallery is all where it is not 1K."""
+    """Splits `1K i2t R@1` into gallery, direction and measure; every gallery but 1K is "all"."""
     match = re.fullmatch(r"(?:(1K|5K) )?(?:(i2t|v2t|t2i|t2v) )?(.+)", column)
     assert match is not None
     return "1K" if match[1] == "1K" else "all", SIDES.get(match[2] or "", ""), match[3]
 
 
 def is_measured(column: str) -> bool:
+    """True if evaluation computes the column."""
     _, side, measure = parts_of(column)
     return (
         measure == "rsum"

@@ -1,4 +1,4 @@
-"""What `xmodal reproduce` does: tells what there is to say of the papers' experiments, and runs one under a root."""
+"""Tells what there is to say of the papers' experiments, and runs one under a root: the work of `xmodal reproduce`."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,17 +8,18 @@ from typing import Any
 
 from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.papers import recipe_runs
-from pipelines.reproduce import (
+from pipelines.papers.experiments import (
     LISTS,
     MEASURES,
+    Available,
     Experiment,
-    Known,
     Row,
     find,
     is_measured,
     is_ready,
     lacks,
     parts_of,
+    recipe_of,
     sees_pictures,
     state,
 )
@@ -35,48 +36,55 @@ from xmodal.training.run_folder import LAST
 
 
 def overview() -> list[dict[str, Any]]:
-    """Every experiment in short. Whether it is ready follows from the recipes: to load all models takes seconds."""
+    """Lists every experiment in short, without its state: that needs all models, which take seconds to load."""
     told = ("name", "title", "corpora", "why_not")
     return [{name: getattr(each, name) for name in told} for each in find("")]
 
 
-def reproduce(text: str, root: str | None, runs: Path, **circumstances: Any) -> list[dict[str, Any]]:
-    """What the text names; with a root it must be one experiment, which is trained and evaluated there."""
-    found, known = find(text), Known.now()
+def reproduce(
+    text: str, root: str | None, runs: Path, commands: Iterable[str], **circumstances: Any
+) -> list[dict[str, Any]]:
+    """Describes the experiments that the text names. With a root it must name one, which is trained and evaluated.
+
+    `commands` are the names that `xmodal` knows, `circumstances` the keywords of `xmodal.training.fit`.
+    """
+    found, available = find(text), Available.now(commands)
     if root is None:
-        return [about(each, known) for each in found]
+        return [about(each, available) for each in found]
     if len(found) != 1:
         raise UserError(f"--root trains one table: name it, such as {found[0].name}")
-    rows = run(found[0], known, root, runs, **circumstances)
-    return [about(found[0], known) | {"rows": rows, "to_run": _others(found[0], known)}]
+    rows = run(found[0], available, root, runs, **circumstances)
+    return [about(found[0], available) | {"rows": rows, "to_run": _others(found[0], available)}]
 
 
-def about(experiment: Experiment, known: Known) -> dict[str, Any]:
-    """All there is to say of it, for JSON. A row for which nothing is trained is neither ready nor not."""
+def about(experiment: Experiment, available: Available) -> dict[str, Any]:
+    """Tells all there is to say of an experiment, as JSON values; a row without training has no `ready`."""
     rows = [
-        asdict(row) | {"ready": is_ready(row, known) if row.recipe else None, "lacks": lacks(row, known)}
+        asdict(row) | {"ready": is_ready(row, available) if row.recipe else None, "lacks": lacks(row, available)}
         for row in experiment.rows
     ]
-    derived = {"name": experiment.name, "recipes": experiment.recipes, "state": state(experiment, known)}
-    return asdict(experiment) | derived | {"rows": rows, "to_run": to_run(experiment, known)}
+    derived = {"name": experiment.name, "recipes": experiment.recipes, "state": state(experiment, available)}
+    return asdict(experiment) | derived | {"rows": rows, "to_run": to_run(experiment, available)}
 
 
-def to_run(experiment: Experiment, known: Known, root: str = "data", runs: str = "runs") -> list[str]:
-    """The commands for its ready rows: what is up to date already they leave as it is."""
+def to_run(experiment: Experiment, available: Available, root: str = "data", runs: str = "runs") -> list[str]:
+    """Lists the commands that run its ready rows; each of them leaves alone what is up to date."""
     built, trained = dict[str, None](), list[str]()
-    for row in _ready_runs(experiment, known):
-        recipe, run = _recipe(row, known), shlex.quote(str(Path(runs) / row.run))
+    for row in _ready_runs(experiment, available):
+        recipe, folder = recipe_of(row, available), shlex.quote(str(Path(runs) / row.run))
         built |= dict.fromkeys(_builds(recipe, experiment, root))
-        vectors = f" --vectors {named}.txt" if (named := _vectors(recipe)) else ""
-        trained.append(f"xmodal train {row.recipe} --root {root} --run {run}{vectors}{_set(row.settings)}")
+        vectors = _vectors(recipe)
+        with_vectors = f" --vectors {vectors}.txt" if vectors else ""
+        trained.append(f"xmodal train {row.recipe} --root {root} --run {folder}{with_vectors}{_set(row.settings)}")
         split = f" --split {recipe.validation.split}" if experiment.on_validation else ""
-        scores = [f" --distance {each.score}" * bool(each.score) for each in experiment.rows if each.run == row.run]
-        trained += [f"xmodal evaluate {run} --root {root}{split}{score}" for score in dict.fromkeys(scores)]
-    return [*built, *trained, *_others(experiment, known)]
+        scores = dict.fromkeys(each.score for each in experiment.rows if each.run == row.run)
+        distances = [f" --distance {score}" if score else "" for score in scores]
+        trained += [f"xmodal evaluate {folder} --root {root}{split}{distance}" for distance in distances]
+    return [*built, *trained, *_others(experiment, available)]
 
 
 def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
-    """What a recipe reads, made as the paper made it."""
+    """Gives the commands that build what a recipe reads, with the paper's settings."""
     yield f"xmodal build {recipe.view.corpus} --root {root}"
     for stage in _stages(recipe):
         settings = _set(setting for setting in experiment.build if setting.startswith(f"{stage}."))
@@ -85,28 +93,31 @@ def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
 
 def _stages(recipe: Recipe) -> list[str]:
     read = [read.stage for read in (recipe.visual, recipe.text) if isinstance(read, Features)]
-    return [*read, *(["pixels"] if sees_pictures(recipe) else [])]
+    return [*read, "pixels"] if sees_pictures(recipe) else read
 
 
-def _others(experiment: Experiment, known: Known) -> list[str]:
-    return [f"xmodal {text}" for text in experiment.commands if text.split()[0] in known.commands]
+def _others(experiment: Experiment, available: Available) -> list[str]:
+    return [f"xmodal {text}" for text in experiment.commands if text.split()[0] in available.commands]
 
 
 def _set(settings: Iterable[str]) -> str:
     return "".join(f" --set {shlex.quote(setting)}" for setting in settings)
 
 
-def run(experiment: Experiment, known: Known, root: str, runs: Path, **circumstances: Any) -> list[dict[str, Any]]:
-    """Trains and evaluates every row that is ready; a finished run is only evaluated. `circumstances` are `fit`'s.
+def run(
+    experiment: Experiment, available: Available, root: str, runs: Path, **circumstances: Any
+) -> list[dict[str, Any]]:
+    """Trains and evaluates every row that is ready; a finished run is only evaluated.
 
-    What any row misses is said before the first is trained; vectors are for the recipes that name some. Each row, with
-    what was measured by column; a column that evaluation does not give is left out.
+    Whatever any row misses is said before the first is trained. `vectors` among the circumstances, which are `fit`'s,
+    go to the recipes that name some. Returns each row with the values measured for its columns; columns that evaluation
+    does not compute are left out.
     """
-    ready = _ready_runs(experiment, known)
+    ready = _ready_runs(experiment, available)
     if not ready:
-        raise UserError(f"{experiment.name} has no row that can be run; {state(experiment, known)}")
+        raise UserError(f"{experiment.name} has no row that can be run; {state(experiment, available)}")
     device, progress = circumstances["device"], circumstances["progress"]
-    recipes = {row.run: _recipe(row, known) for row in ready}
+    recipes = {row.run: recipe_of(row, available) for row in ready}
     _check(experiment, recipes, root, runs, circumstances)
     for name, recipe in recipes.items():
         own = circumstances if _vectors(recipe) else circumstances | {"vectors": None}
@@ -114,7 +125,7 @@ def run(experiment: Experiment, known: Known, root: str, runs: Path, **circumsta
     rows = []
     for row in experiment.rows:
         found = None
-        if is_ready(row, known):
+        if is_ready(row, available):
             split = recipes[row.run].validation.split if experiment.on_validation else None
             report = recipe_runs.evaluate(runs / row.run, root, split, device, progress, distance=row.score or None)
             found = {column: measured(report, column) for column in _given(experiment, report)}
@@ -122,19 +133,15 @@ def run(experiment: Experiment, known: Known, root: str, runs: Path, **circumsta
     return rows
 
 
-def _recipe(row: Row, known: Known) -> Recipe:
-    return recipe_runs.recipe_with(row.recipe, list(row.settings)) if row.settings else known.recipes[row.recipe]
-
-
 def _vectors(recipe: Recipe) -> str | None:
-    """What its words start from."""
+    """Names the word vectors that the recipe's words start from."""
     return recipe.text.vectors if isinstance(recipe.text, Tokens) else None
 
 
 def _check(
     experiment: Experiment, recipes: Mapping[str, Recipe], root: str, runs: Path, circumstances: Mapping[str, Any]
 ) -> None:
-    """Refuses what any run misses; features of another network than the paper's are said, and taken."""
+    """Refuses to start while any run misses something; accepts features of another network, and says so."""
     found = dict[str, None]()
     for name, recipe in recipes.items():
         found |= dict.fromkeys(_without_vectors(recipe, runs / name, circumstances.get("vectors")))
@@ -154,7 +161,7 @@ def _without_vectors(recipe: Recipe, run: Path, file: str | Path | None) -> Iter
 
 
 def _not_built(recipe: Recipe, experiment: Experiment, root: str, circumstances: Mapping[str, Any]) -> Iterator[str]:
-    """What lacks, with the command that makes it."""
+    """Tells what the recipe reads and nobody built, each with the command that builds it."""
     first, *others = _builds(recipe, experiment, root)
     try:
         tables = choose(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
@@ -170,7 +177,7 @@ def _not_built(recipe: Recipe, experiment: Experiment, root: str, circumstances:
 
 
 def _with_command(trouble: UserError, command: str) -> str:
-    """What is not there at all is made with the paper's settings; a choice among several takes another cure."""
+    """Adds the paper's build command where an output is absent; a choice among several has another cure."""
     absent, builds, _ = str(trouble).partition(": build it first")
     return f"{absent} (`{command}`)" if builds else absent
 
@@ -183,23 +190,19 @@ def _absent_splits(recipe: Recipe, tables: Output) -> Iterator[str]:
 
 
 def _other_network(recipe: Recipe, experiment: Experiment, root: str, circumstances: Mapping[str, Any]) -> str | None:
-    """What is to be said where the features are not by the paper's network."""
+    """Tells when the features are not by the paper's network."""
     tables = choose(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
     store = open_features(root, recipe.visual.stage, circumstances.get("features"), tables)
-    if recipe.visual.stage != "resnet" or store.provenance.get("network") == (wanted := _network(experiment)):
+    usual = ResNetConfig()
+    settings = [setting for setting in experiment.build if setting.startswith("resnet.")]
+    wanted = apply(usual, "resnet", parse_settings(settings, {"resnet": usual})).network
+    if recipe.visual.stage != "resnet" or store.provenance.get("network") == wanted:
         return None
     return f"{store.output.where} is by {made_by(store)}, not by the {wanted} of {experiment.name}"
 
 
-def _network(experiment: Experiment) -> str:
-    """That makes the paper's features."""
-    usual = ResNetConfig()
-    settings = [setting for setting in experiment.build if setting.startswith("resnet.")]
-    return apply(usual, "resnet", parse_settings(settings, {"resnet": usual})).network
-
-
-def _ready_runs(experiment: Experiment, known: Known) -> list[Row]:
-    return list({row.run: row for row in experiment.rows if is_ready(row, known)}.values())
+def _ready_runs(experiment: Experiment, available: Available) -> list[Row]:
+    return list({row.run: row for row in experiment.rows if is_ready(row, available)}.values())
 
 
 def _given(experiment: Experiment, report: Report) -> list[str]:
