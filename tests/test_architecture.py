@@ -18,7 +18,7 @@ MODULES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 LIBRARY = (  # the rooms and modules of xmodal: each imports only from those before it, and from itself
-    *("errors", "progress", "recipes", "root", "records", "raw", "corpora", "userdata", "media", "text", "features"),
+    *("errors", "progress", "root", "recipes", "records", "raw", "corpora", "userdata", "media", "text", "features"),
     *("detection", "metrics", "batches", "losses", "models", "training", "evaluation", "checks"),
 )
 PIPELINES = ("engine", "fetching", "stages", "upkeep", "publishing", "papers", "demo", "commands", "cli")

@@ -1,8 +1,10 @@
 """Recipes: every number of one training run, and which part of a corpus it reads."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
+
+from xmodal.root.identity import DESCRIBES
 
 if TYPE_CHECKING:
     from xmodal.models import Inputs, Scorer
@@ -208,7 +210,7 @@ class Recipe:
     """Every number a paper would print of one run. No test split: what is chosen is chosen on `validation`."""
 
     name: str
-    cites: str  # the section that its numbers come from, or that they are ours
+    cites: str = field(compare=False, metadata=DESCRIBES)  # the section its numbers come from, or that they are ours
     view: View
     validation: View
     visual: Features

@@ -14,6 +14,7 @@ from pipelines.papers.recipe_runs import evaluate, recipe_with, recipes
 from pipelines.stages._corpus import Site, build_of_media
 from tests.publishers import cub, cuhk_pedes
 from tests.toy_root import one_thread
+from xmodal.batches.batch import Padded
 from xmodal.batches.dataset import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
@@ -137,7 +138,7 @@ def rsum_by_class(opened: run_metrics.Opened, named: list[str]) -> float:
     return total
 
 
-def single(padded: xmodal.batches.Padded) -> xmodal.batches.Padded:
+def single(padded: Padded) -> Padded:
     return replace(padded, values=padded.values.float())
 
 

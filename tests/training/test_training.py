@@ -200,8 +200,8 @@ def test_a_folder_takes_one_training_at_a_time(root: str, whole: Outcome, tmp_pa
 def test_a_training_that_was_killed_holds_its_folder_no_longer(root: str, tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     code = (
-        "import sys, time; from xmodal import runs\n"
-        "with runs.held(sys.argv[1]): print('held', flush=True); time.sleep(60)"
+        "import sys, time; from xmodal.training import run_folder\n"
+        "with run_folder.held(sys.argv[1]): print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, run], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal import models, recipes
+from xmodal import __version__, models, recipes
 from xmodal.errors import UserError
 from xmodal.models import Inputs, Scorer
 from xmodal.recipes import Recipe
@@ -32,11 +32,12 @@ from xmodal.text.vocabularies import Vocabulary
 
 RECIPE, VOCABULARY, LOG, LAST, BEST = "recipe.json", "vocabulary.txt", "log.jsonl", "last.pt", "best.pt"
 LOCK = "_lock"
-LAYOUT = 3  # 1: nothing was said of cleaning; 2: of words outside of a vocabulary
+LAYOUT = 4
+TOLD = ("weights", "cites", "xmodal")  # facts of recipe.json that two equal runs may differ in
 SHOWN = 6  # differences of two runs
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 FACTS = {"recipe": dict, "visual_width": int, "instances": int} | dict.fromkeys(
-    ("fingerprint", "model", "records", "features", "vocabulary"), str
+    ("cites", "fingerprint", "model", "records", "features", "vocabulary"), str
 )  # of recipe.json, with their kinds
 
 
@@ -62,6 +63,8 @@ class Run:
         """recipe.json."""
         return {
             "layout": LAYOUT,
+            "xmodal": __version__,
+            "cites": self.recipe.cites,
             "recipe": to_plain(self.recipe),
             "fingerprint": fingerprint(self.recipe),
             "model": type(self.recipe.model).__module__.rpartition(".")[2],
@@ -143,7 +146,8 @@ def anew(folder: str) -> str:
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """What differs, as `--set` names it; the fingerprint only where nothing else does, and never what is only told."""
     old, new = (dict(_leaves(facts, "")) for facts in (before, now))
-    found = [name for name in dict.fromkeys((*new, *old)) if _said(old, name) != _said(new, name) and name != "weights"]
+    names = [name for name in dict.fromkeys((*new, *old)) if name not in TOLD]
+    found = [name for name in names if _said(old, name) != _said(new, name)]
     for name in found:
         if name != "fingerprint" or len(found) == 1:
             yield f"{name} is {_said(old, name)} there and {_said(new, name)} here"
@@ -173,7 +177,7 @@ def read(folder: str) -> Run:
         raise UserError(f"{folder} is no run: it has no {RECIPE}")
     facts = _facts(storage)
     vocabulary = _vocabulary(storage)
-    recipe = recipe_of(facts["recipe"], facts["model"])
+    recipe = recipe_of(facts["recipe"], facts["model"], facts["cites"])
     if (fingerprint(recipe), fingerprint(vocabulary)) != (facts["fingerprint"], facts["vocabulary"]):
         raise UserError(f"{folder}: {RECIPE} and {VOCABULARY} are not what the run was started with: {_afresh(folder)}")
     names = ("records", "features", "visual_width", "instances")
@@ -210,12 +214,15 @@ def _afresh(folder: str) -> str:
     return f"remove the folder {folder} and train again"
 
 
-def recipe_of(plain: Mapping[str, Any], model: str) -> Recipe:
-    """A recipe from its canonical form; nothing is made but the dataclasses of recipes and of the named model."""
+def recipe_of(plain: Mapping[str, Any], model: str, cites: str = "") -> Recipe:
+    """Makes a recipe of its canonical form, and nothing but dataclasses of recipes and of the named model.
+
+    `cites` is no part of the canonical form.
+    """
     named = vars(recipes) | vars(models.load(model))
     classes = {name: known for name, known in named.items() if isinstance(known, type) and is_dataclass(known)}
     try:
-        recipe = _from_plain(plain, classes)
+        recipe = _from_plain({"cites": cites, **plain}, classes)
         _ = fingerprint(recipe)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise UserError(
