@@ -38,7 +38,7 @@ def quiet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
 
-def settings(parser: argparse.ArgumentParser, example: str) -> None:
+def settings(parser: argparse._ActionsContainer, example: str) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=f"a setting: {example}")
 
 
@@ -46,7 +46,7 @@ def device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
 
 
-def identities(parser: argparse.ArgumentParser, *outputs: str) -> None:
+def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
     """One flag for each kind of output that a root may have several of."""
     for name in outputs:
         what = "resized pictures" if name == "pixels" else name

@@ -15,7 +15,6 @@ examples:
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
 
 from pipelines.commands import _flags
 from pipelines.commands._text import Result, absent, command, counts, failures

@@ -47,7 +47,7 @@ def text(result: Result) -> Iterator[str]:
     for corpus in dict.fromkeys(one["corpus"] for one in evaluations):
         yield from _recall(corpus, [one for one in evaluations if one["corpus"] == corpus])
     if result["left_out"]:
-        cure = "pip install -e '.[video]' in the checkout of xmodal"
+        cure = "pip install -e '.[video]' in the checkout"
         yield f"{' and '.join(result['left_out'])} are left out, as their clips need PyAV: {cure}"
     yield "what to try next:"
     yield from (f"  {line}" for line in _next(result))

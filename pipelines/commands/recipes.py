@@ -18,8 +18,8 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> list[Result]:
-    from pipelines.papers.recipe_runs import recipes
     from pipelines.papers.experiments import find
+    from pipelines.papers.recipe_runs import recipes
 
     rows = []
     for recipe in recipes().values():

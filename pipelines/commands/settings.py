@@ -68,5 +68,7 @@ def _recipe_configs(name: str, stages: list[str]) -> Mapping[str, object]:
     known: dict[str, Any] = recipes()
     if name not in known:
         meant = nearest(name, {one: one for one in (*stages, *known)})
-        raise UserError(f"no stage and no recipe {name!r}{meant}; `xmodal recipes` lists recipes, stages are {', '.join(stages)}")
+        raise UserError(
+            f"no stage and no recipe {name!r}{meant}; `xmodal recipes` lists recipes, stages are {', '.join(stages)}"
+        )
     return configs_of(known[name])

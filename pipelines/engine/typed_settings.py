@@ -66,7 +66,7 @@ def describe(config: object, stage: str) -> list[dict[str, Any]]:
     """Lists every setting of a config: its name, type, value, and the line of its declaration."""
     rows, hints = [], get_type_hints(type(config))
     for name in _settable(config):
-        owner = next(cls for cls in type(config).__mro__ if name in cls.__dict__.get("__annotations__", {}))
+        owner = next(cls for cls in type(config).__mro__ if name in inspect.get_annotations(cls))
         lines, first = inspect.getsourcelines(owner)
         line = next(number for number, text in enumerate(lines, first) if re.match(rf"\s+{name}:", text))
         place = f"{owner.__module__.replace('.', '/')}.py:{line}"

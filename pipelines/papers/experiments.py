@@ -163,7 +163,7 @@ class Available:
         try:
             known = recipe_runs.recipes()
         except ModuleNotFoundError as error:
-            raise UserError(f"{error.name} is not installed: pip install 'xmodal[train]'") from error
+            raise UserError(f"{error.name} is not installed: pip install -e '.[train]' in the checkout") from error
         return cls(known, frozenset(corpora.names()), frozenset(STAGES), frozenset(commands))
 
 

@@ -106,7 +106,7 @@ def check_decoders(config: Sampling) -> None:
     """Refuses to begin where a decoder is not installed: clips would fail one by one, after all of them are fetched."""
     for module, extra in (("av", "video"), *([("decord", "decord")] if config.backend == "decord" else [])):
         if importlib.util.find_spec(module) is None:
-            raise UserError(f"frames of clips need {module}: pip install 'xmodal[{extra}]'")
+            raise UserError(f"frames of clips need {module}: pip install -e '.[{extra}]' in the checkout")
 
 
 def _open(journal: str, config: FramesConfig, inputs: Inputs) -> Callable[[Index | Shard, Sink], Counts]:

@@ -30,7 +30,7 @@ class Check:
     needed: bool = False
 
 
-IN_CHECKOUT = "pip install -e '.[{}]' in the checkout of xmodal"
+IN_CHECKOUT = "pip install -e '.[{}]' in the checkout"
 PACKAGES = (  # distribution, module, purpose, the extra that brings it, whether nothing works without it
     ("pyarrow", "pyarrow", "records", "", True),
     ("fsspec", "fsspec", "roots that are URLs", "", True),

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import xmodal
-from pipelines.commands import build, status as status_command
+from pipelines.commands import build
+from pipelines.commands import status as status_command
 from pipelines.commands._text import absent
 from pipelines.demo.world import World, describe
 from pipelines.publishing.dataset_repository import publish

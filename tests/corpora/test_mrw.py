@@ -105,7 +105,7 @@ def test_clips_that_are_to_be_had_are_written(published: tuple[Corpus, Path]) ->
 def test_without_an_encoder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     monkeypatch.delitem(sys.modules, "pipelines.demo.video")
-    with pytest.raises(Unpublishable, match=r"MP4, which needs av: pip install 'xmodal\[video\]'"):
+    with pytest.raises(Unpublishable, match=r"MP4, which needs av: pip install -e '.\[video\]'"):
         write(WORLD, tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -147,7 +147,7 @@ def test_pictures_are_what_pillow_makes_of_the_jpegs(made: Output) -> None:
 
 def test_pictures_without_their_decoder_are_refused(made: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    with pytest.raises(UserError, match=r"need simplejpeg: pip install 'xmodal\[video\]'"):
+    with pytest.raises(UserError, match=r"need simplejpeg: pip install -e '.\[video\]'"):
         FrameStore(made).pictures("a", [0])
 
 
@@ -720,7 +720,7 @@ def test_a_corpus_without_clips_says_so_before_anything_is_fetched(tmp_path: Pat
 
 def test_without_pyav_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(UserError, match=r"frames of clips need av: pip install 'xmodal\[video\]'"):
+    with pytest.raises(UserError, match=r"frames of clips need av: pip install -e '.\[video\]'"):
         build_stages(Site(open_storage(str(tmp_path / "root"))), tgif.CORPUS, ["frames"])
     assert not (tmp_path / "root").exists()
 
