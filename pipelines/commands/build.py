@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> Result:
             rows += build_stages(of, corpus, stages)
         notes += user_lists.notes(of.storage, corpus.name) if of.list_at else []
         notes += user_lists.not_clips(of.storage, corpus.name) if {"frames", "clips"} & {*stages} else []
-    lacking = [f"{row['corpus']}/{row['stage']}" for row in rows if _lacks(row["counts"], args.most_absent)]
+    lacking = [f"{row['corpus']}/{row['stage']}" for row in rows if _lacks(row, args.most_absent)]
     return {"root": site.storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)], "too_much_absent": lacking}
 
 
@@ -92,8 +92,10 @@ def _retry(row: Result) -> list[str]:
     return [f"`{again}` tries those of {' and '.join(kinds)} again"] if kinds else []
 
 
-def _lacks(counted: dict[str, int], most: float | None) -> bool:
-    missing, present = counted.get("absent", 0), counted.get("present", 0)
+def _lacks(row: Result, most: float | None) -> bool:
+    counted = row["counts"]
+    missing = counted.get("absent", 0) or row["failures"].get("absent", 0)
+    present = next((counted[name] for name in ("present", "clips", "media", "rows") if name in counted), 0)
     if most is None:
         return missing > 0 and not present
     return missing > most * (missing + present)
