@@ -170,7 +170,7 @@ def test_ranks_and_metrics_are_those_of_the_official_code(name: str, grid: tuple
 
 
 def test_the_normalised_median_is_a_share_of_the_gallery_that_was_searched() -> None:
-    """With five captions an image the official code divides both by the captions; the spec does not."""
+    """The official code divides both by the captions, here each is divided by its gallery (docs/models.md#recall)."""
     official = golden("eval_recall_5cap_k1")
     captions, images = len(official["txt"]), len(official["img"])
     matrix = official["img"] @ official["txt"].T

@@ -1,7 +1,7 @@
 """Which texts are right for which visual items, and how similarities rank them: in tiles, as the whole would not fit.
 
 Of several right answers the best one is ranked, and a tie with a wrong answer counts against the model: an answer
-stands behind every wrong one that is at least as similar (spec, models, section 7).
+stands behind every wrong one that is at least as similar (docs/models.md#recall).
 """
 
 import math
