@@ -24,7 +24,6 @@ DISK = {
     errno.EACCES: "no permission to read or write there: have it given, or choose another root",
     errno.EPERM: "not permitted there (no hard links?): choose another root",
 }
-FETCHED = ("sources", "media")  # a retry of either is of all files of the corpus
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -95,7 +94,7 @@ def _about_disk(error: OSError, chosen: argparse.Namespace) -> str:
 
 def _corpora(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.fetching import user_lists
-    from pipelines.stages._corpus import stages_of
+    from pipelines.upkeep.corpus_build import stages_of
     from pipelines.upkeep.inspection import origin
     from xmodal import corpora
     from xmodal.root.outputs import directories
@@ -122,46 +121,47 @@ def _corpora(chosen: argparse.Namespace) -> tuple[Any, int]:
 def _plan(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.upkeep.planning import plan
 
-    site = _site(chosen)
-    rows = [row for of, corpus, stages in _targets(chosen, site) for row in plan(of, corpus, stages)]
-    return {"stages": rows, "free_bytes": site.storage.free_bytes()}, 0
+    options = _options(chosen)
+    return {"stages": plan(_targets(chosen, options)), "free_bytes": options.storage.free_bytes()}, 0
 
 
 def _build(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.fetching import user_lists
-    from pipelines.stages._corpus import build_stages, unread
+    from pipelines.stages import is_of
+    from pipelines.upkeep.corpus_build import build_stages, unread
 
-    site, rows, notes = _site(chosen), [], []
-    targets = _targets(chosen, site)
-    if ignored := unread(site.settings, (stage for _, _, stages in targets for stage in stages)):
-        site.progress.say(f"no stage of this build reads {', '.join(ignored)}")
-    for of, corpus, stages in targets:
-        with user_lists.named(of.storage, corpus.name, of.list_at):
-            rows += build_stages(of, corpus, stages)
-        notes += user_lists.notes(of.storage, corpus.name) if of.list_at else []
-        notes += user_lists.not_clips(of.storage, corpus.name) if {"frames", "clips"} & {*stages} else []
-    return {"root": site.storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)]}, 0
+    options, rows, notes = _options(chosen), [], []
+    targets, storage = _targets(chosen, options), options.storage
+    if ignored := unread(options.settings, [stage for _, stages in targets for stage in stages]):
+        options.progress.say(f"no stage of this build reads {', '.join(ignored)}")
+    for work, stages in targets:
+        name, list_at = work.corpus.name, work.options.list_at
+        with user_lists.named(storage, name, list_at):
+            rows += build_stages(work, stages)
+        notes += user_lists.notes(storage, name) if list_at else []
+        notes += user_lists.not_clips(storage, name) if any(is_of(stage, "clip") for stage in stages) else []
+    return {"root": storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)]}, 0
 
 
 def _retry(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.stages._corpus import retry
+    from pipelines.stages import FILE_SETS
     from pipelines.upkeep.retries import retry_units
 
     done = {}
-    for text, (of, corpus, stages) in zip(chosen.targets, _targets(chosen, _site(chosen)), strict=True):
-        if len(stages) == 1 and stages[0] not in FETCHED:
-            done[text] = retry_units(of, corpus, stages[0], chosen.failure)
+    for text, (work, stages) in zip(chosen.targets, _targets(chosen, _options(chosen)), strict=True):
+        if len(stages) == 1 and stages[0] not in FILE_SETS:
+            done[text] = retry_units(work, stages[0], chosen.failure)
         else:
-            done[text] = retry(of, corpus, chosen.failure)
+            done[text] = work.files.retry(chosen.failure)
     return {"root": chosen.root, "corpora": done}, 0
 
 
 def _seal(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.stages._corpus import Site, reseal
+    from pipelines.engine.build_options import BuildOptions
     from xmodal.root.storage import open_storage
 
-    site = Site(open_storage(chosen.root))
-    return {corpus.name: reseal(of, corpus) for of, corpus, _ in _targets(chosen, site)}, 0
+    targets = _targets(chosen, BuildOptions(open_storage(chosen.root)))
+    return {work.corpus.name: work.files.reseal() for work, _ in targets}, 0
 
 
 def _status(chosen: argparse.Namespace) -> tuple[Any, int]:
@@ -302,26 +302,29 @@ def _reproduce(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _leakage(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.stages._corpus import Site
+    from pipelines.engine.build_options import BuildOptions
     from pipelines.upkeep.leakage_report import leakage
+    from pipelines.upkeep.targets import open_corpus
     from xmodal.root.outputs import find
 
     storage = _existing(chosen.root)
     known = {output.config["corpus"] for output in find(chosen.root, "records")}
-    names = [name if name in known else _target(name, chosen, Site(storage))[1].name for name in chosen.targets]
+    options = BuildOptions(storage)
+    names = [name if name in known else open_corpus(name, options, {}).corpus.name for name in chosen.targets]
     distance = {} if chosen.distance is None else {"distance": chosen.distance}
     return leakage(storage, names, split=chosen.clean, against=chosen.against, **distance), 0
 
 
 def _publish(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.engine.build_options import BuildOptions
     from pipelines.engine.progress_line import Progress
     from pipelines.publishing.dataset_repository import feature_stores, publish
-    from pipelines.stages._corpus import Site
 
     if len(chosen.targets) != 1:
         raise UserError("publish takes one corpus, because --out is one folder")
     storage = _existing(chosen.root)
-    ((_, corpus, _),) = _targets(chosen, Site(storage))
+    ((work, _),) = _targets(chosen, BuildOptions(storage))
+    corpus = work.corpus
     return publish(corpus, storage, chosen.out, feature_stores(corpus, storage), Progress()), 0
 
 
@@ -366,7 +369,7 @@ def _demo(chosen: argparse.Namespace) -> tuple[Any, int]:
         raise UserError("the demo takes a folder of this machine as its root")
     folder = Path(chosen.root or "demo")
     chosen.root = str(folder / "root")
-    return demo(_site(chosen), folder, World(chosen.items)), 0
+    return demo(_options(chosen), folder, World(chosen.items)), 0
 
 
 def _doctor(chosen: argparse.Namespace) -> tuple[Any, int]:
@@ -401,17 +404,18 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
 }
 
 
-def _site(chosen: argparse.Namespace) -> Any:
+def _options(chosen: argparse.Namespace) -> Any:
+    from pipelines.engine.build_options import BuildOptions
     from pipelines.engine.progress_line import Progress
     from pipelines.engine.typed_settings import parse_settings
-    from pipelines.stages._corpus import CONFIGS, Site
+    from pipelines.stages import configs
     from xmodal.root.storage import open_storage
 
     if chosen.raw is not None and not chosen.raw.is_dir():
         raise UserError(f"--raw {chosen.raw} is not a folder")
-    settings = parse_settings(chosen.set, CONFIGS)
-    storage = open_storage(chosen.root)
-    return Site(storage, _runner(chosen), Progress(), chosen.raw, chosen.weights, chosen.vectors, settings)
+    settings = parse_settings(chosen.set, configs())
+    files = {name: file for name in ("weights", "vectors") if (file := getattr(chosen, name))}
+    return BuildOptions(open_storage(chosen.root), _runner(chosen), Progress(), chosen.raw, settings, files)
 
 
 def _runner(chosen: argparse.Namespace) -> Any:
@@ -428,44 +432,11 @@ def _runner(chosen: argparse.Namespace) -> Any:
     return serial if chosen.serial else on_ray
 
 
-def _targets(chosen: argparse.Namespace, site: Any) -> list[tuple[Any, Any, list[str]]]:
-    """`coco` is its data, `coco/resnet` one stage; a Python file or your own data may stand for the name."""
-    from pipelines.fetching.user_lists import is_data
-    from pipelines.stages._corpus import STAGES, USUAL
-    from xmodal import corpora
+def _targets(chosen: argparse.Namespace, options: Any) -> list[tuple[Any, list[str]]]:
+    from pipelines.fetching.user_lists import told
+    from pipelines.upkeep.targets import parse_targets
 
-    targets = []
-    for text in chosen.targets:
-        name, _, stage = text.rpartition("/")
-        if not name or stage not in STAGES or (name not in corpora.names() and os.path.isdir(text)):
-            if "/" in text and not text.endswith(".py") and not is_data(text, {}, site.storage):
-                raise UserError(f"no stage {stage!r}; there are: {', '.join(STAGES)}")
-            name, stage = text, ""
-        of, corpus = _target(name, chosen, site)
-        targets.append((of, corpus, [stage] if stage else list(USUAL)))
-    return targets
-
-
-def _target(name: str, chosen: argparse.Namespace, site: Any) -> tuple[Any, Any]:
-    """The corpus, and the site with where its files lie."""
-    from dataclasses import replace
-
-    from pipelines.fetching import user_lists
-    from xmodal import corpora
-
-    flags = user_lists.told(chosen)
-    if name not in corpora.names() and user_lists.is_data(name, flags, site.storage):
-        found = user_lists.describe(name, flags, site.storage)
-        raw = {} if site.raw else {"raw": found.folder, "archives": False}  # nobody asked to look into archives
-        return replace(site, files=found.places, list_at=found.place, **raw), found.corpus
-    if flags:
-        raise UserError(
-            f"--{next(iter(flags))} is for data of your own: a list, a folder or hf://…, which {name} is not"
-        )
-    known = None if name.endswith(".py") or name in corpora.names() else user_lists.remembered(site.storage, name)
-    if known and not site.raw and (folder := user_lists.folder_of(site.storage, name)):
-        site = replace(site, raw=folder, archives=False)
-    return site, known or corpora.load(name)
+    return parse_targets(chosen.targets, options, told(chosen))
 
 
 def _existing(root: str) -> Any:

@@ -38,11 +38,10 @@ def plan(result: Result) -> list[str]:
 
 def _planned(row: Result) -> str:
     name = f"{row['corpus']}/{row['stage']}"
+    writes = f", about {gigabytes(row['writes'])} to write" if row.get("writes") else ""
     if "waits_for" in row:
-        return f"{name:28} after {row['waits_for']}"
+        return f"{name:28} after {row['waits_for']}{writes}"
     if "units" in row:
-        most = "about" if row["stage"] in ("frames", "clips") else "up to"
-        writes = f", {most} {gigabytes(row['writes'])} to write" if row.get("writes") else ""
         return f"{name:28} {row['done']:,} of {row['units']:,} units done{writes}"
     parts = [f"{row['done']:,} of {row['files']:,} files here"]
     parts += [f"{row['at_hand']:,} in the raw folder"] if row["at_hand"] else []
@@ -68,7 +67,7 @@ def _odd(counted: dict[str, int]) -> list[str]:
 
 def _missing(row: Result) -> list[str]:
     """Why media are absent and from where, and what brings those that come after all."""
-    absent = row.get("absent", {})
+    absent = row.get("reasons", {})
     why = [f"{one['files']:,} {kind}, such as {one['path']}: {one['reason']}" for kind, one in absent.items()]
     corpus = row["corpus"]
     cure = f"once they are there: `xmodal retry {corpus} [--raw FOLDER]`, then `xmodal seal {corpus}`, and build again"
@@ -78,10 +77,10 @@ def _missing(row: Result) -> list[str]:
 
 def _passing(row: Result) -> list[str]:
     """What tries clips again that are not bad for good."""
-    from xmodal.media.frame_times import PASSING  # numpy comes in here, of which `doctor` says whether it is there
-
-    kinds = [kind for kind in PASSING if row["stage"] == "frames" and kind in row["failures"]]
-    return [f"`xmodal retry {row['corpus']}/frames` tries those of {' and '.join(kinds)} again"] if kinds else []
+    kinds = row.get("retry")
+    return (
+        [f"`xmodal retry {row['corpus']}/{row['stage']}` tries those of {' and '.join(kinds)} again"] if kinds else []
+    )
 
 
 def train(result: Result) -> list[str]:

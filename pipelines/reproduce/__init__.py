@@ -12,9 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
-from pipelines import cli
+from pipelines import cli, stages
 from pipelines.papers import recipe_runs
-from pipelines.stages._corpus import STAGES
 from xmodal import corpora
 from xmodal.errors import UserError
 from xmodal.metrics.ranks import RECALLS, Direction
@@ -167,7 +166,7 @@ class Known:
             recipes = recipe_runs.recipes()
         except ModuleNotFoundError as error:
             raise UserError(f"{error.name} is not installed: pip install 'xmodal[train]'") from error
-        return cls(recipes, frozenset(corpora.names()), frozenset(STAGES), frozenset(cli.COMMANDS))
+        return cls(recipes, frozenset(corpora.names()), frozenset(stages.targets()), frozenset(cli.COMMANDS))
 
 
 def state(experiment: Experiment, known: Known) -> str:
