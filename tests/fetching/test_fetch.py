@@ -85,8 +85,9 @@ def fetched(root: str, *sources: Source, raw: Path | None = None) -> dict[str, S
     """What the ledger says after one more fetch of these."""
     storage = open_storage(root)
     folder = RawFolder(raw, list(sources)) if raw else None
-    fetch(storage, "annotations", "toy", list(sources), folder, serial, Progress(quiet=True))
-    return {state.path: state for state in Ledger(storage, "annotations", "toy").states()}
+    ledger = Ledger(storage, "annotations", "toy")
+    fetch(ledger, list(sources), folder, serial, Progress(quiet=True))
+    return {state.path: state for state in ledger.states()}
 
 
 def blobs(root: str) -> list[bytes]:

@@ -17,9 +17,8 @@ import pytest
 from pipelines.demo.server import Behaviour, Server, serve
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.progress_line import Progress
-from pipelines.fetching.corpus_files import CorpusFiles
+from pipelines.fetching.corpus_files import CorpusFiles, FileSet
 from pipelines.fetching.ledger import Attempt, Ledger, State
-from pipelines.fetching.sealing import current, seal
 from pipelines.upkeep.corpus_build import CorpusBuild
 from pipelines.upkeep.inspection import forget, verify
 from tests.conftest import tree_digest
@@ -193,7 +192,7 @@ def test_twenty_thousand_rows_are_summed_up_and_sealed_in_seconds(tmp_path: Path
         ledger.add([replace(OK, path=path) if path[4] != "7" else replace(LATER, path=path) for path in some])
     ledger.compact()
     assert ledger.summary()["files"] == {"ok": 18_000, "failed": 2_000}
-    sealed = seal(storage, "media", "toy", [Source(path, "http://127.0.0.1/") for path in paths])
+    sealed = FileSet(storage, "media", "toy", tuple(Source(path, "http://127.0.0.1/") for path in paths)).seal()
     assert sealed.totals["counts"] == {"present": 18_000, "absent": 2_000}
     assert [locked.path for locked in read_lock(sealed)] == paths
 
@@ -337,7 +336,7 @@ def test_checksums_that_are_pinned_later_and_hold_cost_neither_a_fetch_nor_a_par
 ) -> None:
     parses = Parses(publisher.corpus)
     first = CorpusBuild(site, parses.corpus).build("records")
-    sealed = current(site.storage, "annotations", "pictures", list(parses.corpus.sources))
+    sealed = FileSet(site.storage, "annotations", "pictures", parses.corpus.sources).sealed_now()
     assert sealed is not None
     digests = {locked.path: locked.sha256 for locked in read_lock(sealed)}
     pinned = replace(parses.corpus, sources=tuple(replace(s, sha256=digests[s.path]) for s in parses.corpus.sources))
@@ -368,7 +367,7 @@ def test_a_longer_list_of_files_is_fetched_as_far_as_it_is_new(site: BuildOption
     long = CorpusBuild(site, publisher.corpus).build("media")
     assert sorted(path for path in publisher.asked() if "/" in path) == [f"pictures/{name}" for name in PICTURES[5:]]
     assert (short.totals["counts"]["present"], long.totals["counts"]["present"]) == (5, 8)
-    assert current(site.storage, "media", "pictures", _listed(publisher, PICTURES)) == long
+    assert FileSet(site.storage, "media", "pictures", tuple(_listed(publisher, PICTURES))).sealed_now() == long
 
 
 def test_two_listed_files_of_one_path_are_refused(site: BuildOptions, publisher: Publisher) -> None:
