@@ -1,7 +1,6 @@
 """The flags that several commands share, and what they name: a root, corpora and stages, who does the work."""
 
 import argparse
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +9,10 @@ from pipelines.engine.progress_line import Progress
 from xmodal.errors import UserError
 
 if TYPE_CHECKING:
+    from pipelines.engine.build_options import BuildOptions
     from pipelines.engine.building import Runner
-    from pipelines.stages._corpus import Site
-    from xmodal.corpora import Corpus
+    from pipelines.upkeep.targets import Target
     from xmodal.root.storage import Storage
-
-Target = tuple["Site", "Corpus", list[str]]  # a corpus, its stages that are meant, and where they are built
 
 
 def path(text: str) -> Path:
@@ -80,6 +77,8 @@ def building(parser: argparse.ArgumentParser) -> None:
     settings(parser, "resnet.crop=256; `xmodal settings STAGE` lists them; another value is another output")
     weights(parser, "in place of those that a setting names")
     vectors(parser, "for the stage sentences")
+    file = "a file that a stage knows by this name, such as weights=FILE, which is --weights FILE"
+    parser.add_argument("--file", action="append", default=[], metavar="NAME=PATH", help=file)
     quiet(parser)
 
 
@@ -139,22 +138,30 @@ def runner(args: argparse.Namespace) -> "Runner":
     return serial if args.serial else on_ray
 
 
-def site(args: argparse.Namespace) -> "Site":
+def build_options(args: argparse.Namespace) -> "BuildOptions":
+    from pipelines.engine.build_options import BuildOptions
     from pipelines.engine.typed_settings import parse_settings
-    from pipelines.stages._corpus import CONFIGS, Site
+    from pipelines.stages import configs
     from xmodal.root.storage import open_storage
 
     if args.raw is not None and not args.raw.is_dir():
         raise UserError(f"--raw {args.raw} is not a folder")
-    return Site(
-        open_storage(args.root),
-        runner(args),
-        progress(args),
-        args.raw,
-        args.weights,
-        args.vectors,
-        parse_settings(args.set, CONFIGS),
-    )
+    storage, settings = open_storage(args.root), parse_settings(args.set, configs())
+    return BuildOptions(storage, runner(args), progress(args), args.raw, settings, _files(args))
+
+
+def _files(args: argparse.Namespace) -> dict[str, Path]:
+    """The files that stages know by a name: --weights, --vectors, and those of --file."""
+    from pipelines import stages
+
+    known = sorted({name for kind in stages.all() for name in kind.files})
+    files = {name: file for name in ("weights", "vectors") if (file := getattr(args, name))}
+    for text in args.file:
+        name, _, file = text.partition("=")
+        if name not in known or not file:
+            raise UserError(f"--file takes NAME=PATH, not {text!r}; the names are: {', '.join(known)}")
+        files[name] = Path(file).expanduser()
+    return files
 
 
 def existing(root: str) -> "Storage":
@@ -166,40 +173,16 @@ def existing(root: str) -> "Storage":
     return storage
 
 
-def resolve(args: argparse.Namespace, site: "Site") -> list[Target]:
+def parse_targets(args: argparse.Namespace, options: "BuildOptions") -> "list[Target]":
     """`coco` is its data, `coco/resnet` one stage; a Python file or your own data may stand for the name."""
-    from pipelines.fetching.user_lists import is_data
-    from pipelines.stages._corpus import STAGES, USUAL
-    from xmodal import corpora
+    from pipelines.fetching.user_lists import told
+    from pipelines.upkeep import targets
 
-    found: list[Target] = []
-    for text in args.targets:
-        name, _, stage = text.rpartition("/")
-        if not name or stage not in STAGES or (name not in corpora.names() and os.path.isdir(text)):
-            if "/" in text and not text.endswith(".py") and not is_data(text, {}, site.storage):
-                raise UserError(f"no stage {stage!r}; there are: {', '.join(STAGES)}")
-            name, stage = text, ""
-        of, corpus = resolve_corpus(name, args, site)
-        found.append((of, corpus, [stage] if stage else list(USUAL)))
-    return found
+    return targets.parse_targets(args.targets, options, told(args))
 
 
-def resolve_corpus(name: str, args: argparse.Namespace, site: "Site") -> "tuple[Site, Corpus]":
-    """The corpus, and the site with where its files lie."""
-    from dataclasses import replace
+def read_only(args: argparse.Namespace) -> "BuildOptions":
+    """For commands that look at a root which must be there."""
+    from pipelines.engine.build_options import BuildOptions
 
-    from pipelines.fetching import user_lists
-    from xmodal import corpora
-
-    flags = user_lists.told(args)
-    if name not in corpora.names() and user_lists.is_data(name, flags, site.storage):
-        found = user_lists.describe(name, flags, site.storage)
-        raw: dict[str, Any] = {} if site.raw else {"raw": found.folder, "archives": False}  # nobody asked for archives
-        return replace(site, files=found.places, list_at=found.place, **raw), found.corpus
-    if flags:
-        flag = next(iter(flags))
-        raise UserError(f"--{flag} is for data of your own: a list, a folder or hf://…, which {name} is not")
-    known = None if name.endswith(".py") or name in corpora.names() else user_lists.remembered(site.storage, name)
-    if known and not site.raw and (folder := user_lists.folder_of(site.storage, name)):
-        site = replace(site, raw=folder, archives=False)
-    return site, known or corpora.load(name)
+    return BuildOptions(existing(args.root))

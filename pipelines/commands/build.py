@@ -37,19 +37,21 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from pipelines.fetching import user_lists
-    from pipelines.stages._corpus import build_stages, unread
+    from pipelines.stages import is_of
+    from pipelines.upkeep.corpus_build import build_stages, unread
 
-    site, rows, notes = _flags.site(args), [], []
-    targets = _flags.resolve(args, site)
-    if ignored := unread(site.settings, (stage for _, _, stages in targets for stage in stages)):
-        site.progress.say(f"no stage of this build reads {', '.join(ignored)}")
-    for of, corpus, stages in targets:
-        with user_lists.named(of.storage, corpus.name, of.list_at):
-            rows += build_stages(of, corpus, stages)
-        notes += user_lists.notes(of.storage, corpus.name) if of.list_at else []
-        notes += user_lists.not_clips(of.storage, corpus.name) if {"frames", "clips"} & {*stages} else []
+    options, rows, notes = _flags.build_options(args), [], []
+    targets, storage = _flags.parse_targets(args, options), options.storage
+    if ignored := unread(options.settings, [stage for _, stages in targets for stage in stages]):
+        options.progress.say(f"no stage of this build reads {', '.join(ignored)}")
+    for work, stages in targets:
+        name, list_at = work.corpus.name, work.options.list_at
+        with user_lists.named(storage, name, list_at):
+            rows += build_stages(work, stages)
+        notes += user_lists.notes(storage, name) if list_at else []
+        notes += user_lists.not_clips(storage, name) if any(is_of(stage, "clip") for stage in stages) else []
     lacking = [f"{row['corpus']}/{row['stage']}" for row in rows if _lacks(row, args.most_absent)]
-    return {"root": site.storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)], "too_much_absent": lacking}
+    return {"root": storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)], "too_much_absent": lacking}
 
 
 def text(result: Result) -> Iterator[str]:
@@ -75,7 +77,7 @@ def outputs(result: Result) -> Iterator[str]:
 
 def _absent(row: Result) -> list[str]:
     """Where media are absent: how many of which folders, why, and what brings those that come after all."""
-    why = row.get("absent", {}).items()
+    why = row.get("reasons", {}).items()
     lines = [f"{one['files']:,} {kind}, such as {one['path']}: {one['reason']}" for kind, one in why]
     lines = [*absent(row.get("folders", {})), *lines]
     retry, seal = command("retry", row["corpus"]), command("seal", row["corpus"])
@@ -84,21 +86,14 @@ def _absent(row: Result) -> list[str]:
 
 
 def _retry(row: Result) -> list[str]:
-    """The command that tries failed clips again, where another try may help."""
-    from xmodal.media.frame_times import PASSING  # imports numpy, and `doctor` has to run without it
-
-    kinds = [kind for kind in PASSING if row["stage"] == "frames" and kind in row["failures"]]
-    again = command("retry", f"{row['corpus']}/frames")
-    return [f"`{again}` tries those of {' and '.join(kinds)} again"] if kinds else []
+    """The command that tries failed items again, where another try may help."""
+    again = command("retry", f"{row['corpus']}/{row['stage']}")
+    return [f"`{again}` tries those of {' and '.join(row['retry'])} again"] if row.get("retry") else []
 
 
 def _lacks(row: Result, most: float | None) -> bool:
-    counted = row["counts"]
-    missing = counted.get("absent", 0) or row["failures"].get("absent", 0)
-    present = next((counted[name] for name in ("present", "clips", "media", "rows") if name in counted), 0)
-    if most is None:
-        return missing > 0 and not present
-    return missing > most * (missing + present)
+    planned, absent = int(row["planned"]), int(row["absent"])
+    return 0 < planned <= absent if most is None else absent > most * planned
 
 
 def _share(text: str) -> float:

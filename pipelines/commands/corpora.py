@@ -20,7 +20,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     from pipelines.fetching import user_lists
-    from pipelines.stages._corpus import stages_of
+    from pipelines.upkeep.corpus_build import stages_of
     from pipelines.upkeep.inspection import origin
     from xmodal import corpora
     from xmodal.root.outputs import directories

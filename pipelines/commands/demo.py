@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> Result:
         raise UserError("the demo takes a folder of this machine as its root")
     folder = Path(args.root or "demo")
     args.root = str(folder / "root")
-    return demo(_flags.site(args), folder, World(args.items))
+    return demo(_flags.build_options(args), folder, World(args.items))
 
 
 def text(result: Result) -> Iterator[str]:

@@ -27,16 +27,15 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from pipelines.stages._corpus import Site
     from pipelines.upkeep.leakage_report import leakage
+    from pipelines.upkeep.targets import open_corpus
     from xmodal.root.outputs import find
 
-    storage = _flags.existing(args.root)
+    options = _flags.read_only(args)
     known = {output.config["corpus"] for output in find(args.root, "records")}
-    site = Site(storage)
-    names = [name if name in known else _flags.resolve_corpus(name, args, site)[1].name for name in args.targets]
+    names = [name if name in known else open_corpus(name, options, {}).corpus.name for name in args.targets]
     distance = {} if args.distance is None else {"distance": args.distance}
-    return leakage(storage, names, split=args.clean, against=args.against, **distance)
+    return leakage(options.storage, names, split=args.clean, against=args.against, **distance)
 
 
 def text(result: Result) -> Iterator[str]:

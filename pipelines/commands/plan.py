@@ -26,9 +26,8 @@ def flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     from pipelines.upkeep.planning import plan
 
-    site = _flags.site(args)
-    rows = [row for of, corpus, stages in _flags.resolve(args, site) for row in plan(of, corpus, stages)]
-    return {"stages": rows, "free_bytes": site.storage.free_bytes()}
+    options = _flags.build_options(args)
+    return {"stages": plan(_flags.parse_targets(args, options)), "free_bytes": options.storage.free_bytes()}
 
 
 def text(result: Result) -> Iterator[str]:
@@ -47,11 +46,10 @@ def text(result: Result) -> Iterator[str]:
 
 def _row(row: dict[str, Any]) -> str:
     name = f"{row['corpus']}/{row['stage']}"
+    writes = f", about {size(row['writes'])} to write" if row.get("writes") else ""
     if "waits_for" in row:
-        return f"{name:28} after {row['waits_for']}"
+        return f"{name:28} after {row['waits_for']}{writes}"
     if "units" in row:
-        most = "about" if row["stage"] in ("frames", "clips") else "up to"
-        writes = f", {most} {size(row['writes'])} to write" if row.get("writes") else ""
         return f"{name:28} {row['done']:,} of {row['units']:,} units done{writes}"
     parts = [f"{row['done']:,} of {row['files']:,} files here"]
     parts += [f"{row['at_hand']:,} in the raw folder"] if row["at_hand"] else []

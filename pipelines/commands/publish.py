@@ -24,13 +24,13 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from pipelines.publishing.dataset_repository import feature_stores, publish
-    from pipelines.stages._corpus import Site
 
     if len(args.targets) != 1:
         raise UserError("publish takes one corpus, because --out is one folder")
-    storage = _flags.existing(args.root)
-    ((_, corpus, _),) = _flags.resolve(args, Site(storage))
-    return publish(corpus, storage, args.out, feature_stores(corpus, storage), _flags.progress(args))
+    options = _flags.read_only(args)
+    ((work, _),) = _flags.parse_targets(args, options)
+    stores = feature_stores(work.corpus, options.storage)
+    return publish(work.corpus, options.storage, args.out, stores, _flags.progress(args))
 
 
 def text(result: Result) -> Iterator[str]:

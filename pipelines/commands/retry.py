@@ -12,7 +12,6 @@ from pipelines.commands import _flags
 from pipelines.commands._text import Result, command
 
 GROUP = "data"
-FETCHED = ("sources", "media")  # a retry of either is of all files of the corpus
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
@@ -23,15 +22,16 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from pipelines.stages._corpus import retry
+    from pipelines.stages import FILE_SETS
     from pipelines.upkeep.retries import retry_units
 
     done = {}
-    for target, (site, corpus, stages) in zip(args.targets, _flags.resolve(args, _flags.site(args)), strict=True):
-        if len(stages) == 1 and stages[0] not in FETCHED:
-            done[target] = retry_units(site, corpus, stages[0], args.failure)
-        else:
-            done[target] = retry(site, corpus, args.failure)
+    targets = _flags.parse_targets(args, _flags.build_options(args))
+    for target, (work, stages) in zip(args.targets, targets, strict=True):
+        if len(stages) == 1 and stages[0] not in FILE_SETS:
+            done[target] = retry_units(work, stages[0], args.failure)
+        else:  # of all files of the corpus
+            done[target] = work.files.retry(args.failure)
     return {"root": args.root, "corpora": done}
 
 

@@ -19,11 +19,11 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Sealed:
-    from pipelines.stages._corpus import Site, reseal
+    from pipelines.engine.build_options import BuildOptions
     from xmodal.root.storage import open_storage
 
-    targets = _flags.resolve(args, Site(open_storage(args.root)))
-    return {corpus.name: reseal(site, corpus) for site, corpus, _ in targets}
+    targets = _flags.parse_targets(args, BuildOptions(open_storage(args.root)))
+    return {work.corpus.name: work.files.reseal() for work, _ in targets}
 
 
 def text(result: Sealed) -> Iterator[str]:

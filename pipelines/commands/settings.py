@@ -7,7 +7,7 @@ examples:
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pipelines.commands import _flags
@@ -23,10 +23,16 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
+    from pipelines import stages
     from pipelines.engine.typed_settings import describe
 
-    configs = _configs(args.name)
-    return {"name": args.name, "settings": [row for name, config in configs.items() for row in describe(config, name)]}
+    corpus, _, stage = args.name.rpartition("/")
+    there = stages.targets()
+    if corpus and stage not in there:
+        raise UserError(f"no stage {stage!r}; there are: {', '.join(there)}")
+    configs, files = _of_stage(stage) if stage in there else (_of_recipe(stage, there), [])
+    rows = [row for name, config in configs.items() for row in describe(config, name)]
+    return {"name": args.name, "settings": rows, "files": files}
 
 
 def text(result: Result) -> Iterator[str]:
@@ -38,6 +44,7 @@ def text(result: Result) -> Iterator[str]:
     widths = [min(40, max(len(row[column]) for row in rows)) for column in range(3)]
     for row in rows:
         yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, (*widths, 0), strict=True)).rstrip()
+    yield from (f"it reads a file: --file {name}=PATH" for name in result["files"])
 
 
 def _shown(value: object) -> str:
@@ -47,28 +54,22 @@ def _shown(value: object) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def _configs(name: str) -> Mapping[str, object]:
-    from pipelines.stages._corpus import BEFORE, CONFIGS, STAGES
-    from pipelines.stages.records import RecordsConfig
-    from xmodal import corpora
+def _of_stage(stage: str) -> tuple[dict[str, Any], list[str]]:
+    """The configs of a stage and of what is built before it, and the names of files that they read."""
+    from pipelines import stages
 
-    corpus, _, stage = name.rpartition("/")
-    if stage in STAGES:
-        known = {part: CONFIGS[part] for part in (*sorted(BEFORE.get(stage, ())), stage) if part in CONFIGS}
-        return {stage: RecordsConfig.of(corpora.load(corpus))} if corpus and stage == "records" else known
-    if corpus:
-        raise UserError(f"no stage {stage!r}; there are: {', '.join(STAGES)}")
-    return _recipe_configs(name, list(STAGES))
+    kinds = [stages.load(name) for name in stages.with_needs([stage]) if name not in stages.FILE_SETS]
+    return {kind.name: kind.config() for kind in kinds}, sorted({name for kind in kinds for name in kind.files})
 
 
-def _recipe_configs(name: str, stages: list[str]) -> Mapping[str, object]:
+def _of_recipe(name: str, there: list[str]) -> dict[str, Any]:
     from pipelines.engine.typed_settings import nearest
     from pipelines.papers.recipe_runs import configs_of, recipes
 
-    known: dict[str, Any] = recipes()
+    known = recipes()
     if name not in known:
-        meant = nearest(name, {one: one for one in (*stages, *known)})
+        meant = nearest(name, {one: one for one in (*there, *known)})
         raise UserError(
-            f"no stage and no recipe {name!r}{meant}; `xmodal recipes` lists recipes, stages are {', '.join(stages)}"
+            f"no stage and no recipe {name!r}{meant}; stages: {', '.join(there)}; recipes: `xmodal recipes`"
         )
-    return configs_of(known[name])
+    return dict(configs_of(known[name]))

@@ -18,6 +18,7 @@ from pipelines.commands import parser as make_parser
 from pipelines.commands import reproduce as reproduce_command
 from pipelines.demo import coco, mrw, tgif
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.progress_line import Progress
 from pipelines.papers import recipe_runs
 from pipelines.papers.experiments import (
@@ -34,7 +35,7 @@ from pipelines.papers.experiments import (
     state,
 )
 from pipelines.papers.reproduction import about, measured, run, to_run
-from pipelines.stages._corpus import Site, build_records
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.publishers import cub
 from tests.toy_root import make_root
 from tests.toy_root import one_thread as one_thread
@@ -449,8 +450,8 @@ def test_pictures_that_no_stage_makes_are_waited_for() -> None:
 def test_recall_is_by_classes_where_the_corpus_has_them(tmp_path: Path) -> None:
     """Of CUB's generated publisher, by the metrics of a matrix in which a class is found and an item is not."""
     world = World(items=60, image_size=32, captions_per_item=10, identities=12)
-    site = Site(open_storage(str(tmp_path / "root")), raw=tmp_path)
-    build_records(site, cub.write(world, tmp_path))
+    site = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path)
+    CorpusBuild(site, cub.write(world, tmp_path)).build("records")
     kinds = {str(picture.number): picture.class_number for picture in cub.pictures(world)}
     ids = [item for item, number in kinds.items() if number in cub.TEST]
     matrix = np.array([[float(kinds[item] == kinds[other]) for other in ids for _ in range(10)] for item in ids])

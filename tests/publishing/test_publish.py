@@ -22,11 +22,12 @@ import yaml  # type: ignore[import-untyped]
 
 from pipelines.demo.coco import write
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
 from pipelines.engine.progress_line import Progress
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.publishing.dataset_repository import feature_stores, publish
-from pipelines.stages._corpus import Site, build_media, build_records
+from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal.corpora import Corpus, ReleaseClass
 from xmodal.errors import UserError
 from xmodal.records.tables import Caption, Item, Label, Row, Split, read_rows
@@ -60,8 +61,8 @@ class Built:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("built")
     corpus = write(WORLD, folder / "raw")
-    site = Site(open_storage(str(folder / "root")), raw=folder / "raw")
-    records, media = build_records(site, corpus), build_media(site, corpus)
+    site = BuildOptions(open_storage(str(folder / "root")), raw=folder / "raw")
+    records, media = CorpusBuild(site, corpus).build("records"), CorpusBuild(site, corpus).build("media")
     with records.open("items.parquet") as file:
         ids = sorted(item.id for item in read_rows(file, Item))
     return Built(corpus, site.storage, records, media, [build(toy_features(media, ids), site.storage)])
