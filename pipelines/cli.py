@@ -84,9 +84,9 @@ def _complain(text: str, code: int = 1) -> int:
 def _about_disk(error: OSError, root: str) -> str:
     where = f" ({error.filename})" if error.filename else ""
     folder = os.path.abspath(os.path.expanduser(root))
+    if error.errno == errno.ENOENT and root and not os.path.isdir(folder) and folder.startswith(str(error.filename)):
+        return f"the folder {root} cannot be made: choose another root"
     if error.errno == errno.ENOENT and root and str(error.filename).startswith(folder):
-        if not os.path.isdir(folder):
-            return f"the root {root} cannot be made: choose another root"
         return f"a file is missing{where}: `xmodal verify --forget` has it made again by the next build or retry"
     if error.errno is None:
         return f"{error}: if a file under {root} is damaged, `xmodal verify --forget` finds it"

@@ -69,7 +69,5 @@ def _of_recipe(name: str, there: list[str]) -> dict[str, Any]:
     known = recipes()
     if name not in known:
         meant = nearest(name, {one: one for one in (*there, *known)})
-        raise UserError(
-            f"no stage and no recipe {name!r}{meant}; stages: {', '.join(there)}; recipes: `xmodal recipes`"
-        )
+        raise UserError(f"no stage or recipe {name!r}{meant}; stages: {', '.join(there)}; recipes: `xmodal recipes`")
     return dict(configs_of(known[name]))
