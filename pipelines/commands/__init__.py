@@ -14,10 +14,15 @@ Heavy imports stand inside `run`. An underscore at the end of a module's name is
 import argparse
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from xmodal import __version__
+
+Args = argparse.Namespace
+Result = dict[str, Any]
+Lines = Iterator[str]
 
 GROUPS = {  # in this order; a group that is not named here comes after them, by its own word
     "data": "get data",

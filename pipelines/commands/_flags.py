@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.commands import Args, Parser
 from pipelines.engine.progress_line import Progress
 from xmodal.errors import UserError
 
@@ -27,11 +28,11 @@ def count(text: str) -> int:
     return int(text)
 
 
-def root(parser: argparse.ArgumentParser, required: bool = True) -> None:
+def root(parser: Parser, required: bool = True) -> None:
     parser.add_argument("--root", required=required, help="where outputs are: a folder, or a URL, s3://bucket/run")
 
 
-def quiet(parser: argparse.ArgumentParser) -> None:
+def quiet(parser: Parser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
 
 
@@ -39,7 +40,7 @@ def settings(parser: argparse._ActionsContainer, example: str) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=f"a setting: {example}")
 
 
-def device(parser: argparse.ArgumentParser) -> None:
+def device(parser: Parser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
 
 
@@ -50,27 +51,27 @@ def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
         parser.add_argument(f"--{name}", metavar="IDENTITY", help=f"which {what}, where the root has several")
 
 
-def vectors(parser: argparse.ArgumentParser, purpose: str) -> None:
+def vectors(parser: Parser, purpose: str) -> None:
     parser.add_argument("--vectors", type=path, metavar="FILE", help=f"word vectors, or an index of them: {purpose}")
 
 
-def weights(parser: argparse.ArgumentParser, purpose: str) -> None:
+def weights(parser: Parser, purpose: str) -> None:
     parser.add_argument("--weights", type=path, metavar="FILE", help=f"a state_dict of the network, {purpose}")
 
 
-def targets(parser: argparse.ArgumentParser, metavar: str) -> None:
+def targets(parser: Parser, metavar: str) -> None:
     what = "a corpus, or a list, folder or mine.py of yours"
     what += f"; /STAGE for one of {', '.join(stage_names())}" if "STAGE" in metavar else ""
     parser.add_argument("targets", nargs="+", metavar=metavar, help=what)
 
 
-def workers(parser: argparse.ArgumentParser) -> None:
+def workers(parser: Parser) -> None:
     parser.add_argument("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
     parser.add_argument("--workers", type=count, default=0, help="at most so many; default: all there is room for")
     parser.add_argument("--serial", action="store_true", help="one after the other in this process, without Ray")
 
 
-def building(parser: argparse.ArgumentParser) -> None:
+def building(parser: Parser) -> None:
     """What every command takes that builds stages, or plans to."""
     parser.add_argument("--raw", type=path, help="a folder with files you have, also in archives; linked, if possible")
     workers(parser)
@@ -82,7 +83,7 @@ def building(parser: argparse.ArgumentParser) -> None:
     quiet(parser)
 
 
-def own_data(parser: argparse.ArgumentParser) -> None:
+def own_data(parser: Parser) -> None:
     own = parser.add_argument_group(
         "your own data",
         "A list (.parquet, .csv, .tsv, .jsonl), a folder with one, or a Hugging Face dataset (a folder, or hf://org/name)\n"
@@ -113,16 +114,16 @@ def stage_names() -> list[str]:
 # ------------------------------------------------------------------------------------------------- what the flags name
 
 
-def progress(args: argparse.Namespace) -> Progress:
+def progress(args: Args) -> Progress:
     return Progress(quiet=args.quiet)
 
 
-def chosen_outputs(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+def chosen_outputs(args: Args, *names: str) -> dict[str, Any]:
     """The flags of these names, as keywords."""
     return {name: getattr(args, name) for name in names}
 
 
-def runner(args: argparse.Namespace) -> "Runner":
+def runner(args: Args) -> "Runner":
     """Ray is imported when the first unit is to be done: an up-to-date root needs none."""
     from pipelines.engine.building import serial
 
@@ -138,7 +139,7 @@ def runner(args: argparse.Namespace) -> "Runner":
     return serial if args.serial else on_ray
 
 
-def build_options(args: argparse.Namespace) -> "BuildOptions":
+def build_options(args: Args) -> "BuildOptions":
     from pipelines.engine.build_options import BuildOptions
     from pipelines.engine.typed_settings import parse_settings
     from pipelines.stages import configs
@@ -150,7 +151,7 @@ def build_options(args: argparse.Namespace) -> "BuildOptions":
     return BuildOptions(storage, runner(args), progress(args), args.raw, settings, _files(args))
 
 
-def _files(args: argparse.Namespace) -> dict[str, Path]:
+def _files(args: Args) -> dict[str, Path]:
     """The files that stages know by a name: --weights, --vectors, and those of --file."""
     from pipelines import stages
 
@@ -173,7 +174,7 @@ def existing(root: str) -> "Storage":
     return storage
 
 
-def parse_targets(args: argparse.Namespace, options: "BuildOptions") -> "list[Target]":
+def parse_targets(args: Args, options: "BuildOptions") -> "list[Target]":
     """`coco` is its data, `coco/resnet` one stage; a Python file or your own data may stand for the name."""
     from pipelines.fetching.user_lists import told
     from pipelines.upkeep import targets
@@ -181,7 +182,7 @@ def parse_targets(args: argparse.Namespace, options: "BuildOptions") -> "list[Ta
     return targets.parse_targets(args.targets, options, told(args))
 
 
-def read_only(args: argparse.Namespace) -> "BuildOptions":
+def read_only(args: Args) -> "BuildOptions":
     """For commands that look at a root which must be there."""
     from pipelines.engine.build_options import BuildOptions
 

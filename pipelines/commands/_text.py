@@ -2,9 +2,8 @@
 
 import shlex
 from collections.abc import Mapping
-from typing import Any
 
-Result = dict[str, Any]
+from pipelines.commands import Result
 
 
 def counts(named: Mapping[str, int]) -> str:

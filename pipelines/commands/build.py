@@ -14,15 +14,14 @@ examples:
 """
 
 import argparse
-from collections.abc import Iterator
 
-from pipelines.commands import _flags
-from pipelines.commands._text import Result, absent, command, counts, failures
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import absent, command, counts, failures
 
 GROUP = "data"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS[/STAGE]")
     _flags.root(parser)
     _flags.building(parser)
@@ -35,7 +34,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     _flags.own_data(parser)
 
 
-def run(args: argparse.Namespace) -> Result:
+def run(args: Args) -> Result:
     from pipelines.fetching import user_lists
     from pipelines.stages import is_of
     from pipelines.upkeep.corpus_build import build_stages, unread
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> Result:
     return {"root": storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)], "too_much_absent": lacking}
 
 
-def text(result: Result) -> Iterator[str]:
+def text(result: Result) -> Lines:
     yield from outputs(result)
     for name in result["too_much_absent"]:
         yield f"{name}: more is absent than --most-absent allows, so the exit code is 3"
@@ -64,7 +63,7 @@ def exit_code(result: Result) -> int:
     return 3 if result["too_much_absent"] else 0
 
 
-def outputs(result: Result) -> Iterator[str]:
+def outputs(result: Result) -> Lines:
     """Two lines an output, and what is odd or absent in it; the demo shows them too."""
     for row in result["outputs"]:
         name, state = f"{row['corpus']}/{row['stage']}", "built" if row["built"] else "up to date"

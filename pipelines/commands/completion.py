@@ -5,16 +5,16 @@ examples:
   xmodal completion zsh > ~/.zsh/completions/_xmodal    in a folder of fpath
 """
 
-import argparse
+from pipelines.commands import Args, Parser
 
 GROUP = "installation"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh"))
 
 
-def run(args: argparse.Namespace) -> str:
+def run(args: Args) -> str:
     import shtab
 
     from pipelines.commands import parser

@@ -5,20 +5,18 @@ examples:
   xmodal corpora --root data --json
 """
 
-import argparse
-from collections.abc import Iterator
 from typing import Any
 
-from pipelines.commands import _flags
+from pipelines.commands import Args, Lines, Parser, _flags
 
 GROUP = "data"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
     _flags.root(parser, required=False)
 
 
-def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+def run(args: Args) -> list[dict[str, Any]]:
     from pipelines.fetching import user_lists
     from pipelines.upkeep.corpus_build import stages_of
     from pipelines.upkeep.inspection import origin
@@ -45,7 +43,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def text(result: list[dict[str, Any]]) -> Iterator[str]:
+def text(result: list[dict[str, Any]]) -> Lines:
     for row in result:
         yield f"{row['name']:20} {row['licence']}"
         yield f"    stages: {', '.join(row['stages'])}"

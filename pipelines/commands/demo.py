@@ -5,29 +5,26 @@ examples:
   xmodal demo --items 200 --serial
 """
 
-import argparse
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-from pipelines.commands import _flags
-from pipelines.commands._text import Result
+from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands.build import outputs
 from xmodal.errors import UserError
 
 GROUP = "installation"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
     parser.add_argument("--items", type=_flags.count, default=1000, help="scenes in COCO's world (default: 1000)")
     _flags.root(parser, required=False)
     _flags.building(parser)
 
 
-def run(args: argparse.Namespace) -> Result:
+def run(args: Args) -> Result:
     from pipelines.demo.run import demo
     from pipelines.demo.world import World
 
@@ -38,7 +35,7 @@ def run(args: argparse.Namespace) -> Result:
     return demo(_flags.build_options(args), folder, World(args.items))
 
 
-def text(result: Result) -> Iterator[str]:
+def text(result: Result) -> Lines:
     runs = result["runs"]
     evaluations = [one["evaluation"] for one in runs]
     is_new = any(row["built"] for row in result["outputs"]) or any(one["training"]["trained"] for one in runs)
@@ -53,7 +50,7 @@ def text(result: Result) -> Iterator[str]:
     yield from (f"  {line}" for line in _next(result))
 
 
-def _next(result: Result) -> Iterator[str]:
+def _next(result: Result) -> Lines:
     root, xmodal = shlex.quote(os.path.relpath(result["root"])), _program("xmodal")
     folder = os.path.dirname(os.path.relpath(result["root"]))
     maps, sheets, dataset = (shlex.quote(os.path.join(folder, name)) for name in ("maps", "sheets", "dataset"))
@@ -68,7 +65,7 @@ def _next(result: Result) -> Iterator[str]:
     yield f"{xmodal} plan coco --root data        the real corpus"
 
 
-def _recall(corpus: str, evaluations: list[Result]) -> Iterator[str]:
+def _recall(corpus: str, evaluations: list[Result]) -> Lines:
     first = evaluations[0]
     yield f"recall on {corpus}'s {first['items']} scenes that were not trained on, features by {first['weights']}:"
     yield f"  {'':15}{'caption to scene':^27}{'scene to captions':^27}"

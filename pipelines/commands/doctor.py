@@ -7,20 +7,16 @@ examples:
   xmodal doctor --root s3://bucket/xmodal               also whether a root can be written to
 """
 
-import argparse
-from collections.abc import Iterator
-
-from pipelines.commands import _flags
-from pipelines.commands._text import Result
+from pipelines.commands import Args, Lines, Parser, Result, _flags
 
 GROUP = "installation"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
     _flags.root(parser, required=False)
 
 
-def run(args: argparse.Namespace) -> list[Result]:
+def run(args: Args) -> list[Result]:
     from dataclasses import asdict
 
     from pipelines.upkeep.machine import examine
@@ -28,7 +24,7 @@ def run(args: argparse.Namespace) -> list[Result]:
     return [asdict(check) for check in examine(args.root)]
 
 
-def text(result: list[Result]) -> Iterator[str]:
+def text(result: list[Result]) -> Lines:
     for check in result:
         yield f"{check['verdict']:8} {check['name']:22} {check['found']}  (for {check['purpose']})"
         if check["verdict"] != "ok" and check["remedy"]:

@@ -13,26 +13,26 @@ A file of PVSE, PCME or VSE++ is evaluated on features of a corpus, read as that
 visual.stage=pixels, which looks at the pictures by the CNN in the file.
 """
 
-import argparse
 import json
 from typing import Any
 
-from pipelines.commands import _flags
+from pipelines.commands import Args, Parser, _flags
 from xmodal.errors import UserError
 
 GROUP = "models"
 WEIGHTS = (".pth", ".pt", ".tar")
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
+    add = parser.add_argument
     run = "the folder of a run, or its best.pt; weights in a file of PVSE, PCME or VSE++; or use --scores"
-    parser.add_argument("run", type=_flags.path, nargs="?", metavar="RUN|FILE", help=run)
+    add("run", type=_flags.path, nargs="?", metavar="RUN|FILE", help=run)
     _flags.root(parser)
-    parser.add_argument("--split", help="such as karpathy/val (default: the test split)")
+    add("--split", help="such as karpathy/val (default: the test split)")
     _flags.device(parser)
-    parser.add_argument("--distance", help="another score of the same weights: elk, js, wasserstein, … (PCME)")
-    parser.add_argument("--eccv", type=_flags.path, metavar="DIR", help="a folder with ECCV-Caption's two JSON files")
-    parser.add_argument("--latex", action="store_true", help="the result as LaTeX tables on stdout")
+    add("--distance", help="another score of the same weights: elk, js, wasserstein, … (PCME)")
+    add("--eccv", type=_flags.path, metavar="DIR", help="a folder with ECCV-Caption's two JSON files")
+    add("--latex", action="store_true", help="the result as LaTeX tables on stdout")
     _flags.quiet(parser)
     released = parser.add_argument_group("a file of released weights")
     words = "the .pkl or .json released with it, or a run's"
@@ -53,7 +53,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     matrix.add_argument("--write-ids", metavar="PREFIX", help=only)
 
 
-def run(args: argparse.Namespace) -> Any:
+def run(args: Args) -> Any:
     from xmodal.evaluation.matrix_metrics import score, write_ids
 
     _check(args)
@@ -73,7 +73,7 @@ def text(result: str) -> list[str]:
     return [result]
 
 
-def _report(args: argparse.Namespace) -> Any:
+def _report(args: Args) -> Any:
     from pipelines.papers.recipe_runs import evaluate, evaluate_released
 
     asked = {"device": args.device, "distance": args.distance, "extended": args.eccv, "progress": _flags.progress(args)}
@@ -85,7 +85,7 @@ def _report(args: argparse.Namespace) -> Any:
     return evaluate_released(args.run, args.vocabulary, args.root, corpus, args.split, args.set, **asked)
 
 
-def _is_released(args: argparse.Namespace) -> bool:
+def _is_released(args: Args) -> bool:
     """Whether a file of weights is to be evaluated, and no run."""
     from xmodal.training.run_folder import BEST, RECIPE
 
@@ -94,7 +94,7 @@ def _is_released(args: argparse.Namespace) -> bool:
     return args.run.is_file() or args.run.suffix in WEIGHTS
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check(args: Args) -> None:
     if args.json and args.latex:
         raise UserError("--json and --latex are two ways to print the same: give one")
     is_released = _is_released(args)

@@ -5,28 +5,26 @@ examples:
   xmodal leakage coco flickr30k --root data --clean karpathy/test
 """
 
-import argparse
-from collections.abc import Iterator
 from typing import Any
 
-from pipelines.commands import _flags
-from pipelines.commands._text import Result
+from pipelines.commands import Args, Lines, Parser, Result, _flags
 
 GROUP = "models"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("targets", nargs="+", metavar="CORPUS", help="corpora whose fingerprints are built")
+def flags(parser: Parser) -> None:
+    add = parser.add_argument
+    add("targets", nargs="+", metavar="CORPUS", help="corpora whose fingerprints are built")
     _flags.root(parser)
     near = "near pictures differ in at most so many bits of 64 (default: 6)"
-    parser.add_argument("--distance", type=_flags.count, metavar="N", help=near)
+    add("--distance", type=_flags.count, metavar="N", help=near)
     clean = "of the first corpus, karpathy/test: written beside it without what lies in training splits"
-    parser.add_argument("--clean", metavar="SPLIT", help=clean)
+    add("--clean", metavar="SPLIT", help=clean)
     against = "what --clean compares with (default: the training splits of its author and of the other corpora)"
-    parser.add_argument("--against", nargs="+", default=[], metavar="SPLIT", help=against)
+    add("--against", nargs="+", default=[], metavar="SPLIT", help=against)
 
 
-def run(args: argparse.Namespace) -> Result:
+def run(args: Args) -> Result:
     from pipelines.upkeep.leakage_report import leakage
     from pipelines.upkeep.targets import open_corpus
     from xmodal.root.outputs import find
@@ -38,7 +36,7 @@ def run(args: argparse.Namespace) -> Result:
     return leakage(options.storage, names, split=args.clean, against=args.against, **distance)
 
 
-def text(result: Result) -> Iterator[str]:
+def text(result: Result) -> Lines:
     yield from (f"{each['corpus']}: {_media(each)}" for each in result["corpora"])
     yield f"{'pairs of':>60}  {'same item':>9} {'exact':>9} {'near':>9}   (near: {result['distance']} bits)"
     for pair in result["pairs"]:

@@ -6,22 +6,19 @@ examples:
   xmodal build tgif/frames --root data; xmodal look tgif --root data --frames sheets
 """
 
-import argparse
-from collections.abc import Iterator
 from typing import Any
 
-from pipelines.commands import _flags
-from pipelines.commands._text import Result
+from pipelines.commands import Args, Lines, Parser, Result, _flags
 from xmodal.errors import UserError
 
 GROUP = "models"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
-    run = "the folder of a run; with --frames a corpus"
-    parser.add_argument("run", type=_flags.path, metavar="RUN|CORPUS", help=run)
+def flags(parser: Parser) -> None:
+    add = parser.add_argument
+    add("run", type=_flags.path, metavar="RUN|CORPUS", help="the folder of a run; with --frames a corpus")
     _flags.root(parser)
-    parser.add_argument("--split", help="such as karpathy/val (default: the test split; of --frames all clips)")
+    add("--split", help="such as karpathy/val (default: the test split; of --frames all clips)")
     _flags.device(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     attention = "a PNG an item: every map of attention over it"
@@ -33,11 +30,11 @@ def flags(parser: argparse.ArgumentParser) -> None:
     some = parser.add_mutually_exclusive_group()
     some.add_argument("--items", nargs="+", default=[], metavar="ID", help="these items alone")
     some.add_argument("--first", type=_flags.count, metavar="N", help="the first items (default: 8)")
-    parser.add_argument("--features", help="of --frames: identity of the frames, where the root has several")
+    add("--features", help="of --frames: identity of the frames, where the root has several")
     _flags.quiet(parser)
 
 
-def run(args: argparse.Namespace) -> Result:
+def run(args: Args) -> Result:
     from pipelines.papers.recipe_runs import look, look_at_clips
 
     if args.probes and (args.items or args.first is not None):
@@ -52,7 +49,7 @@ def run(args: argparse.Namespace) -> Result:
     return look(args.run, args.root, args.split, args.device, progress, args.attention, **some)
 
 
-def text(result: Result) -> Iterator[str]:
+def text(result: Result) -> Lines:
     if "pictures" in result:
         yield from (f"{one['path']}: {one['caption']}" for one in result["pictures"])
         yield f"{len(result['pictures'])} pictures in {result['folder']}"
@@ -77,7 +74,7 @@ def _probed(row: list[Any], plain: list[Any]) -> str:
     return f"{100 * row[0]:3.0f} %" + "".join(f"{cell:>20}" for cell in shown)
 
 
-def _by_uncertainty(side: str, bins: list[Result]) -> Iterator[str]:
+def _by_uncertainty(side: str, bins: list[Result]) -> Lines:
     rows = {
         "uncertainty": [f"{each['mean']:.4g}" for each in bins],
         "queries": [str(each["count"]) for each in bins],

@@ -5,32 +5,30 @@ examples:
   xmodal plan coco/resnet --root data --set resnet.output=pooled --json
 """
 
-import argparse
-from collections.abc import Iterator
 from typing import Any
 
-from pipelines.commands import _flags
-from pipelines.commands._text import Result, size
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import size
 from pipelines.engine.progress_line import duration
 
 GROUP = "data"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS[/STAGE]")
     _flags.root(parser)
     _flags.building(parser)
     _flags.own_data(parser)
 
 
-def run(args: argparse.Namespace) -> Result:
+def run(args: Args) -> Result:
     from pipelines.upkeep.planning import plan
 
     options = _flags.build_options(args)
     return {"stages": plan(_flags.parse_targets(args, options)), "free_bytes": options.storage.free_bytes()}
 
 
-def text(result: Result) -> Iterator[str]:
+def text(result: Result) -> Lines:
     rows, free = result["stages"], result["free_bytes"]
     totals = ("bytes", "writes", "seconds", "requests")
     loads, writes, seconds, requests = (sum(row.get(name, 0) for row in rows) for name in totals)

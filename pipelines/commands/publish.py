@@ -4,17 +4,14 @@ examples:
   xmodal publish coco --root data --out coco-captions
 """
 
-import argparse
-from collections.abc import Iterator
-
-from pipelines.commands import _flags
-from pipelines.commands._text import Result, size
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import size
 from xmodal.errors import UserError
 
 GROUP = "exchange"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS")
     _flags.root(parser)
     out = "the folder; one of an earlier publish is replaced"
@@ -22,7 +19,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     _flags.quiet(parser)
 
 
-def run(args: argparse.Namespace) -> Result:
+def run(args: Args) -> Result:
     from pipelines.publishing.dataset_repository import feature_stores, publish
 
     if len(args.targets) != 1:
@@ -33,7 +30,7 @@ def run(args: argparse.Namespace) -> Result:
     return publish(work.corpus, options.storage, args.out, stores, _flags.progress(args))
 
 
-def text(result: Result) -> Iterator[str]:
+def text(result: Result) -> Lines:
     rows = result["rows"]
     splits = ", ".join(f"{name} {split} ({count:,})" for name, of in rows.items() for split, count in of.items())
     yield f"{result['path']}: {result['files']:,} files, {size(result['bytes'])}: {splits}"

@@ -5,19 +5,16 @@ examples:
   xmodal recipes --json
 """
 
-import argparse
-from collections.abc import Iterator
-
-from pipelines.commands._text import Result
+from pipelines.commands import Args, Lines, Parser, Result
 
 GROUP = "models"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
     """It takes none."""
 
 
-def run(args: argparse.Namespace) -> list[Result]:
+def run(args: Args) -> list[Result]:
     from pipelines.papers.experiments import find
     from pipelines.papers.recipe_runs import recipes
 
@@ -35,7 +32,7 @@ def run(args: argparse.Namespace) -> list[Result]:
     return rows
 
 
-def text(result: list[Result]) -> Iterator[str]:
+def text(result: list[Result]) -> Lines:
     yield f"{'recipe':30} {'model':10} {'corpus':12} reproduces"
     for row in result:
         yield f"{row['name']:30} {row['model']:10} {row['corpus']:12} {', '.join(row['reproduces']) or '-'}"

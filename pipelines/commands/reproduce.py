@@ -9,19 +9,15 @@ examples:
                                        trains and evaluates what is ready of it; finished runs stay
 """
 
-import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
-from pipelines.commands import _flags
-from pipelines.commands._text import Result
+from pipelines.commands import Args, Lines, Parser, Result, _flags
 
 GROUP = "models"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
-    what = "a paper, or one of its tables (default: all)"
-    parser.add_argument("names", nargs="*", metavar="PAPER|TABLE", help=what)
+def flags(parser: Parser) -> None:
+    parser.add_argument("names", nargs="*", metavar="PAPER|TABLE", help="a paper, or one of its tables (default: all)")
     _flags.root(parser, required=False)
     parser.add_argument("--runs", type=_flags.path, default=Path("runs"), help="the folder of all runs (default: runs)")
     _flags.identities(parser, "records", "features", "pixels")
@@ -31,7 +27,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     _flags.quiet(parser)
 
 
-def run(args: argparse.Namespace) -> list[Result]:
+def run(args: Args) -> list[Result]:
     from pipelines.commands import load_all
     from pipelines.papers.reproduction import overview, reproduce
 
@@ -42,7 +38,7 @@ def run(args: argparse.Namespace) -> list[Result]:
     return reproduce(name, args.root, args.runs, load_all(), progress=_flags.progress(args), **given)
 
 
-def text(result: list[Result]) -> Iterator[str]:
+def text(result: list[Result]) -> Lines:
     """A line each in an overview; a paper's experiments with their rows; one alone in full."""
     if "rows" not in result[0]:
         for each in result:
@@ -56,7 +52,7 @@ def text(result: list[Result]) -> Iterator[str]:
         yield from _in_full(each) if len(result) == 1 else (f"    {_row(row)}" for row in each["rows"])
 
 
-def _in_full(each: Result) -> Iterator[str]:
+def _in_full(each: Result) -> Lines:
     yield from (f"    {name}: {each[name]}" for name in ("data", "features", "compute") if each[name])
     yield from (f"    note: {note}" for note in each["notes"])
     heading = "to run it:"
@@ -78,7 +74,7 @@ def _row(row: Result) -> str:
     return f"{row['name']:44} {row['recipe']}{settings}{waiting}".rstrip()
 
 
-def _printed(each: Result) -> Iterator[str]:
+def _printed(each: Result) -> Lines:
     """The paper's table; the last word of a column stands below the others."""
     rows = [(row["name"], row["printed"].split()) for row in each["rows"] if row["printed"]]
     if not rows:
@@ -90,7 +86,7 @@ def _printed(each: Result) -> Iterator[str]:
         yield f"{name[:40]:40}{''.join(f'{value:>{width}}' for value in values)}".rstrip()
 
 
-def _compared(each: Result) -> Iterator[str]:
+def _compared(each: Result) -> Lines:
     """Measured beside printed, a value a line."""
     yield f"{'':44} {'':24} {'printed':>10} {'measured':>10}"
     for row in each["rows"]:

@@ -5,23 +5,20 @@ examples:
   xmodal retry tgif/frames --root data --class timeout
 """
 
-import argparse
-from collections.abc import Iterator
-
-from pipelines.commands import _flags
-from pipelines.commands._text import Result, command
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import command
 
 GROUP = "data"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS[/frames]")
     parser.add_argument("--class", dest="failure", help="only failures of this class, such as timeout or http_404")
     _flags.root(parser)
     _flags.building(parser)
 
 
-def run(args: argparse.Namespace) -> Result:
+def run(args: Args) -> Result:
     from pipelines.stages import FILE_SETS
     from pipelines.upkeep.retries import retry_units
 
@@ -35,7 +32,7 @@ def run(args: argparse.Namespace) -> Result:
     return {"root": args.root, "corpora": done}
 
 
-def text(result: Result) -> Iterator[str]:
+def text(result: Result) -> Lines:
     for name, done in result["corpora"].items():
         what = "clips" if "unfinished" in done else "files"
         yield f"{name}: {done['recovered']:,} of {done['tried']:,} {what} recovered"

@@ -4,21 +4,18 @@ examples:
   xmodal retry coco --root data; xmodal seal coco --root data; xmodal build coco --root data
 """
 
-import argparse
-from collections.abc import Iterator
-
-from pipelines.commands import _flags
+from pipelines.commands import Args, Lines, Parser, _flags
 
 GROUP = "data"
 Sealed = dict[str, dict[str, str]]  # of each corpus, the identity of each part
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS")
     _flags.root(parser)
 
 
-def run(args: argparse.Namespace) -> Sealed:
+def run(args: Args) -> Sealed:
     from pipelines.engine.build_options import BuildOptions
     from xmodal.root.storage import open_storage
 
@@ -26,6 +23,6 @@ def run(args: argparse.Namespace) -> Sealed:
     return {work.corpus.name: work.files.reseal() for work, _ in targets}
 
 
-def text(result: Sealed) -> Iterator[str]:
+def text(result: Sealed) -> Lines:
     for name, parts in result.items():
         yield from (f"{name}/{part}: {identity}" for part, identity in parts.items())

@@ -6,23 +6,20 @@ examples:
   xmodal settings vsepp --json                          of a recipe, as `xmodal train --set` takes them
 """
 
-import argparse
-from collections.abc import Iterator
 from typing import Any
 
-from pipelines.commands import _flags
-from pipelines.commands._text import Result
+from pipelines.commands import Args, Lines, Parser, Result, _flags
 from xmodal.errors import UserError
 
 GROUP = "installation"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
     stages = f"stages: {', '.join(_flags.stage_names())}; `xmodal recipes` lists the recipes"
     parser.add_argument("name", metavar="CORPUS/STAGE|STAGE|RECIPE", help=stages)
 
 
-def run(args: argparse.Namespace) -> Result:
+def run(args: Args) -> Result:
     from pipelines import stages
     from pipelines.engine.typed_settings import describe
 
@@ -35,7 +32,7 @@ def run(args: argparse.Namespace) -> Result:
     return {"name": args.name, "settings": rows, "files": files}
 
 
-def text(result: Result) -> Iterator[str]:
+def text(result: Result) -> Lines:
     rows = [(row["name"], row["type"], _shown(row["default"]), row["documented"]) for row in result["settings"]]
     if not rows:
         yield f"{result['name']} has no settings"

@@ -5,17 +5,14 @@ examples:
   xmodal stats mine.py --root data --latex
 """
 
-import argparse
-from collections.abc import Iterator
-
-from pipelines.commands import _flags
-from pipelines.commands._text import Result, counts
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import counts
 
 GROUP = "models"
 WIDTH = 14  # of a column
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
     parser.add_argument("corpus", metavar="CORPUS", help="a corpus or a file mine.py, with records under the root")
     _flags.root(parser)
     _flags.identities(parser, "records")
@@ -23,7 +20,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     _flags.quiet(parser)
 
 
-def run(args: argparse.Namespace) -> Result | str:
+def run(args: Args) -> Result | str:
     from dataclasses import asdict
 
     from xmodal import corpora
@@ -39,7 +36,7 @@ def run(args: argparse.Namespace) -> Result | str:
     return found.to_latex() if args.latex and not args.json else asdict(found)
 
 
-def text(result: Result | str) -> Iterator[str]:
+def text(result: Result | str) -> Lines:
     """A line a split; then what else there is, and what the papers print beside what is here."""
     if isinstance(result, str):  # LaTeX
         yield result

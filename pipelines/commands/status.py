@@ -5,27 +5,25 @@ examples:
   xmodal status --root s3://bucket/xmodal --json
 """
 
-import argparse
 import time
-from collections.abc import Iterator
 
-from pipelines.commands import _flags
-from pipelines.commands._text import Result, absent, counts, failures, size
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import absent, counts, failures, size
 
 GROUP = "data"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
     _flags.root(parser)
 
 
-def run(args: argparse.Namespace) -> Result:
+def run(args: Args) -> Result:
     from pipelines.upkeep.inspection import status
 
     return status(_flags.existing(args.root))
 
 
-def text(result: Result) -> Iterator[str]:
+def text(result: Result) -> Lines:
     yield result["root"]
     for ledger in result["ledgers"]:
         files = ", ".join(f"{count:,} {state}" for state, count in sorted(ledger["files"].items())) or "nothing tried"

@@ -9,33 +9,32 @@ examples:
   xmodal train vsepp --root data --device cuda --workers 4 --address auto
 """
 
-import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
-from pipelines.commands import _flags
-from pipelines.commands._text import Result, command
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import command
 
 GROUP = "models"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="such as vsepp")
+def flags(parser: Parser) -> None:
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="such as vsepp")
     _flags.root(parser)
-    parser.add_argument("--corpus", help="another one than the recipe's, in its splits of the same name")
-    parser.add_argument("--run", type=_flags.path, help="the folder of the run (default: runs/RECIPE)")
+    add("--corpus", help="another one than the recipe's, in its splits of the same name")
+    add("--run", type=_flags.path, help="the folder of the run (default: runs/RECIPE)")
     _flags.identities(parser, "records", "features", "pixels")
     _flags.vectors(parser, "those that the recipe names")
     _flags.weights(parser, "of the features, where a phase trains it too")
     _flags.settings(parser, "batch_size=64, model.width=512, phase1.epochs=3")
     _flags.device(parser)
-    parser.add_argument("--workers", type=_flags.count, default=0, help="processes that train together, by Ray Train")
-    parser.add_argument("--address", help="the Ray cluster of --workers (auto, or host:port); default: this machine")
-    parser.add_argument("--tensorboard", action="store_true", help="write RUN/tensorboard beside RUN/log.jsonl")
+    add("--workers", type=_flags.count, default=0, help="processes that train together, by Ray Train")
+    add("--address", help="the Ray cluster of --workers (auto, or host:port); default: this machine")
+    add("--tensorboard", action="store_true", help="write RUN/tensorboard beside RUN/log.jsonl")
     _flags.quiet(parser)
 
 
-def run(args: argparse.Namespace) -> Result:
+def run(args: Args) -> Result:
     from pipelines.papers.recipe_runs import on_corpus, recipe_with, train, train_on_ray
 
     recipe = recipe_with(args.recipe, args.set)
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> Result:
     return train(recipe, args.root, run, progress=_flags.progress(args), **circumstances)
 
 
-def text(result: Result) -> Iterator[str]:
+def text(result: Result) -> Lines:
     best = f"rsum {result['rsum']:.1f} on validation after epoch {result['epoch'] + 1}"
     yield f"{result['recipe']}: {best}, {result['steps']:,} steps; in {result['run']}"
     yield f"now `{command('evaluate', result['run'], '--root', result['root'])}`"

@@ -9,35 +9,29 @@ examples:
 Formats, known by what is in a file: GloVe text, word2vec text and binary, as they are, in gzip, or alone in a zip.
 """
 
-import argparse
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from pipelines.commands import _flags
-from pipelines.commands._text import Result
+from pipelines.commands import Args, Lines, Parser, Result, _flags
 from xmodal.errors import UserError
 
 GROUP = "exchange"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
-    file = "a file of word vectors or an index; with --train a corpus"
-    parser.add_argument("file", metavar="FILE|CORPUS", help=file)
-    words = "a vocabulary: RUN/vocabulary.txt, a released one"
-    parser.add_argument("--words", type=_flags.path, metavar="WORDS", help=words)
-    index = "writes an index, of which words are read at once"
-    parser.add_argument("--index", type=_flags.path, metavar="OUT", help=index)
-    train = "writes word2vec's binary, trained on captions"
-    parser.add_argument("--train", type=_flags.path, metavar="OUT", help=train)
+def flags(parser: Parser) -> None:
+    add = parser.add_argument
+    add("file", metavar="FILE|CORPUS", help="a file of word vectors or an index; with --train a corpus")
+    add("--words", type=_flags.path, metavar="WORDS", help="a vocabulary: RUN/vocabulary.txt, a released one")
+    add("--index", type=_flags.path, metavar="OUT", help="writes an index, of which words are read at once")
+    add("--train", type=_flags.path, metavar="OUT", help="writes word2vec's binary, trained on captions")
     _flags.root(parser, required=False)
-    parser.add_argument("--split", help="of --train: whose captions, such as karpathy/train")
-    parser.add_argument("--tokenizer", help="of --train (default: nltk)")
-    parser.add_argument("--cleaning", help="of --train, such as mrw (default: none)")
+    add("--split", help="of --train: whose captions, such as karpathy/train")
+    add("--tokenizer", help="of --train (default: nltk)")
+    add("--cleaning", help="of --train, such as mrw (default: none)")
     _flags.quiet(parser)
 
 
-def run(args: argparse.Namespace) -> Result:
+def run(args: Args) -> Result:
     if not args.train:
         if args.root or args.split or args.tokenizer or args.cleaning:
             raise UserError("--root, --split, --tokenizer and --cleaning are of --train: of what is learned, and how")
@@ -47,7 +41,7 @@ def run(args: argparse.Namespace) -> Result:
     return _train(args)
 
 
-def text(result: Result) -> Iterator[str]:
+def text(result: Result) -> Lines:
     from xmodal.text.word_vectors import Coverage
 
     if "captions" in result:
@@ -62,7 +56,7 @@ def text(result: Result) -> Iterator[str]:
         yield f"its index is {result['index']}: give that as --vectors"
 
 
-def _describe(args: argparse.Namespace) -> Result:
+def _describe(args: Args) -> Result:
     """The file as it is, after it was converted to an index, and which words of a vocabulary it has."""
     from xmodal.text.vector_files import VectorFile
     from xmodal.text.vector_index import write_index
@@ -86,7 +80,7 @@ def _describe(args: argparse.Namespace) -> Result:
     return about
 
 
-def _train(args: argparse.Namespace) -> Result:
+def _train(args: Args) -> Result:
     from xmodal.recipes import View
     from xmodal.records.views import captions
     from xmodal.root.selection import choose

@@ -7,22 +7,19 @@ examples:
   xmodal verify --root data --forget; xmodal build coco --root data
 """
 
-import argparse
-from collections.abc import Iterator
-
-from pipelines.commands import _flags
-from pipelines.commands._text import Result, command
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import command
 
 GROUP = "data"
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def flags(parser: Parser) -> None:
     _flags.root(parser)
     parser.add_argument("--forget", action="store_true", help="have damaged parts made again by the next build")
     _flags.quiet(parser)
 
 
-def run(args: argparse.Namespace) -> Result:
+def run(args: Args) -> Result:
     from dataclasses import asdict
 
     from pipelines.upkeep.inspection import forget, verify
@@ -35,7 +32,7 @@ def run(args: argparse.Namespace) -> Result:
     return {"root": args.root, "files": files, "damage": found, "forgotten": args.forget}
 
 
-def text(result: Result) -> Iterator[str]:
+def text(result: Result) -> Lines:
     damage = result["damage"]
     if not damage:
         yield f"{result['files']:,} files are as they were committed"
