@@ -23,7 +23,14 @@ LIBRARY = (  # the rooms and modules of xmodal: each imports only from those bef
 )
 PIPELINES = ("engine", "fetching", "stages", "upkeep", "publishing", "papers", "demo", "commands", "cli", "__main__")
 ORDER = {"xmodal": LIBRARY, "pipelines": PIPELINES}
-OF_ONE_KIND = ("xmodal/corpora", "xmodal/models", "pipelines/stages", "pipelines/commands", "pipelines/demo")
+OF_ONE_KIND = (
+    "xmodal/corpora",
+    "xmodal/models",
+    "xmodal/metrics",
+    "pipelines/stages",
+    "pipelines/commands",
+    "pipelines/demo",
+)
 TORCH_ROOMS = ("xmodal/losses", "xmodal/models", "xmodal/training", "xmodal/evaluation")
 TORCH = {
     *(f"xmodal/batches/{name}.py" for name in ("batch", "buffers", "distributed", "loader", "reader")),

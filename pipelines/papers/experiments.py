@@ -8,7 +8,7 @@ A recipe that a row names and that does not exist yet is the name it will have.
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,12 @@ from pipelines import stages
 from pipelines.papers import recipe_runs
 from xmodal import corpora
 from xmodal.errors import UserError
-from xmodal.metrics.ranks import RECALLS, Direction
+from xmodal.metrics import protocols
 from xmodal.recipes import Features, Recipe
 
 FOLDER = Path(__file__).parent
 KINDS = {"Table": ("table", "tab", "t", ""), "Figure": ("figure", "fig", "f", ""), "§": ("section", "sec", "text", "")}
 SIDES = {"i2t": "visual_to_text", "v2t": "visual_to_text", "t2i": "text_to_visual", "t2v": "text_to_visual"}
-MEASURES = {f"R@{k}": "recall" for k in RECALLS} | {
-    "Med R": "median_rank",
-    "nMR": "normalised_median",
-}  # as papers call them, to fields of Direction
-LISTS = ("R-P", "PMRP")  # these a report has beside
 
 
 @dataclass(frozen=True)
@@ -240,10 +235,7 @@ def parts_of(column: str) -> tuple[str, str, str]:
 
 
 def is_measured(column: str) -> bool:
-    """True if evaluation computes the column."""
+    """True if evaluation computes the column for a corpus that has the labels it needs."""
     _, side, measure = parts_of(column)
-    return (
-        measure == "rsum"
-        or (bool(side) and measure in LISTS)
-        or (bool(side) and MEASURES.get(measure) in {field.name for field in fields(Direction)})
-    )
+    columns = protocols.columns()
+    return measure in ({each.name for each in columns} if side else {each.adds_to for each in columns})

@@ -9,8 +9,6 @@ from typing import Any
 from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.papers import recipe_runs
 from pipelines.papers.experiments import (
-    LISTS,
-    MEASURES,
     Available,
     Experiment,
     Row,
@@ -26,7 +24,6 @@ from pipelines.papers.experiments import (
 from pipelines.stages.resnet import ResNetConfig
 from xmodal.errors import UserError
 from xmodal.features.opening import made_by, open_features
-from xmodal.metrics.protocols import EXCLUSIVE, OWN, headline
 from xmodal.metrics.reports import Report
 from xmodal.recipes import Features, Recipe, Tokens
 from xmodal.records.views import splits
@@ -128,7 +125,7 @@ def run(
         if is_ready(row, available):
             split = recipes[row.run].validation.split if experiment.on_validation else None
             report = recipe_runs.evaluate(runs / row.run, root, split, device, progress, distance=row.score or None)
-            found = {column: measured(report, column) for column in _given(experiment, report)}
+            found = measured(report, experiment.columns)
         rows.append(asdict(row) | {"measured": found})
     return rows
 
@@ -205,34 +202,12 @@ def _ready_runs(experiment: Experiment, available: Available) -> list[Row]:
     return list({row.run: row for row in experiment.rows if is_ready(row, available)}.values())
 
 
-def _given(experiment: Experiment, report: Report) -> list[str]:
-    return [column for column in experiment.columns if is_measured(column) and _has(report, *parts_of(column))]
-
-
-def _has(report: Report, gallery: str, side: str, measure: str) -> bool:
-    if measure == "PMRP":
-        return gallery in report.findings.plausible
-    return gallery in report.scores and (measure != "R-P" or gallery == "all")
-
-
-def measured(report: Report, column: str) -> float:
-    """Over all items, recall is by classes where the corpus has them."""
-    gallery, side, measure = parts_of(column)
-    scores = headline(report.scores) if gallery == "all" else report.scores[gallery]
-    if measure == "rsum":
-        return scores.rsum
-    if measure in LISTS:
-        of_visual, of_text = _lists(report, gallery, measure)
-        return of_visual if side == "visual_to_text" else of_text
-    value = getattr(getattr(scores, side), MEASURES[measure])
-    return float(value[int(measure.removeprefix("R@"))] if measure.startswith("R@") else value)
-
-
-def _lists(report: Report, gallery: str, measure: str) -> tuple[float, float]:
-    """R-Precision is by classes where a corpus has them."""
-    findings = report.findings
-    if measure == "PMRP":
-        of_visual, of_text = findings.plausible[gallery]
-        return of_visual.mean, of_text.mean
-    found = next((findings.lists[kind] for kind in EXCLUSIVE if kind in findings.lists), findings.lists[OWN])
-    return found[0].r_precision, found[1].r_precision
+def measured(report: Report, columns: Iterable[str]) -> dict[str, float]:
+    """Looks up the columns of a paper's table in a report; leaves out those that this split does not have."""
+    found = {}
+    for column in filter(is_measured, columns):
+        gallery, side, measure = parts_of(column)
+        value = report.metrics.value(measure, side, gallery)
+        if value is not None:
+            found[column] = value
+    return found

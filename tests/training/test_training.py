@@ -80,7 +80,7 @@ def test_it_learns_what_it_was_shown(tmp_path: Path) -> None:
     run = fit(last, root, str(tmp_path / "run")).run
     report = evaluate(run, root, "toy/train")
     scores = report.scores["all"]
-    chance = sum(sum(side.chance.values()) for side in (scores.visual_to_text, scores.text_to_visual))
+    chance = scores.sums_by_chance["rsum"]
     assert scores.rsum > 3 * chance
     assert (report.seen, report.items) == (48, 48)
     assert "48 items, 240 captions; 48 of them were trained on" in report.to_text()

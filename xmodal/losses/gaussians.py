@@ -27,7 +27,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from xmodal.metrics.ranks import cuts
+from xmodal.metrics.similarities import cuts
 
 OfMeans = Literal["mean", "l2", "min", "max"]
 OfSigmas = Literal[

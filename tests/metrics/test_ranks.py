@@ -1,7 +1,6 @@
 """Ranks and recalls against their definitions written the slow way, and against the official code's values."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,18 +11,11 @@ from numpy.typing import NDArray
 
 from tests.golden import golden
 from tests.metrics.test_relevance import classes, label_bits, pairs
-from xmodal.metrics.ranks import (
-    Classes,
-    Direction,
-    Pairs,
-    Ranks,
-    Relevance,
-    Scores,
-    Similarities,
-    Window,
-    fold_windows,
-    ranks,
-)
+from xmodal.metrics.protocols import rank_scores
+from xmodal.metrics.ranks import Ranks, fold_windows, ranks
+from xmodal.metrics.recall import recall
+from xmodal.metrics.relevance import Classes, Pairs, Relevance
+from xmodal.metrics.similarities import Similarities, Window
 
 GRIDS = [(1, 1), (2, 3), (5, 2), (512, 4096)]
 
@@ -75,9 +67,9 @@ def test_any_sorting_of_ties_lies_between_the_bounds(
 
 def test_constant_similarities_rank_last() -> None:
     relevance = Pairs.of_texts(np.repeat(np.arange(20), 5), 20)
-    scores = Scores.of(ranks(Similarities.of(np.zeros((20, 100))), relevance))
+    scores = rank_scores(ranks(Similarities.of(np.zeros((20, 100))), relevance))
     assert scores.rsum == 0
-    assert (scores.visual_to_text.median_rank, scores.text_to_visual.median_rank) == (96, 20)
+    assert (scores.visual_to_text["Med R"], scores.text_to_visual["Med R"]) == (96, 20)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
@@ -138,15 +130,15 @@ def test_folds_of_coco_are_five_thousands() -> None:
 
 def test_folds_are_averaged() -> None:
     one, two = (Ranks(np.array(found), np.ones(2, int), 4) for found in ([0, 3], [0, 0]))
-    direction = Scores.of([(one, two), (two, one)]).visual_to_text
-    assert direction == replace(direction, recall={1: 75.0, 5: 100.0, 10: 100.0}, median_rank=1.5, mean_rank=1.75)
+    direction = rank_scores([(one, two), (two, one)]).visual_to_text
+    assert [direction[name] for name in ("R@1", "R@5", "R@10", "Med R", "Mean R")] == [75.0, 100.0, 100.0, 1.5, 1.75]
 
 
 @given(st.integers(1, 30), st.data())
 def test_chance_is_that_of_draws_without_replacement(gallery: int, data: st.DataObject) -> None:
     relevant = data.draw(st.lists(st.integers(1, gallery), min_size=1, max_size=5))
-    found = Direction.of(Ranks(np.zeros(len(relevant), int), np.array(relevant), gallery))
-    for k, value in found.chance.items():
+    _, _, _, *chances = recall(Ranks(np.zeros(len(relevant), int), np.array(relevant), gallery))
+    for k, value in zip((1, 5, 10), chances, strict=True):
         drawn = min(k, gallery)
         missed = [math.comb(gallery - right, drawn) / math.comb(gallery, drawn) for right in relevant]
         assert value == pytest.approx(100 * (1 - np.mean(missed)))
@@ -159,12 +151,12 @@ def test_ranks_and_metrics_are_those_of_the_official_code(name: str, grid: tuple
     matrix = official["img"] @ official["txt"].T
     owners = np.arange(matrix.shape[1]) * matrix.shape[0] // matrix.shape[1]
     both = ranks(Similarities.of(matrix, grid), Pairs.of_texts(owners, matrix.shape[0]))
-    scores = Scores.of(both)
+    scores = rank_scores(both)
     for found, direction, side in zip(
         both[0], (scores.visual_to_text, scores.text_to_visual), ("i2t", "t2i"), strict=True
     ):
         np.testing.assert_array_equal(found.ranks, official[f"{side}_ranks"])
-        metrics = [*direction.recall.values(), direction.median_rank, direction.mean_rank]
+        metrics = [direction[name] for name in ("R@1", "R@5", "R@10", "Med R", "Mean R")]
         np.testing.assert_allclose(metrics, official[f"{side}_metrics"].astype(float), rtol=1e-6)
     np.testing.assert_allclose(scores.rsum, float(official["rsum"]), rtol=1e-6)
 
@@ -174,7 +166,7 @@ def test_the_normalised_median_is_a_share_of_the_gallery_that_was_searched() -> 
     official = golden("eval_recall_5cap_k1")
     captions, images = len(official["txt"]), len(official["img"])
     matrix = official["img"] @ official["txt"].T
-    scores = Scores.of(ranks(Similarities.of(matrix), Pairs.of_texts(np.arange(captions) // 5, images)))
+    scores = rank_scores(ranks(Similarities.of(matrix), Pairs.of_texts(np.arange(captions) // 5, images)))
     expected = official["nmr"].astype(float) * [1, captions / images]
-    found = [scores.visual_to_text.normalised_median, scores.text_to_visual.normalised_median]
+    found = [scores.visual_to_text["nMR"], scores.text_to_visual["nMR"]]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
