@@ -386,7 +386,7 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "clip.gif").write_bytes(animation(100, comment=b"hang"))
     code = f"""
 from pathlib import Path
-from pipelines import killable
+from pipelines.engine import killable_worker as killable
 from tests import hostile
 from xmodal.media.frame_times import Limits, Sampling
 killable.PROGRAM = hostile.PROGRAM
