@@ -292,13 +292,13 @@ def _stats(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 def _reproduce(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.engine.progress_line import Progress
-    from pipelines.reproducing import overview, reproduce
+    from pipelines.papers.reproduction import overview, reproduce
 
     told, text = ("records", "features", "pixels", "vectors", "weights", "device"), " ".join(chosen.names)
     if not (text or chosen.root or chosen.json):
         return overview(), 0
     circumstances = {name: getattr(chosen, name) for name in told}
-    return reproduce(text, chosen.root, chosen.runs, progress=Progress(), **circumstances), 0
+    return reproduce(text, chosen.root, chosen.runs, COMMANDS, progress=Progress(), **circumstances), 0
 
 
 def _leakage(chosen: argparse.Namespace) -> tuple[Any, int]:

@@ -18,12 +18,19 @@ MODULES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 LIBRARY = (  # the rooms and modules of xmodal: each imports only from those before it, and from itself
-    *("errors", "progress", "recipes", "root", "records", "raw", "corpora", "userdata", "media", "text", "features"),
+    *("errors", "progress", "root", "recipes", "records", "raw", "corpora", "userdata", "media", "text", "features"),
     *("detection", "metrics", "batches", "losses", "models", "training", "evaluation", "checks"),
 )
 PIPELINES = ("engine", "fetching", "stages", "upkeep", "publishing", "papers", "demo", "commands", "cli")
 ORDER = {"xmodal": LIBRARY, "pipelines": PIPELINES}
-OF_ONE_KIND = ("xmodal/corpora", "xmodal/models", "pipelines/stages", "pipelines/commands", "pipelines/demo")
+OF_ONE_KIND = (
+    "xmodal/corpora",
+    "xmodal/models",
+    "xmodal/metrics",
+    "pipelines/stages",
+    "pipelines/commands",
+    "pipelines/demo",
+)
 TORCH_ROOMS = ("xmodal/losses", "xmodal/models", "xmodal/training", "xmodal/evaluation")
 TORCH = {
     *(f"xmodal/batches/{name}.py" for name in ("batch", "buffers", "distributed", "loader", "reader")),

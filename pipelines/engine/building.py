@@ -7,6 +7,7 @@ complete.json; both are the same for every driver that finishes, so two of them 
 
 import hashlib
 import itertools
+import json
 import os
 import socket
 import sys
@@ -213,8 +214,10 @@ class Totals:
 
 def _describe(stage: Stage[Any, Any], storage: Storage) -> None:
     """stage.json: written by the first driver, compared by every later one."""
-    key, about = f"{stage.folder}/stage.json", canonical_json(stage.about())
-    if not storage.create(key, about) and storage.read(key) != about:
+    key, about = f"{stage.folder}/stage.json", stage.about()
+    if storage.create(key, canonical_json(about)):
+        return
+    if Output(storage, stage.folder).about | {"xmodal": about["xmodal"]} != json.loads(canonical_json(about)):
         raise UserError(
             f"{storage.url}/{key} is not what this stage says of itself: delete its directory and build again"
         )

@@ -275,7 +275,7 @@ def test_evaluation_scores_vectors(root: str, made: Output) -> None:
     np.testing.assert_array_equal(texts, store.read(examples.caption_ids))
     matrix = scorer.encode_visual(Padded.whole(reader.visual(slice(None)).values.float())) @ texts.T
     first = matrix.argmax(dim=0).numpy() == examples.caption_items
-    assert scores["all"].text_to_visual.recall[1] == pytest.approx(100 * first.mean())
+    assert scores["all"].text_to_visual["R@1"] == pytest.approx(100 * first.mean())
 
 
 def test_sentences_of_other_captions_are_refused(root: str, made: Output, tmp_path: Path) -> None:

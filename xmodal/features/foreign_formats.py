@@ -37,7 +37,7 @@ Header = tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]
 
 
 class Source(Protocol):
-    """Features of somebody else's. `files` are all that decides the values; `dtype` is theirs, not the spec's."""
+    """Features of somebody else's. `files` are all that decides the values; `dtype` is theirs, not that of `spec`."""
 
     @property
     def ids(self) -> tuple[str, ...]: ...

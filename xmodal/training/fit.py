@@ -12,7 +12,7 @@ batch normalisation learns from pictures is of each process's own part, so freez
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -281,7 +281,7 @@ def _measured(work: _Work, place: Place) -> float:
         raise UserError(f"{work.recipe.name} cannot be validated after step {place.step - 1}: {error}") from error
     better = scores.rsum > place.best
     where = {"phase": place.phase, "epoch": place.epoch - 1, "step": place.step}
-    work.log.say(**where, rsum=scores.rsum, best=better, validation=asdict(scores))
+    work.log.say(**where, rsum=scores.rsum, best=better, validation=scores.as_json())
     return scores.rsum
 
 
