@@ -26,12 +26,12 @@ from pathlib import Path
 from string import Template
 from typing import Any, BinaryIO, get_args
 
+from pipelines import stages
 from pipelines.engine.progress_line import Progress
 from pipelines.fetching.ledger import FOLDERS
 from pipelines.publishing.hub_tables import CURE, ROWS, Config, describe, read_ids, write_captions, write_index
 from pipelines.stages.records import VERSION
 from xmodal import corpora
-from xmodal.batches.dataset import MEDIA_ARRAYS, has_array
 from xmodal.corpora import Corpus, Part, ReleaseClass
 from xmodal.errors import UserError
 from xmodal.records.tables import FIRST
@@ -101,11 +101,16 @@ def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
     """
     media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
-    stores = [output for output in made if ROWS in output.files and not has_array(output, *MEDIA_ARRAYS)]
+    stores = [output for output in made if ROWS in output.files and _holds_features(output)]
     if not stores:
         return []
     items = read_ids(_records(corpus, storage), ITEMS)
     return [output for output in stores if read_ids(output, ROWS) <= items]
+
+
+def _holds_features(output: Output) -> bool:
+    """As its stage declares; a name that no stage has is that of an import."""
+    return output.stage not in stages.names() or stages.load(output.stage).features
 
 
 def _may(corpus: Corpus, part: Part, what: ReleaseClass) -> bool:
@@ -124,7 +129,7 @@ def _made(corpus: Corpus, storage: Storage, features: list[Output]) -> Made:
     found = {part: sealed_now(storage, FOLDERS[part], name) for part, name in names.items()}
     sealed = {part: output for part, output in found.items() if output}
     for output in features:
-        if has_array(output, *MEDIA_ARRAYS):
+        if not _holds_features(output):
             raise UserError(f"{output.where} holds the pictures themselves, smaller: they are no features to publish")
         if "media" not in sealed or not _reads(output, sealed["media"]):
             raise UserError(f"{output.where} is not of {corpus.name}'s media as they are sealed now: build it again")
