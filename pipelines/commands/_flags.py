@@ -72,7 +72,7 @@ def workers(parser: Parser) -> None:
 
 
 def building(parser: Parser) -> None:
-    """What every command takes that builds stages, or plans to."""
+    """The flags of every command that builds stages, or plans to."""
     parser.add_argument("--raw", type=path, help="a folder with files you have, also in archives; linked, if possible")
     workers(parser)
     settings(parser, "resnet.crop=256; `xmodal settings STAGE` lists them; another value is another output")
