@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pipelines.upkeep.targets import Target
     from xmodal.root.storage import Storage
 
+TRAINING = ("records", "features", "pixels", "vectors", "weights", "device")
+
 
 def path(text: str) -> Path:
     if "://" in text:
@@ -49,6 +51,14 @@ def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
     for name in outputs:
         what = "resized pictures" if name == "pixels" else name
         parser.add_argument(f"--{name}", metavar="IDENTITY", help=f"which {what}, where the root has several")
+
+
+def training(parser: Parser) -> None:
+    """What a training reads: outputs of the root, and files."""
+    identities(parser, *TRAINING[:3])
+    vectors(parser, "those that the recipe names")
+    weights(parser, "of the features, where a phase trains it too")
+    device(parser)
 
 
 def vectors(parser: Parser, purpose: str) -> None:
@@ -118,8 +128,8 @@ def progress(args: Args) -> Progress:
     return Progress(quiet=args.quiet)
 
 
-def chosen_outputs(args: Args, *names: str) -> dict[str, Any]:
-    """The flags of these names, as keywords."""
+def keywords(args: Args, *names: str) -> dict[str, Any]:
+    """The values of these flags by their names."""
     return {name: getattr(args, name) for name in names}
 
 

@@ -80,7 +80,7 @@ def _report(args: Args) -> Any:
     if not _is_released(args):
         run = args.run.parent if args.run.is_file() else args.run
         return evaluate(run, args.root, args.split, **asked)
-    asked |= _flags.chosen_outputs(args, "records", "features")
+    asked |= _flags.keywords(args, "records", "features")
     corpus = args.corpus or "coco"
     return evaluate_released(args.run, args.vocabulary, args.root, corpus, args.split, args.set, **asked)
 
