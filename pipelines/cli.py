@@ -173,11 +173,11 @@ def _status(chosen: argparse.Namespace) -> tuple[Any, int]:
 def _verify(chosen: argparse.Namespace) -> tuple[Any, int]:
     from dataclasses import asdict
 
-    from pipelines.engine.progress_line import Progress
+    from pipelines.engine.progress_line import ProgressLine
     from pipelines.upkeep.inspection import forget, verify
 
     storage = _existing(chosen.root)
-    files, damage = verify(storage, Progress())
+    files, damage = verify(storage, ProgressLine())
     if chosen.forget:
         forget(storage, damage)
     found = [asdict(d) for d in damage]
@@ -216,10 +216,10 @@ def _evaluate(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _evaluate_model(chosen: argparse.Namespace) -> Any:
-    from pipelines.engine.progress_line import Progress
+    from pipelines.engine.progress_line import ProgressLine
     from pipelines.papers.recipe_runs import evaluate, evaluate_released
 
-    asked: dict[str, Any] = {"device": chosen.device, "progress": Progress()}
+    asked: dict[str, Any] = {"device": chosen.device, "progress": ProgressLine()}
     asked |= {"distance": chosen.distance, "extended": chosen.eccv}
     if not _is_released(chosen):
         run = chosen.run.parent if chosen.run.is_file() else chosen.run
@@ -259,7 +259,7 @@ def _check_evaluated(chosen: argparse.Namespace) -> None:
 
 
 def _look(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.engine.progress_line import Progress
+    from pipelines.engine.progress_line import ProgressLine
     from pipelines.papers.recipe_runs import look, look_at_clips
 
     if chosen.probes and (chosen.items or chosen.first is not None):
@@ -267,17 +267,17 @@ def _look(chosen: argparse.Namespace) -> tuple[Any, int]:
     some = {"items": chosen.items} | ({} if chosen.first is None else {"first": chosen.first})
     if chosen.frames:
         some |= {"split": chosen.split, "features": chosen.features}
-        return look_at_clips(str(chosen.run), chosen.root, chosen.frames, Progress(), **some), 0
+        return look_at_clips(str(chosen.run), chosen.root, chosen.frames, ProgressLine(), **some), 0
     if chosen.features:
         raise UserError("--features belongs to --frames: a run knows its own")
     where = (chosen.run, chosen.root, chosen.split, chosen.device)
-    return look(*where, Progress(), chosen.attention, **some), 0
+    return look(*where, ProgressLine(), chosen.attention, **some), 0
 
 
 def _stats(chosen: argparse.Namespace) -> tuple[Any, int]:
     from dataclasses import asdict
 
-    from pipelines.engine.progress_line import Progress
+    from pipelines.engine.progress_line import ProgressLine
     from xmodal import corpora
     from xmodal.batches.dataset import open_dataset
     from xmodal.checks.statistics import describe
@@ -285,20 +285,20 @@ def _stats(chosen: argparse.Namespace) -> tuple[Any, int]:
     ours = chosen.corpus.endswith(".py") or chosen.corpus in corpora.names()
     corpus = corpora.load(chosen.corpus) if ours else None
     dataset = open_dataset(chosen.root, corpus.name if corpus else chosen.corpus, chosen.records)
-    with Progress().over("read", dataset.records.totals["counts"]["captions"], unit="captions") as tick:
+    with ProgressLine().over("read", dataset.records.totals["counts"]["captions"], unit="captions") as tick:
         found = describe(dataset, corpus.printed if corpus else (), tick)
     return found.to_latex() if chosen.latex and not chosen.json else asdict(found), 0
 
 
 def _reproduce(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.engine.progress_line import Progress
+    from pipelines.engine.progress_line import ProgressLine
     from pipelines.papers.reproduction import overview, reproduce
 
     told, text = ("records", "features", "pixels", "vectors", "weights", "device"), " ".join(chosen.names)
     if not (text or chosen.root or chosen.json):
         return overview(), 0
     circumstances = {name: getattr(chosen, name) for name in told}
-    return reproduce(text, chosen.root, chosen.runs, COMMANDS, progress=Progress(), **circumstances), 0
+    return reproduce(text, chosen.root, chosen.runs, COMMANDS, progress=ProgressLine(), **circumstances), 0
 
 
 def _leakage(chosen: argparse.Namespace) -> tuple[Any, int]:
@@ -317,7 +317,7 @@ def _leakage(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 def _publish(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.engine.build_options import BuildOptions
-    from pipelines.engine.progress_line import Progress
+    from pipelines.engine.progress_line import ProgressLine
     from pipelines.publishing.dataset_repository import feature_stores, publish
 
     if len(chosen.targets) != 1:
@@ -325,40 +325,40 @@ def _publish(chosen: argparse.Namespace) -> tuple[Any, int]:
     storage = _existing(chosen.root)
     ((work, _),) = _targets(chosen, BuildOptions(storage))
     corpus = work.corpus
-    return publish(corpus, storage, chosen.out, feature_stores(corpus, storage), Progress()), 0
+    return publish(corpus, storage, chosen.out, feature_stores(corpus, storage), ProgressLine()), 0
 
 
 def _import(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.engine.progress_line import Progress
+    from pipelines.engine.progress_line import ProgressLine
     from pipelines.publishing.feature_import import import_features
     from xmodal.features.foreign_formats import open_source
     from xmodal.root.storage import open_storage
 
     source = open_source(chosen.source, chosen.ids, chosen.key)
     where = open_storage(chosen.root)
-    return import_features(where, chosen.name, source, chosen.set, _runner(chosen), Progress()), 0
+    return import_features(where, chosen.name, source, chosen.set, _runner(chosen), ProgressLine()), 0
 
 
 def _export(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.engine.progress_line import Progress
+    from pipelines.engine.progress_line import ProgressLine
     from pipelines.publishing.feature_export import export_features
 
     some = (chosen.ids, chosen.split, chosen.corpus)
-    return export_features(chosen.features, chosen.out, chosen.array, *some, Progress()), 0
+    return export_features(chosen.features, chosen.out, chosen.array, *some, ProgressLine()), 0
 
 
 def _vectors(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.commands.vectors import tell, train
-    from pipelines.engine.progress_line import Progress
+    from pipelines.engine.progress_line import ProgressLine
 
     if not chosen.train:
         if chosen.root or chosen.split or chosen.tokenizer or chosen.cleaning:
             raise UserError("--root, --split, --tokenizer and --cleaning are of --train: of what is learned, and how")
-        return tell(Path(chosen.file), chosen.words, chosen.index, Progress()), 0
+        return tell(Path(chosen.file), chosen.words, chosen.index, ProgressLine()), 0
     if not (chosen.root and chosen.split) or chosen.words or chosen.index:
         raise UserError("--train takes a corpus with --root and --split; ask for --words and --index of what it wrote")
     words = (chosen.tokenizer or "nltk", chosen.cleaning or "none")
-    return train(chosen.file, chosen.root, chosen.split, *words, chosen.train, Progress()), 0
+    return train(chosen.file, chosen.root, chosen.split, *words, chosen.train, ProgressLine()), 0
 
 
 def _demo(chosen: argparse.Namespace) -> tuple[Any, int]:
@@ -406,7 +406,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
 
 def _options(chosen: argparse.Namespace) -> Any:
     from pipelines.engine.build_options import BuildOptions
-    from pipelines.engine.progress_line import Progress
+    from pipelines.engine.progress_line import ProgressLine
     from pipelines.engine.typed_settings import parse_settings
     from pipelines.stages import configs
     from xmodal.root.storage import open_storage
@@ -415,7 +415,7 @@ def _options(chosen: argparse.Namespace) -> Any:
         raise UserError(f"--raw {chosen.raw} is not a folder")
     settings = parse_settings(chosen.set, configs())
     files = {name: file for name in ("weights", "vectors") if (file := getattr(chosen, name))}
-    return BuildOptions(open_storage(chosen.root), _runner(chosen), Progress(), chosen.raw, settings, files)
+    return BuildOptions(open_storage(chosen.root), _runner(chosen), ProgressLine(), chosen.raw, settings, files)
 
 
 def _runner(chosen: argparse.Namespace) -> Any:

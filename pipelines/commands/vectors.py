@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from xmodal.errors import UserError
 from xmodal.recipes import View
 from xmodal.records.views import captions
@@ -17,7 +17,7 @@ from xmodal.text.word2vec import EPOCHS, train_word2vec, write_word2vec
 from xmodal.text.word_vectors import MB, Coverage, in_megabytes, open_vectors, read_vectors
 
 
-def tell(file: Path, vocabulary: Path | None, index: Path | None, progress: Progress) -> dict[str, Any]:
+def tell(file: Path, vocabulary: Path | None, index: Path | None, progress: ProgressLine) -> dict[str, Any]:
     """What is in the file, after it was converted to `index`, and which words of a vocabulary it has."""
     words = [word for word in load_vocabulary(vocabulary).words if word not in SPECIALS] if vocabulary else None
     source = open_vectors(file)
@@ -36,7 +36,7 @@ def tell(file: Path, vocabulary: Path | None, index: Path | None, progress: Prog
 
 
 def train(
-    corpus: str, root: str, split: str, tokens: str, cleaning: str, out: Path, progress: Progress
+    corpus: str, root: str, split: str, tokens: str, cleaning: str, out: Path, progress: ProgressLine
 ) -> dict[str, Any]:
     check_free(out)
     try:

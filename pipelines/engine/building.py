@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipelines.engine.commits import TAB, Attempt, Commits, Record
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Inputs, Resources, Stage
 from xmodal.errors import UserError
 from xmodal.root.identity import canonical_json
@@ -81,14 +81,16 @@ def serial(
         pace.saw(len(call), time.perf_counter() - started)
 
 
-def build(stage: Stage[Any, Any], storage: Storage, run: Runner = serial, progress: Progress | None = None) -> Output:
+def build(
+    stage: Stage[Any, Any], storage: Storage, run: Runner = serial, progress: ProgressLine | None = None
+) -> Output:
     """The stage's finished output; does nothing where it is finished already."""
     inputs = tuple(i if isinstance(i, Output) else build(i, storage, run, progress) for i in stage.inputs)
     output = Output(storage, stage.folder)
     if not output.complete:
         _describe(stage, storage)
         try:
-            _bring_up_to_date(stage, inputs, storage, run, progress or Progress(quiet=True))
+            _bring_up_to_date(stage, inputs, storage, run, progress or ProgressLine(quiet=True))
         except FileNotFoundError:
             if not output.complete:  # else another driver has finished and swept up under our feet
                 raise
@@ -107,7 +109,7 @@ def pending(stage: Stage[Any, Any], storage: Storage) -> tuple[int, int]:
 
 
 def _bring_up_to_date(
-    stage: Stage[Any, Any], inputs: Inputs, storage: Storage, run: Runner, progress: Progress
+    stage: Stage[Any, Any], inputs: Inputs, storage: Storage, run: Runner, progress: ProgressLine
 ) -> None:
     commits = Commits(storage, stage.folder)
     commits.adopt()

@@ -11,7 +11,7 @@ TERMINAL_SECONDS = 0.1
 LOG_SECONDS = 30.0
 
 
-class Progress:
+class ProgressLine:
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self._stream = stream or sys.stderr
         self._quiet = quiet

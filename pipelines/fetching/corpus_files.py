@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import serial
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.download import may_pass
 from pipelines.fetching.fetcher import RawFolder, fetch, unpacked
 from pipelines.fetching.ledger import FOLDERS, Ledger, State
@@ -179,7 +179,7 @@ class CorpusFiles:
         """Files that are unpacked into a folder one after the other, into the ledger; their paths."""
         taken = set[str]()
         while some := list(islice(found, UNPACKED_AT_ONCE)):
-            fetch(files.ledger, some, RawFolder(folder, some), serial, Progress(quiet=True))
+            fetch(files.ledger, some, RawFolder(folder, some), serial, ProgressLine(quiet=True))
             taken.update(source.path for source in some)
             for source in some:
                 (folder / source.path).unlink()

@@ -20,10 +20,10 @@ from typing import Any, Literal, cast
 
 from pipelines.engine.building import NOT_SHARED, Call, Runner, Worker
 from pipelines.engine.commits import Record
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Resources
 from pipelines.fetching.download import Failed, downloaded
-from pipelines.fetching.ledger import Attempt, Ledger
+from pipelines.fetching.ledger import FetchAttempt, Ledger
 from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
 from xmodal.raw import gulp
@@ -173,7 +173,7 @@ class OpenFetcher:
         return fetch_units
 
 
-def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Runner, progress: Progress) -> None:
+def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Runner, progress: ProgressLine) -> None:
     """Tries every one of these files; how it went is in the ledger."""
     if not sources:
         return
@@ -197,11 +197,11 @@ def _units(sources: list[Source]) -> Iterator[tuple[str, list[Source]]]:
         yield some[0].path, some
 
 
-def _fetch_all(sources: list[Source], storage: Storage, raw: RawFolder | None) -> list[Attempt]:
+def _fetch_all(sources: list[Source], storage: Storage, raw: RawFolder | None) -> list[FetchAttempt]:
     return [attempt for source in sources for attempt, _ in _fetch(source, storage, raw)]
 
 
-def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[tuple[Attempt, bool]]:
+def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[tuple[FetchAttempt, bool]]:
     """Every attempt at one file, up to the first success; an address whose failure will not pass is not asked again."""
     if raw and (file := raw.find(source)):
         yield _attempt(source, "local", partial(_copy if raw.changes(source) else _keep, source, file, storage))
@@ -222,16 +222,16 @@ def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[
 
 def _attempt(
     source: Source, status: Literal["ok", "local"], obtain: Callable[[], tuple[int, str]]
-) -> tuple[Attempt, bool]:
+) -> tuple[FetchAttempt, bool]:
     """How it went, and, of a failure, whether it may pass by itself."""
     began, started = time.time(), time.perf_counter()
     try:
         size, digest = obtain()
     except Failed as failure:
         seconds = time.perf_counter() - started
-        failed = Attempt(source.path, "failed", began, seconds, kind=failure.kind, reason=failure.reason)
+        failed = FetchAttempt(source.path, "failed", began, seconds, kind=failure.kind, reason=failure.reason)
         return failed, failure.transient
-    return Attempt(source.path, status, began, time.perf_counter() - started, size, digest), False
+    return FetchAttempt(source.path, status, began, time.perf_counter() - started, size, digest), False
 
 
 def _by_hand(source: Source) -> tuple[int, str]:

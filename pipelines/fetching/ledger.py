@@ -27,7 +27,7 @@ Status = Literal["ok", "local", "failed"]
 
 
 @dataclass(frozen=True)
-class Attempt:
+class FetchAttempt:
     """One try at one file. `kind` is the class of a failure (http_404, timeout, …), `reason` what a person reads."""
 
     path: str
@@ -40,9 +40,11 @@ class Attempt:
     reason: str = ""
 
     @staticmethod
-    def damaged(path: str) -> "Attempt":
+    def damaged(path: str) -> "FetchAttempt":
         """Bytes that were there and are lost: only this undoes an earlier success."""
-        return Attempt(path, "failed", time.time(), 0.0, kind=DAMAGED, reason="its bytes under this root were damaged")
+        return FetchAttempt(
+            path, "failed", time.time(), 0.0, kind=DAMAGED, reason="its bytes under this root were damaged"
+        )
 
     def line(self) -> bytes:
         facts = asdict(self)
@@ -114,7 +116,7 @@ class Ledger:
         self.folder = f"_runs/ledger/{FOLDERS[part]}/{name}"
         self._journal = Journal(storage, self.folder)
 
-    def add(self, attempts: list[Attempt]) -> bytes:
+    def add(self, attempts: list[FetchAttempt]) -> bytes:
         """Durable when this returns; gives the lines that were added."""
         lines = sorted(attempt.line() for attempt in attempts)
         self._journal.add(lines)
@@ -173,7 +175,7 @@ class Ledger:
 
     def lose(self, paths: list[str]) -> None:
         """Their bytes are damaged: they are fetched again before the next seal, which build then makes."""
-        self.add([Attempt.damaged(path) for path in paths])
+        self.add([FetchAttempt.damaged(path) for path in paths])
         self.storage.delete(f"{self.folder}/sealed")
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipelines import stages
 from pipelines.engine.building import Runner, build
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
@@ -54,7 +54,7 @@ class ImportConfig:
 
 
 def import_features(
-    storage: Storage, name: str, source: Source, settings: Sequence[str], run: Runner, progress: Progress
+    storage: Storage, name: str, source: Source, settings: Sequence[str], run: Runner, progress: ProgressLine
 ) -> dict[str, Any]:
     """Brings the output of stage `name` that holds a source's features up to date, and says what it is."""
     _refuse_name(storage, name)
@@ -73,7 +73,7 @@ def import_features(
     return about | {"dtype": spec.dtype, "source_dtype": source.dtype, "copies": source.copies}
 
 
-def imported(name: str, source: Source, spec: FeatureSpec, progress: Progress) -> Stage[ImportConfig, Any]:
+def imported(name: str, source: Source, spec: FeatureSpec, progress: ProgressLine) -> Stage[ImportConfig, Any]:
     seen = _stamp(source)
     lengths = (spec.chunk_rows, spec.shard_rows, spec.shard_items if spec.ragged else None)
     layout = (spec.row_shape, spec.dtype, spec.ragged, *lengths)
@@ -127,7 +127,7 @@ def _stamp(source: Source) -> str:
     return fingerprint([(found.st_size, found.st_mtime_ns) for found in stats])
 
 
-def _sha256(source: Source, progress: Progress) -> str:
+def _sha256(source: Source, progress: ProgressLine) -> str:
     """Of a source's file, or of those of all its files, in their order."""
     found = []
     total = sum(os.path.getsize(file) for file in source.files)

@@ -13,7 +13,7 @@ import xmodal
 from pipelines import stages
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import serial
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.typed_settings import parse_settings
 from pipelines.publishing.dataset_repository import feature_stores
 from pipelines.publishing.feature_import import import_features
@@ -174,7 +174,7 @@ def test_a_new_file_is_a_stage_of_every_command(folder: Path, published: tuple[C
     np.save(tmp_path / "x.npy", np.zeros((2, 4), np.float32))
     (tmp_path / "x_ids.txt").write_text("a\nb\n")
     with pytest.raises(UserError, match="--name tints: that is the name of a stage"):
-        import_features(options.storage, "tints", open_source(tmp_path / "x.npy"), (), serial, Progress(quiet=True))
+        import_features(options.storage, "tints", open_source(tmp_path / "x.npy"), (), serial, ProgressLine(quiet=True))
 
 
 def test_a_corpus_without_its_kind_is_refused_before_anything_is_fetched(

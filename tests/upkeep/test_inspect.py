@@ -12,7 +12,7 @@ from pipelines.demo import coco
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from pipelines.upkeep.inspection import forget, status, verify
 from tests.conftest import tree_digest
@@ -23,7 +23,7 @@ from xmodal.root.outputs import Output, find
 from xmodal.root.storage import open_storage
 from xmodal.training import run_folder
 
-QUIET = Progress(quiet=True)
+QUIET = ProgressLine(quiet=True)
 
 
 @pytest.mark.parametrize(
