@@ -1,4 +1,4 @@
-"""Where and how a command works, and the settings that it was given."""
+"""Options of a command that builds: its root, its runner, the user's folders and files, and the settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

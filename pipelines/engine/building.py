@@ -48,9 +48,9 @@ class Runner(Protocol):
 
 
 class Pace:
-    """How many units to send in one call: as many as take about CALL_SECONDS, so that tiny ones cost little.
+    """Chooses how many units one call does: as many as take about CALL_SECONDS, so that tiny ones cost little.
 
-    At most twice as many as before, because a few quick units say little about the next.
+    A call has at most twice as many as the one before, because a few quick units say little about the next.
     """
 
     def __init__(self) -> None:
@@ -92,13 +92,13 @@ def build(
         try:
             _bring_up_to_date(stage, inputs, storage, run, progress or ProgressLine(quiet=True))
         except FileNotFoundError:
-            if not output.complete:  # else another driver has finished and swept up under our feet
+            if not output.complete:  # else another driver has finished meanwhile, and deleted what was left over
                 raise
     return output
 
 
 def pending(stage: Stage[Any, Any], storage: Storage) -> tuple[int, int]:
-    """How many units the plan has and how many of them are left; the inputs must be finished."""
+    """Counts the units of the plan, and those that are left; the inputs must be finished."""
     output = Output(storage, stage.folder)
     if output.complete:
         return output.totals["units"], 0
@@ -165,7 +165,7 @@ def _compare(
 
 
 def _is_done(stage: Stage[Any, Any], line: bytes | None, work: Any) -> bool:
-    """Not where it was of other work than is planned now: a retry has made units again that it reads."""
+    """False if the unit was committed for other inputs, for example because a retry rebuilt what it reads."""
     return line is not None and (not stage.reuse or Unit.from_line(line).key == stage.work_key(work))
 
 
@@ -192,7 +192,7 @@ def _finish(stage: Stage[Any, Any], inputs: Inputs, storage: Storage, commits: C
 
 
 class Totals:
-    """What complete.json sums up; of a file's name only 64 bits are kept, to find two that are the same."""
+    """The sums in complete.json; 64 bits of each file's name are kept, to find two files of one name."""
 
     def __init__(self, stage: str) -> None:
         self._stage, self._files = stage, array("Q")
@@ -254,7 +254,7 @@ def _reuse_units(stage: Stage[Any, Any], inputs: Inputs, other: Output, commits:
 
 @dataclass(frozen=True)
 class OpenUnits:
-    """What a worker is sent: calling it opens the stage there, and gives the function that does and commits units."""
+    """Sent to a worker: opens the stage there, and gives the function that does and commits units."""
 
     stage: Stage[Any, Any]
     inputs: Inputs

@@ -44,8 +44,8 @@ class RawFolder:
     """Files that somebody has already, under their paths, or under their names alone where no two share one.
 
     With `whole_paths` a name alone is never enough: a picture 1.jpg in another folder is another picture.
-    `elsewhere` says of some paths where they lie: these are looked for nowhere else, and copied, as somebody's own list
-    will be written to again.
+    `elsewhere` gives the places of some files: they are looked for nowhere else, and copied, because a user will write
+    to a list again.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RawFolder:
         return next((str(place) for place in places if place.is_file()), None)
 
     def archives(self, own: Container[str]) -> list[Path]:
-        """Those in the folder itself whose names are none of `own`."""
+        """Archives in the folder itself whose names are not in `own`."""
         files = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
         return [file for file in files if file.name.endswith(ARCHIVES) and file.name not in own]
 
@@ -87,10 +87,11 @@ class RawFolder:
 def unpacked(
     raw: RawFolder, wanted: list[Source], own: Container[str], into: Path, say: Callable[[str], None]
 ) -> Iterator[Source]:
-    """The wanted files that lie in archives and dumps of the raw folder alone, each written into a folder, then given.
+    """Writes the wanted files that lie in archives and dumps of the raw folder alone into a folder, and gives each.
 
-    Each archive is read once, from start to end: there are tars of a hundred gigabytes. Those named as in `own` are
-    files of the corpus. One that is damaged is told of and left, but where a file without address may be in it.
+    Each archive is read once, from start to end: there are tars of a hundred gigabytes. Archives named in `own` are
+    files of the corpus, and are not searched. A damaged one is reported and left, unless a file without address may be
+    in it.
     """
     lacking = {source.path: source for source in wanted if raw.find(source) is None}
     damaged: list[UserError] = []
@@ -119,7 +120,7 @@ def unpacked(
 def _inside(
     raw: RawFolder, wanted: list[Source], own: Container[str]
 ) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
-    """What each archive, then each chunk of a dump, has of the wanted files: path and content."""
+    """Path and content of every wanted file in each archive, then in each chunk of a dump."""
     paths = [Path(source.path) for source in wanted]
     known = {str(path): str(path) for path in paths}
     if raw.whole_paths:
@@ -139,8 +140,8 @@ def _telling(paths: list[Path], part: Callable[[Path], str]) -> dict[str, str]:
 
 
 def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """A member is known by its path, in whatever folder of the archive, or by its name alone where that tells it; by
-    its path in the archive alone where the raw folder is of whole paths."""
+    """Knows a member by its path, in whatever folder of the archive, or by its name where no other file has it; with
+    `whole_paths` only by its path from the archive's top."""
     for name, content in members(Raw.of_file(archive), archive.name):
         parts = name.split("/")
         ends = ("/".join(parts[start:]) for start in range(1 if whole_paths else len(parts)))
@@ -154,7 +155,7 @@ def _gulped(folder: Raw, meta: str, ids: Mapping[str, str]) -> Iterator[tuple[st
 
 @dataclass(frozen=True)
 class OpenFetcher:
-    """What a worker is sent."""
+    """Sent to a worker: opens the ledger there, and gives the function that fetches."""
 
     url: str
     part: Part
@@ -223,7 +224,7 @@ def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[
 def _attempt(
     source: Source, status: Literal["ok", "local"], obtain: Callable[[], tuple[int, str]]
 ) -> tuple[FetchAttempt, bool]:
-    """How it went, and, of a failure, whether it may pass by itself."""
+    """The outcome, and whether a failure may pass by itself."""
     began, started = time.time(), time.perf_counter()
     try:
         size, digest = obtain()

@@ -35,7 +35,7 @@ GIVEN = {"given": True}
 
 @dataclass(frozen=True)
 class ImportConfig:
-    """What decides an import: the sha256 of the source, which of its arrays, whose its rows are, and the layout."""
+    """An import is decided by the source's sha256, the array, the ids of its rows, and the layout."""
 
     source: str = field(default="", metadata=GIVEN)
     key: str | None = field(default=None, metadata=GIVEN)
@@ -118,7 +118,7 @@ def _refuse_name(storage: Storage, name: str) -> None:
 
 
 def _stamp(source: Source) -> str:
-    """What is different when a source was changed, for much less than its sha256."""
+    """A fingerprint that changes when a source is written to, for much less than its sha256."""
     try:
         stats = [os.stat(file) for file in source.files]
     except FileNotFoundError as error:
@@ -128,7 +128,7 @@ def _stamp(source: Source) -> str:
 
 
 def _sha256(source: Source, progress: ProgressLine) -> str:
-    """Of a source's file, or of those of all its files, in their order."""
+    """The sha256 of a source's file, or a fingerprint of those of all its files, in their order."""
     found = []
     total = sum(os.path.getsize(file) for file in source.files)
     with progress.over("sha256", total=total, unit="bytes") as tick:

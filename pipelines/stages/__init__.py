@@ -27,7 +27,7 @@ Pairs = tuple[tuple[str, str], ...]  # id and media of each item, in order of th
 
 @dataclass(frozen=True)
 class Needs:
-    """What a stage is made from; everything in it is finished."""
+    """The inputs of a stage; everything in them is finished."""
 
     outputs: Mapping[str, Output] = field(default_factory=dict)  # by the names in `StageKind.needs`
     files: Mapping[str, Path] = field(default_factory=dict)  # those of `StageKind.files` that the user gave

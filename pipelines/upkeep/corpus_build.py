@@ -117,7 +117,7 @@ class CorpusBuild:
 
 
 def stages_of(corpus: Corpus) -> list[str]:
-    """What can be built of it, by what its items and labels are."""
+    """The names of all that can be built of a corpus, by the kinds of its items and labels."""
     kinds = {kind.name: kind.of for kind in stages.all()}
     return [name for name in stages.targets() if kinds.get(name) in (None, *corpus.kinds)]
 

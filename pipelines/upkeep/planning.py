@@ -1,4 +1,4 @@
-"""What a build would do, before anything runs: requests, bytes, disk, time, and what is done already."""
+"""Plans a build before anything runs: requests, bytes, disk, time, and what is done already."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

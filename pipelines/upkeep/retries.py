@@ -1,7 +1,7 @@
-"""`xmodal retry` of what is made of files: units with failures that another try may be spared are made again.
+"""Retries units of a stage with failures that another try may be spared, such as clips that took too long.
 
-A clip that took too long on a busy machine has failed for good otherwise: its unit is committed. What was made of such
-an output is unfinished from then on; the next build of it makes again just the units that read what has changed.
+Otherwise such a failure is for good: its unit is committed. Outputs that were made of the retried one are unfinished
+from then on; the next build of them makes again just the units that read what has changed.
 """
 
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ def _failed(units: Iterable[Unit], kinds: tuple[str, ...]) -> set[tuple[str, str
 
 
 def _unfinish_what_is_made_of(output: Output) -> list[str]:
-    """Before anything changes, so that whenever this is killed nothing that is finished is of what is no more."""
+    """Called before anything changes, so that a kill never leaves a finished output of inputs that are gone."""
     found = []
     for made in directories(output.storage):
         source = made_from(made, output.stage)
