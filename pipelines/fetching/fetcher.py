@@ -87,7 +87,7 @@ class RawFolder:
 def unpacked(
     raw: RawFolder, wanted: list[Source], own: Container[str], into: Path, say: Callable[[str], None]
 ) -> Iterator[Source]:
-    """Writes the wanted files that lie in archives and dumps of the raw folder alone into a folder, and gives each.
+    """Unpacks the wanted files that only archives and dumps of the raw folder have into a folder, one by one.
 
     Each archive is read once, from start to end: there are tars of a hundred gigabytes. Archives named in `own` are
     files of the corpus, and are not searched. A damaged one is reported and left, unless a file without address may be
@@ -140,8 +140,10 @@ def _telling(paths: list[Path], part: Callable[[Path], str]) -> dict[str, str]:
 
 
 def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Knows a member by its path, in whatever folder of the archive, or by its name where no other file has it; with
-    `whole_paths` only by its path from the archive's top."""
+    """Finds members by their paths, in whatever folder of the archive, or by names that no other file has.
+
+    With `whole_paths` a member is found only by its path from the top of the archive.
+    """
     for name, content in members(Raw.of_file(archive), archive.name):
         parts = name.split("/")
         ends = ("/".join(parts[start:]) for start in range(1 if whole_paths else len(parts)))

@@ -62,7 +62,10 @@ class StageKind:
         None  # refuses, before anything is fetched, what must fail
     )
     also: tuple[str, ...] = ()  # folders of further stages, which it builds for itself
-    small: Mapping[str, Any] = field(default_factory=dict)  # settings by which tests build it of a few tiny items
+    small: Mapping[str, Any] = field(default_factory=dict)  # settings by which every test builds it of tiny items
+    small_files: Mapping[str, bytes] = field(
+        default_factory=dict
+    )  # and such files, where it needs some
     make: Callable[[Any, Needs], Stage[Any, Any]] = _not_loaded
 
 

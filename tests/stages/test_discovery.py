@@ -22,6 +22,7 @@ from pipelines.upkeep.inspection import status
 from pipelines.upkeep.planning import plan
 from pipelines.upkeep.retries import retry_units
 from pipelines.upkeep.targets import parse_targets
+from tests.made import small
 from xmodal.corpora import Corpus, load
 from xmodal.errors import UserError
 from xmodal.features.foreign_formats import open_source
@@ -69,6 +70,8 @@ STAGE = StageKind(
     features=True,
     estimate=bytes_of_rows,
     check=check,
+    small={"side": 8},
+    small_files={"palette": b"\x02"},
 )
 BUSY = set()  # sides of pictures that fail now and may be read later
 
@@ -126,7 +129,9 @@ def published(tmp_path: Path) -> tuple[Corpus, Path]:
 
 def test_a_new_file_is_a_stage_of_every_command(folder: Path, published: tuple[Corpus, Path], tmp_path: Path) -> None:
     corpus, raw = published
-    (palette := tmp_path / "palette").write_bytes(b"\x02")
+    given = small(tmp_path)
+    assert given["settings"]["tints.side"] == 8
+    palette = given["files"]["palette"]
     settings = parse_settings(["tints.side=8"], stages.configs())
     assert settings == {"tints.side": 8}
     assert unread(settings, ["tints"]) == []
