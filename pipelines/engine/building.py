@@ -114,7 +114,9 @@ def _bring_up_to_date(
     commits = Commits(storage, stage.folder)
     commits.adopt()
     if stage.reuse:
-        _forget_stale(stage, inputs, commits)
+        compared = _compare(stage, inputs, commits)
+        if stale := {name for line, name, work in compared if line and not _is_done(stage, line, work)}:
+            commits.forget(stale, commits.units())
         _reuse(stage, inputs, storage, commits)
     planned = Counter(line is not None for line, _, _ in _compare(stage, inputs, commits))
     log = RunLog(storage, stage.folder, planned=planned.total(), done=planned[True])
@@ -167,12 +169,6 @@ def _compare(
 def _is_done(stage: Stage[Any, Any], line: bytes | None, work: Any) -> bool:
     """False if the unit was committed for other inputs, for example because a retry rebuilt what it reads."""
     return line is not None and (not stage.reuse or Unit.from_line(line).key == stage.work_key(work))
-
-
-def _forget_stale(stage: Stage[Any, Any], inputs: Inputs, commits: Commits) -> None:
-    compared = _compare(stage, inputs, commits)
-    if stale := {name for line, name, work in compared if line and not _is_done(stage, line, work)}:
-        commits.forget(stale, commits.units())
 
 
 def _finish(stage: Stage[Any, Any], inputs: Inputs, storage: Storage, commits: Commits) -> None:

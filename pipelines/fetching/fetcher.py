@@ -130,7 +130,8 @@ def _inside(
     yield from (_archived(archive, known, whole_paths=False) for archive in raw.archives(own))
     if ids := _telling([path for path in paths if path.suffix in CLIPS], lambda path: path.stem):
         folder, metas = raw.gulped()
-        yield from (_gulped(folder, meta, ids) for meta in metas)
+        for meta in metas:
+            yield ((ids[id], frames) for id, frames in gulp.clips(folder, meta) if id in ids)
 
 
 def _telling(paths: list[Path], part: Callable[[Path], str]) -> dict[str, str]:
@@ -151,10 +152,6 @@ def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Ite
             yield path, iter(partial(content.read, PIECE), b"")
 
 
-def _gulped(folder: Raw, meta: str, ids: Mapping[str, str]) -> Iterator[tuple[str, Iterator[bytes]]]:
-    return ((ids[id], frames) for id, frames in gulp.clips(folder, meta) if id in ids)
-
-
 @dataclass(frozen=True)
 class OpenFetcher:
     """Sent to a worker: opens the ledger there, and gives the function that fetches."""
@@ -171,7 +168,11 @@ class OpenFetcher:
             raise UserError(f"a worker on {socket.gethostname()} {NOT_SHARED.format(self.url)}")
 
         def fetch_units(call: Call) -> list[Record]:
-            return [Record(name, ledger.add(_fetch_all(sources, storage, self.raw))) for name, sources in call]
+            records = []
+            for name, sources in call:
+                attempts = [attempt for source in sources for attempt, _ in _fetch(source, storage, self.raw)]
+                records.append(Record(name, ledger.add(attempts)))
+            return records
 
         return fetch_units
 
@@ -198,10 +199,6 @@ def _units(sources: list[Source]) -> Iterator[tuple[str, list[Source]]]:
     remaining = iter(sources)
     while some := list(islice(remaining, size)):
         yield some[0].path, some
-
-
-def _fetch_all(sources: list[Source], storage: Storage, raw: RawFolder | None) -> list[FetchAttempt]:
-    return [attempt for source in sources for attempt, _ in _fetch(source, storage, raw)]
 
 
 def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[tuple[FetchAttempt, bool]]:

@@ -63,9 +63,7 @@ class StageKind:
     )
     also: tuple[str, ...] = ()  # folders of further stages, which it builds for itself
     small: Mapping[str, Any] = field(default_factory=dict)  # settings by which every test builds it of tiny items
-    small_files: Mapping[str, bytes] = field(
-        default_factory=dict
-    )  # and such files, where it needs some
+    small_files: Mapping[str, bytes] = field(default_factory=dict)  # and such files, where it needs some
     make: Callable[[Any, Needs], Stage[Any, Any]] = _not_loaded
 
 

@@ -23,10 +23,11 @@ from xmodal.root.outputs import TRUNCATED, Output, directories
 from xmodal.root.sealed_sets import read_lock, use_records
 
 PARTS: dict[str, Part] = {folder: part for part, folder in FOLDERS.items()}
-NAMES = {"image": "pictures", "clip": "clips"}
 
 
 class CorpusBuild:
+    """Ends with the command: the next one looks at everything anew."""
+
     def __init__(self, options: BuildOptions, corpus: Corpus) -> None:
         self.options, self.corpus = options, corpus
         self.files = CorpusFiles(options, corpus)

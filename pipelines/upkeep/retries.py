@@ -4,7 +4,6 @@ Otherwise such a failure is for good: its unit is committed. Outputs that were m
 from then on; the next build of them makes again just the units that read what has changed.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 from pipelines import stages
@@ -13,7 +12,7 @@ from pipelines.engine.commits import Commits
 from pipelines.stages import FILE_SETS
 from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal.errors import UserError
-from xmodal.root.outputs import Output, Unit, directories
+from xmodal.root.outputs import Output, directories
 from xmodal.root.selection import made_from
 
 
@@ -29,7 +28,9 @@ def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[s
     if kind and kind not in stage.passing:
         raise UserError(f"{kind} is for good: another try of {target} may be spared {', '.join(stage.passing)}")
     commits = Commits(options.storage, stage.folder)
-    tried = _failed(commits.units(loose=True), (kind,) if kind else stage.passing)  # also those that a kill left half
+    kinds = (kind,) if kind else stage.passing
+    units = commits.units(loose=True)  # also those that a kill left half
+    tried = {(row, unit.name) for unit in units for row, failed, _ in unit.failures if failed in kinds}
     commits.adopt()
     made = _unfinish_what_is_made_of(Output(options.storage, stage.folder)) if tried else []
     if tried:
@@ -38,11 +39,6 @@ def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[s
     failed = {row for unit in again.units() for row, _, _ in unit.failures}
     rows = {row for row, _ in tried}
     return {"tried": len(rows), "recovered": len(rows - failed), "path": again.where, "unfinished": made}
-
-
-def _failed(units: Iterable[Unit], kinds: tuple[str, ...]) -> set[tuple[str, str]]:
-    """Rows that failed so, each with its unit."""
-    return {(row, unit.name) for unit in units for row, kind, _ in unit.failures if kind in kinds}
 
 
 def _unfinish_what_is_made_of(output: Output) -> list[str]:
