@@ -27,7 +27,7 @@ from string import Template
 from typing import Any, BinaryIO, get_args
 
 from pipelines import stages
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import FOLDERS
 from pipelines.publishing.hub_tables import CURE, ROWS, Config, describe, read_ids, write_captions, write_index
 from pipelines.stages.records import VERSION
@@ -75,14 +75,14 @@ class Copy:
 
 
 def publish(
-    corpus: Corpus, root_storage: Storage, out: Path, features: list[Output], progress: Progress | None = None
+    corpus: Corpus, root_storage: Storage, out: Path, features: list[Output], progress: ProgressLine | None = None
 ) -> dict[str, Any]:
     """Fills `out`, or replaces what was published there; says the rows of each config, and what was withheld."""
     out = out.resolve()
     _refuse_what_is_not_ours(out)
     made = _made(corpus, root_storage, features)
     with _put_in_place(out) as target:
-        _copy_all(list(_copies(made, root_storage)), target, out, progress or Progress(quiet=True))
+        _copy_all(list(_copies(made, root_storage)), target, out, progress or ProgressLine(quiet=True))
         configs = [*_write_captions(made, target), *_write_features(made, target)]
         described = [describe(config, target) for config in configs]
         target.write("README.md", _card(made, configs, described).encode())
@@ -261,7 +261,7 @@ def _lock_name(part: Part) -> str:
     return LOCK if part == "annotations" else f"{part}.lock"
 
 
-def _copy_all(copies: list[Copy], target: LocalStorage, out: Path, progress: Progress) -> None:
+def _copy_all(copies: list[Copy], target: LocalStorage, out: Path, progress: ProgressLine) -> None:
     needed, free = sum(copy.size for copy in copies), target.free_bytes()
     if free is not None and free < needed:
         raise UserError(f"{out} needs {needed:,} bytes and its disk has {free:,} free: make room, or take another disk")

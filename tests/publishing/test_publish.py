@@ -24,7 +24,7 @@ from pipelines.demo.coco import write
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.publishing.dataset_repository import feature_stores, publish
 from pipelines.upkeep.corpus_build import CorpusBuild
@@ -300,7 +300,7 @@ def test_the_licence_is_that_of_what_is_published(
 
 def test_files_copied_are_shown(built: Built, tmp_path: Path) -> None:
     shown = io.StringIO()
-    publish(built.corpus, built.storage, tmp_path / "out", built.features, Progress(shown))
+    publish(built.corpus, built.storage, tmp_path / "out", built.features, ProgressLine(shown))
     assert re.search(r"out: 6/6 files \(100 %\)", shown.getvalue())
 
 
