@@ -646,7 +646,7 @@ def test_of_clips_that_are_all_broken_nothing_is_drawn_and_it_is_said(
     for clip in (tmp_path / "raw").glob("*.gif"):
         clip.write_bytes(b"gone")
     root = ["--root", str(tmp_path / "root")]
-    assert main(["build", f"{tmp_path / 'raw/list.csv'}/frames", *root, "--serial"]) == 0
+    assert main(["build", f"{tmp_path / 'raw/list.csv'}/frames", *root, "--serial"]) == 3
     assert main(["look", "list", *root, "--frames", str(tmp_path / "sheets")]) == 1
     assert "no clip of list has frames: `xmodal status --root" in capsys.readouterr().err
     assert not (tmp_path / "sheets").exists()
