@@ -57,7 +57,8 @@ def text(result: Result) -> Lines:
     yield from outputs(result)
     for row in result["outputs"]:
         if (name := f"{row['corpus']}/{row['stage']}") in result["too_much_absent"]:
-            yield f"{name}: {row['absent']:,} of {row['planned']:,} absent or unusable, so the exit code is 3 (see --most-absent)"
+            share = f"{row['absent']:,} of {row['planned']:,}"
+            yield f"{name}: {share} absent or unusable, so the exit code is 3 (see --most-absent)"
 
 
 def exit_code(result: Result) -> int:
