@@ -6,7 +6,7 @@
     FOLDER                                 that `save_to_disk` wrote, or with Parquet files: a Hugging Face dataset
     hf://ORG/NAME[/FOLDER][@REVISION]      the Parquet files of a public dataset on the hub, pinned to a commit
 
-What the lists and columns are is said in one file, xmodal.userdata.lists.DESCRIPTION, that is fetched and sealed like
+What the lists and columns are is said in one file, DESCRIPTION, that is fetched and sealed like
 the others: later commands find the corpus by its name in the root's sealed sources, and need neither the columns nor
 the lists. A name is the list's whose rows were parsed under it last: NOTE says where that lies, so that another list,
 which may have other pictures of the same names, is told from one that grew, and one that cannot be read leaves all as
@@ -38,7 +38,8 @@ from xmodal.records.views import splits
 from xmodal.root.outputs import Output
 from xmodal.root.sealed_sets import blob_key, read_lock, records_now, sealed_now
 from xmodal.root.storage import Storage
-from xmodal.userdata.lists import DESCRIPTION, SPLITS, Description, ListFile, own_corpus, split_name
+from xmodal.userdata.description import DESCRIPTION, SPLITS, Description, ListFile, split_name
+from xmodal.userdata.user_corpus import user_corpus
 
 NOTE = "_runs/own/{}.json"  # of a name: where its list lies
 JUDGED, FEW = ("val", "test"), 10  # splits that numbers are of, by how their names end; of so few they say nothing
@@ -102,7 +103,7 @@ def describe(text: str, flags: Mapping[str, str], storage: Storage) -> Own:
         _refuse_another(storage, known, found, is_meant="name" in flags)
     try:
         description = _described(name, found, flags, known)
-        corpus = own_corpus(description, found.addresses)
+        corpus = user_corpus(description, found.addresses)
     except ValueError as error:
         raise UserError(f"{text}: {error}") from None
     return Own(corpus, found.place, found.folder, found.places)
@@ -111,7 +112,7 @@ def describe(text: str, flags: Mapping[str, str], storage: Storage) -> Own:
 def remembered(storage: Storage, name: str) -> Corpus | None:
     """The corpus of your own that this root has under a name."""
     description = description_of(storage, name)
-    return own_corpus(description) if description else None
+    return user_corpus(description) if description else None
 
 
 def folder_of(storage: Storage, name: str) -> Path | None:
