@@ -220,6 +220,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.precision not in ("single", "mixed"):
             raise ValueError(f"recipe {self.name!r}: batch_size {self.batch_size} must be 1 or more, precision known")
+        if self.seed < 0:
+            raise ValueError(f"recipe {self.name!r}: seed {self.seed} must be 0 or more")
         for view in (self.view, self.validation, self.unannotated):
             if view is not None and "test" in view.split.lower():
                 raise ValueError(f"recipe {self.name!r} would train or choose on split {view.split!r}")

@@ -22,12 +22,12 @@ from xmodal.root.storage import Storage
 
 FOLDERS: dict[Part, str] = {"annotations": "sources", "media": "media"}
 DAMAGED = "damaged"
-FETCHED = "urls"  # of a list's addresses: its folders are made from them, and mean nothing
+FETCHED = "urls"  # files of a list of addresses: their folders are made from the addresses, and mean nothing
 Status = Literal["ok", "local", "failed"]
 
 
 @dataclass(frozen=True)
-class Attempt:
+class FetchAttempt:
     """One try at one file. `kind` is the class of a failure (http_404, timeout, …), `reason` what a person reads."""
 
     path: str
@@ -40,9 +40,11 @@ class Attempt:
     reason: str = ""
 
     @staticmethod
-    def damaged(path: str) -> "Attempt":
+    def damaged(path: str) -> "FetchAttempt":
         """Bytes that were there and are lost: only this undoes an earlier success."""
-        return Attempt(path, "failed", time.time(), 0.0, kind=DAMAGED, reason="its bytes under this root were damaged")
+        return FetchAttempt(
+            path, "failed", time.time(), 0.0, kind=DAMAGED, reason="its bytes under this root were damaged"
+        )
 
     def line(self) -> bytes:
         facts = asdict(self)
@@ -85,8 +87,8 @@ class State:
         return not self.failed and all(pinned in (None, actual) for pinned, actual in pins)
 
 
-class Lacking:
-    """Counts files and absent ones folder by folder: what a copy of an archive lacks is whole folders."""
+class AbsentByFolder:
+    """Counts files and absent files of each folder: an incomplete copy of an archive lacks whole folders."""
 
     def __init__(self) -> None:
         self._files, self._absent = Counter[str](), Counter[str]()
@@ -98,7 +100,7 @@ class Lacking:
 
     @property
     def folders(self) -> dict[str, dict[str, int]]:
-        """Those where anything is absent, the worst first; where all files are in one, nothing more is to be told."""
+        """Folders that lack files, the worst first; none where all files are in one folder."""
         return {
             f"{folder or '.'}/": {"absent": absent, "files": self._files[folder]}
             for folder, absent in self._absent.most_common()
@@ -107,14 +109,14 @@ class Lacking:
 
 
 class Ledger:
-    """Of the annotations of one corpus, or of one media set."""
+    """The attempts at the annotations of one corpus, or at one media set."""
 
     def __init__(self, storage: Storage, part: Part, name: str) -> None:
-        self._storage, self._of = storage, (FOLDERS[part], name)
+        self.storage, self.part, self.name = storage, part, name
         self.folder = f"_runs/ledger/{FOLDERS[part]}/{name}"
         self._journal = Journal(storage, self.folder)
 
-    def add(self, attempts: list[Attempt]) -> bytes:
+    def add(self, attempts: list[FetchAttempt]) -> bytes:
         """Durable when this returns; gives the lines that were added."""
         lines = sorted(attempt.line() for attempt in attempts)
         self._journal.add(lines)
@@ -132,21 +134,21 @@ class Ledger:
         """Files by status, failures by class, a few of each class to look at, and folders that lack files."""
         statuses, kinds, attempts, total = Counter[str](), Counter[str](), 0, 0
         examples: dict[str, list[dict[str, Any]]] = {}
-        lacking = Lacking()
+        by_folder = AbsentByFolder()
         for state in self.states():
             statuses[state.status] += 1
             attempts += state.attempts
             total += state.size
-            lacking.add(state.path, state.failed)
+            by_folder.add(state.path, state.failed)
             if state.failed:
                 kinds[state.kind] += 1
                 if kinds[state.kind] <= 3:
                     examples.setdefault(state.kind, []).append(asdict(state))
         files = {"files": dict(statuses), "attempts": attempts, "bytes": total}
-        return files | {"failures": dict(kinds), "examples": examples, "folders": lacking.folders}
+        return files | {"failures": dict(kinds), "examples": examples, "folders": by_folder.folders}
 
     def download_speed(self) -> float | None:
-        """Bytes a second of one download, over all that have ended well."""
+        """Bytes a second of one download: the mean of all that succeeded."""
         total = seconds = 0.0
         for line in self._journal.lines():
             attempt = json.loads(line.partition(b"\t")[2])
@@ -157,24 +159,24 @@ class Ledger:
     @property
     def sealed(self) -> str | None:
         """The identity of the set that `build` uses now."""
-        sealed = sealed_now(self._storage, *self._of)
+        sealed = sealed_now(self.storage, FOLDERS[self.part], self.name)
         return sealed.folder.rpartition("/")[2] if sealed else None
 
     def use(self, identity: str) -> None:
-        self._storage.write(f"{self.folder}/sealed", identity.encode())
+        self.storage.write(f"{self.folder}/sealed", identity.encode())
 
     def note_driver(self) -> None:
-        """Who fetched last; a worker that does not find the note does not see this root."""
-        self._storage.write(f"{self.folder}/driver", f"{socket.gethostname()} {os.getpid()}\n".encode())
+        """Notes the process that fetches; a worker that does not find the note does not see this root."""
+        self.storage.write(f"{self.folder}/driver", f"{socket.gethostname()} {os.getpid()}\n".encode())
 
     @property
     def in_sight(self) -> bool:
-        return self._storage.size(f"{self.folder}/driver") is not None
+        return self.storage.size(f"{self.folder}/driver") is not None
 
     def lose(self, paths: list[str]) -> None:
-        """Their bytes are damaged: they are fetched again before the next seal, which build then makes."""
-        self.add([Attempt.damaged(path) for path in paths])
-        self._storage.delete(f"{self.folder}/sealed")
+        """Marks files whose bytes are damaged: the next build fetches and seals them again."""
+        self.add([FetchAttempt.damaged(path) for path in paths])
+        self.storage.delete(f"{self.folder}/sealed")
 
 
 def ledgers(storage: Storage) -> Iterator[tuple[Part, str, Ledger]]:

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipelines import stages
 from pipelines.papers import recipe_runs
-from pipelines.stages._corpus import STAGES
 from xmodal import corpora
 from xmodal.errors import UserError
 from xmodal.metrics import protocols
@@ -155,11 +155,7 @@ class Available:
 
     @classmethod
     def now(cls, commands: Iterable[str]) -> "Available":
-        try:
-            known = recipe_runs.recipes()
-        except ModuleNotFoundError as error:
-            raise UserError(f"{error.name} is not installed: pip install 'xmodal[train]'") from error
-        return cls(known, frozenset(corpora.names()), frozenset(STAGES), frozenset(commands))
+        return cls(recipe_runs.recipes(), frozenset(corpora.names()), frozenset(stages.targets()), frozenset(commands))
 
 
 def state(experiment: Experiment, available: Available) -> str:

@@ -1,5 +1,6 @@
 """What `xmodal train`, `evaluate` and `look` do: recipes by name, with settings, on the outputs of a root."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.typed_settings import apply, nearest, parse_settings
 from xmodal import models
 from xmodal.errors import UserError
@@ -93,28 +94,30 @@ def train(recipe: Recipe, root: str, run: Path, **circumstances: Any) -> dict[st
     """`circumstances` are the keywords of `xmodal.training.fit.fit`."""
     from xmodal.training.fit import fit
 
-    outcome = fit(recipe, root, str(run), **{"progress": Progress()} | circumstances)
+    outcome = fit(recipe, root, str(run), **{"progress": ProgressLine()} | circumstances)
     return {"recipe": recipe.name, "root": root} | asdict(outcome)
 
 
 def train_on_ray(
-    recipe: Recipe, root: str, run: Path, workers: int, address: str | None, **circumstances: Any
+    recipe: Recipe, root: str, run: Path, workers: int, address: str | None, quiet: bool = False, **circumstances: Any
 ) -> dict[str, Any]:
     """By so many processes of a Ray cluster; all its nodes see root and run."""
     from pipelines.engine.ray_runner import train_together
 
     run.parent.mkdir(parents=True, exist_ok=True)
     gpu = circumstances.get("device", "cpu").startswith("cuda")
-    act = partial(_train_showing, recipe, open_storage(root).url, run.resolve(), circumstances)
+    act = partial(_train_showing, recipe, open_storage(root).url, run.resolve(), quiet, circumstances)
     return train_together(act, workers, str(run.parent), gpu, address)
 
 
-def _train_showing(recipe: Recipe, root: str, run: Path, circumstances: dict[str, Any], said: str) -> dict[str, Any]:
+def _train_showing(
+    recipe: Recipe, root: str, run: Path, quiet: bool, circumstances: dict[str, Any], said: str
+) -> dict[str, Any]:
     with open(said, "a", buffering=1) as stream:
-        return train(recipe, root, run, progress=Progress(stream), **circumstances)
+        return train(recipe, root, run, progress=ProgressLine(stream, quiet), **circumstances)
 
 
-def evaluate(run: Path, root: str, split: str | None, device: str, progress: Progress, **asked: Any) -> Any:
+def evaluate(run: Path, root: str, split: str | None, device: str, progress: ProgressLine, **asked: Any) -> Any:
     """A run on a split of its corpus; without one, on the test split beside that of its training. `asked`: `distance`
     and `extended` of `xmodal.evaluation.run_metrics.evaluate`.
     """
@@ -176,7 +179,7 @@ def _test_split(recipe: Recipe) -> str:
 
 
 def look(
-    run: Path, root: str, split: str | None, device: str, progress: Progress, folder: Path | None, **some: Any
+    run: Path, root: str, split: str | None, device: str, progress: ProgressLine, folder: Path | None, **some: Any
 ) -> dict[str, Any]:
     """Pictures of attention in a folder, `some` being `items` or `first` of
     `xmodal.evaluation.attention_pictures.draw`; or else probes."""
@@ -194,7 +197,7 @@ def look_at_clips(
     corpus: str,
     root: str,
     folder: Path,
-    progress: Progress,
+    progress: ProgressLine,
     *,
     items: Sequence[str] = (),
     first: int = 8,
@@ -207,7 +210,7 @@ def look_at_clips(
     among = set(store.ids) if split is None else members(records, split)
     ids = list(items) or [id for id in store.ids if id in store and id in among][:first]
     if not ids and first:
-        raise UserError(f"no clip of {split or corpus} has frames: `xmodal status --root {root}` says why")
+        raise UserError(f"no clip of {split or corpus} has frames: `xmodal status --root {shlex.quote(root)}` says why")
     told = (one for one in read_rows(records, Caption) if one.source == "human" and not one.position)
     captions = {one.item: one.text for one in told if one.item in ids}
     folder.mkdir(parents=True, exist_ok=True)

@@ -25,12 +25,12 @@ from pathlib import Path
 from string import Template
 from typing import Any, BinaryIO, get_args
 
-from pipelines.engine.progress_line import Progress
+from pipelines import stages
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import FOLDERS
 from pipelines.publishing.hub_tables import CURE, ROWS, Config, describe, read_ids, write_captions, write_index
 from pipelines.stages.records import VERSION
 from xmodal import corpora
-from xmodal.batches.dataset import MEDIA_AGAIN
 from xmodal.corpora import Corpus, Part, ReleaseClass
 from xmodal.errors import UserError
 from xmodal.records.tables import CAPTIONS_OF_PAPERS
@@ -74,14 +74,14 @@ class Copy:
 
 
 def publish(
-    corpus: Corpus, root_storage: Storage, out: Path, features: list[Output], progress: Progress | None = None
+    corpus: Corpus, root_storage: Storage, out: Path, features: list[Output], progress: ProgressLine | None = None
 ) -> dict[str, Any]:
     """Fills `out`, or replaces what was published there; says the rows of each config, and what was withheld."""
     out = out.resolve()
     _refuse_what_is_not_ours(out)
     made = _made(corpus, root_storage, features)
     with _put_in_place(out) as target:
-        _copy_all(list(_copies(made, root_storage)), target, out, progress or Progress(quiet=True))
+        _copy_all(list(_copies(made, root_storage)), target, out, progress or ProgressLine(quiet=True))
         configs = [*_write_captions(made, target), *_write_features(made, target)]
         described = [describe(config, target) for config in configs]
         target.write("README.md", _card(made, configs, described).encode())
@@ -100,11 +100,16 @@ def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
     """
     media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
-    stores = [output for output in made if ROWS in output.files and output.stage not in MEDIA_AGAIN]
+    stores = [output for output in made if ROWS in output.files and _holds_features(output)]
     if not stores:
         return []
     items = read_ids(_records(corpus, storage), ITEMS)
     return [output for output in stores if read_ids(output, ROWS) <= items]
+
+
+def _holds_features(output: Output) -> bool:
+    """As its stage declares; a name that no stage has is that of an import."""
+    return output.stage not in stages.names() or stages.load(output.stage).features
 
 
 def _may(corpus: Corpus, part: Part, what: ReleaseClass) -> bool:
@@ -123,7 +128,7 @@ def _made(corpus: Corpus, storage: Storage, features: list[Output]) -> Made:
     found = {part: sealed_now(storage, FOLDERS[part], name) for part, name in names.items()}
     sealed = {part: output for part, output in found.items() if output}
     for output in features:
-        if output.stage in MEDIA_AGAIN:
+        if not _holds_features(output):
             raise UserError(f"{output.where} holds the pictures themselves, smaller: they are no features to publish")
         if "media" not in sealed or not _reads(output, sealed["media"]):
             raise UserError(f"{output.where} is not of {corpus.name}'s media as they are sealed now: build it again")
@@ -255,7 +260,7 @@ def _lock_name(part: Part) -> str:
     return LOCK if part == "annotations" else f"{part}.lock"
 
 
-def _copy_all(copies: list[Copy], target: LocalStorage, out: Path, progress: Progress) -> None:
+def _copy_all(copies: list[Copy], target: LocalStorage, out: Path, progress: ProgressLine) -> None:
     needed, free = sum(copy.size for copy in copies), target.free_bytes()
     if free is not None and free < needed:
         raise UserError(f"{out} needs {needed:,} bytes and its disk has {free:,} free: make room, or take another disk")

@@ -4,12 +4,14 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.stages import Needs, StageKind
+from pipelines.stages._media import checksums
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of
@@ -26,8 +28,6 @@ from xmodal.records.tables import (
     Split,
     Tables,
 )
-from xmodal.root.outputs import Output
-from xmodal.root.sealed_sets import read_lock
 
 VERSION = 3
 LATEST = 1 << 16  # ids of regions that are kept as they are
@@ -35,11 +35,11 @@ LATEST = 1 << 16  # ids of regions that are kept as they are
 
 @dataclass(frozen=True)
 class RecordsConfig:
-    """`drawn` is the corpus', as who, val and test: readers of records know no more of a corpus than is said here."""
+    """Facts about the corpus for readers of records; `drawn` says who drew splits, with sizes of val and test."""
 
-    corpus: str = field(metadata={"given": True})
-    corpus_version: int = field(metadata={"given": True})
-    media_set: str = field(metadata={"given": True})
+    corpus: str = field(default="", metadata={"given": True})
+    corpus_version: int = field(default=0, metadata={"given": True})
+    media_set: str = field(default="", metadata={"given": True})
     drawn: tuple[tuple[str, int, int], ...] = field(default=(), metadata={"given": True})
     row_group: int = 65_536
 
@@ -47,10 +47,8 @@ class RecordsConfig:
         if self.row_group < 1:
             raise ValueError(f"row_group is at least 1, not {self.row_group}")
 
-    @staticmethod
-    def of(corpus: Corpus) -> "RecordsConfig":
-        drawn = tuple((who, sizes.val, sizes.test) for who, sizes in corpus.drawn.items())
-        return RecordsConfig(corpus.name, corpus.version, corpus.media_set, drawn)
+
+STAGE = StageKind(name="records", config=RecordsConfig, needs=("sources",))
 
 
 @dataclass(frozen=True)
@@ -60,12 +58,17 @@ class Files:
     sha256: tuple[tuple[str, str | None], ...]
 
 
-def records(corpus: Corpus, sealed: Output, config: RecordsConfig) -> Stage[RecordsConfig, Files]:
-    return Stage("records", config, _plan, partial(_open, corpus), inputs=(sealed,), version=VERSION, reuse=True)
+def make(config: RecordsConfig, needs: Needs) -> Stage[RecordsConfig, Files]:
+    corpus = needs.corpus
+    assert corpus is not None
+    drawn = tuple((who, sizes.val, sizes.test) for who, sizes in corpus.drawn.items())
+    config = replace(config, corpus=corpus.name, corpus_version=corpus.version, media_set=corpus.media_set, drawn=drawn)
+    opened = partial(_open, corpus)
+    return Stage(STAGE.name, config, _plan, opened, inputs=(needs["sources"],), version=VERSION, reuse=True)
 
 
 def _plan(config: RecordsConfig, inputs: Inputs) -> Iterator[tuple[str, Files]]:
-    yield "tables", Files(tuple((locked.path, locked.sha256) for locked in read_lock(inputs[0])))
+    yield "tables", Files(tuple(checksums(inputs[0]).items()))
 
 
 def _open(corpus: Corpus, config: RecordsConfig, inputs: Inputs) -> Callable[[Files, Sink], Counts]:
@@ -85,7 +88,7 @@ def _open(corpus: Corpus, config: RecordsConfig, inputs: Inputs) -> Callable[[Fi
 
 
 def check_counts(corpus: Corpus, counts: Counts) -> None:
-    """What a full parse gave against what the corpus says it gives."""
+    """Refuses a full parse that gave other counts than the corpus says it must."""
     for name, expected in corpus.counts.items():
         if counts.get(name, 0) != expected:
             raise UserError(
@@ -130,7 +133,7 @@ class Census:
     def counts(self) -> dict[str, int]:
         """`items:karpathy/val`, `captions:karpathy/val`, `captions[:5]:karpathy/val`, `items without captions`.
 
-        Of what is odd, `odd: caption without picture: left out`.
+        Oddities are counted too: `odd: caption without picture: left out`.
         """
         self._refuse_twice(self._regions.twice())
         self._known(self._captions, self._items, "a caption names item")

@@ -1,50 +1,48 @@
-"""`xmodal retry` of what is made of files: units with failures that another try may be spared are made again.
+"""Retries units of a stage with failures that another try may be spared, such as clips that took too long.
 
-A clip that took too long on a busy machine has failed for good otherwise: its unit is committed. What was made of such
-an output is unfinished from then on; the next build of it makes again just the units that read what has changed.
+Otherwise such a failure is for good: its unit is committed. Outputs that were made of the retried one are unfinished
+from then on; the next build of them makes again just the units that read what has changed.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
+from pipelines import stages
 from pipelines.engine.building import build
 from pipelines.engine.commits import Commits
-from pipelines.stages._corpus import OF_MEDIA, Site
-from xmodal.corpora import Corpus
+from pipelines.stages import FILE_SETS
+from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal.errors import UserError
-from xmodal.root.outputs import Output, Unit, directories
+from xmodal.root.outputs import Output, directories
 from xmodal.root.selection import ancestor
 
 
-def retry_units(site: Site, corpus: Corpus, name: str, kind: str | None = None) -> dict[str, Any]:
-    """How many rows had failed so, those of one class where it is given, and how many have not any more."""
-    target = f"{corpus.name}/{name}"
-    stage = OF_MEDIA[name](site, corpus) if name in OF_MEDIA else None
-    if name in OF_MEDIA and (stage is None or site.storage.size(f"{stage.folder}/stage.json") is None):
-        raise UserError(f"there is no {target} of these settings under {site.storage.url}: build it first")
+def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[str, Any]:
+    """Makes units again in which rows failed, those of one class where it is given; counts the rows that recovered."""
+    options, target = work.options, f"{work.corpus.name}/{name}"
+    of_media = name not in FILE_SETS and "media" in stages.with_needs([name])
+    stage = work.stage(name) if of_media else None
+    if of_media and (stage is None or options.storage.size(f"{stage.folder}/stage.json") is None):
+        raise UserError(f"there is no {target} of these settings under {options.storage.url}: build it first")
     if stage is None or not stage.passing:
         raise UserError(f"{target} is made of files: name the corpus, whose failed files are fetched again, then build")
     if kind and kind not in stage.passing:
         raise UserError(f"{kind} is for good: another try of {target} may be spared {', '.join(stage.passing)}")
-    commits = Commits(site.storage, stage.folder)
-    tried = _failed(commits.units(loose=True), (kind,) if kind else stage.passing)  # also those that a kill left half
+    commits = Commits(options.storage, stage.folder)
+    kinds = (kind,) if kind else stage.passing
+    units = commits.units(loose=True)  # also those that a kill left half
+    tried = {(row, unit.name) for unit in units for row, failed, _ in unit.failures if failed in kinds}
     commits.adopt()
-    made = _unfinish_what_is_made_of(Output(site.storage, stage.folder)) if tried else []
+    made = _unfinish_what_is_made_of(Output(options.storage, stage.folder)) if tried else []
     if tried:
         commits.forget({unit for _, unit in tried}, commits.units())
-    again = build(stage, site.storage, site.run, site.progress)
+    again = build(stage, options.storage, options.run, options.progress)
     failed = {row for unit in again.units() for row, _, _ in unit.failures}
     rows = {row for row, _ in tried}
     return {"tried": len(rows), "recovered": len(rows - failed), "path": again.where, "unfinished": made}
 
 
-def _failed(units: Iterable[Unit], kinds: tuple[str, ...]) -> set[tuple[str, str]]:
-    """Rows that failed so, each with its unit."""
-    return {(row, unit.name) for unit in units for row, kind, _ in unit.failures if kind in kinds}
-
-
 def _unfinish_what_is_made_of(output: Output) -> list[str]:
-    """Before anything changes, so that whenever this is killed nothing that is finished is of what is no more."""
+    """Called before anything changes, so that a kill never leaves a finished output of inputs that are gone."""
     found = []
     for made in directories(output.storage):
         source = ancestor(made, output.stage)

@@ -9,9 +9,10 @@ import torch
 
 import xmodal
 from pipelines.demo.world import World
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.build_options import BuildOptions
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.papers.recipe_runs import evaluate, recipe_with, recipes
-from pipelines.stages._corpus import Site, build_of_media
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.publishers import cub, cuhk_pedes
 from tests.toy_root import one_thread
 from xmodal.batches.batch import Padded
@@ -37,7 +38,7 @@ RESNET = {
     "resnet.crop": 64,
     "resnet.rows_per_shard": 128,
 }
-QUIET = Progress(quiet=True)
+QUIET = ProgressLine(quiet=True)
 ONCE = (Phase(1, Optimiser("adamp", 1e-3, clip_norm=2.0), PCME_CUB.phases[0].weights, sampler=OnePerClass()),)
 FOLDS = [("pcme/train", "pcme/val"), *((f"xian{fold}/train", f"xian{fold}/val") for fold in (1, 2, 3))]
 
@@ -59,7 +60,7 @@ def persons(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def built(folder: Path, corpus: xmodal.corpora.Corpus) -> str:
     root = str(folder / "root")
-    build_of_media("resnet", Site(open_storage(root), raw=folder / "raw", settings=RESNET), corpus)
+    CorpusBuild(BuildOptions(open_storage(root), raw=folder / "raw", settings=RESNET), corpus).build("resnet")
     return root
 
 

@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from pipelines.cli import main
-from pipelines.stages._corpus import Site, build_records
+from pipelines.engine.build_options import BuildOptions
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.metrics.test_ranked_lists import LIST_COLUMNS, slow_hits, slow_metrics, slow_pmrp
 from xmodal.corpora import load
 from xmodal.errors import UserError
@@ -65,7 +66,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     for name in ("captions.tsv", "splits.json", "pictures.txt"):
         (folder / name).write_text("")
     corpus = replace(load(str(PICTURES)), parse=parse, counts={})
-    build_records(Site(open_storage(str(folder / "root")), raw=folder), corpus)
+    CorpusBuild(BuildOptions(open_storage(str(folder / "root")), raw=folder), corpus).build("records")
     return str(folder / "root")
 
 

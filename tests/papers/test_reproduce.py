@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines import wording
-from pipelines.arguments import known_arguments
-from pipelines.cli import COMMANDS, main
+from pipelines.cli import main
+from pipelines.commands import load_all
+from pipelines.commands import parser as make_parser
+from pipelines.commands import reproduce as reproduce_command
 from pipelines.demo import coco, mrw, tgif
 from pipelines.demo.world import World
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.build_options import BuildOptions
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.papers import recipe_runs
 from pipelines.papers.experiments import (
     Available,
@@ -33,7 +35,7 @@ from pipelines.papers.experiments import (
     state,
 )
 from pipelines.papers.reproduction import about, measured, run, to_run
-from pipelines.stages._corpus import Site, build_records
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.publishers import cub
 from tests.toy_root import make_root
 from tests.toy_root import one_thread as one_thread
@@ -70,7 +72,7 @@ def every() -> tuple[Experiment, ...]:
 
 
 def available() -> Available:
-    return Available.now(COMMANDS)
+    return Available.now(load_all())
 
 
 # ------------------------------------------------------------------------------------------- as complete as the papers
@@ -247,7 +249,7 @@ def test_columns_that_evaluation_gives_are_known() -> None:
 
 
 def test_what_is_said_to_be_ready_has_commands_that_the_command_line_takes() -> None:
-    known, parser = available(), known_arguments(None)
+    known, parser = available(), make_parser()
     for each in every():
         commands = to_run(each, known)
         assert commands or state(each, known) != "ready"
@@ -349,7 +351,7 @@ def test_a_table_is_trained_evaluated_and_found_finished_the_second_time(tmp_pat
     )
     table = Experiment("pvse", "Table 9", "toys", ("i2t R@1", "t2i Med R", "rsum"), rows, ("pictures",))
     known = replace(ALL, recipes=recipe_runs.recipes(), corpora=frozenset({"pictures"}))
-    circumstances = {"device": "cpu", "progress": Progress(quiet=True)}
+    circumstances = {"device": "cpu", "progress": ProgressLine(quiet=True)}
     found = run(table, known, root, runs, **circumstances)
     (folder,) = runs.iterdir()
     assert (folder / "best.pt").is_file()
@@ -357,11 +359,11 @@ def test_a_table_is_trained_evaluated_and_found_finished_the_second_time(tmp_pat
     assert first == second
     assert (another, quoted) == (None, None)
     assert first.keys() == {"i2t R@1", "t2i Med R", "rsum"}
-    report = recipe_runs.evaluate(folder, root, "toy/test", "cpu", Progress(quiet=True))
+    report = recipe_runs.evaluate(folder, root, "toy/test", "cpu", ProgressLine(quiet=True))
     assert first["rsum"] == pytest.approx(report.scores["all"].rsum)
     assert first["i2t R@1"] == report.scores["all"].visual_to_text["R@1"]
     assert first["t2i Med R"] == report.scores["all"].text_to_visual["Med R"]
-    told = wording.reproduce([about(table, known) | {"rows": found}])
+    told = list(reproduce_command.text([about(table, known) | {"rows": found}]))
     shown = [re.split(r"\s{2,}", line.strip()) for line in told if line.startswith("VSE++")]
     assert [(cells[1].split()[-1], cells[-2]) for cells in shown] == [("R@1", "64.6"), ("R", "1"), ("rsum", "400")]
     assert [cells[-1] for cells in shown] == [f"{value:.2f}" for value in first.values()]
@@ -374,7 +376,7 @@ def test_a_table_is_trained_evaluated_and_found_finished_the_second_time(tmp_pat
 def test_a_table_without_a_row_that_is_ready_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     table = replace(TINY, rows=(Row("a", "", "no-such-recipe"),))
     with pytest.raises(UserError, match="no row that can be run; not yet: no recipe no-such-recipe"):
-        run(table, ALL, str(tmp_path / "root"), tmp_path / "runs", device="cpu", progress=Progress(quiet=True))
+        run(table, ALL, str(tmp_path / "root"), tmp_path / "runs", device="cpu", progress=ProgressLine(quiet=True))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -388,7 +390,7 @@ STAGED = Available(
 )
 
 
-class Said(Progress):
+class Said(ProgressLine):
     def __init__(self) -> None:
         super().__init__(quiet=True)
         self.texts: list[str] = []
@@ -409,7 +411,7 @@ def test_a_row_with_vectors_and_a_phase_of_pictures_is_trained(tmp_path: Path) -
     assert (len(facts["vectors"]), bool(facts["pixels"])) == (64, True)
     about_features = [text for text in told.texts if "not by the resnet152 of pvse Table 9" in text]
     assert [text.partition(" is by ")[2].split()[0] for text in about_features] == ["resnet18"]
-    again = run(table, STAGED, root, tmp_path / "runs", device="cpu", progress=Progress(quiet=True))
+    again = run(table, STAGED, root, tmp_path / "runs", device="cpu", progress=ProgressLine(quiet=True))
     assert again == found
 
 
@@ -424,7 +426,7 @@ def test_what_any_row_misses_is_said_before_the_first_is_trained(tmp_path: Path)
     )
     table = Experiment("pvse", "Table 9", "toys", ("rsum",), rows, ("pictures",))
     with pytest.raises(UserError) as caught:
-        run(table, STAGED, root, tmp_path / "runs", device="cpu", progress=Progress(quiet=True))
+        run(table, STAGED, root, tmp_path / "runs", device="cpu", progress=ProgressLine(quiet=True))
     assert "nothing of pvse Table 9 is trained yet: " in str(caught.value)
     for lacking in (
         "pvse-coco starts its words from glove.840B.300d: give the file (--vectors FILE)",
@@ -434,7 +436,7 @@ def test_what_any_row_misses_is_said_before_the_first_is_trained(tmp_path: Path)
     ):
         assert str(caught.value).count(lacking) == 1, lacking
     assert not (tmp_path / "runs").exists()
-    circumstances = {"device": "cpu", "progress": Progress(quiet=True), "vectors": tmp_path / "no.txt"}
+    circumstances = {"device": "cpu", "progress": ProgressLine(quiet=True), "vectors": tmp_path / "no.txt"}
     with pytest.raises(UserError, match=r"no\.txt is no file"):
         run(replace(table, rows=rows[1:2]), STAGED, root, tmp_path / "runs", **circumstances)
 
@@ -448,8 +450,8 @@ def test_pictures_that_no_stage_makes_are_waited_for() -> None:
 def test_recall_is_by_classes_where_the_corpus_has_them(tmp_path: Path) -> None:
     """Of CUB's generated publisher, by the metrics of a matrix in which a class is found and an item is not."""
     world = World(items=60, image_size=32, captions_per_item=10, identities=12)
-    site = Site(open_storage(str(tmp_path / "root")), raw=tmp_path)
-    build_records(site, cub.write(world, tmp_path))
+    site = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path)
+    CorpusBuild(site, cub.write(world, tmp_path)).build("records")
     kinds = {str(picture.number): picture.class_number for picture in cub.pictures(world)}
     ids = [item for item, number in kinds.items() if number in cub.TEST]
     matrix = np.array([[float(kinds[item] == kinds[other]) for other in ids for _ in range(10)] for item in ids])

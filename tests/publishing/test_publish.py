@@ -22,11 +22,12 @@ import yaml  # type: ignore[import-untyped]
 
 from pipelines.demo.coco import write
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.publishing.dataset_repository import feature_stores, publish
-from pipelines.stages._corpus import Site, build_media, build_records
+from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal.corpora import Corpus, ReleaseClass
 from xmodal.errors import UserError
 from xmodal.records.tables import Caption, Item, Label, Row, Split, read_rows
@@ -59,8 +60,8 @@ class Built:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("built")
     corpus = write(WORLD, folder / "raw")
-    site = Site(open_storage(str(folder / "root")), raw=folder / "raw")
-    records, media = build_records(site, corpus), build_media(site, corpus)
+    site = BuildOptions(open_storage(str(folder / "root")), raw=folder / "raw")
+    records, media = CorpusBuild(site, corpus).build("records"), CorpusBuild(site, corpus).build("media")
     ids = sorted(item.id for item in read_rows(records, Item))
     return Built(corpus, site.storage, records, media, [build(toy_features(media, ids), site.storage)])
 
@@ -297,7 +298,7 @@ def test_the_licence_is_that_of_what_is_published(
 
 def test_files_copied_are_shown(built: Built, tmp_path: Path) -> None:
     shown = io.StringIO()
-    publish(built.corpus, built.storage, tmp_path / "out", built.features, Progress(shown))
+    publish(built.corpus, built.storage, tmp_path / "out", built.features, ProgressLine(shown))
     assert re.search(r"out: 6/6 files \(100 %\)", shown.getvalue())
 
 

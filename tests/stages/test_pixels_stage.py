@@ -12,9 +12,9 @@ from torchvision import transforms  # type: ignore[import-untyped]
 from pipelines.engine.building import build, serial
 from pipelines.engine.ray_runner import RayRunner
 from pipelines.engine.typed_settings import parse_settings
-from pipelines.stages.pixels import PixelsConfig, pixels
-from pipelines.stages.resnet import resnet
+from pipelines.stages.pixels import PixelsConfig
 from tests.conftest import tree_digest
+from tests.made import pixels, resnet
 from tests.media.test_vision import PICTURE, encoded
 from tests.stages.test_resnet_stage import ABSENT, BROKEN, ITEMS, TINY, backwards, broken, sealed
 from tests.stages.test_resnet_stage import archives as archives
@@ -110,5 +110,5 @@ def test_a_side_is_another_identity(storage: Storage, archives: dict[str, bytes]
     media = sealed(storage, archives)
     stages = [pixels(media, ITEMS, SMALL), pixels(media, ITEMS[1:], SMALL), pixels(media, ITEMS, PixelsConfig(side=64))]
     assert len({stage.identity for stage in stages}) == 3
-    with pytest.raises(ValueError, match=r"items ascend by id .* but '\d+' comes too late"):
+    with pytest.raises(AssertionError, match=r"items ascend by id .* but '\d+' comes too late"):
         pixels(media, ITEMS[::-1], SMALL)

@@ -442,6 +442,7 @@ def test_what_training_cannot_do_yet_is_refused(root: str, changes: dict[str, ob
 def test_a_pattern_that_matches_nothing_is_refused(root: str, tmp_path: Path, phase: Phase) -> None:
     with pytest.raises(UserError, match=r"no parameter is named 'word\.\*'; there are: image.weight"):
         fit(recipe(phases=(phase,)), root, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_multipliers_and_every_optimiser_reach_the_parameters(root: str, tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """The dataset that `xmodal.open` gives: a corpus with its splits, features, words and loaders."""
 
+import json
+import shlex
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -10,6 +13,7 @@ from xmodal.batches.texts import vocabulary
 from xmodal.detection.boxes import merge_groups
 from xmodal.errors import UserError
 from xmodal.features.opening import covering_all_items
+from xmodal.features.store import GROUP as METADATA
 from xmodal.features.store import ROWS, FeatureStore
 from xmodal.metrics.plausible_matches import PlausibleMatches
 from xmodal.recipes import Tokens, View
@@ -26,8 +30,8 @@ if TYPE_CHECKING:
 
 
 USUAL_TOKENS = Tokens("nltk", minimum_count=4)
-MEDIA_AGAIN = ("pixels", "frames")  # stages of the media themselves, smaller: no features
-SENTENCES = "sentences"  # the stage of captions as vectors, a row a caption
+MEDIA_ARRAYS = {("pixels", "uint8"), ("frames", "uint8")}  # of the media themselves, smaller: no features
+SENTENCES = "sentences"  # the stage of captions as vectors, and its array, with a row a caption
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Dataset:
         chosen = [output for output in made if identity in (None, output.identity)]
         if len(chosen) == 1:
             return FeatureStore(chosen[0])
-        command = f"xmodal build {self.corpus}/{SENTENCES} --root {self.root}"
+        command = f"xmodal build {self.corpus}/{SENTENCES} --root {shlex.quote(self.root)}"
         there = "; ".join(map(_coded, made)) or f"none: build some first (`{command}`)"
         what = "several sets of sentences, so say which" if chosen else f"no sentences {identity or ''}".rstrip()
         raise UserError(f"{self.corpus} in {self.root}: there are {what}; there are: {there}")
@@ -137,7 +141,7 @@ class Dataset:
         """
         output = next(made_of(self.records, "plausible"), None)  # several differ in the size of their units alone
         if output is None:
-            command = f"xmodal build {self.corpus}/plausible --root {self.root}"
+            command = f"xmodal build {self.corpus}/plausible --root {shlex.quote(self.root)}"
             raise UserError(f"{self.corpus} in {self.root} has no plausible matches: build them first (`{command}`)")
         found = PlausibleMatches.read(output)
         return found.within(members(self.records, split)) if split else found
@@ -187,7 +191,7 @@ def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset
     """Opens what is built of a corpus; `identity` is of its records. Features of other media are left out."""
     records = find_output(root, "records", identity, corpus=corpus)
     rows = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
-    made = (output for output in rows if _stage_by_place(output) != SENTENCES)
+    made = (output for output in rows if _first_array(output)[0] != SENTENCES)
     return Dataset(root, corpus, records, tuple(output for output in made if _may_be_of(output, records)))
 
 
@@ -199,14 +203,17 @@ def _may_be_of(features: Output, records: Output) -> bool:
         return True
 
 
-def _stage_by_place(output: Output) -> str:
-    """The stage, also if the output's description is damaged."""
-    return output.folder.partition("/")[0]
+def _first_array(output: Output) -> tuple[str, str]:
+    """Its name and data type, as its metadata say, which may be known though other descriptions are damaged."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        name = json.loads(output.storage.read(f"{output.folder}/{METADATA}"))["attributes"]["features"][0]["name"]
+        return name, json.loads(output.storage.read(f"{output.folder}/{name}/{METADATA}"))["data_type"]
+    return "", ""
 
 
 def _is_meant(output: Output, features: str | None) -> bool:
     if features is None:
-        return _stage_by_place(output) not in MEDIA_AGAIN
+        return _first_array(output) not in MEDIA_ARRAYS
     return features in (*output.folder.split("/"), output.folder)
 
 

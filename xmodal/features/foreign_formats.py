@@ -291,7 +291,7 @@ def open_hdf5(path: str | Path, mode: str = "r") -> Any:
     try:
         import h5py  # type: ignore[import-untyped]  # only these files need it
     except ModuleNotFoundError:
-        raise UserError(f"{path}: h5py is not installed: pip install 'xmodal[exchange]'") from None
+        raise UserError(f"{path}: h5py is not installed: pip install -e '.[exchange]' in the checkout") from None
     return h5py.File(path, mode)
 
 

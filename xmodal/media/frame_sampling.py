@@ -138,7 +138,7 @@ def _open(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip
     try:
         from xmodal.media import libav
     except ModuleNotFoundError as missing:
-        raise UserError(f"clips need {missing.name}: pip install 'xmodal[video]'") from missing
+        raise UserError(f"clips need {missing.name}: pip install -e '.[video]' in the checkout") from missing
     if container == "gif":
         return libav.open_gif(data, config, limits)
     return libav.open_video(data, container, config, limits)

@@ -1,5 +1,6 @@
 """Selection: picks one output when several match, and traces what an output was built from."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
@@ -60,7 +61,7 @@ def _nothing_there(root: str, stage: str, corpus: str) -> str:
         like = [] if stage in folders else get_close_matches(stage, folders)  # one that is there is unfinished
     if like:
         return f"{missing}; do you mean {like[0]}?{others}"
-    return f"{missing}: build it first (`xmodal build {corpus}/{stage} --root {root}`){others}"
+    return f"{missing}: build it first (`xmodal build {corpus}/{stage} --root {shlex.quote(root)}`){others}"
 
 
 def ancestor(output: Output, stage: str) -> Output | None:

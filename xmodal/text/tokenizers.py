@@ -129,7 +129,9 @@ def _spacy() -> Any:
     try:
         import spacy
     except ImportError:
-        raise UserError("the spacy tokenizer and noun phrases need spaCy: pip install 'xmodal[text]'") from None
+        raise UserError(
+            "the spacy tokenizer and noun phrases need spaCy: pip install -e '.[text]' in the checkout"
+        ) from None
     return spacy
 
 
