@@ -25,7 +25,7 @@ from pipelines.upkeep.targets import parse_targets
 from tests.made import small
 from xmodal.corpora import Corpus, load
 from xmodal.errors import UserError
-from xmodal.features.foreign_formats import open_source
+from xmodal.features.foreign_formats import open_foreign
 from xmodal.features.store import FeatureStore
 from xmodal.root.storage import open_storage
 
@@ -179,7 +179,9 @@ def test_a_new_file_is_a_stage_of_every_command(folder: Path, published: tuple[C
     np.save(tmp_path / "x.npy", np.zeros((2, 4), np.float32))
     (tmp_path / "x_ids.txt").write_text("a\nb\n")
     with pytest.raises(UserError, match="--name tints: that is the name of a stage"):
-        import_features(options.storage, "tints", open_source(tmp_path / "x.npy"), (), serial, ProgressLine(quiet=True))
+        import_features(
+            options.storage, "tints", open_foreign(tmp_path / "x.npy"), (), serial, ProgressLine(quiet=True)
+        )
 
 
 def test_a_corpus_without_its_kind_is_refused_before_anything_is_fetched(
