@@ -18,7 +18,7 @@ MODULES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 LIBRARY = (  # the rooms and modules of xmodal: each imports only from those before it, and from itself
-    *("errors", "progress", "recipes", "root", "records", "raw", "corpora", "userdata", "media", "text", "features"),
+    *("errors", "progress", "python_files", "recipes", "root", "records", "raw", "corpora", "userdata", "media", "text", "features"),
     *("detection", "metrics", "batches", "losses", "models", "training", "evaluation", "checks"),
 )
 PIPELINES = ("engine", "fetching", "stages", "upkeep", "publishing", "papers", "demo", "commands", "cli")
@@ -27,6 +27,7 @@ OF_ONE_KIND = ("xmodal/corpora", "xmodal/models", "pipelines/stages", "pipelines
 TORCH_ROOMS = ("xmodal/losses", "xmodal/models", "xmodal/training", "xmodal/evaluation")
 TORCH = {
     *(f"xmodal/batches/{name}.py" for name in ("batch", "buffers", "distributed", "loader", "reader")),
+    "xmodal/checks/model_contract.py",
     "xmodal/features/networks.py",
     "examples/toy_pcme.py",
 }

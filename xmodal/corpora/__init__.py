@@ -4,24 +4,24 @@ A module holds a docstring with a sample of the publisher's file, `parse`, and `
 corpus of your own is a file too: wherever a corpus is named, `path/to/mine.py` will do.
 """
 
-import hashlib
 import importlib
-import importlib.util
 import pkgutil
 import re
-import sys
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
 from xmodal.errors import UserError
+from xmodal.python_files import load_python_file
 from xmodal.raw.raw_files import Raw
 from xmodal.recipes import EVERY
 from xmodal.records.derived_splits import Drawn
 from xmodal.records.tables import Row
 
+SAMPLE = "-sample"  # the end of the name of a sample
 Part = Literal["annotations", "media"]
 ReleaseClass = Literal[
     "all", "features", "ids", "nothing"
@@ -93,6 +93,7 @@ class Corpus:
     unpack: Callable[[Raw, Container[str], Path], Iterator[Source]] | None = None
     card: str | None = None
     whole_paths: bool = False
+    sample: bool = False
 
     def __post_init__(self) -> None:
         for name in (self.name, self.media_set):
@@ -111,33 +112,34 @@ def names() -> list[str]:
 def load(name: str) -> Corpus:
     """The corpus of that name, or the one that a Python file defines."""
     if name.endswith(".py"):
-        return _corpus_of(_module_from_file(name), name)
+        return _corpus_of(load_python_file(name, "corpus"), name)
     if name not in names():
+        meant = "".join(f" (did you mean {known}?)" for known in get_close_matches(name, names(), n=1))
         raise UserError(
-            f"no corpus {name!r}; there are: {', '.join(names())}; a file mine.py with a CORPUS also works, and "
+            f"no corpus {name!r}{meant}; there are: {', '.join(names())}; a file mine.py with a CORPUS also works, and "
             "so do a list of yours (.parquet, .csv, .tsv, .jsonl), a folder with one, hf://ORG/NAME, and the name that "
             "the root has given to one"
         )
     return _corpus_of(importlib.import_module(f"{__name__}.{name}"), name)
 
 
-def _module_from_file(path: str) -> ModuleType:
-    file = Path(path).resolve()
-    if not file.is_file():
-        raise UserError(f"no corpus file {path}")
-    name = f"xmodal_corpus_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while they are made
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # somebody's file: whatever it does wrong is for its writer to read
-        raise UserError(f"corpus file {path} cannot be loaded: {type(error).__name__}: {error}") from error
-    finally:
-        del sys.modules[name]  # else workers, which cannot import it, would be sent its name in place of its code
-    return module
+def sample_of(corpus: Corpus) -> Corpus:
+    """The corpus for a part of its files: no size, checksum or count of the whole is asked for.
+
+    It has a name and a media set of its own, so that nothing made from a sample is taken for the whole: `coco-sample`.
+    The files come from the folder that `--raw` names, never from the publisher.
+    """
+    how = "a sample is not downloaded: put a part of this file into a folder and add --raw FOLDER"
+    return replace(
+        corpus,
+        name=f"{corpus.name}{SAMPLE}",
+        media_set=f"{corpus.media_set}{SAMPLE}",
+        sources=tuple(Source(source.path, how=how, part=source.part) for source in corpus.sources),
+        counts={},
+        printed=(),
+        card=corpus.card or corpus.name,
+        sample=True,
+    )
 
 
 def _corpus_of(module: ModuleType, name: str) -> Corpus:
