@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipelines.commands import check
+
 EPILOG = """examples:
   xmodal corpora                                        what can be built
   xmodal plan coco --root data                          what it would take
@@ -72,6 +74,9 @@ def known_arguments(description: str | None) -> argparse.ArgumentParser:
     ):
         building = command(name, text, targets="CORPUS[/STAGE]")
         _circumstances(building)
+        building.add_argument(
+            "--sample", action="store_true", help="a part of a corpus' files, from --raw; it is named CORPUS-sample"
+        )
         _own(building)
     retry = command(
         "retry", "try failed files again, or of CORPUS/frames clips, and nothing else", targets="CORPUS[/frames]"
@@ -92,6 +97,8 @@ def known_arguments(description: str | None) -> argparse.ArgumentParser:
     _leaking(command("leakage", "media that lie in several splits, or in several corpora, and nearly so"))
     publish = command("publish", "a Hugging Face dataset in a local folder", targets="CORPUS")
     publish.add_argument("--out", type=_local, required=True, help="the folder; one of an earlier publish is replaced")
+    checking = command("check", "a corpus or a model of yours against the contract: what is missing", root=None)
+    check.flags(checking)
     _importing(command("import", "features that you have already, as the output of a stage; goes on where it stopped"))
     _exporting(command("export", "features as .npy, .h5, webdataset .tar, or an npz an item", root=None))
     _vectoring(
@@ -145,7 +152,7 @@ def _own(parser: argparse.ArgumentParser) -> None:
 
 
 def _training(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="such as vsepp; a wrong name lists them all")
+    parser.add_argument("recipe", help="such as vsepp; a wrong name lists them all; or mine.py, mine.py:NAME of yours")
     parser.add_argument("--corpus", help="another one than the recipe's, in its splits of the same name")
     parser.add_argument("--run", type=_local, help="the folder of the run (default: runs/RECIPE)")
     parser.add_argument("--records", help="identity of the records, where the root has several")

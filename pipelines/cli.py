@@ -94,7 +94,7 @@ def _about_disk(error: OSError, chosen: argparse.Namespace) -> str:
 
 
 def _corpora(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.fetching import user_lists
+    from pipelines.fetching import corpus_names
     from pipelines.stages._corpus import stages_of
     from pipelines.upkeep.inspection import origin
     from xmodal import corpora
@@ -103,9 +103,9 @@ def _corpora(chosen: argparse.Namespace) -> tuple[Any, int]:
 
     storage = open_storage(chosen.root) if chosen.root else None
     built = [(o, origin(o)) for o in directories(storage) if o.complete] if storage else []
-    yours = [user_lists.remembered(storage, name) for name in user_lists.names(storage)] if storage else []
+    yours = corpus_names.user_corpora(storage) if storage else []
     rows = []
-    for corpus in [*map(corpora.load, corpora.names()), *filter(None, yours)]:
+    for corpus in [*map(corpora.load, corpora.names()), *yours]:
         about = {
             "name": corpus.name,
             "homepage": corpus.homepage,
@@ -128,7 +128,7 @@ def _plan(chosen: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _build(chosen: argparse.Namespace) -> tuple[Any, int]:
-    from pipelines.fetching import user_lists
+    from pipelines.fetching import corpus_names, user_lists
     from pipelines.stages._corpus import build_stages, unread
 
     site, rows, notes = _site(chosen), [], []
@@ -136,9 +136,10 @@ def _build(chosen: argparse.Namespace) -> tuple[Any, int]:
     if ignored := unread(site.settings, (stage for _, _, stages in targets for stage in stages)):
         site.progress.say(f"no stage of this build reads {', '.join(ignored)}")
     for of, corpus, stages in targets:
-        with user_lists.named(of.storage, corpus.name, of.list_at):
+        with corpus_names.building(of.storage, corpus, of.list_at):
             rows += build_stages(of, corpus, stages)
         notes += user_lists.notes(of.storage, corpus.name) if of.list_at else []
+        notes += [corpus_names.SAMPLE_NOTE.format(corpus.name)] if corpus.sample else []
         notes += user_lists.not_clips(of.storage, corpus.name) if {"frames", "clips"} & {*stages} else []
     return {"root": site.storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)]}, 0
 
@@ -188,9 +189,10 @@ def _train(chosen: argparse.Namespace) -> tuple[Any, int]:
     from pipelines.papers.recipe_runs import on_corpus, recipe_with, train, train_on_ray
 
     recipe = recipe_with(chosen.recipe, chosen.set)
-    if chosen.corpus:
-        recipe = on_corpus(recipe, chosen.root, chosen.corpus, chosen.records)
-    run = chosen.run or Path("runs") / "-".join(filter(None, (recipe.name, chosen.corpus)))
+    corpus = _name_of(chosen.corpus, chosen.root)
+    if corpus:
+        recipe = on_corpus(recipe, chosen.root, corpus, chosen.records)
+    run = chosen.run or Path("runs") / "-".join(filter(None, (recipe.name, corpus)))
     told = ("records", "features", "pixels", "vectors", "weights", "device", "tensorboard")
     circumstances = {name: getattr(chosen, name) for name in told}
     if not chosen.workers:
@@ -202,6 +204,7 @@ def _evaluate(chosen: argparse.Namespace) -> tuple[Any, int]:
     from xmodal.evaluation.matrix_metrics import score, write_ids
 
     _check_evaluated(chosen)
+    chosen.corpus = _name_of(chosen.corpus, chosen.root)
     if chosen.write_ids:
         written = write_ids(chosen.write_ids, chosen.root, chosen.corpus, chosen.split)
         return (written if chosen.json else "\n".join(written)), 0
@@ -267,7 +270,7 @@ def _look(chosen: argparse.Namespace) -> tuple[Any, int]:
     some = {"items": chosen.items} | ({} if chosen.first is None else {"first": chosen.first})
     if chosen.frames:
         some |= {"split": chosen.split, "features": chosen.features}
-        return look_at_clips(str(chosen.run), chosen.root, chosen.frames, Progress(), **some), 0
+        return look_at_clips(_name_of(str(chosen.run), chosen.root), chosen.root, chosen.frames, Progress(), **some), 0
     if chosen.features:
         raise UserError("--features belongs to --frames: a run knows its own")
     where = (chosen.run, chosen.root, chosen.split, chosen.device)
@@ -284,7 +287,7 @@ def _stats(chosen: argparse.Namespace) -> tuple[Any, int]:
 
     ours = chosen.corpus.endswith(".py") or chosen.corpus in corpora.names()
     corpus = corpora.load(chosen.corpus) if ours else None
-    dataset = open_dataset(chosen.root, corpus.name if corpus else chosen.corpus, chosen.records)
+    dataset = open_dataset(chosen.root, _name_of(chosen.corpus, chosen.root), chosen.records)
     with Progress().over("read", dataset.records.totals["counts"]["captions"], unit="captions") as tick:
         found = describe(dataset, corpus.printed if corpus else (), tick)
     return found.to_latex() if chosen.latex and not chosen.json else asdict(found), 0
@@ -308,7 +311,10 @@ def _leakage(chosen: argparse.Namespace) -> tuple[Any, int]:
 
     storage = _existing(chosen.root)
     known = {output.config["corpus"] for output in find(chosen.root, "records")}
-    names = [name if name in known else _target(name, chosen, Site(storage))[1].name for name in chosen.targets]
+    names = [_name_of(text, chosen.root) for text in chosen.targets]
+    for name in names:
+        if name not in known:
+            _target(name, chosen, Site(storage))  # refuses what is no corpus at all
     distance = {} if chosen.distance is None else {"distance": chosen.distance}
     return leakage(storage, names, split=chosen.clean, against=chosen.against, **distance), 0
 
@@ -323,6 +329,13 @@ def _publish(chosen: argparse.Namespace) -> tuple[Any, int]:
     storage = _existing(chosen.root)
     ((_, corpus, _),) = _targets(chosen, Site(storage))
     return publish(corpus, storage, chosen.out, feature_stores(corpus, storage), Progress()), 0
+
+
+def _check(chosen: argparse.Namespace) -> tuple[Any, int]:
+    from pipelines.commands import check
+
+    result = check.run(chosen)
+    return result, check.exit_code(result)
 
 
 def _import(chosen: argparse.Namespace) -> tuple[Any, int]:
@@ -355,7 +368,7 @@ def _vectors(chosen: argparse.Namespace) -> tuple[Any, int]:
     if not (chosen.root and chosen.split) or chosen.words or chosen.index:
         raise UserError("--train takes a corpus with --root and --split; ask for --words and --index of what it wrote")
     words = (chosen.tokenizer or "nltk", chosen.cleaning or "none")
-    return train(chosen.file, chosen.root, chosen.split, *words, chosen.train, Progress()), 0
+    return train(_name_of(chosen.file, chosen.root), chosen.root, chosen.split, *words, chosen.train, Progress()), 0
 
 
 def _demo(chosen: argparse.Namespace) -> tuple[Any, int]:
@@ -393,6 +406,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
     "reproduce": _reproduce,
     "leakage": _leakage,
     "publish": _publish,
+    "check": _check,
     "import": _import,
     "export": _export,
     "vectors": _vectors,
@@ -450,22 +464,22 @@ def _target(name: str, chosen: argparse.Namespace, site: Any) -> tuple[Any, Any]
     """The corpus, and the site with where its files lie."""
     from dataclasses import replace
 
-    from pipelines.fetching import user_lists
-    from xmodal import corpora
+    from pipelines.fetching import corpus_names, user_lists
 
-    flags = user_lists.told(chosen)
-    if name not in corpora.names() and user_lists.is_data(name, flags, site.storage):
-        found = user_lists.describe(name, flags, site.storage)
-        raw = {} if site.raw else {"raw": found.folder, "archives": False}  # nobody asked to look into archives
-        return replace(site, files=found.places, list_at=found.place, **raw), found.corpus
-    if flags:
-        raise UserError(
-            f"--{next(iter(flags))} is for data of your own: a list, a folder or hf://…, which {name} is not"
-        )
-    known = None if name.endswith(".py") or name in corpora.names() else user_lists.remembered(site.storage, name)
-    if known and not site.raw and (folder := user_lists.folder_of(site.storage, name)):
-        site = replace(site, raw=folder, archives=False)
-    return site, known or corpora.load(name)
+    found = corpus_names.find_corpus(
+        name, user_lists.given_flags(chosen), site.storage, getattr(chosen, "sample", False)
+    )
+    if found.media_folder and not site.raw:
+        site = replace(site, raw=found.media_folder, archives=False)  # nobody asked to look into archives
+    return replace(site, files=found.list_files, list_at=found.place), found.corpus
+
+
+def _name_of(text: Any, root: str) -> Any:
+    """The name of a corpus, where a user's file or list stands for it."""
+    from pipelines.fetching.corpus_names import name_of
+    from xmodal.root.storage import open_storage
+
+    return name_of(text, open_storage(root)) if text else text
 
 
 def _existing(root: str) -> Any:

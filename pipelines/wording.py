@@ -6,11 +6,16 @@ import sys
 import time
 from typing import Any
 
+from pipelines.commands.check import text
 from pipelines.engine.progress_line import duration
 
 Result = dict[str, Any]
 STATS = 14  # the width of a column
 PLANNED = ("bytes", "writes", "seconds", "requests")
+
+
+def check(result: Result) -> list[str]:
+    return [*text(result)]
 
 
 def corpora(rows: list[Result]) -> list[str]:

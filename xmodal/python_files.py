@@ -20,11 +20,14 @@ def load_python_file(path: str, kind: str) -> ModuleType:
         source = file.read_bytes()
     except OSError as error:
         raise UserError(f"no {kind} file {path}: {error.strerror or error}") from None
-    return _run(str(file), source, kind)
+    try:
+        return _run(str(file), source)
+    except Exception as error:  # somebody's file: whatever it does wrong is for its writer to read
+        raise UserError(f"{kind} file {path} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 @cache
-def _run(file: str, source: bytes, kind: str) -> ModuleType:
+def _run(file: str, source: bytes) -> ModuleType:
     name = f"{file}@{hashlib.sha256(source).hexdigest()}"
     spec = spec_from_loader(name, loader=None, origin=file)
     assert spec is not None
@@ -33,8 +36,6 @@ def _run(file: str, source: bytes, kind: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up while they are made
     try:
         exec(compile(source, file, "exec"), vars(module))
-    except Exception as error:  # somebody's file: whatever it does wrong is for its writer to read
-        raise UserError(f"{kind} file {file} cannot be loaded: {type(error).__name__}: {error}") from error
     finally:
         del sys.modules[name]
     return module

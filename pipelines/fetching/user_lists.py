@@ -40,7 +40,8 @@ from xmodal.root.sealed_sets import blob_key, read_lock, records_now, sealed_now
 from xmodal.root.storage import Storage
 from xmodal.userdata.lists import DESCRIPTION, SPLITS, Description, ListFile, own_corpus, split_name
 
-NOTE = "_runs/own/{}.json"  # of a name: where its list lies
+NOTE = "_runs/own/{}.json"  # where the list or the Python file of a name lies
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 JUDGED, FEW = ("val", "test"), 10  # splits that numbers are of, by how their names end; of so few they say nothing
 HUB = "https://huggingface.co"
 TIMEOUT_SECONDS = 30.0
@@ -55,7 +56,7 @@ LIKE_A_SPLIT = re.compile(  # but no latest, contest, retrieval, interval or val
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundLists:
     """The lists, in their order: where they lie, here or at an address; and where the media they name lie."""
 
     name: str
@@ -69,11 +70,13 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Own:
+class UserCorpus:
+    """A corpus, and where a user has its files. A build gives its name to the list or Python file at `place`."""
+
     corpus: Corpus
-    place: str
-    folder: Path | None = None
-    places: Mapping[str, Path] = field(default_factory=dict)
+    place: str | None = None
+    media_folder: Path | None = None
+    list_files: Mapping[str, Path] = field(default_factory=dict)
 
 
 def is_data(text: str, flags: Mapping[str, str], storage: Storage) -> bool:
@@ -86,18 +89,20 @@ def is_data(text: str, flags: Mapping[str, str], storage: Storage) -> bool:
     return known is None or any(path in LISTS or ending(path) in (".parquet", ".arrow") for path in found)
 
 
-def told(flags: Namespace) -> dict[str, str]:
+def given_flags(flags: Namespace) -> dict[str, str]:
     """The flags about columns and splits that were given."""
     return {name: value for name in FLAGS if (value := getattr(flags, name, None)) is not None}
 
 
-def describe(text: str, flags: Mapping[str, str], storage: Storage) -> Own:
+def describe(text: str, flags: Mapping[str, str], storage: Storage) -> UserCorpus:
     """The corpus that the data are. Without flags the columns and splits are those this root knows for its name."""
     found = _found(text, flags.get("captions"))
     name = flags.get("name") or _name(found.name, text)
     if name in corpora.names():
         raise UserError(f"{name} is a corpus already: give your data another name with --name")
     known = description_of(storage, name)
+    if (place := _place_of(storage, name) or "").endswith(".py") and os.path.exists(place):
+        raise UserError(f"{name} is {place} here: give {found.place} a name of its own with --name")
     if known:
         _refuse_another(storage, known, found, is_meant="name" in flags)
     try:
@@ -105,7 +110,7 @@ def describe(text: str, flags: Mapping[str, str], storage: Storage) -> Own:
         corpus = own_corpus(description, found.addresses)
     except ValueError as error:
         raise UserError(f"{text}: {error}") from None
-    return Own(corpus, found.place, found.folder, found.places)
+    return UserCorpus(corpus, found.place, found.folder, found.places)
 
 
 def remembered(storage: Storage, name: str) -> Corpus | None:
@@ -125,7 +130,7 @@ def names(storage: Storage) -> list[str]:
 
 
 def description_of(storage: Storage, name: str) -> Description | None:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+    if not re.fullmatch(NAME, name):
         return None
     raw = _raw(storage, name)
     if not raw or DESCRIPTION not in raw:
@@ -135,7 +140,7 @@ def description_of(storage: Storage, name: str) -> Description | None:
 
 
 @contextmanager
-def named(storage: Storage, name: str, place: str | None) -> Iterator[None]:
+def holding_name(storage: Storage, name: str, place: str | None) -> Iterator[None]:
     """A build of the list at `place` under a name, which stays another's until the rows of this one are parsed."""
     ledger, is_done = Ledger(storage, "annotations", name), False
     before = ledger.sealed
@@ -197,7 +202,7 @@ def _place_of(storage: Storage, name: str) -> str | None:
         return None
 
 
-def _refuse_another(storage: Storage, known: Description, found: Found, is_meant: bool) -> None:
+def _refuse_another(storage: Storage, known: Description, found: FoundLists, is_meant: bool) -> None:
     """Another list than the one that has the name lies elsewhere; the same words may name other pictures there."""
     place = _place_of(storage, known.name)
     if place in (None, found.place) or (
@@ -213,7 +218,7 @@ def _refuse_another(storage: Storage, known: Description, found: Found, is_meant
         )
 
 
-def _described(name: str, found: Found, flags: Mapping[str, str], known: Description | None) -> Description:
+def _described(name: str, found: FoundLists, flags: Mapping[str, str], known: Description | None) -> Description:
     if found.unclear and not (flags.keys() & {"split", "splits"} or (known and (known.split or known.splits))):
         raise ValueError(f"is {found.unclear} of a split? Say with --split which column has it, or share with --splits")
     if "split" in flags and "splits" in flags:
@@ -258,7 +263,7 @@ def _name(name: str, text: str) -> str:
     return plain
 
 
-def _found(text: str, captions: str | None) -> Found:
+def _found(text: str, captions: str | None) -> FoundLists:
     if text.startswith("hf://"):
         return _on_the_hub(text)
     path = Path(text).expanduser()
@@ -269,7 +274,7 @@ def _found(text: str, captions: str | None) -> Found:
     return _local(path.stem, path.parent, {path.name: path})
 
 
-def _in_folder(folder: Path, captions: str | None) -> Found:
+def _in_folder(folder: Path, captions: str | None) -> FoundLists:
     name = folder.resolve().name
     lists = [folder / file for file in LISTS if (folder / file).is_file()]
     if captions or len(lists) == 1:
@@ -328,13 +333,13 @@ def _unclear(splits: Mapping[str, str | None]) -> str | None:
 
 def _local(
     name: str, folder: Path, places: Mapping[str, Path], splits: Mapping[Path, str | None] | None = None
-) -> Found:
+) -> FoundLists:
     files = []
     for path, place in places.items():
         if not ending(path):
             raise UserError(f"{place} is no list: Parquet, CSV, TSV and JSONL are known, by these endings")
         files.append(ListFile(path, *_measured(place), (splits or {}).get(place)))
-    return Found(name, os.path.abspath(next(iter(places.values()))), tuple(files), places, folder=folder)
+    return FoundLists(name, os.path.abspath(next(iter(places.values()))), tuple(files), places, folder=folder)
 
 
 def _measured(place: Path) -> tuple[int, str]:
@@ -346,7 +351,7 @@ def _measured(place: Path) -> tuple[int, str]:
         raise UserError(f"{place} cannot be read: {error.strerror or error}") from error
 
 
-def _on_the_hub(text: str) -> Found:
+def _on_the_hub(text: str) -> FoundLists:
     """Lists are those below the folder that are Parquet; their checksums are the hub's, as far as it tells them."""
     place, _, commit = text.removeprefix("hf://").removeprefix("datasets/").partition("@")
     owner, _, rest = place.partition("/")
@@ -369,7 +374,7 @@ def _on_the_hub(text: str) -> Found:
     unclear = _unclear({file.path: file.split for file in files})
     revision = None if known else about["sha"]
     where = "/".join(["hf:/", repository, *([below.strip("/")] if prefix else [])])
-    return Found(name, where, tuple(files), addresses=addresses, revision=revision, unclear=unclear)
+    return FoundLists(name, where, tuple(files), addresses=addresses, revision=revision, unclear=unclear)
 
 
 def _asked(url: str, text: str) -> Any:

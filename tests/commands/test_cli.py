@@ -379,8 +379,8 @@ def corpus_file(folder: Path, sources: str = "()", text: str = "") -> Path:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["build", "cocoa", "--root", "ROOT"], r"no corpus 'cocoa'; there are: .*coco"),
-        (["plan", "cocoa", "--root", "ROOT"], r"no corpus 'cocoa'; there are: .*coco"),
+        (["build", "cocoa", "--root", "ROOT"], r"no corpus 'cocoa' .did you mean coco.*; there are: .*coco"),
+        (["plan", "cocoa", "--root", "ROOT"], r"no corpus 'cocoa' .did you mean coco.*; there are: .*coco"),
         (["build", "nowhere/mine.py", "--root", "ROOT"], r"no corpus file nowhere/mine\.py"),
         (["build", "MINE/recrods", "--root", "ROOT"], r"no stage 'recrods'; there are: sources, records, media"),
         (["build", "MINE", "--root", "ROOT", "--set", "rows=3"], r"no setting 'rows'; there are: records\.row_group"),
@@ -496,7 +496,7 @@ def test_a_parse_that_stops_half_way_is_one_line_and_commits_nothing(
     expected = undisturbed(xmodal, publisher, tmp_path)
     good = publisher.file.read_text()
     bad = good.replace("seen = Counter[str]()", 'raise UserError("splits.json is of another year")')
-    publisher.file.write_text(bad.replace("import io\n", "import io\nfrom xmodal.errors import UserError\n"))
+    publisher.file.write_text(bad)
     said = in_subprocess("build", publisher.file, "--root", root, "--serial")
     assert said.complaint == "xmodal: splits.json is of another year"
     assert list(root.glob("records/*/*.parquet")) == []

@@ -72,7 +72,8 @@ def test_a_model_that_chooses_among_positions_refuses_a_store_of_one(
         with pytest.raises(UserError, match="train it first"):
             opened(str(tmp_path / "run"), toy_root, "toy/test")
         return
-    message = f"has one position an item, and {type(config).__name__.removesuffix('Config')} chooses among several: .*--set resnet.output=grid"
+    chooser = type(config).__name__.removesuffix("Config")
+    message = f"has one position an item, and {chooser} chooses among several: .*--set resnet.output=grid"
     with pytest.raises(UserError, match=message):
         open_features(toy_root, "resnet", None, records, config)
     with pytest.raises(UserError, match=message):

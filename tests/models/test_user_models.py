@@ -1,4 +1,4 @@
-"""A model in a user's own file: trained, evaluated and looked at by its path, and refused in words where it is wrong."""
+"""A model in a user's own file: trained and evaluated by its path, and refused in words where it is wrong."""
 
 import json
 import re
@@ -175,10 +175,11 @@ def test_what_breaks_the_contract_is_said(old: str, new: str, said: str, mine: P
     assert any(re.search(said, fault) for fault in faults(models.load(str(mine))))
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_a_file_is_trained_by_processes_of_a_cluster(mine: Path, root: str, tmp_path: Path) -> None:
     recipe = recipe_with(str(mine), ["epochs=1"])
-    outcome = train_on_ray(recipe, root, tmp_path / "run", 2, None, device="cpu")
-    disconnect()
+    try:
+        outcome = train_on_ray(recipe, root, tmp_path / "run", workers=2, address=None, threads=1)
+    finally:
+        disconnect()
     assert outcome["recipe"] == "toy"
     assert run_folder.read(str(tmp_path / "run")).recipe == recipe

@@ -400,7 +400,7 @@ def test_what_is_missing_is_said(built: Built, tmp_path: Path, monkeypatch: pyte
     for corpus, storage in ((built.corpus, empty), (other_version, built.storage)):
         with pytest.raises(UserError, match="build coco/records first"):
             publish(corpus, storage, tmp_path / "out", [])
-    monkeypatch.setattr("pipelines.publishing.dataset_repository.CARDS", tmp_path)
+    monkeypatch.setattr("pipelines.publishing.dataset_card.CARDS", tmp_path)
     with pytest.raises(UserError, match=r"coco has no card: write \S+/coco\.md"):
         built.publish(tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -65,7 +65,7 @@ def digests(folder: Path) -> dict[str, dict[str, Any]]:
     settings |= {"pixels.side": 32, "frames.short_side": 48, "vocabulary.minimum_count": 1}
     settings |= {"codebook.method": "tfidf"}
     site = Site(open_storage(str(folder / "root")), raw=raw, settings=settings)
-    corpus, moving = load(str(CORPUS)), _moving(site, folder)
+    corpus, moving = replace(load(str(CORPUS)), counts={}, kinds=frozenset()), _moving(site, folder)
     pictures, clips = _with_categories(corpus), _of_clips(corpus)
     is_of_clips = {stage: NEEDED.get(stage) == "clip" for stage in STAGES}
     outputs = {

@@ -42,13 +42,13 @@ def small_recipes(module: ModuleType) -> list[Recipe]:
 
 
 def faults(module: ModuleType) -> Iterator[str]:
-    """Every fault of a model, first of what it declares, then of what it computes."""
-    declared = list(declaration_faults(module))
-    yield from declared
-    if declared:
+    """Yields every fault of a model; what it computes is checked where it declares what it must."""
+    found = list(declaration_faults(module))
+    for recipe in () if found else module.RECIPES:
+        found += _prefixed(f"recipe {recipe.name}", objective_names, recipe)
+    yield from found
+    if found:  # all that follows would only say the same again
         return
-    for recipe in module.RECIPES:
-        yield from _prefixed(f"recipe {recipe.name}", objective_names, recipe)
     for recipe in small_recipes(module):
         for check in CHECKS.values():
             yield from _prefixed(str(recipe.model), check, recipe)
@@ -87,7 +87,7 @@ def declaration_faults(module: ModuleType) -> Iterator[str]:
         if run_folder.recipe_of(json.loads(canonical_json(recipe)), models.reference(recipe.model)) != recipe:
             yield f"recipe {recipe.name} does not come back from a run's recipe.json: let its fields be plain values"
         if not recipe.cites:
-            yield f"recipe {recipe.name} has no `cites`: say which section its numbers come from, or that they are yours"
+            yield f"recipe {recipe.name} has no `cites`: say where its numbers come from, or that they are yours"
 
 
 def _config_faults(module: ModuleType, config: object) -> Iterator[str]:
@@ -153,8 +153,8 @@ def objective_names(recipe: Recipe) -> Iterator[str]:
     terms = built(recipe).objective(batch(recipe, eight_pairs(recipe)))
     for number, phase in enumerate(recipe.phases, 1):
         if terms.keys() != phase.weights.keys():
-            names = (", ".join(sorted(some)) for some in (terms, phase.weights))
-            yield "objective() gives the terms {}, and phase {} weighs {}".format(*names, number)
+            given, weighed = ", ".join(sorted(terms)), ", ".join(sorted(phase.weights))
+            yield f"objective() gives the terms {given}, and phase {number} weighs {weighed}"
 
 
 def finite_scores_and_gradients(recipe: Recipe) -> Iterator[str]:
@@ -229,7 +229,7 @@ def saving_and_loading(recipe: Recipe) -> Iterator[str]:
     file.seek(0)
     other.load_state_dict(torch.load(file, weights_only=True))
     if not torch.equal(similarity(other, stream.visual, stream.text), before):
-        yield "a network that loads the state_dict of another has other scores: something is neither parameter nor buffer"
+        yield "the state_dict of a network does not give its scores to another: register every tensor as a buffer"
 
 
 def determinism(recipe: Recipe) -> Iterator[str]:
