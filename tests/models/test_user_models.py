@@ -175,6 +175,7 @@ def test_what_breaks_the_contract_is_said(old: str, new: str, said: str, mine: P
     assert any(re.search(said, fault) for fault in faults(models.load(str(mine))))
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_file_is_trained_by_processes_of_a_cluster(mine: Path, root: str, tmp_path: Path) -> None:
     recipe = recipe_with(str(mine), ["epochs=1"])
     try:
