@@ -467,7 +467,7 @@ def _target(name: str, chosen: argparse.Namespace, site: Any) -> tuple[Any, Any]
     from pipelines.fetching import corpus_names, user_lists
 
     found = corpus_names.find_corpus(
-        name, user_lists.given_flags(chosen), site.storage, getattr(chosen, "sample", False)
+        name, user_lists.flags_given(chosen), site.storage, getattr(chosen, "sample", False)
     )
     if found.media_folder and not site.raw:
         site = replace(site, raw=found.media_folder, archives=False)  # nobody asked to look into archives

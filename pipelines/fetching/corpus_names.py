@@ -66,7 +66,7 @@ def building(storage: Storage, corpus: Corpus, place: str | None) -> Iterator[No
         by_hand = {source.path: source.how for source in corpus.sources if source.url is None}
         note = {"place": place, "about": about | {"kinds": sorted(corpus.kinds), "by_hand": by_hand}}
         storage.write(NOTE.format(corpus.name), json.dumps(note).encode())
-    with user_lists.holding_name(storage, corpus.name, None if is_file else place):
+    with user_lists.binding_name(storage, corpus.name, None if is_file else place):
         yield
 
 
