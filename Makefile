@@ -1,6 +1,6 @@
-# Everything works on a machine that has Python 3.11, 3.12 or 3.13 and make: the first target that needs it makes .venv.
-PYTHON ?= $(firstword $(shell for p in python3.11 python3.12 python3.13 python3; do \
-	$$p -c 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p; done))
+# Everything works on a machine that has Python 3.11 or newer and make: the first target that needs it makes .venv.
+PYTHON ?= $(firstword $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$p -c 'import sys, venv; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null && echo $$p; done))
 BIN := .venv/bin
 
 .PHONY: install demo test check bench chaos
@@ -8,7 +8,7 @@ BIN := .venv/bin
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "xmodal needs Python 3.11, 3.12 or 3.13 with venv (Debian: python3-venv)"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "xmodal needs Python 3.11 or newer with venv (Debian: python3-venv)"; exit 1; }
 	$(PYTHON) -m venv .venv
 	@echo "Installing into .venv: about 7 GB, of which torch is most; some minutes on a fast line."
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'

@@ -18,25 +18,19 @@ MODULES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 LIBRARY = (  # the rooms and modules of xmodal: each imports only from those before it, and from itself
-    *(
-        "errors",
-        "progress",
-        "python_files",
-        "recipes",
-        "root",
-        "records",
-        "raw",
-        "corpora",
-        "userdata",
-        "media",
-        "text",
-        "features",
-    ),
-    *("detection", "metrics", "batches", "losses", "models", "training", "evaluation", "checks"),
+    *("errors", "progress", "python_files", "root", "recipes", "records", "raw", "corpora", "userdata", "media"),
+    *("text", "features", "detection", "metrics", "batches", "losses", "models", "training", "evaluation", "checks"),
 )
-PIPELINES = ("engine", "fetching", "stages", "upkeep", "publishing", "papers", "demo", "commands", "cli")
+PIPELINES = ("engine", "fetching", "stages", "upkeep", "publishing", "papers", "demo", "commands", "cli", "__main__")
 ORDER = {"xmodal": LIBRARY, "pipelines": PIPELINES}
-OF_ONE_KIND = ("xmodal/corpora", "xmodal/models", "pipelines/stages", "pipelines/commands", "pipelines/demo")
+OF_ONE_KIND = (
+    "xmodal/corpora",
+    "xmodal/models",
+    "xmodal/metrics",
+    "pipelines/stages",
+    "pipelines/commands",
+    "pipelines/demo",
+)
 TORCH_ROOMS = ("xmodal/losses", "xmodal/models", "xmodal/training", "xmodal/evaluation")
 TORCH = {
     *(f"xmodal/batches/{name}.py" for name in ("batch", "buffers", "distributed", "loader", "reader")),
@@ -147,12 +141,14 @@ def test_every_import_goes_to_a_room_above(package: str) -> None:
 
 def test_no_room_has_more_modules_than_one_can_overlook() -> None:
     count = Counter(path.rpartition("/")[0] for path in MODULES if not path.endswith("__init__.py"))
-    assert {room: size for room, size in count.items() if size > (20 if room in OF_ONE_KIND else 14)} == {}
+    limits = dict.fromkeys(OF_ONE_KIND, 20) | {"pipelines/commands": 30}  # `xmodal --help` shows these in groups
+    assert {room: size for room, size in count.items() if size > limits.get(room, 14)} == {}
 
 
 def test_no_two_modules_have_one_name() -> None:
-    """A corpus and its generated publisher excepted."""
-    names = Counter(Path(path).stem for path in MODULES if not path.startswith("pipelines/demo/"))
+    """A corpus and its generated publisher excepted; and commands, which have the names that people type."""
+    named_elsewhere = ("pipelines/demo/", "pipelines/commands/")
+    names = Counter(Path(path).stem for path in MODULES if not path.startswith(named_elsewhere))
     assert {name for name, count in names.items() if count > 1} == {"__init__"}
 
 

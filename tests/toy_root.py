@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from pipelines.demo.world import BACKGROUNDS, COLOURS, KINDS, World, describe, scene
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
-from pipelines.stages._corpus import Site, build_records
+from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal.corpora import load
 from xmodal.features.store import FeatureSpec, index_files, shard_file, write_shard
 from xmodal.models.vsepp import VSEPPConfig
@@ -83,7 +84,7 @@ def make_root(
     (raw / "splits.json").write_text(json.dumps(splits))
     (raw / "pictures.txt").write_text("")
     corpus = replace(load(str(PICTURES)), counts={})
-    build_records(Site(open_storage(root), raw=raw), corpus)
+    CorpusBuild(BuildOptions(open_storage(root), raw=raw), corpus).build("records")
     inputs = (Stage("media", Media(media), _plan, _open_media),) if media else ()
     for seed in range(features):
         build(replace(facts(Facts(items, absent, seed=seed, places=places)), inputs=inputs), open_storage(root))

@@ -1,8 +1,10 @@
 """Recipes: every number of one training run, and which part of a corpus it reads."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
+
+from xmodal.root.identity import DESCRIBES
 
 if TYPE_CHECKING:
     from xmodal.models import Inputs, Scorer
@@ -16,16 +18,16 @@ WRITTEN = frozenset({HUMAN, UNRELATED_TEXT})
 
 @dataclass(frozen=True)
 class View:
-    """What one reader sees of a corpus: `captions_per_item` None is all of them, 5 the first five by position.
+    """The part of a corpus that one reader sees.
 
-    `text` is the source of the captions. Sparse corpora are views too: their splits name the part that is annotated,
-    "karpathy/train@10%x2", or the one that is not (`xmodal.records.derived_splits`).
+    A sparse corpus is a view too: its split names the annotated part, "karpathy/train@10%x2", or the other one,
+    "karpathy/train@10%x2:unannotated" (`xmodal.records.derived_splits`).
     """
 
     corpus: str
     split: str
-    captions_per_item: int | None = None
-    text: str = HUMAN
+    captions_per_item: int | None = None  # None is all of them, 5 the first five by position
+    text: str = HUMAN  # the source of the captions
 
     def __post_init__(self) -> None:
         if self.captions_per_item is not None and self.captions_per_item < 1:
@@ -38,7 +40,7 @@ class Config(Protocol):  # a model's frozen dataclass of plain values
 
 @runtime_checkable
 class Positional(Protocol):
-    """A config that says whether its network chooses among an item's positions, which takes more than one."""
+    """A model's config that says whether its network chooses among an item's positions."""
 
     @property
     def looks_at_positions(self) -> bool: ...
@@ -46,7 +48,7 @@ class Positional(Protocol):
 
 @dataclass(frozen=True)
 class Features:
-    """The feature stage that is read, for texts too where they are vectors (Fisher vectors, concept scores)."""
+    """Names the feature stage to read, of visual items, or of texts that are vectors (Fisher vectors)."""
 
     stage: str
     frames: int | None = None  # of a clip
@@ -62,20 +64,15 @@ class Features:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Captions as word ids (`xmodal.text.tokenizers`). Only in training, words are marked as unknown, then others
-    deleted (PCME).
-
-    Of a caption of more than `longest` words the first ones are read, and <start> and <end> beside them: A3VSE reads 57
-    on COCO and 82 on Flickr30k, also of what was detected.
-    """
+    """Reads captions as word ids (`xmodal.text.tokenizers`)."""
 
     tokenizer: str
-    minimum_count: int
+    minimum_count: int  # a word that occurs less often is unknown
     cleaning: str = "none"
-    longest: int | None = None
-    vectors: str | None = None
-    marked: float = 0.0
-    deleted: float = 0.0
+    longest: int | None = None  # words that are read of a caption, beside <start> and <end>; A3VSE: 57 on COCO
+    vectors: str | None = None  # the published word vectors that the words start from
+    marked: float = 0.0  # the share of words that training reads as unknown (PCME)
+    deleted: float = 0.0  # the share of the others that training leaves out (PCME)
 
     def __post_init__(self) -> None:
         if self.minimum_count < 1 or (self.longest is not None and self.longest < 1):
@@ -95,7 +92,7 @@ class Plateau:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Half a wave down to zero; a phase may be shorter than the wave."""
+    """Lowers the rate along half a wave, to zero after `epochs`; a phase may be shorter."""
 
     epochs: int
 
@@ -113,7 +110,7 @@ Rule = Literal["adam", "amsgrad", "adamp", "sgd", "nesterov"]
 
 @dataclass(frozen=True)
 class Optimiser:
-    """How parameters move. Patterns match names as `fnmatch` does (`trunk.*`); the first that matches counts."""
+    """Says how parameters move. Patterns match names as `fnmatch` does (`trunk.*`); the first match counts."""
 
     rule: Rule
     learning_rate: float
@@ -137,7 +134,7 @@ class Optimiser:
 
 @dataclass(frozen=True)
 class Relative:
-    """A weight of factor * (term `to` / this term), held constant for the gradient (PVSE, figure 7)."""
+    """Weighs a term by factor * (term `to` / this term), held constant for the gradient (PVSE, figure 7)."""
 
     factor: float
     to: str
@@ -157,23 +154,23 @@ class OnePerClass:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Half the visual rows are paired, half are not; each pair brings `texts` texts of other items (Dual-Path)."""
+    """Half the visual rows are paired and half are not; each pair brings `texts` other texts (Dual-Path)."""
 
     texts: int
 
 
 @dataclass(frozen=True)
 class Phrases:
-    """Region-phrase pairs by overlap with the phrase's box; a row has `neighbours` positives or more (Two-Branch)."""
+    """Draws region-phrase pairs by overlap with the phrase's box (Two-Branch)."""
 
     positive_overlap: float  # 1 takes the annotated box alone
     negative_overlap: float
-    neighbours: int
+    neighbours: int  # positives that a row has at least
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """How pictures are cut where a phase trains the trunk too; not a yes or no, because papers differ in it."""
+    """Says how pictures are cropped in a phase that trains the image network too."""
 
     crop: Literal["resized", "random", "centre"]
     flip: bool
@@ -184,7 +181,7 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Phase:
-    """Starts from the last weights of the phase before, with a fresh optimiser."""
+    """One phase of training: it starts from the last weights of the phase before, with a fresh optimiser."""
 
     epochs: int
     optimiser: Optimiser
@@ -205,10 +202,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Every number a paper would print of one run. No test split: what is chosen is chosen on `validation`."""
+    """Every number a paper would print of one run. Weights are chosen on `validation`, never on a test split."""
 
     name: str
-    cites: str  # the section that its numbers come from, or that they are ours
+    cites: str = field(compare=False, metadata=DESCRIBES)  # the section its numbers come from, or that they are ours
     view: View
     validation: View
     visual: Features
@@ -223,6 +220,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.precision not in ("single", "mixed"):
             raise ValueError(f"recipe {self.name!r}: batch_size {self.batch_size} must be 1 or more, precision known")
+        if self.seed < 0:
+            raise ValueError(f"recipe {self.name!r}: seed {self.seed} must be 0 or more")
         for view in (self.view, self.validation, self.unannotated):
             if view is not None and "test" in view.split.lower():
                 raise ValueError(f"recipe {self.name!r} would train or choose on split {view.split!r}")

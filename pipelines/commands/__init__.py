@@ -1,1 +1,114 @@
-"""Commands: one module each."""
+"""The commands of `xmodal`: each public module here is one, found because it exists.
+
+A command's module has a docstring, which is its help (first line: the summary; examples at the end), and
+
+    GROUP                     one word: the part of `xmodal --help` that lists it
+    flags(parser)             declares its arguments
+    run(args)                 does the work; returns plain JSON values, which --json prints
+    text(result)              gives the lines that a person reads in place of the JSON
+    exit_code(result)         may be left out: always 0
+
+Heavy imports stand inside `run`. An underscore at the end of a module's name is no part of the command's (`import_`).
+"""
+
+import argparse
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NoReturn
+
+from xmodal import __version__
+
+Args = argparse.Namespace
+Result = dict[str, Any]
+Lines = Iterator[str]
+
+GROUPS = {  # in this order; a group that is not named here comes after them, by its own word
+    "data": "get data",
+    "models": "train and evaluate",
+    "exchange": "exchange",
+    "installation": "this installation",
+}
+HELP = """\
+usage: xmodal [-h] [--version] COMMAND ...
+
+xmodal builds image-text and video-text corpora, trains and evaluates the models of five papers on them.
+`xmodal COMMAND --help` shows a command's flags and examples.
+
+{commands}
+
+@FILE stands for the arguments in a file: one a line; blank lines and lines that begin with # are skipped.
+A command that was stopped, by whatever, is continued by running it again.
+
+exit codes:
+  0    done
+  1    could not be done; the last line of stderr says why
+  2    the arguments are wrong
+  3    built, but more of the media is absent than --most-absent allows
+  130  stopped by ctrl-C
+
+examples:
+  xmodal corpora                                        what can be built
+  xmodal plan coco --root data                          what it would take
+  xmodal build coco/records --root data                 download, check and parse the captions
+  xmodal build coco --root s3://bucket/xmodal --raw ~/Downloads
+  xmodal status --root data                             what is done, and what failed and why
+  xmodal train vsepp --root data --run runs/vsepp
+  xmodal evaluate runs/vsepp --root data
+  xmodal build mylist.parquet --url url --caption caption --root data    your own data
+"""
+
+
+def load_all() -> dict[str, ModuleType]:
+    """Maps each command, as it is typed, to its module."""
+    names = sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_"))
+    return {name.removesuffix("_"): importlib.import_module(f"{__name__}.{name}") for name in names}
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads `@FILE` arguments and says more than argparse where a required root is missing."""
+
+    def convert_arg_line_to_args(self, line: str) -> list[str]:
+        line = line.strip()
+        return [] if not line or line.startswith("#") else [line]
+
+    def error(self, message: str) -> NoReturn:
+        if "required" in message and "--root" in message:
+            message += " (where outputs are: --root data, or --root s3://bucket/run)"
+        super().error(message)
+
+
+class _Xmodal(Parser):
+    """The parser of the whole command line, whose help lists the commands by group."""
+
+    def format_help(self) -> str:
+        groups: dict[str, list[str]] = {title: [] for title in GROUPS.values()}
+        for name, command in load_all().items():
+            title = GROUPS.get(command.GROUP, command.GROUP)
+            groups.setdefault(title, []).append(f"  {name:12} {summary(command)}")
+        listed = ("\n".join([f"{title}:", *lines]) for title, lines in groups.items() if lines)
+        return HELP.format(commands="\n\n".join(listed))
+
+
+def summary(command: ModuleType) -> str:
+    return (command.__doc__ or "").partition("\n")[0].rstrip(".")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Makes the parser of every command; nothing heavy is imported."""
+    whole = _Xmodal(prog="xmodal", fromfile_prefix_chars="@")
+    whole.add_argument("--version", action="version", version=f"xmodal {__version__}")
+    commands = whole.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for name, command in load_all().items():
+        about, heading, examples = (command.__doc__ or "").partition("\nexamples:\n")
+        sub = commands.add_parser(
+            name,
+            help=summary(command),
+            description=about,
+            epilog=(heading + examples).strip(),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+        command.flags(sub)
+    return whole

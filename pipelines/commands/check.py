@@ -10,7 +10,6 @@ examples:
   xmodal check coco vsepp
 """
 
-import argparse
 import importlib
 import importlib.util
 from collections.abc import Iterator
@@ -20,25 +19,28 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
+from pipelines.commands import Args, Lines, Parser, Result, _flags
 from xmodal.errors import UserError
 
-GROUP = "upkeep"
+GROUP = "data"
 WEB_PAGE = b"<html>the page is gone</html>"
 FAILURES = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("targets", nargs="+", metavar="mine.py|NAME", help="a corpus or a model; a file may be both")
-    parser.add_argument("--raw", type=Path, help="a folder with the files of the corpus, by the paths of its sources")
+def flags(parser: Parser) -> None:
+    what = "a corpus or a model, or the Python file of one; a file may be both"
+    parser.add_argument("targets", nargs="+", metavar="mine.py|NAME", help=what)
+    raw = "a folder with the files of the corpus, by the paths of its sources"
+    parser.add_argument("--raw", type=_flags.path, help=raw)
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    if args.raw is not None and not args.raw.expanduser().is_dir():
+def run(args: Args) -> Result:
+    if args.raw is not None and not args.raw.is_dir():
         raise UserError(f"--raw {args.raw} is not a folder")
-    return {text: check(text, args.raw and args.raw.expanduser()) for text in args.targets}
+    return {text: check(text, args.raw) for text in args.targets}
 
 
-def text(result: dict[str, Any]) -> Iterator[str]:
+def text(result: Result) -> Lines:
     for name, found in result.items():
         verdict = f"{len(found['faults'])} to mend" if found["faults"] else "keeps the contract"
         yield f"{name}, {' and '.join(found['checked'])}: {verdict}"
@@ -46,7 +48,7 @@ def text(result: dict[str, Any]) -> Iterator[str]:
         yield from (f"    note: {note}" for note in found["notes"])
 
 
-def exit_code(result: dict[str, Any]) -> int:
+def exit_code(result: Result) -> int:
     return int(any(found["faults"] for found in result.values()))
 
 

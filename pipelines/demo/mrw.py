@@ -91,7 +91,7 @@ def _encoder() -> Callable[[Scene], bytes]:
         from pipelines.demo.video import mp4
     except ModuleNotFoundError as missing:
         raise Unpublishable(
-            f"MRW's clips are MP4, which needs {missing.name}: pip install 'xmodal[video]'"
+            f"MRW's clips are MP4, which needs {missing.name}: pip install -e '.[video]' in the checkout"
         ) from missing
     return mp4
 

@@ -9,7 +9,7 @@ cannot be had offline; that is enough to learn from, and it is said wherever the
 import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,12 @@ from pipelines.demo import coco, mrw, tgif
 from pipelines.demo.files import serve_at
 from pipelines.demo.server import Behaviour, serve
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
+from pipelines.fetching import generated_publishers
 from pipelines.papers import recipe_runs
-from pipelines.stages._corpus import USUAL, Site, build_stages
-from xmodal.corpora import Corpus, Source, load
+from pipelines.stages import DATA
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
+from xmodal.corpora import Corpus, load
 from xmodal.errors import UserError
 from xmodal.recipes import Optimiser, Phase, Pixels, Recipe, Step, Tokens
 from xmodal.root.identity import fingerprint
@@ -57,24 +60,24 @@ class Show:
     test: str
 
 
-def demo(site: Site, folder: Path, world: World) -> dict[str, Any]:
+def demo(options: BuildOptions, folder: Path, world: World) -> dict[str, Any]:
     """Builds every stage of each corpus, trains and evaluates; what `xmodal demo --json` prints."""
     if world.items < FEWEST:
         raise UserError(f"of {world.items} scenes none is left to test on: the demo needs at least {FEWEST}")
     every = shows(world)
     shown = every if importlib.util.find_spec("av") else every[:1]
-    return learned(site, folder, shown) | {"left_out": [show.corpus.name for show in every[len(shown) :]]}
+    return learned(options, folder, shown) | {"left_out": [show.corpus.name for show in every[len(shown) :]]}
 
 
-def learned(site: Site, folder: Path, shown: Sequence[Show]) -> dict[str, Any]:
+def learned(options: BuildOptions, folder: Path, shown: Sequence[Show]) -> dict[str, Any]:
     """One corpus after the other."""
-    site = replace(site, settings=SMALL | dict(site.settings))
+    options = replace(options, settings=SMALL | dict(options.settings))
     outputs, runs = list[Any](), list[Any]()
     for show in shown:
-        rows = _built(site, folder / "publisher" / show.corpus.name, show)
+        rows = _built(options, folder / "publisher" / show.corpus.name, show)
         outputs += rows
-        runs += _runs(site, folder / "runs", show, {row["stage"]: row["identity"] for row in rows})
-    return {"root": site.storage.url, "outputs": outputs, "runs": runs}
+        runs += _runs(options, folder / "runs", show, {row["stage"]: row["identity"] for row in rows})
+    return {"root": options.storage.url, "outputs": outputs, "runs": runs}
 
 
 def shows(world: World) -> tuple[Show, ...]:
@@ -82,30 +85,31 @@ def shows(world: World) -> tuple[Show, ...]:
     few individuals, told apart by looks and motion, and captions that leave out little."""
     plain = World(identities=30, motion=1.0, ambiguity=0.0, partiality=0.2, synonymy=0.0, noise=0.0)
     clips = replace(plain, items=min(world.items, CLIPS), seed=world.seed, image_size=SIDE)
-    of_clips = (*USUAL, "frames", "clips")
+    of_clips = (*DATA, "frames", "clips")
     return (
-        Show(load("coco"), coco.write, world, (*USUAL, "resnet", "pixels"), recipes(), "karpathy/test"),
+        Show(load("coco"), coco.write, world, (*DATA, "resnet", "pixels"), recipes(), "karpathy/test"),
         Show(load("tgif"), tgif.write, clips, of_clips, (_of_clips("pvse-tgif"),), "tgif/test"),
         Show(load("mrw"), mrw.write, clips, of_clips, (_of_clips("pvse-mrw"),), "mrw/test"),
     )
 
 
-def _built(site: Site, publisher: Path, show: Show) -> list[dict[str, Any]]:
-    corpus = _published(site, publisher, show)
+def _built(options: BuildOptions, publisher: Path, show: Show) -> list[dict[str, Any]]:
+    corpus = _published(options, publisher, show)
+    generated_publishers.remember(options.storage, corpus, publisher)
     cut = {CUT: [Behaviour(cut_after=(publisher / CUT).stat().st_size // 2)]} if (publisher / CUT).exists() else {}
     with serve(publisher, cut) as server:
-        return build_stages(site, serve_at(corpus, server.url), show.stages)
+        return build_stages(CorpusBuild(options, serve_at(corpus, server.url)), show.stages)
 
 
-def _runs(site: Site, folder: Path, show: Show, identity: Mapping[str, str]) -> list[dict[str, Any]]:
+def _runs(options: BuildOptions, folder: Path, show: Show, identity: Mapping[str, str]) -> list[dict[str, Any]]:
     runs = []
     for recipe in show.recipes:
         used = {"records": identity["records"], "features": identity[recipe.visual.stage]}
         used |= {"pixels": identity["pixels"]} if any(phase.pixels for phase in recipe.phases) else {}
         run = folder / f"{recipe.name}-{fingerprint([recipe, used])[:12]}"
-        site.progress.say(f"training {recipe.name}")
-        outcome = recipe_runs.train(recipe, site.storage.url, run, threads=1, progress=site.progress, **used)
-        report = recipe_runs.evaluate(run, site.storage.url, show.test, "cpu", site.progress)
+        options.progress.say(f"training {recipe.name}")
+        outcome = recipe_runs.train(recipe, options.storage.url, run, threads=1, progress=options.progress, **used)
+        report = recipe_runs.evaluate(run, options.storage.url, show.test, "cpu", options.progress)
         runs.append({"training": outcome, "evaluation": json.loads(report.to_json())})
     return runs
 
@@ -150,7 +154,7 @@ def _small(name: str, phases: tuple[Phase, ...], **model: Any) -> Recipe:
     )
 
 
-def _published(site: Site, publisher: Path, show: Show) -> Corpus:
+def _published(options: BuildOptions, publisher: Path, show: Show) -> Corpus:
     """The publisher's files are written once for a world; what they are is remembered beside them."""
     memory, world = publisher / "world.json", show.world
     remembered = json.loads(memory.read_text()) if memory.exists() else {}
@@ -159,11 +163,9 @@ def _published(site: Site, publisher: Path, show: Show) -> Corpus:
     there = {path: open_storage(str(publisher)).size(path) for path in sizes}
     if remembered.get("world") != of or there != sizes:
         memory.unlink(missing_ok=True)
-        site.progress.say(f"writing the publisher's files of a world of {world.items:,} scenes into {publisher}")
+        options.progress.say(f"writing the publisher's files of a world of {world.items:,} scenes into {publisher}")
         corpus = show.write(world, publisher)
-        written = [asdict(source) for source in corpus.sources]
-        facts = json.dumps({"world": of, "sources": written, "counts": dict(corpus.counts)})
+        facts = json.dumps({"world": of} | generated_publishers.describe(corpus))
         open_storage(str(publisher)).write(memory.name, facts.encode())  # whole or not at all
         return corpus
-    known = tuple(Source(**source | {"mirrors": tuple(source["mirrors"])}) for source in remembered["sources"])
-    return replace(show.corpus, sources=known, counts=remembered["counts"])
+    return generated_publishers.as_described(show.corpus, remembered)

@@ -7,6 +7,7 @@ complete.json; both are the same for every driver that finishes, so two of them 
 
 import hashlib
 import itertools
+import json
 import os
 import socket
 import sys
@@ -116,10 +117,14 @@ def _bring_up_to_date(
     planned = Counter(line is not None for line, _, _ in _compare(stage, inputs, commits))
     log = RunLog(storage, stage.folder, planned=planned.total(), done=planned[True])
     missing = ((name, work) for line, name, work in _compare(stage, inputs, commits) if line is None)
-    with progress.over(stage.name, total=planned.total(), done=planned[True]) as tick:
-        if planned[False]:
-            _gather(run(OpenUnits(stage, inputs, storage.url), missing, stage.resources), commits, tick)
-    _finish(stage, inputs, storage, commits)
+    try:
+        with progress.logged(log.say).over(stage.name, total=planned.total(), done=planned[True]) as tick:
+            if planned[False]:
+                _gather(run(OpenUnits(stage, inputs, storage.url), missing, stage.resources), commits, tick)
+        _finish(stage, inputs, storage, commits)
+    except BaseException as error:
+        log.say(f"ended by {type(error).__name__}: {error}")
+        raise
     log.finished()
 
 
@@ -213,8 +218,10 @@ class Totals:
 
 def _describe(stage: Stage[Any, Any], storage: Storage) -> None:
     """stage.json: written by the first driver, compared by every later one."""
-    key, about = f"{stage.folder}/stage.json", canonical_json(stage.about())
-    if not storage.create(key, about) and storage.read(key) != about:
+    key, about = f"{stage.folder}/stage.json", stage.about()
+    if storage.create(key, canonical_json(about)):
+        return
+    if Output(storage, stage.folder).about | {"xmodal": about["xmodal"]} != json.loads(canonical_json(about)):
         raise UserError(
             f"{storage.url}/{key} is not what this stage says of itself: delete its directory and build again"
         )
@@ -300,14 +307,22 @@ class OpenUnits:
 
 
 class RunLog:
-    """Who ran when and where: `_runs/<time>.json`, outside the promise of identical bytes."""
+    """Who ran when and where: `_runs/<time>.json`; what progress said: `.log` beside it. No promise of equal bytes."""
 
     def __init__(self, storage: Storage, folder: str, planned: int, done: int) -> None:
         self._storage = storage
         self._key = f"{folder}/_runs/{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}.json"
+        self._lines = ""
         self._facts: dict[str, object] = {"planned": planned, "done_before": done, "started": round(time.time(), 3)}
         self._facts |= {"host": socket.gethostname(), "pid": os.getpid(), "python": sys.version.split()[0]}
         storage.write(self._key, canonical_json(self._facts))
 
+    def say(self, line: str) -> None:
+        """Writes the whole file anew, as object stores cannot append; a log that cannot be written stops no build."""
+        self._lines += f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {line}\n"
+        with suppress(OSError):
+            self._storage.write(f"{self._key.removesuffix('.json')}.log", self._lines.encode())
+
     def finished(self) -> None:
+        self.say("finished")
         self._storage.write(self._key, canonical_json(self._facts | {"finished": round(time.time(), 3)}))

@@ -12,25 +12,36 @@ LOG_SECONDS = 30.0
 
 
 class Progress:
-    def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, quiet: bool = False, log: Callable[[str], None] = lambda line: None
+    ) -> None:
         self._stream = stream or sys.stderr
         self._quiet = quiet
         self._redraws = self._stream.isatty()
+        self._log = log  # is given every line too, quiet or not, but none that is redrawn
+
+    def logged(self, log: Callable[[str], None]) -> "Progress":
+        """The same progress, which `log` is told too."""
+        return Progress(self._stream, self._quiet, log)
 
     def say(self, text: str) -> None:
+        self._log(text)
         if not self._quiet:
             print(text, file=self._stream, flush=True)
 
     @contextmanager
     def over(self, name: str, total: int, done: int = 0, unit: str = "units") -> Iterator[Callable[[int], None]]:
         """Gives the function to call with how many were just done. A part that fails is shown as far as it came."""
-        started = shown = time.monotonic()
+        started = shown = logged = time.monotonic()
         now_done = done
 
         def tick(count: int) -> None:
-            nonlocal now_done, shown
+            nonlocal now_done, shown, logged
             now_done += count
             now = time.monotonic()
+            if now - logged >= LOG_SECONDS:
+                logged = now
+                self._log(_line(name, now_done, done, total, unit, now - started))
             if now - shown >= (TERMINAL_SECONDS if self._redraws else LOG_SECONDS):
                 shown = now
                 self._draw(_line(name, now_done, done, total, unit, now - started))
@@ -38,7 +49,9 @@ class Progress:
         try:
             yield tick
         finally:
-            self._draw(_line(name, now_done, done, total, unit, time.monotonic() - started), last=True)
+            line = _line(name, now_done, done, total, unit, time.monotonic() - started)
+            self._log(line)
+            self._draw(line, last=True)
 
     def _draw(self, line: str, last: bool = False) -> None:
         if self._quiet:

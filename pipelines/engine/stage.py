@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
+from xmodal import __version__
 from xmodal.root.identity import DIGITS, fingerprint, to_plain
 from xmodal.root.outputs import LAYOUT, Output
 
@@ -70,8 +71,8 @@ class Stage(Generic[Config, Work]):
         return f"{self.name}/{self.identity}"
 
     def about(self) -> dict[str, Any]:
-        """stage.json."""
-        return {"layout": LAYOUT, "identity": self.identity, **self._decides()}
+        """stage.json. The version of xmodal that wrote it is no part of what decides the output."""
+        return {"layout": LAYOUT, "identity": self.identity, "xmodal": __version__, **self._decides()}
 
     def work_key(self, work: Work) -> str:
         """What decides one unit's bytes, whatever the rest of the inputs."""

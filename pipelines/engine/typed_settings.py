@@ -4,7 +4,9 @@ A setting names a field (`row_group=1024`), or a stage and a field where two sta
 (`records.row_group=1024`). It changes the config and with it the identity: another value is another directory.
 """
 
+import inspect
 import math
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -58,6 +60,29 @@ def nearest(name: str, known: Mapping[str, str]) -> str:
     """A question after what was probably meant, or nothing; `known` are spellings, and what to ask for each."""
     found = [spelling for spelling in known if spelling.startswith(f"{name}-")] or get_close_matches(name, known, n=1)
     return f" (do you mean {known[found[0]]}?)" if found else ""
+
+
+def describe(config: object, stage: str) -> list[dict[str, Any]]:
+    """Lists every setting of a config: its name, type, value, and the line of its declaration."""
+    rows, hints = [], get_type_hints(type(config))
+    for name in _settable(config):
+        owner = next(cls for cls in type(config).__mro__ if name in inspect.get_annotations(cls))
+        lines, first = inspect.getsourcelines(owner)
+        line = next(number for number, text in enumerate(lines, first) if re.match(rf"\s+{name}:", text))
+        place = f"{owner.__module__.replace('.', '/')}.py:{line}"
+        about = {"name": f"{stage}.{name}", "type": _type_text(hints[name]), "default": getattr(config, name)}
+        rows.append(about | {"documented": place})
+    return rows
+
+
+def _type_text(declared: Any) -> str:
+    if get_origin(declared) is Literal:
+        return "|".join(map(str, get_args(declared)))
+    if get_origin(declared) in (Union, types.UnionType):
+        return "|".join(map(_type_text, get_args(declared)))
+    if get_origin(declared) is tuple:
+        return ",".join(map(_type_text, get_args(declared)))
+    return {type(None): "none", Ellipsis: "..."}.get(declared) or str(declared.__name__)
 
 
 def _settable(config: Any) -> list[str]:

@@ -7,12 +7,13 @@ built once. A file is executed only by commands that name its corpus: what lists
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipelines.fetching import user_lists
+from pipelines.fetching import generated_publishers, user_lists
 from pipelines.fetching.user_lists import NAME, NOTE, UserCorpus
 from xmodal import corpora
 from xmodal.corpora import SAMPLE, Corpus, Source, sample_of
@@ -23,7 +24,7 @@ from xmodal.root.storage import Storage
 SAMPLE_NOTE = "{}: a sample, which may be any part of the corpus: no size, checksum or count of the whole is asked for"
 
 
-def find_corpus(text: str, flags: dict[str, str], storage: Storage, is_sample: bool = False) -> UserCorpus:
+def find_corpus(text: str, flags: Mapping[str, str], storage: Storage, is_sample: bool = False) -> UserCorpus:
     """The corpus that `text` names: a name, a Python file, or data of a user, of which `flags` tell columns and splits.
 
     A sample is named with the whole corpus and `is_sample`, or by its own name.
@@ -85,13 +86,19 @@ def _of_file(text: str, storage: Storage, is_sample: bool) -> UserCorpus:
 
 def _by_name(name: str, storage: Storage) -> UserCorpus:
     if name in corpora.names():
-        return UserCorpus(corpora.load(name))
+        generated = generated_publishers.recall(storage, corpora.load(name))
+        return UserCorpus(generated.corpus, None, generated.folder) if generated else UserCorpus(corpora.load(name))
     if known := user_lists.remembered(storage, name):
         return UserCorpus(known, media_folder=user_lists.folder_of(storage, name))
     place, base = str(_note(storage, name).get("place")), name.removesuffix(SAMPLE)
     if place.endswith(".py"):
         return UserCorpus(_of_noted_file(name, place))
-    return UserCorpus(sample_of(corpora.load(base)) if base != name else corpora.load(name))
+    if base != name and base in corpora.names():
+        return UserCorpus(sample_of(corpora.load(base)))
+    yours = {*user_lists.names(storage), *_noted(storage)}
+    if meant := get_close_matches(name, [*corpora.names(), *sorted(yours)], n=1):
+        raise UserError(f"no corpus {name!r}; did you mean {meant[0]}?")
+    return UserCorpus(corpora.load(name))  # which says what there is
 
 
 def _of_noted_file(name: str, place: str) -> Corpus:

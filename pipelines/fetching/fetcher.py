@@ -173,22 +173,14 @@ class OpenFetcher:
         return fetch_units
 
 
-def fetch(
-    storage: Storage,
-    part: Part,
-    name: str,
-    sources: list[Source],
-    raw: RawFolder | None,
-    run: Runner,
-    progress: Progress,
-) -> None:
+def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Runner, progress: Progress) -> None:
     """Tries every one of these files; how it went is in the ledger."""
     if not sources:
         return
-    ledger = Ledger(storage, part, name)
     ledger.compact()
     ledger.note_driver()
-    records = run(OpenFetcher(storage.url, part, name, raw), _units(sources), Resources(cpus=0.5))
+    opener = OpenFetcher(ledger.storage.url, ledger.part, ledger.name, raw)
+    records = run(opener, _units(sources), Resources(cpus=0.5))
     with progress.over(f"fetch {ledger.folder.removeprefix('_runs/ledger/')}", len(sources), unit="files") as tick:
         for count, record in enumerate(records):
             tick(len({line.partition(b"\t")[0] for line in record.lines.splitlines()}))

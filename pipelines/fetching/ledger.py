@@ -85,7 +85,7 @@ class State:
         return not self.failed and all(pinned in (None, actual) for pinned, actual in pins)
 
 
-class Lacking:
+class AbsentByFolder:
     """Counts files and absent ones folder by folder: what a copy of an archive lacks is whole folders."""
 
     def __init__(self) -> None:
@@ -107,10 +107,10 @@ class Lacking:
 
 
 class Ledger:
-    """Of the annotations of one corpus, or of one media set."""
+    """The attempts at the annotations of one corpus, or at one media set."""
 
     def __init__(self, storage: Storage, part: Part, name: str) -> None:
-        self._storage, self._of = storage, (FOLDERS[part], name)
+        self.storage, self.part, self.name = storage, part, name
         self.folder = f"_runs/ledger/{FOLDERS[part]}/{name}"
         self._journal = Journal(storage, self.folder)
 
@@ -132,18 +132,18 @@ class Ledger:
         """Files by status, failures by class, a few of each class to look at, and folders that lack files."""
         statuses, kinds, attempts, total = Counter[str](), Counter[str](), 0, 0
         examples: dict[str, list[dict[str, Any]]] = {}
-        lacking = Lacking()
+        by_folder = AbsentByFolder()
         for state in self.states():
             statuses[state.status] += 1
             attempts += state.attempts
             total += state.size
-            lacking.add(state.path, state.failed)
+            by_folder.add(state.path, state.failed)
             if state.failed:
                 kinds[state.kind] += 1
                 if kinds[state.kind] <= 3:
                     examples.setdefault(state.kind, []).append(asdict(state))
         files = {"files": dict(statuses), "attempts": attempts, "bytes": total}
-        return files | {"failures": dict(kinds), "examples": examples, "folders": lacking.folders}
+        return files | {"failures": dict(kinds), "examples": examples, "folders": by_folder.folders}
 
     def download_speed(self) -> float | None:
         """Bytes a second of one download, over all that have ended well."""
@@ -157,24 +157,24 @@ class Ledger:
     @property
     def sealed(self) -> str | None:
         """The identity of the set that `build` uses now."""
-        sealed = sealed_now(self._storage, *self._of)
+        sealed = sealed_now(self.storage, FOLDERS[self.part], self.name)
         return sealed.folder.rpartition("/")[2] if sealed else None
 
     def use(self, identity: str) -> None:
-        self._storage.write(f"{self.folder}/sealed", identity.encode())
+        self.storage.write(f"{self.folder}/sealed", identity.encode())
 
     def note_driver(self) -> None:
         """Who fetched last; a worker that does not find the note does not see this root."""
-        self._storage.write(f"{self.folder}/driver", f"{socket.gethostname()} {os.getpid()}\n".encode())
+        self.storage.write(f"{self.folder}/driver", f"{socket.gethostname()} {os.getpid()}\n".encode())
 
     @property
     def in_sight(self) -> bool:
-        return self._storage.size(f"{self.folder}/driver") is not None
+        return self.storage.size(f"{self.folder}/driver") is not None
 
     def lose(self, paths: list[str]) -> None:
         """Their bytes are damaged: they are fetched again before the next seal, which build then makes."""
         self.add([Attempt.damaged(path) for path in paths])
-        self._storage.delete(f"{self.folder}/sealed")
+        self.storage.delete(f"{self.folder}/sealed")
 
 
 def ledgers(storage: Storage) -> Iterator[tuple[Part, str, Ledger]]:

@@ -8,12 +8,11 @@ from functools import partial
 from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.fetching.ledger import FOLDERS, Ledger, State
-from xmodal.corpora import Part, Source
+from xmodal.corpora import Source
 from xmodal.errors import UserError
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output
-from xmodal.root.sealed_sets import LOCK, Locked, sealed_now
-from xmodal.root.storage import Storage
+from xmodal.root.sealed_sets import LOCK, Locked
 
 
 @dataclass(frozen=True)
@@ -26,27 +25,23 @@ class Sealed:
 
 
 def planned(sources: list[Source]) -> str:
-    """Which files, and which bytes of them: where they are fetched from is circumstance."""
+    """A fingerprint of which files there are, and which bytes of them: their addresses are circumstance."""
     return fingerprint(sorted([s.path, s.bytes, s.sha256] for s in sources))
 
 
-def seal(storage: Storage, part: Part, name: str, sources: list[Source]) -> Output:
-    """The ledger's state of these files as an output; the same one where nothing has changed."""
-    ledger = Ledger(storage, part, name)
+def seal(ledger: Ledger, sources: list[Source], of_files: str) -> Output:
+    """The ledger's state of these files as an output; the same one where nothing has changed.
+
+    `of_files` is what `planned` gives for them.
+    """
     lines = partial(_lock_lines, ledger, sorted(sources, key=lambda source: source.path))
     digest = hashlib.sha256()
     for line in lines():
         digest.update(line)
-    config = Sealed(name, planned(sources), digest.hexdigest())
-    output = build(Stage(FOLDERS[part], config, _plan, partial(_open, lines)), storage)
+    config = Sealed(ledger.name, of_files, digest.hexdigest())
+    output = build(Stage(FOLDERS[ledger.part], config, _plan, partial(_open, lines)), ledger.storage)
     ledger.use(output.identity)
     return output
-
-
-def current(storage: Storage, part: Part, name: str, sources: list[Source]) -> Output | None:
-    """The set that was sealed last, if it is of just these files."""
-    output = sealed_now(storage, FOLDERS[part], name)
-    return output if output and output.config["planned"] == planned(sources) else None
 
 
 def _lock_lines(ledger: Ledger, sources: list[Source]) -> Iterator[bytes]:

@@ -134,20 +134,22 @@ def train(recipe: Recipe, root: str, run: Path, **circumstances: Any) -> dict[st
 
 
 def train_on_ray(
-    recipe: Recipe, root: str, run: Path, workers: int, address: str | None, **circumstances: Any
+    recipe: Recipe, root: str, run: Path, workers: int, address: str | None, quiet: bool = False, **circumstances: Any
 ) -> dict[str, Any]:
     """By so many processes of a Ray cluster; all its nodes see root and run."""
     from pipelines.engine.ray_runner import train_together
 
     run.parent.mkdir(parents=True, exist_ok=True)
     gpu = circumstances.get("device", "cpu").startswith("cuda")
-    act = partial(_train_showing, recipe, open_storage(root).url, run.resolve(), circumstances)
+    act = partial(_train_showing, recipe, open_storage(root).url, run.resolve(), quiet, circumstances)
     return train_together(act, workers, str(run.parent), gpu, address)
 
 
-def _train_showing(recipe: Recipe, root: str, run: Path, circumstances: dict[str, Any], said: str) -> dict[str, Any]:
+def _train_showing(
+    recipe: Recipe, root: str, run: Path, quiet: bool, circumstances: dict[str, Any], said: str
+) -> dict[str, Any]:
     with open(said, "a", buffering=1) as stream:
-        return train(recipe, root, run, progress=Progress(stream), **circumstances)
+        return train(recipe, root, run, progress=Progress(stream, quiet), **circumstances)
 
 
 def evaluate(run: Path, root: str, split: str | None, device: str, progress: Progress, **asked: Any) -> Any:

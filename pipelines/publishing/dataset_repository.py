@@ -30,7 +30,7 @@ from pipelines.publishing.dataset_card import fill_card, read_card
 from pipelines.publishing.hub_tables import CURE, ROWS, Config, describe, read_ids, write_captions, write_index
 from pipelines.publishing.publication import Publication, lock_name, may, may_column, withheld
 from pipelines.stages.records import VERSION
-from xmodal.batches.dataset import MEDIA_AGAIN
+from xmodal.batches.dataset import MEDIA_ARRAYS, has_array
 from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
 from xmodal.root.identity import canonical_json
@@ -82,7 +82,7 @@ def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
     """
     media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
-    stores = [output for output in made if ROWS in output.files and output.stage not in MEDIA_AGAIN]
+    stores = [output for output in made if ROWS in output.files and not has_array(output, *MEDIA_ARRAYS)]
     if not stores:
         return []
     items = read_ids(_records(corpus, storage), ITEMS)
@@ -94,7 +94,7 @@ def _publication(corpus: Corpus, storage: Storage, features: list[Output]) -> Pu
     found = {part: sealed_now(storage, FOLDERS[part], name) for part, name in names.items()}
     sealed = {part: output for part, output in found.items() if output}
     for output in features:
-        if output.stage in MEDIA_AGAIN:
+        if has_array(output, *MEDIA_ARRAYS):
             raise UserError(f"{output.where} holds the pictures themselves, smaller: they are no features to publish")
         if "media" not in sealed or not _reads(output, sealed["media"]):
             raise UserError(f"{output.where} is not of {corpus.name}'s media as they are sealed now: build it again")

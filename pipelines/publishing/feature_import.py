@@ -8,23 +8,22 @@ import hashlib
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
+from pipelines import stages
 from pipelines.engine.building import Runner, build
 from pipelines.engine.progress_line import Progress
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.engine.typed_settings import apply, parse_settings
-from pipelines.stages._arrays import write_index, write_items
-from pipelines.stages._corpus import CONFIGS, STAGES
-from pipelines.stages.vocabulary import COUNTS
+from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
 from xmodal.errors import UserError
 from xmodal.features.foreign_formats import BLOCK, Source, reading
-from xmodal.features.store import ROWS, Dtype, FeatureSpec, shard_ranges
+from xmodal.features.store import ROWS, Dtype, FeatureSpec
 from xmodal.records.views import CLEAN
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, directories
@@ -32,7 +31,6 @@ from xmodal.root.storage import Storage
 
 VERSION = 2
 GIVEN = {"given": True}
-RESERVED = {"blobs", CLEAN, COUNTS, *STAGES, *CONFIGS}  # every stage of the project
 
 
 @dataclass(frozen=True)
@@ -75,39 +73,35 @@ def import_features(
     return about | {"dtype": spec.dtype, "source_dtype": source.dtype, "copies": source.copies}
 
 
-def imported(name: str, source: Source, spec: FeatureSpec, progress: Progress) -> Stage[ImportConfig, range]:
+def imported(name: str, source: Source, spec: FeatureSpec, progress: Progress) -> Stage[ImportConfig, Any]:
     seen = _stamp(source)
     lengths = (spec.chunk_rows, spec.shard_rows, spec.shard_items if spec.ragged else None)
     layout = (spec.row_shape, spec.dtype, spec.ragged, *lengths)
     config = ImportConfig(_sha256(source, progress), source.key, fingerprint(source.ids), *layout)
-    return Stage(name, config, partial(_plan, len(source.ids)), partial(_open, source, seen), version=VERSION)
+    opened = partial(_open, source, seen)
+    return array_stage(name, config, (), VERSION, partial(_planned, source.ids), opened, reuse=False)
 
 
-def _plan(items: int, config: ImportConfig, inputs: Inputs) -> Iterator[tuple[str, range]]:
-    yield "index", range(0)
-    for shard, rows in enumerate(shard_ranges(config.spec, items)):
-        yield f"shard-{shard:05d}", rows
+def _planned(ids: Sequence[str], config: ImportConfig, inputs: Inputs) -> PlannedArray:
+    return PlannedArray(config.spec, ids)
 
 
-def _open(source: Source, seen: str, config: ImportConfig, inputs: Inputs) -> Callable[[range, Sink], Counts]:
+def _open(source: Source, seen: str, config: ImportConfig, inputs: Inputs) -> ArrayWriter:
     if _stamp(source) != seen:
         raise UserError(f"{source.files[0]} has changed while it was imported: import it again")
     spec = config.spec
-    provenance = {"imported_sha256": config.source, "key": config.key}
 
-    def write(items: range, sink: Sink) -> Counts:
-        if not items:
-            return write_index(sink, spec, source.ids, provenance)
-        values = source.rows(items)
-        write_items(sink, spec, items, _counted(values, source.ids[items.start :], sink) if spec.ragged else values)
-        return {"rows": len(items)}
+    def fill(work: ArrayShard, sink: Sink) -> Counts:
+        values = source.rows(work.rows)
+        write_items(sink, spec, work.rows, _counted(values, work.ids, sink) if spec.ragged else values)
+        return {"rows": len(work.ids)}
 
-    return write
+    return ArrayWriter(spec, {"imported_sha256": config.source, "key": config.key}, fill)
 
 
 def _counted(arrays: Iterator[NDArray[Any]], ids: Sequence[str], sink: Sink) -> Iterator[NDArray[Any]]:
-    """An item of which there is nothing is absent: a reader has nothing to give for it."""
-    for id, array in zip(ids, arrays, strict=False):
+    """An item without rows is absent: a reader has nothing to give for it."""
+    for id, array in zip(ids, arrays, strict=True):
         if not len(array):
             sink.fail(id, "empty", "its length is 0")
         yield array
@@ -116,8 +110,10 @@ def _counted(arrays: Iterator[NDArray[Any]], ids: Sequence[str], sink: Sink) -> 
 def _refuse_name(storage: Storage, name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise UserError(f"--name {name}: a stage is named by letters, digits and ._-")
+    folders = (folder for kind in stages.all() for folder in (kind.name, *kind.also))
+    reserved = {"blobs", CLEAN, *stages.FILE_SETS, *folders}
     others = (o for o in directories(storage, name) if o.complete and storage.size(f"{o.folder}/{ROWS}") is None)
-    if name in RESERVED or next(others, None) is not None:
+    if name in reserved or next(others, None) is not None:
         raise UserError(f"--name {name}: that is the name of a stage that makes something else: take another")
 
 

@@ -1,1 +1,116 @@
-"""Stages: one module each."""
+"""Stages: one module each, found because the file exists.
+
+A module declares `STAGE`, which says what the stage is, and `make(config, needs)`, which gives the engine its `Stage`.
+The file has the stage's name. A module that begins with an underscore is shared by stages and is none itself.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from pipelines.engine.stage import Stage
+from xmodal.corpora import Corpus
+from xmodal.errors import UserError
+from xmodal.records.tables import Item
+from xmodal.root.outputs import Output
+
+FILE_SETS = ("sources", "media")  # sealed files of a corpus: a stage may need them as it needs other stages
+DATA = ("sources", "records", "media")  # what is built where a corpus is named without a stage
+ITEM_KINDS = ("image", "clip")
+
+Pairs = tuple[tuple[str, str], ...]  # id and media of each item, in order of the ids
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a stage is made from; everything in it is finished."""
+
+    outputs: Mapping[str, Output] = field(default_factory=dict)  # by the names in `StageKind.needs`
+    files: Mapping[str, Path] = field(default_factory=dict)  # those of `StageKind.files` that the user gave
+    read_items: Callable[[], tuple[Item, ...]] = tuple  # those that the stage is for, in order of the ids
+    corpus: Corpus | None = None  # for the stage that parses
+
+    def __getitem__(self, name: str) -> Output:
+        return self.outputs[name]
+
+    @property
+    def items(self) -> Pairs:
+        """Id and media of every item that the stage is for, in order of the ids."""
+        return tuple((item.id, item.media) for item in self.read_items())
+
+
+def _not_loaded(config: Any, needs: Needs) -> Stage[Any, Any]:
+    raise AssertionError("load() gives a kind with the `make` of its module")
+
+
+@dataclass(frozen=True)
+class StageKind:
+    """A module's declaration of its stage; every command, the settings and the tests read it."""
+
+    name: str  # of the folder under the root, and of the module
+    config: Callable[[], Any]  # a frozen dataclass whose fields all have defaults: what --set NAME.field=… may say
+    needs: tuple[str, ...]  # built before it: other stages, or "sources" and "media"
+    of: str | None = None  # the kind of item ("image", "clip") or label ("category") that a corpus must have
+    files: tuple[str, ...] = ()  # what a user may give as --file NAME=PATH; their sha256 goes into the config
+    features: bool = False  # whether recipes train from it and datasets are published with it
+    estimate: Callable[[Any, int, Mapping[str, Output]], float] | None = None  # bytes of so many items, for `plan`
+    check: Callable[[Any, Mapping[str, Path]], None] | None = (
+        None  # refuses, before anything is fetched, what must fail
+    )
+    also: tuple[str, ...] = ()  # folders of further stages, which it builds for itself
+    small: Mapping[str, Any] = field(default_factory=dict)  # settings by which tests build it of a few tiny items
+    make: Callable[[Any, Needs], Stage[Any, Any]] = _not_loaded
+
+
+def names() -> list[str]:
+    """Every stage, in an order in which they can be built."""
+    return [kind.name for kind in all()]
+
+
+def load(name: str) -> StageKind:
+    module = importlib.import_module(f"{__name__}.{name}")
+    kind = getattr(module, "STAGE", None)
+    if not isinstance(kind, StageKind) or kind.name != name or not hasattr(module, "make"):
+        raise UserError(f"{module.__file__} must define make(config, needs) and STAGE = StageKind(name={name!r}, …)")
+    return replace(kind, make=module.make)
+
+
+def all() -> list[StageKind]:
+    found = {module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")}
+    kinds = {name: load(name) for name in sorted(found)}
+    for kind in kinds.values():
+        if unknown := {*kind.needs} - {*kinds, *FILE_SETS}:
+            raise UserError(f"stage {kind.name} needs {min(unknown)}, which is no stage; there are: {', '.join(kinds)}")
+    try:
+        order = [*TopologicalSorter({name: kind.needs for name, kind in kinds.items()}).static_order()]
+    except CycleError as error:
+        raise UserError(f"stages need each other: {' → '.join(error.args[1])}") from None
+    return [kinds[name] for name in order if name in kinds]
+
+
+def configs() -> dict[str, object]:
+    """The default settings of every stage."""
+    return {kind.name: kind.config() for kind in all()}
+
+
+def is_of(name: str, kind: str) -> bool:
+    """Whether what is built under this name is for items or labels of a kind."""
+    return name not in FILE_SETS and load(name).of == kind
+
+
+def targets() -> list[str]:
+    """Everything that can be built of a corpus by name, in order."""
+    return [*DATA, *(name for name in names() if name not in DATA)]
+
+
+def with_needs(wanted: list[str]) -> list[str]:
+    """These stages with all that is built before them, each once, in order."""
+    ordered: dict[str, None] = {}
+    for name in wanted:
+        before = () if name == "sources" else ("sources",) if name == "media" else load(name).needs
+        ordered |= dict.fromkeys([*with_needs([*before]), name])
+    return [*ordered]

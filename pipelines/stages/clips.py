@@ -5,7 +5,7 @@ clips, but of one shard: the bytes are the same for any number of workers. A cli
 unit and has no rows: readers refuse it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -16,14 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
-from pipelines.stages._arrays import write_index, write_items
+from pipelines.stages import Needs, StageKind
+from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.networks import Extractor, ResNet, load, pixels, sha256_of
-from xmodal.features.store import FeatureSpec, shard_ranges
+from xmodal.features.store import FeatureSpec
 from xmodal.media.images import UnreadableImage
 from xmodal.root.outputs import Output
 
-NAME, VERSION = "clips", 2
+VERSION = 2
+SAMPLES = 29  # of a clip of 3.6 seconds, sampled as by default: to make plans with
 
 
 @dataclass(frozen=True)
@@ -44,67 +46,69 @@ class ClipsConfig(ResNet):
         return replace(super().spec, ragged=True, items_per_shard=self.items_per_shard)
 
 
-@dataclass(frozen=True)
-class Index:
-    """The work of the unit that says what the array is, whose its rows are, and how their frames were taken."""
-
-    ids: tuple[str, ...]
-    frames: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The work: some clips, which of them have no frames, and the checksum of every file that frames are read from."""
-
-    first: int
-    ids: tuple[str, ...]
-    absent: tuple[str, ...]
-    sha256: tuple[tuple[str, str], ...]
+def estimate(config: ClipsConfig, items: int, before: Mapping[str, Output]) -> float:
+    """By the samples that were taken, or as many as usual clips have."""
+    frames = before.get("frames")
+    samples = frames.totals["counts"]["samples"] if frames else items * SAMPLES
+    return float(samples * config.spec.row_bytes)
 
 
-def clips(
-    frames: Stage[Any, Any] | Output, config: ClipsConfig, weights_file: Path | None = None
-) -> Stage[ClipsConfig, Index | Shard]:
-    """`weights_file` is a state_dict to use instead of the weights that the config names."""
-    weights = config.weights if weights_file is None else f"sha256:{sha256_of(weights_file)}"
-    resources = Resources(gpus=1.0 if config.device == "cuda" else 0.0)
-    opened = partial(_open, weights_file)
-    return Stage(NAME, replace(config, weights=weights), _plan, opened, (frames,), VERSION, resources, reuse=True)
+STAGE = StageKind(
+    name="clips",
+    config=ClipsConfig,
+    needs=("frames",),
+    of="clip",
+    files=("weights",),
+    features=True,
+    estimate=estimate,
+    small={"network": "resnet18", "weights": "random:0", "resize": 32, "crop": 32},
+)
 
 
-def _plan(config: ClipsConfig, inputs: Inputs) -> Iterator[tuple[str, Index | Shard]]:
+def make(config: ClipsConfig, needs: Needs) -> Stage[ClipsConfig, Any]:
+    """A file of weights is a state_dict to use instead of the weights that the config names."""
+    file = needs.files.get("weights")
+    weights = config.weights if file is None else f"sha256:{sha256_of(file)}"
+    config, resources = replace(config, weights=weights), Resources(gpus=1.0 if config.device == "cuda" else 0.0)
+    return array_stage(STAGE.name, config, (needs["frames"],), VERSION, _planned, partial(_open, file), resources)
+
+
+def _planned(config: ClipsConfig, inputs: Inputs) -> PlannedArray:
+    """A shard reads the frames of its clips: which have none, and the checksum of every file that has some of them."""
     (frames,) = inputs
     store, size = FrameStore(frames), frames.config["items_per_shard"]
     files = {unit.name: sorted((name, sha256) for name, (_, sha256) in unit.files.items()) for unit in frames.units()}
-    yield "index", Index(store.ids, frames.config)
-    for shard, clips in enumerate(shard_ranges(config.spec, len(store.ids))):
-        ids = store.ids[clips.start : clips.stop]
-        absent = tuple(id for id in ids if id not in store)
+
+    def reads(clips: range) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        absent = tuple(id for id in store.ids[clips.start : clips.stop] if id not in store)
         units = (f"shard-{number:05d}" for number in range(clips.start // size, (clips.stop - 1) // size + 1))
-        sha256 = tuple(chain.from_iterable(files[unit] for unit in units))
-        yield f"shard-{shard:05d}", Shard(clips.start, ids, absent, sha256)
+        return absent, tuple(chain.from_iterable(files[unit] for unit in units))
+
+    return PlannedArray(config.spec, store.ids, reads, {"frames": frames.config})
 
 
-def _open(weights_file: Path | None, config: ClipsConfig, inputs: Inputs) -> Callable[[Index | Shard, Sink], Counts]:
-    extractor, frames, spec = load(config, weights_file), FrameStore(inputs[0]), config.spec
+def _open(weights_file: Path | None, config: ClipsConfig, inputs: Inputs) -> ArrayWriter:
+    extractor, frames = load(config, weights_file), FrameStore(inputs[0])
 
-    def write(work: Index | Shard, sink: Sink) -> Counts:
-        if isinstance(work, Index):
-            return write_index(sink, spec, work.ids, {**extractor.provenance(), "frames": work.frames})
-        for id in work.absent:
+    def fill(work: ArrayShard, sink: Sink) -> Counts:
+        absent, _ = work.reads
+        for id in absent:
             sink.fail(id, "absent", "it has no frames")
-        clips, lost = range(work.first, work.first + len(work.ids)), list[str]()
-        rows = write_items(sink, spec, clips, _runs(extractor, frames, work, sink, lost))
-        return {"clips": len(work.ids) - len(work.absent) - len(lost), "rows": rows}
+        lost = list[str]()
+        rows = write_items(sink, config.spec, work.rows, _runs(extractor, frames, work, sink, lost))
+        return {"clips": len(work.ids) - len(absent) - len(lost), "rows": rows}
 
-    return write
+    return ArrayWriter(config.spec, extractor.provenance(), fill)
 
 
-def _runs(extractor: Extractor, frames: FrameStore, work: Shard, sink: Sink, lost: list[str]) -> Iterator[NDArray[Any]]:
+def _runs(
+    extractor: Extractor, frames: FrameStore, work: ArrayShard, sink: Sink, lost: list[str]
+) -> Iterator[NDArray[Any]]:
     """Clip by clip: each takes its frames' rows from the batches, which do not end where it does."""
-    rows = _rows(extractor, (jpeg for id in work.ids if id not in work.absent for jpeg in frames.jpegs(id)))
+    absent, _ = work.reads
+    rows = _rows(extractor, (jpeg for id in work.ids if id not in absent for jpeg in frames.jpegs(id)))
     for id in work.ids:
-        own = list(islice(rows, 0 if id in work.absent else len(frames.starts_us(id))))
+        own = list(islice(rows, 0 if id in absent else len(frames.starts_us(id))))
         seen = [row for row, _ in own]
         if why := next((why for _, why in own if why), None):
             sink.fail(id, "unreadable", why)

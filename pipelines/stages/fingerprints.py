@@ -14,16 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
-from pipelines.stages._pictures import checksums, read_from
+from pipelines.stages import Needs, StageKind
+from pipelines.stages._media import checksums, files_of
 from xmodal.checks.perceptual_hashes import Looks, looks
 from xmodal.media.images import UnreadableImage
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, Kind
 from xmodal.root.identity import fingerprint
-from xmodal.root.outputs import Output
 
-NAME, VERSION = "fingerprints", 3
+VERSION = 4
 COLUMNS = pa.schema({"media": pa.string(), "sha256": pa.string(), "looks": pa.list_(pa.uint64())})
 
 Media = tuple[tuple[str, Kind], ...]  # path and kind of each, in order of the paths
@@ -42,8 +42,11 @@ class FingerprintsConfig:
             raise ValueError(f"a unit has at least one medium, not {self.media_per_unit}")
 
 
+STAGE = StageKind(name="fingerprints", config=FingerprintsConfig, needs=("records", "media"))
+
+
 @dataclass(frozen=True)
-class Stretch:
+class MediaBatch:
     """The work: some media, and the checksum of every file they are read from, None where it was sealed as absent."""
 
     number: int
@@ -52,30 +55,31 @@ class Stretch:
 
 
 def planned(items: Iterable[Item]) -> Media:
-    """What is fingerprinted of a corpus."""
+    """The media of a corpus that have fingerprints."""
     return tuple(sorted({item.media: item.kind for item in items}.items()))
 
 
-def fingerprints(sealed: Output, media: Media, config: FingerprintsConfig) -> Stage[FingerprintsConfig, Stretch]:
+def make(config: FingerprintsConfig, needs: Needs) -> Stage[FingerprintsConfig, MediaBatch]:
+    media = planned(needs.read_items())
     config = replace(config, media=fingerprint(media))
-    return Stage(NAME, config, partial(_plan, media), _open, (sealed,), VERSION, reuse=True)
+    return Stage(STAGE.name, config, partial(_plan, media), _open, (needs["media"],), VERSION, reuse=True)
 
 
-def _plan(media: Media, config: FingerprintsConfig, inputs: Inputs) -> Iterator[tuple[str, Stretch]]:
+def _plan(media: Media, config: FingerprintsConfig, inputs: Inputs) -> Iterator[tuple[str, MediaBatch]]:
     sealed = checksums(inputs[0])
     for number, first in enumerate(range(0, len(media), config.media_per_unit)):
         some = media[first : first + config.media_per_unit]
-        yield f"part-{number:06d}", Stretch(number, some, read_from(sealed, (path for path, _ in some)))
+        yield f"part-{number:06d}", MediaBatch(number, some, files_of(sealed, (path for path, _ in some)))
 
 
-def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[Stretch, Sink], Counts]:
+def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[MediaBatch, Sink], Counts]:
     archives = Archives(raw_of(inputs[0]))
 
-    def work(stretch: Stretch, sink: Sink) -> Counts:
+    def work(batch: MediaBatch, sink: Sink) -> Counts:
         failed = set[str]()
-        rows = [row for medium in stretch.media if (row := _row(archives, *medium, sink, failed))]
+        rows = [row for medium in batch.media if (row := _row(archives, *medium, sink, failed))]
         columns = {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS.names)}
-        with sink.file(f"part-{stretch.number:06d}.parquet") as file:
+        with sink.file(f"part-{batch.number:06d}.parquet") as file:
             pq.write_table(pa.table(columns, COLUMNS), file, compression="zstd", store_schema=False)
         return {"media": len(rows), "flat": sum(path not in failed and not look for path, _, look in rows)}
 

@@ -12,10 +12,11 @@ import hashlib
 import importlib.util
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ from numpy.typing import NDArray
 from pipelines.engine.journal import Journal
 from pipelines.engine.killable_worker import Killable, Leash, Subsampling, Taken, Wanted
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
-from pipelines.stages._arrays import write_index, write_items
-from pipelines.stages._pictures import Index, Items, Shard, fingerprint_of, plan
+from pipelines.stages import Needs, StageKind
+from pipelines.stages._arrays import ArrayShard, ArrayWriter, array_stage, write_items
+from pipelines.stages._media import fingerprint_of, planned_media
 from xmodal import __version__
 from xmodal.errors import UserError
 from xmodal.features.frame_store import CLIPS, NAME, clips_file
@@ -37,7 +39,6 @@ from xmodal.media.frame_times import PASSING, USABLE, Limits, Sampling
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.root.identity import canonical_json
-from xmodal.root.outputs import Output
 
 VERSION = 3
 ABSENT = "absent"
@@ -94,46 +95,53 @@ class FramesConfig(Sampling):
         return Leash(self.deadline, self.deadline_rate, self.memory)
 
 
-def frames(media: Output, items: Items, config: FramesConfig) -> Stage[FramesConfig, Index | Shard]:
-    config = replace(config, items=fingerprint_of(items))
-    stage = Stage(
-        NAME, config, partial(plan, items), partial(_open, ""), (media,), VERSION, reuse=True, passing=PASSING
-    )
-    return replace(stage, open=partial(_open, f"{stage.folder}/{JOURNAL}"))  # which lies in the folder of its identity
-
-
-def check_decoders(config: Sampling) -> None:
+def check_decoders(config: Sampling, files: Mapping[str, Path]) -> None:
     """Refuses to begin where a decoder is not installed: clips would fail one by one, after all of them are fetched."""
-    for module, extra in (("av", "video"), *([("decord", "decord")] if config.backend == "decord" else [])):
+    wanted = {"av": "video"} | ({"decord": "decord"} if config.backend == "decord" else {})
+    for module, extra in wanted.items():
         if importlib.util.find_spec(module) is None:
-            raise UserError(f"frames of clips need {module}: pip install 'xmodal[{extra}]'")
+            raise UserError(f"frames of clips need {module}: pip install -e '.[{extra}]' in the checkout")
 
 
-def _open(journal: str, config: FramesConfig, inputs: Inputs) -> Callable[[Index | Shard, Sink], Counts]:
+STAGE = StageKind(
+    name=NAME,
+    config=FramesConfig,
+    needs=("records", "media"),
+    of="clip",
+    estimate=lambda config, clips, before: clips * config.clip_bytes,
+    check=check_decoders,
+    small={"short_side": 48},
+)
+
+
+def make(config: FramesConfig, needs: Needs) -> Stage[FramesConfig, Any]:
+    config = replace(config, items=fingerprint_of(needs.items))
+    planned, inputs = partial(planned_media, needs.items), (needs["media"],)
+    folder = array_stage(NAME, config, inputs, VERSION, planned, partial(_open, "")).folder
+    opened = partial(_open, f"{folder}/{JOURNAL}")  # the journal lies in the folder of the stage's identity
+    return array_stage(NAME, config, inputs, VERSION, planned, opened, passing=PASSING)
+
+
+def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
     archives, notes = Archives(raw_of(inputs[0])), Journal(inputs[0].storage, journal)
     provenance = _provenance(config)
     sampler: list[Killable] = []
 
-    def write(work: Index | Shard, sink: Sink) -> Counts:
-        if isinstance(work, Index):
-            return write_index(sink, config.spec, work.ids, {**provenance, "items": config.items})
+    def fill(work: ArrayShard, sink: Sink) -> Counts:
         if not sampler:
             sampler.append(Killable(config.wanted, config.leash))
         clips = _Clips(archives, sampler[0], config.most_bytes, sink)
-        _write_shard(config.spec, work, clips, sink)
+        media, _ = work.reads
+        jpegs = (clips.take(id, path) for id, path in zip(work.ids, media, strict=True))
+        write_items(sink, config.spec, work.rows, jpegs)
+        with sink.file(clips_file(work.first // config.spec.shard_items)) as file:
+            columns = {name: [row[name] for row in clips.rows] for name in CLIPS.names}
+            pq.write_table(pa.table(columns, CLIPS), file, compression="zstd", store_schema=False)
         notes.add(clips.notes(provenance["versions"]))
         notes.merge()
         return clips.counts
 
-    return write
-
-
-def _write_shard(spec: FeatureSpec, work: Shard, clips: "_Clips", sink: Sink) -> None:
-    items = range(work.first, work.first + len(work.items))
-    write_items(sink, spec, items, (clips.take(*item) for item in work.items))
-    with sink.file(clips_file(work.first // spec.shard_items)) as file:
-        columns = {name: [row[name] for row in clips.rows] for name in CLIPS.names}
-        pq.write_table(pa.table(columns, CLIPS), file, compression="zstd", store_schema=False)
+    return ArrayWriter(config.spec, {**provenance, "items": config.items}, fill)
 
 
 class _Clips:
@@ -180,7 +188,7 @@ class _Clips:
 
 def _provenance(config: FramesConfig) -> dict[str, Any]:
     sampling = asdict(config.wanted.sampling)
-    packages = ("pillow", "av", *(["decord"] if config.backend == "decord" else []))
+    packages = ("pillow", "av", "decord") if config.backend == "decord" else ("pillow", "av")
     versions = {name: version(name) for name in packages} | {"xmodal": __version__}
     jpeg = {"quality": config.quality, "subsampling": config.subsampling}
     return {"sampling": sampling | {"interpolation": "bilinear", "colours": "RGB"}, "jpeg": jpeg, "versions": versions}

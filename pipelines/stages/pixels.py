@@ -11,17 +11,18 @@ Rows are the media over again: they are never published as features.
 
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 
 from pipelines.engine.stage import Stage
-from pipelines.stages._pictures import Index, Items, Shard, Sight, fingerprint_of, of_pictures
+from pipelines.stages import Needs, StageKind
+from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage
 from xmodal import __version__
 from xmodal.features.store import FeatureSpec
 from xmodal.media.images import square
-from xmodal.root.outputs import Output
 
-NAME, VERSION = "pixels", 3
+VERSION = 3
 PICTURES_AT_ONCE = 16  # changes no byte
 
 
@@ -40,18 +41,30 @@ class PixelsConfig:
 
     @property
     def spec(self) -> FeatureSpec:
-        return FeatureSpec(NAME, (self.side, self.side, 3), "uint8", rows_per_shard=self.rows_per_shard)
+        return FeatureSpec("pixels", (self.side, self.side, 3), "uint8", rows_per_shard=self.rows_per_shard)
 
 
-def pixels(media: Output, items: Items, config: PixelsConfig) -> Stage[PixelsConfig, Index | Shard]:
-    config = replace(config, items=fingerprint_of(items))
-    return of_pictures(NAME, media, items, config, _sight, VERSION)
+STAGE = StageKind(
+    name="pixels",
+    config=PixelsConfig,
+    needs=("records", "media"),
+    of="image",
+    estimate=bytes_of_rows,
+    small={"side": 32},
+)
 
 
-def _sight(config: PixelsConfig) -> Sight:
+def make(config: PixelsConfig, needs: Needs) -> Stage[PixelsConfig, Any]:
+    config = replace(config, items=fingerprint_of(needs.items))
+    return picture_stage(STAGE.name, config, needs, VERSION, _extractor)
+
+
+def _extractor(config: PixelsConfig) -> PictureExtractor:
     side = config.side
     preprocessing = {"resize": side, "crop": side, "interpolation": "bilinear", "colours": "RGB"}
     versions = {"pillow": version("pillow"), "xmodal": __version__}
-    told = {"preprocessing": preprocessing, "versions": versions}
+    provenance = {"preprocessing": preprocessing, "versions": versions}
     blank = np.zeros((side, side, 3), np.uint8)
-    return Sight(lambda data, cut: square(data, side, side, cut), np.asarray, blank, PICTURES_AT_ONCE, told)
+    return PictureExtractor(
+        lambda data, cut: square(data, side, side, cut), np.asarray, blank, PICTURES_AT_ONCE, provenance
+    )

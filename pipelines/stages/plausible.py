@@ -7,6 +7,7 @@ The index is one unit, every stretch of sets another; each worker holds the sets
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -14,12 +15,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.stages import Needs, StageKind
 from xmodal.errors import UserError
 from xmodal.metrics.plausible_matches import ITEMS, LabelSets
 from xmodal.records.tables import Label, read_rows
 from xmodal.root.outputs import Output
 
-NAME, VERSION = "plausible", 2
+VERSION = 2
 INDEX = "index"
 
 
@@ -32,41 +34,46 @@ class PlausibleConfig:
             raise ValueError(f"a unit has at least one set, not {self.sets_per_unit}")
 
 
+STAGE = StageKind(name="plausible", config=PlausibleConfig, needs=("records",), of="category")
+
+
 @dataclass(frozen=True)
-class Stretch:
-    """Sets first..stop-1; none for the index."""
+class LabelSetRange:
+    """The work: sets first..stop-1; none for the index."""
 
     first: int
     stop: int
 
 
-def plausible(records: Output, config: PlausibleConfig) -> Stage[PlausibleConfig, Stretch]:
+def make(config: PlausibleConfig, needs: Needs) -> Stage[PlausibleConfig, LabelSetRange]:
+    records = needs["records"]
     if not len(_sets(records).sizes):
         raise UserError(f"{records.config['corpus']} has no categories, by which its items could match")
-    return Stage(NAME, config, _plan, _open, inputs=(records,), version=VERSION)
+    return Stage(STAGE.name, config, _plan, _open, inputs=(records,), version=VERSION)
 
 
-def _plan(config: PlausibleConfig, inputs: Inputs) -> Iterator[tuple[str, Stretch]]:
+def _plan(config: PlausibleConfig, inputs: Inputs) -> Iterator[tuple[str, LabelSetRange]]:
     count = len(_sets(inputs[0]).sizes)
-    yield INDEX, Stretch(0, 0)
+    yield INDEX, LabelSetRange(0, 0)
     for first in range(0, count, config.sets_per_unit):
-        yield f"near-{first:08d}", Stretch(first, min(first + config.sets_per_unit, count))
+        yield f"near-{first:08d}", LabelSetRange(first, min(first + config.sets_per_unit, count))
 
 
-def _open(config: PlausibleConfig, inputs: Inputs) -> Callable[[Stretch, Sink], Counts]:
+def _open(config: PlausibleConfig, inputs: Inputs) -> Callable[[LabelSetRange, Sink], Counts]:
     sets = _sets(inputs[0])
 
-    def work(stretch: Stretch, sink: Sink) -> Counts:
-        if stretch.first == stretch.stop:
+    def work(some: LabelSetRange, sink: Sink) -> Counts:
+        if some.first == some.stop:
             _write(sink, ITEMS, id=sets.ids, set=sets.of_item)
             return {"items": len(sets.ids), "label sets": len(sets.sizes)}
-        ones, others, levels = sets.near(stretch.first, stretch.stop)
-        _write(sink, f"near-{stretch.first:08d}.parquet", one=ones, other=others, level=levels)
+        ones, others, levels = sets.near(some.first, some.stop)
+        _write(sink, f"near-{some.first:08d}.parquet", one=ones, other=others, level=levels)
         return {"near pairs of sets": len(ones)}
 
     return work
 
 
+@lru_cache(maxsize=1)
 def _sets(records: Output) -> LabelSets:
     names: dict[str, list[str]] = defaultdict(list)
     with records.open("labels.parquet") as file:

@@ -4,18 +4,18 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.stages import Needs, StageKind
+from pipelines.stages._media import checksums
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import FIRST, ROWS, Caption, Item, Label, Match, Oddity, Region, Row, Split, Tables
-from xmodal.root.outputs import Output
-from xmodal.root.sealed_sets import read_lock
 
 VERSION = 3
 LATEST = 1 << 16  # ids of regions that are kept as they are
@@ -25,9 +25,9 @@ LATEST = 1 << 16  # ids of regions that are kept as they are
 class RecordsConfig:
     """`drawn` is the corpus', as who, val and test: readers of records know no more of a corpus than is said here."""
 
-    corpus: str = field(metadata={"given": True})
-    corpus_version: int = field(metadata={"given": True})
-    media_set: str = field(metadata={"given": True})
+    corpus: str = field(default="", metadata={"given": True})
+    corpus_version: int = field(default=0, metadata={"given": True})
+    media_set: str = field(default="", metadata={"given": True})
     drawn: tuple[tuple[str, int, int], ...] = field(default=(), metadata={"given": True})
     row_group: int = 65_536
 
@@ -35,10 +35,8 @@ class RecordsConfig:
         if self.row_group < 1:
             raise ValueError(f"row_group is at least 1, not {self.row_group}")
 
-    @staticmethod
-    def of(corpus: Corpus) -> "RecordsConfig":
-        drawn = tuple((who, sizes.val, sizes.test) for who, sizes in corpus.drawn.items())
-        return RecordsConfig(corpus.name, corpus.version, corpus.media_set, drawn)
+
+STAGE = StageKind(name="records", config=RecordsConfig, needs=("sources",))
 
 
 @dataclass(frozen=True)
@@ -48,12 +46,17 @@ class Files:
     sha256: tuple[tuple[str, str | None], ...]
 
 
-def records(corpus: Corpus, sealed: Output, config: RecordsConfig) -> Stage[RecordsConfig, Files]:
-    return Stage("records", config, _plan, partial(_open, corpus), inputs=(sealed,), version=VERSION, reuse=True)
+def make(config: RecordsConfig, needs: Needs) -> Stage[RecordsConfig, Files]:
+    corpus = needs.corpus
+    assert corpus is not None
+    drawn = tuple((who, sizes.val, sizes.test) for who, sizes in corpus.drawn.items())
+    config = replace(config, corpus=corpus.name, corpus_version=corpus.version, media_set=corpus.media_set, drawn=drawn)
+    opened = partial(_open, corpus)
+    return Stage(STAGE.name, config, _plan, opened, inputs=(needs["sources"],), version=VERSION, reuse=True)
 
 
 def _plan(config: RecordsConfig, inputs: Inputs) -> Iterator[tuple[str, Files]]:
-    yield "tables", Files(tuple((locked.path, locked.sha256) for locked in read_lock(inputs[0])))
+    yield "tables", Files(tuple(checksums(inputs[0]).items()))
 
 
 def _open(corpus: Corpus, config: RecordsConfig, inputs: Inputs) -> Callable[[Files, Sink], Counts]:

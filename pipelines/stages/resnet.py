@@ -3,14 +3,15 @@
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pipelines.engine.stage import Resources, Stage
-from pipelines.stages._pictures import Index, Items, Shard, Sight, fingerprint_of, of_pictures
+from pipelines.stages import Needs, StageKind
+from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage
 from xmodal.features.networks import ResNet, load, pixels, sha256_of
 from xmodal.features.store import FeatureSpec
-from xmodal.root.outputs import Output
 
 VERSION = 4
 
@@ -31,19 +32,30 @@ class ResNetConfig(ResNet):
         return replace(super().spec, rows_per_shard=self.rows_per_shard)
 
 
-def resnet(
-    media: Output, items: Items, config: ResNetConfig, weights_file: Path | None = None
-) -> Stage[ResNetConfig, Index | Shard]:
-    """`weights_file` is a state_dict to use instead of the weights that the config names."""
-    weights = config.weights if weights_file is None else f"sha256:{sha256_of(weights_file)}"
-    config = replace(config, weights=weights, items=fingerprint_of(items))
+STAGE = StageKind(
+    name="resnet",
+    config=ResNetConfig,
+    needs=("records", "media"),
+    of="image",
+    files=("weights",),
+    features=True,
+    estimate=bytes_of_rows,
+    small={"network": "resnet18", "weights": "random:0", "resize": 32, "crop": 32},
+)
+
+
+def make(config: ResNetConfig, needs: Needs) -> Stage[ResNetConfig, Any]:
+    """A file of weights is a state_dict to use instead of the weights that the config names."""
+    file = needs.files.get("weights")
+    weights = config.weights if file is None else f"sha256:{sha256_of(file)}"
+    config = replace(config, weights=weights, items=fingerprint_of(needs.items))
     resources = Resources(gpus=1.0 if config.device == "cuda" else 0.0)
-    return of_pictures("resnet", media, items, config, partial(_sight, weights_file), VERSION, resources)
+    return picture_stage(STAGE.name, config, needs, VERSION, partial(_extractor, file), resources)
 
 
-def _sight(weights_file: Path | None, config: ResNetConfig) -> Sight:
-    extractor = load(config, weights_file)
+def _extractor(file: Path | None, config: ResNetConfig) -> PictureExtractor:
+    network = load(config, file)
     gray = np.zeros((3, config.crop, config.crop), np.float32)
-    return Sight(
-        lambda data, cut: pixels(data, config, cut), extractor, gray, config.batch_size, extractor.provenance()
+    return PictureExtractor(
+        lambda data, cut: pixels(data, config, cut), network, gray, config.batch_size, network.provenance()
     )

@@ -8,16 +8,18 @@ in the split is held by every worker. Another minimum count merges the same coun
 
 import hashlib
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.stages import Needs, StageKind
 from xmodal.batches.dataset import VOCABULARY, WORDS
 from xmodal.errors import UserError
 from xmodal.recipes import HUMAN, View
@@ -27,7 +29,7 @@ from xmodal.root.outputs import CURE, Output
 from xmodal.text.tokenizers import check_names, count_words, tokenizer
 from xmodal.text.vocabularies import SPECIALS, Vocabulary
 
-NAME, VERSION = VOCABULARY, 1
+VERSION = 1
 COUNTS = "word-counts"
 PIECE = 1 << 16  # bytes of a file of counts
 Entry = tuple[str, int]  # a word and how often it occurs
@@ -61,49 +63,65 @@ class VocabularyConfig(Counted):
             raise ValueError(f"a word must occur at least once, not {self.minimum_count} times")
 
 
+def check(config: Counted, files: Mapping[str, Path]) -> None:
+    tokenizer(config.tokenizer)  # the package that it needs is missed before anything is counted
+
+
+STAGE = StageKind(
+    name=VOCABULARY,
+    config=VocabularyConfig,
+    needs=("records",),
+    check=check,
+    also=(COUNTS,),
+    small={"minimum_count": 1},
+)
+
+
 @dataclass(frozen=True)
-class Part:
-    row_group: int
+class RowGroup:
+    """The work: captions that lie together."""
+
+    number: int
 
 
-def vocabulary(records: Output, config: VocabularyConfig) -> Stage[VocabularyConfig, None]:
-    tokenizer(config.tokenizer)  # what it needs is missed before anything is counted
-    config = replace(config, split=config.split or training_split(records, NAME))
-    members(records, config.split)
+def make(config: VocabularyConfig, needs: Needs) -> Stage[VocabularyConfig, None]:
+    records = needs["records"]
+    config = replace(config, split=config.split or training_split(records, VOCABULARY))
+    members(records, config.split)  # refuses a split that is not there
     counted = Counted(**{field.name: getattr(config, field.name) for field in fields(Counted)})
     counts = Stage(COUNTS, counted, _plan_parts, _open_counting, (records,), VERSION)
-    return Stage(NAME, config, _plan_merge, _open_merging, (records, counts), VERSION)
+    return Stage(VOCABULARY, config, _plan_merge, _open_merging, (records, counts), VERSION)
 
 
-def _plan_parts(config: Counted, inputs: Inputs) -> Iterator[tuple[str, Part]]:
+def _plan_parts(config: Counted, inputs: Inputs) -> Iterator[tuple[str, RowGroup]]:
     with inputs[0].open("captions.parquet") as file:
         groups = pq.ParquetFile(file).num_row_groups
-    return ((f"part-{group:06d}", Part(group)) for group in range(groups))
+    return ((f"part-{group:06d}", RowGroup(group)) for group in range(groups))
 
 
-def _open_counting(config: Counted, inputs: Inputs) -> Callable[[Part, Sink], Counts]:
+def _open_counting(config: Counted, inputs: Inputs) -> Callable[[RowGroup, Sink], Counts]:
     (records,) = inputs
     items = pa.array(sorted(members(records, config.split)), pa.string())
 
-    def count(part: Part, sink: Sink) -> Counts:
-        captions = _captions(records, part, config, items)
+    def count(rows: RowGroup, sink: Sink) -> Counts:
+        captions = _captions(records, rows, config, items)
         counts = count_words(captions, config.tokenizer, config.cleaning)
-        with sink.file(f"part-{part.row_group:06d}.tsv") as file:
+        with sink.file(f"part-{rows.number:06d}.tsv") as file:
             file.writelines(f"{word}\t{counts[word]}\n".encode() for word in sorted(counts))
         return {"captions": len(captions), "words": counts.total()}
 
     return count
 
 
-def _captions(records: Output, part: Part, config: Counted, items: pa.Array) -> list[str]:
+def _captions(records: Output, rows: RowGroup, config: Counted, items: pa.Array) -> list[str]:
     """Of one row group alone: the whole table may be larger than memory."""
     with records.open("captions.parquet") as file:
         columns = ["item", "position", "text", "source"]
-        rows = pq.ParquetFile(file).read_row_group(part.row_group, columns, use_threads=False)
-    wanted = pc.and_(pc.is_in(rows["item"], value_set=items), pc.equal(rows["source"], config.text))
+        table = pq.ParquetFile(file).read_row_group(rows.number, columns, use_threads=False)
+    wanted = pc.and_(pc.is_in(table["item"], value_set=items), pc.equal(table["source"], config.text))
     if config.captions_per_item is not None:
-        wanted = pc.and_(wanted, pc.less(rows["position"], config.captions_per_item))
-    captions: list[str] = rows["text"].filter(wanted).to_pylist()
+        wanted = pc.and_(wanted, pc.less(table["position"], config.captions_per_item))
+    captions: list[str] = table["text"].filter(wanted).to_pylist()
     return captions
 
 

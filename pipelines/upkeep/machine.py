@@ -30,23 +30,37 @@ class Check:
     needed: bool = False
 
 
-PACKAGES = (  # distribution, module, what for, remedy, whether nothing works without
-    ("pyarrow", "pyarrow", "records", "pip install pyarrow", True),
-    ("fsspec", "fsspec", "roots that are URLs", "pip install fsspec", True),
-    ("numpy", "numpy", "everything", "pip install numpy", True),
-    ("google-crc32c", "google_crc32c", "feature stores", "pip install google-crc32c", True),
-    ("pillow", "PIL", "pictures", "pip install pillow", True),
-    ("nltk", "nltk", "words of captions", "pip install nltk", False),
-    ("ray", "ray", "building on more than one core or machine (else --serial)", "pip install 'xmodal[cluster]'", False),
-    ("s3fs", "s3fs", "roots on s3://", "pip install 'xmodal[s3]'", False),
-    ("torch", "torch", "training and visual features", "pip install 'xmodal[train]'", False),
-    ("torchvision", "torchvision", "visual features", "pip install 'xmodal[train]'", False),
-    ("av", "av", "frames of clips", "pip install 'xmodal[video]'", False),
-    ("simplejpeg", "simplejpeg", "pictures of stored frames", "pip install 'xmodal[video]'", False),
-    ("scikit-learn", "sklearn", "Fisher vectors of captions", "pip install 'xmodal[text]'", False),
-    ("spacy", "spacy", "its tokenizer, noun phrases", "pip install 'xmodal[text]'", False),
-    ("gensim", "gensim", "training word vectors", "pip install 'xmodal[text]'", False),
+IN_CHECKOUT = "pip install -e '.[{}]' in the checkout"
+PACKAGES = (  # distribution, module, purpose, the extra that brings it, whether nothing works without it
+    ("pyarrow", "pyarrow", "records", "", True),
+    ("fsspec", "fsspec", "roots that are URLs", "", True),
+    ("numpy", "numpy", "everything", "", True),
+    ("google-crc32c", "google_crc32c", "feature stores", "", True),
+    ("pillow", "PIL", "pictures", "", True),
+    ("nltk", "nltk", "words of captions", "", False),
+    ("shtab", "shtab", "completion in shells", "", False),
+    ("ray", "ray", "building on more than one core or machine (else --serial)", "cluster", False),
+    ("s3fs", "s3fs", "roots on s3://", "s3", False),
+    ("torch", "torch", "training and visual features", "train", False),
+    ("torchvision", "torchvision", "visual features", "train", False),
+    ("av", "av", "frames of clips", "video", False),
+    ("simplejpeg", "simplejpeg", "pictures of stored frames", "video", False),
+    ("scikit-learn", "sklearn", "Fisher vectors of captions", "text", False),
+    ("spacy", "spacy", "its tokenizer, noun phrases", "text", False),
+    ("gensim", "gensim", "training word vectors", "text", False),
 )
+
+
+def how_to_install(module: str) -> str | None:
+    """The line for a person who lacks a package that xmodal names; None for any other module."""
+    for name, own, _, extra, _ in PACKAGES:
+        if module.partition(".")[0] == own:
+            return f"{name} is not installed: {_remedy(name, extra)}"
+    return None
+
+
+def _remedy(name: str, extra: str) -> str:
+    return IN_CHECKOUT.format(extra) if extra else f"pip install {name}"
 
 
 def examine(root: str | None) -> list[Check]:
@@ -55,14 +69,14 @@ def examine(root: str | None) -> list[Check]:
 
 
 def _python() -> Check:
-    fits = (3, 11) <= sys.version_info[:2] < (3, 14)
-    remedy = "" if fits else "use Python 3.11, 3.12 or 3.13"
+    fits = sys.version_info[:2] >= (3, 11)
+    remedy = "" if fits else "use Python 3.11 or newer"
     return Check("python", "ok" if fits else "broken", platform.python_version(), "everything", remedy, needed=True)
 
 
-def _package(name: str, module: str, purpose: str, remedy: str, needed: bool) -> Check:
+def _package(name: str, module: str, purpose: str, extra: str, needed: bool) -> Check:
     if importlib.util.find_spec(module) is None:
-        return Check(name, "missing", "not installed", purpose, remedy, needed)
+        return Check(name, "missing", "not installed", purpose, _remedy(name, extra), needed)
     return Check(name, "ok", importlib.metadata.version(name), purpose, needed=needed)
 
 

@@ -9,30 +9,30 @@ from typing import Any
 
 from pipelines.engine.building import build
 from pipelines.engine.commits import Commits
-from pipelines.stages._corpus import OF_MEDIA, Site
-from xmodal.corpora import Corpus
+from pipelines.stages import FILE_SETS
+from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output, Unit, directories
 from xmodal.root.selection import made_from
 
 
-def retry_units(site: Site, corpus: Corpus, name: str, kind: str | None = None) -> dict[str, Any]:
-    """How many rows had failed so, those of one class where it is given, and how many have not any more."""
-    target = f"{corpus.name}/{name}"
-    stage = OF_MEDIA[name](site, corpus) if name in OF_MEDIA else None
-    if name in OF_MEDIA and (stage is None or site.storage.size(f"{stage.folder}/stage.json") is None):
-        raise UserError(f"there is no {target} of these settings under {site.storage.url}: build it first")
+def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[str, Any]:
+    """Makes units again in which rows failed, those of one class where it is given; counts the rows that recovered."""
+    options, target = work.options, f"{work.corpus.name}/{name}"
+    stage = None if name in FILE_SETS else work.stage(name)
+    if name not in FILE_SETS and (stage is None or options.storage.size(f"{stage.folder}/stage.json") is None):
+        raise UserError(f"there is no {target} of these settings under {options.storage.url}: build it first")
     if stage is None or not stage.passing:
         raise UserError(f"{target} is made of files: name the corpus, whose failed files are fetched again, then build")
     if kind and kind not in stage.passing:
         raise UserError(f"{kind} is for good: another try of {target} may be spared {', '.join(stage.passing)}")
-    commits = Commits(site.storage, stage.folder)
+    commits = Commits(options.storage, stage.folder)
     tried = _failed(commits.units(loose=True), (kind,) if kind else stage.passing)  # also those that a kill left half
     commits.adopt()
-    made = _unfinish_what_is_made_of(Output(site.storage, stage.folder)) if tried else []
+    made = _unfinish_what_is_made_of(Output(options.storage, stage.folder)) if tried else []
     if tried:
         commits.forget({unit for _, unit in tried}, commits.units())
-    again = build(stage, site.storage, site.run, site.progress)
+    again = build(stage, options.storage, options.run, options.progress)
     failed = {row for unit in again.units() for row, _, _ in unit.failures}
     rows = {row for row, _ in tried}
     return {"tried": len(rows), "recovered": len(rows - failed), "path": again.where, "unfinished": made}

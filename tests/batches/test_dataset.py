@@ -8,9 +8,10 @@ import pytest
 import xmodal
 from pipelines.demo import coco
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
 from pipelines.engine.stage import Stage
-from pipelines.stages._corpus import Site, build_records, build_stages
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.publishers import flickr30k_entities
 from tests.toy_root import PICTURES, Facts, Media, facts, item_id, make_root
 from xmodal import find
@@ -89,7 +90,7 @@ def test_what_a_corpus_of_ones_own_says_is_drawn_is_drawn(tmp_path: Path) -> Non
     raw = tmp_path / "raw"
     make_root(tmp_path, items=20)
     corpus = replace(load(str(PICTURES)), counts={}, drawn={"me": Drawn(val=3, test=5)})
-    records = build_records(Site(open_storage(str(tmp_path / "drawn")), raw=raw), corpus)
+    records = CorpusBuild(BuildOptions(open_storage(str(tmp_path / "drawn")), raw=raw), corpus).build("records")
     parts = [members(records, f"me/{part}") for part in ("train", "val", "test")]
     assert list(map(len, parts)) == [12, 3, 5]
     with pytest.raises(
@@ -101,10 +102,10 @@ def test_what_a_corpus_of_ones_own_says_is_drawn_is_drawn(tmp_path: Path) -> Non
 def test_records_are_those_of_the_last_build(tmp_path: Path) -> None:
     """Also where no version was raised, as for what papers drew."""
     make_root(tmp_path, items=20)
-    site = Site(open_storage(str(tmp_path / "drawn")), raw=tmp_path / "raw")
+    site = BuildOptions(open_storage(str(tmp_path / "drawn")), raw=tmp_path / "raw")
     corpus = replace(load(str(PICTURES)), counts={})
     for test in (4, 5, 6, 7, 5):
-        build_records(site, replace(corpus, drawn={"me": Drawn(val=3, test=test)}))
+        CorpusBuild(site, replace(corpus, drawn={"me": Drawn(val=3, test=test)})).build("records")
         assert len(members(xmodal.open(site.storage.url, "pictures").records, "me/test")) == test
 
 
@@ -114,15 +115,15 @@ def test_splits_come_author_by_author_as_they_are_used(tmp_path: Path) -> None:
 
 
 def test_plausible_matches_are_read_split_by_split(tmp_path: Path) -> None:
-    root, site = str(tmp_path / "root"), Site(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
+    root, site = str(tmp_path / "root"), BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
     corpus = coco.write(World(items=40, image_size=32), tmp_path / "raw")
-    build_stages(site, corpus, ["records"])
+    build_stages(CorpusBuild(site, corpus), ["records"])
     dataset = xmodal.open(root, "coco")
     with pytest.raises(
         UserError, match=r"no plausible matches: build them first \(`xmodal build coco/plausible --root "
     ):
         dataset.plausible("karpathy/train")
-    build_stages(site, corpus, ["plausible"])
+    build_stages(CorpusBuild(site, corpus), ["plausible"])
     every, train = dataset.plausible(), dataset.plausible("karpathy/train")
     wanted = members(dataset.records, "karpathy/train")
     assert set(train.ids) == wanted & set(every.ids) < set(every.ids)
@@ -134,9 +135,9 @@ def test_plausible_matches_are_read_split_by_split(tmp_path: Path) -> None:
 
 
 def test_boxes_of_a_split_are_read_one_by_one_or_thing_by_thing(tmp_path: Path) -> None:
-    site = Site(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
+    site = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
     corpus = flickr30k_entities.write(World(items=40, image_size=32), tmp_path / "raw")
-    build_stages(site, corpus, ["records"])
+    build_stages(CorpusBuild(site, corpus), ["records"])
     dataset = xmodal.open(str(tmp_path / "root"), corpus.name)
     wanted = members(dataset.records, "plummer/train")
     assert all(dataset.regions("plummer/train").values()), "items without a box are not named"

@@ -527,7 +527,7 @@ def test_training_draws_frames_for_every_sample_and_epoch(root: str) -> None:
 
 
 def is_clip(found: list[int], length: int) -> bool:
-    """Spec, models, 1.7: one stride of 1, 2 or 3; where the clip ends, its last frame that was taken is repeated."""
+    """docs/models.md#frame-sampling: one stride of 1, 2 or 3; where a clip ends, its last frame taken is repeated."""
     for stride in (1, 2, 3):
         for start in range(max(0, length - stride * len(found)) + 1):
             wanted = [place for place in range(start, start + stride * len(found), stride) if place < length]

@@ -84,7 +84,7 @@ def assert_uniform(counts: NDArray[np.int64]) -> None:
 
 
 def slow_support(n: int, frames: int) -> set[tuple[int, ...]]:
-    """Spec, models, 1.7: every clip that training may read."""
+    """docs/models.md#frame-sampling: every clip that training may read."""
     found = set()
     for skip in (1, 2, 3):
         for start in range(max(0, n - skip * frames) + 1):

@@ -9,11 +9,13 @@ import torch
 
 import xmodal
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.progress_line import Progress
 from pipelines.papers.recipe_runs import evaluate, recipe_with, recipes
-from pipelines.stages._corpus import Site, build_of_media
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.publishers import cub, cuhk_pedes
 from tests.toy_root import one_thread
+from xmodal.batches.batch import Padded
 from xmodal.batches.dataset import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
@@ -58,7 +60,7 @@ def persons(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def built(folder: Path, corpus: xmodal.corpora.Corpus) -> str:
     root = str(folder / "root")
-    build_of_media("resnet", Site(open_storage(root), raw=folder / "raw", settings=RESNET), corpus)
+    CorpusBuild(BuildOptions(open_storage(root), raw=folder / "raw", settings=RESNET), corpus).build("resnet")
     return root
 
 
@@ -137,7 +139,7 @@ def rsum_by_class(opened: run_metrics.Opened, named: list[str]) -> float:
     return total
 
 
-def single(padded: xmodal.batches.Padded) -> xmodal.batches.Padded:
+def single(padded: Padded) -> Padded:
     return replace(padded, values=padded.values.float())
 
 
@@ -148,9 +150,9 @@ def test_birds_are_evaluated_by_class_beside_their_own_captions(birds: str, tmp_
     assert report.captions == 10 * report.items
     assert set(report.scores) == {"all", "class"}
     own, of_class = (report.scores[name].visual_to_text for name in ("all", "class"))
-    assert of_class.chance[1] > own.chance[1]
-    assert of_class.recall[1] >= own.recall[1]
-    assert set(report.findings.lists) == {"own captions", "class"}
+    assert of_class["R@1 by chance"] > own["R@1 by chance"]
+    assert of_class["R@1"] >= own["R@1"]
+    assert set(report.metrics.tables["lists"]) == {"own captions", "class"}
     assert "class" in report.to_text()
 
 
@@ -166,7 +168,8 @@ def test_persons_are_learned_and_evaluated_by_identity(persons: str, tmp_path: P
     assert report.absent == lacking[2]
     assert report.seen == 0
     assert set(report.scores) == {"all", "identity"}
-    assert report.findings.lists["identity"][1].by_chance > report.findings.lists["own captions"][1].by_chance
+    chance = {name: row.text_to_visual["R-P by chance"] for name, row in report.metrics.tables["lists"].items()}
+    assert chance["identity"] > chance["own captions"]
 
 
 def test_the_recipe_for_cub_names_splits_that_cub_has(birds: str) -> None:

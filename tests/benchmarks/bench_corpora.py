@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.stages._corpus import Site, build_stages
+from pipelines.engine.build_options import BuildOptions
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.benchmarks.measured import Bar, Measured
 from xmodal.corpora import Corpus, Source, load
 from xmodal.corpora.coco import CAPTIONS, CAPTIONS_MEMBER, FOLDERS, INSTANCES, INSTANCES_MEMBER
@@ -112,11 +113,11 @@ def _one(value: float, unit: str, against: str) -> Measured:
 def _parse(folder: Path) -> float:
     write(folder / "raw")
     corpus = _as_written(folder / "raw")
-    site = Site(open_storage(str(folder / "root")), raw=folder / "raw")
-    build_stages(site, corpus, ["sources"])
+    site = BuildOptions(open_storage(str(folder / "root")), raw=folder / "raw")
+    build_stages(CorpusBuild(site, corpus), ["sources"])
     _forget_peak()
     started = time.perf_counter()
-    build_stages(site, corpus, ["records"])
+    build_stages(CorpusBuild(site, corpus), ["records"])
     return time.perf_counter() - started
 
 

@@ -18,11 +18,12 @@ import numpy as np
 
 from pipelines.engine.building import build
 from pipelines.engine.killable_worker import Killable
-from pipelines.stages.frames import FramesConfig, frames
+from pipelines.stages.frames import FramesConfig
 from tests.benchmarks import moving
 from tests.benchmarks.measured import Bar, Measured, timed
 from tests.benchmarks.other_ways import Pixels, burst, encoded_again, piped, require_ffmpeg
 from tests.benchmarks.sampling_alone import MORE, WARM_UP, count_jpegs, jpegs, sampled
+from tests.made import frames
 from tests.stages.test_resnet_stage import sealed
 from xmodal.features.frame_store import FrameStore
 from xmodal.root.storage import open_storage

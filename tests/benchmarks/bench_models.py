@@ -32,8 +32,10 @@ from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
 from xmodal.evaluation import released_weights
 from xmodal.features.store import FeatureSpec, FeatureStore
-from xmodal.metrics.ranked_lists import ZETAS, plausible
-from xmodal.metrics.ranks import WHOLE, Both, Pairs, Similarities, fold_windows, pack_labels, ranks
+from xmodal.metrics.pmrp import ZETAS, plausible_answers
+from xmodal.metrics.ranks import Both, fold_windows, ranks
+from xmodal.metrics.relevance import Pairs, pack_labels
+from xmodal.metrics.similarities import WHOLE, Similarities
 from xmodal.models import Inputs
 from xmodal.models.pcme import PCME_COCO
 from xmodal.models.pvse import PVSE, PVSE_COCO
@@ -169,10 +171,10 @@ def _pmrp(anchors: Path) -> Measured:
         return judge(set(known.tolist()))[0] * len(known) / queries
 
     def ours() -> float:
-        return timed(lambda: plausible(Similarities.of(matrix, GRID), bits, bits[OWNERS]))
+        return timed(lambda: plausible_answers(Similarities.of(matrix, GRID), bits, bits[OWNERS]))
 
     _, values = judge(set(asked.tolist()))
-    (both,) = plausible(Similarities.of(matrix[np.ix_(asked, texts)]), bits[asked], bits[OWNERS[texts]])
+    (both,) = plausible_answers(Similarities.of(matrix[np.ix_(asked, texts)]), bits[asked], bits[OWNERS[texts]])
     np.testing.assert_allclose(values, [list(side.r_precision.values()) for side in both], rtol=1e-9)
     return _ratio(theirs, ours, f"PCME's evaluate_plausible_metrics, both directions ({queries} items, scaled)")
 

@@ -18,8 +18,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from nltk import word_tokenize
 
-from pipelines.stages.vocabulary import COUNTS, VocabularyConfig, vocabulary
+from pipelines.stages.vocabulary import COUNTS, VocabularyConfig
 from tests.benchmarks.measured import Measured, timed
+from tests.made import made
 from tests.records.test_sparse import tables
 from xmodal.records.tables import Caption, Item, Split
 from xmodal.root.outputs import Output
@@ -138,7 +139,7 @@ def _count(part: tuple[str, str, int]) -> bytes:
 @cache
 def _opened(folder: str, records: str) -> tuple[list[Any], Callable[[Any, Any], object]]:
     """Once in a worker, as the engine does."""
-    stage = vocabulary(Output(open_storage(f"{folder}/root"), records), VocabularyConfig("train"))
+    stage = made("vocabulary", VocabularyConfig("train"), records=Output(open_storage(f"{folder}/root"), records))
     counts: Any = next(made for made in stage.inputs if not isinstance(made, Output) and made.name == COUNTS)
     return [work for _, work in counts.plan(counts.config, counts.inputs)], counts.open(counts.config, counts.inputs)
 

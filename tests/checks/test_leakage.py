@@ -21,13 +21,15 @@ from pipelines.cli import main
 from pipelines.demo import coco, tgif
 from pipelines.demo.pictures import gif, jpeg
 from pipelines.demo.world import World, draw, frames, scene, scenes
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build, serial
 from pipelines.engine.ray_runner import RayRunner
-from pipelines.stages._corpus import Site, build_stages
-from pipelines.stages.fingerprints import FingerprintsConfig, fingerprints
+from pipelines.stages.fingerprints import FingerprintsConfig
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from pipelines.upkeep.leakage_report import Known, leakage
 from pipelines.upkeep.planning import plan
 from tests.conftest import tree_digest
+from tests.made import made
 from tests.publishers import flickr30k
 from tests.stages.test_pinned import CORPUS as MINE
 from tests.stages.test_resnet_stage import ABSENT, BROKEN, ITEMS, backwards, broken, sealed
@@ -66,7 +68,9 @@ def encoded(picture: Image.Image, form: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
-def published(folder: Path, name: str, splits: Mapping[str, Files], kind: Kind = "image") -> tuple[Site, Corpus]:
+def published(
+    folder: Path, name: str, splits: Mapping[str, Files], kind: Kind = "image"
+) -> tuple[BuildOptions, Corpus]:
     """A corpus with these media, and the site to build it at; all corpora of one folder share a root."""
     raw = folder / name
     raw.mkdir()
@@ -86,8 +90,8 @@ def published(folder: Path, name: str, splits: Mapping[str, Files], kind: Kind =
 
     source = Source("list.txt", how="written by the test")
     corpus = Corpus(name, "", "", name, (source,), parse, media)
-    site = Site(open_storage(str(folder / "root")), raw=raw)
-    build_stages(site, corpus, ["fingerprints"])
+    site = BuildOptions(open_storage(str(folder / "root")), raw=raw)
+    build_stages(CorpusBuild(site, corpus), ["fingerprints"])
     return site, corpus
 
 
@@ -328,10 +332,10 @@ def test_damaged_media_are_compared_by_their_bytes_and_absent_ones_not_at_all(tm
 
 def test_corpora_that_share_pictures(tmp_path: Path) -> None:
     """Both publish the same scenes; COCO's gray ones are other bytes."""
-    world, site = World(items=40, image_size=96), Site(open_storage(str(tmp_path / "root")))
+    world, site = World(items=40, image_size=96), BuildOptions(open_storage(str(tmp_path / "root")))
     corpora = [coco.write(world, tmp_path / "coco"), flickr30k.write(world, tmp_path / "flickr30k")]
     for corpus in corpora:
-        build_stages(replace(site, raw=tmp_path / corpus.name), corpus, ["fingerprints"])
+        build_stages(CorpusBuild(replace(site, raw=tmp_path / corpus.name), corpus), ["fingerprints"])
     found = leakage(site.storage, [corpus.name for corpus in corpora])
     mine = {str(picture.cocoid): picture for picture in coco.pictures(world)}
     yours = {picture.id: picture for picture in flickr30k.pictures(world)}
@@ -361,9 +365,9 @@ def test_corpora_that_share_pictures(tmp_path: Path) -> None:
 
 
 def test_clips(tmp_path: Path) -> None:
-    world, site = World(items=30, image_size=64, motion=1.0), Site(open_storage(str(tmp_path / "root")))
+    world, site = World(items=30, image_size=64, motion=1.0), BuildOptions(open_storage(str(tmp_path / "root")))
     corpus = tgif.write(world, tmp_path / "tgif")
-    build_stages(replace(site, raw=tmp_path / "tgif"), corpus, ["fingerprints"])
+    build_stages(CorpusBuild(replace(site, raw=tmp_path / "tgif"), corpus), ["fingerprints"])
     train = next(e for e in tgif.animations(world) if e.split == "tgif/train" and not (e.gone or e.still))
     copies = {"copy": gif(replace(train.scene, grain=1.0)), "first": encoded(Image.fromarray(draw(train.scene)), "GIF")}
     published(tmp_path, "mine", {"me/test": copies}, "clip")
@@ -458,7 +462,7 @@ def test_a_clip_that_fades_in_is_near_its_copy_and_no_other(tmp_path: Path) -> N
 # ------------------------------------------------------------------------------------------------------ cleaned splits
 
 
-def leaky(folder: Path) -> tuple[Site, Output]:
+def leaky(folder: Path) -> tuple[BuildOptions, Output]:
     pictures = [encoded(picture) for picture in PICTURES[:6]]
     splits: dict[str, Files] = {
         "me/train": {"a": pictures[0], "b": pictures[1]},
@@ -509,7 +513,7 @@ def test_a_split_is_cleaned_of_the_training_split_that_it_is_used_with(tmp_path:
         "you/train": {"z": pictures[3], "q": pictures[2]},
     }
     site, corpus = published(tmp_path, "mine", splits)
-    build_stages(site, replace(corpus, drawn={"they": Drawn(val=0, test=6)}), ["fingerprints"])
+    build_stages(CorpusBuild(site, replace(corpus, drawn={"they": Drawn(val=0, test=6)})), ["fingerprints"])
     clean = partial(leakage, site.storage, ["mine"], split="me/test")
     usual, other, both = (
         clean(against=against)["clean"] for against in ((), ("you/train",), ("you/train", "me/train"))
@@ -552,11 +556,11 @@ def test_absent_items_of_a_split_stay_in_it(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_workers_and_their_order_change_no_byte(tmp_path: Path, archives: dict[str, bytes]) -> None:
-    media = tuple((path, "image") for path in sorted(path for _, path in ITEMS))
     trees = set()
     for number, run in enumerate((serial, backwards, RayRunner(2))):
         storage = open_storage(str(tmp_path / str(number)))
-        stage = fingerprints(sealed(storage, broken(archives)), media, FingerprintsConfig(media_per_unit=3))
+        media = sealed(storage, broken(archives))
+        stage = made("fingerprints", FingerprintsConfig(media_per_unit=3), ITEMS, media=media)
         output = build(stage, storage, run)
         trees.add(tree_digest(storage.url))
     assert len(trees) == 1
@@ -582,9 +586,9 @@ def test_a_damaged_table_is_named(tmp_path: Path) -> None:
 
 def test_a_plan_counts_the_units(tmp_path: Path) -> None:
     site, corpus = published(tmp_path, "mine", {"me/train": {"a": encoded(PICTURES[0])}})
-    (row,) = plan(site, corpus, ["fingerprints"])
+    (row,) = plan([(CorpusBuild(site, corpus), ["fingerprints"])])
     assert (row["units"], row["done"]) == (1, 1)
-    (row,) = plan(replace(site, settings={"fingerprints.media_per_unit": 7}), corpus, ["fingerprints"])
+    (row,) = plan([(CorpusBuild(replace(site, settings={"fingerprints.media_per_unit": 7}), corpus), ["fingerprints"])])
     assert (row["units"], row["done"]) == (1, 0)
 
 
@@ -633,9 +637,9 @@ def test_a_corpus_of_ones_own_is_found_by_its_name(built: Path, capsys: pytest.C
 
 
 def test_a_corpus_of_ours_that_a_file_changed_is_found_too(tmp_path: Path) -> None:
-    world, site = World(items=40, image_size=32), Site(open_storage(str(tmp_path / "root")))
+    world, site = World(items=40, image_size=32), BuildOptions(open_storage(str(tmp_path / "root")))
     corpus = coco.write(world, tmp_path / "coco")
-    build_stages(replace(site, raw=tmp_path / "coco"), replace(corpus, version=7), ["fingerprints"])
+    build_stages(CorpusBuild(replace(site, raw=tmp_path / "coco"), replace(corpus, version=7)), ["fingerprints"])
     assert [each["corpus"] for each in leakage(site.storage, ["coco"])["corpora"]] == ["coco"]
 
 

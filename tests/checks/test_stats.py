@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import xmodal
-from pipelines import wording
 from pipelines.cli import main
+from pipelines.commands.stats import beside
 from pipelines.demo import coco
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
-from pipelines.stages._corpus import Site, build_records, build_stages
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.publishers import cub, flickr30k_entities
 from tests.toy_root import PICTURES, item_id, make_root
 from xmodal import corpora
@@ -47,7 +48,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     write, world = WRITERS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     corpus = write(world, folder / "raw")
-    build_records(Site(open_storage(str(folder / "root")), raw=folder / "raw"), corpus)
+    CorpusBuild(BuildOptions(open_storage(str(folder / "root")), raw=folder / "raw"), corpus).build("records")
     return str(folder / "root"), corpus.name, list(corpus.parse(Raw.folder(folder / "raw")))
 
 
@@ -88,7 +89,7 @@ def test_what_else_there_is_is_counted_by_kind(made: tuple[str, str, list[Row]])
 
 def test_chains_and_phrases_are_counted(tmp_path: Path) -> None:
     corpus = flickr30k_entities.write(World(items=30, image_size=32), tmp_path / "raw")
-    build_records(Site(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw"), corpus)
+    CorpusBuild(BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw"), corpus).build("records")
     rows = list(corpus.parse(Raw.folder(tmp_path / "raw")))
     counts = describe(xmodal.open(str(tmp_path / "root"), corpus.name)).counts
     regions, matches = [r for r in rows if isinstance(r, Region)], [r for r in rows if isinstance(r, Match)]
@@ -189,10 +190,10 @@ def test_plausible_matches_are_counted_by_level_where_they_are_built(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus, root = coco.write(COCO, tmp_path / "raw"), str(tmp_path / "root")
-    site = Site(open_storage(root), raw=tmp_path / "raw")
-    build_stages(site, corpus, ["records"])
+    site = BuildOptions(open_storage(root), raw=tmp_path / "raw")
+    build_stages(CorpusBuild(site, corpus), ["records"])
     assert {part.plausible for part in describe(xmodal.open(root, "coco")).parts} == {None}
-    build_stages(site, corpus, ["plausible"])
+    build_stages(CorpusBuild(site, corpus), ["plausible"])
     rows = list(corpus.parse(Raw.folder(tmp_path / "raw")))
     shown = {
         r.item: {s.name for s in rows if isinstance(s, Label) and s.item == r.item}
@@ -216,6 +217,6 @@ def test_plausible_matches_are_counted_by_level_where_they_are_built(
 def test_a_number_that_a_paper_rounds_says_why() -> None:
     printed = {"what": "items", "value": 100_000, "cites": "PVSE, table 1", "split": "all", "note": "rounded"}
     wanted = "PVSE, table 1: 100,000 items of all, 102,068 here (rounded)"
-    assert wording._beside(printed, 102_068.0) == wanted
-    assert wording._beside(printed, 100_000.0) == "PVSE, table 1: 100,000 items of all, as here"
-    assert wording._beside(printed, None).endswith("not to be found here (rounded)")
+    assert beside(printed, 102_068.0) == wanted
+    assert beside(printed, 100_000.0) == "PVSE, table 1: 100,000 items of all, as here"
+    assert beside(printed, None).endswith("not to be found here (rounded)")

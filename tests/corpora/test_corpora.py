@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
+from pipelines import stages
 from pipelines.commands.check import count, declaration_faults, file_faults, write_sample
 from pipelines.demo.files import Unpublishable
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
 from pipelines.publishing.dataset_card import CARDS
-from pipelines.stages._corpus import STAGES, USUAL, Site, build_stages
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from xmodal import corpora
 from xmodal.corpora import Corpus, load
 from xmodal.errors import UserError
@@ -132,33 +135,47 @@ def test_it_has_captions_unless_nobody_described_its_items(written: tuple[Corpus
 
 def test_every_stage_that_needs_no_network_works_on_it(written: tuple[Corpus, Path], tmp_path: Path) -> None:
     corpus, folder = written
-    site = Site(open_storage(str(tmp_path)), raw=folder)
-    done = {row["stage"]: row for row in build_stages(site, corpus, ["records", "media"])}
+    site = BuildOptions(open_storage(str(tmp_path)), raw=folder)
+    done = {row["stage"]: row for row in build_stages(CorpusBuild(site, corpus), ["records", "media"])}
     output = Output(site.storage, f"records/{done['records']['identity']}")
     assert output.files.keys() >= {f"{table}.parquet" for table in ROWS}
-    assert not build_stages(site, corpus, ["records"])[0]["built"]
+    assert not build_stages(CorpusBuild(site, corpus), ["records"])[0]["built"]
 
 
-@pytest.mark.parametrize("stage", sorted(STAGES.keys() - {*USUAL, "resnet", "clips"}))
+WITHOUT_WEIGHTS = [
+    kind.name for kind in stages.all() if "weights" not in kind.files and kind.name not in stages.DATA
+]  # nobody has weights without a network
+
+
+@pytest.mark.parametrize("stage", WITHOUT_WEIGHTS)
 def test_a_stage_works_on_it_or_says_what_it_has_not(stage: str, written: tuple[Corpus, Path], tmp_path: Path) -> None:
-    """All but those that need weights, which nobody has without a network."""
     corpus, folder = written
     found = list(rows(corpus, folder))
-    lacks = {
-        "plausible": not any(isinstance(row, Label) and row.kind == "category" for row in found),
-        "pixels": all(row.kind == "clip" for row in found if isinstance(row, Item)),
-        "frames": all(row.kind == "image" for row in found if isinstance(row, Item)),
-        "vocabulary": not any(isinstance(row, Caption) and row.source == "human" for row in found),
-        "sentences": not any(isinstance(row, Caption) and row.source == "human" for row in found),
+    has = {
+        "pictures": any(isinstance(row, Item) and row.kind == "image" for row in found),
+        "clips": any(isinstance(row, Item) and row.kind == "clip" for row in found),
+        "labels of kind category": any(isinstance(row, Label) and row.kind == "category" for row in found),
+        "human captions": any(isinstance(row, Caption) and row.source == "human" for row in found),
     }
     training = min(row.name for row in found if isinstance(row, Split) and row.name.endswith("/train"))
-    settings = {"pixels.side": 32, "vocabulary.split": training, "codebook.split": training, "codebook.method": "tfidf"}
-    site = Site(open_storage(str(tmp_path)), raw=folder, settings=settings)
-    if lacks.get(stage):
-        with pytest.raises(UserError, match=f"^{corpus.name} has no (pictures|clips|categories|human captions)"):
-            build_stages(site, corpus, [stage])
+    chosen: dict[str, object] = {}
+    for kind in stages.all():
+        own = {**kind.small} | ({"split": training} if hasattr(kind.config(), "split") else {})
+        chosen |= {f"{kind.name}.{name}": value for name, value in own.items()}
+    options = BuildOptions(open_storage(str(tmp_path)), raw=folder, settings=chosen)
+    refused = ""
+    try:
+        assert build_stages(CorpusBuild(options, corpus), [stage])[0]["built"]
+    except UserError as trouble:
+        refused = str(trouble)
+    if refused:
+        said = re.match(rf"{corpus.name} has no ({'|'.join(has)})", refused)
+        assert said, refused
+        assert not has[said[1]]
     else:
-        assert build_stages(site, corpus, [stage])[0]["built"]
+        names = {"image": "pictures", "clip": "clips", "category": "labels of kind category"}
+        of = names.get(stages.load(stage).of or "")
+        assert of is None or has[of]
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe\x00", b"<html>sorry</html>"])

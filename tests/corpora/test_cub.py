@@ -21,8 +21,9 @@ from PIL import Image
 import xmodal
 from pipelines.demo.files import written
 from pipelines.demo.world import World, box, describe
+from pipelines.engine.build_options import BuildOptions
 from pipelines.publishing.dataset_repository import publish
-from pipelines.stages._corpus import Site, build_media, build_records
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.parsing import of, parser_of
 from tests.publishers.cub import TEST, pictures, write
 from xmodal.corpora import cub
@@ -112,18 +113,18 @@ def test_pictures_are_taken_out_of_the_archive_as_far_as_they_are_wanted(publish
 def test_a_picture_that_the_archive_lacks_is_absent_and_counted(folder: Path, tmp_path: Path) -> None:
     first = next(pictures(WORLD)).path
     retar(folder, IMAGES, f"CUB_200_2011/images/{first}", None)
-    site = Site(open_storage(str(tmp_path / "root")), raw=folder)
+    site = BuildOptions(open_storage(str(tmp_path / "root")), raw=folder)
     corpus = replace(cub.CORPUS, sources=tuple(written(source, folder) for source in cub.CORPUS.sources))
-    assert build_media(site, corpus).totals["counts"] == {"present": 59, "absent": 1}
+    assert CorpusBuild(site, corpus).build("media").totals["counts"] == {"present": 59, "absent": 1}
 
 
 def test_a_build_counts_what_the_publisher_wrote_and_classes_say_what_is_right(tmp_path: Path) -> None:
     corpus = write(WORLD, tmp_path / "raw")
     assert corpus.counts.keys() == cub.CORPUS.counts.keys()
-    site = Site(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
-    records = build_records(site, corpus)
+    site = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
+    records = CorpusBuild(site, corpus).build("records")
     assert records.totals["counts"]["odd: " + cub.NOT_TEXT] == 2 * sum(p.garbled for p in pictures(WORLD))
-    assert build_media(site, corpus).totals["counts"] == {"present": 60, "absent": 0}
+    assert CorpusBuild(site, corpus).build("media").totals["counts"] == {"present": 60, "absent": 0}
     dataset = xmodal.open(str(tmp_path / "root"), "cub")
     found = described(dataset.records, View("cub", "pcme/train"))
     ids, texts = list(found), [c for some in found.values() for c in some]
@@ -138,7 +139,7 @@ def test_a_build_counts_what_the_publisher_wrote_and_classes_say_what_is_right(t
 def test_what_is_published_are_ids_under_a_card(tmp_path: Path) -> None:
     corpus = write(WORLD, tmp_path / "raw")
     storage = open_storage(str(tmp_path / "root"))
-    build_records(Site(storage, raw=tmp_path / "raw"), corpus)
+    CorpusBuild(BuildOptions(storage, raw=tmp_path / "raw"), corpus).build("records")
     published = publish(corpus, storage, tmp_path / "out", [])
     assert published["withheld"] == {"annotations": "ids", "media": "features"}
     assert published["rows"]["pcme"]["val"] == corpus.counts["items:pcme/val"]

@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import xmodal
-from pipelines import wording
+from pipelines.commands import build
+from pipelines.commands import status as status_command
+from pipelines.commands._text import absent
 from pipelines.demo.world import World, describe
+from pipelines.engine.build_options import BuildOptions
 from pipelines.publishing.dataset_repository import publish
-from pipelines.stages._corpus import Site, build_media, build_records, build_stages
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from pipelines.upkeep.inspection import status
 from tests.parsing import of, parser_of
 from tests.publishers.cuhk_pedes import LACKING, pictures, write
@@ -84,24 +87,24 @@ def test_a_lacking_folder_is_told_by_its_name(tmp_path: Path) -> None:
     corpus = write(WORLD, tmp_path / "raw")
     there = Counter(picture.folder for picture in pictures(WORLD))
     next((tmp_path / "raw/imgs/CUHK01").iterdir()).unlink()
-    site = Site(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
-    (row,) = build_stages(site, corpus, ["media"])
+    site = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
+    (row,) = build_stages(CorpusBuild(site, corpus), ["media"])
     lines = [
         f"absent: {there[LACKING]} of {there[LACKING]} in imgs/{LACKING}/",
         f"absent: 1 of {there['CUHK01']} in imgs/CUHK01/",
     ]
-    said = wording.build({"outputs": [row]}), wording.status(status(site.storage))
+    said = build.outputs({"outputs": [row]}), status_command.text(status(site.storage))
     for told in said:
         assert [line.strip() for line in told if line.strip().startswith("absent: ")] == lines
-    assert wording._lacking({f"f{n}/": {"absent": 1, "files": 1} for n in range(12)})[10:] == ["and in 2 more folders"]
+    assert absent({f"f{n}/": {"absent": 1, "files": 1} for n in range(12)})[10:] == ["and in 2 more folders"]
 
 
 def test_a_lacking_folder_is_sealed_as_absent_and_persons_say_what_is_right(tmp_path: Path) -> None:
     corpus = write(WORLD, tmp_path / "raw")
     assert corpus.counts.keys() == cuhk_pedes.CORPUS.counts.keys()
-    site = Site(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
-    build_records(site, corpus)
-    locked = read_lock(build_media(site, corpus))
+    site = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
+    CorpusBuild(site, corpus).build("records")
+    locked = read_lock(CorpusBuild(site, corpus).build("media"))
     absent = Counter(file.path.split("/")[1] for file in locked if file.sha256 is None)
     assert absent == {LACKING: sum(picture.folder == LACKING for picture in pictures(WORLD))}
     dataset = xmodal.open(str(tmp_path / "root"), "cuhk_pedes")
@@ -122,7 +125,7 @@ def test_a_lacking_folder_is_sealed_as_absent_and_persons_say_what_is_right(tmp_
 def test_nothing_of_it_is_published(tmp_path: Path) -> None:
     corpus = write(WORLD, tmp_path / "raw")
     storage = open_storage(str(tmp_path / "root"))
-    build_records(Site(storage, raw=tmp_path / "raw"), corpus)
+    CorpusBuild(BuildOptions(storage, raw=tmp_path / "raw"), corpus).build("records")
     with pytest.raises(UserError, match="cuhk_pedes: its release leaves nothing to publish"):
         publish(corpus, storage, tmp_path / "out", [])
     publish(replace(corpus, release={"annotations": "ids"}), storage, tmp_path / "out", [])  # were it allowed

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.demo.world import World, box
+from pipelines.engine.build_options import BuildOptions
 from pipelines.publishing.dataset_repository import publish
-from pipelines.stages._corpus import Site, build_media, build_records
 from pipelines.stages.records import Census
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.parsing import R, of, parser_of
 from tests.publishers import flickr30k as demo_flickr30k
 from tests.publishers.flickr30k import Picture, pictures
@@ -164,8 +165,8 @@ def test_media_are_flickr30ks_and_are_sealed_once(tmp_path: Path) -> None:
     corpora = [demo_flickr30k.write(world, tmp_path / "raw"), write(world, tmp_path / "raw")]
     first, second = (list(corpus.media(Raw.folder(tmp_path / "raw"))) for corpus in corpora if corpus.media)
     assert first == second
-    site = Site(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
-    sealed = [build_media(site, corpus) for corpus in corpora]
+    site = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
+    sealed = [CorpusBuild(site, corpus).build("media") for corpus in corpora]
     assert sealed[0].folder == sealed[1].folder
     assert sealed[0].totals["counts"] == {"absent": 0, "present": 3}
 
@@ -174,8 +175,8 @@ def test_media_are_flickr30ks_and_are_sealed_once(tmp_path: Path) -> None:
 def test_records_are_built_and_published_without_pictures(demo: str, tmp_path: Path) -> None:
     write_raw = {"flickr30k": demo_flickr30k.write, "flickr30k_entities": write}[demo]
     corpus = write_raw(WORLD, tmp_path / "raw")
-    site = Site(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
-    counts = build_records(site, corpus).totals["counts"]
+    site = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
+    counts = CorpusBuild(site, corpus).build("records").totals["counts"]
     assert counts["captions"] == 300
     report = publish(corpus, site.storage, tmp_path / "out", [])
     assert report["rows"]["plummer"] == {"train": 48, "val": 6, "test": 6}

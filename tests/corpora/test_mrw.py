@@ -19,9 +19,10 @@ from pipelines.demo.mrw import Reaction, reactions, write
 from pipelines.demo.server import serve
 from pipelines.demo.video import SHOWN_MS
 from pipelines.demo.world import World, describe, frames
+from pipelines.engine.build_options import BuildOptions
 from pipelines.fetching.ledger import Ledger
 from pipelines.publishing.dataset_repository import publish
-from pipelines.stages._corpus import Site, build_media, build_records
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.conftest import tree_digest
 from tests.parsing import of, parser_of
 from xmodal.corpora import Corpus, load, mrw
@@ -105,7 +106,7 @@ def test_clips_that_are_to_be_had_are_written(published: tuple[Corpus, Path]) ->
 def test_without_an_encoder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     monkeypatch.delitem(sys.modules, "pipelines.demo.video")
-    with pytest.raises(Unpublishable, match=r"MP4, which needs av: pip install 'xmodal\[video\]'"):
+    with pytest.raises(Unpublishable, match=r"MP4, which needs av: pip install -e '.\[video\]'"):
         write(WORLD, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -135,8 +136,8 @@ def test_it_is_built_and_published_without_its_clips(published: tuple[Corpus, Pa
     (hand / f"{by_hand[0].id}.mp4").write_bytes(b"from the authors")
     storage = open_storage(str(tmp_path / "root"))
     with serve(folder) as server:
-        built, served = Site(storage, raw=hand), serve_at(corpus, server.url)
-        records, media = build_records(built, served), build_media(built, served)
+        built, served = BuildOptions(storage, raw=hand), serve_at(corpus, server.url)
+        records, media = CorpusBuild(built, served).build("records"), CorpusBuild(built, served).build("media")
     gone = [each for each in expected if each.gone and each not in by_hand]
     missing = {f"mp4/{each.id}.mp4" for each in [*gone, *by_hand[1:]]}
     assert {locked.path for locked in read_lock(media) if not locked.sha256} == missing

@@ -17,9 +17,10 @@ from pipelines.demo.files import serve_at, write_tgz
 from pipelines.demo.server import serve
 from pipelines.demo.tgif import Animation, animations, write
 from pipelines.demo.world import World, describe
+from pipelines.engine.build_options import BuildOptions
 from pipelines.fetching.ledger import Ledger
 from pipelines.publishing.dataset_repository import publish
-from pipelines.stages._corpus import Site, build_media, build_records
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.parsing import of, parser_of
 from xmodal.corpora import Corpus, load, tgif
 from xmodal.errors import UserError
@@ -125,8 +126,8 @@ def test_it_is_built_from_its_addresses_and_published_without_its_gifs(
     corpus, folder = published
     storage = open_storage(str(tmp_path / "root"))
     with serve(folder) as server:
-        site, served = Site(storage), serve_at(corpus, server.url)
-        records, media = build_records(site, served), build_media(site, served)
+        site, served = BuildOptions(storage), serve_at(corpus, server.url)
+        records, media = CorpusBuild(site, served).build("records"), CorpusBuild(site, served).build("media")
     gone = {f"gifs/{each.id}.gif" for each in animations(WORLD) if each.gone}
     assert {locked.path for locked in read_lock(media) if not locked.sha256} == gone != set()
     assert records.totals["counts"]["items:tgif/test"] == 6
@@ -147,7 +148,7 @@ def test_gifs_that_somebody_has_are_taken_from_the_raw_folder(
     for file in (published[1] / "gifs").iterdir():
         shutil.copy(file, folder)  # by their names alone
     corpus = replace(published[0], media=lambda raw: (replace(s, url=None, how="gone") for s in tgif.media(raw)))
-    media = build_media(Site(open_storage(str(tmp_path / "root")), raw=folder), corpus)
+    media = CorpusBuild(BuildOptions(open_storage(str(tmp_path / "root")), raw=folder), corpus).build("media")
     present = {locked.path for locked in read_lock(media) if locked.sha256}
     assert present == {f"gifs/{each.id}.gif" for each in animations(WORLD) if not each.gone}
 
@@ -324,8 +325,8 @@ def test_authors_archives_are_taken_as_they_are(published: tuple[Corpus, Path], 
             archive.write(gif, gif.name)
     for gif in (lost, *zipped, *tarred):
         gif.unlink()
-    site = Site(open_storage(str(tmp_path / "root")), raw=raw)
-    sealed = build_media(site, without_addresses(corpus))
+    site = BuildOptions(open_storage(str(tmp_path / "root")), raw=raw)
+    sealed = CorpusBuild(site, without_addresses(corpus)).build("media")
     statuses = Counter(state.status for state in Ledger(site.storage, "media", "tgif").states())
     assert statuses["local"] == len(gifs) - 1
     absent = {Path(entry.path).name for entry in read_lock(sealed) if entry.sha256 is None}
@@ -341,7 +342,9 @@ def test_a_damaged_archive_of_authors_is_named(published: tuple[Corpus, Path], t
     raw = Path(shutil.copytree(whole, tmp_path / "raw", ignore=shutil.ignore_patterns("*.gif")))
     (raw / "tgif.tar.gz").write_bytes(b"\x1f\x8bno archive")
     with pytest.raises(UserError, match=r"tgif\.tar\.gz"):
-        build_media(Site(open_storage(str(tmp_path / "root")), raw=raw), without_addresses(corpus))
+        CorpusBuild(BuildOptions(open_storage(str(tmp_path / "root")), raw=raw), without_addresses(corpus)).build(
+            "media"
+        )
 
 
 def without_addresses(corpus: Corpus) -> Corpus:

@@ -17,8 +17,9 @@ from PIL import Image
 
 import xmodal
 from pipelines.demo.world import World, box
+from pipelines.engine.build_options import BuildOptions
 from pipelines.publishing.dataset_repository import publish
-from pipelines.stages._corpus import Site, build_media, build_records
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.parsing import of, parser_of
 from tests.publishers.visual_genome import Picture, pictures, write
 from xmodal.corpora import visual_genome
@@ -97,11 +98,11 @@ def test_media_are_where_items_say(published: Path) -> None:
 def test_a_build_counts_what_the_publisher_wrote(tmp_path: Path) -> None:
     corpus = write(WORLD, tmp_path / "raw")
     assert corpus.counts.keys() == visual_genome.CORPUS.counts.keys()
-    site = Site(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
-    counts = build_records(site, corpus).totals["counts"]
+    site = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
+    counts = CorpusBuild(site, corpus).build("records").totals["counts"]
     assert counts["regions"] == sum(len(shown(picture)) for picture in pictures(WORLD))
     assert counts[f"odd: {NO_AREA}"] == sum(picture.empty for picture in pictures(WORLD))
-    assert build_media(site, corpus).totals["counts"] == {"present": 2, "absent": 0}
+    assert CorpusBuild(site, corpus).build("media").totals["counts"] == {"present": 2, "absent": 0}
     splits = xmodal.open(str(tmp_path / "root"), "visual_genome").splits
     assert splits == {"bottom_up/train": 48, "bottom_up/val": 6, "bottom_up/test": 6}
 
@@ -109,7 +110,7 @@ def test_a_build_counts_what_the_publisher_wrote(tmp_path: Path) -> None:
 def test_its_card_is_filled_in(tmp_path: Path) -> None:
     corpus = write(WORLD, tmp_path / "raw")
     storage = open_storage(str(tmp_path / "root"))
-    build_records(Site(storage, raw=tmp_path / "raw"), corpus)
+    CorpusBuild(BuildOptions(storage, raw=tmp_path / "raw"), corpus).build("records")
     published = publish(corpus, storage, tmp_path / "out", [])
     assert published["withheld"] == {"media": "features"}
     assert published["rows"] == {"bottom_up": {"train": 48, "val": 6, "test": 6}}

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 import xmodal
-from pipelines import wording
 from pipelines.cli import main
+from pipelines.commands.demo import text
 from pipelines.demo import coco
 from pipelines.demo.run import demo, learned, recipes, shows
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.progress_line import Progress
 from pipelines.papers import recipe_runs
-from pipelines.stages._corpus import Site, build_stages
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.conftest import tree_digest
 from xmodal.errors import UserError
 from xmodal.root.storage import open_storage
@@ -25,11 +26,11 @@ TINY = {"resnet.resize": 64, "resnet.crop": 64, "resnet.rows_per_shard": 128, "p
 
 
 def test_everything_is_built_once_and_then_up_to_date(tmp_path: Path) -> None:
-    site, world = Site(open_storage(str(tmp_path / "root")), settings=TINY), World(120, image_size=64)
+    site, world = BuildOptions(open_storage(str(tmp_path / "root")), settings=TINY), World(120, image_size=64)
     first = demo(site, tmp_path, world)
     assert all(row["built"] for row in first["outputs"])
     before = tree_digest(str(tmp_path / "root"))
-    assert f"look tgif --root {os.path.relpath(tmp_path / 'root')} --frames" in " ".join(wording.demo(first))
+    assert f"look tgif --root {os.path.relpath(tmp_path / 'root')} --frames" in " ".join(text(first))
     second = demo(site, tmp_path, world)
     assert not any(row["built"] for row in second["outputs"])
     assert not any(one["training"]["trained"] for one in second["runs"])
@@ -40,7 +41,7 @@ def test_everything_is_built_once_and_then_up_to_date(tmp_path: Path) -> None:
 
 
 def test_pvse_finds_clips_of_scenes_that_it_was_not_trained_on(tmp_path: Path) -> None:
-    site = Site(open_storage(str(tmp_path / "root")), settings=TINY)
+    site = BuildOptions(open_storage(str(tmp_path / "root")), settings=TINY)
     found = learned(site, tmp_path, shows(World(1000))[1:])
     assert [one["evaluation"]["recipe"] for one in found["runs"]] == ["demo-pvse-tgif", "demo-pvse-mrw"]
     for one in found["runs"]:
@@ -56,16 +57,16 @@ def sum_of(scores: dict[str, Any], what: str) -> float:
 def test_without_pyav_the_clips_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "av" else find(name, *rest))
-    site = Site(open_storage(str(tmp_path / "root")), settings=TINY)
+    site = BuildOptions(open_storage(str(tmp_path / "root")), settings=TINY)
     result = demo(site, tmp_path, World(20, image_size=64))
     assert result["left_out"] == ["tgif", "mrw"]
     assert {row["corpus"] for row in result["outputs"]} == {"coco"}
-    assert "tgif and mrw are left out, as their clips need PyAV: pip install 'xmodal[video]'" in wording.demo(result)
-    assert "--frames" not in " ".join(wording.demo(result))
+    assert "tgif and mrw are left out, as their clips need PyAV: pip install -e '.[video]'" in " ".join(text(result))
+    assert "--frames" not in " ".join(text(result))
 
 
 def test_the_demo_names_its_random_weights_wherever_it_shows_features(tmp_path: Path) -> None:
-    site = Site(open_storage(str(tmp_path / "root")), settings=TINY)
+    site = BuildOptions(open_storage(str(tmp_path / "root")), settings=TINY)
     row = demo(site, tmp_path, World(60, image_size=64))["outputs"][3]
     assert json.loads((Path(row["path"]) / "stage.json").read_text())["config"]["weights"] == "random:0"
     assert main(["publish", "coco", "--root", site.storage.url, "--out", str(tmp_path / "dataset")]) == 0
@@ -78,20 +79,20 @@ def test_recall_on_scenes_that_were_not_trained_on_is_far_above_chance(seed: int
     raw, root = tmp_path / "raw", tmp_path / "root"
     corpus = coco.write(World(600, seed=seed, image_size=64), raw)
     settings = {"resnet.network": "resnet18", "resnet.weights": f"random:{seed}"} | TINY
-    site = Site(open_storage(str(root)), raw=raw, settings=settings)
-    build_stages(site, corpus, ["records", "resnet"])
+    site = BuildOptions(open_storage(str(root)), raw=raw, settings=settings)
+    build_stages(CorpusBuild(site, corpus), ["records", "resnet"])
     quiet = Progress(quiet=True)
     recipe_runs.train(recipes()[0], str(root), tmp_path / "run", threads=1, progress=quiet)
     report = recipe_runs.evaluate(tmp_path / "run", str(root), "karpathy/test", "cpu", quiet)
     scores = report.scores["all"]
     assert report.items == 60
     for side in (scores.visual_to_text, scores.text_to_visual):
-        assert side.recall[1] > 3 * side.chance[1]
-        assert sum(side.recall.values()) > 3 * sum(side.chance.values())
+        assert side["R@1"] > 3 * side["R@1 by chance"]
+        assert sum(side[f"R@{k}"] for k in (1, 5, 10)) > 3 * sum(side[f"R@{k} by chance"] for k in (1, 5, 10))
 
 
 def test_a_world_without_a_scene_to_test_on_is_refused_at_once(tmp_path: Path) -> None:
-    site = Site(open_storage(str(tmp_path / "root")))
+    site = BuildOptions(open_storage(str(tmp_path / "root")))
     with pytest.raises(UserError, match="the demo needs at least 10"):
         demo(site, tmp_path, World(9))
     assert not list(tmp_path.iterdir())

@@ -22,9 +22,9 @@ def warmth(panel: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def test_each_map_is_warm_where_it_looks() -> None:
     picture = np.random.default_rng(0).integers(0, 256, (70, 140, 3)).astype(np.uint8)
-    drawing = np.zeros((49, 2))
-    drawing[1 * 7 + 5, 0] = drawing[6 * 7 + 0, 1] = 1  # row 1, column 5; row 6, column 0
-    drawn = attention_picture(picture, drawing)
+    maps = np.zeros((49, 2))
+    maps[1 * 7 + 5, 0] = maps[6 * 7 + 0, 1] = 1  # row 1, column 5; row 6, column 0
+    drawn = attention_picture(picture, maps)
     assert drawn.shape == (70, 3 * 140 + 2 * GAP, 3)
     original, *maps = panels(drawn, 3)
     np.testing.assert_array_equal(original, picture)
@@ -53,7 +53,7 @@ def test_what_is_no_picture_or_no_map_is_refused(
     picture: NDArray[np.uint8], attention: NDArray[np.float64], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        attention_picture(picture, drawing)
+        attention_picture(picture, attention)
 
 
 def test_letters_are_those_of_a_font_of_the_machine_where_it_has_one(

@@ -84,12 +84,13 @@ def test_a_report_has_the_numbers_of_the_whole_matrix(root: str, run: str) -> No
         visual, text = test.visual(slice(None)), test.text(slice(None))
         matrix = model.similarity(model.encode_visual(Padded.whole(visual.values.float())), model.encode_text(text))
     scores = report.scores["all"]
-    found = [*scores.visual_to_text.recall.values(), *scores.text_to_visual.recall.values()]
+    found = [side[f"R@{k}"] for side in (scores.visual_to_text, scores.text_to_visual) for k in (1, 5, 10)]
     assert found == pytest.approx(slow_recalls(matrix, test.examples.caption_items.tolist()))
     assert scores.rsum == pytest.approx(sum(found))
     assert (report.items, report.captions, report.absent, report.silent) == (10, 50, 1, 0)
     assert (report.split, report.relevance, list(report.scores)) == ("toy/test", OWN, ["all"])
-    assert scores.text_to_visual.chance == pytest.approx({1: 10.0, 5: 50.0, 10: 100.0})
+    chances = [scores.text_to_visual[f"R@{k} by chance"] for k in (1, 5, 10)]
+    assert chances == pytest.approx([10.0, 50.0, 100.0])
 
 
 def test_what_was_chosen_on_validation_is_what_is_evaluated(root: str, run: str) -> None:
@@ -108,7 +109,7 @@ def test_reports_are_read_by_people_and_by_programs(root: str, run: str) -> None
     report = evaluate(run, root, "toy/test")
     plain = json.loads(report.to_json())
     assert plain["scores"]["all"]["rsum"] == report.scores["all"].rsum
-    assert plain["scores"]["all"]["visual_to_text"]["recall"]["5"] == report.scores["all"].visual_to_text.recall[5]
+    assert plain["scores"]["all"]["visual_to_text"]["recall"]["5"] == report.scores["all"].visual_to_text["R@5"]
     assert (plain["seen"], plain["weights"]) == (0, "toynet random:0 (sha256 abcd)")
     assert run_folder.read(run).weights == plain["weights"]
     assert plain["features"] == f"resnet/{find(root, 'resnet')[0].identity}"
@@ -123,9 +124,9 @@ def test_reports_are_read_by_people_and_by_programs(root: str, run: str) -> None
     assert chance.split()[:2] == ["by", "chance"]
     heads = [line for line in text.splitlines() if line.startswith("gallery ")]
     assert len(chance) == len(recalls) == len(heads[0])
-    lists = report.findings.lists["own captions"]
-    assert plain["lists"]["own captions"]["text_to_visual"]["r_precision"] == lists[1].r_precision
-    assert lists[1].r_precision == pytest.approx(report.scores["all"].text_to_visual.recall[1])
+    of_text = report.metrics.tables["lists"]["own captions"].text_to_visual
+    assert plain["lists"]["own captions"]["text_to_visual"]["r_precision"] == of_text["R-P"]
+    assert of_text["R-P"] == pytest.approx(report.scores["all"].text_to_visual["R@1"])
 
 
 class Oracle:
@@ -149,8 +150,10 @@ def test_two_thousand_items_are_evaluated_in_folds_of_one_thousand_too(tmp_path:
     examples = Examples(ids, store.rows(ids), ids, np.arange(items), words, absent=0, silent=0)
     scores = measure(Oracle(), Reader(examples, store), Silence())
     assert (list(scores), scores["all"].galleries, scores["1K"].galleries) == (["all", "1K"], 1, 2)
-    assert scores["all"].visual_to_text.recall[1] == scores["1K"].visual_to_text.recall[1] == 100
-    assert scores["1K"].visual_to_text.chance[1] == pytest.approx(2 * scores["all"].visual_to_text.chance[1])
+    assert scores["all"].visual_to_text["R@1"] == scores["1K"].visual_to_text["R@1"] == 100
+    assert scores["1K"].visual_to_text["R@1 by chance"] == pytest.approx(
+        2 * scores["all"].visual_to_text["R@1 by chance"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def directly(root: str, model: nn.Module, words: dict[str, int], stage: str, spl
     examples = Examples.of(find(root, "records")[0], View("pictures", split), store, ByTheFile(words))
     assert isinstance(model, Scorer)
     scores = measure(model, Reader(examples, store), Silence())["all"]
-    return scores.rsum, scores.visual_to_text.mean_rank, scores.text_to_visual.mean_rank
+    return scores.rsum, scores.visual_to_text["Mean R"], scores.text_to_visual["Mean R"]
 
 
 def told(report: Any) -> Any:
@@ -386,7 +386,7 @@ def test_pictures_are_seen_by_the_cnn_in_the_file(
     reader = Reader(Examples.of(find(root, "records")[0], view, store, ByTheFile(words)), store)
     seen = pictures(reader, open_dataset(root, "pictures").store("pixels"), Pixels("centre", flip=False))
     scores = measure(fronted, seen, Silence())["all"]
-    expected = scores.rsum, scores.visual_to_text.mean_rank, scores.text_to_visual.mean_rank
+    expected = scores.rsum, scores.visual_to_text["Mean R"], scores.text_to_visual["Mean R"]
     given = (*vocabulary_at(tmp_path / "coco_vocab.json", words), "--split", "train", "--root", root, "--json")
     code, out, err = command("model.pth", *given, "--set", "visual.stage=pixels")
     assert code == 0, err

@@ -18,12 +18,12 @@ import zarr
 from numpy.typing import NDArray
 
 import xmodal
+from pipelines import stages
 from pipelines.cli import main
 from pipelines.engine.building import build, serial
 from pipelines.engine.progress_line import Progress
 from pipelines.publishing.feature_export import export_features
 from pipelines.publishing.feature_import import import_features
-from pipelines.stages._corpus import STAGES
 from tests.commands.test_cli import Said
 from tests.conftest import tree_digest
 from tests.toy_root import make_root
@@ -470,7 +470,7 @@ def test_a_source_that_changes_under_an_import_is_refused(tmp_path: Path) -> Non
         bring_in(path, tmp_path / "root", run=meanwhile)
 
 
-@pytest.mark.parametrize("name", ["blobs", "letters", "_runs", "../x", "", "clean", "word-counts", "codebook", *STAGES])
+@pytest.mark.parametrize("name", ["blobs", "letters", "_runs", "../x", "", "clean", "word-counts", *stages.targets()])
 def test_a_name_that_belongs_to_something_else_is_refused(name: str, tmp_path: Path) -> None:
     from tests.toy_stages import Letters, letters
 

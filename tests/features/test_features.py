@@ -833,7 +833,7 @@ def test_extents_that_point_at_nothing_are_refused(tmp_path: Path, spec: Feature
 
     output = build(Stage("toy", Nothing(), plan, lambda config, inputs: work), open_storage(str(tmp_path)))
     found = subprocess.run([sys.executable, "-c", ASTRAY, output.where], capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stdout[:8]) == (0, "UserError:")
+    assert (found.returncode, found.stdout[:10]) == (0, "UserError:")
 
 
 def test_what_lies_on_the_disk_alone_is_asked_for_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,10 @@ import torch
 
 import xmodal
 from pipelines.demo.world import describe, scene
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
-from pipelines.stages._corpus import Site, build_records
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.toy_root import PICTURES, WORLD, Facts, Media, facts, item_id, make_root
 from tests.toy_root import one_thread as one_thread
 from tests.toy_stages import Arrays, arrays
@@ -56,7 +57,9 @@ def records_root(folder: Path, splits: dict[str, list[int]], version: int = 1) -
     (raw / "splits.json").write_text(json.dumps(named))
     (raw / "pictures.txt").write_text("")
     root = str(folder / "root")
-    build_records(Site(open_storage(root), raw=raw), replace(load(str(PICTURES)), counts={}, version=version))
+    CorpusBuild(
+        BuildOptions(open_storage(root), raw=raw), replace(load(str(PICTURES)), counts={}, version=version)
+    ).build("records")
     build(facts(Facts(10)), open_storage(root))
     return root
 

@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 
 from pipelines.demo.server import Behaviour, Request, Server, serve
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import serial
 from pipelines.engine.progress_line import Progress
 from pipelines.fetching.download import downloaded
 from pipelines.fetching.fetcher import RawFolder, fetch, unpacked
 from pipelines.fetching.ledger import Ledger, State
-from pipelines.stages._corpus import Site, build_sources
+from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of
@@ -84,8 +85,9 @@ def fetched(root: str, *sources: Source, raw: Path | None = None) -> dict[str, S
     """What the ledger says after one more fetch of these."""
     storage = open_storage(root)
     folder = RawFolder(raw, list(sources)) if raw else None
-    fetch(storage, "annotations", "toy", list(sources), folder, serial, Progress(quiet=True))
-    return {state.path: state for state in Ledger(storage, "annotations", "toy").states()}
+    ledger = Ledger(storage, "annotations", "toy")
+    fetch(ledger, list(sources), folder, serial, Progress(quiet=True))
+    return {state.path: state for state in ledger.states()}
 
 
 def blobs(root: str) -> list[bytes]:
@@ -203,7 +205,9 @@ def test_an_archive_that_is_damaged_ends_nothing_where_its_files_are_elsewhere(
         archive.writestr("in/b.txt", BODY)
     with publisher(tmp_path) as server:
         corpus = toy(Source("a.bin", f"{server.url}/a.bin"), Source("b.txt", how="ask"))
-        sealed = build_sources(Site(open_storage(root), raw=raw, progress=Progress(said)), corpus)
+        sealed = CorpusBuild(BuildOptions(open_storage(root), raw=raw, progress=Progress(said)), corpus).build(
+            "sources"
+        )
     assert sealed.totals["counts"] == {"absent": 0, "present": 2}
     assert re.search(r"in the raw folder, holiday\.zip is damaged.*looked for elsewhere", said.getvalue())
 
@@ -211,11 +215,11 @@ def test_an_archive_that_is_damaged_ends_nothing_where_its_files_are_elsewhere(
 def test_an_archive_that_is_damaged_is_to_be_replaced_where_a_file_may_be_only_there(root: str, tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/holiday.zip").write_bytes(b"no archive")
-    site = Site(open_storage(root), raw=tmp_path / "raw")
+    site = BuildOptions(open_storage(root), raw=tmp_path / "raw")
     with pytest.raises(
         UserError, match=r"holiday\.zip is damaged.* 1 files without an address may be in it, such as b"
     ):
-        build_sources(site, toy(Source("b.txt", how="ask")))
+        CorpusBuild(site, toy(Source("b.txt", how="ask"))).build("sources")
 
 
 def test_the_advice_on_missing_files_is_what_helps(root: str, tmp_path: Path) -> None:
@@ -224,19 +228,19 @@ def test_the_advice_on_missing_files_is_what_helps(root: str, tmp_path: Path) ->
     raw.mkdir()
     with zipfile.ZipFile(raw / "work.zip", "w") as archive:
         archive.writestr("else.txt", BODY)
-    by_hand, site = Source("b.txt", how="ask by e-mail"), Site(open_storage(root))
+    by_hand, site = Source("b.txt", how="ask by e-mail"), BuildOptions(open_storage(root))
     with pytest.raises(UserError, match=r"ask by e-mail\)\. Put b\.txt into a folder and add --raw FOLDER$"):
-        build_sources(site, toy(by_hand))
+        CorpusBuild(site, toy(by_hand)).build("sources")
     neither = rf"Put b\.txt into the folder {raw}: neither it nor an archive in it has what was published$"
     with pytest.raises(UserError, match=neither):
-        build_sources(replace(site, raw=raw), toy(by_hand))
+        CorpusBuild(replace(site, raw=raw), toy(by_hand)).build("sources")
     with publisher(tmp_path, *[Behaviour(status=503)] * 3) as server:
         with pytest.raises(UserError, match=r"http_404.*\. Put gone\.bin into"):
-            build_sources(site, toy(Source("gone.bin", f"{server.url}/gone.bin")))
+            CorpusBuild(site, toy(Source("gone.bin", f"{server.url}/gone.bin"))).build("sources")
         with pytest.raises(
             UserError, match=r"http_503.*Run the same command again, or put a\.bin into a folder and add"
         ):
-            build_sources(site, toy(Source("a.bin", f"{server.url}/a.bin")))
+            CorpusBuild(site, toy(Source("a.bin", f"{server.url}/a.bin"))).build("sources")
 
 
 # ----------------------------------------------------------------------------------------------------------- downloads
@@ -260,8 +264,8 @@ def test_equal_files_are_one_blob(root: str, tmp_path: Path) -> None:
 def test_an_empty_file_is_a_file(root: str, tmp_path: Path) -> None:
     with publisher(tmp_path) as server:
         (tmp_path / "published/empty.txt").touch()
-        site = Site(open_storage(root))
-        sealed = build_sources(site, toy(Source("empty.txt", f"{server.url}/empty.txt", bytes=0)))
+        site = BuildOptions(open_storage(root))
+        sealed = CorpusBuild(site, toy(Source("empty.txt", f"{server.url}/empty.txt", bytes=0))).build("sources")
     assert [(locked.path, locked.size) for locked in read_lock(sealed)] == [("empty.txt", 0)]
     with raw_of(sealed).open("empty.txt") as file:
         assert file.read() == b""
@@ -434,7 +438,7 @@ def test_wrong_bytes_are_never_a_blob_never_sealed_and_the_build_names_the_file(
     with publisher(tmp_path) as server:
         corpus = toy(Source("good.bin", f"{server.url}/a.bin"), Source("bad/a.bin", f"{server.url}/a.bin?", **pins))
         with pytest.raises(UserError, match=rf"1 of 2 files are missing: bad/a\.bin \({kind}") as trouble:
-            build_sources(Site(open_storage(root)), corpus)
+            CorpusBuild(BuildOptions(open_storage(root)), corpus).build("sources")
     assert str(pins["sha256"] if kind == "checksum" else pins["bytes"]) in str(trouble.value)
     assert not Path(root, "sources").exists()
     assert leftovers(root) == []
@@ -451,11 +455,14 @@ def test_a_damaged_download_is_not_continued_but_begun_again(root: str, tmp_path
 
 def test_a_file_to_be_got_by_hand_says_how(root: str, tmp_path: Path) -> None:
     corpus = toy(Source("form.zip", how="sign the form at http://127.0.0.1/form"))
-    site = Site(open_storage(root))
+    site = BuildOptions(open_storage(root))
     with pytest.raises(UserError, match=r"form\.zip \(by_hand: sign the form at http://127\.0\.0\.1/form\).*--raw"):
-        build_sources(site, corpus)
+        CorpusBuild(site, corpus).build("sources")
     (tmp_path / "form.zip").write_bytes(BODY)
-    assert build_sources(replace(site, raw=tmp_path), corpus).totals["counts"] == {"absent": 0, "present": 1}
+    assert CorpusBuild(replace(site, raw=tmp_path), corpus).build("sources").totals["counts"] == {
+        "absent": 0,
+        "present": 1,
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------- mirrors

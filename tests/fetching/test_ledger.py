@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from pipelines.demo.server import Behaviour, Server, serve
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.progress_line import Progress
+from pipelines.fetching.corpus_files import CorpusFiles, FileSet
 from pipelines.fetching.ledger import Attempt, Ledger, State
-from pipelines.fetching.sealing import current, seal
-from pipelines.stages._corpus import Site, build_media, build_records, build_sources, reseal, retry
+from pipelines.upkeep.corpus_build import CorpusBuild
 from pipelines.upkeep.inspection import forget, verify
 from tests.conftest import tree_digest
 from tests.fetching.test_fetch import scripted
@@ -41,8 +42,8 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(open_storage(str(tmp_path / "root")))
+def site(tmp_path: Path) -> BuildOptions:
+    return BuildOptions(open_storage(str(tmp_path / "root")))
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def lock_bytes(sealed: Output) -> bytes:
         return file.read()
 
 
-def damage_of(site: Site) -> list[str]:
+def damage_of(site: BuildOptions) -> list[str]:
     return [f"{found.file}: {found.problem}" for found in verify(site.storage, Progress(quiet=True))[1]]
 
 
@@ -191,7 +192,7 @@ def test_twenty_thousand_rows_are_summed_up_and_sealed_in_seconds(tmp_path: Path
         ledger.add([replace(OK, path=path) if path[4] != "7" else replace(LATER, path=path) for path in some])
     ledger.compact()
     assert ledger.summary()["files"] == {"ok": 18_000, "failed": 2_000}
-    sealed = seal(storage, "media", "toy", [Source(path, "http://127.0.0.1/") for path in paths])
+    sealed = FileSet(storage, "media", "toy", tuple(Source(path, "http://127.0.0.1/") for path in paths)).seal()
     assert sealed.totals["counts"] == {"present": 18_000, "absent": 2_000}
     assert [locked.path for locked in read_lock(sealed)] == paths
 
@@ -222,14 +223,14 @@ def test_a_ledger_that_killed_drivers_left_in_many_pieces_can_still_be_read(tmp_
 # --------------------------------------------------------------------------------------------------------------- retry
 
 
-def test_a_retry_asks_for_the_failed_files_and_nothing_else(site: Site, publisher: Publisher) -> None:
+def test_a_retry_asks_for_the_failed_files_and_nothing_else(site: BuildOptions, publisher: Publisher) -> None:
     publisher.withdraw("p001.jpg", "p004.jpg")
-    build_media(site, publisher.corpus)
+    CorpusBuild(site, publisher.corpus).build("media")
     publisher.asked()
     publisher.restore("p004.jpg")
-    assert retry(site, publisher.corpus) == {"tried": 2, "recovered": 1}
+    assert CorpusFiles(site, publisher.corpus).retry() == {"tried": 2, "recovered": 1}
     assert sorted(publisher.asked()) == ["pictures/p001.jpg", "pictures/p004.jpg"]
-    assert retry(site, publisher.corpus) == {"tried": 1, "recovered": 0}
+    assert CorpusFiles(site, publisher.corpus).retry() == {"tried": 1, "recovered": 0}
     assert publisher.asked() == ["pictures/p001.jpg"]
     states = {state.path: state for state in Ledger(site.storage, "media", "pictures").states()}
     assert states["pictures/p001.jpg"].attempts == 3
@@ -237,32 +238,32 @@ def test_a_retry_asks_for_the_failed_files_and_nothing_else(site: Site, publishe
     assert states["pictures/p000.jpg"].attempts == 1
 
 
-def test_a_retry_of_one_class_leaves_the_others(site: Site, tmp_path: Path) -> None:
+def test_a_retry_of_one_class_leaves_the_others(site: BuildOptions, tmp_path: Path) -> None:
     refused = {"pictures/p002.jpg": [Behaviour(status=403)], "pictures/p003.jpg": [Behaviour(status=410)]}
     with publishing(tmp_path, refused) as publisher:
-        build_media(site, publisher.corpus)
+        CorpusBuild(site, publisher.corpus).build("media")
         publisher.asked()
-        assert retry(site, publisher.corpus, "http_403") == {"tried": 1, "recovered": 1}
+        assert CorpusFiles(site, publisher.corpus).retry("http_403") == {"tried": 1, "recovered": 1}
         assert publisher.asked() == ["pictures/p002.jpg"]
-        assert retry(site, publisher.corpus, "timeout") == {"tried": 0, "recovered": 0}
+        assert CorpusFiles(site, publisher.corpus).retry("timeout") == {"tried": 0, "recovered": 0}
         assert publisher.asked() == []
 
 
-def test_a_retry_counts_only_what_it_tried(site: Site, publisher: Publisher) -> None:
+def test_a_retry_counts_only_what_it_tried(site: BuildOptions, publisher: Publisher) -> None:
     """A row of a file that is no longer listed is neither tried nor recovered."""
     publisher.withdraw("p001.jpg", "p002.jpg")
-    build_media(site, publisher.corpus)
+    CorpusBuild(site, publisher.corpus).build("media")
     publisher.list_media(*PICTURES[2:])
     _forget_sources(site)
-    build_media(site, publisher.corpus)
-    assert retry(site, publisher.corpus) == {"tried": 1, "recovered": 0}
+    CorpusBuild(site, publisher.corpus).build("media")
+    assert CorpusFiles(site, publisher.corpus).retry() == {"tried": 1, "recovered": 0}
 
 
-def test_a_rebuild_does_not_ask_again_for_what_is_gone(site: Site, publisher: Publisher) -> None:
+def test_a_rebuild_does_not_ask_again_for_what_is_gone(site: BuildOptions, publisher: Publisher) -> None:
     publisher.withdraw("p001.jpg")
-    first = build_media(site, publisher.corpus)
+    first = CorpusBuild(site, publisher.corpus).build("media")
     publisher.asked()
-    assert build_media(site, publisher.corpus).identity == first.identity
+    assert CorpusBuild(site, publisher.corpus).build("media").identity == first.identity
     assert publisher.asked() == []
 
 
@@ -273,15 +274,18 @@ def test_a_lock_says_which_bytes_and_nothing_of_how_they_came(tmp_path: Path) ->
     slow = {"pictures/p005.jpg": [Behaviour(status=503), Behaviour(cut_after=100)]}
     with publishing(tmp_path, slow) as publisher:
         publisher.withdraw("p003.jpg", "p006.jpg")
-        one, other = (Site(open_storage(str(tmp_path / name))) for name in ("one", "other"))
-        build_media(one, publisher.corpus)
+        one, other = (BuildOptions(open_storage(str(tmp_path / name))) for name in ("one", "other"))
+        CorpusBuild(one, publisher.corpus).build("media")
         publisher.withdraw("p000.jpg", "p007.jpg")
-        build_media(other, publisher.corpus)
+        CorpusBuild(other, publisher.corpus).build("media")
         publisher.restore("p007.jpg", "p000.jpg")
         for _ in range(3):
-            retry(other, publisher.corpus)
-        reseal(other, publisher.corpus)
-        first, second = build_media(one, publisher.corpus), build_media(other, publisher.corpus)
+            CorpusFiles(other, publisher.corpus).retry()
+        CorpusFiles(other, publisher.corpus).reseal()
+        first, second = (
+            CorpusBuild(one, publisher.corpus).build("media"),
+            CorpusBuild(other, publisher.corpus).build("media"),
+        )
     assert lock_bytes(first) == lock_bytes(second)
     assert first.identity == second.identity
     assert absent(first) == ["p003.jpg", "p006.jpg"]
@@ -289,135 +293,143 @@ def test_a_lock_says_which_bytes_and_nothing_of_how_they_came(tmp_path: Path) ->
     assert publisher.server.url.encode() not in lock_bytes(first)
 
 
-def test_an_absent_file_is_refused_when_it_is_opened(site: Site, publisher: Publisher) -> None:
+def test_an_absent_file_is_refused_when_it_is_opened(site: BuildOptions, publisher: Publisher) -> None:
     publisher.withdraw("p003.jpg")
-    raw = raw_of(build_media(site, publisher.corpus))
+    raw = raw_of(CorpusBuild(site, publisher.corpus).build("media"))
     assert "pictures/p002.jpg" in raw
     assert "pictures/p003.jpg" not in raw
     with pytest.raises(UserError, match=r"pictures/p003\.jpg"):
         raw.open("pictures/p003.jpg")
 
 
-def test_a_late_success_is_a_new_set_that_reuses_all_that_did_not_change(site: Site, publisher: Publisher) -> None:
+def test_a_late_success_is_a_new_set_that_reuses_all_that_did_not_change(
+    site: BuildOptions, publisher: Publisher
+) -> None:
     parses = Parses(publisher.corpus)
     publisher.withdraw("p003.jpg")
-    old, records = build_media(site, parses.corpus), build_records(site, parses.corpus)
+    old, records = CorpusBuild(site, parses.corpus).build("media"), CorpusBuild(site, parses.corpus).build("records")
     publisher.restore("p003.jpg")
-    retry(site, parses.corpus)
-    assert build_media(site, parses.corpus).identity == old.identity, "a set changes when it is sealed, not before"
+    CorpusFiles(site, parses.corpus).retry()
+    assert CorpusBuild(site, parses.corpus).build("media").identity == old.identity, (
+        "a set changes when it is sealed, not before"
+    )
     publisher.asked()
-    reseal(site, parses.corpus)
-    new = build_media(site, parses.corpus)
+    CorpusFiles(site, parses.corpus).reseal()
+    new = CorpusBuild(site, parses.corpus).build("media")
     assert (absent(old), absent(new)) == (["p003.jpg"], [])
     assert new.identity != old.identity
-    assert build_records(site, parses.corpus).identity == records.identity
+    assert CorpusBuild(site, parses.corpus).build("records").identity == records.identity
     assert parses.count == 1
     assert publisher.asked() == []
     assert damage_of(site) == []
 
 
-def test_a_seal_without_news_is_the_same_set(site: Site, publisher: Publisher) -> None:
-    first = build_media(site, publisher.corpus)
+def test_a_seal_without_news_is_the_same_set(site: BuildOptions, publisher: Publisher) -> None:
+    first = CorpusBuild(site, publisher.corpus).build("media")
     before = tree_digest(site.storage.url)
-    assert reseal(site, publisher.corpus)["media"] == first.identity
+    assert CorpusFiles(site, publisher.corpus).reseal()["media"] == first.identity
     assert tree_digest(site.storage.url) == before
 
 
 def test_checksums_that_are_pinned_later_and_hold_cost_neither_a_fetch_nor_a_parse(
-    site: Site, publisher: Publisher
+    site: BuildOptions, publisher: Publisher
 ) -> None:
     parses = Parses(publisher.corpus)
-    first = build_records(site, parses.corpus)
-    sealed = current(site.storage, "annotations", "pictures", list(parses.corpus.sources))
+    first = CorpusBuild(site, parses.corpus).build("records")
+    sealed = FileSet(site.storage, "annotations", "pictures", parses.corpus.sources).sealed_now()
     assert sealed is not None
     digests = {locked.path: locked.sha256 for locked in read_lock(sealed)}
     pinned = replace(parses.corpus, sources=tuple(replace(s, sha256=digests[s.path]) for s in parses.corpus.sources))
     publisher.asked()
-    second = build_records(site, pinned)
+    second = CorpusBuild(site, pinned).build("records")
     assert second.identity != first.identity
     assert list(second.units()) == list(first.units())
     assert publisher.asked() == []
     assert parses.count == 1
 
 
-def test_a_checksum_that_is_pinned_later_and_does_not_hold_stops_the_build(site: Site, publisher: Publisher) -> None:
+def test_a_checksum_that_is_pinned_later_and_does_not_hold_stops_the_build(
+    site: BuildOptions, publisher: Publisher
+) -> None:
     corpus = publisher.corpus
-    build_sources(site, corpus)
+    CorpusBuild(site, corpus).build("sources")
     first, *rest = corpus.sources
     with pytest.raises(UserError, match=r"captions\.tsv \(checksum"):
-        build_sources(site, replace(corpus, sources=(replace(first, sha256="0" * 64), *rest)))
+        CorpusBuild(site, replace(corpus, sources=(replace(first, sha256="0" * 64), *rest))).build("sources")
 
 
-def test_a_longer_list_of_files_is_fetched_as_far_as_it_is_new(site: Site, publisher: Publisher) -> None:
+def test_a_longer_list_of_files_is_fetched_as_far_as_it_is_new(site: BuildOptions, publisher: Publisher) -> None:
     publisher.list_media(*PICTURES[:5])
-    short = build_media(site, publisher.corpus)
+    short = CorpusBuild(site, publisher.corpus).build("media")
     publisher.asked()
     publisher.list_media(*PICTURES)
     _forget_sources(site)
-    long = build_media(site, publisher.corpus)
+    long = CorpusBuild(site, publisher.corpus).build("media")
     assert sorted(path for path in publisher.asked() if "/" in path) == [f"pictures/{name}" for name in PICTURES[5:]]
     assert (short.totals["counts"]["present"], long.totals["counts"]["present"]) == (5, 8)
-    assert current(site.storage, "media", "pictures", _listed(publisher, PICTURES)) == long
+    assert FileSet(site.storage, "media", "pictures", tuple(_listed(publisher, PICTURES))).sealed_now() == long
 
 
-def test_two_listed_files_of_one_path_are_refused(site: Site, publisher: Publisher) -> None:
+def test_two_listed_files_of_one_path_are_refused(site: BuildOptions, publisher: Publisher) -> None:
     with (publisher.folder / "pictures.txt").open("a") as file:
         file.write(f"{publisher.server.url}/other/p001.jpg\n")
     with pytest.raises(UserError, match=r"pictures/p001\.jpg"):
-        build_media(site, publisher.corpus)
+        CorpusBuild(site, publisher.corpus).build("media")
 
 
-def test_what_was_never_tried_is_not_sealed_as_absent(site: Site, publisher: Publisher) -> None:
-    build_records(site, publisher.corpus)
-    reseal(site, publisher.corpus)
-    assert absent(build_media(site, publisher.corpus)) == []
+def test_what_was_never_tried_is_not_sealed_as_absent(site: BuildOptions, publisher: Publisher) -> None:
+    CorpusBuild(site, publisher.corpus).build("records")
+    CorpusFiles(site, publisher.corpus).reseal()
+    assert absent(CorpusBuild(site, publisher.corpus).build("media")) == []
 
 
-def test_files_that_parsing_needs_are_never_sealed_as_absent(site: Site, publisher: Publisher) -> None:
+def test_files_that_parsing_needs_are_never_sealed_as_absent(site: BuildOptions, publisher: Publisher) -> None:
     captions = publisher.folder / "captions.tsv"
     captions.rename(publisher.folder / "away")
     with pytest.raises(UserError, match=r"1 of 3 files are missing: captions\.tsv"):
-        build_records(site, publisher.corpus)
+        CorpusBuild(site, publisher.corpus).build("records")
     with pytest.raises(UserError, match=r"captions\.tsv"):
-        reseal(site, publisher.corpus)
+        CorpusFiles(site, publisher.corpus).reseal()
     (publisher.folder / "away").rename(captions)
-    assert build_records(site, publisher.corpus).totals["counts"]["captions"] == 16
+    assert CorpusBuild(site, publisher.corpus).build("records").totals["counts"]["captions"] == 16
 
 
 # ----------------------------------------------------------------------------------------- two drivers, and lost bytes
 
 
-def test_two_drivers_that_build_and_seal_at_once_agree(site: Site, publisher: Publisher, tmp_path: Path) -> None:
+def test_two_drivers_that_build_and_seal_at_once_agree(
+    site: BuildOptions, publisher: Publisher, tmp_path: Path
+) -> None:
     publisher.withdraw("p003.jpg")
-    alone = Site(open_storage(str(tmp_path / "alone")))
-    build_media(alone, publisher.corpus)
-    build_records(alone, publisher.corpus)
-    sources = build_sources(site, publisher.corpus)
+    alone = BuildOptions(open_storage(str(tmp_path / "alone")))
+    CorpusBuild(alone, publisher.corpus).build("media")
+    CorpusBuild(alone, publisher.corpus).build("records")
+    sources = CorpusBuild(site, publisher.corpus).build("sources")
     with ThreadPoolExecutor(4) as pool:
-        sites = [Site(open_storage(site.storage.url)) for _ in range(4)]
-        media = [pool.submit(build_media, other, publisher.corpus) for other in sites[:2]]
-        records = [pool.submit(build_records, other, publisher.corpus) for other in sites[2:]]
+        sites = [BuildOptions(open_storage(site.storage.url)) for _ in range(4)]
+        media = [pool.submit(CorpusBuild(other, publisher.corpus).build, "media") for other in sites[:2]]
+        records = [pool.submit(CorpusBuild(other, publisher.corpus).build, "records") for other in sites[2:]]
         assert len({result.result().identity for result in media}) == 1
         assert len({result.result().identity for result in records}) == 1
-    assert build_sources(site, publisher.corpus) == sources
+    assert CorpusBuild(site, publisher.corpus).build("sources") == sources
     assert tree_digest(site.storage.url) == tree_digest(alone.storage.url)
     assert damage_of(site) == []
 
 
-def test_seals_at_once_of_one_ledger_are_one_set(site: Site, publisher: Publisher) -> None:
+def test_seals_at_once_of_one_ledger_are_one_set(site: BuildOptions, publisher: Publisher) -> None:
     publisher.withdraw("p003.jpg")
-    build_media(site, publisher.corpus)
+    CorpusBuild(site, publisher.corpus).build("media")
     publisher.restore("p003.jpg")
-    retry(site, publisher.corpus)
+    CorpusFiles(site, publisher.corpus).retry()
     with ThreadPoolExecutor(4) as pool:
-        sites = [Site(open_storage(site.storage.url)) for _ in range(4)]
-        results = [pool.submit(reseal, other, publisher.corpus) for other in sites]
+        sites = [BuildOptions(open_storage(site.storage.url)) for _ in range(4)]
+        results = [pool.submit(CorpusFiles(other, publisher.corpus).reseal) for other in sites]
         assert len({result.result()["media"] for result in results}) == 1
-    assert absent(build_media(site, publisher.corpus)) == []
+    assert absent(CorpusBuild(site, publisher.corpus).build("media")) == []
     assert damage_of(site) == []
 
 
-def test_a_file_that_another_driver_is_still_downloading_is_not_sealed_as_absent(site: Site) -> None:
+def test_a_file_that_another_driver_is_still_downloading_is_not_sealed_as_absent(site: BuildOptions) -> None:
     hold = threading.Event()
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"
     with scripted(*[answer] * 3, hold=hold) as url, ThreadPoolExecutor(2) as pool:
@@ -426,39 +438,39 @@ def test_a_file_that_another_driver_is_still_downloading_is_not_sealed_as_absent
             parse=lambda raw: iter(()),
             media=lambda raw: iter([Source("a.jpg", f"{url}/a.jpg", part="media")]),
         )
-        sites = [Site(open_storage(site.storage.url)) for _ in range(2)]
-        results = [pool.submit(build_media, other, corpus) for other in sites]
+        sites = [BuildOptions(open_storage(site.storage.url)) for _ in range(2)]
+        results = [pool.submit(CorpusBuild(other, corpus).build, "media") for other in sites]
         threading.Timer(0.4, hold.set).start()
         sealed = [result.result() for result in results]
     assert [absent(each) for each in sealed] == [[], []]
 
 
-def test_lost_bytes_are_fetched_again_however_many_sets_share_them(site: Site, publisher: Publisher) -> None:
+def test_lost_bytes_are_fetched_again_however_many_sets_share_them(site: BuildOptions, publisher: Publisher) -> None:
     """Whichever set is looked at first, the ledger in use must hear of the loss."""
     late = PICTURES[:4]
     publisher.withdraw(*late)
-    build_media(site, publisher.corpus)
+    CorpusBuild(site, publisher.corpus).build("media")
     for name in late:
         publisher.restore(name)
-        retry(site, publisher.corpus)
-        reseal(site, publisher.corpus)
+        CorpusFiles(site, publisher.corpus).retry()
+        CorpusFiles(site, publisher.corpus).reseal()
         publisher.asked()
-        _damage_blob(site, _sha256(build_media(site, publisher.corpus), "pictures/p007.jpg"))
+        _damage_blob(site, _sha256(CorpusBuild(site, publisher.corpus).build("media"), "pictures/p007.jpg"))
         forget(site.storage, verify(site.storage, Progress(quiet=True))[1])
-        retry(site, publisher.corpus)
+        CorpusFiles(site, publisher.corpus).retry()
         assert "pictures/p007.jpg" in publisher.asked()
         assert damage_of(site) == []
 
 
-def test_bytes_that_two_corpora_share_are_fetched_again_for_either(site: Site, publisher: Publisher) -> None:
+def test_bytes_that_two_corpora_share_are_fetched_again_for_either(site: BuildOptions, publisher: Publisher) -> None:
     one, other = (replace(publisher.corpus, name=name, media_set=name) for name in ("one", "other"))
-    build_records(site, one)
-    lost = _sha256(build_sources(site, other), "captions.tsv")
+    CorpusBuild(site, one).build("records")
+    lost = _sha256(CorpusBuild(site, other).build("sources"), "captions.tsv")
     for corpus in (one, other):
         publisher.asked()
         _damage_blob(site, lost)
         forget(site.storage, verify(site.storage, Progress(quiet=True))[1])
-        retry(site, corpus)
+        CorpusFiles(site, corpus).retry()
         assert publisher.asked() == ["captions.tsv"]
         assert damage_of(site) == []
 
@@ -467,12 +479,12 @@ def _sha256(sealed: Output, path: str) -> str:
     return next(str(locked.sha256) for locked in read_lock(sealed) if locked.path == path)
 
 
-def _damage_blob(site: Site, sha256: str) -> None:
+def _damage_blob(site: BuildOptions, sha256: str) -> None:
     blob = Path(site.storage.url, "blobs", sha256[:2], sha256)
     blob.write_bytes(b"x" * blob.stat().st_size)
 
 
-def _forget_sources(site: Site) -> None:
+def _forget_sources(site: BuildOptions) -> None:
     """As if the annotations had never been fetched."""
     site.storage.delete_folder("sources")
     site.storage.delete_folder("_runs/ledger/sources")

@@ -21,11 +21,11 @@ from torchvision import models, transforms  # type: ignore[import-untyped]
 from torchvision.models.feature_extraction import create_feature_extractor  # type: ignore[import-untyped]
 
 from pipelines.demo.world import World, draw, scenes
-from tests.golden import FOLDER
 from xmodal.errors import UserError
 from xmodal.features.networks import ResNet, load, pixels, sha256_of
 from xmodal.media.images import MEAN, UnreadableImage, open_image
 
+MEDIA = Path(__file__).parents[3] / "shared/media"
 TINY = ResNet("resnet18", "random:0", resize=72, crop=64, dtype="float32", batch_size=4)
 
 
@@ -191,7 +191,7 @@ def test_a_whole_picture_is_not_called_truncated() -> None:
     ],
 )
 def test_truncated_pictures_of_others(name: str, reason: str | None) -> None:
-    path, reasons = FOLDER.parent / "media" / name, list[str]()
+    path, reasons = MEDIA / name, list[str]()
     if not path.is_file():
         pytest.skip(f"no {name}")
     if name == "skimage_truncated.jpg":  # its header is not whole
@@ -421,6 +421,7 @@ def test_every_name_of_weights_is_one_of_torchvision() -> None:
 
 
 def test_planning_with_a_config_needs_no_torch() -> None:
-    code = "import sys; from xmodal.media.images import ResNet; print(ResNet().spec.row_shape, 'torch' in sys.modules)"
+    code = "import sys; from xmodal.features.networks import ResNet; "
+    code += "print(ResNet().spec.row_shape, 'torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "(49, 2048) False\n"

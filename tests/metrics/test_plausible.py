@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from pipelines.demo.coco import pictures, write
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.ray_runner import RayRunner, disconnect
-from pipelines.stages._corpus import Site, build_stages
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.conftest import tree_digest
 from xmodal.errors import UserError
 from xmodal.metrics.plausible_matches import FAR, LabelSets, PlausibleMatches
@@ -65,9 +66,9 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def built(published: Path, root: Path, site: Site | None = None) -> Output:
-    site = site or Site(open_storage(str(root)), raw=published, settings={"plausible.sets_per_unit": 3})
-    (row,) = build_stages(site, write(WORLD, root.with_name("again")), ["plausible"])
+def built(published: Path, root: Path, site: BuildOptions | None = None) -> Output:
+    site = site or BuildOptions(open_storage(str(root)), raw=published, settings={"plausible.sets_per_unit": 3})
+    (row,) = build_stages(CorpusBuild(site, write(WORLD, root.with_name("again"))), ["plausible"])
     return Output(site.storage, f"plausible/{row['identity']}")
 
 
@@ -91,7 +92,7 @@ def test_a_corpus_is_expanded_from_what_it_says_it_shows(published: Path, tmp_pa
 def test_workers_give_the_same_bytes(published: Path, tmp_path: Path) -> None:
     alone = built(published, tmp_path / "alone")
     try:
-        site = Site(
+        site = BuildOptions(
             open_storage(str(tmp_path / "ray")),
             run=RayRunner(workers=2),
             raw=published,
@@ -108,9 +109,9 @@ def test_a_corpus_without_categories_is_refused(tmp_path: Path) -> None:
     world = World(items=8, image_size=32)
     corpus = write(world, tmp_path / "raw")
     bare = replace(corpus, parse=lambda raw: (row for row in corpus.parse(raw) if not isinstance(row, Label)))
-    site = Site(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
+    site = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
     with pytest.raises(UserError, match="no categories"):
-        build_stages(site, bare, ["plausible"])
+        build_stages(CorpusBuild(site, bare), ["plausible"])
 
 
 def test_a_damaged_part_is_named(published: Path, tmp_path: Path) -> None:

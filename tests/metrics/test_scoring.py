@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,28 @@ import pytest
 from numpy.typing import NDArray
 
 from pipelines.cli import main
-from pipelines.stages._corpus import Site, build_records
-from tests.metrics.test_ranked import slow_hits, slow_metrics, slow_pmrp
+from pipelines.engine.build_options import BuildOptions
+from pipelines.upkeep.corpus_build import CorpusBuild
+from tests.metrics.test_ranked_lists import LIST_COLUMNS, slow_hits, slow_metrics, slow_pmrp
 from xmodal.corpora import load
 from xmodal.errors import UserError
 from xmodal.evaluation.matrix_metrics import score, write_ids
-from xmodal.metrics.protocols import ECCV, ECCV_FILES, OWN, Gallery, classes, eccv, judge, label_bits
-from xmodal.metrics.ranked_lists import ListScores, plausible
-from xmodal.metrics.ranks import Classes, Scores, Similarities, fold_windows, ranks
+from xmodal.metrics.pmrp import plausible_answers
+from xmodal.metrics.protocols import (
+    ECCV,
+    ECCV_FILES,
+    OWN,
+    Gallery,
+    all_metrics,
+    classes,
+    eccv,
+    label_bits,
+    plausible_scores,
+    rank_scores,
+)
+from xmodal.metrics.ranks import fold_windows, ranks
+from xmodal.metrics.relevance import Classes
+from xmodal.metrics.similarities import Similarities
 from xmodal.raw.raw_files import Raw
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 from xmodal.root.storage import open_storage
@@ -52,7 +66,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     for name in ("captions.tsv", "splits.json", "pictures.txt"):
         (folder / name).write_text("")
     corpus = replace(load(str(PICTURES)), parse=parse, counts={})
-    build_records(Site(open_storage(str(folder / "root")), raw=folder), corpus)
+    CorpusBuild(BuildOptions(open_storage(str(folder / "root")), raw=folder), corpus).build("records")
     return str(folder / "root")
 
 
@@ -74,8 +88,8 @@ def slow_means(matrix: NDArray[Any], right: NDArray[np.bool_]) -> list[float]:
     return [100 * float(value) for value in np.mean(rows, axis=0)]
 
 
-def values(found: ListScores) -> list[float]:
-    return [found.r_precision, found.map_at_r, found.average_precision, *found.precision.values()]
+def values(found: Mapping[str, float]) -> list[float]:
+    return [found[name] for name in LIST_COLUMNS]
 
 
 def test_every_metric_of_a_matrix_is_its_definition(root: str, matrix: NDArray[np.float32], tmp_path: Path) -> None:
@@ -83,19 +97,22 @@ def test_every_metric_of_a_matrix_is_its_definition(root: str, matrix: NDArray[n
     assert (report.items, report.captions, report.absent, report.silent, report.seen) == (ITEMS, 2 * ITEMS, 0, 1, None)
     assert (report.split, report.recipe, report.features) == ("toy/test", "sims.npy", None)
     relevances = {OWN: (np.arange(ITEMS), owners), "class": (np.arange(ITEMS) % 4, owners % 4)}
-    assert list(report.findings.lists) == list(relevances)
+    lists, plausible = report.metrics.tables["lists"], report.metrics.tables["plausible"]
+    assert list(lists) == list(relevances)
     for name, (visual, text) in relevances.items():
         right = visual[:, None] == text
-        of_visual, of_text = report.findings.lists[name]
-        assert values(of_visual) == pytest.approx(slow_means(matrix, right))
-        assert values(of_text) == pytest.approx(slow_means(matrix.T, right.T))
+        assert values(lists[name].visual_to_text) == pytest.approx(slow_means(matrix, right))
+        assert values(lists[name].text_to_visual) == pytest.approx(slow_means(matrix.T, right.T))
         recalls = report.scores["all" if name == OWN else name]
-        assert recalls == Scores.of(ranks(Similarities.of(matrix), Classes(visual, text)))
+        assert recalls == rank_scores(ranks(Similarities.of(matrix), Classes(visual, text)))
     table = np.array([[name in labels(number) for name in (*NAMES, "sky")] for number in range(ITEMS)])
-    of_visual, of_text = report.findings.plausible["all"]
-    assert list(of_visual.r_precision.values()) == pytest.approx(slow_pmrp(matrix, table, table[owners]))
-    assert list(of_text.r_precision.values()) == pytest.approx(slow_pmrp(matrix.T, table[owners], table))
-    assert of_visual.queries == ITEMS - 2
+    of_visual, of_text = (
+        [side[f"PMRP zeta {zeta}"] for zeta in (0, 1, 2)]
+        for side in (plausible["all"].visual_to_text, plausible["all"].text_to_visual)
+    )
+    assert of_visual == pytest.approx(slow_pmrp(matrix, table, table[owners]))
+    assert of_text == pytest.approx(slow_pmrp(matrix.T, table[owners], table))
+    assert plausible["all"].visual_to_text["queries"] == ITEMS - 2
 
 
 def test_rows_and_columns_may_come_in_any_named_order(root: str, matrix: NDArray[np.float32], tmp_path: Path) -> None:
@@ -110,7 +127,7 @@ def test_rows_and_columns_may_come_in_any_named_order(root: str, matrix: NDArray
     Path(items).write_text("\n".join(f"i{row}" for row in rows))
     Path(captions).write_text("\n".join(wanted[column] for column in columns))
     report = score(saved(tmp_path, matrix[rows][:, columns]), root, "pictures", prefix=prefix)
-    assert report.findings == expected.findings
+    assert report.metrics == expected.metrics
     assert report.fingerprint != expected.fingerprint
 
 
@@ -123,8 +140,9 @@ def test_all_captions_and_the_first_ones_are_told_apart(root: str, tmp_path: Pat
     for columns, first in ((2 * ITEMS + 1, 2), (ITEMS, 1)):
         report = score(saved(tmp_path, np.random.default_rng(0).random((ITEMS, columns))), root, "pictures")
         assert report.captions == columns
-        assert report.findings.lists[OWN][1].queries == columns
-        assert report.findings.lists[OWN][0].by_chance == pytest.approx(100 * first / columns, rel=0.02)
+        own = report.metrics.tables["lists"][OWN]
+        assert own.text_to_visual["queries"] == columns
+        assert own.visual_to_text["R-P by chance"] == pytest.approx(100 * first / columns, rel=0.02)
 
 
 WRONG: list[tuple[NDArray[Any], str]] = [
@@ -190,12 +208,13 @@ def test_extended_matches_ask_only_the_judged_queries(tmp_path: Path) -> None:
     for name, found in zip(ECCV_FILES, (of_visual, of_text), strict=True):
         (tmp_path / name).write_text(json.dumps(found))
     matrix = np.random.default_rng(0).integers(0, 6, (10, 20)) / 6
-    by_visual, by_text = judge(Similarities.of(matrix), gallery, {}, eccv(tmp_path, gallery)).lists[ECCV]
+    found = all_metrics(Similarities.of(matrix), gallery, {}, eccv(tmp_path, gallery)).tables["lists"][ECCV]
+    by_visual, by_text = found.visual_to_text, found.text_to_visual
     right = np.zeros((2, 10, 20), bool)
     right[0, [3, 3, 3, 9], [0, 7, 15, 18]] = right[1, [4, 5, 7, 2], [4, 4, 4, 19]] = True
     assert values(by_visual) == pytest.approx(slow_means(matrix, right[0]))
     assert values(by_text) == pytest.approx(slow_means(matrix.T, right[1].T))
-    assert (by_visual.queries, by_text.queries) == (2, 2)
+    assert (by_visual["queries"], by_text["queries"]) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -226,14 +245,18 @@ def test_two_thousand_items_are_judged_in_folds_too() -> None:
     random = np.random.default_rng(0)
     gallery = Gallery([str(n) for n in range(2000)], [str(n) for n in range(2000)], np.arange(2000))
     matrix, names = random.random((2000, 2000), np.float32), {str(n): [NAMES[n % 3], NAMES[3]] for n in range(2000)}
-    found = judge(Similarities.of(matrix), gallery, {"category": names})
+    found = all_metrics(Similarities.of(matrix), gallery, {"category": names}).tables
     bits, windows = label_bits(gallery.ids, names), fold_windows(gallery.caption_items, 2000)
-    alone = [plausible(Similarities.of(matrix[window]), bits[window[0]], bits[window[1]])[0] for window in windows]
-    assert list(found.scores) == list(found.plausible) == ["all", "1K"]
-    for side in (0, 1):
-        expected = np.mean([fold[side].mean for fold in alone])
-        assert found.plausible["1K"][side].mean == pytest.approx(expected)
-        assert found.plausible["1K"][side].queries == 2000
+    alone = [
+        plausible_scores(plausible_answers(Similarities.of(matrix[window]), bits[window[0]], bits[window[1]]))
+        for window in windows
+    ]
+    assert list(found["scores"]) == list(found["plausible"]) == ["all", "1K"]
+    for side in ("visual_to_text", "text_to_visual"):
+        expected = np.mean([getattr(fold, side)["PMRP"] for fold in alone])
+        in_folds = getattr(found["plausible"]["1K"], side)
+        assert in_folds["PMRP"] == pytest.approx(expected)
+        assert in_folds["queries"] == 2000
 
 
 def test_the_command_prints_text_json_and_latex(
@@ -252,11 +275,11 @@ def test_the_command_prints_text_json_and_latex(
     )
     for name in ("own captions", "class", "R-P", "mAP@R", "PMRP", "indicator S", "by chance", "left out: 0 not in the"):
         assert name in text
-    own, of_visual = plain["lists"]["own captions"]["visual_to_text"], expected.findings.plausible["all"][0]
-    assert own["precision"]["10"] == expected.findings.lists[OWN][0].precision[10]
-    assert plain["plausible"]["all"]["visual_to_text"]["mean"] == of_visual.mean
+    own, tables = plain["lists"]["own captions"]["visual_to_text"], expected.metrics.tables
+    assert own["precision"]["10"] == tables["lists"][OWN].visual_to_text["P@10"]
+    assert plain["plausible"]["all"]["visual_to_text"]["mean"] == tables["plausible"]["all"].visual_to_text["PMRP"]
     assert plain["scores"]["class"]["rsum"] == expected.scores["class"].rsum
-    assert (plain["separation"], plain["seen"]) == (expected.findings.separation, None)
+    assert (plain["separation"], plain["seen"]) == (*expected.metrics.numbers.values(), None)
     assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 3
     tables = [part.split(r"\end{tabular}")[0].splitlines() for part in latex.split(r"\begin{tabular}")[1:]]
     assert [[line.split(" & ")[0] for line in table[3:]] for table in tables] == [

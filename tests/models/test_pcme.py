@@ -174,7 +174,7 @@ def test_products_of_samples_rank_as_in_the_official_evaluation(name: str, posit
             assert unit * (ranks < k).mean() == pytest.approx(float(official[f"{direction}_recall_{k}"]), abs=1e-4)
 
 
-# Definitions, from the specification's table, an item at a time.
+# Definitions, from the table of docs/models.md#pcme-scores, an item at a time.
 
 
 def density(rows: int, width: int, seed: int, spread: float = 0.5) -> tuple[Array, Array]:

@@ -550,7 +550,7 @@ def guided(side: Embedded) -> Tensor:
 
 
 WIDE = PVSEConfig(width=1000, word_width=500, dropout=0.5)
-DROPPED: dict[str, tuple[PVSEConfig, Callable[[PVSE, Stream], Tensor]]] = {  # spec, models, 1.1 and 1.3
+DROPPED: dict[str, tuple[PVSEConfig, Callable[[PVSE, Stream], Tensor]]] = {  # docs/models.md#pvse-inputs
     "an image's global feature": (replace(WIDE, embeddings=0), lambda m, s: m.encode_visual(s.visual)),
     "a clip's final states": (
         replace(WIDE, embeddings=0, visual="video"),

@@ -1,6 +1,7 @@
 """Every experiment of the papers is listed, as the papers print it; whether it is ready follows from what there is."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -11,30 +12,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines import wording
-from pipelines.arguments import known_arguments
 from pipelines.cli import main
+from pipelines.commands import load_all
+from pipelines.commands import parser as make_parser
+from pipelines.commands import reproduce as reproduce_command
 from pipelines.demo import coco, mrw, tgif
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.progress_line import Progress
 from pipelines.papers import recipe_runs
-from pipelines.reproduce import (
+from pipelines.papers.experiments import (
+    Available,
     Experiment,
-    Known,
     Row,
-    across,
     find,
     is_measured,
     lacks,
     missing,
     of_paper,
     papers,
+    parts_of,
     state,
-    steps,
-    through,
 )
-from pipelines.reproducing import about, measured, run, to_run
-from pipelines.stages._corpus import Site, build_records
+from pipelines.papers.reproduction import about, measured, run, to_run
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.publishers import cub
 from tests.toy_root import make_root
 from tests.toy_root import one_thread as one_thread
@@ -68,6 +69,10 @@ def text_of(paper: str) -> str:
 
 def every() -> tuple[Experiment, ...]:
     return find("")
+
+
+def available() -> Available:
+    return Available.now(load_all())
 
 
 # ------------------------------------------------------------------------------------------- as complete as the papers
@@ -127,9 +132,26 @@ def test_a_row_must_have_a_value_for_each_column() -> None:
         Experiment("pvse", "Table 9", "wrong", columns=("R@1",), rows=(Row("a", "1 2"),))
 
 
-def test_costs_are_reckoned() -> None:
-    assert steps(50, 566_435, 128) == "50 epochs x 4,426 steps (566,435 pairs in batches of 128)"
-    assert through("ResNet-152", 1_000_000) == "1.0 million pictures forward and back through ResNet-152, 7e+16 FLOP"
+def test_steps_are_pairs_by_batches() -> None:
+    counted = re.compile(r"epochs x ([\d,]+) steps \(([\d,]+) pairs in batches of ([\d,]+)\)")
+    said = [found for each in every() for found in counted.findall(each.compute)]
+    assert len(said) > 20
+    for found in said:
+        steps, pairs, batch = (int(number.replace(",", "")) for number in found)
+        assert steps == math.ceil(pairs / batch)
+
+
+# Multiplications and additions of one picture of 224 x 224, forward.
+PRODUCTS = {"ResNet-50": 4.1e9, "ResNet-152": 11.5e9}
+
+
+def test_a_network_that_is_trained_costs_three_times_its_forward_pass() -> None:
+    counted = re.compile(r"([\d.]+) million pictures forward and back through (ResNet-\d+), (\de\+\d+) FLOP")
+    said = [found for each in every() for found in counted.findall(each.compute)]
+    assert {network for _, network, _ in said} == PRODUCTS.keys()
+    for millions, network, operations in said:
+        cost = 2 * 3 * PRODUCTS[network] * float(millions) * 1e6
+        assert operations == f"{cost:.0e}", (millions, network)
 
 
 # -------------------------------------------------------------------------------------------------------------- finding
@@ -181,7 +203,7 @@ def test_an_unknown_name_is_refused_with_what_there_is(text: str, said: str) -> 
 # -------------------------------------------------------------------------------------------------- whether it is ready
 
 TINY = Experiment("pvse", "Table 9", "VSE++", ("i2t R@1", "rsum"), (Row("VSE++", "1 2", "vsepp"),), ("coco",))
-ALL = Known({"vsepp": VSEPP_COCO}, frozenset({"coco"}), frozenset({"resnet"}), frozenset({"stats"}))
+ALL = Available({"vsepp": VSEPP_COCO}, frozenset({"coco"}), frozenset({"resnet"}), frozenset({"stats"}))
 
 
 def test_ready_is_what_lacks_nothing() -> None:
@@ -206,7 +228,7 @@ def test_ready_is_what_lacks_nothing() -> None:
         (replace(TINY, columns=("clips", "words"), rows=(Row("a", "1 2"),)), ALL, []),
     ],
 )
-def test_what_is_lacking_is_named(experiment: Experiment, known: Known, lacking: list[str]) -> None:
+def test_what_is_lacking_is_named(experiment: Experiment, known: Available, lacking: list[str]) -> None:
     found = missing(experiment, known)
     assert len(found) == len(lacking)
     assert all(one.startswith(start) for one, start in zip(found, lacking, strict=True)), found
@@ -227,7 +249,7 @@ def test_columns_that_evaluation_gives_are_known() -> None:
 
 
 def test_what_is_said_to_be_ready_has_commands_that_the_command_line_takes() -> None:
-    known, parser = Known.now(), known_arguments(None)
+    known, parser = available(), make_parser()
     for each in every():
         commands = to_run(each, known)
         assert commands or state(each, known) != "ready"
@@ -243,7 +265,7 @@ def test_what_is_said_to_be_ready_has_commands_that_the_command_line_takes() -> 
 
 
 def test_recipes_that_exist_are_of_the_corpora_that_their_experiments_name() -> None:
-    known = Known.now()
+    known = available()
     for each in every():
         for name in each.recipes:
             if name in known.recipes:
@@ -273,7 +295,7 @@ def test_every_recipe_reads_splits_that_its_corpus_has_and_is_tested_on_one(tmp_
 
 
 def test_corpora_and_the_recipes_of_pvse_and_pcme_exist() -> None:
-    known = Known.now()
+    known = available()
     assert {name for each in every() for name in each.corpora} <= known.corpora
     absent = {name for paper in ("pvse", "pcme") for each in of_paper(paper) for name in each.recipes} - {
         *known.recipes
@@ -282,7 +304,7 @@ def test_corpora_and_the_recipes_of_pvse_and_pcme_exist() -> None:
 
 
 def test_what_look_measures_is_ready_with_its_command() -> None:
-    known = Known.now()
+    known = available()
     for figure, recipe in (("6", "pcme-coco"), ("7", "pcme-cub")):
         (each,) = find(f"pcme figure {figure}")
         assert state(each, known) == "ready"
@@ -295,7 +317,7 @@ def test_what_look_measures_is_ready_with_its_command() -> None:
 def test_commands_are_whole() -> None:
     """The network of the paper, pictures where a phase sees them, and the file of vectors."""
     (table,) = find("pcme table 1")
-    assert to_run(table, Known.now(), "my", "r")[:5] == [
+    assert to_run(table, available(), "my", "r")[:5] == [
         "xmodal build cub --root my",
         "xmodal build cub/resnet --root my --set resnet.network=resnet50",
         "xmodal build cub/pixels --root my",
@@ -303,12 +325,12 @@ def test_commands_are_whole() -> None:
         "xmodal evaluate r/pcme-cub-mu --root my",
     ]
     (figure,) = find("pvse figure 7")
-    assert "xmodal build coco/resnet --root data" in to_run(figure, Known.now())
-    assert not any("pixels" in command for command in to_run(figure, Known.now()))
+    assert "xmodal build coco/resnet --root data" in to_run(figure, available())
+    assert not any("pixels" in command for command in to_run(figure, available()))
 
 
 def test_the_weights_of_figure_7_are_relative_in_the_recipes_that_exist() -> None:
-    (figure,), known = find("pvse figure 7"), Known.now()
+    (figure,), known = find("pvse figure 7"), available()
     assert len(figure.rows) == 4 * 4 * 3
     for name in set(figure.recipes) & known.recipes.keys():
         kinds = [type(weight) for weight in known.recipes[name].phases[0].weights.values()]
@@ -339,9 +361,9 @@ def test_a_table_is_trained_evaluated_and_found_finished_the_second_time(tmp_pat
     assert first.keys() == {"i2t R@1", "t2i Med R", "rsum"}
     report = recipe_runs.evaluate(folder, root, "toy/test", "cpu", Progress(quiet=True))
     assert first["rsum"] == pytest.approx(report.scores["all"].rsum)
-    assert first["i2t R@1"] == report.scores["all"].visual_to_text.recall[1]
-    assert first["t2i Med R"] == report.scores["all"].text_to_visual.median_rank
-    told = wording.reproduce([about(table, known) | {"rows": found}])
+    assert first["i2t R@1"] == report.scores["all"].visual_to_text["R@1"]
+    assert first["t2i Med R"] == report.scores["all"].text_to_visual["Med R"]
+    told = list(reproduce_command.text([about(table, known) | {"rows": found}]))
     shown = [re.split(r"\s{2,}", line.strip()) for line in told if line.startswith("VSE++")]
     assert [(cells[1].split()[-1], cells[-2]) for cells in shown] == [("R@1", "64.6"), ("R", "1"), ("rsum", "400")]
     assert [cells[-1] for cells in shown] == [f"{value:.2f}" for value in first.values()]
@@ -363,7 +385,7 @@ SEEN = (
     *("phase1.epochs=1", "phase2.epochs=1", "batch_size=8", "model.width=8", "model.word_width=4"),
     "text.minimum_count=2",
 )
-STAGED = Known(
+STAGED = Available(
     recipe_runs.recipes(), frozenset({"pictures", "coco"}), frozenset({"resnet", "pixels"}), frozenset({"look"})
 )
 
@@ -428,15 +450,15 @@ def test_pictures_that_no_stage_makes_are_waited_for() -> None:
 def test_recall_is_by_classes_where_the_corpus_has_them(tmp_path: Path) -> None:
     """Of CUB's generated publisher, by the metrics of a matrix in which a class is found and an item is not."""
     world = World(items=60, image_size=32, captions_per_item=10, identities=12)
-    site = Site(open_storage(str(tmp_path / "root")), raw=tmp_path)
-    build_records(site, cub.write(world, tmp_path))
+    site = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path)
+    CorpusBuild(site, cub.write(world, tmp_path)).build("records")
     kinds = {str(picture.number): picture.class_number for picture in cub.pictures(world)}
     ids = [item for item, number in kinds.items() if number in cub.TEST]
     matrix = np.array([[float(kinds[item] == kinds[other]) for other in ids for _ in range(10)] for item in ids])
     np.save(tmp_path / "sims.npy", matrix)
     report = score(tmp_path / "sims.npy", site.storage.url, "cub", "pcme/test")
     assert len({kinds[item] for item in ids}) < len(ids)
-    found = {column: measured(report, column) for column in ("i2t R@1", "t2i R@1", "rsum", "i2t R-P")}
+    found = measured(report, ("i2t R@1", "t2i R@1", "rsum", "i2t R-P", "1K i2t R@1", "i2t colour"))
     assert found == {"i2t R@1": 100, "t2i R@1": 100, "rsum": 600, "i2t R-P": 100}
     assert report.scores["all"].rsum < 600
     assert headline(report.scores) is report.scores["class"]
@@ -467,10 +489,10 @@ def test_they_are_listed_without_loading_torch() -> None:
 
 def test_json_says_what_a_row_lacks() -> None:
     (table,) = find("pvse table 3")
-    rows = {row["name"]: row for row in about(table, Known.now())["rows"]}
+    rows = {row["name"]: row for row in about(table, available())["rows"]}
     assert (rows["DeViSE"]["ready"], rows["DeViSE"]["lacks"]) == (False, ["recipe devise-tgif"])
     for each in every():
-        for row in about(each, Known.now())["rows"]:
+        for row in about(each, available())["rows"]:
             assert row["ready"] == (not row["lacks"] if row["recipe"] else None), (each.name, row["name"])
 
 
@@ -489,7 +511,7 @@ def test_json_has_all_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = said(capsys, "pvse 2", "--json")
     (table,) = json.loads(out)
     assert code == 0
-    assert table == json.loads(json.dumps(about(find("pvse 2")[0], Known.now())))
+    assert table == json.loads(json.dumps(about(find("pvse 2")[0], available())))
     assert table["rows"][-1]["printed"].startswith("69.2")
     assert set(table["recipes"]) >= {"pvse-coco", "pvse-coco-k1"}
     assert len(json.loads(said(capsys, "--json")[1])) == len(every())
@@ -505,4 +527,21 @@ def test_what_cannot_be_shown_or_run_is_one_line(capsys: pytest.CaptureFixture[s
 
 
 def test_columns_go_side_by_side() -> None:
-    assert across(("i2t", "t2i"), ("R@1", "R-P")) == ("i2t R@1", "i2t R-P", "t2i R@1", "t2i R-P")
+    """Every direction of a table has the same measures in the same order."""
+    for each in every():
+        sides: dict[str, list[str]] = {}
+        for column in each.columns:
+            measure = parts_of(column)[2]
+            sides.setdefault(column.removesuffix(measure), []).append(measure)
+        first, *others = sides.values() or [[]]
+        assert all(other == first for other in others), each.name
+        assert list(each.columns) == [side + measure for side in sides for measure in first], each.name
+
+
+def test_a_paper_s_file_is_read_as_it_stands() -> None:
+    """Values that a file lines up by spaces are told apart by one, as they are printed."""
+    (table,) = find("pvse table 3")
+    assert table.columns[:5] == ("v2t R@1", "v2t R@5", "v2t R@10", "v2t Med R", "v2t nMR")
+    row = next(row for row in table.rows if row.name == "VSE++")
+    assert row == Row("VSE++", "0.42 1.63 3.60 692 0.09 0.55 1.89 3.77 620 0.09", "vsepp-tgif")
+    assert find("pcme figure 5")[0].rows[0].settings == ("model.width=2",)

@@ -23,11 +23,12 @@ import yaml  # type: ignore[import-untyped]
 
 from pipelines.demo.coco import write
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
 from pipelines.engine.progress_line import Progress
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.publishing.dataset_repository import feature_stores, publish
-from pipelines.stages._corpus import Site, build_media, build_records, build_stages
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from xmodal.corpora import Corpus, ReleaseClass
 from xmodal.errors import UserError
 from xmodal.records.tables import Caption, Item, Label, Row, Split, read_rows
@@ -61,8 +62,8 @@ class Built:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("built")
     corpus = write(WORLD, folder / "raw")
-    site = Site(open_storage(str(folder / "root")), raw=folder / "raw")
-    records, media = build_records(site, corpus), build_media(site, corpus)
+    site = BuildOptions(open_storage(str(folder / "root")), raw=folder / "raw")
+    records, media = CorpusBuild(site, corpus).build("records"), CorpusBuild(site, corpus).build("media")
     with records.open("items.parquet") as file:
         ids = sorted(item.id for item in read_rows(file, Item))
     return Built(corpus, site.storage, records, media, [build(toy_features(media, ids), site.storage)])
@@ -210,9 +211,9 @@ def test_the_lines_of_the_card_work_on_what_a_real_stage_made(name: str, stage: 
     corpus = importlib.import_module(f"pipelines.demo.{name}").write(world, raw)
     corpus = replace(corpus, release={"annotations": "all", "media": "features"})
     settings = {f"{stage}.{field}": value for field, value in small.items()}
-    site = Site(open_storage(str(tmp_path / "root")), raw=raw, settings=settings)
-    build_stages(site, corpus, ["records", "media", stage])
-    publish(corpus, site.storage, tmp_path / "out", feature_stores(corpus, site.storage))
+    options = BuildOptions(open_storage(str(tmp_path / "root")), raw=raw, settings=settings)
+    build_stages(CorpusBuild(options, corpus), ["records", "media", stage])
+    publish(corpus, options.storage, tmp_path / "out", feature_stores(corpus, options.storage))
     _, text = card(tmp_path / "out")
     _, features = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert re.match(r"\S+ \[", run_python(features, tmp_path / "out"))
@@ -231,8 +232,8 @@ def test_a_card_for_another_licence_is_refused_before_anything_is_copied(built: 
 def test_a_corpus_of_a_user_without_a_card_has_the_general_one(built: Built, tmp_path: Path) -> None:
     root = shutil.copytree(built.storage.url, tmp_path / "root")
     storage, mine = open_storage(str(root)), replace(built.corpus, name="mine", media_set="mine", licence="ours alone")
-    site = Site(storage, raw=Path(built.storage.url).parent / "raw")
-    build_stages(site, mine, ["records", "media"])
+    options = BuildOptions(storage, raw=Path(built.storage.url).parent / "raw")
+    build_stages(CorpusBuild(options, mine), ["records", "media"])
     publish(mine, storage, tmp_path / "out", [])
     matter, text = card(tmp_path / "out")
     assert (matter["pretty_name"], matter["license"]) == ("mine", "other")

@@ -13,9 +13,10 @@ from PIL import Image
 
 from pipelines.demo import mrw, tgif
 from pipelines.demo.world import World, scene
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.progress_line import Progress
 from pipelines.fetching.ledger import Ledger
-from pipelines.stages._corpus import Site, build_media
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.publishers.gulp import jpegs, write_chunk
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
@@ -49,8 +50,8 @@ def test_a_dump_of_the_authors_is_taken_as_it_is(name: str, tmp_path: Path) -> N
     write_chunk(raw / "gulp/train", 0, [(id, clips[id], ["one"]) for id in ids[:5]] + [("other", FRAMES, ["x"])])
     write_chunk(raw / "gulp/train", 1, [(id, clips[id], ["one"]) for id in ids[5:9]])
     write_chunk(raw / "gulp/test", 0, [(id, clips[id], ["one", "two", "three"]) for id in ids[9:11]])
-    site = Site(open_storage(root), raw=raw)
-    sealed = build_media(site, without_addresses(corpus))
+    site = BuildOptions(open_storage(root), raw=raw)
+    sealed = CorpusBuild(site, without_addresses(corpus)).build("media")
     states = {Path(state.path).stem: state for state in Ledger(site.storage, "media", name).states()}
     assert {id for id, state in states.items() if state.status == "local"} == set(ids[:11])
     assert (states[ids[11]].status, states[ids[11]].kind) == ("failed", "by_hand")
@@ -146,12 +147,15 @@ def test_a_hostile_chunk_is_told_of_and_the_others_are_read(tmp_path: Path) -> N
     write_chunk(raw, 0, clips)
     write_chunk(raw, 1, clips[:3])
     (raw / "meta_1.gmeta").write_text("{")
-    build_media(Site(open_storage(str(tmp_path / "root")), raw=raw, progress=Progress(said)), corpus)
+    CorpusBuild(BuildOptions(open_storage(str(tmp_path / "root")), raw=raw, progress=Progress(said)), corpus).build(
+        "media"
+    )
     assert not re.search("meta_1", said.getvalue())  # nothing was lacking any more
     (raw / META).write_text(json.dumps({"../../x": {"meta_data": [], "frame_info": []}}))
     with pytest.raises(
         UserError, match=r"meta_0\.gmeta: '\.\./\.\./x' is no id .* files without an address may be in it"
     ):
-        build_media(
-            Site(open_storage(str(tmp_path / "other")), raw=raw, progress=Progress(said)), without_addresses(corpus)
-        )
+        CorpusBuild(
+            BuildOptions(open_storage(str(tmp_path / "other")), raw=raw, progress=Progress(said)),
+            without_addresses(corpus),
+        ).build("media")

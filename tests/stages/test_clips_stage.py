@@ -16,20 +16,22 @@ import torch
 from PIL import Image
 
 import xmodal
-from pipelines import wording
 from pipelines.cli import main
+from pipelines.commands import plan as plan_command
 from pipelines.demo import coco, tgif
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build, pending, serial
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.engine.typed_settings import parse_settings
 from pipelines.papers.recipe_runs import recipes
-from pipelines.stages._corpus import Site, build_stages
-from pipelines.stages.clips import ClipsConfig, clips
-from pipelines.stages.frames import FramesConfig, frames
+from pipelines.stages.clips import ClipsConfig
+from pipelines.stages.frames import FramesConfig
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from pipelines.upkeep.planning import plan
 from tests.clips import gif, numbered, shown_of_delays
 from tests.conftest import tree_digest
+from tests.made import clips, frames
 from tests.media.test_vision import named_state
 from tests.stages.test_resnet_stage import backwards, by_turns, sealed
 from tests.stages.test_resnet_stage import storage as storage
@@ -195,7 +197,9 @@ def test_a_clip_has_one_row_a_sample() -> None:
 def test_pictures_have_no_clips(tmp_path: Path) -> None:
     corpus = coco.write(World(20, image_size=32), tmp_path / "raw")
     with pytest.raises(UserError, match=r"coco has no clips: \w+ is for clips, not pictures"):
-        build_stages(Site(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw"), corpus, ["clips"])
+        build_stages(
+            CorpusBuild(BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw"), corpus), ["clips"]
+        )
 
 
 # ----------------------------------------------------------------------------------------------------- what reads them
@@ -210,24 +214,35 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tgif")
     corpus = tgif.write(World(40, image_size=64, motion=1.0), folder / "raw")
     storage = open_storage(str(folder / "root"))
-    site = Site(storage, raw=folder / "raw", settings=SETTINGS)
+    site = BuildOptions(storage, raw=folder / "raw", settings=SETTINGS)
     corpus = replace(corpus, media=lambda raw: (replace(one, url=None, how="gone") for one in tgif_media(raw)))
-    assert {row["stage"]: row.get("waits_for") for row in plan(site, corpus, ["clips"])} == {
-        "clips": "records and media"
+    assert {row["stage"]: row.get("waits_for") for row in plan([(CorpusBuild(site, corpus), ["clips"])])} == {
+        "sources": None,
+        "records": "sources",
+        "media": "sources",
+        "frames": "records and media",
+        "clips": "frames",
     }
-    build_stages(site, corpus, ["records", "media"])
-    assert plan(site, corpus, ["clips"])[0]["waits_for"] == "frames"
-    (planned,) = plan(site, corpus, ["frames"])
+    build_stages(CorpusBuild(site, corpus), ["records", "media"])
+    planned, waiting = plan([(CorpusBuild(site, corpus), ["clips"])])
+    assert (planned["stage"], waiting["waits_for"]) == ("frames", "frames")
+    (planned,) = plan([(CorpusBuild(site, corpus), ["frames"])])
     assert planned["writes"] == 40 * 850_000 // 16, "as many pixels a frame as 64 pixels of 256 make"
-    (taken,) = build_stages(site, corpus, ["frames"])
-    (planned,) = plan(site, corpus, ["clips"])
+    (taken,) = build_stages(CorpusBuild(site, corpus), ["frames"])
+    (planned,) = plan([(CorpusBuild(site, corpus), ["clips"])])
     assert planned["writes"] == taken["counts"]["samples"] * 512 * 2
-    assert wording.plan({"stages": [planned], "free_bytes": None})[0].endswith("kB to write")
-    (row,) = build_stages(site, corpus, ["clips"])
+    assert next(plan_command.text({"stages": [planned], "free_bytes": None})).endswith("kB to write")
+    (row,) = build_stages(CorpusBuild(site, corpus), ["clips"])
     assert row["counts"]["clips"] == 38
     assert row["failures"] == {"absent": 2}
-    assert plan(site, corpus, ["clips"])[0] == {"corpus": "tgif", "stage": "clips", "units": 2, "done": 2, "writes": 0}
-    build_stages(site, replace(corpus, name="twin", media_set="twin"), ["records"])
+    assert plan([(CorpusBuild(site, corpus), ["clips"])])[0] == {
+        "corpus": "tgif",
+        "stage": "clips",
+        "units": 2,
+        "done": 2,
+        "writes": 0,
+    }
+    build_stages(CorpusBuild(site, replace(corpus, name="twin", media_set="twin")), ["records"])
     return folder / "root"
 
 

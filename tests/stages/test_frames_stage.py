@@ -27,18 +27,20 @@ import xmodal
 from pipelines.cli import main
 from pipelines.demo import coco, tgif
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
 from pipelines.engine.journal import Journal
 from pipelines.engine.killable_worker import Killable, Leash, Wanted
 from pipelines.engine.ray_runner import RayRunner
 from pipelines.engine.typed_settings import parse_settings
 from pipelines.publishing.dataset_repository import feature_stores, publish
-from pipelines.stages._corpus import Site, build_stages
-from pipelines.stages._pictures import Items
-from pipelines.stages.frames import FramesConfig, frames
+from pipelines.stages import Pairs
+from pipelines.stages.frames import FramesConfig
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests import hostile
 from tests.clips import RED, gif, jpeg, number_of, numbered, picture, rate, shown_of_delays, video
 from tests.conftest import tree_digest
+from tests.made import frames
 from tests.stages.test_resnet_stage import backwards, sealed
 from tests.stages.test_resnet_stage import storage as storage
 from xmodal.errors import UserError
@@ -85,7 +87,7 @@ FILES: dict[str, bytes | None] = {
 FAILED = {"d": "not_media", "e": "absent", "h": "empty_file"}
 
 
-def listed(files: dict[str, bytes | None]) -> Items:
+def listed(files: dict[str, bytes | None]) -> Pairs:
     return tuple((path.partition(".")[0], path) for path in sorted(files))
 
 
@@ -147,7 +149,7 @@ def test_pictures_are_what_pillow_makes_of_the_jpegs(made: Output) -> None:
 
 def test_pictures_without_their_decoder_are_refused(made: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    with pytest.raises(UserError, match=r"need simplejpeg: pip install 'xmodal\[video\]'"):
+    with pytest.raises(UserError, match=r"need simplejpeg: pip install -e '.\[video\]'"):
         FrameStore(made).pictures("a", [0])
 
 
@@ -384,7 +386,7 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "clip.gif").write_bytes(animation(100, comment=b"hang"))
     code = f"""
 from pathlib import Path
-from pipelines import killable
+from pipelines.engine import killable_worker as killable
 from tests import hostile
 from xmodal.media.frame_times import Limits, Sampling
 killable.PROGRAM = hostile.PROGRAM
@@ -482,7 +484,7 @@ def test_a_clip_that_took_too_long_is_tried_again_as_if_it_never_had(
     assert tree_digest(root) == tree_digest(whole)
 
 
-def test_a_retry_is_of_what_was_built(clips: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_retry_is_of_what_was_built(clips: BuildOptions, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["retry", "tgif/frames", "--root", clips.storage.url]) == 1
     assert "there is no tgif/frames of these settings" in capsys.readouterr().err
     assert main(["retry", "tgif/records", "--root", clips.storage.url]) == 1
@@ -519,7 +521,8 @@ def test_a_build_that_is_killed_goes_on_to_the_same_bytes(any_root: str, undistu
     stage = frames(media := sealed(storage, FILES), listed(FILES), SMALL)
     code = f"""
 from pipelines.engine.building import build
-from pipelines.stages.frames import FramesConfig, frames
+from pipelines.stages.frames import FramesConfig
+from tests.made import frames
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
 storage = open_storage({any_root!r})
@@ -553,18 +556,20 @@ def test_a_later_seal_redoes_only_the_shards_that_it_changes(storage: Storage) -
 
 
 @pytest.fixture(scope="module")
-def clips(tmp_path_factory: pytest.TempPathFactory) -> Site:
+def clips(tmp_path_factory: pytest.TempPathFactory) -> BuildOptions:
     """The frames of a world as TGIF publishes it."""
     folder = tmp_path_factory.mktemp("tgif")
     corpus = tgif.write(World(20, motion=1, image_size=48), folder / "raw")
     settings = parse_settings(["frames.short_side=48"], {"frames": FramesConfig()})
-    site = Site(open_storage(str(folder / "root")), raw=folder / "raw", settings=settings)
-    (row,) = build_stages(site, corpus, ["frames"])
+    site = BuildOptions(open_storage(str(folder / "root")), raw=folder / "raw", settings=settings)
+    (row,) = build_stages(CorpusBuild(site, corpus), ["frames"])
     assert row["counts"]["ok"] + row["failures"]["absent"] == 20
     return site
 
 
-def test_sheets_of_clips_from_the_command_line(clips: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sheets_of_clips_from_the_command_line(
+    clips: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["look", "tgif", "--root", clips.storage.url, "--frames", str(tmp_path / "sheets"), "--json"]
     assert main([*command, "--first", "2"]) == 0
     drawn = json.loads(capsys.readouterr().out)["pictures"]
@@ -585,7 +590,7 @@ def test_sheets_of_clips_from_the_command_line(clips: Site, tmp_path: Path, caps
 
 
 def test_a_folder_that_is_a_file_is_no_trouble_of_the_disk(
-    clips: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    clips: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "taken").touch()
     assert main(["look", "tgif", "--root", clips.storage.url, "--frames", str(tmp_path / "taken")]) == 1
@@ -597,7 +602,7 @@ def test_a_status_without_a_reason_is_said_without(made: Output, capsys: pytest.
     assert "    empty_file: such as h\n" in capsys.readouterr().out
 
 
-def test_jpegs_are_no_features(clips: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jpegs_are_no_features(clips: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Their bytes would pass for a clip of so many positions."""
     with pytest.raises(UserError, match="has single numbers, which are no features"):
         xmodal.open(clips.storage.url, "tgif").loader(features="frames")
@@ -606,7 +611,9 @@ def test_jpegs_are_no_features(clips: Site, tmp_path: Path, capsys: pytest.Captu
     assert "has no features to train from, but frames" in capsys.readouterr().err
 
 
-def test_jpegs_are_not_exported_as_numbers(clips: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jpegs_are_not_exported_as_numbers(
+    clips: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = f"{clips.storage.url}/frames/{only(clips)}"
     for name in ("x.h5", "x.tar", "x"):
         assert main(["export", made, str(tmp_path / name)]) == 1
@@ -657,12 +664,12 @@ def test_a_setting_that_no_stage_of_a_build_reads_is_told(tmp_path: Path, capsys
     ]
 
 
-def only(site: Site) -> str:
+def only(site: BuildOptions) -> str:
     (identity,) = site.storage.names("frames")
     return identity
 
 
-def test_frames_are_never_published(clips: Site, tmp_path: Path) -> None:
+def test_frames_are_never_published(clips: BuildOptions, tmp_path: Path) -> None:
     output = Output(clips.storage, f"frames/{only(clips)}")
     corpus = tgif.CORPUS
     assert feature_stores(corpus, clips.storage) == []
@@ -714,14 +721,14 @@ def test_of_many_frames_some_are_on_the_sheet(storage: Storage) -> None:
 def test_a_corpus_without_clips_says_so_before_anything_is_fetched(tmp_path: Path) -> None:
     corpus = coco.write(World(20, image_size=32), tmp_path / "raw")
     with pytest.raises(UserError, match="coco has no clips: frames is for clips, not pictures"):
-        build_stages(Site(open_storage(str(tmp_path / "root"))), corpus, ["frames"])
+        build_stages(CorpusBuild(BuildOptions(open_storage(str(tmp_path / "root"))), corpus), ["frames"])
     assert not (tmp_path / "root").exists()
 
 
 def test_without_pyav_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(UserError, match=r"frames of clips need av: pip install 'xmodal\[video\]'"):
-        build_stages(Site(open_storage(str(tmp_path / "root"))), tgif.CORPUS, ["frames"])
+    with pytest.raises(UserError, match=r"frames of clips need av: pip install -e '.\[video\]'"):
+        build_stages(CorpusBuild(BuildOptions(open_storage(str(tmp_path / "root"))), tgif.CORPUS), ["frames"])
     assert not (tmp_path / "root").exists()
 
 

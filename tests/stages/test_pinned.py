@@ -1,9 +1,10 @@
 """Pinned digests: a stage whose code changes its output must say so with a new version.
 
-`python -m tests.stages.test_pinned` writes tests/pinned.json anew; it refuses to where bytes changed and the version
-did not.
+`python -m tests.stages.test_pinned` writes tests/pinned/ anew, a file a stage; it refuses to where bytes changed and
+the version did not.
 """
 
+import io
 import json
 import sys
 import tempfile
@@ -16,7 +17,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.stages._corpus import NEEDED, STAGES, Site
+from pipelines import stages
+from pipelines.engine.build_options import BuildOptions
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.clips import gif, numbered
 from tests.conftest import tree_digest
 from xmodal.corpora import Corpus, load
@@ -27,13 +30,13 @@ from xmodal.records.tables import Caption, Item, Label, Row
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
 
-PINNED = Path(__file__).parents[1] / "pinned.json"
+PINNED = Path(__file__).parents[1] / "pinned"
 CORPUS = Path(__file__).parents[1] / "fixtures/pictures.py"
 
 
 def test_every_stage_gives_its_pinned_bytes(tmp_path: Path) -> None:
-    pinned = json.loads(PINNED.read_text())
-    assert sorted(pinned) == sorted(STAGES)
+    pinned = read_pinned()
+    assert sorted(pinned) == sorted(stages.targets()), "run python -m tests.stages.test_pinned"
     for stage, now in digests(tmp_path).items():
         assert_pinned(stage, pinned[stage], now)
 
@@ -60,18 +63,17 @@ def digests(folder: Path) -> dict[str, dict[str, Any]]:
     """Version and digest of what every stage makes of the toy corpus."""
     raw = folder / "raw"
     _publish(raw)
-    settings = {"resnet.network": "resnet18", "resnet.weights": "random:0", "resnet.resize": 32, "resnet.crop": 32}
-    settings |= {"clips.network": "resnet18", "clips.weights": "random:0", "clips.resize": 32, "clips.crop": 32}
-    settings |= {"pixels.side": 32, "frames.short_side": 48, "vocabulary.minimum_count": 1}
-    settings |= {"codebook.method": "tfidf"}
-    site = Site(open_storage(str(folder / "root")), raw=raw, settings=settings)
-    corpus, moving = replace(load(str(CORPUS)), counts={}, kinds=frozenset()), _moving(site, folder)
-    pictures, clips = _with_categories(corpus), _of_clips(corpus)
-    is_of_clips = {stage: NEEDED.get(stage) == "clip" for stage in STAGES}
-    outputs = {
-        stage: build(moving, clips) if is_of_clips[stage] else build(site, pictures) for stage, build in STAGES.items()
-    }
+    settings = {f"{kind.name}.{name}": value for kind in stages.all() for name, value in kind.small.items()}
+    options = BuildOptions(open_storage(str(folder / "root")), raw=raw, settings=settings)
+    corpus, moving = replace(load(str(CORPUS)), counts={}, kinds=frozenset()), _moving(options, folder)
+    pictures = CorpusBuild(options, _with_categories(corpus))
+    clips = CorpusBuild(moving, _of_clips(corpus))
+    outputs = {stage: (clips if stages.is_of(stage, "clip") else pictures).build(stage) for stage in stages.targets()}
     return {stage: {"version": output.about["version"]} | _bytes(output) for stage, output in outputs.items()}
+
+
+def read_pinned() -> dict[str, Any]:
+    return {file.stem: json.loads(file.read_text()) for file in PINNED.glob("*.json")}
 
 
 def _with_categories(corpus: Corpus) -> Corpus:
@@ -86,13 +88,13 @@ def _with_categories(corpus: Corpus) -> Corpus:
     return replace(corpus, parse=parse)
 
 
-def _moving(site: Site, folder: Path) -> Site:
+def _moving(options: BuildOptions, folder: Path) -> BuildOptions:
     """The same names, two of which are clips, under another root."""
     _publish(folder / "moving")
     for number, path in enumerate(sorted((folder / "moving").glob("*.jpg"))):
         clip = gif([numbered(number + shown, delay=10 * shown) for shown in range(5)])
         path.write_bytes(clip if number < 2 else b"no clip")
-    return replace(site, storage=open_storage(str(folder / "clips")), raw=folder / "moving")
+    return replace(options, storage=open_storage(str(folder / "clips")), raw=folder / "moving")
 
 
 def _of_clips(corpus: Corpus) -> Corpus:
@@ -104,7 +106,11 @@ def _of_clips(corpus: Corpus) -> Corpus:
 
 
 def _bytes(output: Output) -> dict[str, Any]:
-    """A digest; of features, which depend in their last bits on the processor, some values instead."""
+    """A digest; of numbers that were computed, whose last bits depend on the processor, some values instead."""
+    if archives := [name for name in output.files if name.endswith(".npz")]:
+        arrays = [np.load(io.BytesIO(output.read(name)), allow_pickle=False) for name in archives]
+        numbers = [each[name].ravel() for each in arrays for name in sorted(each) if each[name].dtype.kind == "f"]
+        return {"values": np.concatenate(numbers).astype(np.float64)[:100].round(4).tolist()}
     if "rows.parquet" not in output.files:
         return {"sha256": tree_digest(output.where)}
     if output.stage == "frames":
@@ -136,13 +142,14 @@ def _publish(folder: Path) -> None:
 
 
 def main() -> None:
-    before = json.loads(PINNED.read_text()) if PINNED.exists() else {}
+    before = read_pinned()
     with tempfile.TemporaryDirectory() as folder:
         now = digests(Path(folder))
     for stage in before.keys() & now.keys():
         if not _same(before[stage], now[stage]) and before[stage]["version"] == now[stage]["version"]:
             sys.exit(f"stage {stage} gives other bytes under version {now[stage]['version']}: raise its version first")
-    PINNED.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
+    for stage, found in now.items():
+        (PINNED / f"{stage}.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

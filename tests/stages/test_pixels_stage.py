@@ -12,9 +12,9 @@ from torchvision import transforms  # type: ignore[import-untyped]
 from pipelines.engine.building import build, serial
 from pipelines.engine.ray_runner import RayRunner
 from pipelines.engine.typed_settings import parse_settings
-from pipelines.stages.pixels import PixelsConfig, pixels
-from pipelines.stages.resnet import resnet
+from pipelines.stages.pixels import PixelsConfig
 from tests.conftest import tree_digest
+from tests.made import pixels, resnet
 from tests.media.test_vision import PICTURE, encoded
 from tests.stages.test_resnet_stage import ABSENT, BROKEN, ITEMS, TINY, backwards, broken, sealed
 from tests.stages.test_resnet_stage import archives as archives

@@ -20,9 +20,10 @@ from pipelines.engine.building import Worker, build, pending, serial
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from pipelines.engine.typed_settings import parse_settings
 from pipelines.fetching.sealing import Sealed
-from pipelines.stages._pictures import Items
-from pipelines.stages.resnet import ResNetConfig, resnet
+from pipelines.stages import Pairs
+from pipelines.stages.resnet import ResNetConfig
 from tests.conftest import tree_digest
+from tests.made import resnet
 from tests.media.test_vision import named_state
 from xmodal.errors import UserError
 from xmodal.features.networks import load, pixels
@@ -51,7 +52,7 @@ def media_of(picture: Picture) -> str:
     return f"zips/{picture.folder}.zip!{picture.folder}/{picture.filename}"
 
 
-ITEMS: Items = tuple(sorted((str(picture.cocoid), media_of(picture)) for picture in pictures(WORLD)))
+ITEMS: Pairs = tuple(sorted((str(picture.cocoid), media_of(picture)) for picture in pictures(WORLD)))
 
 
 def sealed(storage: Storage, files: Mapping[str, bytes | None]) -> Output:
@@ -269,7 +270,7 @@ def test_what_decides_an_identity(storage: Storage, archives: dict[str, bytes]) 
 
 
 @pytest.mark.parametrize("items", [ITEMS[::-1], (ITEMS[0], ITEMS[0])])
-def test_items_ascend_and_come_once(storage: Storage, archives: dict[str, bytes], items: Items) -> None:
+def test_items_ascend_and_come_once(storage: Storage, archives: dict[str, bytes], items: Pairs) -> None:
     with pytest.raises(ValueError, match=r"items ascend by id and have one row each, but '\d+' comes too late"):
         resnet(sealed(storage, archives), items, TINY)
 

@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from pipelines.cli import main
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build, serial
 from pipelines.engine.ray_runner import RayRunner
 from pipelines.engine.stage import Stage
-from pipelines.stages._corpus import Site, build_records
-from pipelines.stages.sentences import CodebookConfig, SentencesConfig, sentences
+from pipelines.stages.codebook import CodebookConfig
+from pipelines.stages.sentences import SentencesConfig
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.conftest import tree_digest
 from tests.engine.test_engine import Crash, CrashingStorage
+from tests.made import sentences
 from tests.toy_root import PICTURES, item_id, make_root
 from tests.toy_root import one_thread as one_thread
 from xmodal import find
@@ -107,7 +110,9 @@ def test_it_is_fitted_on_captions_of_the_training_split(root: str, vectors: Path
     changed = [line + " changed" if line.partition("\t")[0] in held_out else line for line in lines]
     assert changed != lines
     (raw / "captions.tsv").write_text("\n".join(changed) + "\n")
-    records = build_records(Site(open_storage(str(tmp_path / "r")), raw=raw), replace(load(str(PICTURES)), counts={}))
+    records = CorpusBuild(
+        BuildOptions(open_storage(str(tmp_path / "r")), raw=raw), replace(load(str(PICTURES)), counts={})
+    ).build("records")
     other = build(sentences(records, CODING, SMALL, vectors), open_storage(str(tmp_path / "r")))
     (ours,), (theirs,) = (find(where, "codebook") for where in (root, str(tmp_path / "r")))
     one, another = (Codebook.from_bytes(output.read("codebook.npz"), "it") for output in (ours, theirs))
@@ -270,7 +275,7 @@ def test_evaluation_scores_vectors(root: str, made: Output) -> None:
     np.testing.assert_array_equal(texts, store.read(examples.caption_ids))
     matrix = scorer.encode_visual(Padded.whole(reader.visual(slice(None)).values.float())) @ texts.T
     first = matrix.argmax(dim=0).numpy() == examples.caption_items
-    assert scores["all"].text_to_visual.recall[1] == pytest.approx(100 * first.mean())
+    assert scores["all"].text_to_visual["R@1"] == pytest.approx(100 * first.mean())
 
 
 def test_sentences_of_other_captions_are_refused(root: str, made: Output, tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.cli import main
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.ray_runner import RayRunner, disconnect
 from pipelines.stages import vocabulary as stage
-from pipelines.stages._corpus import Site, build_stages
 from pipelines.stages.vocabulary import VocabularyConfig
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.conftest import tree_digest
 from xmodal.batches.dataset import vocabulary
 from xmodal.corpora import Corpus, load
@@ -83,13 +84,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("shared") / "root"
 
 
-def site(root: Path, raw: Path, **settings: object) -> Site:
+def site(root: Path, raw: Path, **settings: object) -> BuildOptions:
     named = {f"vocabulary.{name}": value for name, value in settings.items()}
-    return Site(open_storage(str(root)), raw=raw, settings={"records.row_group": 7} | named)
+    return BuildOptions(open_storage(str(root)), raw=raw, settings={"records.row_group": 7} | named)
 
 
-def built(where: Site) -> Output:
-    (row,) = build_stages(where, corpus(), ["vocabulary"])
+def built(where: BuildOptions) -> Output:
+    (row,) = build_stages(CorpusBuild(where, corpus()), ["vocabulary"])
     return Output(where.storage, f"vocabulary/{row['identity']}")
 
 

@@ -46,7 +46,7 @@ def log_density(mixture: Mixture, k: int, word: Numbers) -> float:
 
 
 def slow_vector(mixture: Mixture, words: NDArray[np.float64]) -> list[float]:
-    """The spec's formulas (models, 4.6), sum by sum."""
+    """The formulas of docs/models.md#fisher-vectors, sum by sum."""
     components, dimensions = mixture.centres_KD.shape
     logs = [[log_density(mixture, k, word) for k in range(components)] for word in words]
     posteriors = [[math.exp(one) / sum(map(math.exp, some)) for one in some] for some in logs]

@@ -55,7 +55,7 @@ CAN_MOUNT = subprocess.run(["unshare", "-rm", "sh", "-c", READ_ONLY, "sh", "/mnt
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="this system lets nobody mount a tmpfs")
 def test_a_folder_that_cannot_be_written_is_refused_as_the_run_that_it_is(tmp_path: Path) -> None:
-    code = "import sys; from xmodal import runs; runs.held(sys.argv[1]).__enter__()"
+    code = "import sys; from xmodal.training import run_folder; run_folder.held(sys.argv[1]).__enter__()"
     command = ["unshare", "-rm", "sh", "-c", READ_ONLY, "sh", str(tmp_path), sys.executable, "-c", code]
     for run in (tmp_path, tmp_path / "run"):
         done = subprocess.run(
@@ -88,7 +88,7 @@ def test_a_recipe_survives_its_file() -> None:
     ("name", "change", "message"),
     [
         (run_folder.RECIPE, lambda data: data.replace(b'"seed":0', b'"seed":1'), "started with: remove the folder"),
-        (run_folder.RECIPE, lambda data: data.replace(b'"layout":3', b'"layout":1'), "another version of xmodal"),
+        (run_folder.RECIPE, lambda data: data.replace(b'"layout":4', b'"layout":1'), "another version of xmodal"),
         (run_folder.RECIPE, lambda data: data.replace(b'"batch_size"', b'"batches"'), "does not fit this version"),
         (run_folder.RECIPE, lambda data: data.replace(b'"Recipe"', b'"import_module"'), "does not fit this version"),
         (run_folder.RECIPE, lambda data: data[:-9], r"recipe\.json is damaged"),

@@ -369,7 +369,7 @@ def test_long_captions_are_short_in_evaluation_too(reader: Reader) -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_the_share_of_words_that_are_marked_and_deleted(share: float) -> None:
-    """Spec, models, 2.4: each word with this chance, then int(share x words) of all, whether marked or not."""
+    """docs/models.md#pcme-training: each word with this chance, then int(share x words) of all, marked or not."""
     chance = np.random.default_rng(0)
     marked = [thinned(LONG, tokens(marked=share), chance) for _ in range(2000)]
     assert {(len(one), one[0], one[-1]) for one in marked} == {(22, START, END)}

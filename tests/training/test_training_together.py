@@ -24,10 +24,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
 from pipelines.engine.ray_runner import disconnect
 from pipelines.papers.recipe_runs import train_on_ray
-from pipelines.stages._corpus import Site, build_records
+from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.toy_root import PICTURES, Facts, facts, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_training import Death, assert_same, assert_same_run, contents, interrupt, kill, log
@@ -332,7 +333,9 @@ def classed_root(folder: Path, unnamed: str | None = None) -> str:
                 yield Label(item, "class", f"class {(number * 7) % CLASSES if number > 2 else 0}")
 
     storage = open_storage(str(folder / "root"))
-    build_records(Site(storage, raw=folder / "plain/raw"), replace(corpus, counts={}, parse=parse))
+    CorpusBuild(BuildOptions(storage, raw=folder / "plain/raw"), replace(corpus, counts={}, parse=parse)).build(
+        "records"
+    )
     build(facts(Facts(60, places=2)), storage)
     return storage.url
 

@@ -17,7 +17,8 @@ from torchvision.transforms import RandomErasing, RandomResizedCrop  # type: ign
 from torchvision.transforms import functional as official
 
 from pipelines.demo.world import World, describe, draw, scene
-from pipelines.stages._corpus import Site, build_stages
+from pipelines.engine.build_options import BuildOptions
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.toy_root import PICTURES
 from tests.toy_root import make_root as make_toy_root
 from tests.toy_root import one_thread as one_thread
@@ -207,8 +208,10 @@ def make_root(folder: Path, output: str, **settings: object) -> str:
     (raw / "captions.tsv").write_text("".join(lines))
     (raw / "splits.json").write_text(json.dumps({"train": names[:8], "val": names[8:]}))
     (raw / "pictures.txt").write_text("".join(f"gopher://gone/{name}\n" for name in names))
-    site = Site(open_storage(str(folder / "root")), raw=raw, settings=SETTINGS | {"resnet.output": output} | settings)
-    build_stages(site, replace(load_corpus(str(PICTURES)), counts={}), ["resnet", "pixels"])
+    site = BuildOptions(
+        open_storage(str(folder / "root")), raw=raw, settings=SETTINGS | {"resnet.output": output} | settings
+    )
+    build_stages(CorpusBuild(site, replace(load_corpus(str(PICTURES)), counts={})), ["resnet", "pixels"])
     return site.storage.url
 
 

@@ -10,9 +10,10 @@ import pytest
 from pipelines.cli import main
 from pipelines.demo import coco
 from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
 from pipelines.engine.progress_line import Progress
-from pipelines.stages._corpus import Site, build_stages
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from pipelines.upkeep.inspection import forget, status, verify
 from tests.conftest import tree_digest
 from tests.publishers import flickr30k, flickr30k_entities
@@ -117,7 +118,7 @@ def test_an_output_is_told_with_the_corpus_or_media_set_that_it_is_of(
     storage = open_storage(str(tmp_path / "root"))
     for writer in (coco, flickr30k, flickr30k_entities):
         corpus = writer.write(World(items=30, image_size=32), tmp_path / writer.__name__)
-        build_stages(Site(storage, raw=tmp_path / writer.__name__), corpus, ["fingerprints"])
+        build_stages(CorpusBuild(BuildOptions(storage, raw=tmp_path / writer.__name__), corpus), ["fingerprints"])
     assert main(["status", "--root", storage.url]) == 0
     said = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if ": complete" in line]
     told = sorted((line.split("/")[0], line.partition(" of ")[2]) for line in said)

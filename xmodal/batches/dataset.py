@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from xmodal.detection.boxes import merged
 from xmodal.errors import UserError
 from xmodal.features.opening import of_all
+from xmodal.features.store import GROUP as ARRAY
 from xmodal.features.store import ROWS, FeatureStore
 from xmodal.metrics.plausible_matches import PlausibleMatches
 from xmodal.recipes import Tokens, View
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 
 USUAL_TOKENS = Tokens("nltk", minimum_count=4)
-MEDIA_AGAIN = ("pixels", "frames")  # stages of the media themselves, smaller: no features
-SENTENCES = "sentences"  # the stage of captions as vectors, a row a caption
+MEDIA_ARRAYS = ("pixels", "frames")  # arrays of the media themselves, smaller, are named so: they are no features
+SENTENCES = "sentences"  # the stage of captions as vectors, and its array, with a row a caption
 VOCABULARY, WORDS = "vocabulary", "vocabulary.txt"  # the stage that counts words, and its file
 
 
@@ -294,7 +295,7 @@ def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset
     """What is built of a corpus under a root; `identity` is of its records. Features of other media are left out."""
     records = choose(root, "records", identity, corpus=corpus)
     rows = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
-    made = (output for output in rows if _stage_by_place(output) != SENTENCES)
+    made = (output for output in rows if not has_array(output, SENTENCES))
     return Dataset(root, corpus, records, tuple(output for output in made if _may_be_of(output, records)))
 
 
@@ -306,14 +307,14 @@ def _may_be_of(features: Output, records: Output) -> bool:
         return True
 
 
-def _stage_by_place(output: Output) -> str:
-    """Also of one whose description is damaged."""
-    return output.folder.partition("/")[0]
+def has_array(output: Output, *names: str) -> bool:
+    """Whether it has an array of one of these names; this is known though its description may be damaged."""
+    return any(output.storage.size(f"{output.folder}/{name}/{ARRAY}") is not None for name in names)
 
 
 def _is_meant(output: Output, features: str | None) -> bool:
     if features is None:
-        return _stage_by_place(output) not in MEDIA_AGAIN
+        return not has_array(output, *MEDIA_ARRAYS)
     return features in (*output.folder.split("/"), output.folder)
 
 

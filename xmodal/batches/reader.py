@@ -111,7 +111,7 @@ def shortened(words: NDArray[np.int32], longest: int) -> NDArray[np.int32]:
 
 
 def thinned(words: NDArray[np.int32], tokens: Tokens, chance: np.random.Generator) -> NDArray[np.int32]:
-    """First some words become <unk>, then a share of all is deleted; <start> and <end> stay (spec, models, 2.4)."""
+    """Some words become <unk>, a share of all is then deleted; not <start> or <end> (docs/models.md#pcme-training)."""
     inner = words[1:-1].copy()
     inner[chance.random(len(inner)) < tokens.marked] = UNKNOWN
     kept = np.sort(chance.permutation(len(inner))[int(tokens.deleted * len(inner)) :])

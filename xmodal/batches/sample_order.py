@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xmodal.recipes import FrameRule
 
 Integers = NDArray[np.int64]
-SKIPS = 3  # spec, models, 1.7: in training every frame, every second or every third one is taken
+SKIPS = 3  # docs/models.md#frame-sampling: in training every frame, every second or every third one is taken
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def _shuffled(count: int, *seeds: int) -> Integers:
 
 @dataclass(frozen=True, eq=False)
 class ClassOrder:
-    """Batches of one sample of every class, endless as well: PCME's for CUB (spec, models, 2.4).
+    """Batches of one sample of every class, endless as well: PCME's for CUB (docs/models.md#pcme-training).
 
     The shuffled samples give each batch its first one, chance gives one of every other class. An epoch has as many
     whole batches as its samples would fill.
@@ -99,7 +99,7 @@ class Draws:
 
 
 def training_frames(lengths_B: Integers, frames: int, rule: FrameRule, draws: Draws, samples_B: Integers) -> Integers:
-    """(B, frames) places in clips of these lengths (spec, models, 1.7): a random stride, a random start.
+    """(B, frames) places in clips of these lengths (docs/models.md#frame-sampling): a random stride and start.
 
     A clip that ends too early repeats its last frame. `linspace` spreads the frames evenly, as the paper says.
     """
@@ -112,7 +112,7 @@ def training_frames(lengths_B: Integers, frames: int, rule: FrameRule, draws: Dr
 
 
 def training_shifts(words_T: Integers, length: int, draws: Draws, captions_T: Integers) -> Integers:
-    """(T,) how far texts of so many words are moved in codes of this length (spec, models, 5.2); anywhere they fit."""
+    """(T,) how far texts of so many words move in a code, anywhere they fit (docs/models.md#dual-path-text-input)."""
     return draws.below(length - words_T + 1, captions_T, which=4)
 
 

@@ -84,7 +84,8 @@ def declaration_faults(module: ModuleType) -> Iterator[str]:
     if wrong:
         return
     for recipe in recipes:
-        if run_folder.recipe_of(json.loads(canonical_json(recipe)), models.reference(recipe.model)) != recipe:
+        plain, module_of_model = json.loads(canonical_json(recipe)), models.reference(recipe.model)
+        if run_folder.recipe_of(plain, module_of_model, recipe.cites) != recipe:
             yield f"recipe {recipe.name} does not come back from a run's recipe.json: let its fields be plain values"
         if not recipe.cites:
             yield f"recipe {recipe.name} has no `cites`: say where its numbers come from, or that they are yours"

@@ -114,7 +114,7 @@ def load(name: str) -> Corpus:
     if name.endswith(".py"):
         return _corpus_of(load_python_file(name, "corpus"), name)
     if name not in names():
-        meant = "".join(f" (did you mean {known}?)" for known in get_close_matches(name, names(), n=1))
+        meant = "".join(f"; did you mean {known}?" for known in get_close_matches(name, names(), n=1))
         raise UserError(
             f"no corpus {name!r}{meant}; there are: {', '.join(names())}; a file mine.py with a CORPUS also works, and "
             "so do a list of yours (.parquet, .csv, .tsv, .jsonl), a folder with one, hf://ORG/NAME, and the name that "

@@ -13,9 +13,9 @@ from typing import TypeAlias
 import numpy as np
 
 from xmodal.errors import UserError
-from xmodal.metrics.protocols import Gallery, eccv, judge, labels_of
-from xmodal.metrics.ranks import Numbers, Similarities
+from xmodal.metrics.protocols import Gallery, all_metrics, eccv, labels_of
 from xmodal.metrics.reports import OWN, Report
+from xmodal.metrics.similarities import Numbers, Similarities
 from xmodal.recipes import View
 from xmodal.records.tables import Caption
 from xmodal.records.views import described, splits
@@ -47,7 +47,7 @@ def score(
     gallery, similarities = _named(matrix, found, prefix) if prefix else _ordered(matrix, found, path)
     positives = eccv(extended, gallery) if extended else None
     try:
-        findings = judge(similarities, gallery, labels_of(records, gallery.ids), positives)
+        metrics = all_metrics(similarities, gallery, labels_of(records, gallery.ids), positives)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
     silent = sum(not captions for captions in found.values())
@@ -66,7 +66,7 @@ def score(
         silent=silent,
         seen=None,
         chosen=None,
-        findings=findings,
+        metrics=metrics,
     )
 
 

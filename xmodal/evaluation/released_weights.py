@@ -9,8 +9,8 @@ PVSE saves its state_dict as it is, and how options are called in "opt" or "args
 "module", as wrapped networks save them. What cannot be mapped is refused by name, so no weight is silently lost.
 
 A checkpoint is evaluated on features as its CNN gives them, or on pictures, where the CNN is in the file. Training
-moves that CNN, if only its batch norm (spec, models, 1.4): on features of another one of the same name the model
-recalls less than its authors say. The report tells which it was.
+moves that CNN, if only its batch norm (docs/models.md#pvse-encoders): on features of another one of the same name the
+model recalls less than its authors say. The report tells which it was.
 """
 
 import argparse
@@ -299,7 +299,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _pvse(state: State, options: Options) -> tuple[PVSEConfig, Inputs]:
-    """The released weights read out the last word (`--legacy`; spec, models, section 1.4)."""
+    """The released weights read out the last word (`--legacy`; docs/models.md#pvse-encoders)."""
     words, words_width = state["txt_enc.embed.weight"].shape
     maps = state.get("img_enc.pie_net.attention.w_2.weight")
     is_video = "img_enc.rnn.weight_ih_l0" in state

@@ -16,9 +16,9 @@ from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.features.opening import made_by, open_features
 from xmodal.features.store import FeatureStore
-from xmodal.metrics.protocols import Findings, eccv, judge, labels_of
-from xmodal.metrics.ranked_lists import kept
+from xmodal.metrics.protocols import Metrics, all_metrics, eccv, labels_of
 from xmodal.metrics.reports import OWN, Report
+from xmodal.metrics.similarities import cached_on_disk
 from xmodal.models import Scorer, Storing
 from xmodal.progress import Progress, Silence
 from xmodal.recipes import Config, Tokens, View
@@ -102,7 +102,7 @@ class Evaluated:
             silent=examples.silent,
             seen=self._of(self.learned),
             chosen=self._of(self.chosen),
-            findings=_findings(self.scorer, self.reader, self.records, extended, progress, device),
+            metrics=_metrics(self.scorer, self.reader, self.records, extended, progress, device),
             floats_per_item=_floats_per_item(self.scorer),
         )
 
@@ -180,17 +180,18 @@ def _as_trained(reader: Reader, scorer: Scorer[Any, Any], started: Run, root: st
     return pictures(reader, open_features(root, "pixels", started.pixels, records), plans[-1])
 
 
-def _findings(
+def _metrics(
     scorer: Scorer[Any, Any],
     reader: Reader,
     records: Output,
     extended: Path | None,
     progress: Progress,
     device: str,
-) -> Findings:
+) -> Metrics:
     gallery = _gallery(reader.examples)
     positives = eccv(extended, gallery) if extended else None
     with torch.inference_mode(), TemporaryFile() as file:
         similarities = _similarities(scorer, reader, progress, device, BLOCKS)
         with progress.over("compare", sum(1 for _ in similarities.cells()), unit="tiles") as tick:
-            return judge(kept(similarities, file, tick), gallery, labels_of(records, gallery.ids), positives)
+            cached = cached_on_disk(similarities, file, tick)
+            return all_metrics(cached, gallery, labels_of(records, gallery.ids), positives)

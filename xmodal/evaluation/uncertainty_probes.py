@@ -16,7 +16,8 @@ from xmodal.evaluation.run_metrics import Opened, opened
 from xmodal.evaluation.uncertainty import Bin, cut_out, geometric_mean_sigma, mark_unknown, mix, recall_by_uncertainty
 from xmodal.features.networks import STRIDE
 from xmodal.losses.gaussians import Gaussians
-from xmodal.metrics.ranks import Ranks, cuts
+from xmodal.metrics.ranks import Ranks
+from xmodal.metrics.similarities import cuts
 from xmodal.progress import Progress, Silence
 from xmodal.training.picture_crops import PictureReader
 from xmodal.training.validation import BLOCKS, own_ranks

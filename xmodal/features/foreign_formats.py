@@ -37,7 +37,7 @@ Header = tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]
 
 
 class Source(Protocol):
-    """Features of somebody else's. `files` are all that decides the values; `dtype` is theirs, not the spec's."""
+    """Features of somebody else's. `files` are all that decides the values; `dtype` is theirs, not that of `spec`."""
 
     @property
     def ids(self) -> tuple[str, ...]: ...
@@ -301,7 +301,7 @@ def open_hdf5(path: str | Path, mode: str = "r") -> Any:
     try:
         import h5py  # type: ignore[import-untyped]  # only these files need it
     except ModuleNotFoundError:
-        raise UserError(f"{path}: h5py is not installed: pip install 'xmodal[exchange]'") from None
+        raise UserError(f"{path}: h5py is not installed: pip install -e '.[exchange]' in the checkout") from None
     return h5py.File(path, mode)
 
 

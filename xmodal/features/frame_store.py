@@ -164,7 +164,9 @@ def _decode(jpeg: bytes, room_HW3: NDArray[np.uint8]) -> None:
     try:
         import simplejpeg
     except ImportError as missing:
-        raise UserError(f"pictures of clips need {missing.name}: pip install 'xmodal[video]'") from missing
+        raise UserError(
+            f"pictures of clips need {missing.name}: pip install -e '.[video]' in the checkout"
+        ) from missing
     height, width, *_ = simplejpeg.decode_jpeg_header(jpeg)
     if (height, width) == room_HW3.shape[:2]:
         simplejpeg.decode_jpeg(jpeg, buffer=room_HW3, strict=False)

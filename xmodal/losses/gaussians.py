@@ -1,4 +1,4 @@
-"""Items as Gaussians with a diagonal covariance, and how close two of them are (spec, models, section 2.5).
+"""Items as Gaussians with a diagonal covariance, and how close two of them are (docs/models.md#pcme-scores).
 
 Scores are greater where items are closer, and never hold all differences of a tile at once. What the official code of
 PCME has wrong stays available under an `official_` name; constants that no ranking sees are left out as there.
@@ -27,7 +27,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from xmodal.metrics.ranks import cuts
+from xmodal.metrics.similarities import cuts
 
 OfMeans = Literal["mean", "l2", "min", "max"]
 OfSigmas = Literal[

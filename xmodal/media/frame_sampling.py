@@ -140,7 +140,7 @@ def _looked_at(data: bytes, container: str, config: Sampling, limits: Limits) ->
     try:
         from xmodal.media import libav
     except ModuleNotFoundError as missing:
-        raise UserError(f"clips need {missing.name}: pip install 'xmodal[video]'") from missing
+        raise UserError(f"clips need {missing.name}: pip install -e '.[video]' in the checkout") from missing
     return (
         libav.open_gif(data, config, limits)
         if container == "gif"

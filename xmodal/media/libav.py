@@ -397,7 +397,9 @@ def _decord() -> Any:
     try:
         import decord  # type: ignore[import-untyped]
     except ModuleNotFoundError as missing:
-        raise UserError("backend decord needs decord: pip install 'xmodal[decord]', or take pyav") from missing
+        raise UserError(
+            "backend decord needs decord: pip install -e '.[decord]' in the checkout, or take pyav"
+        ) from missing
     return decord
 
 

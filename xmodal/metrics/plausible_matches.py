@@ -15,7 +15,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.metrics.ranks import Integers, differing_labels, pack_labels
+from xmodal.metrics.relevance import differing_labels, pack_labels
+from xmodal.metrics.similarities import Integers
 from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output
 

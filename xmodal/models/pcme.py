@@ -1,17 +1,18 @@
 """PCME (Chun et al., CVPR 2021): an image and a caption are Gaussians, and match as far as their samples are near.
 
-Below, [P] is the paper, [C] the official code (naver-ai/pcme 4947684) and "spec" is models, section 2. Where [P] and
-[C] differ, what we do comes first.
+Below, [P] is the paper and [C] the official code (naver-ai/pcme 4947684), as docs/models.md#pcme compares them. Where
+[P] and [C] differ, what we do comes first.
 
 - Input: the positions of a grid (7 x 7), and the vectors of words (300, GloVe; [P] 4.1). A word that GloVe lacks starts
-  from N(0, 1); without GloVe the whole table is Xavier (spec 1.4).
-- Mean ([P] figure 3, spec 2.1): n(LN(whole + sigmoid(W attention))), where `whole` is one linear layer on the averaged
-  grid, or a bi-directional GRU of half the width a direction, read at the last word for both directions, so that the
-  backward half has seen one word. The attention has one head and half its input's width. No dropout.
+  from N(0, 1); without GloVe the whole table is Xavier (docs/models.md#pvse-encoders).
+- Mean ([P] figure 3, docs/models.md#pcme-encoders): n(LN(whole + sigmoid(W attention))), where `whole` is one linear
+  layer on the averaged grid, or a bi-directional GRU of half the width a direction, read at the last word for both
+  directions, so that the backward half has seen one word. The attention has one head and half its input's width. No
+  dropout.
 - Spread ([P] 3.2.1): whole + W attention, with weights of its own and no sigmoid, LN or l2. It is the LOG OF SIGMA, as
   in [C]; [P] equation 4 calls it the variance. Captions have a second GRU for it, as in [C], where [P] figure 3 shows
   one structure on shared features.
-- Samples: mean + noise * sigma, 7 in training and for scores (spec 2.2), not normalised.
+- Samples: mean + noise * sigma, 7 in training and for scores (docs/models.md#pcme-samples), not normalised.
 - Loss ([P] equations 1-3): a pair matches with probability 1/J^2 sum_jj' s(b - a ||v_j - t_j'||), a and b are learned,
   and `matching` is its negative log likelihood, summed over ALL pairs of the batch and twice, once a direction. A pair
   that is not listed does not match, even where its caption describes the same image. Distances are
@@ -22,14 +23,15 @@ Below, [P] is the paper, [C] the official code (naver-ai/pcme 4947684) and "spec
   are drawn; [C] draws them with replacement, we do not unless told to. Off for COCO in [C], although [P] has it in
   general; its weight is 10 for CUB.
 - Deterministic twin ("mu only", [P] table 1): `samples=0`, means in place of samples, no spread, no `kl`. [C] fails on
-  it; the spec defines it.
-- Scores ([P] 3.2.3, spec 2.5): every one of `xmodal.losses.gaussians`; the match probability is the one for tables. It
-  is given as log p - log(1 - p): the same order, also where p rounds to 0 or 1. The noise of scores is drawn once for
-  each side and is every item's: nothing beside an item decides its scores, and its last bits do not decide its noise.
-- Training ([P] 4.1, spec 2.4): AdamP, cosine; gradient norm 2 without a and b. First the heads, from cached features of
-  a centre crop (ours: [C] augments pictures here too), then all, from pixels; every fifth picture has a rectangle
-  erased ([P] reads as a fifth of the area). Of words, 0.1 become <unk>, then 0.1 are deleted. [C] uses half precision,
-  we do not.
+  it (docs/models.md#pcme-losses).
+- Scores ([P] 3.2.3, docs/models.md#pcme-scores): every one of `xmodal.losses.gaussians`; the match probability is the
+  one for tables. It is given as log p - log(1 - p): the same order, also where p rounds to 0 or 1. The noise of scores
+  is drawn once for each side and is every item's: nothing beside an item decides its scores, and its last bits do not
+  decide its noise.
+- Training ([P] 4.1, docs/models.md#pcme-training): AdamP, cosine; gradient norm 2 without a and b. First the heads,
+  from cached features of a centre crop (ours: [C] augments pictures here too), then all, from pixels; every fifth
+  picture has a rectangle erased ([P] reads as a fifth of the area). Of words, 0.1 become <unk>, then 0.1 are deleted.
+  [C] uses half precision, we do not.
 """
 
 import math
@@ -67,7 +69,7 @@ BACKWARD_HALF = ("*weight_hh_l0_reverse",)
 
 @dataclass(frozen=True)
 class PCMEConfig:
-    """The defaults are the COCO model: [P] 4.1 for the width, spec 2.2 and 2.3 for the rest."""
+    """The defaults are the COCO model: [P] 4.1 for the width, docs/models.md#pcme-losses for the rest."""
 
     width: int = 1024
     word_width: int = 300
@@ -322,7 +324,7 @@ WARM_UP = Optimiser("adamp", 2e-4, clip_norm=2.0, unclipped=("scale", "shift"), 
 COCO_WEIGHTS = {"matching": 1.0, "uniformity": 0.0, "kl": 1e-5}
 PCME_COCO = Recipe(
     name="pcme-coco",
-    cites="[P] 4.1; spec, models, sections 2.1 to 2.4: the published configuration for COCO",
+    cites="[P] 4.1; docs/models.md#pcme: the published configuration for COCO",
     view=View("coco", "karpathy/train", captions_per_item=5),
     validation=View("coco", "karpathy/val", captions_per_item=5),
     visual=Features("resnet"),  # a grid of ResNet-152
@@ -345,7 +347,7 @@ CUB_WEIGHTS = {"matching": 1.0, "uniformity": 10.0, "kl": 1e-3}
 CUB_PIXELS = Pixels("centre", flip=False, erase=0.2)  # [C] forgets to ask for crops and flips
 PCME_CUB = Recipe(
     name="pcme-cub",
-    cites="[P] 4.1; spec, models, sections 2.1 to 2.4: the published configuration for CUB",
+    cites="[P] 4.1; docs/models.md#pcme: the published configuration for CUB",
     view=View("cub", "pcme/train"),
     validation=View("cub", "pcme/val"),
     visual=Features("resnet"),  # a grid of ResNet-50

@@ -12,32 +12,34 @@ What the paper does, by its sections:
 - Training (3.5): AMSGrad 2e-4, halved when it stagnates, 128 pairs a batch, 50 epochs with the CNN fixed and 50 with
   all weights; K, the margin and the loss weights are cross-validated.
 
-Where the paper and its code (yalesong/pvse 874aa16) differ; the numbers are sections of the spec on models:
+Where the paper and its code (yalesong/pvse 874aa16) differ (docs/models.md#pvse):
 
-- "bi-GRU with H hidden units" is H / 2 a direction in the code, and here (1.1).
+- "bi-GRU with H hidden units" is H / 2 a direction in the code, and here (docs/models.md#pvse-inputs).
 - "Final hidden states" are those of both directions. The released weights were trained with `--legacy`, the output at
-  the last word, of which the backward half has read one word alone: `legacy_last_output` (1.4). The code drops out
-  twice there for videos; here once.
+  the last word, of which the backward half has read one word alone: `legacy_last_output`
+  (docs/models.md#pvse-encoders). The code drops out twice there for videos; here once.
 - Equation 6 calls a cosine a distance, which makes the printed loss wrong, and has one direction. As in the code, the
-  similarity grows, and both directions count. Means are over all N^2 entries, or over N with the hardest negatives
-  (1.5). `reduction="sum"` sums, in the two other losses too.
-- The diversity loss has a Frobenius norm, and is on the residuals after dropout (1.5).
-- The "RBF" kernel has a norm that is not squared, and gamma is 0.5: `kernel="rbf"` squares it (1.5).
+  similarity grows, and both directions count. Means are over all N^2 entries, or over N with the hardest negatives.
+  `reduction="sum"` sums, in the two other losses too (docs/models.md#pvse-losses, as for the next three items).
+- The diversity loss has a Frobenius norm, and is on the residuals after dropout.
+- The "RBF" kernel has a norm that is not squared, and gamma is 0.5: `kernel="rbf"` squares it.
 - Both extra losses are off with fewer than two embeddings. Their weights are factors in the code and relative to the
-  ranking loss in figure 7: a phase says which (1.5, 1.6).
-- The code freezes word vectors in its first run (`--txt_finetune` is off); the paper names the CNN alone. Frozen (1.6).
+  ranking loss in figure 7: a phase says which.
+- The code freezes word vectors in its first run (`--txt_finetune` is off); the paper names the CNN alone. Frozen
+  (docs/models.md#pvse-training).
 - The code selects its model and its learning rate on the test split, and halves the rate when rsum improves. Both are
-  mistakes, and not here (1.6).
+  mistakes, and not here (docs/models.md#pvse-training).
 
 Ours: only listed pairs are right, and captions of one image are wrong for each other's row, as in the official code,
 which clears just the diagonal. Where a batch has other than N rows on each side, means are over what there is. A
 vector of zeros has norm 1e-12 instead of 0, which would give NaN. Without MIL (5.3) the K unit vectors of an item
 become one; the paper does not say what happens to the other losses: they stay. Without residuals nothing is normalised
-by layer, which the paper does not say either (1.9).
+by layer, which the paper does not say either (docs/models.md#pvse-ablations).
 
 Of a clip of TGIF the code keeps the last sentence, the view the first. The code cleans the captions of MRW for its
-vocabulary, but not when it encodes them; here that is left to the corpus, for both (1.8). The first phase reads
-features of one centre crop, where the code augments pictures in front of the fixed CNN, whose batch norm drifts (1.4).
+vocabulary, but not when it encodes them; here that is left to the corpus, for both (docs/models.md#vocabulary). The
+first phase reads features of one centre crop, where the code augments pictures in front of the fixed CNN, whose batch
+norm drifts (docs/models.md#pvse-encoders).
 """
 
 from dataclasses import dataclass, replace
@@ -59,13 +61,13 @@ Kernel = Literal["laplacian_l2", "rbf"]
 
 @dataclass(frozen=True)
 class PVSEConfig:
-    """The defaults are the released model of COCO (spec 1.6) but for its legacy read-out (spec 1.4)."""
+    """The defaults are the released model of COCO (docs/models.md#pvse-training) but for its legacy read-out."""
 
     visual: Literal["image", "video"] = "image"
     embeddings: int = 2  # K; 0 leaves the PIE-Nets out and takes the global feature (5.3)
     width: int = 1024  # D; section 3.5 tries 512 to 2048
     word_width: int = 300  # 3.1
-    margin: float = 0.1  # 3.5 tries 0.1 to 1; order embeddings take 0.05 (spec, section 6)
+    margin: float = 0.1  # 3.5 tries 0.1 to 1; order embeddings take 0.05 (docs/models.md#order)
     negatives: Negatives = "hardest"
     reduction: Reduction = "mean"
     similarity: Literal["cosine", "order"] = "cosine"
@@ -73,9 +75,9 @@ class PVSEConfig:
     fusion: Literal["residual", "local", "concatenated"] = "residual"  # 5.3: "No Global", "No Residual"
     kernel: Kernel = "laplacian_l2"
     gamma: float = 0.5
-    dropout: float = 0.0  # spec 1.6
+    dropout: float = 0.0  # docs/models.md#pvse-training
     legacy_last_output: bool = False
-    xavier_image: bool = False  # the official code has it, and never calls it (spec 1.4)
+    xavier_image: bool = False  # the official code has it, and never calls it (docs/models.md#pvse-encoders)
 
     def __post_init__(self) -> None:
         if self.embeddings < 0 or self.width < 2 or self.width % 2 or self.word_width < 2:
@@ -288,7 +290,7 @@ def _bi_gru(width: int, joint_width: int) -> nn.GRU:
 
 
 def _start_words(words: nn.Embedding, inputs: Inputs) -> None:
-    """Words without a given vector stay at N(0, 1); where none are given, all get Xavier's (spec 1.4)."""
+    """Words without a vector stay at N(0, 1); where none are given, all get Xavier's (docs/models.md#pvse-encoders)."""
     if inputs.word_vectors is None:
         nn.init.xavier_uniform_(words.weight)
         return
@@ -310,13 +312,14 @@ WEIGHTS = {"ranking": 1.0, "diversity": 0.1, "mmd": 0.01}
 FIXED = Phase(50, AMSGRAD, WEIGHTS, frozen=("words.*",))
 PICTURES = Phase(50, AMSGRAD, WEIGHTS, pixels=Pixels("resized", flip=True))
 CLIPS = Phase(50, AMSGRAD, WEIGHTS, pixels=Pixels("resized", flip=True, jitter=True))
-GLOVE = "glove.840B.300d"  # 3.1 and spec 1.4
+GLOVE = "glove.840B.300d"  # 3.1 and docs/models.md#pvse-encoders
 
 PVSE_COCO = Recipe(
     name="pvse-coco",
     cites=(
-        "3.5: optimiser, rate, epochs, batch size; spec, models, 1.6 (the code's README): K, margin, negatives, loss "
-        "weights, clipping, plateau, augmentation; 1.8: vocabulary; 7: five captions"
+        "3.5: optimiser, rate, epochs, batch size; docs/models.md#pvse-training (the code's README): K, margin, "
+        "negatives, loss weights, clipping, plateau, augmentation; docs/models.md#vocabulary; docs/models.md#recall: "
+        "five captions"
     ),
     view=View("coco", "karpathy/train", captions_per_item=5),
     validation=View("coco", "karpathy/val", captions_per_item=5),
@@ -329,8 +332,9 @@ PVSE_COCO = Recipe(
 PVSE_TGIF = Recipe(
     name="pvse-tgif",
     cites=(
-        "3.4: all negatives; 3.5: frames, optimiser, rate, epochs, batch size; spec, models, 1.6: K; 1.7: ends; 1.8: "
-        "vocabulary, one caption a clip; margin and loss weights are those of pvse-coco, which is ours"
+        "3.4: all negatives; 3.5: frames, optimiser, rate, epochs, batch size; docs/models.md#pvse-training: K; "
+        "docs/models.md#frame-sampling: ends; docs/models.md#vocabulary: vocabulary, one caption a clip; margin and "
+        "loss weights are those of pvse-coco, which is ours"
     ),
     view=View("tgif", "tgif/train", captions_per_item=1),
     validation=View("tgif", "tgif/val", captions_per_item=1),
@@ -344,8 +348,9 @@ PVSE_MRW = replace(
     PVSE_TGIF,
     name="pvse-mrw",
     cites=(
-        "3.5: optimiser, rate, epochs, batch size; spec, models, 1.6 (released model, the code's README): K, margin, "
-        "negatives; 1.7: frames; 1.8: vocabulary, cleaning; loss weights are those of pvse-coco, which is ours"
+        "3.5: optimiser, rate, epochs, batch size; docs/models.md#pvse-training (released model, the code's README): "
+        "K, margin, negatives; docs/models.md#frame-sampling: frames; docs/models.md#vocabulary: vocabulary, cleaning; "
+        "loss weights are those of pvse-coco, which is ours"
     ),
     view=View("mrw", "mrw/train"),
     validation=View("mrw", "mrw/val"),
@@ -357,8 +362,8 @@ PVSE_CUB = replace(
     PVSE_COCO,
     name="pvse-cub",
     cites=(
-        "PCME's table 2: hardest negatives; spec, models, 2.1 and 2.4 (PCME on CUB): width, epochs, batches, splits, "
-        "vocabulary; all else is that of pvse-coco, which is ours"
+        "PCME's table 2: hardest negatives; docs/models.md#pcme-encoders: width; docs/models.md#pcme-training: epochs, "
+        "batches, splits, vocabulary; all else is that of pvse-coco, which is ours"
     ),
     view=View("cub", "pcme/train"),
     validation=View("cub", "pcme/val"),

@@ -1,24 +1,28 @@
 """VSE++ (Faghri et al., BMVC 2018) and VSE0, the same without mining: one vector an item, one vector a caption.
 
-What the papers that compare with it call VSE++ is fixed by the official code (fartashf/vsepp abe382f; spec, models,
-section 6, row VSE++). Every number below is of that row, unless another place is named.
+What the papers that compare with it call VSE++ is fixed by the official code (fartashf/vsepp abe382f;
+docs/models.md#vsepp). Every number below is of that row, unless another place is named.
 
 - Image: pooled CNN features, l2-normalised ("CNN features l2 BEFORE fc"), one linear layer with Xavier weights and
   zero bias, l2-normalised again. Features of several positions are averaged first. The official code for
-  precomputed features leaves the first normalisation out: `normalise_features=False` (golden encoder_image_precomp).
+  precomputed features leaves the first normalisation out: `normalise_features=False`
+  (tests/reference/vsepp_encoder_image_precomp.npz).
 - Text: word vectors from U(-0.1, 0.1), a uni-directional GRU of the joint width (1024), its state after the last
-  word, l2-normalised. The width of a word vector is 300 (spec 1.1, and the default of the official code).
-- Similarity: cosine. Order embeddings (row Order++) take absolute values and -||max(0, text - image)||, not squared.
+  word, l2-normalised. The width of a word vector is 300 (docs/models.md#pvse-inputs, and the default of
+  the official code).
+- Similarity: cosine. Order embeddings (docs/models.md#order) take absolute values and
+  -||max(0, text - image)||, not squared.
 - Loss: a hinge of margin 0.2 on every wrong text of an image and every wrong image of a text. VSE++ keeps the worst
   one of each query, VSE0 adds all up. Both SUM over the batch, so a learning rate goes with its batch size.
 - Only listed pairs are right. Two captions of one image in a batch are wrong for each other's row, as in the official
   code, which clears just the diagonal.
-- VSE0 is trained with `--no_imgnorm`: the image is not normalised after the linear layer.
+- VSE0 (docs/models.md#vse0) is trained with `--no_imgnorm`: the image is not normalised after the linear layer.
 - Training: Adam 2e-4, x 0.1 every 15 of 30 epochs, gradient norm within 2, batches of 128. COCO: 113,287 training
-  images, first five captions each, words that occur four times or more (spec 1.8: 11,755 with the specials). Here the
-  CNN stays fixed and its features are those of one centre crop; the papers' best numbers augment and fine-tune.
+  images, first five captions each, words that occur four times or more (docs/models.md#vocabulary: 11,755 with the
+  specials). Here the CNN stays fixed and its features are those of one centre crop; the papers' best numbers augment
+  and fine-tune.
 - Of clips (PVSE, tables 3 and 4) the frames are averaged; on CUB (PCME, table 2) a batch has one pair of each class,
-  as PCME's. How those papers ran it is in supplements that are not at hand: what is not in section 6 is ours.
+  as PCME's. How those papers ran it is in their supplements, which we have not seen: what is not in that row is ours.
 """
 
 from dataclasses import dataclass, replace
@@ -102,7 +106,7 @@ class VSEPP(nn.Module):
 
 VSEPP_COCO = Recipe(
     name="vsepp",
-    cites="spec, models, section 6, row VSE++; vocabulary: section 1.8; 113,287 images, five captions: section 7",
+    cites="docs/models.md#vsepp; docs/models.md#vocabulary; docs/models.md#recall: 113,287 images, five captions",
     view=View("coco", "karpathy/train", captions_per_item=5),
     validation=View("coco", "karpathy/val", captions_per_item=5),
     visual=Features("resnet"),
@@ -114,13 +118,16 @@ VSEPP_COCO = Recipe(
 VSE0_COCO = replace(
     VSEPP_COCO,
     name="vse0",
-    cites="spec, models, section 6, row VSE0",
+    cites="docs/models.md#vse0",
     model=VSEPPConfig(negatives="all", normalise_image=False),
 )
 VSEPP_TGIF = replace(
     VSEPP_COCO,
     name="vsepp-tgif",
-    cites="spec, models, section 6, row VSE++; 1.7 and 1.8: frames, vocabulary, cleaning, one caption a clip",
+    cites=(
+        "docs/models.md#vsepp; docs/models.md#frame-sampling; docs/models.md#vocabulary: vocabulary, cleaning, "
+        "one caption a clip"
+    ),
     view=View("tgif", "tgif/train", captions_per_item=1),
     validation=View("tgif", "tgif/val", captions_per_item=1),
     visual=Features("clips", frames=8, ends=6),
@@ -138,8 +145,8 @@ VSE0_CUB = replace(
     VSE0_COCO,
     name="vse0-cub",
     cites=(
-        "spec, models, section 6, row VSE0; 2.1 and 2.4 (PCME on CUB): width, batches, splits, vocabulary; that both "
-        "go together is ours"
+        "docs/models.md#vse0; docs/models.md#pcme-encoders: width; docs/models.md#pcme-training: batches, splits, "
+        "vocabulary; that both go together is ours"
     ),
     view=View("cub", "pcme/train"),
     validation=View("cub", "pcme/val"),

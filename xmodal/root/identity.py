@@ -2,16 +2,26 @@
 
 Two configs that mean the same give the same bytes here: fields are sorted, 1 and 1.0 are one number, lists are tuples.
 Whatever has no canonical form (a set, a path, a function, NaN) is refused: an unstable fingerprint is worse than none.
+
+A config may get a new field without changing any identity: the field is declared by `since`, and is left out while it
+has its default. A field with the metadata DESCRIBES explains a config and decides nothing: it is in no identity.
 """
 
 import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from typing import Any
 
+DESCRIBES = {"describes": True}
 DIGITS = 16  # of a directory's name: 64 bits, checked against the whole stage.json when the directory is opened
+
+
+def since(version: str, default: object) -> Any:
+    """Declares a field that came with this version of xmodal; its default must mean what was done before."""
+    to_plain(default)
+    return field(default=default, metadata={"since": version})
 
 
 def fingerprint(value: object) -> str:
@@ -32,12 +42,19 @@ def to_plain(value: object) -> Any:
     if isinstance(value, float):
         return _number(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return {"_type": type(value).__name__} | {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+        decided = {f.name: to_plain(getattr(value, f.name)) for f in fields(value) if _decides(f, value)}
+        return {"_type": type(value).__name__} | decided
     if isinstance(value, Mapping):
         return {_text_key(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
     raise TypeError(f"{type(value).__name__} has no canonical form: use plain values, tuples and frozen dataclasses")
+
+
+def _decides(field: Field[Any], config: object) -> bool:
+    if "since" in field.metadata:
+        return bool(to_plain(getattr(config, field.name)) != to_plain(field.default))
+    return "describes" not in field.metadata
 
 
 def _number(value: float) -> float | int:

@@ -1,4 +1,4 @@
-"""Finished outputs under a root: found, opened and checked without knowing the stage that made them.
+"""Finished outputs under a root: finds, opens and checks them without knowing the stage that made them.
 
     <root>/<stage>/<identity>/stage.json      what this is: name, version, config, inputs
                               units.tsv       one line a unit: its name, then its files, sizes, checksums and counts
@@ -27,20 +27,17 @@ CURE = "`xmodal verify --forget` removes what it is part of, then build again"
 
 @dataclass(frozen=True)
 class Unit:
-    """One committed piece of work; a file is (bytes, sha256); a failure is (row, class, reason).
-
-    `key` is the fingerprint of what decided it, where its stage lends units to other outputs of the same stage.
-    """
+    """One committed piece of work; a file is (bytes, sha256); a failure is (row, class, reason)."""
 
     name: str
     files: Mapping[str, tuple[int, str]]
     counts: Mapping[str, int]
     failures: tuple[tuple[str, str, str], ...] = ()
-    key: str | None = None
+    key: str | None = None  # the fingerprint of what decided it, if other outputs of the stage may take it over
 
     @property
     def absent(self) -> list[str]:
-        """Rows that are not there, or are zeros."""
+        """Rows that the output lacks or holds as zeros."""
         return [row for row, kind, _ in self.failures if kind != TRUNCATED]
 
     def line(self) -> bytes:
@@ -68,7 +65,7 @@ class Output:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """stage.json, if it still says what decided this output: the identity is reckoned again."""
+        """stage.json, whose identity is computed again and compared."""
         about = _read_json(self.storage, f"{self.folder}/stage.json")
         decides = {name: about.get(name) for name in ("stage", "version", "config", "inputs")}
         if (
@@ -124,7 +121,7 @@ class Output:
         return {name: sha256 for name, (_, sha256) in self._committed.items()}
 
     def read(self, name: str) -> bytes:
-        """One small file, refused where its bytes are not the committed ones."""
+        """Reads one small file and refuses bytes that were not committed."""
         with self.open(name) as file:
             data = file.read()
         if hashlib.sha256(data).hexdigest() != self.checksums[name]:
@@ -132,12 +129,12 @@ class Output:
         return data
 
     def open(self, name: str) -> BinaryIO:
-        """One file, refused where it is missing or its size is not the committed one."""
+        """Opens one file and refuses one that is missing or has another size than was committed."""
         self.check(name)
         return self.storage.open(f"{self.folder}/{name}")
 
     def check(self, name: str) -> None:
-        """Refuses a file that is missing, or whose size is not the committed one."""
+        """Refuses a file that is missing or has another size than was committed."""
         if name not in self.files:
             raise UserError(f"{self.where} has no file {name!r}; it has: {', '.join(list(self.files)[:8])}")
         actual = self.storage.size(f"{self.folder}/{name}")
@@ -151,20 +148,20 @@ class Output:
 
 
 def find(root: str, stage: str | None = None, **config: object) -> list[Output]:
-    """The finished outputs under a root whose stage and named config values are these."""
+    """Finds the finished outputs under a root with this stage and these values in their config."""
     storage = open_storage(root)
     found = (output for output in directories(storage, stage) if output.complete)
     return [o for o in found if all(o.config.get(name) == to_plain(value) for name, value in config.items())]
 
 
 def made_of(source: Output, stage: str) -> Iterator[Output]:
-    """The finished outputs of a stage whose first input this is; of an import there is none."""
+    """Finished outputs of `stage` whose first input is `source`. Imports have no inputs and are never returned."""
     made = (output for output in directories(source.storage, stage) if output.complete)
     return (o for o in made if [first["identity"] for first in o.about["inputs"][:1]] == [source.identity])
 
 
 def directories(storage: Storage, stage: str | None = None) -> Iterator[Output]:
-    """Every stage directory, finished or not, in order of stage and identity."""
+    """Lists every stage directory, finished or not, in order of stage and identity."""
     for name in storage.names("") if stage is None else [stage]:
         if name.startswith(("_", ".")) or name == "blobs":
             continue

@@ -61,7 +61,11 @@ def records_now(storage: Storage, corpus: str) -> Output | None:
 
 
 def use_records(records: Output) -> None:
-    records.storage.write(RECORDS.format(records.config["corpus"]), records.identity.encode())
+    """A root where they are used already may be read-only."""
+    corpus = records.config["corpus"]
+    now = records_now(records.storage, corpus)
+    if now is None or now.folder != records.folder:
+        records.storage.write(RECORDS.format(corpus), records.identity.encode())
 
 
 def read_lock(sealed: Output) -> Iterator[Locked]:

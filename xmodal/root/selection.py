@@ -34,7 +34,9 @@ def choose(
     if not there:
         command = f"xmodal build {config.get('corpus', of)}/{stage} --root {root}"
         raise UserError(f"there is no {what} under {root}: build it first (`{command}`)")
-    by = "" if stage == "records" else f" by --{'pixels' if stage == 'pixels' else 'features'} IDENTITY"
+    by = f" by --{'pixels' if stage == 'pixels' else 'features'} IDENTITY"
+    if stage == "records":
+        by = "" if "corpus" in config else " by --corpus"
     wanted = f"no {what} is {identity}" if identity else f"there are several outputs of {what}, so say which{by}"
     raise UserError(f"{wanted}; there are: {', '.join(_told_apart(there) if len(there) > 1 else map(told, there))}")
 

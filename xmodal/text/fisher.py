@@ -7,7 +7,8 @@ A component has for every dimension a centre and a spread, and is there a Gaussi
     hglmm  of every component each dimension is whichever of the two its words are likelier under. Klein et al. weigh
            the two by an exponent from 0 to 1; as the likelihood is linear in it, its best is one of the ends
 
-The N words of a sentence, a share g of each of which is a component's, move one of weight p by (spec, models, 4.6)
+The N words of a sentence, a share g of each of which is a component's, move one of weight p by these numbers
+(docs/models.md#fisher-vectors):
 
     Gaussian   Σ g z / √(N p) for its centre, and Σ g (z² - 1) / √(2 N p) for its spread
     Laplacian  Σ g sign z / √(N p), and Σ g (|z| - 1) / √(N p)

@@ -9,7 +9,8 @@ a column of zeros in the paper, so that row 0 of a table of word vectors must st
 
 Words are split by the tokenizers `dual-path` and `dual-path-coco`, which keep letters as word2vec has them. The
 official code also builds its dictionaries by other splits: Flickr30k's at white space alone, COCO's without `?`. Here
-one split serves both, as words that only the other one gives can never be met, or never be known (spec, models, 5.2).
+one split serves both, as words that only the other one gives can never be met, or never be known
+(docs/models.md#dual-path-text-input).
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -283,6 +283,6 @@ def _one_thread() -> AbstractContextManager[Any]:
     try:
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
     except ImportError:
-        raise UserError("codes of sentences need scikit-learn: pip install 'xmodal[text]'") from None
+        raise UserError("codes of sentences need scikit-learn: pip install -e '.[text]' in the checkout") from None
     limited: AbstractContextManager[Any] = threadpool_limits(1)
     return limited

@@ -6,7 +6,7 @@ Tokenizers go by name, because a recipe names one:
                      preserve_line=True)`, which splits no sentences and so needs no data
     nltk-sentences   lower-cased, then sentences by NLTK's punkt data, then the same, as VSE++, PVSE and PCME do: a full
                      stop inside a caption leaves its word. COCO val2014 has 18,408 types by this, 18,528 by `nltk`, and
-                     the same 7,288 that occur four times or more (spec, corpora, section 2)
+                     the same 7,288 that occur four times or more (docs/corpora.md#tokenizers)
     spacy            lower-cased, then spaCy's rules for English, of no trained model; white space is no word
     whitespace       lower-cased, then split at white space
     dual-path        as written, split at white space and - . , ( ), which are no words (Dual-Path on Flickr30k)
@@ -17,7 +17,8 @@ Before that a caption may be cleaned, by name too: the same name counts, encodes
     none    as it is
     mrw     PVSE's replacements for MRW, in their order: /r/ r/ /u/ u/ and .. are taken out, then / and - become spaces.
             They hit inside of words: "her/his" becomes "hehis". PVSE does so for its vocabulary but not where captions
-            are encoded, so that some words never meet their own ids; here both are cleaned (spec, models, 1.8)
+            are encoded, so that some words never meet their own ids; here both are cleaned
+            (docs/models.md#vocabulary)
 
 A caption without words has none, and is encoded as <start> <end>. Nothing here shortens one: a recipe's `longest` does,
 in words, after it was encoded, and keeps <start> and <end>; words are counted in whole captions.
@@ -134,7 +135,9 @@ def _spacy() -> Any:
     try:
         import spacy
     except ImportError:
-        raise UserError("the spacy tokenizer and noun phrases need spaCy: pip install 'xmodal[text]'") from None
+        raise UserError(
+            "the spacy tokenizer and noun phrases need spaCy: pip install -e '.[text]' in the checkout"
+        ) from None
     return spacy
 
 

@@ -31,7 +31,7 @@ def train_word2vec(
         from gensim.models import Word2Vec  # type: ignore[import-untyped]
         from gensim.models.callbacks import CallbackAny2Vec  # type: ignore[import-untyped]
     except ImportError:
-        raise UserError("training word vectors needs gensim: pip install 'xmodal[text]'") from None
+        raise UserError("training word vectors needs gensim: pip install -e '.[text]' in the checkout") from None
 
     class Ticking(CallbackAny2Vec):  # type: ignore[misc]
         def on_epoch_end(self, model: Any) -> None:

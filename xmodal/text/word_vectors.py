@@ -46,8 +46,8 @@ def read_vectors(
 def spellings(word: str) -> Sequence[str]:
     """How a word is looked up: as it is, then without `-`, `.` and `'`, then of that what is before a slash.
 
-    So the official code of PVSE does (spec, models, 1.4). Case stays: a lower-cased vocabulary never takes the vector
-    of "Paris" for "paris", though glove.840B.300d has both.
+    So the official code of PVSE does (docs/models.md#pvse-encoders). Case stays: a lower-cased vocabulary never takes
+    the vector of "Paris" for "paris", though glove.840B.300d has both.
     """
     if word.isalnum():  # as most are: there is nothing to leave out
         return (word,)

@@ -10,10 +10,10 @@ any other folder of the same files; those of each part of speech, as wndb(5WN) h
 A synset is named by the byte at which its line starts in `data`. Lines of the licence start with a blank.
 
 A3VSE expands the tokens of a sentence by WordNet's synsets and sets the concepts found to one; more is not known of it
-(spec, models, 3.6). What is ours: every run of words that names something counts, also inside a longer one, so that a
-"hot dog" names a dog; each in all its parts of speech, base forms and senses; names match whole, whatever their case,
-and `_` is a blank; a name that WordNet lacks is a noun without synonyms. Function words name nothing by themselves: to
-WordNet "a" is a vitamin too, and "in" an inch.
+(docs/models.md#concept-baseline). What is ours: every run of words that names something counts, also inside a longer
+one, so that a "hot dog" names a dog; each in all its parts of speech, base forms and senses; names match whole,
+whatever their case, and `_` is a blank; a name that WordNet lacks is a noun without synonyms. Function words name
+nothing by themselves: to WordNet "a" is a vitamin too, and "in" an inch.
 """
 
 import zipfile

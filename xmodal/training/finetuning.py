@@ -1,8 +1,8 @@
 """Training from pixels: pictures cut anew for every sample, and the network that made the features in front of a model.
 
-What a cut does follows torchvision's own transforms, by which the papers' code was trained; where spec, models, 1.6 and
-2.4 give a number it is theirs. All chance is drawn for a sample of an epoch, so that a picture looks the same in
-whichever batch, rank or process it is cut.
+What a cut does follows torchvision's own transforms, by which the papers' code was trained; where a paper's code has
+numbers of its own (docs/models.md#pvse-training, docs/models.md#pcme-training) they are these. All chance is drawn for
+a sample of an epoch, so that a picture looks the same in whichever batch, rank or process it is cut.
 
 Shapes: B samples, S a side of a stored picture, H and W pixels of the crop, D width of a feature, T tries.
 """

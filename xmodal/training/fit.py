@@ -12,7 +12,7 @@ batch normalisation learns from pictures is of each process's own part, so freez
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +39,7 @@ from xmodal.records.views import classes
 from xmodal.root.outputs import Output
 from xmodal.root.selection import choose
 from xmodal.root.storage import LocalStorage
-from xmodal.text.vocabularies import SPECIALS, Vocabulary
+from xmodal.text.vocabularies import SPECIALS, UNKNOWN, Vocabulary
 from xmodal.text.word_vectors import MB, Coverage, in_megabytes, read_vectors, vectors_sha256
 from xmodal.training import checkpoint, optimisers, run_folder
 from xmodal.training.checkpoint import Log, Place
@@ -102,6 +102,7 @@ def fit(
             pixels=squares.output.identity if squares else "",
         )
         progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
+        _tell_words(recipe, train, vocabulary, progress)
         _tell_large_batch(recipe, train, progress)
         devices = [device] if torch.device(device).type == "cuda" else []
         with _threads(threads), torch.random.fork_rng(devices):
@@ -110,6 +111,8 @@ def fit(
                 seen[0] = replace(seen[0], classes=classes(tables, train.ids))
             model = _model(run, started, device, _word_vectors(vectors, train, vocabulary, progress))
             distributed.refuse_dropout(model)
+            for phase in recipe.phases:
+                optimisers.check(model, phase)
             readers = _Readers(seen[0], seen[1], squares, labels_of(tables, validation.ids))
             with (
                 _held(run, started),
@@ -230,7 +233,8 @@ def _train_epoch(work: _Work, phase: Phase, optimiser: torch.optim.Optimizer, pl
         group["lr"] = now * group["multiplier"]
     loader = work.loaders[place.phase]
     loader.load_state_dict({"seed": work.recipe.seed, "epoch": work.epoch(place), "cursor": place.cursor})
-    name = f"phase {place.phase} epoch {place.epoch}" if len(work.recipe.phases) > 1 else f"epoch {place.epoch}"
+    name = f"phase {place.phase + 1} " if len(work.recipe.phases) > 1 else ""
+    name += f"epoch {place.epoch + 1}"
     with work.progress.over(name, len(loader), place.cursor // loader.batch_size, unit="steps") as tick:
         for batch in loader:
             _step(work, phase, optimiser, place, replace(batch, progress=place.step / work.steps))
@@ -281,7 +285,7 @@ def _measured(work: _Work, place: Place) -> float:
         raise UserError(f"{work.recipe.name} cannot be validated after step {place.step - 1}: {error}") from error
     better = scores.rsum > place.best
     where = {"phase": place.phase, "epoch": place.epoch - 1, "step": place.step}
-    work.log.say(**where, rsum=scores.rsum, best=better, validation=asdict(scores))
+    work.log.say(**where, rsum=scores.rsum, best=better, validation=scores.as_json())
     return scores.rsum
 
 
@@ -377,6 +381,21 @@ def _counted(examples: Examples) -> str:
     return counts + left_out * bool(examples.absent or examples.silent)
 
 
+def _tell_words(recipe: Recipe, train: Examples, vocabulary: Vocabulary, progress: Progress) -> None:
+    """Says how many words are known; a training on unknown words alone is refused."""
+    counts = np.bincount(train.words.numbers, minlength=len(vocabulary))
+    known, unknown = int(counts[len(SPECIALS) :].sum()), int(counts[UNKNOWN])
+    cure = f"text.minimum_count={_tokens(recipe).minimum_count} decides which words are kept"
+    if unknown and not known:
+        raise UserError(f"no word of the captions is in the vocabulary, so nothing can be learned of them: {cure}")
+    share = unknown / max(1, known + unknown)
+    progress.say(
+        f"vocabulary: {len(vocabulary) - len(SPECIALS):,} words; {share:.1%} of the captions' words are not in it"
+    )
+    if share > 0.5:
+        progress.say(f"warning: less than half of the captions' words are known: {cure}")
+
+
 def _tell_large_batch(recipe: Recipe, train: Examples, progress: Progress) -> None:
     by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
     if not by_class and recipe.batch_size > len(train.words):
@@ -389,7 +408,7 @@ def _tell_large_batch(recipe: Recipe, train: Examples, progress: Progress) -> No
 def _refuse_infinite(what: str, value: Tensor, terms: Mapping[str, Tensor], place: Place) -> None:
     if not math.isfinite(value.item()):
         values = ", ".join(f"{name} {term.item():g}" for name, term in terms.items())
-        where = f"step {place.step} (phase {place.phase}, epoch {place.epoch})"
+        where = f"step {place.step} (phase {place.phase + 1}, epoch {place.epoch + 1})"
         raise UserError(f"the {what} is {value.item()} at {where}; the terms were: {values}")
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from xmodal.recipes import Cosine, Optimiser, Plateau, Relative, Step
+from xmodal.errors import UserError
+from xmodal.recipes import Cosine, Optimiser, Phase, Plateau, Relative, Step
 from xmodal.training.adamp import AdamP
 
 RISE = 1e-4  # the share by which an rsum must beat the best to be a rise, as in torch's ReduceLROnPlateau
@@ -42,6 +43,14 @@ def total(terms: Mapping[str, Tensor], weights: Mapping[str, float | Relative]) 
     if terms.keys() != weights.keys():
         raise ValueError(f"the objective has the terms {sorted(terms)}, the phase weighs {sorted(weights)}")
     return torch.stack([_weight(terms, name, weights[name]) * term for name, term in terms.items()]).sum()
+
+
+def check(model: nn.Module, phase: Phase) -> None:
+    """Refuses what a phase says of parameters that the model lacks; names of the trunk are not known yet."""
+    named = (*phase.frozen, *phase.optimiser.unclipped, *(pattern for pattern, _ in phase.optimiser.multipliers))
+    _refuse_unmatched(model, (pattern for pattern in named if not pattern.startswith("trunk")))
+    if not phase.pixels and all(_matches(name, phase.frozen) for name, _ in model.named_parameters()):
+        raise UserError(f"frozen={','.join(phase.frozen)} leaves no parameter to train")
 
 
 def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
@@ -104,4 +113,4 @@ def _refuse_unmatched(model: nn.Module, patterns: Iterable[str]) -> None:
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(f"no parameter is named {pattern!r}; there are: {', '.join(names)}")
+            raise UserError(f"no parameter is named {pattern!r}; there are: {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""A run's directory: what was trained, on what, and how far it came. Plain files; nothing in them is executed.
+"""The run folder: what was trained, on what, and how far it came, in plain files that execute nothing.
 
 <run>/recipe.json       the recipe, the records and features it was trained on, the inputs of its network
       vocabulary.txt    the words by their ids
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal import models, recipes
+from xmodal import __version__, models, recipes
 from xmodal.errors import UserError
 from xmodal.models import Inputs, Scorer
 from xmodal.recipes import Recipe
@@ -33,25 +33,26 @@ from xmodal.text.vocabularies import Vocabulary
 
 RECIPE, VOCABULARY, LOG, LAST, BEST = "recipe.json", "vocabulary.txt", "log.jsonl", "last.pt", "best.pt"
 LOCK = "_lock"
-LAYOUT = 3  # 1: nothing was said of cleaning; 2: of words outside of a vocabulary
+LAYOUT = 4
+TOLD = ("weights", "cites", "xmodal")  # facts of recipe.json that two equal runs may differ in
 SHOWN = 6  # differences of two runs
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 FACTS = {"recipe": dict, "visual_width": int, "instances": int} | dict.fromkeys(
-    ("fingerprint", "model", "records", "features", "vocabulary"), str
+    ("cites", "fingerprint", "model", "records", "features", "vocabulary"), str
 )  # of recipe.json, with their kinds
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run was started with. `records` and `features` are identities of outputs."""
+    """Everything a run was started with."""
 
     recipe: Recipe
-    records: str
+    records: str  # the identity of an output, as are `features` and `pixels`
     features: str
     vocabulary: Vocabulary
     visual_width: int
     instances: int
-    weights: str = ""  # the network that made the features: told, not compared, as `features` decides it
+    weights: str = ""  # the network that made the features: not compared, because `features` decides it
     vectors: str = ""  # sha256 of the file of word vectors that the words start from
     pixels: str = ""  # the identity of the pictures that later phases read
 
@@ -63,6 +64,8 @@ class Run:
         """recipe.json."""
         return {
             "layout": LAYOUT,
+            "xmodal": __version__,
+            "cites": self.recipe.cites,
             "recipe": to_plain(self.recipe),
             "fingerprint": fingerprint(self.recipe),
             "model": models.reference(self.recipe.model),
@@ -78,7 +81,7 @@ class Run:
 
 
 def start(folder: str, run: Run) -> None:
-    """Writes what the run is; a folder that holds another run is refused, the same one goes on."""
+    """Writes what the run is, refuses a folder with another run, and goes on with the same one."""
     storage = LocalStorage(folder)
     refuse_another(folder, run)
     if storage.size(RECIPE) is None:
@@ -89,11 +92,11 @@ def start(folder: str, run: Run) -> None:
 
 
 def refuse_another(folder: str, run: Run) -> None:
-    """Only an empty folder, or one that holds this very run, will do."""
+    """Refuses a folder that is not empty, unless it holds this very run."""
     storage = LocalStorage(folder)
     if storage.size(RECIPE) is not None:
         if changed := list(_changes(_facts(storage), json.loads(canonical_json(run.facts())))):
-            more = f" and {len(changed) - SHOWN} more" * (len(changed) > SHOWN)
+            more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
             raise UserError(
                 f"{folder} holds another run: {', '.join(changed[:SHOWN])}{more}: choose another folder for this"
             )
@@ -108,7 +111,7 @@ def check_folder(folder: str) -> None:
 
 @contextmanager
 def held(folder: str) -> Iterator[None]:
-    """Nobody else trains in the folder meanwhile. Whoever was killed holds nothing."""
+    """Locks the folder so that nobody else trains in it; a process that is killed loses its lock."""
     with _unwritable_told(folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
         file = (Path(folder) / LOCK).open("a+")
@@ -139,21 +142,22 @@ def _unwritable_told(folder: str) -> Iterator[None]:
 
 
 def anew(folder: str) -> str:
-    """The cure where weights are damaged: without a place to go on from, a run writes all of them again."""
+    """Names the cure for damaged weights: without its last state, a run writes all of them again."""
     return f"remove {folder}/{LAST} and train again, from the beginning"
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What differs, as `--set` names it; the fingerprint only where nothing else does, and never what is only told."""
+    """Names what differs as `--set` does; the fingerprint is named only if nothing else differs."""
     old, new = (dict(_leaves(facts, "")) for facts in (before, now))
-    found = [name for name in dict.fromkeys((*new, *old)) if _said(old, name) != _said(new, name) and name != "weights"]
+    names = [name for name in dict.fromkeys((*new, *old)) if name not in TOLD]
+    found = [name for name in names if _said(old, name) != _said(new, name)]
     for name in found:
         if name != "fingerprint" or len(found) == 1:
             yield f"{name} is {_said(old, name)} there and {_said(new, name)} here"
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Every plain value with its name; phases are counted, from 1."""
+    """Yields every plain value with its name; phases are numbered from 1."""
     parts: Iterable[tuple[str, Any]] = ()
     if isinstance(value, dict):
         parts = ((f"{name}.{part}".lstrip(".").removeprefix("recipe."), inner) for part, inner in value.items())
@@ -176,7 +180,7 @@ def read(folder: str) -> Run:
         raise UserError(f"{folder} is no run: it has no {RECIPE}")
     facts = _facts(storage)
     vocabulary = _vocabulary(storage)
-    recipe = recipe_of(facts["recipe"], facts["model"])
+    recipe = recipe_of(facts["recipe"], facts["model"], facts["cites"])
     if (fingerprint(recipe), fingerprint(vocabulary)) != (facts["fingerprint"], facts["vocabulary"]):
         raise UserError(f"{folder}: {RECIPE} and {VOCABULARY} are not what the run was started with: {_afresh(folder)}")
     names = ("records", "features", "visual_width", "instances")
@@ -187,7 +191,7 @@ def read(folder: str) -> Run:
 
 
 def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = None) -> Scorer[Any, Any]:
-    """The run's network before training; sizes that no network has are refused as damage of the run."""
+    """Builds the run's network; sizes that no network can have are refused as damage of the run."""
     wide = getattr(run.recipe.model, "word_width", None)
     if word_vectors is not None and wide not in (None, word_vectors.shape[1]):
         raise UserError(
@@ -201,7 +205,7 @@ def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = No
 
 
 def read_vocabulary(folder: str) -> Vocabulary | None:
-    """None where a run has not started."""
+    """Reads the words of a run, or None if it has not started."""
     storage = LocalStorage(folder)
     if storage.size(RECIPE) is None:
         return None
@@ -209,16 +213,19 @@ def read_vocabulary(folder: str) -> Vocabulary | None:
 
 
 def _afresh(folder: str) -> str:
-    """The cure where it is not known any more what was trained: nothing in the folder can be used."""
+    """Names the cure when nobody can tell any more what was trained: nothing in the folder is of use."""
     return f"remove the folder {folder} and train again"
 
 
-def recipe_of(plain: Mapping[str, Any], model: str) -> Recipe:
-    """A recipe from its canonical form; nothing is made but the dataclasses of recipes and of the named model."""
+def recipe_of(plain: Mapping[str, Any], model: str, cites: str = "") -> Recipe:
+    """Makes a recipe of its canonical form, and nothing but dataclasses of recipes and of the named model.
+
+    `cites` is no part of the canonical form.
+    """
     named = vars(recipes) | vars(models.load(model))
     classes = {name: known for name, known in named.items() if isinstance(known, type) and is_dataclass(known)}
     try:
-        recipe = _from_plain(plain, classes)
+        recipe = _from_plain({"cites": cites, **plain}, classes)
         _ = fingerprint(recipe)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise UserError(
@@ -239,7 +246,7 @@ def _from_plain(value: Any, classes: Mapping[str, Any]) -> Any:
 
 
 def _facts(storage: LocalStorage) -> dict[str, Any]:
-    """recipe.json with every fact in it, of its kind."""
+    """Reads recipe.json and checks that every fact is there and of its type."""
     where, cure = f"{storage.url}/{RECIPE}", _afresh(storage.url)
     try:
         facts = json.loads(storage.read(RECIPE))

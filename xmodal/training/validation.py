@@ -11,8 +11,9 @@ from xmodal.batches.batch import Padded
 from xmodal.batches.dataset import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
-from xmodal.metrics.protocols import NO_LABELS, Gallery, Labels, recalls
-from xmodal.metrics.ranks import Both, Numbers, Scores, Similarities, cuts, ranks
+from xmodal.metrics.protocols import NO_LABELS, Gallery, Labels, Scores, recall_by_gallery
+from xmodal.metrics.ranks import Both, ranks
+from xmodal.metrics.similarities import Numbers, Similarities, cuts
 from xmodal.models import Scorer
 from xmodal.progress import Progress
 
@@ -39,9 +40,10 @@ def measure(
     blocks: tuple[int, int] = BLOCKS,
     labels: Labels = NO_LABELS,
 ) -> dict[str, Scores]:
-    """As `judging.recalls` has them; `blocks` changes memory and speed alone."""
+    """Computes the metrics of ranks, by gallery; `blocks` changes memory and speed alone."""
     with torch.inference_mode():
-        return recalls(_similarities(scorer, reader, progress, device, blocks), _gallery(reader.examples), labels)
+        similarities = _similarities(scorer, reader, progress, device, blocks)
+        return recall_by_gallery(similarities, _gallery(reader.examples), labels)
 
 
 def own_ranks(scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str = "cpu") -> Both:

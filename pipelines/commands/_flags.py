@@ -1,0 +1,202 @@
+"""The flags that several commands share, and what they name: a root, corpora and stages, who does the work."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.commands import Args, Parser
+from pipelines.engine.progress_line import Progress
+from xmodal.errors import UserError
+
+if TYPE_CHECKING:
+    from pipelines.engine.build_options import BuildOptions
+    from pipelines.engine.building import Runner
+    from pipelines.upkeep.targets import Target
+    from xmodal.root.storage import Storage
+
+
+def path(text: str) -> Path:
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"a path on this machine, not {text}")
+    return Path(text).expanduser()
+
+
+def count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"a whole number, not {text}")
+    return int(text)
+
+
+def root(parser: Parser, required: bool = True) -> None:
+    parser.add_argument("--root", required=required, help="where outputs are: a folder, or a URL, s3://bucket/run")
+
+
+def quiet(parser: Parser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+
+
+def settings(parser: argparse._ActionsContainer, example: str) -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=f"a setting: {example}")
+
+
+def device(parser: Parser) -> None:
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
+
+
+def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
+    """One flag for each kind of output that a root may have several of."""
+    for name in outputs:
+        what = "resized pictures" if name == "pixels" else name
+        parser.add_argument(f"--{name}", metavar="IDENTITY", help=f"which {what}, where the root has several")
+
+
+def vectors(parser: Parser, purpose: str) -> None:
+    parser.add_argument("--vectors", type=path, metavar="FILE", help=f"word vectors, or an index of them: {purpose}")
+
+
+def weights(parser: Parser, purpose: str) -> None:
+    parser.add_argument("--weights", type=path, metavar="FILE", help=f"a state_dict of the network, {purpose}")
+
+
+def targets(parser: Parser, metavar: str) -> None:
+    what = "a corpus, or a list, folder or mine.py of yours"
+    what += f"; /STAGE for one of {', '.join(stage_names())}" if "STAGE" in metavar else ""
+    parser.add_argument("targets", nargs="+", metavar=metavar, help=what)
+
+
+def workers(parser: Parser) -> None:
+    parser.add_argument("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
+    parser.add_argument("--workers", type=count, default=0, help="at most so many; default: all there is room for")
+    parser.add_argument("--serial", action="store_true", help="one after the other in this process, without Ray")
+
+
+def building(parser: Parser) -> None:
+    """What every command takes that builds stages, or plans to."""
+    parser.add_argument("--raw", type=path, help="a folder with files you have, also in archives; linked, if possible")
+    workers(parser)
+    settings(parser, "resnet.crop=256; `xmodal settings STAGE` lists them; another value is another output")
+    weights(parser, "in place of those that a setting names")
+    vectors(parser, "for the stage sentences")
+    file = "a file that a stage knows by this name, such as weights=FILE, which is --weights FILE"
+    parser.add_argument("--file", action="append", default=[], metavar="NAME=PATH", help=file)
+    quiet(parser)
+
+
+def sample(parser: Parser) -> None:
+    text = "a part of a corpus' files, all from --raw: no count of the whole is asked for; its name is CORPUS-sample"
+    parser.add_argument("--sample", action="store_true", help=text)
+
+
+def own_data(parser: Parser) -> None:
+    own = parser.add_argument_group(
+        "your own data",
+        "A list (.parquet, .csv, .tsv, .jsonl), a folder with one, or a Hugging Face dataset (a folder, or hf://org/name)\n"
+        "in place of a corpus. What no flag says is as this root read it last.",
+    )
+    own.add_argument("--url", metavar="COLUMN", help="addresses, paths beside the list, or pictures (default: url)")
+    own.add_argument("--caption", metavar="COLUMN", help="a text or a list of texts (default: caption)")
+    own.add_argument("--id", metavar="COLUMN", help="'' for none (default: made from address, path or picture)")
+    own.add_argument("--split", metavar="COLUMN", help="each row's split: train, val, test or a name; empty for none")
+    own.add_argument("--splits", metavar="NAME=SHARE,…", help="by hash of the id (train=0.9,val=0.05,test=0.05)")
+    own.add_argument("--captions", metavar="FILE", help="the list of a folder, beside or in it, if not captions.*")
+    own.add_argument(
+        "--kind",
+        choices=("image", "clip", ""),
+        metavar="image|clip",
+        help="treat every item as an image or a clip; '' decides by file ending again (default: by file ending)",
+    )
+    own.add_argument("--name", help="the name of the corpus (default: that of the list or folder)")
+
+
+def stage_names() -> list[str]:
+    """Lists the stages by their files: importing them takes longer than showing help."""
+    folder = Path(__file__).parents[1] / "stages"
+    modules = {file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")}
+    return sorted(modules | {"sources", "media"})
+
+
+# ------------------------------------------------------------------------------------------------- what the flags name
+
+
+def progress(args: Args) -> Progress:
+    return Progress(quiet=args.quiet)
+
+
+def chosen_outputs(args: Args, *names: str) -> dict[str, Any]:
+    """The flags of these names, as keywords."""
+    return {name: getattr(args, name) for name in names}
+
+
+def runner(args: Args) -> "Runner":
+    """Ray is imported when the first unit is to be done: an up-to-date root needs none."""
+    from pipelines.engine.building import serial
+
+    def on_ray(open_worker: Any, units: Any, resources: Any) -> Iterator[Any]:
+        try:
+            from pipelines.engine.ray_runner import RayRunner
+        except ModuleNotFoundError as error:
+            from pipelines.upkeep.machine import how_to_install
+
+            raise UserError(f"{how_to_install(error.name or '') or error}, or add --serial") from error
+        yield from RayRunner(args.workers, args.address)(open_worker, units, resources)
+
+    return serial if args.serial else on_ray
+
+
+def build_options(args: Args) -> "BuildOptions":
+    from pipelines.engine.build_options import BuildOptions
+    from pipelines.engine.typed_settings import parse_settings
+    from pipelines.stages import configs
+    from xmodal.root.storage import open_storage
+
+    if args.raw is not None and not args.raw.is_dir():
+        raise UserError(f"--raw {args.raw} is not a folder")
+    storage, settings = open_storage(args.root), parse_settings(args.set, configs())
+    return BuildOptions(storage, runner(args), progress(args), args.raw, settings, _files(args))
+
+
+def _files(args: Args) -> dict[str, Path]:
+    """The files that stages know by a name: --weights, --vectors, and those of --file."""
+    from pipelines import stages
+
+    known = sorted({name for kind in stages.all() for name in kind.files})
+    files = {name: file for name in ("weights", "vectors") if (file := getattr(args, name))}
+    for text in args.file:
+        name, _, file = text.partition("=")
+        if name not in known or not file:
+            raise UserError(f"--file takes NAME=PATH, not {text!r}; the names are: {', '.join(known)}")
+        files[name] = Path(file).expanduser()
+    return files
+
+
+def existing(root: str) -> "Storage":
+    from xmodal.root.storage import open_storage
+
+    storage = open_storage(root)
+    if not storage.names(""):
+        raise UserError(f"there is nothing under {root}: is this the root you built?")
+    return storage
+
+
+def parse_targets(args: Args, options: "BuildOptions") -> "list[Target]":
+    """`coco` is its data, `coco/resnet` one stage; a Python file or your own data may stand for the name."""
+    from pipelines.fetching.user_lists import flags_given
+    from pipelines.upkeep import targets
+
+    return targets.parse_targets(args.targets, options, flags_given(args), getattr(args, "sample", False))
+
+
+def corpus_name(text: str, args: Args) -> str:
+    """The name of a corpus in the root, where the user's file or list may stand for it."""
+    from pipelines.fetching.corpus_names import name_of
+    from xmodal.root.storage import open_storage
+
+    return name_of(text, open_storage(args.root))
+
+
+def read_only(args: Args) -> "BuildOptions":
+    """For commands that look at a root which must be there."""
+    from pipelines.engine.build_options import BuildOptions
+
+    return BuildOptions(existing(args.root))

@@ -1,0 +1,38 @@
+"""How several commands show counts, sizes, failures, features and commands to a person."""
+
+import shlex
+from collections.abc import Mapping
+
+from pipelines.commands import Result
+
+
+def counts(named: Mapping[str, int]) -> str:
+    """The totals; those of each split are in the JSON."""
+    return ", ".join(f"{count:,} {name}" for name, count in named.items() if count and ":" not in name) or "nothing"
+
+
+def failures(named: Mapping[str, int]) -> str:
+    return "".join(f", {count:,} {kind}" for kind, count in sorted(named.items()))
+
+
+def size(number: float) -> str:
+    for unit, amount in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= amount:
+            return f"{number / amount:,.1f} {unit}"
+    return f"{number:.0f} bytes"
+
+
+def absent(folders: Result, most: int = 10) -> list[str]:
+    """The folders with most absent files; all are in the JSON."""
+    lines = [f"absent: {of['absent']:,} of {of['files']:,} in {name}" for name, of in list(folders.items())[:most]]
+    return lines + ([f"and in {len(folders) - most:,} more folders"] if len(folders) > most else [])
+
+
+def features(result: Result) -> str:
+    shape = " x ".join([*(["rows"] if result["ragged"] else []), *map(str, result["row_shape"])]) or "one number"
+    return f"{result['items']:,} items, each {shape}, {result['dtype']}"
+
+
+def command(*words: object) -> str:
+    """A command as a shell takes it."""
+    return shlex.join(map(str, ("xmodal", *words)))

@@ -1,0 +1,85 @@
+"""Runs everything on small generated worlds, written as the files of COCO, TGIF and MRW.
+
+examples:
+  xmodal demo                                           in the folder demo
+  xmodal demo --items 200 --serial
+"""
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands.build import outputs
+from xmodal.errors import UserError
+
+GROUP = "installation"
+
+
+def flags(parser: Parser) -> None:
+    parser.add_argument("--items", type=_flags.count, default=1000, help="scenes in COCO's world (default: 1000)")
+    _flags.root(parser, required=False)
+    _flags.building(parser)
+
+
+def run(args: Args) -> Result:
+    from pipelines.demo.run import demo
+    from pipelines.demo.world import World
+
+    if "://" in (args.root or ""):
+        raise UserError("the demo takes a folder of this machine as its root")
+    folder = Path(args.root or "demo")
+    args.root = str(folder / "root")
+    return demo(_flags.build_options(args), folder, World(args.items))
+
+
+def text(result: Result) -> Lines:
+    runs = result["runs"]
+    evaluations = [one["evaluation"] for one in runs]
+    is_new = any(row["built"] for row in result["outputs"]) or any(one["training"]["trained"] for one in runs)
+    yield "corpora were fetched, checked, sealed, parsed and learned from" if is_new else "everything is up to date"
+    yield from outputs(result)
+    for corpus in dict.fromkeys(one["corpus"] for one in evaluations):
+        yield from _recall(corpus, [one for one in evaluations if one["corpus"] == corpus])
+    if result["left_out"]:
+        cure = "pip install -e '.[video]' in the checkout"
+        yield f"{' and '.join(result['left_out'])} are left out, as their clips need PyAV: {cure}"
+    yield "what to try next:"
+    yield from (f"  {line}" for line in _next(result))
+
+
+def _next(result: Result) -> Lines:
+    root, xmodal = shlex.quote(os.path.relpath(result["root"])), _program("xmodal")
+    folder = os.path.dirname(os.path.relpath(result["root"]))
+    maps, sheets, dataset = (shlex.quote(os.path.join(folder, name)) for name in ("maps", "sheets", "dataset"))
+    of_pictures = [one for one in result["runs"] if one["evaluation"]["corpus"] == "coco"]
+    of_clips = [one["evaluation"]["corpus"] for one in result["runs"] if one not in of_pictures]
+    run = shlex.quote(os.path.relpath(of_pictures[-1]["training"]["run"]))
+    yield f"{xmodal} status --root {root}"
+    yield f"{xmodal} evaluate {run} --root {root}"
+    yield f"{xmodal} look {run} --root {root} --attention {maps}"
+    yield from (f"{xmodal} look {corpus} --root {root} --frames {sheets}" for corpus in of_clips[:1])
+    yield f"{xmodal} publish coco --root {root} --out {dataset}"
+    yield f"{xmodal} plan coco --root data        the real corpus"
+
+
+def _recall(corpus: str, evaluations: list[Result]) -> Lines:
+    first = evaluations[0]
+    yield f"recall on {corpus}'s {first['items']} scenes that were not trained on, features by {first['weights']}:"
+    yield f"  {'':15}{'caption to scene':^27}{'scene to captions':^27}"
+    yield f"  {'':15}" + f"{'R@1':>9}{'R@5':>9}{'R@10':>9}" * 2 + f"{'rsum':>9}"
+    yield from (f"  {one['recipe']:15}" + _both(one["scores"]["all"], "recall") for one in evaluations)
+    yield f"  {'chance':15}" + _both(first["scores"]["all"], "chance")
+
+
+def _both(scores: Result, what: str) -> str:
+    found = [scores[side][what][k] for side in ("text_to_visual", "visual_to_text") for k in ("1", "5", "10")]
+    return "".join(f"{each:9.1f}" for each in (*found, sum(found)))
+
+
+def _program(name: str) -> str:
+    """How this environment's program is called from here, whether it is on the path or not."""
+    beside = os.path.join(os.path.dirname(sys.executable), name)
+    return name if shutil.which(name) == beside else shlex.quote(os.path.relpath(beside))

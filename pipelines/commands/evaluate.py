@@ -1,0 +1,113 @@
+"""Computes every metric of a run, of released weights or of a similarity matrix, on a split.
+
+examples:
+  xmodal evaluate runs/vsepp --root data                a run, on the test split of its corpus
+  xmodal evaluate runs/pcme --root data --split karpathy/val --distance elk --json
+  xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data --corpus coco
+  xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data --set visual.stage=pixels     by the CNN in the file
+  xmodal evaluate tgif.pth --vocabulary tgif_vocab.pkl --root data --corpus tgif --set visual.frames=8
+  xmodal evaluate --scores sims.npy --corpus coco --root data
+
+A file of PVSE, PCME or VSE++ is evaluated on features of a corpus, read as that paper's recipe for the corpus reads:
+7 x 7 x 2048 of its ResNet; VSE++ takes their mean too. Training has moved the CNN of most files: authors' numbers need
+visual.stage=pixels, which looks at the pictures by the CNN in the file.
+"""
+
+import json
+from typing import Any
+
+from pipelines.commands import Args, Parser, _flags
+from xmodal.errors import UserError
+
+GROUP = "models"
+WEIGHTS = (".pth", ".pt", ".tar")
+
+
+def flags(parser: Parser) -> None:
+    add = parser.add_argument
+    run = "the folder of a run, or its best.pt; weights in a file of PVSE, PCME or VSE++; or use --scores"
+    add("run", type=_flags.path, nargs="?", metavar="RUN|FILE", help=run)
+    _flags.root(parser)
+    add("--split", help="such as karpathy/val (default: the test split)")
+    _flags.device(parser)
+    add("--distance", help="another score of the same weights: elk, js, wasserstein, … (PCME)")
+    add("--eccv", type=_flags.path, metavar="DIR", help="a folder with ECCV-Caption's two JSON files")
+    add("--latex", action="store_true", help="the result as LaTeX tables on stdout")
+    _flags.quiet(parser)
+    released = parser.add_argument_group("a file of released weights")
+    words = "the .pkl or .json released with it, or a run's"
+    released.add_argument("--vocabulary", type=_flags.path, metavar="WORDS", help=words)
+    _flags.identities(released, "records", "features")
+    _flags.settings(released, "visual.stage=clips, visual.frames=8")
+    matrix = parser.add_argument_group("a matrix of similarities")
+    matrix.add_argument(
+        "--scores",
+        type=_flags.path,
+        metavar="FILE",
+        help="a .npy matrix, greater is closer: rows are the split's items, columns the captions of the first item, "
+        "of the second, …, as --write-ids lists them; or the first captions of each, 5 for example",
+    )
+    matrix.add_argument("--corpus", help="the corpus of --scores, and of FILE (default there: coco)")
+    matrix.add_argument("--ids", metavar="PREFIX", help="rows and columns as PREFIX.items.txt, PREFIX.captions.txt say")
+    only = "writes these two files for --corpus, and does nothing else"
+    matrix.add_argument("--write-ids", metavar="PREFIX", help=only)
+
+
+def run(args: Args) -> Any:
+    from xmodal.evaluation.matrix_metrics import score, write_ids
+
+    _check(args)
+    corpus = args.corpus and _flags.corpus_name(args.corpus, args)
+    if args.write_ids:
+        written = write_ids(args.write_ids, args.root, corpus, args.split)
+        return written if args.json else "\n".join(written)
+    if args.scores:
+        report = score(args.scores, args.root, corpus, args.split, prefix=args.ids, extended=args.eccv)
+    else:
+        report = _report(args, corpus or "coco")
+    if args.json:
+        return json.loads(report.to_json())
+    return report.to_latex() if args.latex else report.to_text()
+
+
+def text(result: str) -> list[str]:
+    return [result]
+
+
+def _report(args: Args, corpus: str) -> Any:
+    from pipelines.papers.recipe_runs import evaluate, evaluate_released
+
+    asked = {"device": args.device, "distance": args.distance, "extended": args.eccv, "progress": _flags.progress(args)}
+    if not _is_released(args):
+        run = args.run.parent if args.run.is_file() else args.run
+        return evaluate(run, args.root, args.split, **asked)
+    asked |= _flags.chosen_outputs(args, "records", "features")
+    return evaluate_released(args.run, args.vocabulary, args.root, corpus, args.split, args.set, **asked)
+
+
+def _is_released(args: Args) -> bool:
+    """Whether a file of weights is to be evaluated, and no run."""
+    from xmodal.training.run_folder import BEST, RECIPE
+
+    if not args.run or args.run.is_dir() or (args.run.name == BEST and (args.run.parent / RECIPE).is_file()):
+        return False
+    return args.run.is_file() or args.run.suffix in WEIGHTS
+
+
+def _check(args: Args) -> None:
+    if args.json and args.latex:
+        raise UserError("--json and --latex are two ways to print the same: give one")
+    is_released = _is_released(args)
+    if is_released and not args.vocabulary:
+        raise UserError(f"{args.run} is weights alone: add --vocabulary with the words that were released with it")
+    if not is_released and any((args.vocabulary, args.records, args.features, args.set)):
+        flags = "--vocabulary, --records, --features and --set"
+        raise UserError(f"{flags} belong to a file of weights: a run knows its own")
+    if sum(map(bool, (args.run, args.scores, args.write_ids))) != 1:
+        raise UserError("say what to evaluate: the folder of a run, or --scores with a matrix")
+    if args.run and args.corpus and not is_released:
+        raise UserError("a run knows its own corpus: leave out --corpus, and choose among its splits with --split")
+    if not args.run and not args.corpus:
+        raise UserError("--scores and --write-ids need --corpus")
+    if args.ids and not args.scores:
+        raise UserError("--ids belongs to --scores: it says what the matrix' rows and columns are")

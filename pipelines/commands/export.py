@@ -1,0 +1,36 @@
+"""Writes features as .npy, .h5, a webdataset .tar, or an npz an item.
+
+examples:
+  xmodal export data/scan36/IDENTITY features.h5
+  xmodal export data/resnet/IDENTITY test_ims.npy --split karpathy/test --corpus coco
+"""
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import features
+
+GROUP = "exchange"
+
+
+def flags(parser: Parser) -> None:
+    add = parser.add_argument
+    add("features", help="the directory of the features: ROOT/STAGE/IDENTITY")
+    add("out", type=_flags.path, help="x.npy, x.h5 or x.tar; any other name is a folder of .npz")
+    add("--array", help="which array of the features (default: the first)")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--ids", type=_flags.path, help="a file with one id a line: these alone, in this order")
+    chosen.add_argument("--split", help="such as karpathy/test: its items; x_ims.npy gets captions in x_caps.txt")
+    add("--corpus", help="of the split, where the root has several")
+    _flags.quiet(parser)
+
+
+def run(args: Args) -> Result:
+    from pipelines.publishing.feature_export import export_features
+
+    parts = (args.array, args.ids, args.split, args.corpus)
+    return export_features(args.features, args.out, *parts, _flags.progress(args))
+
+
+def text(result: Result) -> Lines:
+    beside = f", beside it {' and '.join(result['beside'])}" if result["beside"] else ""
+    absent = f"; {result['absent']:,} absent ones are left out" if result["absent"] else ""
+    yield f"{result['path']}: {features(result)}{beside}{absent}"

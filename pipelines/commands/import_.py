@@ -1,0 +1,41 @@
+"""Imports features that you have already, as the output of a stage; goes on where it stopped.
+
+examples:
+  xmodal import dev_ims.npy --root data --name scan36   ids from dev_ims_ids.txt or ids.txt beside it
+  xmodal import features.h5 --root data --name regions --key boxes --ids ids.txt
+"""
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import command, features
+
+GROUP = "exchange"
+
+
+def flags(parser: Parser) -> None:
+    add = parser.add_argument
+    add("source", type=_flags.path, help="x.npy, x.h5, x.tar, a Zarr array, or a folder of .npz, .npy, .tar")
+    _flags.root(parser)
+    add("--name", required=True, help="the stage that it becomes, as recipes name it (visual.stage)")
+    add("--ids", type=_flags.path, help="a file with one id a line (default: x_ids.txt or ids.txt beside)")
+    add("--key", help="which array of an .h5 or of every .npz; of a tar, the KEY of ID.KEY.npy")
+    _flags.workers(parser)
+    _flags.settings(parser, "rows_per_shard=64")
+    _flags.quiet(parser)
+
+
+def run(args: Args) -> Result:
+    from pipelines.publishing.feature_import import import_features
+    from xmodal.features.foreign_formats import open_source
+    from xmodal.root.storage import open_storage
+
+    source = open_source(args.source, args.ids, args.key)
+    storage = open_storage(args.root)
+    return import_features(storage, args.name, source, args.set, _flags.runner(args), _flags.progress(args))
+
+
+def text(result: Result) -> Lines:
+    remarks = ["imported" if result["built"] else "up to date", features(result)]
+    remarks += [f"from {result['source_dtype']}"] if result["source_dtype"] != result["dtype"] else []
+    remarks += [f"one of the {result['copies']} equal rows of each"] if result["copies"] > 1 else []
+    yield f"{result['path']}: {', '.join(remarks)}"
+    yield f"`{command('train', 'RECIPE', '--set', 'visual.stage=' + result['stage'])}` reads it"

@@ -1,0 +1,65 @@
+"""Finds media that lie in several splits or corpora, the same or nearly so.
+
+examples:
+  xmodal build coco/fingerprints --root data; xmodal leakage coco --root data
+  xmodal leakage coco flickr30k --root data --clean karpathy/test
+"""
+
+from typing import Any
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+
+GROUP = "models"
+
+
+def flags(parser: Parser) -> None:
+    add = parser.add_argument
+    add("targets", nargs="+", metavar="CORPUS", help="corpora whose fingerprints are built")
+    _flags.root(parser)
+    near = "near pictures differ in at most so many bits of 64 (default: 6)"
+    add("--distance", type=_flags.count, metavar="N", help=near)
+    clean = "of the first corpus, karpathy/test: written beside it without what lies in training splits"
+    add("--clean", metavar="SPLIT", help=clean)
+    against = "what --clean compares with (default: the training splits of its author and of the other corpora)"
+    add("--against", nargs="+", default=[], metavar="SPLIT", help=against)
+
+
+def run(args: Args) -> Result:
+    from pipelines.upkeep.leakage_report import leakage
+    from pipelines.upkeep.targets import open_corpus
+    from xmodal.root.outputs import find
+
+    options = _flags.read_only(args)
+    known = {output.config["corpus"] for output in find(args.root, "records")}
+    names = [_flags.corpus_name(text, args) for text in args.targets]
+    names = [name if name in known else open_corpus(name, options, {}).corpus.name for name in names]
+    distance = {} if args.distance is None else {"distance": args.distance}
+    return leakage(options.storage, names, split=args.clean, against=args.against, **distance)
+
+
+def text(result: Result) -> Lines:
+    yield from (f"{each['corpus']}: {_media(each)}" for each in result["corpora"])
+    yield f"{'pairs of':>60}  {'same item':>9} {'exact':>9} {'near':>9}   (near: {result['distance']} bits)"
+    for pair in result["pairs"]:
+        found = " ".join(f"{len(pair[how]):9,}" for how in ("same", "exact", "near"))
+        yield f"{pair['one'] + '  |  ' + pair['other']:>60}  {found}"
+        yield from (f"        {how}: {_few(pair[how])}" for how in ("same", "exact", "near") if pair[how])
+    if not result["pairs"]:
+        yield "no two splits to compare: name another corpus too"
+    if cleaned := result.get("clean"):
+        dropped = f", without {len(cleaned['dropped']):,}: {_few(cleaned['dropped'])}" if cleaned["dropped"] else ""
+        yield f"{cleaned['name']} has {cleaned['items']:,} items of {cleaned['split']}{dropped}"
+        yield f"compared with {', '.join(cleaned['against'])}"
+        yield cleaned["path"]
+
+
+def _media(of: Result) -> str:
+    odd = [f"{of[name]:,} {name}" for name in ("flat", "unreadable") if of.get(name)]
+    by_bytes = f" ({', '.join(odd)}: compared by their bytes alone)" if odd else ""
+    return f"{of['media']:,} media{by_bytes}" + (f", {of['absent']:,} absent" if of.get("absent") else "")
+
+
+def _few(found: list[Any], most: int = 3) -> str:
+    """The first of them; all are in the JSON."""
+    texts = [each if isinstance(each, str) else " = ".join(each[:2]) for each in found[:most]]
+    return ", ".join(texts) + (f" and {len(found) - most:,} more" if len(found) > most else "")

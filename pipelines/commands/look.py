@@ -1,0 +1,84 @@
+"""Draws where a run's model looks or what clips show, or measures what makes the model unsure.
+
+examples:
+  xmodal look runs/pvse --root data --attention maps --first 20
+  xmodal look runs/pcme --root data --probes
+  xmodal build tgif/frames --root data; xmodal look tgif --root data --frames sheets
+"""
+
+from typing import Any
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from xmodal.errors import UserError
+
+GROUP = "models"
+
+
+def flags(parser: Parser) -> None:
+    add = parser.add_argument
+    add("run", type=_flags.path, metavar="RUN|CORPUS", help="the folder of a run; with --frames a corpus")
+    _flags.root(parser)
+    add("--split", help="such as karpathy/val (default: the test split; of --frames all clips)")
+    _flags.device(parser)
+    what = parser.add_mutually_exclusive_group(required=True)
+    attention = "a PNG an item: every map of attention over it"
+    what.add_argument("--attention", type=_flags.path, metavar="DIR", help=attention)
+    frames = "a PNG a clip: its frames, and when each begins"
+    what.add_argument("--frames", type=_flags.path, metavar="DIR", help=frames)
+    probes = "uncertainty by what is taken away, and recall by it (PCME)"
+    what.add_argument("--probes", action="store_true", help=probes)
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--items", nargs="+", default=[], metavar="ID", help="these items alone")
+    some.add_argument("--first", type=_flags.count, metavar="N", help="the first items (default: 8)")
+    add("--features", help="of --frames: identity of the frames, where the root has several")
+    _flags.quiet(parser)
+
+
+def run(args: Args) -> Result:
+    from pipelines.papers.recipe_runs import look, look_at_clips
+
+    if args.probes and (args.items or args.first is not None):
+        raise UserError("--items and --first belong to --attention and --frames: probes are of a whole split")
+    progress = _flags.progress(args)
+    some = {"items": args.items} | ({} if args.first is None else {"first": args.first})
+    if args.frames:
+        some |= {"split": args.split, "features": args.features}
+        return look_at_clips(_flags.corpus_name(str(args.run), args), args.root, args.frames, progress, **some)
+    if args.features:
+        raise UserError("--features belongs to --frames: a run knows its own")
+    return look(args.run, args.root, args.split, args.device, progress, args.attention, **some)
+
+
+def text(result: Result) -> Lines:
+    if "pictures" in result:
+        yield from (f"{one['path']}: {one['caption']}" for one in result["pictures"])
+        yield f"{len(result['pictures'])} pictures in {result['folder']}"
+        return
+    plain, *probes = ([probed[name] for name in ("share", "unknown", "erased", "mixed")] for probed in result["probes"])
+    yield f"mean uncertainty of {result['captions']:,} captions and {result['items']:,} pictures of {result['split']}"
+    yield "share" + "".join(f"{head:>20}" for head in ("words <unk>", "erased", "mixed"))
+    yield "  0 %" + "".join(f"{value:>20.4g}" for value in plain[1:])
+    yield from (_probed(row, plain) for row in probes)
+    if result["unprobed"]:
+        yield f"pictures are not probed: {result['unprobed']}"
+    yield ""
+    yield "R@1 by the query's uncertainty, surest first"
+    for side in ("visual_to_text", "text_to_visual"):
+        yield from _by_uncertainty(side.replace("_", " "), result[side])
+
+
+def _probed(row: list[Any], plain: list[Any]) -> str:
+    """Each uncertainty, and how far it is above that of the same items as they are."""
+    cells = zip(row[1:], plain[1:], strict=True)
+    shown = ("-" if value is None else f"{value:.4g} ({100 * (value / before - 1):+.1f} %)" for value, before in cells)
+    return f"{100 * row[0]:3.0f} %" + "".join(f"{cell:>20}" for cell in shown)
+
+
+def _by_uncertainty(side: str, bins: list[Result]) -> Lines:
+    rows = {
+        "uncertainty": [f"{each['mean']:.4g}" for each in bins],
+        "queries": [str(each["count"]) for each in bins],
+        "R@1": [f"{each['recall']:.1f}" for each in bins],
+    }
+    for name, values in rows.items():
+        yield f"{side:16}{name:12}{''.join(f'{value:>9}' for value in values)}"

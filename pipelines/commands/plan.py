@@ -1,0 +1,58 @@
+"""Shows what a build would do, before anything runs: requests, bytes, disk, time.
+
+examples:
+  xmodal plan coco --root data
+  xmodal plan coco/resnet --root data --set resnet.output=pooled --json
+"""
+
+from typing import Any
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import size
+from pipelines.engine.progress_line import duration
+
+GROUP = "data"
+
+
+def flags(parser: Parser) -> None:
+    _flags.targets(parser, "CORPUS[/STAGE]")
+    _flags.root(parser)
+    _flags.building(parser)
+    _flags.sample(parser)
+    _flags.own_data(parser)
+
+
+def run(args: Args) -> Result:
+    from pipelines.upkeep.planning import plan
+
+    options = _flags.build_options(args)
+    return {"stages": plan(_flags.parse_targets(args, options)), "free_bytes": options.storage.free_bytes()}
+
+
+def text(result: Result) -> Lines:
+    rows, free = result["stages"], result["free_bytes"]
+    totals = ("bytes", "writes", "seconds", "requests")
+    loads, writes, seconds, requests = (sum(row.get(name, 0) for row in rows) for name in totals)
+    needed = loads + writes
+    disk = f"{size(needed)} of disk" + ("" if free is None else f" of {size(free)} free")
+    yield from map(_row, rows)
+    yield f"in all: {requests:,} requests, {size(loads)}, about {duration(seconds)} to download; {disk}"
+    if waiting := [row for row in rows if "waits_for" in row]:
+        yield f"{len(waiting)} of these can be reckoned only once others are done"
+    if free is not None and needed > free:
+        yield f"this does not fit: {size(needed - free)} too little on the disk of the root"
+
+
+def _row(row: dict[str, Any]) -> str:
+    name = f"{row['corpus']}/{row['stage']}"
+    writes = f", about {size(row['writes'])} to write" if row.get("writes") else ""
+    if "waits_for" in row:
+        return f"{name:28} after {row['waits_for']}{writes}"
+    if "units" in row:
+        return f"{name:28} {row['done']:,} of {row['units']:,} units done{writes}"
+    parts = [f"{row['done']:,} of {row['files']:,} files here"]
+    parts += [f"{row['at_hand']:,} in the raw folder"] if row["at_hand"] else []
+    parts += [f"{row['requests']:,} to download, {size(row['bytes'])}"] if row["requests"] else []
+    parts += [f"{row['unknown_sizes']:,} of them of unknown size"] if row["unknown_sizes"] else []
+    parts += [f"to be got by hand: {', '.join(row['by_hand'][:3])}"] if row["by_hand"] else []
+    return f"{name:28} {', '.join(parts)}"

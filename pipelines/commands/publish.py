@@ -1,0 +1,40 @@
+"""Writes a corpus as a Hugging Face dataset into a local folder.
+
+examples:
+  xmodal publish coco --root data --out coco-captions
+"""
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import size
+from xmodal.errors import UserError
+
+GROUP = "exchange"
+
+
+def flags(parser: Parser) -> None:
+    _flags.targets(parser, "CORPUS")
+    _flags.root(parser)
+    out = "the folder; one of an earlier publish is replaced"
+    parser.add_argument("--out", type=_flags.path, required=True, help=out)
+    _flags.quiet(parser)
+
+
+def run(args: Args) -> Result:
+    from pipelines.publishing.dataset_repository import feature_stores, publish
+
+    if len(args.targets) != 1:
+        raise UserError("publish takes one corpus, because --out is one folder")
+    options = _flags.read_only(args)
+    ((work, _),) = _flags.parse_targets(args, options)
+    stores = feature_stores(work.corpus, options.storage)
+    return publish(work.corpus, options.storage, args.out, stores, _flags.progress(args))
+
+
+def text(result: Result) -> Lines:
+    rows = result["rows"]
+    splits = ", ".join(f"{name} {split} ({count:,})" for name, of in rows.items() for split, count in of.items())
+    yield f"{result['path']}: {result['files']:,} files, {size(result['bytes'])}: {splits}"
+    if withheld := [f"{part} ({most} at most)" for part, most in result["withheld"].items()]:
+        yield f"withheld, as its release says: {', '.join(withheld)}"
+    for name in list(rows)[:1]:
+        yield f"look at it with datasets.load_dataset({result['path']!r}, {name!r})"

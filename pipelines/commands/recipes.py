@@ -1,0 +1,39 @@
+"""Lists the recipes that can be trained: model, corpus, what each reproduces.
+
+examples:
+  xmodal recipes
+  xmodal recipes --json
+"""
+
+from pipelines.commands import Args, Lines, Parser, Result
+
+GROUP = "models"
+
+
+def flags(parser: Parser) -> None:
+    """It takes none."""
+
+
+def run(args: Args) -> list[Result]:
+    from pipelines.papers.experiments import find
+    from pipelines.papers.recipe_runs import recipes
+
+    rows = []
+    for recipe in recipes().values():
+        rows.append(
+            {
+                "name": recipe.name,
+                "model": type(recipe.model).__module__.rpartition(".")[2],
+                "corpus": recipe.view.corpus,
+                "cites": recipe.cites,
+                "reproduces": [experiment.name for experiment in find("") if recipe.name in experiment.recipes],
+            }
+        )
+    return rows
+
+
+def text(result: list[Result]) -> Lines:
+    yield f"{'recipe':30} {'model':10} {'corpus':12} reproduces"
+    for row in result:
+        yield f"{row['name']:30} {row['model']:10} {row['corpus']:12} {', '.join(row['reproduces']) or '-'}"
+    yield "`xmodal settings RECIPE` lists what `xmodal train RECIPE --set` may change"

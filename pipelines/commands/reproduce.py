@@ -1,0 +1,96 @@
+"""Shows every table and figure of the five papers: what it takes, its state; with --root runs one.
+
+examples:
+  xmodal reproduce                                      every experiment, one a line
+  xmodal reproduce pvse                                 those of a paper, with their rows
+  xmodal reproduce pvse table 2                         one, with all that is printed and the commands to run it
+  xmodal reproduce dualpath:VIII --json
+  xmodal reproduce pvse-2 --root data --runs runs --vectors glove.840B.300d.txt
+                                       trains and evaluates what is ready of it; finished runs stay
+"""
+
+from pathlib import Path
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+
+GROUP = "models"
+
+
+def flags(parser: Parser) -> None:
+    parser.add_argument("names", nargs="*", metavar="PAPER|TABLE", help="a paper, or one of its tables (default: all)")
+    _flags.root(parser, required=False)
+    parser.add_argument("--runs", type=_flags.path, default=Path("runs"), help="the folder of all runs (default: runs)")
+    _flags.identities(parser, "records", "features", "pixels")
+    _flags.vectors(parser, "those that its recipes name")
+    _flags.weights(parser, "of the features, where a phase trains it too")
+    _flags.device(parser)
+    _flags.quiet(parser)
+
+
+def run(args: Args) -> list[Result]:
+    from pipelines.commands import load_all
+    from pipelines.papers.reproduction import overview, reproduce
+
+    name = " ".join(args.names)
+    if not (name or args.root or args.json):
+        return overview()
+    given = _flags.chosen_outputs(args, "records", "features", "pixels", "vectors", "weights", "device")
+    return reproduce(name, args.root, args.runs, load_all(), progress=_flags.progress(args), **given)
+
+
+def text(result: list[Result]) -> Lines:
+    """A line each in an overview; a paper's experiments with their rows; one alone in full."""
+    if "rows" not in result[0]:
+        for each in result:
+            about = "not reproducible here" if each["why_not"] else ", ".join(each["corpora"])
+            yield f"{each['name']:21} {about:30} {each['title']}"
+        yield f"{len(result)} in all; name a paper, or a table such as pvse table 2, for what is ready of it"
+        return
+    for each in result:
+        yield f"{each['name']}: {each['title']}"
+        yield f"    {each['state']}"
+        yield from _in_full(each) if len(result) == 1 else (f"    {_row(row)}" for row in each["rows"])
+
+
+def _in_full(each: Result) -> Lines:
+    yield from (f"    {name}: {each[name]}" for name in ("data", "features", "compute") if each[name])
+    yield from (f"    note: {note}" for note in each["notes"])
+    heading = "to run it:"
+    if any("measured" in row for row in each["rows"]):
+        yield from _compared(each)
+        heading = "what is left to run:"
+    elif each["rows"]:
+        yield "rows:"
+        yield from (f"  {_row(row)}" for row in each["rows"])
+        yield from _printed(each)
+    if each["to_run"]:
+        yield heading
+        yield from (f"  {command}" for command in each["to_run"])
+
+
+def _row(row: Result) -> str:
+    settings = "".join(f" --set {setting}" for setting in row["settings"])
+    waiting = "" if row["ready"] or not row["recipe"] else " (not yet)"
+    return f"{row['name']:44} {row['recipe']}{settings}{waiting}".rstrip()
+
+
+def _printed(each: Result) -> Lines:
+    """The paper's table; the last word of a column stands below the others."""
+    rows = [(row["name"], row["printed"].split()) for row in each["rows"] if row["printed"]]
+    if not rows:
+        return
+    above, below = zip(*(column.rpartition(" ")[::2] for column in each["columns"]), strict=True)
+    lines = [("printed:", above), ("", below), *((f"  {name}", values) for name, values in rows)]
+    width = max(len(value) for _, values in lines for value in values) + 2
+    for name, values in lines:
+        yield f"{name[:40]:40}{''.join(f'{value:>{width}}' for value in values)}".rstrip()
+
+
+def _compared(each: Result) -> Lines:
+    """Measured beside printed, a value a line."""
+    yield f"{'':44} {'':24} {'printed':>10} {'measured':>10}"
+    for row in each["rows"]:
+        values, measured = row["printed"].split() or ["-"] * len(each["columns"]), row["measured"] or {}
+        for column, value in zip(each["columns"], values, strict=True) if row["recipe"] else ():
+            found = f"{measured[column]:.2f}" if column in measured else "-"
+            yield f"{row['name']:44} {column:24} {value:>10} {found:>10}"

@@ -1,0 +1,42 @@
+"""Tries failed files again, or failed clips of CORPUS/frames, and nothing else.
+
+examples:
+  xmodal retry coco --root data
+  xmodal retry tgif/frames --root data --class timeout
+"""
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import command
+
+GROUP = "data"
+
+
+def flags(parser: Parser) -> None:
+    _flags.targets(parser, "CORPUS[/frames]")
+    parser.add_argument("--class", dest="failure", help="only failures of this class, such as timeout or http_404")
+    _flags.root(parser)
+    _flags.building(parser)
+
+
+def run(args: Args) -> Result:
+    from pipelines.stages import FILE_SETS
+    from pipelines.upkeep.retries import retry_units
+
+    done = {}
+    targets = _flags.parse_targets(args, _flags.build_options(args))
+    for target, (work, stages) in zip(args.targets, targets, strict=True):
+        if len(stages) == 1 and stages[0] not in FILE_SETS:
+            done[target] = retry_units(work, stages[0], args.failure)
+        else:  # of all files of the corpus
+            done[target] = work.files.retry(args.failure)
+    return {"root": args.root, "corpora": done}
+
+
+def text(result: Result) -> Lines:
+    for name, done in result["corpora"].items():
+        what = "clips" if "unfinished" in done else "files"
+        yield f"{name}: {done['recovered']:,} of {done['tried']:,} {what} recovered"
+        for output in done.get("unfinished", ()):
+            yield f"{output} is made of them: build it again, which does what has changed"
+        if what == "files" and done["recovered"]:
+            yield f"now `{command('seal', name, '--root', result['root'])}`, and build again, to use them"

@@ -1,0 +1,70 @@
+"""Lists every setting of a stage or a recipe: type, default, where it is documented.
+
+examples:
+  xmodal settings resnet                                of a stage, as `xmodal build --set` takes them
+  xmodal settings coco/records                          with what the corpus says itself
+  xmodal settings vsepp --json                          of a recipe, as `xmodal train --set` takes them
+"""
+
+from typing import Any
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from xmodal.errors import UserError
+
+GROUP = "installation"
+
+
+def flags(parser: Parser) -> None:
+    stages = f"stages: {', '.join(_flags.stage_names())}; `xmodal recipes` lists the recipes"
+    parser.add_argument("name", metavar="CORPUS/STAGE|STAGE|RECIPE", help=stages)
+
+
+def run(args: Args) -> Result:
+    from pipelines import stages
+    from pipelines.engine.typed_settings import describe
+
+    corpus, _, stage = args.name.rpartition("/")
+    there = stages.targets()
+    if corpus and stage not in there:
+        raise UserError(f"no stage {stage!r}; there are: {', '.join(there)}")
+    configs, files = _of_stage(stage) if stage in there else (_of_recipe(stage, there), [])
+    rows = [row for name, config in configs.items() for row in describe(config, name)]
+    return {"name": args.name, "settings": rows, "files": files}
+
+
+def text(result: Result) -> Lines:
+    rows = [(row["name"], row["type"], _shown(row["default"]), row["documented"]) for row in result["settings"]]
+    if not rows:
+        yield f"{result['name']} has no settings"
+        return
+    rows.insert(0, ("setting", "type", "default", "documented"))
+    widths = [min(40, max(len(row[column]) for row in rows)) for column in range(3)]
+    for row in rows:
+        yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, (*widths, 0), strict=True)).rstrip()
+    yield from (f"it reads a file: --file {name}=PATH" for name in result["files"])
+
+
+def _shown(value: object) -> str:
+    """A value as --set takes it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_shown, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _of_stage(stage: str) -> tuple[dict[str, Any], list[str]]:
+    """The configs of a stage and of what is built before it, and the names of files that they read."""
+    from pipelines import stages
+
+    kinds = [stages.load(name) for name in stages.with_needs([stage]) if name not in stages.FILE_SETS]
+    return {kind.name: kind.config() for kind in kinds}, sorted({name for kind in kinds for name in kind.files})
+
+
+def _of_recipe(name: str, there: list[str]) -> dict[str, Any]:
+    from pipelines.engine.typed_settings import nearest
+    from pipelines.papers.recipe_runs import configs_of, recipes
+
+    known = recipes()
+    if name not in known:
+        meant = nearest(name, {one: one for one in (*there, *known)})
+        raise UserError(f"no stage or recipe {name!r}{meant}; stages: {', '.join(there)}; recipes: `xmodal recipes`")
+    return dict(configs_of(known[name]))

@@ -1,0 +1,90 @@
+"""Describes a corpus as parsed, split by split, beside what the papers print of it.
+
+examples:
+  xmodal stats coco --root data
+  xmodal stats mine.py --root data --latex
+"""
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import counts
+
+GROUP = "models"
+WIDTH = 14  # of a column
+
+
+def flags(parser: Parser) -> None:
+    parser.add_argument("corpus", metavar="CORPUS", help="a corpus or a file mine.py, with records under the root")
+    _flags.root(parser)
+    _flags.identities(parser, "records")
+    parser.add_argument("--latex", action="store_true", help="the splits as a LaTeX table on stdout")
+    _flags.quiet(parser)
+
+
+def run(args: Args) -> Result | str:
+    from dataclasses import asdict
+
+    from xmodal import corpora
+    from xmodal.batches.dataset import open_dataset
+    from xmodal.checks.statistics import describe
+
+    ours = args.corpus.endswith(".py") or args.corpus in corpora.names()
+    corpus = corpora.load(args.corpus) if ours else None
+    dataset = open_dataset(args.root, _flags.corpus_name(args.corpus, args), args.records)
+    captions = dataset.records.totals["counts"]["captions"]
+    with _flags.progress(args).over("read", captions, unit="captions") as tick:
+        found = describe(dataset, corpus.printed if corpus else (), tick)
+    return found.to_latex() if args.latex and not args.json else asdict(found)
+
+
+def text(result: Result | str) -> Lines:
+    """A line a split; then what else there is, and what the papers print beside what is here."""
+    if isinstance(result, str):  # LaTeX
+        yield result
+        return
+    parts, counted = result["parts"], result["counts"]
+    wide = max(len(part["name"]) for part in parts) + 2
+    heads = ("items", "captions", "an item", "words each", "vocabulary", "4 times")
+    yield f"{result['corpus']}, records {result['records']}: words by {result['tokenizer']}, full stops are words too"
+    yield _columns("", wide, heads)
+    yield from (_columns(part["name"], wide, _cells(part)) for part in parts)
+    for part in parts:
+        for store, of in part["lengths"].items():
+            yield f"{part['name']}: {of['mean']:.1f} rows an item in {store}, {of['least']:,} to {of['most']:,}"
+    yield from (_plausible(part) for part in parts if part["plausible"])
+    if counted:
+        yield f"also {counts(counted)}"
+    yield from (f"{name}: {count:,}" for name, count in counted.items() if ":" in name)
+    yield from (f"odd: {rule}: {count:,}" for rule, count in result["oddities"].items())
+    yield from (beside(each["printed"], each["found"]) for each in result["beside"])
+
+
+def _columns(name: str, wide: int, cells: tuple[str, ...]) -> str:
+    return f"{name:{wide}}" + "".join(f"{cell:>{WIDTH}}" for cell in cells)
+
+
+def _cells(part: Result) -> tuple[str, ...]:
+    each, words = part["captions_per_item"], part["words_per_caption"]
+    spread = "" if not each or each["least"] == each["most"] else f" {each['least']}-{each['most']}"
+    return (
+        f"{part['items']:,}",
+        f"{part['captions']:,}",
+        f"{each['mean']:.2f}{spread}" if each else "-",
+        f"{words['mean']:.1f} {words['least']}-{words['most']}" if words else "-",
+        f"{part['vocabulary']:,}",
+        f"{part['frequent']:,}",
+    )
+
+
+def _plausible(part: Result) -> str:
+    items, matches = part["plausible"]["items"], part["plausible"]["matches"]
+    levels = ", ".join(f"{count:,} at zeta {zeta} ({count / items:.1f} each)" for zeta, count in enumerate(matches))
+    return f"{part['name']}: plausible matches among {items:,} items with categories: {levels}"
+
+
+def beside(printed: Result, found: float | None) -> str:
+    what = f"{printed['what'].replace('_', ' ')} of {printed['split']}"
+    if found is not None and round(found, 1) == printed["value"]:
+        return f"{printed['cites']}: {printed['value']:,} {what}, as here"
+    here = "not to be found here" if found is None else f"{found:,.1f}".removesuffix(".0") + " here"
+    note = f" ({printed['note']})" if printed["note"] else ""
+    return f"{printed['cites']}: {printed['value']:,} {what}, {here}{note}"

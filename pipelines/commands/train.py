@@ -1,0 +1,56 @@
+"""Trains a recipe from cached features; goes on where it stopped.
+
+`xmodal recipes` lists the recipes, `xmodal settings RECIPE` what --set may change.
+
+examples:
+  xmodal train vsepp --root data --run runs/vsepp
+  xmodal train pvse-coco --root data --vectors glove.840B.300d.txt --set phase1.epochs=3 --set model.width=512
+  xmodal train vsepp --corpus mylist --root data        on your own data
+  xmodal train mine.py --root data; xmodal train mine.py:NAME --root data    a model of your own, one of its recipes
+  xmodal train vsepp --root data --device cuda --workers 4 --address auto
+"""
+
+from pathlib import Path
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import command
+
+GROUP = "models"
+
+
+def flags(parser: Parser) -> None:
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="such as vsepp, or a file mine.py")
+    _flags.root(parser)
+    add("--corpus", help="another one than the recipe's, in its splits of the same name")
+    add("--run", type=_flags.path, help="the folder of the run (default: runs/RECIPE)")
+    _flags.identities(parser, "records", "features", "pixels")
+    _flags.vectors(parser, "those that the recipe names")
+    _flags.weights(parser, "of the features, where a phase trains it too")
+    _flags.settings(parser, "batch_size=64, model.width=512, phase1.epochs=3")
+    _flags.device(parser)
+    add("--workers", type=_flags.count, default=0, help="processes that train together, by Ray Train")
+    add("--address", help="the Ray cluster of --workers (auto, or host:port); default: this machine")
+    add("--tensorboard", action="store_true", help="write RUN/tensorboard beside RUN/log.jsonl")
+    _flags.quiet(parser)
+
+
+def run(args: Args) -> Result:
+    from pipelines.papers.recipe_runs import on_corpus, recipe_with, train, train_on_ray
+
+    recipe = recipe_with(args.recipe, args.set)
+    corpus = args.corpus and _flags.corpus_name(args.corpus, args)
+    if corpus:
+        recipe = on_corpus(recipe, args.root, corpus, args.records)
+    run = args.run or Path("runs") / "-".join(filter(None, (recipe.name, corpus)))
+    given = ("records", "features", "pixels", "vectors", "weights", "device", "tensorboard")
+    circumstances = _flags.chosen_outputs(args, *given)
+    if args.workers:
+        return train_on_ray(recipe, args.root, run, args.workers, args.address, args.quiet, **circumstances)
+    return train(recipe, args.root, run, progress=_flags.progress(args), **circumstances)
+
+
+def text(result: Result) -> Lines:
+    best = f"rsum {result['rsum']:.1f} on validation after epoch {result['epoch'] + 1}"
+    yield f"{result['recipe']}: {best}, {result['steps']:,} steps; in {result['run']}"
+    yield f"now `{command('evaluate', result['run'], '--root', result['root'])}`"

@@ -1,0 +1,49 @@
+"""Reads every byte of a root and compares it with the records.
+
+The exit code is 1 where anything is damaged.
+
+examples:
+  xmodal verify --root data
+  xmodal verify --root data --forget; xmodal build coco --root data
+"""
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import command
+
+GROUP = "data"
+
+
+def flags(parser: Parser) -> None:
+    _flags.root(parser)
+    parser.add_argument("--forget", action="store_true", help="have damaged parts made again by the next build")
+    _flags.quiet(parser)
+
+
+def run(args: Args) -> Result:
+    from dataclasses import asdict
+
+    from pipelines.upkeep.inspection import forget, verify
+
+    storage = _flags.existing(args.root)
+    files, damage = verify(storage, _flags.progress(args))
+    if args.forget:
+        forget(storage, damage)
+    found = [asdict(one) for one in damage]
+    return {"root": args.root, "files": files, "damage": found, "forgotten": args.forget}
+
+
+def text(result: Result) -> Lines:
+    damage = result["damage"]
+    if not damage:
+        yield f"{result['files']:,} files are as they were committed"
+        return
+    yield from (f"{one['output']}/{one['file']}: {one['problem']}" for one in damage)
+    if result["forgotten"]:
+        yield f"{len(damage)} damaged: run `xmodal retry` for blobs/ and `xmodal build` for the rest"
+    else:
+        again = command("verify", "--root", result["root"], "--forget")
+        yield f"{len(damage)} damaged: `{again}` has them made again"
+
+
+def exit_code(result: Result) -> int:
+    return 1 if result["damage"] else 0

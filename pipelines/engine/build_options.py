@@ -1,0 +1,24 @@
+"""Where and how a command works, and the settings that it was given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipelines.engine.building import Runner, serial
+from pipelines.engine.progress_line import Progress
+from xmodal.root.storage import Storage
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Only `settings` and the bytes of `files` change configs, and so identities; all else is circumstance."""
+
+    storage: Storage
+    run: Runner = serial
+    progress: Progress = field(default_factory=lambda: Progress(quiet=True))
+    raw: Path | None = None  # a folder with files of publishers
+    settings: Mapping[str, object] = field(default_factory=dict)  # `stage.field` → value
+    files: Mapping[str, Path] = field(default_factory=dict)  # by the names that stages give them: weights, vectors
+    places: Mapping[str, Path] = field(default_factory=dict)  # of annotations that lie elsewhere than in `raw`
+    archives: bool = True  # archives and dumps in `raw` are searched too
+    list_at: str | None = None  # the place of the list of a user's own data

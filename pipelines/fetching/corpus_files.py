@@ -1,0 +1,210 @@
+"""The files of a corpus in one command: its annotations and its media, fetched into the ledger and sealed.
+
+Each list of files is made, and each sealed set looked up, once. What is fetched or sealed meanwhile is a new fact: then
+what was known before is forgotten.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pipelines.engine.build_options import BuildOptions
+from pipelines.engine.building import serial
+from pipelines.engine.progress_line import Progress
+from pipelines.fetching.download import may_pass
+from pipelines.fetching.fetcher import RawFolder, fetch, unpacked
+from pipelines.fetching.ledger import FOLDERS, Ledger, State
+from pipelines.fetching.sealing import planned, seal
+from xmodal.corpora import Corpus, Part, Source
+from xmodal.errors import UserError
+from xmodal.raw.raw_files import raw_of
+from xmodal.root.outputs import Output
+from xmodal.root.sealed_sets import sealed_now
+from xmodal.root.storage import Storage
+
+UNPACKED_AT_ONCE = 64  # files that lie beside their archive for a moment
+
+
+@dataclass(frozen=True, eq=False)
+class FileSet:
+    """The annotations of a corpus, or its media."""
+
+    storage: Storage
+    part: Part
+    name: str  # of the corpus, or of the media set, which corpora may share
+    required: tuple[Source, ...]  # named by the corpus itself: nothing goes on while one is missing
+    listed: tuple[Source, ...] = ()  # named inside the annotations: some are always gone, and are sealed as absent
+
+    @property
+    def sources(self) -> list[Source]:
+        return [*self.required, *self.listed]
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        return Ledger(self.storage, self.part, self.name)
+
+    @cached_property
+    def planned(self) -> str:
+        return planned(self.sources)
+
+    def states(self) -> dict[str, State]:
+        return {state.path: state for state in self.ledger.states()}
+
+    def sealed_now(self) -> Output | None:
+        """The set that was sealed last, if it is of just these files."""
+        output = sealed_now(self.storage, FOLDERS[self.part], self.name)
+        return output if output and output.config["planned"] == self.planned else None
+
+    def seal(self) -> Output:
+        return seal(self.ledger, self.sources, self.planned)
+
+    def not_provided(self, sources: list[Source]) -> dict[str, str]:
+        """The reason of each file that is not here as it should be."""
+        found = self.states()
+        missing = (s for s in sources if s.path not in found or not found[s.path].provides(s))
+        return {s.path: f"{s.path} ({found[s.path].trouble if s.path in found else 'never tried'})" for s in missing}
+
+
+class CorpusFiles:
+    def __init__(self, options: BuildOptions, corpus: Corpus) -> None:
+        self._options, self._corpus = options, corpus
+        self._sets: dict[Part, FileSet] = {}
+        self._sealed: dict[Part, Output | None] = {}
+
+    def of(self, part: Part) -> FileSet:
+        """Media that unsealed annotations list are not known yet."""
+        if part not in self._sets:
+            corpus = self._corpus
+            required = tuple(source for source in corpus.sources if source.part == part)
+            annotations = self.sealed("annotations") if part == "media" and corpus.media else None
+            listed = tuple(corpus.media(raw_of(annotations))) if corpus.media and annotations else ()
+            name = corpus.name if part == "annotations" else corpus.media_set
+            self._sets[part] = FileSet(self._options.storage, part, name, required, listed)
+        return self._sets[part]
+
+    def sealed(self, part: Part) -> Output | None:
+        """The set that builds use now, where it is sealed."""
+        if part not in self._sealed:
+            self._sealed[part] = self.of(part).sealed_now()
+        return self._sealed[part]
+
+    def build(self, part: Part) -> Output:
+        """The sealed set; files that failed before and are only listed wait for `retry`, unless their bytes were lost.
+
+        The annotations, which list the media, are built before these.
+        """
+        if sealed := self.sealed(part):
+            return sealed
+        files = self.of(part)
+        self._refuse_shared_paths(files)
+        if part == "media":
+            self._unpack_annotations(files)
+        states = files.states()
+        needed = [s for s in files.required if s.path not in states or not states[s.path].provides(s)]
+        fresh = [s for s in files.listed if s.path not in states or states[s.path].lost(s)]
+        self._fetch(files, needed + fresh)
+        return self._seal(files)
+
+    def retry(self, kind: str | None = None) -> dict[str, int]:
+        """Tries the failed files again, those of one class where it is given, and nothing else."""
+        tried = recovered = 0
+        for part in FOLDERS:
+            files = self.of(part)
+            failed = {state.path for state in files.ledger.states() if state.failed and kind in (None, state.kind)}
+            again = [source for source in files.sources if source.path in failed]
+            self._fetch(files, again)
+            tried += len(again)
+            recovered += len(again) - len(files.not_provided(again))
+        return {"tried": tried, "recovered": recovered}
+
+    def reseal(self) -> dict[str, str]:
+        """New sets from what the ledgers say now; the identity of each, the old one where nothing changed."""
+        sealed = {}
+        for part in FOLDERS:
+            files = self.of(part)
+            tried = {state.path for state in files.ledger.states()}
+            if part == "media" and not tried:
+                continue
+            if untried := [source.path for source in files.sources if source.path not in tried]:
+                raise UserError(
+                    f"{self._corpus.name}: {len(untried):,} files were never tried, such as {untried[0]}: build first"
+                )
+            sealed[FOLDERS[part]] = self._seal(files).identity
+        return sealed
+
+    def raw_folder(self, part: Part) -> RawFolder | None:
+        """The folder with files that somebody has already."""
+        if not self._options.raw:
+            return None
+        places = self._options.places if part == "annotations" else None
+        return RawFolder(self._options.raw, self.of(part).sources, places, self._corpus.whole_paths)
+
+    def _seal(self, files: FileSet) -> Output:
+        self._refuse_missing(files)
+        sealed = files.seal()
+        before = self._sealed.get(files.part)
+        self._sealed[files.part] = sealed
+        if files.part == "annotations" and (before is None or before.identity != sealed.identity):
+            self._sets.pop("media", None)  # other annotations may list other media
+            self._sealed.pop("media", None)
+        return sealed
+
+    def _fetch(self, files: FileSet, some: list[Source]) -> None:
+        """From the raw folder, its archives and dumps, else from their addresses."""
+        options, raw = self._options, self.raw_folder(files.part)
+        if raw and some and options.archives:
+            own = {Path(source.path).name for source in files.sources}
+            with TemporaryDirectory(prefix="xmodal-") as folder:
+                inside = unpacked(raw, some, own, Path(folder), options.progress.say)
+                taken = self._take(files, inside, Path(folder))
+            some = [source for source in some if source.path not in taken]
+        fetch(files.ledger, some, raw, options.run, options.progress)
+
+    def _unpack_annotations(self, files: FileSet) -> None:
+        """Takes the media that lie inside the annotations, and are not here yet, into the ledger."""
+        if self._corpus.unpack is None:
+            return
+        annotations, states = self.sealed("annotations"), files.states()
+        assert annotations is not None
+        wanted = {s.path for s in files.listed if not s.url and (s.path not in states or states[s.path].lost(s))}
+        with TemporaryDirectory(prefix="xmodal-") as folder:
+            found = self._corpus.unpack(raw_of(annotations), wanted, Path(folder))
+            self._take(files, found, Path(folder))
+
+    def _take(self, files: FileSet, found: Iterator[Source], folder: Path) -> set[str]:
+        """Files that are unpacked into a folder one after the other, into the ledger; their paths."""
+        taken = set[str]()
+        while some := list(islice(found, UNPACKED_AT_ONCE)):
+            fetch(files.ledger, some, RawFolder(folder, some), serial, Progress(quiet=True))
+            taken.update(source.path for source in some)
+            for source in some:
+                (folder / source.path).unlink()
+        return taken
+
+    def _refuse_shared_paths(self, files: FileSet) -> None:
+        path, count = Counter(source.path for source in files.sources).most_common(1)[0] if files.sources else ("", 1)
+        if count > 1:
+            raise UserError(f"{self._corpus.name}: {count} files have one path, {path}: give each its own")
+
+    def _refuse_missing(self, files: FileSet) -> None:
+        missing = files.not_provided([*files.required])
+        if missing:
+            reasons = "; ".join(list(missing.values())[:3])
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise UserError(
+                f"{self._corpus.name}: {len(missing)} of {len(files.required)} files are missing: {reasons}{more}. "
+                f"{self._cure(files, list(missing))}"
+            )
+
+    def _cure(self, files: FileSet, missing: list[str]) -> str:
+        """Trying again is advised only where a failure may pass."""
+        states, raw = files.states(), self._options.raw
+        passing = any(path not in states or may_pass(states[path].kind) for path in missing)
+        names = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        folder = f"the folder {raw}: neither it nor an archive in it has what was published"
+        place = folder if raw else "a folder and add --raw FOLDER"
+        return f"{'Run the same command again, or put' if passing else 'Put'} {names} into {place}"

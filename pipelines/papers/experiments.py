@@ -1,0 +1,241 @@
+"""Reads the papers' tables and figures from the TOML files beside this module, and says which of them can be run.
+
+A file is one paper, found because it exists. It keeps what the paper prints, misprints too; notes name them. No file
+says whether an experiment is ready: that follows from the recipes, corpora, stages, commands and metrics that exist.
+A recipe that a row names and that does not exist yet is the name it will have.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipelines import stages
+from pipelines.papers import recipe_runs
+from xmodal import corpora
+from xmodal.errors import UserError
+from xmodal.metrics import protocols
+from xmodal.recipes import Features, Recipe
+
+FOLDER = Path(__file__).parent
+KINDS = {"Table": ("table", "tab", "t", ""), "Figure": ("figure", "fig", "f", ""), "§": ("section", "sec", "text", "")}
+SIDES = {"i2t": "visual_to_text", "v2t": "visual_to_text", "t2i": "text_to_visual", "t2v": "text_to_visual"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table, or one point or bar of a figure. A row without a recipe is quoted, or needs no training."""
+
+    name: str
+    printed: str = ""  # a value a column, "-" where the paper has none; empty where it prints no number
+    recipe: str = ""
+    settings: tuple[str, ...] = ()  # as `xmodal train --set` takes them
+    score: str = ""  # the score to evaluate by, if it is not the one the run was chosen by
+    lacks: str = ""  # something that is not built and that no name in the row tells
+
+    @property
+    def run(self) -> str:
+        """The folder of its run; rows that differ only in how a run is measured share one."""
+        return ",".join((self.recipe, *self.settings)).replace("/", "-")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    paper: str
+    number: str  # "Table 2", "Figure 7", "§5.3"; a letter tells experiments of one section apart
+    title: str
+    columns: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+    corpora: tuple[str, ...] = ()
+    data: str = ""
+    features: str = ""
+    build: tuple[str, ...] = ()  # settings of the stages that make its features, as `xmodal build --set` takes them
+    compute: str = ""
+    on_validation: bool = False  # measured on the split that the recipe chooses on, not on the test split
+    commands: tuple[str, ...] = ()  # beside training and evaluation, as typed after `xmodal`
+    why_not: str = ""  # why it cannot be reproduced here
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if row.printed and len(row.printed.split()) != len(self.columns):
+                raise ValueError(f"{self.name}, {row.name}: {row.printed!r} is not {len(self.columns)} values")
+
+    @property
+    def name(self) -> str:
+        return f"{self.paper} {self.number}"
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.recipe for row in self.rows if row.recipe))
+
+
+# ------------------------------------------------------------------------------------------------------ what there is
+
+
+def papers() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+@cache
+def of_paper(paper: str) -> tuple[Experiment, ...]:
+    tables = tomllib.loads((FOLDER / f"{paper}.toml").read_text(encoding="utf-8"))["experiments"]
+    return tuple(_experiment(paper, **table) for table in tables)
+
+
+def _experiment(paper: str, *, rows: Iterable[dict[str, Any]] = (), **others: Any) -> Experiment:
+    read = [Row(**_frozen(row)) for row in rows]
+    aligned = [replace(row, printed=" ".join(row.printed.split())) for row in read]  # files line values up by spaces
+    return Experiment(paper, rows=tuple(aligned), **_frozen(others))
+
+
+def _frozen(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+
+
+def find(text: str) -> tuple[Experiment, ...]:
+    """Finds the experiments that a text names: all by "", a paper's by its name, one by "pvse table 2".
+
+    Spelling is free: `pvse-2`, `PVSE:fig.7` and `dualpath Table VIII` each name one experiment.
+    """
+    wanted, known = _squashed(text), {_squashed(paper): paper for paper in papers()}
+    if not wanted:
+        return tuple(each for paper in papers() for each in of_paper(paper))
+    if wanted in known:
+        return of_paper(known[wanted])
+    for start, paper in known.items():
+        if wanted.startswith(start):
+            spelled = _spelled(of_paper(paper))
+            if wanted not in spelled:
+                there = ", ".join(each.number for each in of_paper(paper))
+                raise UserError(f"no experiment {text!r}; of {paper} there are: {there}")
+            return (spelled[wanted],)
+    raise UserError(
+        f"no paper {text!r}; there are: {', '.join(papers())}; name one, or one of its experiments: pvse table 2"
+    )
+
+
+def _spelled(of: Iterable[Experiment]) -> dict[str, Experiment]:
+    """Maps every accepted spelling to its experiment; a number alone is a table, else a figure, else a section."""
+    spelled: dict[str, Experiment] = {}
+    for kind, words in KINDS.items():
+        for each in of:
+            if each.number.startswith(kind):
+                number = each.number.removeprefix(kind).strip()
+                for word in words:
+                    for digits in (number, _roman(number)):
+                        spelled.setdefault(_squashed(each.paper + word + digits), each)
+    return spelled
+
+
+def _squashed(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower().replace("§", "section"))
+
+
+def _roman(number: str) -> str:
+    """Writes a number below 20 as Dual-Path counts its tables."""
+    units = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX")
+    return "X" * (int(number) // 10) + units[int(number) % 10] if number.isdigit() else number
+
+
+# ------------------------------------------------------------------------------------------------- whether it is ready
+
+
+@dataclass(frozen=True)
+class Available:
+    """Names everything an experiment may need that exists here."""
+
+    recipes: Mapping[str, Recipe]
+    corpora: frozenset[str]
+    stages: frozenset[str]
+    commands: frozenset[str]
+
+    @classmethod
+    def now(cls, commands: Iterable[str]) -> "Available":
+        try:
+            known = recipe_runs.recipes()
+        except ModuleNotFoundError as error:
+            raise UserError(f"{error.name} is not installed: pip install -e '.[train]' in the checkout") from error
+        return cls(known, frozenset(corpora.names()), frozenset(stages.targets()), frozenset(commands))
+
+
+def state(experiment: Experiment, available: Available) -> str:
+    """Says `ready`, `not yet: …` with what is missing, or `not reproducible here: …` with the reason."""
+    if experiment.why_not:
+        return f"not reproducible here: {experiment.why_not}"
+    kinds: dict[str, list[str]] = {}
+    for lacking in missing(experiment, available):
+        kind, _, name = lacking.partition(" ")
+        kinds.setdefault(kind, []).append(name)
+    said = [f"no {kind} {', '.join(names)}" for kind, names in kinds.items()]
+    return f"not yet: {'; '.join(said)}" if said else "ready"
+
+
+def missing(experiment: Experiment, available: Available) -> tuple[str, ...]:
+    """Lists what the experiment waits for, each as a kind and a name: `corpus mrw`, `recipe sg-coco`."""
+    commands = [text.split()[0] for text in experiment.commands]
+    found = [f"corpus {name}" for name in experiment.corpora if name not in available.corpora]
+    found += [f"command {name}" for name in commands if name not in available.commands]
+    found += [lack for row in experiment.rows for lack in lacks(row, available)]
+    if experiment.recipes:
+        found += [f"measure {column!r}" for column in experiment.columns if not is_measured(column)]
+    return tuple(dict.fromkeys(found))
+
+
+def lacks(row: Row, available: Available) -> list[str]:
+    """Lists what this row alone waits for."""
+    found = [row.lacks] if row.lacks else []
+    if not row.recipe:
+        return found
+    if row.recipe not in available.recipes:
+        return [*found, f"recipe {row.recipe}"]
+    try:
+        recipe = recipe_of(row, available)
+    except UserError:
+        return [*found, f"setting {' '.join(row.settings)} of recipe {row.recipe}"]
+    return [*found, *_unbuilt(recipe, available)]
+
+
+def recipe_of(row: Row, available: Available) -> Recipe:
+    if row.settings:
+        return recipe_runs.recipe_with(row.recipe, list(row.settings))
+    return available.recipes[row.recipe]
+
+
+def _unbuilt(recipe: Recipe, available: Available) -> Iterator[str]:
+    from xmodal.training.fit import unbuilt
+
+    for view in (recipe.view, recipe.validation):
+        if view.corpus not in available.corpora:
+            yield f"corpus {view.corpus}"
+    for read in (recipe.visual, recipe.text):
+        if isinstance(read, Features) and read.stage not in available.stages:
+            yield f"stage {read.stage}"
+    if sees_pictures(recipe) and "pixels" not in available.stages:
+        yield "stage pixels"
+    yield from (f"training with {name}" for name in unbuilt(recipe))
+
+
+def sees_pictures(recipe: Recipe) -> bool:
+    return any(phase.pixels for phase in recipe.phases)
+
+
+def is_ready(row: Row, available: Available) -> bool:
+    return bool(row.recipe) and not lacks(row, available)
+
+
+def parts_of(column: str) -> tuple[str, str, str]:
+    """Splits `1K i2t R@1` into gallery, direction and measure; every gallery but 1K is "all"."""
+    match = re.fullmatch(r"(?:(1K|5K) )?(?:(i2t|v2t|t2i|t2v) )?(.+)", column)
+    assert match is not None
+    return "1K" if match[1] == "1K" else "all", SIDES.get(match[2] or "", ""), match[3]
+
+
+def is_measured(column: str) -> bool:
+    """True if evaluation computes the column for a corpus that has the labels it needs."""
+    _, side, measure = parts_of(column)
+    columns = protocols.columns()
+    return measure in ({each.name for each in columns} if side else {each.adds_to for each in columns})

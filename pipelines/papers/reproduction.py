@@ -1,0 +1,213 @@
+"""Tells what there is to say of the papers' experiments, and runs one under a root: the work of `xmodal reproduce`."""
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipelines.engine.typed_settings import apply, parse_settings
+from pipelines.papers import recipe_runs
+from pipelines.papers.experiments import (
+    Available,
+    Experiment,
+    Row,
+    find,
+    is_measured,
+    is_ready,
+    lacks,
+    parts_of,
+    recipe_of,
+    sees_pictures,
+    state,
+)
+from pipelines.stages.resnet import ResNetConfig
+from xmodal.errors import UserError
+from xmodal.features.opening import made_by, open_features
+from xmodal.metrics.reports import Report
+from xmodal.recipes import Features, Recipe, Tokens
+from xmodal.records.views import splits
+from xmodal.root.outputs import Output
+from xmodal.root.selection import choose
+from xmodal.training.run_folder import LAST
+
+
+def overview() -> list[dict[str, Any]]:
+    """Lists every experiment in short, without its state: that needs all models, which take seconds to load."""
+    told = ("name", "title", "corpora", "why_not")
+    return [{name: getattr(each, name) for name in told} for each in find("")]
+
+
+def reproduce(
+    text: str, root: str | None, runs: Path, commands: Iterable[str], **circumstances: Any
+) -> list[dict[str, Any]]:
+    """Describes the experiments that the text names. With a root it must name one, which is trained and evaluated.
+
+    `commands` are the names that `xmodal` knows, `circumstances` the keywords of `xmodal.training.fit`.
+    """
+    found, available = find(text), Available.now(commands)
+    if root is None:
+        return [about(each, available) for each in found]
+    if len(found) != 1:
+        raise UserError(f"--root trains one table: name it, such as {found[0].name}")
+    rows = run(found[0], available, root, runs, **circumstances)
+    return [about(found[0], available) | {"rows": rows, "to_run": _others(found[0], available)}]
+
+
+def about(experiment: Experiment, available: Available) -> dict[str, Any]:
+    """Tells all there is to say of an experiment, as JSON values; a row without training has no `ready`."""
+    rows = [
+        asdict(row) | {"ready": is_ready(row, available) if row.recipe else None, "lacks": lacks(row, available)}
+        for row in experiment.rows
+    ]
+    derived = {"name": experiment.name, "recipes": experiment.recipes, "state": state(experiment, available)}
+    return asdict(experiment) | derived | {"rows": rows, "to_run": to_run(experiment, available)}
+
+
+def to_run(experiment: Experiment, available: Available, root: str = "data", runs: str = "runs") -> list[str]:
+    """Lists the commands that run its ready rows; each of them leaves alone what is up to date."""
+    built, trained = dict[str, None](), list[str]()
+    for row in _ready_runs(experiment, available):
+        recipe, folder = recipe_of(row, available), shlex.quote(str(Path(runs) / row.run))
+        built |= dict.fromkeys(_builds(recipe, experiment, root))
+        vectors = _vectors(recipe)
+        with_vectors = f" --vectors {vectors}.txt" if vectors else ""
+        trained.append(f"xmodal train {row.recipe} --root {root} --run {folder}{with_vectors}{_set(row.settings)}")
+        split = f" --split {recipe.validation.split}" if experiment.on_validation else ""
+        scores = dict.fromkeys(each.score for each in experiment.rows if each.run == row.run)
+        distances = [f" --distance {score}" if score else "" for score in scores]
+        trained += [f"xmodal evaluate {folder} --root {root}{split}{distance}" for distance in distances]
+    return [*built, *trained, *_others(experiment, available)]
+
+
+def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
+    """Gives the commands that build what a recipe reads, with the paper's settings."""
+    yield f"xmodal build {recipe.view.corpus} --root {root}"
+    for stage in _stages(recipe):
+        settings = _set(setting for setting in experiment.build if setting.startswith(f"{stage}."))
+        yield f"xmodal build {recipe.view.corpus}/{stage} --root {root}{settings}"
+
+
+def _stages(recipe: Recipe) -> list[str]:
+    read = [read.stage for read in (recipe.visual, recipe.text) if isinstance(read, Features)]
+    return [*read, "pixels"] if sees_pictures(recipe) else read
+
+
+def _others(experiment: Experiment, available: Available) -> list[str]:
+    return [f"xmodal {text}" for text in experiment.commands if text.split()[0] in available.commands]
+
+
+def _set(settings: Iterable[str]) -> str:
+    return "".join(f" --set {shlex.quote(setting)}" for setting in settings)
+
+
+def run(
+    experiment: Experiment, available: Available, root: str, runs: Path, **circumstances: Any
+) -> list[dict[str, Any]]:
+    """Trains and evaluates every row that is ready; a finished run is only evaluated.
+
+    Whatever any row misses is said before the first is trained. `vectors` among the circumstances, which are `fit`'s,
+    go to the recipes that name some. Returns each row with the values measured for its columns; columns that evaluation
+    does not compute are left out.
+    """
+    ready = _ready_runs(experiment, available)
+    if not ready:
+        raise UserError(f"{experiment.name} has no row that can be run; {state(experiment, available)}")
+    device, progress = circumstances["device"], circumstances["progress"]
+    recipes = {row.run: recipe_of(row, available) for row in ready}
+    _check(experiment, recipes, root, runs, circumstances)
+    for name, recipe in recipes.items():
+        own = circumstances if _vectors(recipe) else circumstances | {"vectors": None}
+        recipe_runs.train(recipe, root, runs / name, **own)
+    rows = []
+    for row in experiment.rows:
+        found = None
+        if is_ready(row, available):
+            split = recipes[row.run].validation.split if experiment.on_validation else None
+            report = recipe_runs.evaluate(runs / row.run, root, split, device, progress, distance=row.score or None)
+            found = measured(report, experiment.columns)
+        rows.append(asdict(row) | {"measured": found})
+    return rows
+
+
+def _vectors(recipe: Recipe) -> str | None:
+    """Names the word vectors that the recipe's words start from."""
+    return recipe.text.vectors if isinstance(recipe.text, Tokens) else None
+
+
+def _check(
+    experiment: Experiment, recipes: Mapping[str, Recipe], root: str, runs: Path, circumstances: Mapping[str, Any]
+) -> None:
+    """Refuses to start while any run misses something; accepts features of another network, and says so."""
+    found = dict[str, None]()
+    for name, recipe in recipes.items():
+        found |= dict.fromkeys(_without_vectors(recipe, runs / name, circumstances.get("vectors")))
+        found |= dict.fromkeys(_not_built(recipe, experiment, root, circumstances))
+    if found:
+        raise UserError(f"nothing of {experiment.name} is trained yet: {'; '.join(found)}")
+    told = dict.fromkeys(_other_network(recipe, experiment, root, circumstances) for recipe in recipes.values())
+    for text in filter(None, told):
+        circumstances["progress"].say(text)
+
+
+def _without_vectors(recipe: Recipe, run: Path, file: str | Path | None) -> Iterator[str]:
+    if file is not None and not Path(file).is_file():
+        yield f"{file} is no file"
+    elif _vectors(recipe) and file is None and not (run / LAST).is_file():
+        yield f"{recipe.name} starts its words from {_vectors(recipe)}: give the file (--vectors FILE)"
+
+
+def _not_built(recipe: Recipe, experiment: Experiment, root: str, circumstances: Mapping[str, Any]) -> Iterator[str]:
+    """Tells what the recipe reads and nobody built, each with the command that builds it."""
+    first, *others = _builds(recipe, experiment, root)
+    try:
+        tables = choose(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
+    except UserError as trouble:
+        yield _with_command(trouble, first)
+        return
+    yield from _absent_splits(recipe, tables)
+    for stage, command in zip(_stages(recipe), others, strict=True):
+        try:
+            open_features(root, stage, circumstances.get("pixels" if stage == "pixels" else "features"), tables)
+        except UserError as trouble:
+            yield _with_command(trouble, command)
+
+
+def _with_command(trouble: UserError, command: str) -> str:
+    """Adds the paper's build command where an output is absent; a choice among several has another cure."""
+    absent, builds, _ = str(trouble).partition(": build it first")
+    return f"{absent} (`{command}`)" if builds else absent
+
+
+def _absent_splits(recipe: Recipe, tables: Output) -> Iterator[str]:
+    there = splits(tables)
+    for view in (recipe.view, recipe.validation):
+        if view.split not in there:
+            yield f"{view.corpus} has no split {view.split!r}; there are: {', '.join(there)}"
+
+
+def _other_network(recipe: Recipe, experiment: Experiment, root: str, circumstances: Mapping[str, Any]) -> str | None:
+    """Tells when the features are not by the paper's network."""
+    tables = choose(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
+    store = open_features(root, recipe.visual.stage, circumstances.get("features"), tables)
+    usual = ResNetConfig()
+    settings = [setting for setting in experiment.build if setting.startswith("resnet.")]
+    wanted = apply(usual, "resnet", parse_settings(settings, {"resnet": usual})).network
+    if recipe.visual.stage != "resnet" or store.provenance.get("network") == wanted:
+        return None
+    return f"{store.output.where} is by {made_by(store)}, not by the {wanted} of {experiment.name}"
+
+
+def _ready_runs(experiment: Experiment, available: Available) -> list[Row]:
+    return list({row.run: row for row in experiment.rows if is_ready(row, available)}.values())
+
+
+def measured(report: Report, columns: Iterable[str]) -> dict[str, float]:
+    """Looks up the columns of a paper's table in a report; leaves out those that this split does not have."""
+    found = {}
+    for column in filter(is_measured, columns):
+        gallery, side, measure = parts_of(column)
+        value = report.metrics.value(measure, side, gallery)
+        if value is not None:
+            found[column] = value
+    return found

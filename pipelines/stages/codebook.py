@@ -1,0 +1,106 @@
+"""The codebook stage: what sentence vectors are reckoned with, fitted once on captions of the training split.
+
+It is one unit, and has the vectors of all words that occur in the corpus, as far as the file of vectors knows them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.stages import Needs, StageKind
+from xmodal.errors import UserError
+from xmodal.recipes import View
+from xmodal.records.tables import read_columns
+from xmodal.records.views import captions, training_split
+from xmodal.root.identity import canonical_json
+from xmodal.root.outputs import Output
+from xmodal.text.sentence_vectors import Coding, fit
+from xmodal.text.tokenizers import count_words, tokenizer
+from xmodal.text.word_vectors import read_vectors, vectors_sha256
+
+VERSION = 2
+FILE, ABOUT = "codebook.npz", "codebook.json"
+
+
+@dataclass(frozen=True)
+class CodebookConfig(Coding):
+    """`split` is the corpus' only training split unless it is named; `sample` counts captions, drawn by the seed."""
+
+    split: str = ""
+    sample: int = 20_000
+    vectors: str = field(default="", metadata={"given": True})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sample < 1:
+            raise ValueError(f"a sample has at least one caption, not {self.sample}")
+
+    @property
+    def coding(self) -> Coding:
+        return Coding(**{part.name: getattr(self, part.name) for part in fields(Coding)})
+
+
+def check(config: CodebookConfig, files: Mapping[str, Path]) -> None:
+    if config.method != "tfidf" and "vectors" not in files:
+        raise UserError(
+            f"codes of sentences by {config.method} need word vectors: give the file (--vectors FILE), or take tfidf, "
+            "which needs none (--set codebook.method=tfidf)"
+        )
+    tokenizer(config.tokenizer)  # the package that it needs is missed before anything is fitted
+
+
+STAGE = StageKind(
+    name="codebook",
+    config=CodebookConfig,
+    needs=("records",),
+    files=("vectors",),
+    check=check,
+    small={"method": "tfidf"},
+)
+
+
+def make(config: CodebookConfig, needs: Needs) -> Stage[CodebookConfig, None]:
+    file, records = needs.files.get("vectors"), needs["records"]
+    if config.method == "tfidf":  # the only method without vectors
+        file = None
+    vectors = f"sha256:{vectors_sha256(file)}" if file else ""
+    config = replace(config, split=config.split or training_split(records, STAGE.name), vectors=vectors)
+    return Stage(STAGE.name, config, _plan, partial(_open, file), (records,), VERSION)
+
+
+def _plan(config: CodebookConfig, inputs: Inputs) -> Iterator[tuple[str, None]]:
+    yield "codebook", None
+
+
+def _open(vectors_file: Path | None, config: CodebookConfig, inputs: Inputs) -> Callable[[None, Sink], Counts]:
+    (records,) = inputs
+
+    def write(work: None, sink: Sink) -> Counts:
+        sample = _sample(config, records)
+        words, vectors = tuple[str, ...](), None
+        if vectors_file:
+            texts = read_columns(records, "captions.parquet", "text")["text"].to_pylist()
+            words = tuple(sorted(count_words(texts, config.tokenizer, config.cleaning)))
+            vectors = read_vectors(vectors_file, words)
+        made, told = fit(config.coding, sample, words, vectors)
+        about = {**asdict(config), **told, "captions": len(sample), "width": made.width}
+        for name, data in ((FILE, made.to_bytes()), (ABOUT, canonical_json(about))):
+            with sink.file(name) as file:
+                file.write(data)
+        known = len(made.words) if vectors_file else 0
+        return {"captions": len(sample), "words": len(made.words), "words without vectors": len(words) - known}
+
+    return write
+
+
+def _sample(config: CodebookConfig, records: Output) -> list[str]:
+    texts = list(captions(records, View(str(records.config["corpus"]), config.split)))
+    if not texts:
+        raise UserError(f"{records.config['corpus']} has no human captions in {config.split!r} to fit a codebook on")
+    size = min(config.sample, len(texts))
+    chosen = np.random.default_rng(config.seed).choice(len(texts), size, replace=False)
+    return [texts[place] for place in np.sort(chosen).tolist()]

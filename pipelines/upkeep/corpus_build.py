@@ -1,0 +1,171 @@
+"""One corpus in one command: its files, and its stages, each resolved and brought up to date at most once.
+
+Parsing needs no media, and media that corpora share (one media set) are fetched and computed on once. Stages other than
+the data are built only when they are named: they may take days.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from pipelines import stages
+from pipelines.engine.build_options import BuildOptions
+from pipelines.engine.building import build
+from pipelines.engine.stage import Stage
+from pipelines.engine.typed_settings import apply
+from pipelines.fetching.corpus_files import CorpusFiles
+from pipelines.fetching.ledger import FOLDERS, AbsentByFolder
+from pipelines.stages import FILE_SETS, ITEM_KINDS, Needs, StageKind
+from xmodal.corpora import Corpus, Part
+from xmodal.errors import UserError
+from xmodal.records.tables import Item, read_rows
+from xmodal.root.outputs import TRUNCATED, Output, directories
+from xmodal.root.sealed_sets import read_lock, use_records
+
+PARTS: dict[str, Part] = {folder: part for part, folder in FOLDERS.items()}
+NAMES = {"image": "pictures", "clip": "clips"}
+
+
+class CorpusBuild:
+    def __init__(self, options: BuildOptions, corpus: Corpus) -> None:
+        self.options, self.corpus = options, corpus
+        self.files = CorpusFiles(options, corpus)
+        self._stages: dict[str, Stage[Any, Any]] = {}
+        self._finished: dict[str, Output] = {}
+        self._built: dict[str, Output] = {}
+
+    def build(self, name: str) -> Output:
+        """Brings a stage up to date, and whatever it needs before it."""
+        for before in stages.with_needs([name]):
+            if before not in FILE_SETS:
+                self._refuse_early(stages.load(before))
+        return self._build(name)
+
+    def stage(self, name: str) -> Stage[Any, Any] | None:
+        """The stage with its settings, or None while something that it needs is not finished."""
+        if name not in self._stages:
+            kind = stages.load(name)
+            found = {need: self.finished(need) for need in kind.needs}
+            outputs = {need: output for need, output in found.items() if output}
+            if len(outputs) < len(found):
+                return None
+            files = {file: path for file, path in self.options.files.items() if file in kind.files}
+            needs = Needs(outputs, files, lambda: self.items_of(kind.of), self.corpus)
+            if "media" in kind.needs and kind.of in ITEM_KINDS and not needs.items:
+                raise self._lacks(kind)
+            self._stages[name] = kind.make(self.config(kind), needs)
+        return self._stages[name]
+
+    def config(self, kind: StageKind) -> Any:
+        return apply(kind.config(), kind.name, self.options.settings)
+
+    def finished(self, name: str) -> Output | None:
+        """The output of a stage, or a sealed set, where it is up to date."""
+        if name in FILE_SETS:
+            return self.files.sealed(PARTS[name])
+        if name in self._built:
+            return self._built[name]
+        if name not in self._finished and (stage := self.stage(name)):
+            output = Output(self.options.storage, stage.folder)
+            if not output.complete:
+                return None
+            self._finished[name] = output
+        return self._finished.get(name)
+
+    def items_of(self, kind: str | None) -> tuple[Item, ...]:
+        """The items of the records, of one kind where that is a kind of items, in order of the ids."""
+        return tuple(item for item in self._items if kind not in ITEM_KINDS or item.kind == kind)
+
+    @cached_property
+    def _items(self) -> tuple[Item, ...]:
+        records = self.finished("records")
+        assert records is not None
+        with records.open("items.parquet") as file:
+            return tuple(sorted(read_rows(file, Item), key=lambda item: item.id))
+
+    def _build(self, name: str) -> Output:
+        if name in self._built:
+            return self._built[name]
+        if name in FILE_SETS:
+            if name == "media":
+                self._build("sources")
+            self._built[name] = self.files.build(PARTS[name])
+            return self._built[name]
+        for need in stages.load(name).needs:
+            self._build(need)
+        stage = self.stage(name)
+        assert stage is not None
+        self._built[name] = build(stage, self.options.storage, self.options.run, self.options.progress)
+        if name == "records":
+            use_records(self._built[name])
+        return self._built[name]
+
+    def _refuse_early(self, kind: StageKind) -> None:
+        """Before anything is fetched, as far as it is known then."""
+        if self.corpus.kinds and kind.of is not None and kind.of not in self.corpus.kinds:
+            raise self._lacks(kind)
+        if kind.check:
+            kind.check(self.config(kind), self.options.files)
+
+    def _lacks(self, kind: StageKind) -> UserError:
+        if kind.of not in ITEM_KINDS:
+            return UserError(f"{self.corpus.name} has no labels of kind {kind.of}, which {kind.name} needs")
+        has, other = ("pictures", "clips") if kind.of == "image" else ("clips", "pictures")
+        own = self.corpus.card == "own"
+        cure = f"; if they are {has}, name the list again with --kind {kind.of}" if own else ""
+        return UserError(f"{self.corpus.name} has no {has}: {kind.name} is for {has}, not {other}{cure}")
+
+
+def stages_of(corpus: Corpus) -> list[str]:
+    """What can be built of it, by what its items and labels are."""
+    kinds = {kind.name: kind.of for kind in stages.all()}
+    return [name for name in stages.targets() if kinds.get(name) in (None, *corpus.kinds)]
+
+
+def unread(settings: Iterable[str], names: Sequence[str]) -> list[str]:
+    """Settings that no build of these stages reads, nor of what they are made from."""
+    read = {"records", *stages.with_needs([*names])}
+    return [setting for setting in settings if setting.partition(".")[0] not in read]
+
+
+def build_stages(work: CorpusBuild, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Brings these stages up to date; a row each says what it is, whether it was built just now, and what is absent.
+
+    `planned` is how many files or items there should be, `absent` how many of them are not there; `retry` are the
+    classes of failures that another try may be spared.
+    """
+    storage = work.options.storage
+    before = {output.folder for output in directories(storage) if output.complete}
+    rows = []
+    for name in names:
+        output = work.build(name)
+        about = {"corpus": work.corpus.name, "stage": name, "identity": output.identity, "path": output.where}
+        totals = {total: output.totals[total] for total in ("bytes", "counts", "failures")}
+        rows.append(about | {"built": output.folder not in before} | totals | _absent(work, name, output))
+        if name not in FILE_SETS and (stage := work.stage(name)):
+            rows[-1]["retry"] = [kind for kind in stage.passing if kind in output.totals["failures"]]
+    return rows
+
+
+def _absent(work: CorpusBuild, name: str, output: Output) -> dict[str, Any]:
+    totals = output.totals
+    if name in FILE_SETS:
+        present, absent = (totals["counts"][key] for key in ("present", "absent"))
+        return {"planned": present + absent, "absent": absent} | (_reasons(work, output) if absent else {})
+    of_media = "media" in stages.with_needs([name])
+    planned = len(work.items_of(stages.load(name).of)) if of_media else 0
+    absent = sum(count for kind, count in totals["failures"].items() if kind != TRUNCATED)
+    return {"planned": planned, "absent": absent}
+
+
+def _reasons(work: CorpusBuild, sealed: Output) -> dict[str, Any]:
+    """Why media are absent: how many files of each class, one of them, and the folders that lack files."""
+    by_folder, absent = AbsentByFolder(), set[str]()
+    for locked in read_lock(sealed):
+        by_folder.add(locked.path, locked.sha256 is None)
+        absent |= set() if locked.sha256 else {locked.path}
+    why = dict[str, dict[str, Any]]()
+    for state in work.files.of("media").ledger.states():
+        if state.failed and state.path in absent:
+            why.setdefault(state.kind, {"files": 0, "path": state.path, "reason": state.reason})["files"] += 1
+    return {"reasons": why, "folders": by_folder.folders}

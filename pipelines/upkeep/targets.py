@@ -1,0 +1,58 @@
+"""Targets of a command: `coco` is the data of a corpus, `coco/resnet` one stage; mine.py or your own data will do."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+
+from pipelines import stages
+from pipelines.engine.build_options import BuildOptions
+from pipelines.fetching import user_lists
+from pipelines.fetching.corpus_names import find_corpus
+from pipelines.upkeep.corpus_build import CorpusBuild
+from xmodal import corpora
+from xmodal.errors import UserError
+
+Target = tuple[CorpusBuild, list[str]]  # what to build, or to ask about, of a corpus
+
+
+def parse_targets(
+    texts: Sequence[str], options: BuildOptions, flags: Mapping[str, str], is_sample: bool = False
+) -> list[Target]:
+    """`flags` are those about the columns of your own data; a corpus that is named twice is opened once."""
+    works: dict[str, CorpusBuild] = {}
+    targets = []
+    for text in texts:
+        name, stage = _split(text, options)
+        if name not in works:
+            works[name] = open_corpus(name, options, flags, is_sample)
+        targets.append((works[name], [stage] if stage else [*stages.DATA]))
+    return targets
+
+
+def open_corpus(name: str, options: BuildOptions, flags: Mapping[str, str], is_sample: bool = False) -> CorpusBuild:
+    """The corpus of a name, a Python file or your own data, with options that say where its files lie.
+
+    In a folder that no flag named archives are not searched.
+    """
+    found = find_corpus(name, flags, options.storage, is_sample)
+    if found.media_folder and not options.raw:
+        options = replace(options, raw=found.media_folder, archives=False)
+    return CorpusBuild(replace(options, places=found.list_files, list_at=found.place), found.corpus)
+
+
+def _split(text: str, options: BuildOptions) -> tuple[str, str]:
+    """The corpus, and the stage or nothing."""
+    name, _, stage = text.rpartition("/")
+    is_folder = os.path.isdir(text) and name not in corpora.names()
+    if name and stage in stages.targets() and not is_folder:
+        return name, stage
+    if "/" in text and not text.endswith(".py") and not user_lists.is_data(text, {}, options.storage):
+        there = ", ".join(stages.targets())
+        raise UserError(f"no stage {stage!r}{_meant(stage, stages.targets())}; there are: {there}")
+    return text, ""
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""

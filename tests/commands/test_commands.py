@@ -1,0 +1,423 @@
+"""Commands: each is one module, found because it exists, with help, examples, text and JSON."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xmodal as library
+from pipelines import commands
+from pipelines.cli import main
+from tests.commands.test_cli import REPOSITORY, Xmodal, only
+from tests.commands.test_cli import no_pauses as no_pauses
+from tests.commands.test_cli import publisher as publisher
+from tests.commands.test_cli import root as root
+from tests.commands.test_cli import xmodal as xmodal
+from tests.fetching.test_ledger import Publisher
+from tests.toy_root import make_root
+from tests.toy_root import one_thread as one_thread
+
+TOY = (
+    *("view.corpus=pictures", "view.split=toy/train", "validation.corpus=pictures", "validation.split=toy/val"),
+    *("view.captions_per_item=none", "validation.captions_per_item=none", "phase1.epochs=1", "batch_size=32"),
+    *("model.width=16", "model.word_width=8"),
+)
+NEW = '''"""Counts the letters of a word.
+
+examples:
+  xmodal letters word
+"""
+
+GROUP = "words"
+
+
+def flags(parser):
+    parser.add_argument("word")
+
+
+def run(args):
+    return {"word": args.word, "letters": len(args.word)}
+
+
+def text(result):
+    yield f"{result['word']} has {result['letters']} letters"
+
+
+def exit_code(result):
+    return 0 if result["letters"] else 1
+'''
+
+
+def in_fresh_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-B", "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+# -------------------------------------------------------------------------------------------------- help and discovery
+
+
+@pytest.mark.parametrize("name", commands.load_all())
+def test_every_command_has_a_group_a_summary_and_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = commands.load_all()[name]
+    assert re.fullmatch(r"[a-z]+", command.GROUP)
+    summary = commands.summary(command)
+    assert 10 < len(summary) < 101
+    shown = printed(capsys, name, "--help")
+    assert summary in shown
+    assert "examples:" in shown
+    examples = [line.strip() for line in shown.partition("examples:\n")[2].splitlines() if "xmodal" in line]
+    assert any(
+        line.startswith((f"xmodal {name}", f'eval "$(xmodal {name}')) or f"; xmodal {name} " in line
+        for line in examples
+    )
+
+
+def test_every_example_of_the_help_is_understood() -> None:
+    parser, seen = commands.parser(), 0
+    helps = [commands.HELP, *(command.__doc__ or "" for command in commands.load_all().values())]
+    for line in "\n".join(helps).splitlines():
+        if not line.startswith("  xmodal ") or "|" in line or " > " in line:
+            continue
+        for part in re.split(r"\s{3,}", line.strip())[0].split("; "):
+            parser.parse_args(shlex.split(re.sub(r" {4}.*", "", part))[1:])
+            seen += 1
+    assert seen > 40
+
+
+def test_help_lists_every_command_once_under_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(capsys, "--help")
+    for name in commands.load_all():
+        assert len(re.findall(rf"^  {name} ", shown, re.MULTILINE)) == 1
+    places = [shown.index(f"\n{title}:\n") for title in commands.GROUPS.values()]
+    assert places == sorted(places)
+    for code in ("0 ", "1 ", "2 ", "3 ", "130 "):
+        assert re.search(rf"^  {code} +\w", shown, re.MULTILINE)
+
+
+def test_a_file_is_all_that_a_new_command_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "letters.py").write_text(NEW)
+    monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "pipelines.commands.letters", raising=False)
+    try:
+        shown = printed(capsys, "--help")
+        assert "words:\n  letters      Counts the letters of a word\n" in shown
+        assert "xmodal letters word" in printed(capsys, "letters", "--help")
+        assert main(["letters", "cat"]) == 0
+        assert capsys.readouterr().out == "cat has 3 letters\n"
+        assert main(["letters", "", "--json"]) == 1
+        assert json.loads(capsys.readouterr().out) == {"word": "", "letters": 0}
+    finally:
+        sys.modules.pop("pipelines.commands.letters", None)
+
+
+def test_the_version_is_the_librarys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "--version") == f"xmodal {library.__version__}\n"
+
+
+def test_python_dash_m_pipelines_is_the_command() -> None:
+    command = [sys.executable, "-B", "-m", "pipelines", "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert (said.returncode, said.stdout) == (0, f"xmodal {library.__version__}\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_commands_and_flags(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("build", "import", "settings", "--most-absent", "--attention"):
+        assert word in script
+
+
+def test_bash_takes_the_completion(tmp_path: Path) -> None:
+    pytest.importorskip("shtab")
+    script = tmp_path / "complete.sh"
+    made = in_fresh_python("import sys; from pipelines.cli import main; main()", "completion", "bash")
+    script.write_text(made.stdout)
+    ask = f"source {script}; COMP_WORDS=(xmodal ver); COMP_CWORD=1; _shtab_xmodal; echo ${{COMPREPLY[@]}}"
+    said = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=False)
+    assert said.stdout.split() == ["verify"], said
+
+
+# ----------------------------------------------------------------------------------------------- what a person may type
+
+
+def test_arguments_may_stand_in_a_file(xmodal: Xmodal, publisher: Publisher, root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "usual.txt"
+    file.write_text(f"# where it is\n--root\n{root}\n\n  # and how\n--set\nrow_group=3\n")
+    rows = xmodal.done("build", publisher.file, f"@{file}")["outputs"]
+    about = json.loads((Path(rows[1]["path"]) / "stage.json").read_text())
+    assert about["config"]["row_group"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["@nowhere.txt"], "nowhere.txt"),
+        (["bild"], "invalid choice: 'bild'"),
+        (["build", "coco"], "--root.*where outputs are: --root data"),
+        (["build", "coco", "--root", "x", "--most-absent", "2"], "a share from 0 to 1, not 2"),
+        (["build", "coco", "--root", "x", "--most-absent", "few"], "a share from 0 to 1, not few"),
+        (["demo", "--items", "many"], "a whole number, not many"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_arguments_exit_with_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert re.search(said, capsys.readouterr().err.replace("\n", " "))
+
+
+@pytest.mark.parametrize("command", ["build", "verify"])
+def test_quiet_leaves_stderr_empty(command: str, xmodal: Xmodal, publisher: Publisher, root: Path) -> None:
+    loud = xmodal("build", publisher.file, "--root", root)
+    assert "records: 1/1 units" in loud.err
+    more = [publisher.file, "--set", "row_group=5"] if command == "build" else []
+    said = xmodal(command, *more, "--root", root, "--quiet")
+    assert (said.code, said.err) == (0, "")
+    assert said.out
+
+
+def test_long_commands_can_be_quiet() -> None:
+    long = [
+        "build",
+        "retry",
+        "verify",
+        "train",
+        "evaluate",
+        "look",
+        "stats",
+        "reproduce",
+        "publish",
+        "import",
+        "export",
+    ]
+    for name in (*long, "vectors", "demo", "plan"):
+        needed = {"import": ["x", "--name", "y"], "export": ["x", "y"], "publish": ["x", "--out", "y"]}.get(name, ["x"])
+        needed = [] if name in ("demo", "verify", "reproduce") else needed
+        needed += ["--probes"] if name == "look" else []
+        needed += [] if name == "export" else ["--root", "r"]
+        assert commands.parser().parse_args([name, *needed, "--quiet"]).quiet
+
+
+def test_a_root_that_cannot_be_made_is_not_said_to_be_damaged(xmodal: Xmodal, publisher: Publisher) -> None:
+    complaint = xmodal("build", publisher.file, "--root", "/proc/nowhere/root").complaint
+    assert "/proc/nowhere/root" in complaint
+    assert "choose another root" in complaint
+    assert "verify" not in complaint
+
+
+def test_a_file_may_be_given_by_the_name_that_a_stage_gives_it(
+    xmodal: Xmodal, publisher: Publisher, root: Path
+) -> None:
+    said = xmodal("plan", publisher.file, "--root", root, "--file", "detector=x.pth").complaint
+    assert "--file takes NAME=PATH, not 'detector=x.pth'; the names are: " in said
+    assert "weights" in said
+    assert xmodal.done("plan", publisher.file, "--root", root, "--file", "weights=x.pth")["stages"]
+
+
+# ------------------------------------------------------------------------------------------------- settings and recipes
+
+
+def test_settings_of_a_stage_are_typed_and_say_where_they_are_documented(xmodal: Xmodal) -> None:
+    rows = {row["name"]: row for row in xmodal.done("settings", "resnet")["settings"]}
+    assert (rows["resnet.crop"]["type"], rows["resnet.crop"]["default"]) == ("int", 224)
+    assert "grid|pooled" in rows["resnet.output"]["type"]
+    assert "records.row_group" in rows, "it is built before it"
+    for row in rows.values():
+        file, _, line = row["documented"].partition(":")
+        declared = (REPOSITORY / file).read_text().splitlines()[int(line) - 1]
+        assert declared.strip().startswith(row["name"].partition(".")[2] + ":")
+    assert {row["name"] for row in xmodal.done("settings", "coco/resnet")["settings"]} == set(rows)
+    shown = xmodal("settings", "resnet").out
+    assert re.search(r"^resnet\.crop +int +224 +xmodal/features/networks\.py:\d+$", shown, re.MULTILINE)
+
+
+def test_settings_of_a_recipe_are_what_train_may_set(xmodal: Xmodal) -> None:
+    rows = {row["name"]: row["default"] for row in xmodal.done("settings", "vsepp")["settings"]}
+    assert rows["model.width"] == 1024
+    assert rows["phase1.epochs"] == 30
+    assert "no stage or recipe 'vsep' (do you mean vsepp?)" in xmodal("settings", "vsep").complaint
+    assert "no stage 'vsepp'; there are: " in xmodal("settings", "coco/vsepp").complaint
+
+
+@pytest.mark.parametrize("stage", ["sources", "records", "media", "frames", "sentences", "coco/resnet"])
+def test_every_stage_can_be_asked_for_its_settings(stage: str, xmodal: Xmodal) -> None:
+    said = xmodal("settings", stage)
+    assert said.code == 0
+    assert said.out
+
+
+def test_recipes_say_their_model_corpus_and_table(xmodal: Xmodal) -> None:
+    rows = {row["name"]: row for row in xmodal.done("recipes")}
+    assert (rows["pvse-coco"]["model"], rows["pvse-coco"]["corpus"]) == ("pvse", "coco")
+    assert "pvse Table 2" in rows["pvse-coco"]["reproduces"]
+    assert re.search(r"^pvse-coco +pvse +coco +.*pvse Table 2", xmodal("recipes").out, re.MULTILINE)
+
+
+def test_build_help_names_stages_and_where_settings_are(capsys: pytest.CaptureFixture[str]) -> None:
+    from pipelines.stages import targets
+
+    shown = " ".join(printed(capsys, "build", "--help").split())
+    assert "xmodal settings" in shown
+    assert [stage for stage in targets() if stage not in shown] == []
+
+
+# ----------------------------------------------------------------------------------------- what is absent, what is said
+
+
+@pytest.mark.parametrize(("share", "code"), [(None, 3), ("0.5", 3), ("1", 0)])
+def test_a_build_whose_media_are_all_absent_does_not_exit_with_0(
+    share: str | None, code: int, xmodal: Xmodal, publisher: Publisher, root: Path
+) -> None:
+    publisher.withdraw(*(path.name for path in (publisher.folder / "pictures").iterdir()))
+    most = ["--most-absent", share] if share else []
+    said = xmodal("build", publisher.file, "--root", root, *most)
+    assert said.code == code
+    assert ("pictures/media: more is absent than --most-absent allows" in said.out) == (code == 3)
+    assert only(root / "media"), "it is built all the same"
+
+
+def test_a_share_of_absent_media_may_be_too_much(xmodal: Xmodal, publisher: Publisher, root: Path) -> None:
+    publisher.withdraw("p001.jpg", "p005.jpg")
+    assert xmodal("build", publisher.file, "--root", root).code == 0
+    assert xmodal("build", publisher.file, "--root", root, "--most-absent", "0.25").code == 0
+    said = xmodal("build", publisher.file, "--root", root, "--most-absent", "0.2", "--json")
+    assert (said.code, said.json["too_much_absent"]) == (3, ["pictures/media"])
+    assert xmodal("build", f"{publisher.file}/records", "--root", root, "--most-absent", "0").code == 0
+
+
+def test_a_log_beside_the_facts_of_a_run_keeps_what_progress_said(
+    xmodal: Xmodal, publisher: Publisher, root: Path
+) -> None:
+    xmodal.done("build", publisher.file, "--root", root, "--quiet")
+    runs = only(root / "records") / "_runs"
+    (facts,) = runs.glob("*.json")
+    lines = facts.with_suffix(".log").read_text().splitlines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ records: 1/1 units \(100 %\).*", lines[0])
+    assert lines[-1].endswith("Z finished")
+
+
+def test_the_log_of_a_run_that_failed_says_why(xmodal: Xmodal, publisher: Publisher, root: Path) -> None:
+    with (publisher.folder / "captions.tsv").open("a") as file:
+        file.write("p000.jpg\tone caption more\n")
+    assert xmodal("build", publisher.file, "--root", root).code == 1
+    (log,) = (only(root / "records") / "_runs").glob("*.log")
+    assert "ended by UserError: " in log.read_text().splitlines()[-1]
+
+
+def test_printed_commands_can_be_pasted(xmodal: Xmodal, publisher: Publisher, tmp_path: Path) -> None:
+    root = tmp_path / "my root ü"
+    xmodal.done("build", publisher.file, "--root", root)
+    table = only(root / "records") / "captions.parquet"
+    table.write_bytes(table.read_bytes()[::-1])
+    (hint,) = re.findall(r"`xmodal ([^`]*)`", xmodal("verify", "--root", root).out)
+    assert shlex.split(hint) == ["verify", "--root", str(root), "--forget"]
+
+
+# -------------------------------------------------------------------------------------------------- training and torch
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "vsepp", "--root", "ROOT"],
+        ["evaluate", "ROOT", "--root", "ROOT"],
+        ["look", "ROOT", "--root", "ROOT", "--attention", "ROOT/maps"],
+        ["demo", "--root", "ROOT/demo", "--items", "20", "--serial"],
+        ["recipes"],
+    ],
+    ids=lambda value: value[0],
+)
+def test_without_torch_one_line_says_what_to_install(arguments: list[str], tmp_path: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from pipelines.cli import main; sys.exit(main())"
+    said = in_fresh_python(code, *(text.replace("ROOT", str(tmp_path)) for text in arguments))
+    assert said.returncode == 1
+    assert said.stderr == "xmodal: torch is not installed: pip install -e '.[train]' in the checkout\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_shtab_one_line_says_what_to_install() -> None:
+    code = "import sys; sys.modules['shtab'] = None; from pipelines.cli import main; sys.exit(main())"
+    said = in_fresh_python(code, "completion", "bash")
+    assert (said.returncode, said.stderr) == (1, "xmodal: shtab is not installed: pip install shtab\n")
+
+
+def test_a_module_that_nobody_names_is_a_defect_and_not_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(args: object) -> Any:
+        raise ModuleNotFoundError("No module named 'pipelines.lost'", name="pipelines.lost")
+
+    monkeypatch.setattr("pipelines.commands.doctor.run", broken)
+    with pytest.raises(ModuleNotFoundError):
+        main(["doctor"])
+
+
+@pytest.fixture(scope="module")
+def trainable(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_root(tmp_path_factory.mktemp("trainable"))
+
+
+def train(xmodal: Xmodal, root: str, run: Path, *more: str, flags: tuple[str, ...] = ()) -> Any:
+    settings = [word for setting in (*TOY, *more) for word in ("--set", setting)]
+    return xmodal("train", "vsepp", "--root", root, "--run", run, *settings, *flags)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("recipe.seed=-1", r"seed -1 must be 0 or more"),
+        ("phase1.frozen=foo", r"no parameter is named 'foo'; there are: "),
+        ("phase1.frozen=[]", r"no parameter is named '\[\]'; there are: "),
+        ("phase1.frozen=*", r"frozen=\* leaves no parameter to train"),
+        ("text.minimum_count=9999", r"no word of the captions is in the vocabulary.*minimum_count=9999"),
+    ],
+)
+def test_a_setting_that_cannot_be_trained_with_is_one_line_and_writes_nothing(
+    setting: str, said: str, xmodal: Xmodal, trainable: str, tmp_path: Path
+) -> None:
+    found = train(xmodal, trainable, tmp_path / "run", setting)
+    assert found.code == 1
+    assert re.search(said, found.err.splitlines()[-1])
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_says_how_many_words_it_knows_and_counts_from_one(
+    xmodal: Xmodal, trainable: str, tmp_path: Path
+) -> None:
+    said = train(xmodal, trainable, tmp_path / "my run", "text.minimum_count=2")
+    assert said.code == 0, said.err
+    assert re.search(r"^vocabulary: [\d,]+ words; \d+\.\d% of the captions' words are not in it$", said.err, re.M)
+    assert "warning" not in said.err
+    assert re.search(r"^epoch 1: ", said.err, re.M)
+    assert "epoch 0" not in said.err
+    assert "on validation after epoch 1, " in said.out
+    (hint,) = re.findall(r"`xmodal ([^`]*)`", said.out)
+    assert shlex.split(hint) == ["evaluate", str(tmp_path / "my run"), "--root", trainable]
+    again = train(xmodal, trainable, tmp_path / "my run", "text.minimum_count=2", flags=("--quiet",))
+    assert (again.code, again.err, again.out) == (0, "", said.out)
+
+
+def test_training_warns_where_most_words_are_unknown(xmodal: Xmodal, trainable: str, tmp_path: Path) -> None:
+    for least in (2**power for power in range(3, 12)):
+        said = train(xmodal, trainable, tmp_path / f"run{least}", f"text.minimum_count={least}")
+        if said.code:
+            pytest.fail("no minimum count leaves less than half of the words")
+        share = float(re.findall(r"([\d.]+)% of the captions' words", said.err)[0])
+        assert ("warning: less than half of the captions' words are known" in said.err) == (share > 50)
+        if share > 50:
+            break

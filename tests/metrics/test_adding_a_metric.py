@@ -1,0 +1,160 @@
+"""A metric is one file: it is found because it exists, and text, JSON, LaTeX and `reproduce` have its columns."""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xmodal.metrics
+from pipelines.papers.experiments import is_measured
+from pipelines.papers.reproduction import measured
+from xmodal.metrics.protocols import Gallery, Metrics, all_metrics
+from xmodal.metrics.reports import Report
+from xmodal.metrics.similarities import Similarities
+
+OWNERS = np.arange(12) // 2
+GALLERY = Gallery([f"i{row}" for row in range(6)], [f"c{row}" for row in range(12)], OWNERS)
+MATRIX = np.random.default_rng(0).integers(0, 9, (6, 12)) / 9
+
+RECIPROCAL = '''
+"""Mean reciprocal rank of the best right answer."""
+
+import numpy as np
+
+from xmodal.metrics import Column, Metric
+from xmodal.metrics.ranks import Ranks
+
+METRIC = Metric(
+    "reciprocal_rank",
+    needs=Ranks,
+    compute=lambda found: [100 * float(np.mean(1 / (found.ranks + 1)))],
+    columns=(Column("MRR", key="reciprocal_rank", text="MRR", latex="MRR"),),
+)
+'''
+LAST = '''
+"""Where the last right answer stands, as a share of the gallery."""
+
+from xmodal.metrics import Column, Metric
+from xmodal.metrics.ranked_lists import RelevantRanks
+
+METRIC = Metric(
+    "last_rank",
+    needs=RelevantRanks,
+    compute=lambda found: [found.ranks[found.number == found.relevant.repeat(found.relevant)] / found.gallery],
+    columns=(Column("last", key="last_rank", text="last", latex="last"),),
+)
+'''
+SPREAD = '''
+"""How far similarities lie apart."""
+
+from xmodal.metrics import Column, Metric
+from xmodal.metrics.protocols import Comparison
+
+
+def spread(compared: Comparison) -> list[float]:
+    tiles = [compared.similarities.checked(*window) for window in compared.similarities.cells()]
+    return [max(tile.max() for tile in tiles) - min(tile.min() for tile in tiles)]
+
+
+METRIC = Metric("spread", needs=Comparison, compute=spread, columns=(Column("spread", key="spread", text="spread"),))
+'''
+
+
+@pytest.fixture
+def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Puts a file where metrics are looked for, beside those that there are."""
+    monkeypatch.setattr(xmodal.metrics, "__path__", [*xmodal.metrics.__path__, str(tmp_path)])
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()
+
+    yield write
+    for path in tmp_path.glob("*.py"):
+        del sys.modules[f"xmodal.metrics.{path.stem}"]
+
+
+def report(metrics: Metrics) -> Report:
+    return Report(
+        recipe="sims.npy",
+        fingerprint="0" * 64,
+        records="r",
+        features=None,
+        weights=None,
+        corpus="toys",
+        split="test",
+        relevance="own",
+        items=6,
+        captions=12,
+        absent=0,
+        silent=0,
+        seen=None,
+        chosen=None,
+        metrics=metrics,
+    )
+
+
+def scored() -> Report:
+    return report(all_metrics(Similarities.of(MATRIX), GALLERY, {}))
+
+
+def line_of(report: Report, start: str) -> str:
+    return next(line for line in report.to_text().splitlines() if line.startswith(start))
+
+
+def test_a_metric_of_ranks_is_one_file(add: Callable[[str, str], None]) -> None:
+    before = scored()
+    assert not is_measured("i2t MRR")
+    add("reciprocal_rank", RECIPROCAL)
+    found = scored()
+    best = [max(row[item == OWNERS]) for item, row in enumerate(MATRIX)]
+    ahead = [np.sum(row[item != OWNERS] >= best[item]) for item, row in enumerate(MATRIX)]
+    expected = 100 * float(np.mean([1 / (count + 1) for count in ahead]))
+    assert found.scores["all"].visual_to_text["MRR"] == pytest.approx(expected)
+    assert json.loads(found.to_json())["scores"]["all"]["visual_to_text"]["reciprocal_rank"] == pytest.approx(expected)
+    others, same = json.loads(before.to_json()), json.loads(found.to_json())
+    assert others.pop("scores") != same.pop("scores")
+    assert others == same
+    heads, row = line_of(found, "gallery"), line_of(found, "all")
+    assert heads.split() == ["gallery", *(["R@1", "R@5", "R@10", "median", "mean", "nMR", "MRR"] * 2), "rsum"]
+    assert row.split()[7] == f"{expected:.2f}"
+    assert len(heads) == len(row)
+    table = found.to_latex().splitlines()
+    (heads,) = (line for line in table if line.startswith("gallery"))
+    cells = table[table.index(heads) + 1].split(" & ")
+    assert (heads.split(" & ")[5], cells[5]) == ("MRR", f"{expected:.1f}")
+    assert is_measured("i2t MRR")
+    assert measured(found, ["t2i R@1", "i2t MRR", "1K i2t MRR"]) == {
+        "t2i R@1": before.scores["all"].text_to_visual["R@1"],
+        "i2t MRR": found.scores["all"].visual_to_text["MRR"],
+    }
+
+
+def test_a_metric_of_all_right_answers_is_one_file(add: Callable[[str, str], None]) -> None:
+    add("last_rank", LAST)
+    found = scored()
+    worst = [min(row[item == OWNERS]) for item, row in enumerate(MATRIX)]
+    expected = 100 * np.mean([np.sum(row[item != OWNERS] >= worst[item]) + 2 for item, row in enumerate(MATRIX)]) / 12
+    plain = json.loads(found.to_json())["lists"]["own captions"]["visual_to_text"]
+    assert plain["last_rank"] == pytest.approx(expected)
+    heads, row = line_of(found, "right are"), line_of(found, "own captions")
+    assert heads.split()[9] == "last"
+    assert row.split()[9] == f"{expected:.2f}"
+    assert "R-P & mAP@R & R@1 & last & R-P & mAP@R & R@1 & last" in found.to_latex()
+
+
+def test_a_metric_of_the_whole_has_a_line_of_its_own(add: Callable[[str, str], None]) -> None:
+    add("spread", SPREAD)
+    found = scored()
+    assert json.loads(found.to_json())["spread"] == pytest.approx(np.ptp(MATRIX))
+    assert f"spread {np.ptp(MATRIX):.2f}" in found.to_text().splitlines()
+
+
+def test_two_metrics_of_one_column_are_refused(add: Callable[[str, str], None]) -> None:
+    add("reciprocal_rank", RECIPROCAL.replace('"MRR", key', '"R@1", key'))
+    with pytest.raises(ValueError, match="two metrics have a column 'R@1': give one of them another name"):
+        scored()

@@ -1,0 +1,107 @@
+"""Similarities of visual items and texts, made and read in tiles, as the whole matrix would not fit into memory."""
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers: TypeAlias = NDArray[np.integer[Any]]
+Numbers: TypeAlias = NDArray[np.floating[Any]] | Integers
+Window: TypeAlias = tuple[slice, slice]  # visual rows, text rows
+Side: TypeAlias = Literal["visual", "text"]
+WHOLE: Window = (slice(None), slice(None))
+SIDES: tuple[Side, Side] = ("visual", "text")
+
+
+@dataclass(frozen=True, eq=False)
+class Similarities:
+    """A matrix of (visual rows, text rows) that is made tile by tile; greater is closer.
+
+    `tile` is asked for the cells of one grid only, and may be asked for a cell twice, with the same answer.
+    """
+
+    shape: tuple[int, int]
+    grid: tuple[int, int]  # rows and columns of a tile; the last ones may be shorter
+    tile: Callable[[slice, slice], Numbers]
+
+    @classmethod
+    def of(cls, matrix: Numbers, grid: tuple[int, int] = (512, 4096)) -> "Similarities":
+        if matrix.ndim != 2:
+            raise ValueError(f"similarities are (visual rows, text rows), not {matrix.shape}")
+        return cls(matrix.shape, grid, lambda visual, text: matrix[visual, text])
+
+    def cells(self) -> Iterator[Window]:
+        for visual in cuts(self.shape[0], self.grid[0]):
+            yield from ((visual, text) for text in cuts(self.shape[1], self.grid[1]))
+
+    def checked(self, visual: slice, text: slice) -> Numbers:
+        """Makes a tile; refuses one with a number that is not finite."""
+        tile = self.tile(visual, text)
+        assert tile.shape == (visual.stop - visual.start, text.stop - text.start)
+        if not np.isfinite(tile).all():
+            row, column = np.argwhere(~np.isfinite(tile))[0].tolist()
+            where = f"visual row {visual.start + row} and text row {text.start + column}"
+            raise ValueError(f"the similarity of {where} is {tile[row, column]}; only finite numbers can be ranked")
+        return tile
+
+
+def cached_on_disk(
+    similarities: Similarities, file: IO[bytes], made: Callable[[int], None] = lambda tiles: None
+) -> Similarities:
+    """Makes every tile once, however often it is asked for: `file` keeps it, 4 bytes a cell of single precision."""
+    written = dict[tuple[int, int], tuple[int, Any]]()  # offset and dtype, by the start of a tile
+
+    def tile(visual: slice, text: slice) -> Numbers:
+        key = visual.start, text.start
+        if key not in written:
+            new = similarities.tile(visual, text)
+            written[key] = file.seek(0, io.SEEK_END), new.dtype
+            file.write(np.ascontiguousarray(new).data)
+            made(1)
+            return new
+        offset, dtype = written[key]
+        rows, columns = visual.stop - visual.start, text.stop - text.start
+        file.seek(offset)
+        read: NDArray[Any] = np.frombuffer(file.read(rows * columns * dtype.itemsize), dtype)
+        return read.reshape(rows, columns)
+
+    return Similarities(similarities.shape, similarities.grid, tile)
+
+
+def query_blocks(similarities: Similarities, queries: Side) -> Iterator[tuple[slice, Numbers]]:
+    """Yields blocks of queries with their similarities to the whole gallery, (queries, gallery) on either side."""
+    side = SIDES.index(queries)
+    for rows in cuts(similarities.shape[side], similarities.grid[side]):
+        block_QG: Numbers | None = None
+        for others in cuts(similarities.shape[1 - side], similarities.grid[1 - side]):
+            tile = similarities.checked(rows, others) if side == 0 else similarities.checked(others, rows).T
+            if block_QG is None:
+                block_QG = np.empty((rows.stop - rows.start, similarities.shape[1 - side]), tile.dtype)
+            block_QG[:, others] = tile
+        if block_QG is None:
+            raise ValueError(f"an empty gallery cannot be searched: {similarities.shape} visual and text rows")
+        yield rows, block_QG
+
+
+def cuts(length: int, size: int) -> Iterator[slice]:
+    """Yields runs of `size` rows; the last may be shorter."""
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))
+
+
+def bounded(window: Window, shape: tuple[int, int]) -> Window:
+    """Gives a window its starts and stops; refuses one without rows."""
+    (first, last), (start, stop) = (bounds(rows, length) for rows, length in zip(window, shape, strict=True))
+    if first == last or start == stop:
+        raise ValueError(f"an empty gallery cannot be searched: {last - first} visual rows, {stop - start} text rows")
+    return slice(first, last), slice(start, stop)
+
+
+def bounds(rows: slice, length: int) -> tuple[int, int]:
+    """Gives start and stop of contiguous rows; unlike indexing, refuses a stop beyond the end."""
+    start, stop = 0 if rows.start is None else rows.start, length if rows.stop is None else rows.stop
+    if rows.step not in (None, 1) or not 0 <= start <= stop <= length:
+        raise IndexError(f"rows {start}:{stop} (step {rows.step}) are not a run within 0:{length}")
+    return start, stop
