@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from pipelines.publishing.hub_tables import Config
+from pipelines.publishing.hub_tables import DatasetConfig
 from pipelines.publishing.publication import Publication, lock_name, may, may_column, withheld
 from xmodal import corpora
 from xmodal.corpora import Corpus
@@ -89,7 +89,7 @@ def _of_corpus(card: Card, corpus: Corpus) -> Card:
     return Card(card.fields, hub, about, dict(zip(card.sections, texts, strict=True)))
 
 
-def fill_card(card: Card, made: Publication, configs: list[Config], described: list[dict[str, Any]]) -> str:
+def fill_card(card: Card, made: Publication, configs: list[DatasetConfig], described: list[dict[str, Any]]) -> str:
     facts = _facts(card, made, configs, described)
     template = _with_sections((CARDS / f"{TEMPLATE}.md").read_text("utf-8"), facts)
     return Template(template).substitute(facts)
@@ -100,9 +100,11 @@ def _with_sections(text: str, facts: Mapping[str, str]) -> str:
     return section.sub(lambda found: _with_sections(found[2], facts) if facts[found[1]] else "", text)
 
 
-def _facts(card: Card, made: Publication, configs: list[Config], described: list[dict[str, Any]]) -> dict[str, str]:
+def _facts(
+    card: Card, made: Publication, configs: list[DatasetConfig], described: list[dict[str, Any]]
+) -> dict[str, str]:
     corpus, counts, features = made.corpus, made.records.totals["counts"], made.features
-    first = configs[0] if configs else Config("")
+    first = configs[0] if configs else DatasetConfig("")
     about = [{"config_name": c.name, "default": c is first, "data_files": c.data_files} for c in configs]
     has_texts, has_media = may(corpus, "annotations", "all"), may(corpus, "media", "all")
     hub = card.hub if has_texts else re.sub(r"^license: .*$", "license: other", card.hub, flags=re.MULTILINE)
@@ -158,7 +160,7 @@ def _reading(store: Output) -> str:
     return f'start, length = store["{name}_extents"][row]\nprint(id, store["{name}"][start : start + length])'
 
 
-def _split_lines(made: Publication, configs: list[Config], described: list[dict[str, Any]]) -> Iterator[str]:
+def _split_lines(made: Publication, configs: list[DatasetConfig], described: list[dict[str, Any]]) -> Iterator[str]:
     """Rows of a Markdown table: config, split, rows, captions and those of them that are among an item's first five."""
     counts = made.records.totals["counts"]
     for config, info in zip(configs, described, strict=True):

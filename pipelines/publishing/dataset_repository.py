@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 from pipelines.engine.progress_line import Progress
 from pipelines.fetching.ledger import FOLDERS
 from pipelines.publishing.dataset_card import fill_card, read_card
-from pipelines.publishing.hub_tables import CURE, ROWS, Config, describe, read_ids, write_captions, write_index
+from pipelines.publishing.hub_tables import CURE, ROWS, DatasetConfig, describe, read_ids, write_captions, write_index
 from pipelines.publishing.publication import Publication, lock_name, may, may_column, withheld
 from pipelines.stages.records import VERSION
 from xmodal.batches.dataset import MEDIA_ARRAYS, has_array
@@ -191,12 +191,12 @@ def _held(folder: Path, out: Path) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------ its files
 
 
-def _write_captions(publication: Publication, target: LocalStorage) -> list[Config]:
+def _write_captions(publication: Publication, target: LocalStorage) -> list[DatasetConfig]:
     allowed = partial(may_column, publication.corpus)
     return write_captions(publication.records, target, allowed) if may(publication.corpus, "annotations", "ids") else []
 
 
-def _write_features(publication: Publication, target: LocalStorage) -> Iterator[Config]:
+def _write_features(publication: Publication, target: LocalStorage) -> Iterator[DatasetConfig]:
     """All but the files of the stores, which are copied."""
     for output in publication.features:
         folder = f"features/{output.folder}"

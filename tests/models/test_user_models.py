@@ -60,6 +60,11 @@ def test_a_file_is_trained_and_its_run_evaluated(
     done(xmodal("train", mine, "--root", root, "--run", run, "--json"))
 
 
+def test_its_settings_are_listed(xmodal: Callable[..., tuple[int, str, str]], mine: Path) -> None:
+    names = [row["name"] for row in done(xmodal("settings", mine, "--json"))["settings"]]
+    assert {"model.width", "phase1.epochs", "recipe.batch_size"} <= set(names)
+
+
 def test_of_several_recipes_one_is_named(mine: Path) -> None:
     mine.write_text(mine.read_text().replace("RECIPES = (TOY,)\n", SECOND))
     assert recipe_with(f"{mine}:narrow", ["seed=3"]).seed == 3
