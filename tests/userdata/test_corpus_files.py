@@ -45,7 +45,10 @@ def test_a_file_keeps_its_name_in_every_command(
     assert [row["licence"] for row in mine] == ["CC0-1.0"]
     assert set(mine[0]["built"]) == set(outputs(made))
     assert "resnet" in mine[0]["stages"]
-    assert "pictures" in xmodal("status", "--root", root).out
+    for name in (publisher.file, "pictures"):
+        status = xmodal.done("status", name, "--root", root)
+        assert {row["path"] for row in status["outputs"]} == set(outputs(made))
+    assert "nothing of coco is under" in xmodal("status", "coco", "--root", root).complaint
 
 
 def test_commands_that_read_records_take_the_file_too(xmodal: Xmodal, publisher: Publisher, root: Path) -> None:
