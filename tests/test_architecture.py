@@ -125,7 +125,7 @@ def rooms_of(path: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("package", ORDER)
 def test_every_import_goes_to_a_room_above(package: str) -> None:
-    """HOUSE: what is used by many stands before what uses it."""
+    """What many use stands before what uses it."""
     order, wrong = ORDER[package], []
     for path, tree in MODULES.items():
         inside, room = rooms_of(path)
@@ -216,6 +216,18 @@ def test_names_say_what_is_inside() -> None:
 
 def test_every_module_says_what_it_is_for() -> None:
     assert [path for path, tree in MODULES.items() if not ast.get_docstring(tree)] == []
+
+
+def test_docstrings_begin_with_their_subject() -> None:
+    """The first sentence has a subject, a verb and an object, in at most 20 words."""
+    wrong = []
+    for path, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+                first = re.split(r"(?<=[.:;])\s|\n\n", text)[0]
+                if re.match(r"(Of|What|Whose|Those|Which)\b", text) or len(first.split()) > 20:
+                    wrong.append(f"{path}:{getattr(node, 'lineno', 1)} {first}")
+    assert wrong == []
 
 
 def test_nothing_swallows_every_exception() -> None:

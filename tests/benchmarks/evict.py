@@ -1,6 +1,7 @@
 """Files out of the page cache, also where this process has them mapped."""
 
 import ctypes
+import errno
 import math
 import mmap
 import os
@@ -27,7 +28,14 @@ def evict(files: Iterable[Path]) -> None:
 def let_go(files: Iterable[Path]) -> None:
     """Mappings of this process stay, and have no page of these files any more."""
     for begin, end in _mappings({str(file.resolve()) for file in files}):
-        _checked(LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED))
+        if LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED):
+            _refuse_all_but_unmapped()
+
+
+def _refuse_all_but_unmapped() -> None:
+    """ENOMEM says that another thread has unmapped a part meanwhile; madvise has done the rest."""
+    if (code := ctypes.get_errno()) != errno.ENOMEM:
+        raise OSError(code, os.strerror(code))
 
 
 def _mappings(names: set[str]) -> list[tuple[int, int]]:
