@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pipelines.upkeep.targets import Target
     from xmodal.root.storage import Storage
 
+TRAINING = ("records", "features", "pixels", "vectors", "weights", "device")
+
 
 def path(text: str) -> Path:
     if "://" in text:
@@ -51,6 +53,14 @@ def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
         parser.add_argument(f"--{name}", metavar="IDENTITY", help=f"which {what}, where the root has several")
 
 
+def training(parser: Parser) -> None:
+    """What a training reads: outputs of the root, and files."""
+    identities(parser, *TRAINING[:3])
+    vectors(parser, "those that the recipe names")
+    weights(parser, "of the features, where a phase trains it too")
+    device(parser)
+
+
 def vectors(parser: Parser, purpose: str) -> None:
     parser.add_argument("--vectors", type=path, metavar="FILE", help=f"word vectors, or an index of them: {purpose}")
 
@@ -72,7 +82,7 @@ def workers(parser: Parser) -> None:
 
 
 def building(parser: Parser) -> None:
-    """What every command takes that builds stages, or plans to."""
+    """The flags of every command that builds stages, or plans to."""
     parser.add_argument("--raw", type=path, help="a folder with files you have, also in archives; linked, if possible")
     workers(parser)
     settings(parser, "resnet.crop=256; `xmodal settings STAGE` lists them; another value is another output")
@@ -123,8 +133,8 @@ def progress(args: Args) -> Progress:
     return Progress(quiet=args.quiet)
 
 
-def chosen_outputs(args: Args, *names: str) -> dict[str, Any]:
-    """The flags of these names, as keywords."""
+def keywords(args: Args, *names: str) -> dict[str, Any]:
+    """The values of these flags by their names."""
     return {name: getattr(args, name) for name in names}
 
 

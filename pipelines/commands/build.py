@@ -58,8 +58,9 @@ def run(args: Args) -> Result:
 
 def text(result: Result) -> Lines:
     yield from outputs(result)
-    for name in result["too_much_absent"]:
-        yield f"{name}: more is absent than --most-absent allows, so the exit code is 3"
+    for row in result["outputs"]:
+        if (name := f"{row['corpus']}/{row['stage']}") in result["too_much_absent"]:
+            yield f"{name}: {row['absent']:,} of {row['planned']:,} absent, so the exit code is 3 (see --most-absent)"
 
 
 def exit_code(result: Result) -> int:

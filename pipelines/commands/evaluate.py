@@ -81,7 +81,7 @@ def _report(args: Args, corpus: str) -> Any:
     if not _is_released(args):
         run = args.run.parent if args.run.is_file() else args.run
         return evaluate(run, args.root, args.split, **asked)
-    asked |= _flags.chosen_outputs(args, "records", "features")
+    asked |= _flags.keywords(args, "records", "features")
     return evaluate_released(args.run, args.vocabulary, args.root, corpus, args.split, args.set, **asked)
 
 

@@ -20,10 +20,7 @@ def flags(parser: Parser) -> None:
     parser.add_argument("names", nargs="*", metavar="PAPER|TABLE", help="a paper, or one of its tables (default: all)")
     _flags.root(parser, required=False)
     parser.add_argument("--runs", type=_flags.path, default=Path("runs"), help="the folder of all runs (default: runs)")
-    _flags.identities(parser, "records", "features", "pixels")
-    _flags.vectors(parser, "those that its recipes name")
-    _flags.weights(parser, "of the features, where a phase trains it too")
-    _flags.device(parser)
+    _flags.training(parser)
     _flags.quiet(parser)
 
 
@@ -34,7 +31,7 @@ def run(args: Args) -> list[Result]:
     name = " ".join(args.names)
     if not (name or args.root or args.json):
         return overview()
-    given = _flags.chosen_outputs(args, "records", "features", "pixels", "vectors", "weights", "device")
+    given = _flags.keywords(args, *_flags.TRAINING)
     return reproduce(name, args.root, args.runs, load_all(), progress=_flags.progress(args), **given)
 
 

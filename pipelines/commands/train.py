@@ -24,11 +24,8 @@ def flags(parser: Parser) -> None:
     _flags.root(parser)
     add("--corpus", help="another one than the recipe's, in its splits of the same name")
     add("--run", type=_flags.path, help="the folder of the run (default: runs/RECIPE)")
-    _flags.identities(parser, "records", "features", "pixels")
-    _flags.vectors(parser, "those that the recipe names")
-    _flags.weights(parser, "of the features, where a phase trains it too")
+    _flags.training(parser)
     _flags.settings(parser, "batch_size=64, model.width=512, phase1.epochs=3")
-    _flags.device(parser)
     add("--workers", type=_flags.count, default=0, help="processes that train together, by Ray Train")
     add("--address", help="the Ray cluster of --workers (auto, or host:port); default: this machine")
     add("--tensorboard", action="store_true", help="write RUN/tensorboard beside RUN/log.jsonl")
@@ -43,8 +40,7 @@ def run(args: Args) -> Result:
     if corpus:
         recipe = on_corpus(recipe, args.root, corpus, args.records)
     run = args.run or Path("runs") / "-".join(filter(None, (recipe.name, corpus)))
-    given = ("records", "features", "pixels", "vectors", "weights", "device", "tensorboard")
-    circumstances = _flags.chosen_outputs(args, *given)
+    circumstances = _flags.keywords(args, *_flags.TRAINING, "tensorboard")
     if args.workers:
         return train_on_ray(recipe, args.root, run, args.workers, args.address, args.quiet, **circumstances)
     return train(recipe, args.root, run, progress=_flags.progress(args), **circumstances)

@@ -152,7 +152,8 @@ def binding_name(storage: Storage, name: str, place: str | None) -> Iterator[Non
         sealed, made = ledger.sealed, records_now(storage, name)
         parsed = made.about["inputs"][0]["identity"] if made else None
         if place and parsed == sealed and (is_done or sealed != before):
-            storage.write(NOTE.format(name), json.dumps({"place": place}).encode())
+            if _place_of(storage, name) != place:  # the root may be read-only
+                storage.write(NOTE.format(name), json.dumps({"place": place}).encode())
         elif place and parsed and not is_done and _is_whole(Output(storage, f"{FOLDERS['annotations']}/{parsed}")):
             ledger.use(parsed)
 

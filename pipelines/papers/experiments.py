@@ -155,11 +155,7 @@ class Available:
 
     @classmethod
     def now(cls, commands: Iterable[str]) -> "Available":
-        try:
-            known = recipe_runs.recipes()
-        except ModuleNotFoundError as error:
-            raise UserError(f"{error.name} is not installed: pip install -e '.[train]' in the checkout") from error
-        return cls(known, frozenset(corpora.names()), frozenset(stages.targets()), frozenset(commands))
+        return cls(recipe_runs.recipes(), frozenset(corpora.names()), frozenset(stages.targets()), frozenset(commands))
 
 
 def state(experiment: Experiment, available: Available) -> str:

@@ -1,5 +1,6 @@
 """What `xmodal train`, `evaluate` and `look` do: recipes by name, with settings, on the outputs of a root."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -245,7 +246,7 @@ def look_at_clips(
     among = set(store.ids) if split is None else members(records, split)
     ids = list(items) or [id for id in store.ids if id in store and id in among][:first]
     if not ids and first:
-        raise UserError(f"no clip of {split or corpus} has frames: `xmodal status --root {root}` says why")
+        raise UserError(f"no clip of {split or corpus} has frames: `xmodal status --root {shlex.quote(root)}` says why")
     with records.open("captions.parquet") as file:
         told = (one for one in read_rows(file, Caption) if one.source == "human" and not one.position)
         captions = {one.item: one.text for one in told if one.item in ids}

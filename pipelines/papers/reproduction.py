@@ -66,26 +66,27 @@ def about(experiment: Experiment, available: Available) -> dict[str, Any]:
 
 def to_run(experiment: Experiment, available: Available, root: str = "data", runs: str = "runs") -> list[str]:
     """Lists the commands that run its ready rows; each of them leaves alone what is up to date."""
-    built, trained = dict[str, None](), list[str]()
+    built, trained, at = dict[str, None](), list[str](), f"--root {shlex.quote(root)}"
     for row in _ready_runs(experiment, available):
         recipe, folder = recipe_of(row, available), shlex.quote(str(Path(runs) / row.run))
         built |= dict.fromkeys(_builds(recipe, experiment, root))
         vectors = _vectors(recipe)
         with_vectors = f" --vectors {vectors}.txt" if vectors else ""
-        trained.append(f"xmodal train {row.recipe} --root {root} --run {folder}{with_vectors}{_set(row.settings)}")
+        trained.append(f"xmodal train {row.recipe} {at} --run {folder}{with_vectors}{_set(row.settings)}")
         split = f" --split {recipe.validation.split}" if experiment.on_validation else ""
         scores = dict.fromkeys(each.score for each in experiment.rows if each.run == row.run)
         distances = [f" --distance {score}" if score else "" for score in scores]
-        trained += [f"xmodal evaluate {folder} --root {root}{split}{distance}" for distance in distances]
+        trained += [f"xmodal evaluate {folder} {at}{split}{distance}" for distance in distances]
     return [*built, *trained, *_others(experiment, available)]
 
 
 def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
     """Gives the commands that build what a recipe reads, with the paper's settings."""
-    yield f"xmodal build {recipe.view.corpus} --root {root}"
+    at = f"--root {shlex.quote(root)}"
+    yield f"xmodal build {recipe.view.corpus} {at}"
     for stage in _stages(recipe):
         settings = _set(setting for setting in experiment.build if setting.startswith(f"{stage}."))
-        yield f"xmodal build {recipe.view.corpus}/{stage} --root {root}{settings}"
+        yield f"xmodal build {recipe.view.corpus}/{stage} {at}{settings}"
 
 
 def _stages(recipe: Recipe) -> list[str]:

@@ -24,13 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pipelines import stages
 from pipelines.engine.progress_line import Progress
 from pipelines.fetching.ledger import FOLDERS
 from pipelines.publishing.dataset_card import fill_card, read_card
 from pipelines.publishing.hub_tables import CURE, ROWS, DatasetConfig, describe, read_ids, write_captions, write_index
 from pipelines.publishing.publication import Publication, lock_name, may, may_column, withheld
 from pipelines.stages.records import VERSION
-from xmodal.batches.dataset import MEDIA_ARRAYS, has_array
 from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
 from xmodal.root.identity import canonical_json
@@ -82,11 +82,16 @@ def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
     """
     media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
-    stores = [output for output in made if ROWS in output.files and not has_array(output, *MEDIA_ARRAYS)]
+    stores = [output for output in made if ROWS in output.files and _holds_features(output)]
     if not stores:
         return []
     items = read_ids(_records(corpus, storage), ITEMS)
     return [output for output in stores if read_ids(output, ROWS) <= items]
+
+
+def _holds_features(output: Output) -> bool:
+    """As its stage declares; a name that no stage has is that of an import."""
+    return output.stage not in stages.names() or stages.load(output.stage).features
 
 
 def _publication(corpus: Corpus, storage: Storage, features: list[Output]) -> Publication:
@@ -94,7 +99,7 @@ def _publication(corpus: Corpus, storage: Storage, features: list[Output]) -> Pu
     found = {part: sealed_now(storage, FOLDERS[part], name) for part, name in names.items()}
     sealed = {part: output for part, output in found.items() if output}
     for output in features:
-        if has_array(output, *MEDIA_ARRAYS):
+        if not _holds_features(output):
             raise UserError(f"{output.where} holds the pictures themselves, smaller: they are no features to publish")
         if "media" not in sealed or not _reads(output, sealed["media"]):
             raise UserError(f"{output.where} is not of {corpus.name}'s media as they are sealed now: build it again")

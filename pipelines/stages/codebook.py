@@ -64,6 +64,7 @@ STAGE = StageKind(
 
 
 def make(config: CodebookConfig, needs: Needs) -> Stage[CodebookConfig, None]:
+    check(config, needs.files)
     file, records = needs.files.get("vectors"), needs["records"]
     if config.method == "tfidf":  # the only method without vectors
         file = None

@@ -1,4 +1,4 @@
-"""What lies under a root: how far it is (status), whether its bytes are still the committed ones (verify)."""
+"""Looks at a root: how far each output is (status), and whether its bytes are the committed ones (verify)."""
 
 import hashlib
 import json
@@ -19,20 +19,20 @@ from xmodal.root.storage import Storage
 
 
 def status(storage: Storage) -> dict[str, Any]:
-    """Every ledger and every stage directory, finished or not, or damaged."""
+    """Describes every ledger and every output, whether finished, unfinished or damaged."""
     kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for _, _, ledger in ledgers(storage)]
     return {"root": storage.url, "ledgers": kept, "outputs": [_output_status(o) for o in directories(storage)]}
 
 
 def _output_status(output: Output) -> dict[str, Any]:
     try:
-        return _told(output)
+        return _describe(output)
     except UserError as damage:
         return {"path": output.where, "damage": str(damage)}
 
 
-def _told(output: Output) -> dict[str, Any]:
-    of = (origin(output) or ("", None))[1]
+def _describe(output: Output) -> dict[str, Any]:
+    _, of = origin(output) or ("", None)
     known: dict[str, Any] = {"stage": output.stage, "identity": output.identity, "of": of}
     known |= {"path": output.where, "config": output.config}
     if output.complete:
@@ -55,9 +55,9 @@ def _examples(output: Output) -> dict[str, dict[str, str]]:
 
 
 def origin(output: Output) -> tuple[Part, str] | None:
-    """Whose it is: the annotations of a corpus or the media set that it is, or was made from.
+    """The corpus (annotations) or media set that an output is, or derives from.
 
-    None of an import, and where the description of one of these is damaged.
+    None for an import, and where the description of an output on the way is damaged.
     """
     with suppress(UserError):
         return _origin(output)
@@ -82,7 +82,7 @@ def _last_run(output: Output) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Damage:
-    """One thing that is not as it was committed. `unit` is what must be done again; None means the whole directory."""
+    """One file that is not as it was committed. `unit` must be done again; None means the whole output."""
 
     output: str
     unit: str | None
@@ -91,9 +91,9 @@ class Damage:
 
 
 def verify(storage: Storage, progress: Progress) -> tuple[int, list[Damage]]:
-    """Reads every byte of every finished output and sealed set; how many files were checked, and what is wrong.
+    """Reads every byte of every finished output and sealed set; gives how many files it read, and the damage.
 
-    Of work in progress it reads what this is: a build can go on with nothing else, and finds out itself.
+    Unfinished outputs are not read, but for their description: a build that goes on checks the rest itself.
     """
     outputs = list(directories(storage))
     total = sum(_files_of(output) for output in outputs)
@@ -115,7 +115,7 @@ def _files_of(output: Output) -> int:
 
 
 def _check_output(output: Output, checked: dict[str, str | None]) -> Iterator[Damage | None]:
-    """One result a file; blobs that several sets share are read once."""
+    """Gives one result a file, damage or None; blobs that several sets share are read once."""
     try:
         totals = Totals(output.stage)
         if not output.complete:
@@ -163,7 +163,7 @@ def _problem(storage: Storage, key: str, size: int, sha256: str) -> str | None:
 
 
 def forget(storage: Storage, damage: list[Damage]) -> None:
-    """Takes damaged things out of the records, so that the next build or retry makes just them again."""
+    """Takes what is damaged out of the records, so that the next build or retry makes just that again."""
     for folder in sorted({found.output for found in damage}):
         found = [d for d in damage if d.output == folder]
         blobs = {d.file for d in found if d.file.startswith("blobs/")}
@@ -175,7 +175,7 @@ def forget(storage: Storage, damage: list[Damage]) -> None:
 
 
 def _forget_blobs(storage: Storage, keys: set[str]) -> None:
-    """A lost blob is an attempt that has failed after all, in every ledger that counted on it."""
+    """Turns each lost blob into a failed attempt, in every ledger that had it."""
     for _, _, ledger in ledgers(storage) if keys else ():
         lost = [state.path for state in ledger.states() if not state.failed and blob_key(state.sha256) in keys]
         if lost:

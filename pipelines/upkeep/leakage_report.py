@@ -1,7 +1,7 @@
-"""The leakage report of corpora under a root, and the clean stage: what is left of a split without leaks.
+"""The leakage report of corpora under a root, and the clean stage: a split without the items that leak.
 
-Records are sealed, so what is left is an output of its own, which readers list beside the records' splits: a file of
-ids, one a line, which decides its name by all that it was made of, and which `xmodal export --ids` takes as it is.
+Records are sealed, so a clean split is an output of its own: a file of ids, one a line, which readers list beside the
+splits of the records. All that it was made of decides its name. `xmodal export --ids` takes the file as it is.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -27,7 +27,7 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class CleanConfig:
-    """`against` are the splits that it was compared with, "coco: karpathy/train"."""
+    """`against` lists the splits that it was compared with, such as "coco: karpathy/train"."""
 
     corpus: str
     split: str
@@ -36,7 +36,7 @@ class CleanConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class FingerprintedCorpus:
     """A corpus whose media have fingerprints."""
 
     corpus: str
@@ -44,21 +44,21 @@ class Known:
     fingerprints: Output
 
     @staticmethod
-    def of(storage: Storage, corpus: str) -> "Known":
-        """By what the root says of itself, so that a corpus of one's own is found by its name too.
+    def of(storage: Storage, corpus: str) -> "FingerprintedCorpus":
+        """Finds a corpus by the name in its records, so that a user's own is found too.
 
-        Of several fingerprints these are of what is sealed now; those that differ in a setting hold the same rows.
+        Among several fingerprints it takes those of the media that are sealed now. Settings change no rows.
         """
         records = records_now(storage, corpus)
         if records:
             media = fingerprint(planned(_items(records)))
             sealed = Ledger(storage, "media", records.config["media_set"]).sealed
             if found := _newest(storage, media, sealed):
-                return Known(corpus, records, found)
+                return FingerprintedCorpus(corpus, records, found)
         raise UserError(f"{corpus} has no fingerprints under {storage.url}: xmodal build {corpus}/fingerprints first")
 
     def parts(self, asked: Iterable[str]) -> list[Part]:
-        """The splits that the corpus has, and of those asked for the shares and drawn ones that are its own."""
+        """The splits of the records, and the sparse or drawn splits among those asked for that the corpus has."""
         known = Fingerprints.read(self.fingerprints)
         media = {item.id: item.media for item in _items(self.records)}
         named: dict[str, Iterable[str]] = dict(recorded(self.records))
@@ -88,12 +88,12 @@ def leakage(
     split: str | None = None,
     against: Collection[str] = (),
 ) -> dict[str, Any]:
-    """What the splits of these corpora share; `split`, of the first of them, is written without its leaks.
+    """Reports which media the splits of these corpora share, and writes `split` of the first without its leaks.
 
-    These are what it shares with the training splits that it is compared with: of its author, and of other corpora; or
-    with the splits that `against` names, of whichever author and corpus.
+    A leak is shared with a training split, of the same author or of another corpus; or, where `against` names splits,
+    with any of these.
     """
-    known = [Known.of(storage, name) for name in dict.fromkeys(names)]
+    known = [FingerprintedCorpus.of(storage, name) for name in dict.fromkeys(names)]
     if split is not None:
         members(known[0].records, split)  # where there is none it says which there are
     own = [] if split is None else [split, f"{split.rpartition('/')[0]}/train"]  # which may be drawn as it is
@@ -119,7 +119,7 @@ def _told(leak: Leak) -> dict[str, Any]:
 
 
 def _named(parts: list[Part], target: Part | None, against: Collection[str]) -> list[tuple[int, int]]:
-    """The places of the split that is cleaned and of each that it is compared with by name."""
+    """Pairs of places in `parts`: the split that is cleaned, and each that it is compared with by name."""
     if target is None and against:
         raise UserError("--against says what a split is cleaned of: name that with --clean")
     there = {part.split for part in parts if part is not target}
@@ -140,7 +140,12 @@ def _training(found: list[Leak], target: Part) -> list[Part]:
 
 
 def _clean(
-    storage: Storage, known: list[Known], target: Part, found: list[Leak], training: list[Part], distance: int
+    storage: Storage,
+    known: list[FingerprintedCorpus],
+    target: Part,
+    found: list[Leak],
+    training: list[Part],
+    distance: int,
 ) -> dict[str, Any]:
     left, dropped = clean([leak for leak in found if leak.beside(target) in training], target)
     config = CleanConfig(target.corpus, target.split, distance, tuple(part.name for part in training))

@@ -1,4 +1,4 @@
-"""What this machine has, what it lacks, what that is needed for, and how to get it."""
+"""Checks of this machine: what it has, what it lacks, what that is needed for, and how to get it."""
 
 import importlib.metadata
 import importlib.util

@@ -7,6 +7,7 @@ an output is unfinished from then on; the next build of it makes again just the 
 from collections.abc import Iterable
 from typing import Any
 
+from pipelines import stages
 from pipelines.engine.building import build
 from pipelines.engine.commits import Commits
 from pipelines.stages import FILE_SETS
@@ -19,8 +20,9 @@ from xmodal.root.selection import made_from
 def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[str, Any]:
     """Makes units again in which rows failed, those of one class where it is given; counts the rows that recovered."""
     options, target = work.options, f"{work.corpus.name}/{name}"
-    stage = None if name in FILE_SETS else work.stage(name)
-    if name not in FILE_SETS and (stage is None or options.storage.size(f"{stage.folder}/stage.json") is None):
+    of_media = name not in FILE_SETS and "media" in stages.with_needs([name])
+    stage = work.stage(name) if of_media else None
+    if of_media and (stage is None or options.storage.size(f"{stage.folder}/stage.json") is None):
         raise UserError(f"there is no {target} of these settings under {options.storage.url}: build it first")
     if stage is None or not stage.passing:
         raise UserError(f"{target} is made of files: name the corpus, whose failed files are fetched again, then build")

@@ -48,8 +48,9 @@ def _split(text: str, options: BuildOptions) -> tuple[str, str]:
     if name and stage in stages.targets() and not is_folder:
         return name, stage
     if "/" in text and not text.endswith(".py") and not user_lists.is_data(text, {}, options.storage):
-        there = ", ".join(stages.targets())
-        raise UserError(f"no stage {stage!r}{_meant(stage, stages.targets())}; there are: {there}")
+        question = _meant(stage, stages.targets())
+        there = f"{' There' if question else '; there'} are: {', '.join(stages.targets())}"
+        raise UserError(f"no stage {stage!r}{question}{there}")
     return text, ""
 
 

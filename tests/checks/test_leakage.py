@@ -26,7 +26,7 @@ from pipelines.engine.building import build, serial
 from pipelines.engine.ray_runner import RayRunner
 from pipelines.stages.fingerprints import FingerprintsConfig
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
-from pipelines.upkeep.leakage_report import Known, leakage
+from pipelines.upkeep.leakage_report import FingerprintedCorpus, leakage
 from pipelines.upkeep.planning import plan
 from tests.conftest import tree_digest
 from tests.made import made
@@ -522,7 +522,7 @@ def test_a_split_is_cleaned_of_the_training_split_that_it_is_used_with(tmp_path:
     assert (other["against"], other["dropped"]) == (("mine: you/train",), ["y", "z"])
     assert sorted(both["against"]) == ["mine: me/train", "mine: you/train"]
     assert both["name"] not in (usual["name"], other["name"])
-    drawn = sorted(members(Known.of(site.storage, "mine").records, "they/train"))
+    drawn = sorted(members(FingerprintedCorpus.of(site.storage, "mine").records, "they/train"))
     assert len(drawn) == 1
     assert clean(against=("they/train",))["clean"]["against"] == ("mine: they/train",)
     with pytest.raises(UserError, match="no split 'us/train' to compare with; there are: me/train, you/train"):

@@ -110,5 +110,5 @@ def test_a_side_is_another_identity(storage: Storage, archives: dict[str, bytes]
     media = sealed(storage, archives)
     stages = [pixels(media, ITEMS, SMALL), pixels(media, ITEMS[1:], SMALL), pixels(media, ITEMS, PixelsConfig(side=64))]
     assert len({stage.identity for stage in stages}) == 3
-    with pytest.raises(ValueError, match=r"items ascend by id .* but '\d+' comes too late"):
+    with pytest.raises(AssertionError, match=r"items ascend by id .* but '\d+' comes too late"):
         pixels(media, ITEMS[::-1], SMALL)

@@ -225,7 +225,7 @@ def test_a_later_seal_redoes_only_the_shards_that_it_changes(storage: Storage, a
     assert FeatureStore(before).absent == {late}
     log = Log()
     after = build(log.watch(resnet(sealed(storage, files), items, TINY)), storage)
-    assert log.done == ["Shard of 4"]
+    assert log.done == ["ArrayShard of 4"]
     assert FeatureStore(after).absent == frozenset()
     assert before.identity != after.identity
 
@@ -239,7 +239,7 @@ class Log:
             do = stage.open(config, inputs)
 
             def write(work: Any, sink: Sink) -> Counts:
-                self.done.append(f"{type(work).__name__} of {len(work.items)}")
+                self.done.append(f"{type(work).__name__} of {len(work.ids)}")
                 return do(work, sink)
 
             return write
@@ -271,7 +271,7 @@ def test_what_decides_an_identity(storage: Storage, archives: dict[str, bytes]) 
 
 @pytest.mark.parametrize("items", [ITEMS[::-1], (ITEMS[0], ITEMS[0])])
 def test_items_ascend_and_come_once(storage: Storage, archives: dict[str, bytes], items: Pairs) -> None:
-    with pytest.raises(ValueError, match=r"items ascend by id and have one row each, but '\d+' comes too late"):
+    with pytest.raises(AssertionError, match=r"items ascend by id and have one row each, but '\d+' comes too late"):
         resnet(sealed(storage, archives), items, TINY)
 
 

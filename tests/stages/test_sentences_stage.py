@@ -298,6 +298,8 @@ def test_the_command_line_builds_and_plans_them(
     target = f"{corpus}/sentences"
     run: Callable[[list[str]], tuple[int, str, str]] = lambda words: (main(words), *capsys.readouterr())  # noqa: E731
     assert "after records" in run(["plan", target, *flags])[1]
+    assert main(["build", str(corpus), *flags]) == 0
+    capsys.readouterr()
     code, _, said = run(["build", target, *flags])
     assert (code, "--vectors FILE" in said) == (1, True)
     flags += ["--vectors", str(vectors), "--set", "components=2"]

@@ -271,6 +271,6 @@ def test_the_command_builds_plans_and_says_where_it_is(tmp_path: Path, capsys: p
     assert read(Output(open_storage(str(tmp_path / "root")), f"vocabulary/{done['identity']}")).words[:4] == SPECIALS
     assert main(["plan", *target]) == 0
     waits.append(json.loads(capsys.readouterr().out))
-    assert [row["stages"][0].get("waits_for", "nothing") for row in waits] == ["records", "nothing"]
+    assert [row["stages"][-1].get("waits_for", "nothing") for row in waits] == ["records", "nothing"]
     assert main(["build", *target, "--set", "vocabulary.tokenizer=nltk2"]) == 1
     assert "tokenizer=nltk2: no tokenizer 'nltk2'; there are: nltk, nltk-sentences" in capsys.readouterr().err

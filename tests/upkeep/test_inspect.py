@@ -129,7 +129,7 @@ def test_an_output_is_told_with_the_corpus_or_media_set_that_it_is_of(
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     built = sorted(path.split("/")[-2] for path in rows["flickr30k_entities"]["built"])
     assert built == ["fingerprints", "media", "records", "sources"]
-    plain = {"sources", "records", "media", "vocabulary", "sentences", "fingerprints"}
+    plain = {"sources", "records", "media", "vocabulary", "codebook", "sentences", "fingerprints"}
     assert {name: set(row["stages"]) - plain for name, row in rows.items() if name in ("coco", "cub", "tgif")} == {
         "coco": {"plausible", "resnet", "pixels"},
         "cub": {"resnet", "pixels"},

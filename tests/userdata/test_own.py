@@ -453,7 +453,7 @@ def test_a_build_says_what_is_missing_and_why(xmodal: Xmodal, root: Path, tmp_pa
         [{"url": url, "caption": "a", "split": "test", "id": url} for url in ("p0.png", "cats/p1.png", "/abs/p2.png")],
     )
     said = xmodal("build", tmp_path / "list.csv", "--root", root)
-    assert said.code == 0
+    assert said.code == 3, "nothing of its media is there"
     assert "2 by_hand, such as cats/p1.png: it is not beside the list" in said.out
     assert "`xmodal retry list [--raw FOLDER]`, then `xmodal seal list`" in said.out
     assert (

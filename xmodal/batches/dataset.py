@@ -1,5 +1,6 @@
 """A corpus under a root as a reader of features sees it: what is there, and of one view the rows and the words."""
 
+import shlex
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -185,7 +186,7 @@ class Dataset:
         chosen = [output for output in made if identity in (None, output.identity)]
         if len(chosen) == 1:
             return FeatureStore(chosen[0])
-        command = f"xmodal build {self.corpus}/{SENTENCES} --root {self.root}"
+        command = f"xmodal build {self.corpus}/{SENTENCES} --root {shlex.quote(self.root)}"
         there = "; ".join(map(_coded, made)) or f"none: build some first (`{command}`)"
         what = "several sets of sentences, so say which" if chosen else f"no sentences {identity or ''}".rstrip()
         raise UserError(f"{self.corpus} in {self.root}: there are {what}; there are: {there}")
@@ -234,7 +235,7 @@ class Dataset:
         """
         output = next(made_of(self.records, "plausible"), None)  # several differ in the size of their units alone
         if output is None:
-            command = f"xmodal build {self.corpus}/plausible --root {self.root}"
+            command = f"xmodal build {self.corpus}/plausible --root {shlex.quote(self.root)}"
             raise UserError(f"{self.corpus} in {self.root} has no plausible matches: build them first (`{command}`)")
         found = PlausibleMatches.read(output)
         return found.within(members(self.records, split)) if split else found

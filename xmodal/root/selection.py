@@ -1,5 +1,6 @@
 """Which of the outputs under a root is meant, where several would do; and what one was made of, and by."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from xmodal.errors import UserError
@@ -32,7 +33,7 @@ def choose(
         return chosen[0]
     what = " ".join([stage, *(f"of {value}" for value in config.values())])
     if not there:
-        command = f"xmodal build {config.get('corpus', of)}/{stage} --root {root}"
+        command = f"xmodal build {config.get('corpus', of)}/{stage} --root {shlex.quote(root)}"
         raise UserError(f"there is no {what} under {root}: build it first (`{command}`)")
     by = f" by --{'pixels' if stage == 'pixels' else 'features'} IDENTITY"
     if stage == "records":

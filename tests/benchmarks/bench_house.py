@@ -1,0 +1,74 @@
+"""How straight the way through the house is: how often one build resolves, hashes or parses the same stage's inputs."""
+
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from pipelines import stages
+from pipelines.demo.coco import write
+from pipelines.demo.world import World
+from pipelines.engine.build_options import BuildOptions
+from pipelines.fetching import corpus_files, sealing
+from pipelines.stages._media import checksums
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
+from tests.benchmarks.measured import Bar, Measured
+from xmodal.root.storage import open_storage
+
+BARS = {"stage_resolutions": Bar(maximum=1)}
+TARGET = "resnet"
+
+
+def measure(anchors: Path | None) -> dict[str, Measured]:
+    with tempfile.TemporaryDirectory() as folder:
+        counted = resolutions(Path(folder))
+    name, most = counted.most_common(1)[0]
+    against = f"one build of coco/{TARGET} on a generated world, such as {name}; the most of {len(counted)} counted"
+    return {"stage_resolutions": Measured(most, "times", against, (most,))}
+
+
+def resolutions(folder: Path) -> Counter[str]:
+    """How often a build into an empty root did each of these things in its driver.
+
+    A stage is made; the list of a sealed set's files is hashed, the set looked up, and its lock read; annotations are
+    parsed for rows, or for a list of media; the items of the records are read.
+    """
+    counted = Counter[str]()
+    corpus = write(World(items=24, image_size=32), folder / "publisher")
+    parse = corpus.parse
+
+    def counted_parse(raw: Any) -> Any:
+        counted["annotations parsed"] += 1
+        return parse(raw)
+
+    settings = {f"{TARGET}.{name}": value for name, value in stages.load(TARGET).small.items()}
+    options = BuildOptions(open_storage(str(folder / "root")), raw=folder / "publisher", settings=settings)
+    watched: dict[CodeType, Callable[[FrameType], str]] = {
+        kind.make.__code__: lambda frame, name=kind.name: f"stage {name} made"  # type: ignore[misc]
+        for kind in stages.all()
+    }
+    watched[sealing.planned.__code__] = lambda frame: f"list of {frame.f_locals['sources'][0].path} and others hashed"
+    watched[corpus_files.FileSet.sealed_now.__code__] = lambda frame: f"{frame.f_locals['self'].part} looked up"
+    watched[checksums.__wrapped__.__code__] = lambda frame: f"lock of {frame.f_locals['sealed'].stage} read"
+    watched[CorpusBuild._items.func.__code__] = lambda frame: "items read"
+    with _counting(watched, counted):
+        build_stages(CorpusBuild(options, replace(corpus, parse=counted_parse)), [TARGET])
+    return counted
+
+
+@contextmanager
+def _counting(watched: dict[CodeType, Callable[[FrameType], str]], counted: Counter[str]) -> Iterator[None]:
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code in watched:
+            counted[watched[frame.f_code](frame)] += 1
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)

@@ -1,0 +1,209 @@
+"""A stage is one new file: every command knows it, and no other file is edited."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import xmodal
+from pipelines import stages
+from pipelines.engine.build_options import BuildOptions
+from pipelines.engine.building import serial
+from pipelines.engine.progress_line import Progress
+from pipelines.engine.typed_settings import parse_settings
+from pipelines.publishing.dataset_repository import feature_stores
+from pipelines.publishing.feature_import import import_features
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages, stages_of, unread
+from pipelines.upkeep.inspection import status
+from pipelines.upkeep.planning import plan
+from pipelines.upkeep.retries import retry_units
+from pipelines.upkeep.targets import parse_targets
+from xmodal.corpora import Corpus, load
+from xmodal.errors import UserError
+from xmodal.features.foreign_formats import open_source
+from xmodal.features.store import FeatureStore
+from xmodal.root.storage import open_storage
+
+CORPUS = Path(__file__).parents[1] / "fixtures/pictures.py"
+STAGE = '''
+"""The tints stage: how much each picture has of a colour that a file names."""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pipelines.stages import Needs, StageKind
+from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage
+from xmodal.errors import UserError
+from xmodal.features.store import FeatureSpec
+from xmodal.media.images import UnreadableImage, square
+
+
+@dataclass(frozen=True)
+class TintsConfig:
+    side: int = 4
+    palette: str = field(default="", metadata={"given": True})
+    items: str = field(default="", metadata={"given": True})
+
+    @property
+    def spec(self):
+        return FeatureSpec("features", (self.side, 8), "float32", rows_per_shard=32)
+
+
+def check(config, files):
+    if "palette" not in files:
+        raise UserError("tints need a palette: --file palette=FILE")
+
+
+STAGE = StageKind(
+    name="tints",
+    config=TintsConfig,
+    needs=("records", "media"),
+    of="image",
+    files=("palette",),
+    features=True,
+    estimate=bytes_of_rows,
+    check=check,
+)
+BUSY = set()  # sides of pictures that fail now and may be read later
+
+
+def make(config, needs):
+    data = needs.files["palette"].read_bytes()
+    palette = hashlib.sha256(data).hexdigest()
+    config = replace(config, palette=palette, items=fingerprint_of(needs.items))
+    stage = picture_stage(STAGE.name, config, needs, 1, lambda config: extractor(config, data[0]))
+    return replace(stage, passing=("unreadable",))
+
+
+def extractor(config, tint):
+    def see(data, cut):
+        if BUSY:
+            raise UnreadableImage("busy")
+        return square(data, config.side, config.side, cut)
+
+    def rows(seen):
+        values = (seen.astype(np.float32).mean(axis=(2, 3)) * tint)[:, :, None]
+        return np.repeat(values, 8, axis=2)
+
+    blank = np.zeros((config.side, config.side, 3), np.uint8)
+    return PictureExtractor(see, rows, blank, 4, {"palette": config.palette})
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that is searched for stages too."""
+    there = tmp_path / "more_stages"
+    there.mkdir()
+    (there / "tints.py").write_text(STAGE)
+    (there / "_shared.py").write_text("raise AssertionError('this is no stage')")
+    before = set(sys.modules)
+    monkeypatch.setattr(stages, "__path__", [*stages.__path__, str(there)])
+    yield there
+    for name in set(sys.modules) - before:
+        if name.startswith("pipelines.stages."):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> tuple[Corpus, Path]:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    names = [f"p{number:03d}.jpg" for number in range(8)]
+    for number, name in enumerate(names):
+        Image.new("RGB", (40, 32), (30 * number, 90, 10)).save(raw / name, "JPEG")
+    (raw / "captions.tsv").write_text("".join(f"{name}\ta thing\n{name}\tanother thing\n" for name in names))
+    (raw / "splits.json").write_text('{"train": ["' + '", "'.join(names[:6]) + '"], "val": ["p006.jpg", "p007.jpg"]}')
+    (raw / "pictures.txt").write_text("".join(f"gopher://gone/{name}\n" for name in names))
+    return load(str(CORPUS)), raw
+
+
+def test_a_new_file_is_a_stage_of_every_command(folder: Path, published: tuple[Corpus, Path], tmp_path: Path) -> None:
+    corpus, raw = published
+    (palette := tmp_path / "palette").write_bytes(b"\x02")
+    settings = parse_settings(["tints.side=8"], stages.configs())
+    assert settings == {"tints.side": 8}
+    assert unread(settings, ["tints"]) == []
+    assert unread(settings, ["vocabulary"]) == ["tints.side"]
+    assert "tints" in stages.targets()
+    assert "tints" in stages_of(replace(corpus, kinds=frozenset({"image"})))
+    assert "tints" not in stages_of(replace(corpus, kinds=frozenset({"clip"})))
+    options = BuildOptions(open_storage(str(tmp_path / "root")), raw=raw, settings=settings)
+    target = [f"{CORPUS}/tints"]
+
+    before = plan(parse_targets(target, options, {}))
+    assert [row["stage"] for row in before] == ["sources", "records", "media", "tints"]
+    assert before[-1]["waits_for"] == "records and media"
+    with pytest.raises(UserError, match="tints need a palette: --file palette=FILE"):
+        build_stages(CorpusBuild(options, corpus), ["tints"])
+    assert status(options.storage)["outputs"] == [], "it is refused before anything is fetched"
+
+    options = replace(options, files={"palette": palette})
+    build_stages(CorpusBuild(options, corpus), ["records", "media"])
+    (planned,) = plan(parse_targets(target, options, {}))
+    assert (planned["units"], planned["done"], planned["writes"]) == (2, 0, 8 * 8 * 8 * 4)
+    module = sys.modules["pipelines.stages.tints"]
+    module.BUSY.add("now")
+    (row,) = build_stages(CorpusBuild(options, corpus), ["tints"])
+    assert (row["planned"], row["absent"], row["retry"]) == (8, 8, ["unreadable"])
+    module.BUSY.clear()
+    assert retry_units(CorpusBuild(options, corpus), "tints") | {"path": ""} == {
+        "tried": 8,
+        "recovered": 8,
+        "path": "",
+        "unfinished": [],
+    }
+    (row,) = build_stages(CorpusBuild(options, corpus), ["tints"])
+    assert (row["built"], row["absent"]) == (False, 0)
+
+    (told,) = [each for each in status(options.storage)["outputs"] if each["stage"] == "tints"]
+    assert (told["complete"], told["of"], told["config"]["side"]) == (True, "pictures", 8)
+    store = xmodal.open(options.storage.url, "pictures").store()
+    assert isinstance(store, FeatureStore)
+    assert store.read(["p003"]).shape == (1, 8, 8)
+    assert [output.stage for output in feature_stores(corpus, options.storage)] == ["tints"]
+    palette.write_bytes(b"\x03")
+    (other,) = build_stages(CorpusBuild(options, corpus), ["tints"])
+    assert other["identity"] != row["identity"], "another file of weights is another identity"
+    np.save(tmp_path / "x.npy", np.zeros((2, 4), np.float32))
+    (tmp_path / "x_ids.txt").write_text("a\nb\n")
+    with pytest.raises(UserError, match="--name tints: that is the name of a stage"):
+        import_features(options.storage, "tints", open_source(tmp_path / "x.npy"), (), serial, Progress(quiet=True))
+
+
+def test_a_corpus_without_its_kind_is_refused_before_anything_is_fetched(
+    folder: Path, published: tuple[Corpus, Path], tmp_path: Path
+) -> None:
+    corpus, raw = published
+    options = BuildOptions(open_storage(str(tmp_path / "root")), raw=raw)
+    with pytest.raises(UserError, match="pictures has no pictures: tints is for pictures, not clips"):
+        build_stages(CorpusBuild(options, replace(corpus, kinds=frozenset({"clip"}))), ["tints"])
+    assert options.storage.names("") == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('name="tints"', 'name="tint"', r"tints\.py must define make.* and STAGE = StageKind\(name='tints'"),
+        ("def make", "def made", r"tints\.py must define make"),
+        ('("records", "media")', '("recrods",)', "stage tints needs recrods, which is no stage; there are: .*records"),
+        ('("records", "media")', '("tints",)', "stages need each other: tints → tints"),
+    ],
+)
+def test_a_file_that_declares_no_stage_is_named(old: str, new: str, complaint: str, folder: Path) -> None:
+    (folder / "tints.py").write_text(STAGE.replace(old, new))
+    with pytest.raises(UserError, match=complaint):
+        stages.names()
+
+
+def test_every_stage_comes_after_what_it_needs() -> None:
+    names = stages.names()
+    for kind in stages.all():
+        assert all(names.index(need) < names.index(kind.name) for need in kind.needs if need in names)
+    assert names[0] == "records"
