@@ -53,7 +53,7 @@ def exit_code(result: Result) -> int:
 
 
 def check(text: str, raw: Path | None = None) -> dict[str, Any]:
-    """What was checked, each fault as a sentence, and what could not be checked."""
+    """Returns what was checked, each fault as a sentence, and notes on what could not be checked."""
     from xmodal import corpora, models
 
     module = _module(text)
@@ -115,7 +115,7 @@ def write_sample(publisher: str, folder: Path) -> Any:
 
 
 def declaration_faults(module: ModuleType, corpus: Any) -> Iterator[str]:
-    """What a corpus and its card say; a user's corpus may do without a card."""
+    """Faults of a declaration and of its card; a user's corpus may do without a card."""
     from pipelines.publishing.dataset_card import read_card
     from xmodal.checks import corpus_contract
 
@@ -127,7 +127,7 @@ def declaration_faults(module: ModuleType, corpus: Any) -> Iterator[str]:
 
 
 def file_faults(corpus: Any, folder: Path) -> Iterator[str]:
-    """What parsing a folder shows; then whether a damaged file is noticed."""
+    """Faults that parsing a folder shows; then files whose damage is not noticed."""
     found = list(_parse_faults(corpus, folder))
     yield from found
     for source in corpus.sources if not found else ():
@@ -149,7 +149,7 @@ def _parse_faults(corpus: Any, folder: Path) -> Iterator[str]:
 
 
 def count(corpus: Any, folder: Path) -> dict[str, int]:
-    """What the stage of records counts, and refuses where it is other than the corpus promises."""
+    """Counts rows as the records stage does, which refuses other counts than the corpus promises."""
     from collections import Counter
 
     from pipelines.stages.records import Census, check_counts

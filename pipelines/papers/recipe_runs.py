@@ -1,4 +1,4 @@
-"""What `xmodal train`, `evaluate` and `look` do: recipes by name, with settings, on the outputs of a root."""
+"""Recipes by name or from a user's file, with settings, trained and evaluated on the outputs of a root."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -121,7 +121,7 @@ def _left_out(recipe: Recipe, settings: list[str]) -> tuple[set[str], list[str]]
 
 
 def configs_of(recipe: Recipe) -> Mapping[str, object]:
-    """What a setting may name: the recipe, its parts, and its phases, counted from 1."""
+    """A setting names the recipe, one of its parts, or a phase, counted from 1."""
     phases: dict[str, object] = {f"phase{number}": phase for number, phase in enumerate(recipe.phases, 1)}
     return {"recipe": recipe} | {name: getattr(recipe, name) for name in PARTS} | phases
 
@@ -154,8 +154,9 @@ def _train_showing(
 
 
 def evaluate(run: Path, root: str, split: str | None, device: str, progress: Progress, **asked: Any) -> Any:
-    """A run on a split of its corpus; without one, on the test split beside that of its training. `asked`: `distance`
-    and `extended` of `xmodal.evaluation.run_metrics.evaluate`.
+    """Evaluates a run on a split of its corpus (default: the test split beside that of its training).
+
+    `asked` are `distance` and `extended` of `xmodal.evaluation.run_metrics.evaluate`.
     """
     from xmodal.evaluation.run_metrics import evaluate
 
@@ -165,9 +166,9 @@ def evaluate(run: Path, root: str, split: str | None, device: str, progress: Pro
 def evaluate_released(
     path: Path, vocabulary: Path, root: str, corpus: str, split: str | None, settings: list[str], **circumstances: Any
 ) -> Any:
-    """A released file on a split of a corpus, by default for testing, read as its paper's recipe for the corpus reads.
+    """Evaluates a released file on a split of a corpus (default: the test split).
 
-    `settings` are of that: `visual.stage=clips`, `view.captions_per_item=none`. `circumstances` are the keywords of
+    The corpus is read as the paper's recipe for it reads, with `settings`: `visual.stage=clips`, `view.captions_per_item=none`. `circumstances` are the keywords of
     `xmodal.evaluation.released_weights.evaluate`.
     """
     from xmodal.evaluation import released_weights

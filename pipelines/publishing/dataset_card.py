@@ -35,7 +35,7 @@ SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "1
 
 @dataclass(frozen=True)
 class Card:
-    """What a corpus says of itself; `$name`, `$homepage` and `$licence` in it are those of CORPUS."""
+    """The corpus describes itself: `$name`, `$homepage` and `$licence` in it are those of CORPUS."""
 
     fields: Mapping[str, str]
     hub: str  # YAML
@@ -173,7 +173,7 @@ def _split_lines(made: Publication, configs: list[DatasetConfig], described: lis
 
 
 def _settings(output: Output) -> str:
-    """What a store was computed with, and the weights of what it was computed from."""
+    """Settings of a store, and the weights of everything that it was computed from."""
     said = ", ".join(f"{name} {value}" for name, value in output.config.items() if name != "_type")
     before = [f"{name} {value} of `{one.folder}`" for one in _made_from(output) for name, value in _weights(one)]
     return "; ".join([said, *before])

@@ -118,7 +118,7 @@ def _publication(corpus: Corpus, storage: Storage, features: list[Output]) -> Pu
 
 
 def _records(corpus: Corpus, storage: Storage) -> Output:
-    """Those of the last build, if today's parser made them of what is sealed now."""
+    """The records of the last build, if today's parser made them of what is sealed now."""
     made, sealed = records_now(storage, corpus.name), sealed_now(storage, FOLDERS["annotations"], corpus.name)
     versions = made and (made.about["version"], made.config["corpus_version"])
     if not made or not sealed or versions != (VERSION, corpus.version) or not _reads(made, sealed):

@@ -43,7 +43,7 @@ def declaration_faults(corpus: Corpus, about: str) -> Iterator[str]:
 
 
 def row_faults(corpus: Corpus, raw: Raw) -> Iterator[str]:
-    """What the rows contradict of what is declared, and of each other."""
+    """Rows must agree with what is declared, and with each other."""
     found = list(corpus.parse(raw))
     if found != list(corpus.parse(raw)):
         yield "parse gives other rows a second time: draw nothing at random, and sort what a set or a folder lists"

@@ -68,7 +68,7 @@ class Solvable(Scorer[V, T], Protocol[V, T]):
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What a network must know of its data before it can be built, and a config cannot say."""
+    """Facts about the data that a network must know before it can be built, and a config cannot say."""
 
     visual_width: int
     text_width: int  # the vocabulary's size for tokens
