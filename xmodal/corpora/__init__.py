@@ -1,7 +1,8 @@
 """Corpora: one module each, found because the file exists.
 
 A module holds a docstring with a sample of the publisher's file, `parse`, and `CORPUS`. Nothing in it downloads. A
-corpus of your own is a file too: wherever a corpus is named, `path/to/mine.py` will do.
+corpus of your own is a file too: wherever a corpus is named, `path/to/mine.py` will do. `xmodal check` says what a
+module or a file lacks.
 """
 
 import importlib
@@ -23,26 +24,20 @@ from xmodal.records.tables import Row
 
 SAMPLE = "-sample"  # the end of the name of a sample
 Part = Literal["annotations", "media"]
-ReleaseClass = Literal[
-    "all", "features", "ids", "nothing"
-]  # what may be published: itself, what was computed from it, …
+ReleaseClass = Literal["all", "features", "ids", "nothing"]  # may be published: itself, what was computed from it, …
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file of the publisher. `path` is its place in the raw folder and its name in the ledger.
+    """One file of the publisher."""
 
-    `part` says what the file holds: parsing needs the annotations alone, so that records never wait for pictures, and
-    corpora that share a media set share only media.
-    """
-
-    path: str
+    path: str  # its place in the raw folder, and its name in the ledger
     url: str | None = None
     mirrors: tuple[str, ...] = ()
     bytes: int | None = None
     sha256: str | None = None
     how: str = ""  # what a person must do when url is None
-    part: Part = "annotations"
+    part: Part = "annotations"  # parsing needs these alone, so that records never wait for pictures
 
     def __post_init__(self) -> None:
         unsafe = self.path.startswith(("/", "~")) or "\\" in self.path or not self.path
@@ -54,9 +49,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Printed:
-    """A number that a paper prints: of a split, or of what `xmodal.checks.statistics.Statistics.counts` calls so."""
+    """A number that a paper prints of a split, or of a whole corpus."""
 
-    what: str  # items, captions, first_five, vocabulary, words_per_caption, or a count
+    what: str  # items, captions, first_five, vocabulary, words_per_caption, or a name in `Statistics.counts`
     value: float
     cites: str
     split: str = EVERY
@@ -65,35 +60,26 @@ class Printed:
 
 @dataclass(frozen=True)
 class Corpus:
-    """`version` counts changes of what `parse` yields from the same bytes: it is part of the records' identity.
-
-    A part that `release` does not name is released as "nothing". `counts` are asserted after a full parse: of a table
-    ("captions"), or of what a table holds for one split ("items:karpathy/train"). `drawn` are splits by who drew them,
-    which no record names: `xmodal.records.derived_splits` makes "two_branch/train" of them and a seed. `printed`
-    stands beside what is there in `xmodal stats`. `kinds` are those of its items and labels, by which one knows its
-    stages before it is parsed. `unpack` is for media that lie inside the annotations: of those that `media` lists it
-    writes the wanted ones into a folder, each whole when it is yielded. `card` names the template of its card, where
-    that is not of the corpus' name. With `whole_paths` a file at hand is known by its path and not by its name, which
-    says nothing where it is 1.jpg.
-    """
+    """One corpus: its terms, its files, and how they become rows. A module or a user's file has one: CORPUS."""
 
     name: str
     homepage: str
     licence: str
-    media_set: str
+    media_set: str  # corpora that share pictures or clips share its name
     sources: tuple[Source, ...]
     parse: Callable[[Raw], Iterator[Row]]
-    media: Callable[[Raw], Iterator[Source]] | None = None
-    release: Mapping[Part, ReleaseClass] = field(default_factory=dict)
-    counts: Mapping[str, int] = field(default_factory=dict)
-    drawn: Mapping[str, Drawn] = field(default_factory=dict)
-    printed: tuple[Printed, ...] = ()
-    kinds: frozenset[str] = frozenset()
-    version: int = 1
+    media: Callable[[Raw], Iterator[Source]] | None = None  # those that only the annotations list
+    release: Mapping[Part, ReleaseClass] = field(default_factory=dict)  # a part that is not named: nothing
+    counts: Mapping[str, int] = field(default_factory=dict)  # of a full parse: "captions", "items:karpathy/train"
+    drawn: Mapping[str, Drawn] = field(default_factory=dict)  # splits that are drawn by a seed, by who drew them
+    printed: tuple[Printed, ...] = ()  # shown by `xmodal stats` beside what is there
+    kinds: frozenset[str] = frozenset()  # of its items and labels, by which its stages are known before it is parsed
+    version: int = 1  # raised where parse yields other rows from the same bytes: a part of the records' identity
+    # writes media that lie inside the annotations: the wanted ones of those that `media` lists, each whole when yielded
     unpack: Callable[[Raw, Container[str], Path], Iterator[Source]] | None = None
-    card: str | None = None
-    whole_paths: bool = False
-    sample: bool = False
+    card: str | None = None  # the name of its card, where that is not its own
+    whole_paths: bool = False  # a file at hand is known by its whole path: its name, such as 1.jpg, says nothing
+    sample: bool = False  # any part of the corpus (`sample_of`)
 
     def __post_init__(self) -> None:
         for name in (self.name, self.media_set):
