@@ -6,7 +6,6 @@ built once. A file is executed only by commands that name its corpus: what lists
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pipelines.fetching import generated_publishers, user_lists
-from pipelines.fetching.user_lists import NAME, NOTE, UserCorpus
+from pipelines.fetching.user_lists import NOTE, UserCorpus, read_note
 from xmodal import corpora
 from xmodal.corpora import SAMPLE, Corpus, Source, sample_of
 from xmodal.errors import UserError
@@ -47,14 +46,17 @@ def name_of(text: str, storage: Storage) -> str:
     if text.endswith(".py"):
         return corpora.load(text).name
     path = Path(text).expanduser()
-    places = {name: str(_note(storage, name).get("place", "")) for name in _noted(storage)} if path.exists() else {}
-    return next((name for name, place in places.items() if os.path.exists(place) and path.samefile(place)), text)
+    for name in _noted(storage) if path.exists() else ():
+        place = str(read_note(storage, name).get("place"))
+        if os.path.exists(place) and path.samefile(place):
+            return name
+    return text
 
 
 def user_corpora(storage: Storage) -> list[Corpus]:
     """The corpora of users that a root remembers; of one that a file defines, what the last build wrote down."""
     lists = [corpus for name in user_lists.names(storage) if (corpus := user_lists.remembered(storage, name))]
-    abouts = {name: _note(storage, name).get("about") for name in _noted(storage)}
+    abouts = {name: read_note(storage, name).get("about") for name in _noted(storage)}
     return [*lists, *(_as_noted(name, about) for name, about in abouts.items() if about)]
 
 
@@ -63,10 +65,17 @@ def building(storage: Storage, corpus: Corpus, place: str | None) -> Iterator[No
     """A build of a corpus, after which its name means the list or file at `place`."""
     is_file = place is not None and place.endswith(".py")
     if (is_file or corpus.sample) and corpus.name not in corpora.names():
-        about = {"homepage": corpus.homepage, "licence": corpus.licence, "media_set": corpus.media_set}
-        by_hand = {source.path: source.how for source in corpus.sources if source.url is None}
-        note = {"place": place, "about": about | {"kinds": sorted(corpus.kinds), "by_hand": by_hand}}
-        storage.write(NOTE.format(corpus.name), json.dumps(note).encode())
+        before = read_note(storage, corpus.name)
+        about = {
+            "homepage": corpus.homepage,
+            "licence": corpus.licence,
+            "media_set": corpus.media_set,
+            "kinds": sorted(corpus.kinds),
+            "by_hand": {source.path: source.how for source in corpus.sources if source.url is None},
+        }
+        note = {"place": place or before.get("place"), "about": about}
+        if note != before:  # the root may be read-only
+            storage.write(NOTE.format(corpus.name), json.dumps(note).encode())
     with user_lists.binding_name(storage, corpus.name, None if is_file else place):
         yield
 
@@ -74,14 +83,16 @@ def building(storage: Storage, corpus: Corpus, place: str | None) -> Iterator[No
 def _of_file(text: str, storage: Storage, is_sample: bool) -> UserCorpus:
     whole = corpora.load(text)
     corpus, place = sample_of(whole) if is_sample else whole, str(Path(text).expanduser().resolve())
-    before = _note(storage, corpus.name).get("place") or place
-    is_same = (
-        before.endswith(".py") and Path(before).is_file() and Path(before).read_bytes() == Path(place).read_bytes()
-    )
+    before = read_note(storage, corpus.name).get("place") or place
     is_there = before.startswith("hf://") or os.path.exists(before)
-    if is_there and not is_same and before != place and corpus.name not in corpora.names():
+    if is_there and not _are_same(before, place) and corpus.name not in corpora.names():
         raise UserError(f"{corpus.name} is {before} here: give the CORPUS of {text} another name")
     return UserCorpus(corpus, place)
+
+
+def _are_same(one: str, other: str) -> bool:
+    """Whether two Python files are one, or have the same bytes."""
+    return one == other or (one.endswith(".py") and Path(one).read_bytes() == Path(other).read_bytes())
 
 
 def _by_name(name: str, storage: Storage) -> UserCorpus:
@@ -90,7 +101,7 @@ def _by_name(name: str, storage: Storage) -> UserCorpus:
         return UserCorpus(generated.corpus, None, generated.folder) if generated else UserCorpus(corpora.load(name))
     if known := user_lists.remembered(storage, name):
         return UserCorpus(known, media_folder=user_lists.folder_of(storage, name))
-    place, base = str(_note(storage, name).get("place")), name.removesuffix(SAMPLE)
+    place, base = str(read_note(storage, name).get("place")), name.removesuffix(SAMPLE)
     if place.endswith(".py"):
         return UserCorpus(_of_noted_file(name, place))
     if base != name and base in corpora.names():
@@ -103,9 +114,8 @@ def _by_name(name: str, storage: Storage) -> UserCorpus:
 
 def _of_noted_file(name: str, place: str) -> Corpus:
     if not os.path.exists(place):
-        raise UserError(
-            f"{name} was defined by {place}, which is gone: name the file where it lies now, and build it once"
-        )
+        cure = "name the file where it lies now, and build it once"
+        raise UserError(f"{name} was defined by {place}, which is gone: {cure}")
     corpus = corpora.load(place)
     if corpus.name != name and name.endswith(SAMPLE):
         corpus = sample_of(corpus)
@@ -132,13 +142,3 @@ def _not_executed(raw: Raw) -> NoReturn:
 
 def _noted(storage: Storage) -> list[str]:
     return [name.removesuffix(".json") for name in storage.names(os.path.dirname(NOTE))]
-
-
-def _note(storage: Storage, name: str) -> dict[str, Any]:
-    if not re.fullmatch(NAME, name):
-        return {}
-    try:
-        note: dict[str, Any] = json.loads(storage.read(NOTE.format(name)))
-    except FileNotFoundError:
-        return {}
-    return note

@@ -102,7 +102,7 @@ def describe(text: str, flags: Mapping[str, str], storage: Storage) -> UserCorpu
     if name in corpora.names():
         raise UserError(f"{name} is a corpus already: give your data another name with --name")
     known = description_of(storage, name)
-    if (place := _place_of(storage, name) or "").endswith(".py") and os.path.exists(place):
+    if (place := str(read_note(storage, name).get("place"))).endswith(".py") and os.path.exists(place):
         raise UserError(f"{name} is {place} here: give {found.place} a name of its own with --name")
     if known:
         _refuse_another(storage, known, found, is_meant="name" in flags)
@@ -122,7 +122,7 @@ def remembered(storage: Storage, name: str) -> Corpus | None:
 
 def folder_of(storage: Storage, name: str) -> Path | None:
     """The folder of the list of a name, if that is on this machine still."""
-    place = Path(_place_of(storage, name) or "")
+    place = Path(read_note(storage, name).get("place") or "")
     return (place if place.is_dir() else place.parent) if place.is_absolute() and place.exists() else None
 
 
@@ -152,7 +152,7 @@ def binding_name(storage: Storage, name: str, place: str | None) -> Iterator[Non
         sealed, made = ledger.sealed, records_now(storage, name)
         parsed = made.about["inputs"][0]["identity"] if made else None
         if place and parsed == sealed and (is_done or sealed != before):
-            if _place_of(storage, name) != place:  # the root may be read-only
+            if read_note(storage, name).get("place") != place:  # the root may be read-only
                 storage.write(NOTE.format(name), json.dumps({"place": place}).encode())
         elif place and parsed and not is_done and _is_whole(Output(storage, f"{FOLDERS['annotations']}/{parsed}")):
             ledger.use(parsed)
@@ -197,16 +197,18 @@ def _raw(storage: Storage, name: str) -> Raw | None:
     return raw_of(sealed) if sealed else None
 
 
-def _place_of(storage: Storage, name: str) -> str | None:
-    try:
-        return str(json.loads(storage.read(NOTE.format(name)))["place"])
-    except FileNotFoundError:
-        return None
+def read_note(storage: Storage, name: str) -> dict[str, Any]:
+    """Returns what the root remembers of a name: its `place`, and of a file or a sample `about` it; or nothing."""
+    key = NOTE.format(name)
+    if not re.fullmatch(NAME, name) or storage.size(key) is None:
+        return {}
+    note: dict[str, Any] = json.loads(storage.read(key))
+    return note
 
 
 def _refuse_another(storage: Storage, known: Description, found: ListedFiles, is_meant: bool) -> None:
     """Refuses a list that lies elsewhere than the one of its name: there the same paths may be other pictures."""
-    place = _place_of(storage, known.name)
+    place = read_note(storage, known.name).get("place")
     if place in (None, found.place) or (
         all(map(os.path.exists, (place, found.place))) and os.path.samefile(place, found.place)
     ):

@@ -132,7 +132,8 @@ def test_a_sample_of_a_file_has_a_name_too(xmodal: Xmodal, publisher: Publisher,
     assert "must give 16 captions, not 4" in xmodal("build", f"{publisher.file}/records", "--root", root).complaint
     made = xmodal.done("build", f"{publisher.file}/records", "--root", root, "--raw", publisher.folder, "--sample")
     assert made["outputs"][0]["corpus"] == "pictures-sample"
-    assert outputs(xmodal.done("build", "pictures-sample/records", "--root", root)) == outputs(made)
+    for _ in range(2):
+        assert outputs(xmodal.done("build", "pictures-sample/records", "--root", root)) == outputs(made)
 
 
 def test_a_sample_is_not_downloaded(xmodal: Xmodal, publisher: Publisher, root: Path) -> None:
