@@ -11,6 +11,16 @@ from xmodal.records.tables import Item
 from xmodal.root.outputs import Output
 
 
+def small(folder: Path) -> dict[str, Any]:
+    """Options by which every stage is built of a few tiny items, as its kind declares: settings and files."""
+    settings = {f"{kind.name}.{name}": value for kind in stages.all() for name, value in kind.small.items()}
+    files = {name: folder / name for kind in stages.all() for name in kind.small_files}
+    for kind in stages.all():
+        for name, data in kind.small_files.items():
+            files[name].write_bytes(data)
+    return {"settings": settings, "files": files}
+
+
 def made(
     name: str,
     config: Any,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.commands import Args, Parser
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from xmodal.errors import UserError
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ def stage_names() -> list[str]:
 # ------------------------------------------------------------------------------------------------- what the flags name
 
 
-def progress(args: Args) -> Progress:
-    return Progress(quiet=args.quiet)
+def progress(args: Args) -> ProgressLine:
+    return ProgressLine(quiet=args.quiet)
 
 
 def keywords(args: Args, *names: str) -> dict[str, Any]:

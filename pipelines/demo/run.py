@@ -115,7 +115,7 @@ def _runs(options: BuildOptions, folder: Path, show: Show, identity: Mapping[str
 
 
 def recipes() -> tuple[Recipe, ...]:
-    """The recipes of VSE0, PVSE and PCME, smaller and shorter.
+    """Recipes of VSE0, PVSE and PCME, smaller and shorter.
 
     Mining the hardest negatives only pays once features are better than random ones: PVSE takes all of them. It is
     trained further from pixels, as its paper does, for one short epoch.

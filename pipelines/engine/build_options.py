@@ -1,11 +1,11 @@
-"""Where and how a command works, and the settings that it was given."""
+"""Options of a command that builds: its root, its runner, the user's folders and files, and the settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.engine.building import Runner, serial
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from xmodal.root.storage import Storage
 
 
@@ -15,7 +15,7 @@ class BuildOptions:
 
     storage: Storage
     run: Runner = serial
-    progress: Progress = field(default_factory=lambda: Progress(quiet=True))
+    progress: ProgressLine = field(default_factory=lambda: ProgressLine(quiet=True))
     raw: Path | None = None  # a folder with files of publishers
     settings: Mapping[str, object] = field(default_factory=dict)  # `stage.field` → value
     files: Mapping[str, Path] = field(default_factory=dict)  # by the names that stages give them: weights, vectors

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipelines.engine.commits import TAB, Attempt, Commits, Record
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Inputs, Resources, Stage
 from xmodal.errors import UserError
 from xmodal.root.identity import canonical_json
@@ -48,9 +48,9 @@ class Runner(Protocol):
 
 
 class Pace:
-    """How many units to send in one call: as many as take about CALL_SECONDS, so that tiny ones cost little.
+    """Chooses how many units one call does: as many as take about CALL_SECONDS, so that tiny ones cost little.
 
-    At most twice as many as before, because a few quick units say little about the next.
+    A call has at most twice as many as the one before, because a few quick units say little about the next.
     """
 
     def __init__(self) -> None:
@@ -81,22 +81,24 @@ def serial(
         pace.saw(len(call), time.perf_counter() - started)
 
 
-def build(stage: Stage[Any, Any], storage: Storage, run: Runner = serial, progress: Progress | None = None) -> Output:
+def build(
+    stage: Stage[Any, Any], storage: Storage, run: Runner = serial, progress: ProgressLine | None = None
+) -> Output:
     """The stage's finished output; does nothing where it is finished already."""
     inputs = tuple(i if isinstance(i, Output) else build(i, storage, run, progress) for i in stage.inputs)
     output = Output(storage, stage.folder)
     if not output.complete:
         _describe(stage, storage)
         try:
-            _bring_up_to_date(stage, inputs, storage, run, progress or Progress(quiet=True))
+            _bring_up_to_date(stage, inputs, storage, run, progress or ProgressLine(quiet=True))
         except FileNotFoundError:
-            if not output.complete:  # else another driver has finished and swept up under our feet
+            if not output.complete:  # else another driver has finished meanwhile, and deleted what was left over
                 raise
     return output
 
 
 def pending(stage: Stage[Any, Any], storage: Storage) -> tuple[int, int]:
-    """How many units the plan has and how many of them are left; the inputs must be finished."""
+    """Counts the units of the plan, and those that are left; the inputs must be finished."""
     output = Output(storage, stage.folder)
     if output.complete:
         return output.totals["units"], 0
@@ -107,12 +109,14 @@ def pending(stage: Stage[Any, Any], storage: Storage) -> tuple[int, int]:
 
 
 def _bring_up_to_date(
-    stage: Stage[Any, Any], inputs: Inputs, storage: Storage, run: Runner, progress: Progress
+    stage: Stage[Any, Any], inputs: Inputs, storage: Storage, run: Runner, progress: ProgressLine
 ) -> None:
     commits = Commits(storage, stage.folder)
     commits.adopt()
     if stage.reuse:
-        _forget_stale(stage, inputs, commits)
+        compared = _compare(stage, inputs, commits)
+        if stale := {name for line, name, work in compared if line and not _is_done(stage, line, work)}:
+            commits.forget(stale, commits.units())
         _reuse(stage, inputs, storage, commits)
     planned = Counter(line is not None for line, _, _ in _compare(stage, inputs, commits))
     log = RunLog(storage, stage.folder, planned=planned.total(), done=planned[True])
@@ -167,14 +171,8 @@ def _compare(
 
 
 def _is_done(stage: Stage[Any, Any], line: bytes | None, work: Any) -> bool:
-    """Not where it was of other work than is planned now: a retry has made units again that it reads."""
+    """False if the unit was committed for other inputs, for example because a retry rebuilt what it reads."""
     return line is not None and (not stage.reuse or Unit.from_line(line).key == stage.work_key(work))
-
-
-def _forget_stale(stage: Stage[Any, Any], inputs: Inputs, commits: Commits) -> None:
-    compared = _compare(stage, inputs, commits)
-    if stale := {name for line, name, work in compared if line and not _is_done(stage, line, work)}:
-        commits.forget(stale, commits.units())
 
 
 def _finish(stage: Stage[Any, Any], inputs: Inputs, storage: Storage, commits: Commits) -> None:
@@ -194,7 +192,7 @@ def _finish(stage: Stage[Any, Any], inputs: Inputs, storage: Storage, commits: C
 
 
 class Totals:
-    """What complete.json sums up; of a file's name only 64 bits are kept, to find two that are the same."""
+    """The sums in complete.json; 64 bits of each file's name are kept, to find two files of one name."""
 
     def __init__(self, stage: str) -> None:
         self._stage, self._files = stage, array("Q")
@@ -256,7 +254,7 @@ def _reuse_units(stage: Stage[Any, Any], inputs: Inputs, other: Output, commits:
 
 @dataclass(frozen=True)
 class OpenUnits:
-    """What a worker is sent: calling it opens the stage there, and gives the function that does and commits units."""
+    """Sent to a worker: opens the stage there, and gives the function that does and commits units."""
 
     stage: Stage[Any, Any]
     inputs: Inputs

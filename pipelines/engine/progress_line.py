@@ -11,7 +11,7 @@ TERMINAL_SECONDS = 0.1
 LOG_SECONDS = 30.0
 
 
-class Progress:
+class ProgressLine:
     def __init__(
         self, stream: TextIO | None = None, quiet: bool = False, log: Callable[[str], None] = lambda line: None
     ) -> None:
@@ -20,9 +20,9 @@ class Progress:
         self._redraws = self._stream.isatty()
         self._log = log  # is given every line too, quiet or not, but none that is redrawn
 
-    def logged(self, log: Callable[[str], None]) -> "Progress":
+    def logged(self, log: Callable[[str], None]) -> "ProgressLine":
         """The same progress, which `log` is told too."""
-        return Progress(self._stream, self._quiet, log)
+        return ProgressLine(self._stream, self._quiet, log)
 
     def say(self, text: str) -> None:
         self._log(text)

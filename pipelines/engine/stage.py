@@ -24,7 +24,7 @@ Counts = Mapping[str, int]
 
 
 class Sink(Protocol):
-    """Where one unit puts what it made. Nothing is seen by any reader until the whole unit is committed."""
+    """Takes the files of one unit. No reader sees any of them until the whole unit is committed."""
 
     def file(self, name: str) -> AbstractContextManager[BinaryIO]:
         """A new file of the output, written from start to end; `name` is final and no other unit's."""
@@ -35,7 +35,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class Resources:
-    """What one worker needs: circumstance, never part of an identity."""
+    """The needs of one worker: circumstance, never part of an identity."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -75,7 +75,7 @@ class Stage(Generic[Config, Work]):
         return {"layout": LAYOUT, "identity": self.identity, "xmodal": __version__, **self._decides()}
 
     def work_key(self, work: Work) -> str:
-        """What decides one unit's bytes, whatever the rest of the inputs."""
+        """A fingerprint of everything that decides one unit's bytes, whatever the rest of the inputs."""
         return fingerprint([self.name, self.version, self.config, work])
 
     def _decides(self) -> dict[str, Any]:

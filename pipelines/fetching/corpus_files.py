@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import serial
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.download import may_pass
 from pipelines.fetching.fetcher import RawFolder, fetch, unpacked
 from pipelines.fetching.ledger import FOLDERS, Ledger, State
@@ -39,7 +39,7 @@ class FileSet:
     required: tuple[Source, ...]  # named by the corpus itself: nothing goes on while one is missing
     listed: tuple[Source, ...] = ()  # named inside the annotations: some are always gone, and are sealed as absent
 
-    @property
+    @cached_property
     def sources(self) -> list[Source]:
         return [*self.required, *self.listed]
 
@@ -70,6 +70,8 @@ class FileSet:
 
 
 class CorpusFiles:
+    """Ends with the command: the next one looks at everything anew."""
+
     def __init__(self, options: BuildOptions, corpus: Corpus) -> None:
         self._options, self._corpus = options, corpus
         self._sets: dict[Part, FileSet] = {}
@@ -100,7 +102,9 @@ class CorpusFiles:
         if sealed := self.sealed(part):
             return sealed
         files = self.of(part)
-        self._refuse_shared_paths(files)
+        counts = Counter(source.path for source in files.sources)
+        if shared := next((path for path, count in counts.items() if count > 1), None):
+            raise UserError(f"{self._corpus.name}: {counts[shared]} files have one path, {shared}: give each its own")
         if part == "media":
             self._unpack_annotations(files)
         states = files.states()
@@ -179,16 +183,11 @@ class CorpusFiles:
         """Files that are unpacked into a folder one after the other, into the ledger; their paths."""
         taken = set[str]()
         while some := list(islice(found, UNPACKED_AT_ONCE)):
-            fetch(files.ledger, some, RawFolder(folder, some), serial, Progress(quiet=True))
+            fetch(files.ledger, some, RawFolder(folder, some), serial, ProgressLine(quiet=True))
             taken.update(source.path for source in some)
             for source in some:
                 (folder / source.path).unlink()
         return taken
-
-    def _refuse_shared_paths(self, files: FileSet) -> None:
-        path, count = Counter(source.path for source in files.sources).most_common(1)[0] if files.sources else ("", 1)
-        if count > 1:
-            raise UserError(f"{self._corpus.name}: {count} files have one path, {path}: give each its own")
 
     def _refuse_missing(self, files: FileSet) -> None:
         missing = files.not_provided([*files.required])

@@ -20,10 +20,10 @@ from typing import Any, Literal, cast
 
 from pipelines.engine.building import NOT_SHARED, Call, Runner, Worker
 from pipelines.engine.commits import Record
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Resources
 from pipelines.fetching.download import Failed, downloaded
-from pipelines.fetching.ledger import Attempt, Ledger
+from pipelines.fetching.ledger import FetchAttempt, Ledger
 from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
 from xmodal.raw import gulp
@@ -44,8 +44,8 @@ class RawFolder:
     """Files that somebody has already, under their paths, or under their names alone where no two share one.
 
     With `whole_paths` a name alone is never enough: a picture 1.jpg in another folder is another picture.
-    `elsewhere` says of some paths where they lie: these are looked for nowhere else, and copied, as somebody's own list
-    will be written to again.
+    `elsewhere` gives the places of some files: they are looked for nowhere else, and copied, because a user will write
+    to a list again.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RawFolder:
         return next((str(place) for place in places if place.is_file()), None)
 
     def archives(self, own: Container[str]) -> list[Path]:
-        """Those in the folder itself whose names are none of `own`."""
+        """Archives in the folder itself whose names are not in `own`."""
         files = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
         return [file for file in files if file.name.endswith(ARCHIVES) and file.name not in own]
 
@@ -87,10 +87,11 @@ class RawFolder:
 def unpacked(
     raw: RawFolder, wanted: list[Source], own: Container[str], into: Path, say: Callable[[str], None]
 ) -> Iterator[Source]:
-    """The wanted files that lie in archives and dumps of the raw folder alone, each written into a folder, then given.
+    """Unpacks the wanted files that only archives and dumps of the raw folder have into a folder, one by one.
 
-    Each archive is read once, from start to end: there are tars of a hundred gigabytes. Those named as in `own` are
-    files of the corpus. One that is damaged is told of and left, but where a file without address may be in it.
+    Each archive is read once, from start to end: there are tars of a hundred gigabytes. Archives named in `own` are
+    files of the corpus, and are not searched. A damaged one is reported and left, unless a file without address may be
+    in it.
     """
     lacking = {source.path: source for source in wanted if raw.find(source) is None}
     damaged: list[UserError] = []
@@ -119,7 +120,7 @@ def unpacked(
 def _inside(
     raw: RawFolder, wanted: list[Source], own: Container[str]
 ) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
-    """What each archive, then each chunk of a dump, has of the wanted files: path and content."""
+    """Path and content of every wanted file in each archive, then in each chunk of a dump."""
     paths = [Path(source.path) for source in wanted]
     known = {str(path): str(path) for path in paths}
     if raw.whole_paths:
@@ -129,7 +130,8 @@ def _inside(
     yield from (_archived(archive, known, whole_paths=False) for archive in raw.archives(own))
     if ids := _telling([path for path in paths if path.suffix in CLIPS], lambda path: path.stem):
         folder, metas = raw.gulped()
-        yield from (_gulped(folder, meta, ids) for meta in metas)
+        for meta in metas:
+            yield ((ids[id], frames) for id, frames in gulp.clips(folder, meta) if id in ids)
 
 
 def _telling(paths: list[Path], part: Callable[[Path], str]) -> dict[str, str]:
@@ -139,8 +141,10 @@ def _telling(paths: list[Path], part: Callable[[Path], str]) -> dict[str, str]:
 
 
 def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """A member is known by its path, in whatever folder of the archive, or by its name alone where that tells it; by
-    its path in the archive alone where the raw folder is of whole paths."""
+    """Finds members by their paths, in whatever folder of the archive, or by names that no other file has.
+
+    With `whole_paths` a member is found only by its path from the top of the archive.
+    """
     for name, content in members(Raw.of_file(archive), archive.name):
         parts = name.split("/")
         ends = ("/".join(parts[start:]) for start in range(1 if whole_paths else len(parts)))
@@ -148,13 +152,9 @@ def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Ite
             yield path, iter(partial(content.read, PIECE), b"")
 
 
-def _gulped(folder: Raw, meta: str, ids: Mapping[str, str]) -> Iterator[tuple[str, Iterator[bytes]]]:
-    return ((ids[id], frames) for id, frames in gulp.clips(folder, meta) if id in ids)
-
-
 @dataclass(frozen=True)
 class OpenFetcher:
-    """What a worker is sent."""
+    """Sent to a worker: opens the ledger there, and gives the function that fetches."""
 
     url: str
     part: Part
@@ -168,12 +168,16 @@ class OpenFetcher:
             raise UserError(f"a worker on {socket.gethostname()} {NOT_SHARED.format(self.url)}")
 
         def fetch_units(call: Call) -> list[Record]:
-            return [Record(name, ledger.add(_fetch_all(sources, storage, self.raw))) for name, sources in call]
+            records = []
+            for name, sources in call:
+                attempts = [attempt for source in sources for attempt, _ in _fetch(source, storage, self.raw)]
+                records.append(Record(name, ledger.add(attempts)))
+            return records
 
         return fetch_units
 
 
-def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Runner, progress: Progress) -> None:
+def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Runner, progress: ProgressLine) -> None:
     """Tries every one of these files; how it went is in the ledger."""
     if not sources:
         return
@@ -197,11 +201,7 @@ def _units(sources: list[Source]) -> Iterator[tuple[str, list[Source]]]:
         yield some[0].path, some
 
 
-def _fetch_all(sources: list[Source], storage: Storage, raw: RawFolder | None) -> list[Attempt]:
-    return [attempt for source in sources for attempt, _ in _fetch(source, storage, raw)]
-
-
-def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[tuple[Attempt, bool]]:
+def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[tuple[FetchAttempt, bool]]:
     """Every attempt at one file, up to the first success; an address whose failure will not pass is not asked again."""
     if raw and (file := raw.find(source)):
         yield _attempt(source, "local", partial(_copy if raw.changes(source) else _keep, source, file, storage))
@@ -222,16 +222,16 @@ def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[
 
 def _attempt(
     source: Source, status: Literal["ok", "local"], obtain: Callable[[], tuple[int, str]]
-) -> tuple[Attempt, bool]:
-    """How it went, and, of a failure, whether it may pass by itself."""
+) -> tuple[FetchAttempt, bool]:
+    """The outcome, and whether a failure may pass by itself."""
     began, started = time.time(), time.perf_counter()
     try:
         size, digest = obtain()
     except Failed as failure:
         seconds = time.perf_counter() - started
-        failed = Attempt(source.path, "failed", began, seconds, kind=failure.kind, reason=failure.reason)
+        failed = FetchAttempt(source.path, "failed", began, seconds, kind=failure.kind, reason=failure.reason)
         return failed, failure.transient
-    return Attempt(source.path, status, began, time.perf_counter() - started, size, digest), False
+    return FetchAttempt(source.path, status, began, time.perf_counter() - started, size, digest), False
 
 
 def _by_hand(source: Source) -> tuple[int, str]:

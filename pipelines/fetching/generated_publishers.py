@@ -21,7 +21,7 @@ class GeneratedPublisher:
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
-    """What a generated corpus has of its own, as plain values."""
+    """The sources and counts of a generated corpus, as plain values."""
     return {"sources": [asdict(source) for source in corpus.sources], "counts": dict(corpus.counts)}
 
 
@@ -38,7 +38,7 @@ def remember(storage: Storage, corpus: Corpus, folder: Path) -> None:
 
 
 def recall(storage: Storage, corpus: Corpus) -> GeneratedPublisher | None:
-    """What this root was built from, if that is no real publisher."""
+    """The generated publisher that this root was built from, if there was one."""
     try:
         facts = json.loads(storage.read(NOTE.format(corpus.name)))
     except FileNotFoundError:

@@ -22,12 +22,12 @@ from xmodal.root.storage import Storage
 
 FOLDERS: dict[Part, str] = {"annotations": "sources", "media": "media"}
 DAMAGED = "damaged"
-FETCHED = "urls"  # of a list's addresses: its folders are made from them, and mean nothing
+FETCHED = "urls"  # files of a list of addresses: their folders are made from the addresses, and mean nothing
 Status = Literal["ok", "local", "failed"]
 
 
 @dataclass(frozen=True)
-class Attempt:
+class FetchAttempt:
     """One try at one file. `kind` is the class of a failure (http_404, timeout, …), `reason` what a person reads."""
 
     path: str
@@ -40,9 +40,11 @@ class Attempt:
     reason: str = ""
 
     @staticmethod
-    def damaged(path: str) -> "Attempt":
+    def damaged(path: str) -> "FetchAttempt":
         """Bytes that were there and are lost: only this undoes an earlier success."""
-        return Attempt(path, "failed", time.time(), 0.0, kind=DAMAGED, reason="its bytes under this root were damaged")
+        return FetchAttempt(
+            path, "failed", time.time(), 0.0, kind=DAMAGED, reason="its bytes under this root were damaged"
+        )
 
     def line(self) -> bytes:
         facts = asdict(self)
@@ -86,7 +88,7 @@ class State:
 
 
 class AbsentByFolder:
-    """Counts files and absent ones folder by folder: what a copy of an archive lacks is whole folders."""
+    """Counts files and absent files of each folder: an incomplete copy of an archive lacks whole folders."""
 
     def __init__(self) -> None:
         self._files, self._absent = Counter[str](), Counter[str]()
@@ -98,7 +100,7 @@ class AbsentByFolder:
 
     @property
     def folders(self) -> dict[str, dict[str, int]]:
-        """Those where anything is absent, the worst first; where all files are in one, nothing more is to be told."""
+        """Folders that lack files, the worst first; none where all files are in one folder."""
         return {
             f"{folder or '.'}/": {"absent": absent, "files": self._files[folder]}
             for folder, absent in self._absent.most_common()
@@ -114,7 +116,7 @@ class Ledger:
         self.folder = f"_runs/ledger/{FOLDERS[part]}/{name}"
         self._journal = Journal(storage, self.folder)
 
-    def add(self, attempts: list[Attempt]) -> bytes:
+    def add(self, attempts: list[FetchAttempt]) -> bytes:
         """Durable when this returns; gives the lines that were added."""
         lines = sorted(attempt.line() for attempt in attempts)
         self._journal.add(lines)
@@ -146,7 +148,7 @@ class Ledger:
         return files | {"failures": dict(kinds), "examples": examples, "folders": by_folder.folders}
 
     def download_speed(self) -> float | None:
-        """Bytes a second of one download, over all that have ended well."""
+        """Bytes a second of one download: the mean of all that succeeded."""
         total = seconds = 0.0
         for line in self._journal.lines():
             attempt = json.loads(line.partition(b"\t")[2])
@@ -164,7 +166,7 @@ class Ledger:
         self.storage.write(f"{self.folder}/sealed", identity.encode())
 
     def note_driver(self) -> None:
-        """Who fetched last; a worker that does not find the note does not see this root."""
+        """Notes the process that fetches; a worker that does not find the note does not see this root."""
         self.storage.write(f"{self.folder}/driver", f"{socket.gethostname()} {os.getpid()}\n".encode())
 
     @property
@@ -172,8 +174,8 @@ class Ledger:
         return self.storage.size(f"{self.folder}/driver") is not None
 
     def lose(self, paths: list[str]) -> None:
-        """Their bytes are damaged: they are fetched again before the next seal, which build then makes."""
-        self.add([Attempt.damaged(path) for path in paths])
+        """Marks files whose bytes are damaged: the next build fetches and seals them again."""
+        self.add([FetchAttempt.damaged(path) for path in paths])
         self.storage.delete(f"{self.folder}/sealed")
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
-from pipelines.fetching.ledger import FOLDERS, Ledger, State
+from pipelines.fetching.ledger import FOLDERS, Ledger
 from xmodal.corpora import Source
 from xmodal.errors import UserError
 from xmodal.root.identity import fingerprint
@@ -51,13 +51,10 @@ def _lock_lines(ledger: Ledger, sources: list[Source]) -> Iterator[bytes]:
     for source in sources:
         while state is not None and state.path < source.path:
             state = next(states, None)
-        yield _locked(source, state if state is not None and state.path == source.path else None).line()
-
-
-def _locked(source: Source, state: State | None) -> Locked:
-    if state is None or not state.provides(source):
-        return Locked(source.path)
-    return Locked(source.path, state.size, state.sha256)
+        if state is not None and state.path == source.path and state.provides(source):
+            yield Locked(source.path, state.size, state.sha256).line()
+        else:
+            yield Locked(source.path).line()
 
 
 def _plan(config: Sealed, inputs: Inputs) -> Iterator[tuple[str, None]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.typed_settings import apply, nearest, parse_settings
 from xmodal import models
 from xmodal.errors import UserError
@@ -130,7 +130,7 @@ def train(recipe: Recipe, root: str, run: Path, **circumstances: Any) -> dict[st
     """`circumstances` are the keywords of `xmodal.training.fit.fit`."""
     from xmodal.training.fit import fit
 
-    outcome = fit(recipe, root, str(run), **{"progress": Progress()} | circumstances)
+    outcome = fit(recipe, root, str(run), **{"progress": ProgressLine()} | circumstances)
     return {"recipe": recipe.name, "root": root} | asdict(outcome)
 
 
@@ -150,10 +150,10 @@ def _train_showing(
     recipe: Recipe, root: str, run: Path, quiet: bool, circumstances: dict[str, Any], said: str
 ) -> dict[str, Any]:
     with open(said, "a", buffering=1) as stream:
-        return train(recipe, root, run, progress=Progress(stream, quiet), **circumstances)
+        return train(recipe, root, run, progress=ProgressLine(stream, quiet), **circumstances)
 
 
-def evaluate(run: Path, root: str, split: str | None, device: str, progress: Progress, **asked: Any) -> Any:
+def evaluate(run: Path, root: str, split: str | None, device: str, progress: ProgressLine, **asked: Any) -> Any:
     """Evaluates a run on a split of its corpus (default: the test split beside that of its training).
 
     `asked` are `distance` and `extended` of `xmodal.evaluation.run_metrics.evaluate`.
@@ -216,7 +216,7 @@ def _test_split(recipe: Recipe) -> str:
 
 
 def look(
-    run: Path, root: str, split: str | None, device: str, progress: Progress, folder: Path | None, **some: Any
+    run: Path, root: str, split: str | None, device: str, progress: ProgressLine, folder: Path | None, **some: Any
 ) -> dict[str, Any]:
     """Pictures of attention in a folder, `some` being `items` or `first` of
     `xmodal.evaluation.attention_pictures.draw`; or else probes."""
@@ -234,7 +234,7 @@ def look_at_clips(
     corpus: str,
     root: str,
     folder: Path,
-    progress: Progress,
+    progress: ProgressLine,
     *,
     items: Sequence[str] = (),
     first: int = 8,

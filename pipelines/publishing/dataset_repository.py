@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipelines import stages
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import FOLDERS
 from pipelines.publishing.dataset_card import fill_card, read_card
 from pipelines.publishing.hub_tables import CURE, ROWS, DatasetConfig, describe, read_ids, write_captions, write_index
@@ -56,14 +56,14 @@ class Copy:
 
 
 def publish(
-    corpus: Corpus, root_storage: Storage, out: Path, features: list[Output], progress: Progress | None = None
+    corpus: Corpus, root_storage: Storage, out: Path, features: list[Output], progress: ProgressLine | None = None
 ) -> dict[str, Any]:
     """Fills `out`, or replaces what was published there; says the rows of each config, and what was withheld."""
     out, card = out.resolve(), read_card(corpus)
     _refuse_what_is_not_ours(out)
     publication = _publication(corpus, root_storage, features)
     with _put_in_place(out) as target:
-        _copy_all(list(_copies(publication, root_storage)), target, out, progress or Progress(quiet=True))
+        _copy_all(list(_copies(publication, root_storage)), target, out, progress or ProgressLine(quiet=True))
         configs = [*_write_captions(publication, target), *_write_features(publication, target)]
         described = [describe(config, target) for config in configs]
         target.write("README.md", fill_card(card, publication, configs, described).encode())
@@ -225,7 +225,7 @@ def _copies(publication: Publication, storage: Storage) -> Iterator[Copy]:
                 yield Copy(f"media/{locked.path}", blob, locked.size, locked.sha256)
 
 
-def _copy_all(copies: list[Copy], target: LocalStorage, out: Path, progress: Progress) -> None:
+def _copy_all(copies: list[Copy], target: LocalStorage, out: Path, progress: ProgressLine) -> None:
     needed, free = sum(copy.size for copy in copies), target.free_bytes()
     if free is not None and free < needed:
         raise UserError(f"{out} needs {needed:,} bytes and its disk has {free:,} free: make room, or take another disk")

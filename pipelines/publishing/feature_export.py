@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from xmodal.errors import UserError
 from xmodal.features.foreign_formats import BLOCK, COPIES, HDF5, open_hdf5, read_ids, refuse_twice
 from xmodal.features.frame_store import clips_file
@@ -26,7 +26,13 @@ Tick = Callable[[int], None]
 
 
 def export_features(
-    features: str, out: Path, array: str | None, ids: Path | None, split: str | None, corpus: str | None, show: Progress
+    features: str,
+    out: Path,
+    array: str | None,
+    ids: Path | None,
+    split: str | None,
+    corpus: str | None,
+    show: ProgressLine,
 ) -> dict[str, Any]:
     """Features as the name of `out` says: x.npy, x.h5, x.tar, or a folder with an npz an item; absent ones left out.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipelines import stages
 from pipelines.engine.building import Runner, build
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
@@ -35,7 +35,7 @@ GIVEN = {"given": True}
 
 @dataclass(frozen=True)
 class ImportConfig:
-    """What decides an import: the sha256 of the source, which of its arrays, whose its rows are, and the layout."""
+    """An import is decided by the source's sha256, the array, the ids of its rows, and the layout."""
 
     source: str = field(default="", metadata=GIVEN)
     key: str | None = field(default=None, metadata=GIVEN)
@@ -54,7 +54,7 @@ class ImportConfig:
 
 
 def import_features(
-    storage: Storage, name: str, source: Source, settings: Sequence[str], run: Runner, progress: Progress
+    storage: Storage, name: str, source: Source, settings: Sequence[str], run: Runner, progress: ProgressLine
 ) -> dict[str, Any]:
     """Brings the output of stage `name` that holds a source's features up to date, and says what it is."""
     _refuse_name(storage, name)
@@ -73,7 +73,7 @@ def import_features(
     return about | {"dtype": spec.dtype, "source_dtype": source.dtype, "copies": source.copies}
 
 
-def imported(name: str, source: Source, spec: FeatureSpec, progress: Progress) -> Stage[ImportConfig, Any]:
+def imported(name: str, source: Source, spec: FeatureSpec, progress: ProgressLine) -> Stage[ImportConfig, Any]:
     seen = _stamp(source)
     lengths = (spec.chunk_rows, spec.shard_rows, spec.shard_items if spec.ragged else None)
     layout = (spec.row_shape, spec.dtype, spec.ragged, *lengths)
@@ -118,7 +118,7 @@ def _refuse_name(storage: Storage, name: str) -> None:
 
 
 def _stamp(source: Source) -> str:
-    """What is different when a source was changed, for much less than its sha256."""
+    """A fingerprint that changes when a source is written to, for much less than its sha256."""
     try:
         stats = [os.stat(file) for file in source.files]
     except FileNotFoundError as error:
@@ -127,8 +127,8 @@ def _stamp(source: Source) -> str:
     return fingerprint([(found.st_size, found.st_mtime_ns) for found in stats])
 
 
-def _sha256(source: Source, progress: Progress) -> str:
-    """Of a source's file, or of those of all its files, in their order."""
+def _sha256(source: Source, progress: ProgressLine) -> str:
+    """The sha256 of a source's file, or a fingerprint of those of all its files, in their order."""
     found = []
     total = sum(os.path.getsize(file) for file in source.files)
     with progress.over("sha256", total=total, unit="bytes") as tick:

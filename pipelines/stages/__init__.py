@@ -27,7 +27,7 @@ Pairs = tuple[tuple[str, str], ...]  # id and media of each item, in order of th
 
 @dataclass(frozen=True)
 class Needs:
-    """What a stage is made from; everything in it is finished."""
+    """The inputs of a stage; everything in them is finished."""
 
     outputs: Mapping[str, Output] = field(default_factory=dict)  # by the names in `StageKind.needs`
     files: Mapping[str, Path] = field(default_factory=dict)  # those of `StageKind.files` that the user gave
@@ -62,7 +62,8 @@ class StageKind:
         None  # refuses, before anything is fetched, what must fail
     )
     also: tuple[str, ...] = ()  # folders of further stages, which it builds for itself
-    small: Mapping[str, Any] = field(default_factory=dict)  # settings by which tests build it of a few tiny items
+    small: Mapping[str, Any] = field(default_factory=dict)  # settings by which every test builds it of tiny items
+    small_files: Mapping[str, bytes] = field(default_factory=dict)  # and such files, where it needs some
     make: Callable[[Any, Needs], Stage[Any, Any]] = _not_loaded
 
 

@@ -39,7 +39,7 @@ C = TypeVar("C", bound=ItemRows)
 
 @dataclass(frozen=True, eq=False)
 class PictureExtractor:
-    """What a worker opens: how it sees a picture, and the rows it makes of a batch of pictures."""
+    """Loaded once a worker: decodes one picture, and turns a batch of decoded pictures into rows."""
 
     see: Callable[[bytes, Cut], NDArray[Any]]  # raises UnreadableImage
     rows: Callable[[NDArray[Any]], NDArray[Any]]

@@ -30,7 +30,7 @@ SAMPLES = 29  # of a clip of 3.6 seconds, sampled as by default: to make plans w
 
 @dataclass(frozen=True)
 class ClipsConfig(ResNet):
-    """As of the resnet stage; a shard's length, too, may change the last bits."""
+    """The network is set as for the resnet stage; a shard's length, too, may change the last bits."""
 
     output: Literal["grid", "pooled"] = "pooled"
     items_per_shard: int = 64
@@ -38,7 +38,7 @@ class ClipsConfig(ResNet):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.output != "pooled":
-            raise ValueError("of a frame of a clip there is one row: its output is pooled")
+            raise ValueError("a frame of a clip has one row: its output is pooled")
         _ = self.spec  # refuses a length that the array cannot have
 
     @property

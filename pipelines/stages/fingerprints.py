@@ -1,4 +1,4 @@
-"""The fingerprints stage: of every medium of a set its sha256 and its looks, by which copies are found.
+"""The fingerprints stage: the sha256 and the looks of every medium of a set, by which copies are found.
 
 Media are known by their paths, so that corpora which list the same ones share the output. One that is absent has no
 row; one that does not decode, as all video, has its sha256 alone; both are failures with their reasons. A flat picture

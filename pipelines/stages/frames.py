@@ -1,9 +1,10 @@
-"""The frames stage: of every clip what is on the screen at 8 moments of a second, each picture once, as JPEGs.
+"""The frames stage: the pictures that every clip shows at 8 moments of a second, each picture once, as JPEGs.
 
-An item of the ragged array is a clip: its JPEGs, one behind the other. Beside it each unit has a table of its clips,
-`clips/<shard>.parquet`: how long each JPEG is, when each frame begins, which one each sample is, and what the clip was
-found to be. A clip that is absent, or that gives no frames, has a row there too, and is a failure of the unit, by its
-status. How long each took, and at which attempt, is in a journal under the output's `_runs/`, outside of its promise.
+An item of the ragged array is a clip: its JPEGs, one behind the other. Each unit also writes a table of its clips,
+`clips/<shard>.parquet`: the length of each JPEG, the time at which each frame begins, the frame of each sample, and
+facts about the file. A clip that is absent, or that gives no frames, has a row there too, and is a failure of the unit,
+by its status. A journal under the output's `_runs/`, which need not be reproducible, has the time and the attempts that
+each clip took.
 
 Frames are the media over again: they are never published as features.
 """
@@ -145,7 +146,7 @@ def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
 
 
 class _Clips:
-    """Those of one unit: what was found of each as a row, and how it went as a note."""
+    """The clips of one unit: a row of facts for each, and a note of how long it took."""
 
     def __init__(self, archives: Archives, sampler: Killable, most_bytes: int, sink: Sink) -> None:
         self._archives, self._sampler, self._most_bytes, self._sink = archives, sampler, most_bytes, sink
@@ -153,7 +154,7 @@ class _Clips:
         self._notes: list[dict[str, Any]] = []
 
     def take(self, id: str, media: str) -> NDArray[np.uint8]:
-        """All JPEGs of a clip; of one that has none, nothing."""
+        """All JPEGs of a clip; an empty array where it has none."""
         try:
             data = self._archives.read(media, self._most_bytes)
         except MissingMedia as missing:

@@ -1,7 +1,7 @@
-"""The plausible stage: which sets of labels of a corpus are near each other (xmodal/metrics/plausible_matches.py
-says what that means).
+"""The plausible stage: pairs of label sets of a corpus that are near each other (as xmodal/metrics/plausible_matches.py
+defines it).
 
-The index is one unit, every stretch of sets another; each worker holds the sets themselves, of COCO less than 1 MB.
+The index is one unit, every range of sets another; each worker holds the sets themselves, less than 1 MB for COCO.
 """
 
 from collections import defaultdict

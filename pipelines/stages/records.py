@@ -23,7 +23,7 @@ LATEST = 1 << 16  # ids of regions that are kept as they are
 
 @dataclass(frozen=True)
 class RecordsConfig:
-    """`drawn` is the corpus', as who, val and test: readers of records know no more of a corpus than is said here."""
+    """Facts about the corpus for readers of records; `drawn` says who drew splits, with sizes of val and test."""
 
     corpus: str = field(default="", metadata={"given": True})
     corpus_version: int = field(default=0, metadata={"given": True})
@@ -76,7 +76,7 @@ def _open(corpus: Corpus, config: RecordsConfig, inputs: Inputs) -> Callable[[Fi
 
 
 def check_counts(corpus: Corpus, counts: Counts) -> None:
-    """What a full parse gave against what the corpus says it gives."""
+    """Refuses a full parse that gave other counts than the corpus says it must."""
     for name, expected in corpus.counts.items():
         if counts.get(name, 0) != expected:
             raise UserError(
@@ -121,7 +121,7 @@ class Census:
     def counts(self) -> dict[str, int]:
         """`items:karpathy/val`, `captions:karpathy/val`, `captions[:5]:karpathy/val`, `items without captions`.
 
-        Of what is odd, `odd: caption without picture: left out`.
+        Oddities are counted too: `odd: caption without picture: left out`.
         """
         self._refuse_twice(self._regions.twice())
         self._known(self._captions, self._items, "a caption names item")

@@ -37,7 +37,7 @@ Entry = tuple[str, int]  # a word and how often it occurs
 
 @dataclass(frozen=True)
 class Counted:
-    """Which captions, as of a `View`, and how they become words. Without a split it is the one to train on."""
+    """The captions to count, as by a `View`, and how they become words; the split defaults to the training one."""
 
     split: str = ""
     captions_per_item: int | None = None
@@ -114,7 +114,7 @@ def _open_counting(config: Counted, inputs: Inputs) -> Callable[[RowGroup, Sink]
 
 
 def _captions(records: Output, rows: RowGroup, config: Counted, items: pa.Array) -> list[str]:
-    """Of one row group alone: the whole table may be larger than memory."""
+    """The captions of one row group: the whole table may be larger than memory."""
     with records.open("captions.parquet") as file:
         columns = ["item", "position", "text", "source"]
         table = pq.ParquetFile(file).read_row_group(rows.number, columns, use_threads=False)

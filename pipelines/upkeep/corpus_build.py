@@ -23,10 +23,11 @@ from xmodal.root.outputs import TRUNCATED, Output, directories
 from xmodal.root.sealed_sets import read_lock, use_records
 
 PARTS: dict[str, Part] = {folder: part for part, folder in FOLDERS.items()}
-NAMES = {"image": "pictures", "clip": "clips"}
 
 
 class CorpusBuild:
+    """Ends with the command: the next one looks at everything anew."""
+
     def __init__(self, options: BuildOptions, corpus: Corpus) -> None:
         self.options, self.corpus = options, corpus
         self.files = CorpusFiles(options, corpus)
@@ -117,7 +118,7 @@ class CorpusBuild:
 
 
 def stages_of(corpus: Corpus) -> list[str]:
-    """What can be built of it, by what its items and labels are."""
+    """The names of all that can be built of a corpus, by the kinds of its items and labels."""
     kinds = {kind.name: kind.of for kind in stages.all()}
     return [name for name in stages.targets() if kinds.get(name) in (None, *corpus.kinds)]
 

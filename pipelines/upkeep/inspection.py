@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pipelines.engine.building import Totals
 from pipelines.engine.commits import Commits
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import FOLDERS, ledgers
 from xmodal.corpora import Part
 from xmodal.errors import UserError
@@ -90,7 +90,7 @@ class Damage:
     problem: str
 
 
-def verify(storage: Storage, progress: Progress) -> tuple[int, list[Damage]]:
+def verify(storage: Storage, progress: ProgressLine) -> tuple[int, list[Damage]]:
     """Reads every byte of every finished output and sealed set; gives how many files it read, and the damage.
 
     Unfinished outputs are not read, but for their description: a build that goes on checks the rest itself.

@@ -1,4 +1,4 @@
-"""What a build would do, before anything runs: requests, bytes, disk, time, and what is done already."""
+"""Plans a build before anything runs: requests, bytes, disk, time, and what is done already."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -26,17 +26,14 @@ def plan(targets: Iterable[tuple[CorpusBuild, Sequence[str]]]) -> list[dict[str,
             if (name, of) in seen or (name not in named and work.finished(name)):
                 continue
             seen.add((name, of))
-            rows.append({"corpus": work.corpus.name, "stage": name} | _row(work, name))
+            row = _files(work, PARTS[name]) if name in FILE_SETS else _units(work, name)
+            rows.append({"corpus": work.corpus.name, "stage": name} | row)
     return rows
 
 
-def _row(work: CorpusBuild, name: str) -> dict[str, Any]:
-    if name == "media" and work.corpus.media and not work.finished("sources"):
-        return {"waits_for": "sources"}  # the annotations list the media
-    return _files(work, PARTS[name]) if name in FILE_SETS else _units(work, name)
-
-
 def _files(work: CorpusBuild, part: Part) -> dict[str, Any]:
+    if part == "media" and work.corpus.media and not work.finished("sources"):
+        return {"waits_for": "sources"}  # the annotations list the media
     files = work.files.of(part)
     states, raw = files.states(), work.files.raw_folder(part)
     left = [source for source in files.sources if source.path not in states or not states[source.path].provides(source)]

@@ -1,10 +1,9 @@
-"""`xmodal retry` of what is made of files: units with failures that another try may be spared are made again.
+"""Retries units of a stage with failures that another try may be spared, such as clips that took too long.
 
-A clip that took too long on a busy machine has failed for good otherwise: its unit is committed. What was made of such
-an output is unfinished from then on; the next build of it makes again just the units that read what has changed.
+Otherwise such a failure is for good: its unit is committed. Outputs that were made of the retried one are unfinished
+from then on; the next build of them makes again just the units that read what has changed.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 from pipelines import stages
@@ -13,7 +12,7 @@ from pipelines.engine.commits import Commits
 from pipelines.stages import FILE_SETS
 from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal.errors import UserError
-from xmodal.root.outputs import Output, Unit, directories
+from xmodal.root.outputs import Output, directories
 from xmodal.root.selection import made_from
 
 
@@ -29,7 +28,9 @@ def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[s
     if kind and kind not in stage.passing:
         raise UserError(f"{kind} is for good: another try of {target} may be spared {', '.join(stage.passing)}")
     commits = Commits(options.storage, stage.folder)
-    tried = _failed(commits.units(loose=True), (kind,) if kind else stage.passing)  # also those that a kill left half
+    kinds = (kind,) if kind else stage.passing
+    units = commits.units(loose=True)  # also those that a kill left half
+    tried = {(row, unit.name) for unit in units for row, failed, _ in unit.failures if failed in kinds}
     commits.adopt()
     made = _unfinish_what_is_made_of(Output(options.storage, stage.folder)) if tried else []
     if tried:
@@ -40,13 +41,8 @@ def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[s
     return {"tried": len(rows), "recovered": len(rows - failed), "path": again.where, "unfinished": made}
 
 
-def _failed(units: Iterable[Unit], kinds: tuple[str, ...]) -> set[tuple[str, str]]:
-    """Rows that failed so, each with its unit."""
-    return {(row, unit.name) for unit in units for row, kind, _ in unit.failures if kind in kinds}
-
-
 def _unfinish_what_is_made_of(output: Output) -> list[str]:
-    """Before anything changes, so that whenever this is killed nothing that is finished is of what is no more."""
+    """Called before anything changes, so that a kill never leaves a finished output of inputs that are gone."""
     found = []
     for made in directories(output.storage):
         source = made_from(made, output.stage)

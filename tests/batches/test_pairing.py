@@ -10,7 +10,7 @@ import torch
 import xmodal
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.papers.recipe_runs import evaluate, recipe_with, recipes
 from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.publishers import cub, cuhk_pedes
@@ -38,7 +38,7 @@ RESNET = {
     "resnet.crop": 64,
     "resnet.rows_per_shard": 128,
 }
-QUIET = Progress(quiet=True)
+QUIET = ProgressLine(quiet=True)
 ONCE = (Phase(1, Optimiser("adamp", 1e-3, clip_norm=2.0), PCME_CUB.phases[0].weights, sampler=OnePerClass()),)
 FOLDS = [("pcme/train", "pcme/val"), *((f"xian{fold}/train", f"xian{fold}/val") for fold in (1, 2, 3))]
 

@@ -18,6 +18,7 @@ from pipelines.fetching import corpus_files, sealing
 from pipelines.stages._media import checksums
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.benchmarks.measured import Bar, Measured
+from tests.made import small
 from xmodal.root.storage import open_storage
 
 BARS = {"stage_resolutions": Bar(maximum=1)}
@@ -46,8 +47,7 @@ def resolutions(folder: Path) -> Counter[str]:
         counted["annotations parsed"] += 1
         return parse(raw)
 
-    settings = {f"{TARGET}.{name}": value for name, value in stages.load(TARGET).small.items()}
-    options = BuildOptions(open_storage(str(folder / "root")), raw=folder / "publisher", settings=settings)
+    options = BuildOptions(open_storage(str(folder / "root")), raw=folder / "publisher", **small(folder))
     watched: dict[CodeType, Callable[[FrameType], str]] = {
         kind.make.__code__: lambda frame, name=kind.name: f"stage {name} made"  # type: ignore[misc]
         for kind in stages.all()

@@ -648,7 +648,7 @@ def test_a_corpus_of_ours_that_a_file_changed_is_found_too(tmp_path: Path) -> No
     [
         ([str(MINE), "--distance", "40"], "a distance is 0 to 12 of 64 bits, not 40"),
         ([str(MINE), "--clean", "karpathy/test"], "pictures has no split 'karpathy/test'; there are: train, val"),
-        (["cocoa"], "no corpus 'cocoa' .did you mean coco.*; there are: "),
+        (["cocoa"], "no corpus 'cocoa'; did you mean coco?"),
         (["coco"], "coco has no fingerprints"),
     ],
 )

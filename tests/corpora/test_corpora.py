@@ -20,6 +20,7 @@ from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
 from pipelines.publishing.dataset_card import CARDS
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
+from tests.made import small
 from xmodal import corpora
 from xmodal.corpora import Corpus, load
 from xmodal.errors import UserError
@@ -143,7 +144,7 @@ def test_every_stage_that_needs_no_network_works_on_it(written: tuple[Corpus, Pa
 
 WITHOUT_WEIGHTS = [
     kind.name for kind in stages.all() if "weights" not in kind.files and kind.name not in stages.DATA
-]  # nobody has weights without a network
+]  # those with weights take long
 
 
 @pytest.mark.parametrize("stage", WITHOUT_WEIGHTS)
@@ -157,11 +158,10 @@ def test_a_stage_works_on_it_or_says_what_it_has_not(stage: str, written: tuple[
         "human captions": any(isinstance(row, Caption) and row.source == "human" for row in found),
     }
     training = min(row.name for row in found if isinstance(row, Split) and row.name.endswith("/train"))
-    chosen: dict[str, object] = {}
-    for kind in stages.all():
-        own = {**kind.small} | ({"split": training} if hasattr(kind.config(), "split") else {})
-        chosen |= {f"{kind.name}.{name}": value for name, value in own.items()}
-    options = BuildOptions(open_storage(str(tmp_path)), raw=folder, settings=chosen)
+    splits = {f"{kind.name}.split": training for kind in stages.all() if hasattr(kind.config(), "split")}
+    given = small(tmp_path)
+    storage = open_storage(str(tmp_path / "root"))
+    options = BuildOptions(storage, raw=folder, settings=given["settings"] | splits, files=given["files"])
     needed = {"image": "pictures", "clip": "clips", "category": "labels of kind category"}.get(
         stages.load(stage).of or "", ""
     )

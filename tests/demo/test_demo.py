@@ -15,7 +15,7 @@ from pipelines.demo import coco
 from pipelines.demo.run import demo, learned, recipes, shows
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.papers import recipe_runs
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.conftest import tree_digest
@@ -81,7 +81,7 @@ def test_recall_on_scenes_that_were_not_trained_on_is_far_above_chance(seed: int
     settings = {"resnet.network": "resnet18", "resnet.weights": f"random:{seed}"} | TINY
     site = BuildOptions(open_storage(str(root)), raw=raw, settings=settings)
     build_stages(CorpusBuild(site, corpus), ["records", "resnet"])
-    quiet = Progress(quiet=True)
+    quiet = ProgressLine(quiet=True)
     recipe_runs.train(recipes()[0], str(root), tmp_path / "run", threads=1, progress=quiet)
     report = recipe_runs.evaluate(tmp_path / "run", str(root), "karpathy/test", "cpu", quiet)
     scores = report.scores["all"]

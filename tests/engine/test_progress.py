@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines.engine import progress_line
-from pipelines.engine.progress_line import Progress, duration
+from pipelines.engine.progress_line import ProgressLine, duration
 
 
 class Log(io.StringIO):
@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def run(stream: io.StringIO, clock: Clock, ticks: int, seconds: float, total: int, done: int = 0) -> list[str]:
     """`ticks` units of `seconds` each; the lines that were written."""
-    with Progress(stream).over("fetch", total, done, unit="files") as tick:
+    with ProgressLine(stream).over("fetch", total, done, unit="files") as tick:
         for _ in range(ticks):
             clock.now += seconds
             tick(1)
@@ -95,7 +95,7 @@ def test_a_slow_rate_is_told_by_the_minute(clock: Clock) -> None:
 
 def test_a_part_that_fails_is_shown_as_far_as_it_came(clock: Clock) -> None:
     log = Log()
-    with suppress(ConnectionError), Progress(log).over("parse", 5) as tick:
+    with suppress(ConnectionError), ProgressLine(log).over("parse", 5) as tick:
         clock.now += 1
         tick(2)
         raise ConnectionError
@@ -114,7 +114,7 @@ def test_it_is_not_done_before_it_is_done(clock: Clock) -> None:
 
 def test_quiet_is_quiet(clock: Clock) -> None:
     log = Log()
-    quiet = Progress(log, quiet=True)
+    quiet = ProgressLine(log, quiet=True)
     quiet.say("hello")
     with quiet.over("parse", 1) as tick:
         clock.now += 60
@@ -123,7 +123,7 @@ def test_quiet_is_quiet(clock: Clock) -> None:
 
 
 def test_without_a_stream_it_goes_to_stderr(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress().over("parse", 1) as tick:
+    with ProgressLine().over("parse", 1) as tick:
         tick(1)
     said = capsys.readouterr()
     assert said.out == ""

@@ -21,7 +21,7 @@ import xmodal
 from pipelines import stages
 from pipelines.cli import main
 from pipelines.engine.building import build, serial
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.publishing.feature_export import export_features
 from pipelines.publishing.feature_import import import_features
 from tests.commands.test_cli import Said
@@ -36,7 +36,7 @@ from xmodal.root.storage import open_storage
 
 h5py = pytest.importorskip("h5py")
 
-QUIET = Progress(quiet=True)
+QUIET = ProgressLine(quiet=True)
 FORMATS = ("x.npy", "x.h5", "x.tar", "folder")
 IDS = [f"i{n:05d}" for n in range(Arrays().items) if n != 99]  # that one is absent
 

@@ -22,7 +22,7 @@ import pytest
 from pipelines.demo.server import Behaviour, Request, Server, serve
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import serial
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.download import downloaded
 from pipelines.fetching.fetcher import RawFolder, fetch, unpacked
 from pipelines.fetching.ledger import Ledger, State
@@ -86,7 +86,7 @@ def fetched(root: str, *sources: Source, raw: Path | None = None) -> dict[str, S
     storage = open_storage(root)
     folder = RawFolder(raw, list(sources)) if raw else None
     ledger = Ledger(storage, "annotations", "toy")
-    fetch(ledger, list(sources), folder, serial, Progress(quiet=True))
+    fetch(ledger, list(sources), folder, serial, ProgressLine(quiet=True))
     return {state.path: state for state in ledger.states()}
 
 
@@ -205,7 +205,7 @@ def test_an_archive_that_is_damaged_ends_nothing_where_its_files_are_elsewhere(
         archive.writestr("in/b.txt", BODY)
     with publisher(tmp_path) as server:
         corpus = toy(Source("a.bin", f"{server.url}/a.bin"), Source("b.txt", how="ask"))
-        sealed = CorpusBuild(BuildOptions(open_storage(root), raw=raw, progress=Progress(said)), corpus).build(
+        sealed = CorpusBuild(BuildOptions(open_storage(root), raw=raw, progress=ProgressLine(said)), corpus).build(
             "sources"
         )
     assert sealed.totals["counts"] == {"absent": 0, "present": 2}

@@ -16,9 +16,9 @@ import pytest
 
 from pipelines.demo.server import Behaviour, Server, serve
 from pipelines.engine.build_options import BuildOptions
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.corpus_files import CorpusFiles, FileSet
-from pipelines.fetching.ledger import Attempt, Ledger, State
+from pipelines.fetching.ledger import FetchAttempt, Ledger, State
 from pipelines.upkeep.corpus_build import CorpusBuild
 from pipelines.upkeep.inspection import forget, verify
 from tests.conftest import tree_digest
@@ -110,7 +110,7 @@ def lock_bytes(sealed: Output) -> bytes:
 
 
 def damage_of(site: BuildOptions) -> list[str]:
-    return [f"{found.file}: {found.problem}" for found in verify(site.storage, Progress(quiet=True))[1]]
+    return [f"{found.file}: {found.problem}" for found in verify(site.storage, ProgressLine(quiet=True))[1]]
 
 
 class Parses:
@@ -130,12 +130,12 @@ class Parses:
 
 # ---------------------------------------------------------------------------------------------------- sums of attempts
 
-OK, LATER_OK = Attempt("a", "ok", 10.0, 1.0, 5, "f" * 64), Attempt("a", "ok", 40.0, 1.0, 6, "e" * 64)
+OK, LATER_OK = FetchAttempt("a", "ok", 10.0, 1.0, 5, "f" * 64), FetchAttempt("a", "ok", 40.0, 1.0, 6, "e" * 64)
 EARLIER, LATER = (
-    Attempt("a", "failed", 5.0, 1.0, kind="http_503", reason="busy"),
-    Attempt("a", "failed", 20.0, 1.0, kind="timeout", reason="slow"),
+    FetchAttempt("a", "failed", 5.0, 1.0, kind="http_503", reason="busy"),
+    FetchAttempt("a", "failed", 20.0, 1.0, kind="timeout", reason="slow"),
 )
-DAMAGED = replace(Attempt.damaged("a"), at=30.0)
+DAMAGED = replace(FetchAttempt.damaged("a"), at=30.0)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ DAMAGED = replace(Attempt.damaged("a"), at=30.0)
     ],
 )
 def test_a_success_stays_one_unless_its_bytes_are_lost_in_whatever_order_the_news_comes(
-    attempts: list[Attempt], status: str, kind: str, size: int, tmp_path: Path
+    attempts: list[FetchAttempt], status: str, kind: str, size: int, tmp_path: Path
 ) -> None:
     for number, order in enumerate(permutations(attempts)):
         ledger = Ledger(open_storage(f"{tmp_path}/{number % 5}"), "media", f"toy{number}")
@@ -456,7 +456,7 @@ def test_lost_bytes_are_fetched_again_however_many_sets_share_them(site: BuildOp
         CorpusFiles(site, publisher.corpus).reseal()
         publisher.asked()
         _damage_blob(site, _sha256(CorpusBuild(site, publisher.corpus).build("media"), "pictures/p007.jpg"))
-        forget(site.storage, verify(site.storage, Progress(quiet=True))[1])
+        forget(site.storage, verify(site.storage, ProgressLine(quiet=True))[1])
         CorpusFiles(site, publisher.corpus).retry()
         assert "pictures/p007.jpg" in publisher.asked()
         assert damage_of(site) == []
@@ -469,7 +469,7 @@ def test_bytes_that_two_corpora_share_are_fetched_again_for_either(site: BuildOp
     for corpus in (one, other):
         publisher.asked()
         _damage_blob(site, lost)
-        forget(site.storage, verify(site.storage, Progress(quiet=True))[1])
+        forget(site.storage, verify(site.storage, ProgressLine(quiet=True))[1])
         CorpusFiles(site, corpus).retry()
         assert publisher.asked() == ["captions.tsv"]
         assert damage_of(site) == []

@@ -19,7 +19,7 @@ from pipelines.commands import reproduce as reproduce_command
 from pipelines.demo import coco, mrw, tgif
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.papers import recipe_runs
 from pipelines.papers.experiments import (
     Available,
@@ -351,7 +351,7 @@ def test_a_table_is_trained_evaluated_and_found_finished_the_second_time(tmp_pat
     )
     table = Experiment("pvse", "Table 9", "toys", ("i2t R@1", "t2i Med R", "rsum"), rows, ("pictures",))
     known = replace(ALL, recipes=recipe_runs.recipes(), corpora=frozenset({"pictures"}))
-    circumstances = {"device": "cpu", "progress": Progress(quiet=True)}
+    circumstances = {"device": "cpu", "progress": ProgressLine(quiet=True)}
     found = run(table, known, root, runs, **circumstances)
     (folder,) = runs.iterdir()
     assert (folder / "best.pt").is_file()
@@ -359,7 +359,7 @@ def test_a_table_is_trained_evaluated_and_found_finished_the_second_time(tmp_pat
     assert first == second
     assert (another, quoted) == (None, None)
     assert first.keys() == {"i2t R@1", "t2i Med R", "rsum"}
-    report = recipe_runs.evaluate(folder, root, "toy/test", "cpu", Progress(quiet=True))
+    report = recipe_runs.evaluate(folder, root, "toy/test", "cpu", ProgressLine(quiet=True))
     assert first["rsum"] == pytest.approx(report.scores["all"].rsum)
     assert first["i2t R@1"] == report.scores["all"].visual_to_text["R@1"]
     assert first["t2i Med R"] == report.scores["all"].text_to_visual["Med R"]
@@ -376,7 +376,7 @@ def test_a_table_is_trained_evaluated_and_found_finished_the_second_time(tmp_pat
 def test_a_table_without_a_row_that_is_ready_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     table = replace(TINY, rows=(Row("a", "", "no-such-recipe"),))
     with pytest.raises(UserError, match="no row that can be run; not yet: no recipe no-such-recipe"):
-        run(table, ALL, str(tmp_path / "root"), tmp_path / "runs", device="cpu", progress=Progress(quiet=True))
+        run(table, ALL, str(tmp_path / "root"), tmp_path / "runs", device="cpu", progress=ProgressLine(quiet=True))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -390,7 +390,7 @@ STAGED = Available(
 )
 
 
-class Said(Progress):
+class Said(ProgressLine):
     def __init__(self) -> None:
         super().__init__(quiet=True)
         self.texts: list[str] = []
@@ -411,7 +411,7 @@ def test_a_row_with_vectors_and_a_phase_of_pictures_is_trained(tmp_path: Path) -
     assert (len(facts["vectors"]), bool(facts["pixels"])) == (64, True)
     about_features = [text for text in told.texts if "not by the resnet152 of pvse Table 9" in text]
     assert [text.partition(" is by ")[2].split()[0] for text in about_features] == ["resnet18"]
-    again = run(table, STAGED, root, tmp_path / "runs", device="cpu", progress=Progress(quiet=True))
+    again = run(table, STAGED, root, tmp_path / "runs", device="cpu", progress=ProgressLine(quiet=True))
     assert again == found
 
 
@@ -426,7 +426,7 @@ def test_what_any_row_misses_is_said_before_the_first_is_trained(tmp_path: Path)
     )
     table = Experiment("pvse", "Table 9", "toys", ("rsum",), rows, ("pictures",))
     with pytest.raises(UserError) as caught:
-        run(table, STAGED, root, tmp_path / "runs", device="cpu", progress=Progress(quiet=True))
+        run(table, STAGED, root, tmp_path / "runs", device="cpu", progress=ProgressLine(quiet=True))
     assert "nothing of pvse Table 9 is trained yet: " in str(caught.value)
     for lacking in (
         "pvse-coco starts its words from glove.840B.300d: give the file (--vectors FILE)",
@@ -436,7 +436,7 @@ def test_what_any_row_misses_is_said_before_the_first_is_trained(tmp_path: Path)
     ):
         assert str(caught.value).count(lacking) == 1, lacking
     assert not (tmp_path / "runs").exists()
-    circumstances = {"device": "cpu", "progress": Progress(quiet=True), "vectors": tmp_path / "no.txt"}
+    circumstances = {"device": "cpu", "progress": ProgressLine(quiet=True), "vectors": tmp_path / "no.txt"}
     with pytest.raises(UserError, match=r"no\.txt is no file"):
         run(replace(table, rows=rows[1:2]), STAGED, root, tmp_path / "runs", **circumstances)
 

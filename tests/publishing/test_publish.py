@@ -25,7 +25,7 @@ from pipelines.demo.coco import write
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.publishing.dataset_repository import feature_stores, publish
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
@@ -224,7 +224,7 @@ def test_a_card_for_another_licence_is_refused_before_anything_is_copied(built: 
     shown = io.StringIO()
     other = replace(built.corpus, licence="CC0")
     with pytest.raises(UserError, match=r"coco\.md is the card of a corpus whose licence is .*CC BY 4.0.*'CC0'"):
-        publish(other, built.storage, tmp_path / "out", built.features, Progress(shown))
+        publish(other, built.storage, tmp_path / "out", built.features, ProgressLine(shown))
     assert shown.getvalue() == ""
     assert list(tmp_path.iterdir()) == []
 
@@ -358,7 +358,7 @@ def test_the_licence_is_that_of_what_is_published(
 
 def test_files_copied_are_shown(built: Built, tmp_path: Path) -> None:
     shown = io.StringIO()
-    publish(built.corpus, built.storage, tmp_path / "out", built.features, Progress(shown))
+    publish(built.corpus, built.storage, tmp_path / "out", built.features, ProgressLine(shown))
     assert re.search(r"out: 6/6 files \(100 %\)", shown.getvalue())
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from pipelines.demo import mrw, tgif
 from pipelines.demo.world import World, scene
 from pipelines.engine.build_options import BuildOptions
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import Ledger
 from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.publishers.gulp import jpegs, write_chunk
@@ -147,7 +147,7 @@ def test_a_hostile_chunk_is_told_of_and_the_others_are_read(tmp_path: Path) -> N
     write_chunk(raw, 0, clips)
     write_chunk(raw, 1, clips[:3])
     (raw / "meta_1.gmeta").write_text("{")
-    CorpusBuild(BuildOptions(open_storage(str(tmp_path / "root")), raw=raw, progress=Progress(said)), corpus).build(
+    CorpusBuild(BuildOptions(open_storage(str(tmp_path / "root")), raw=raw, progress=ProgressLine(said)), corpus).build(
         "media"
     )
     assert not re.search("meta_1", said.getvalue())  # nothing was lacking any more
@@ -156,6 +156,6 @@ def test_a_hostile_chunk_is_told_of_and_the_others_are_read(tmp_path: Path) -> N
         UserError, match=r"meta_0\.gmeta: '\.\./\.\./x' is no id .* files without an address may be in it"
     ):
         CorpusBuild(
-            BuildOptions(open_storage(str(tmp_path / "other")), raw=raw, progress=Progress(said)),
+            BuildOptions(open_storage(str(tmp_path / "other")), raw=raw, progress=ProgressLine(said)),
             without_addresses(corpus),
         ).build("media")

@@ -13,7 +13,7 @@ import xmodal
 from pipelines import stages
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import serial
-from pipelines.engine.progress_line import Progress
+from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.typed_settings import parse_settings
 from pipelines.publishing.dataset_repository import feature_stores
 from pipelines.publishing.feature_import import import_features
@@ -22,6 +22,7 @@ from pipelines.upkeep.inspection import status
 from pipelines.upkeep.planning import plan
 from pipelines.upkeep.retries import retry_units
 from pipelines.upkeep.targets import parse_targets
+from tests.made import small
 from xmodal.corpora import Corpus, load
 from xmodal.errors import UserError
 from xmodal.features.foreign_formats import open_source
@@ -69,6 +70,8 @@ STAGE = StageKind(
     features=True,
     estimate=bytes_of_rows,
     check=check,
+    small={"side": 8},
+    small_files={"palette": b"\x02"},
 )
 BUSY = set()  # sides of pictures that fail now and may be read later
 
@@ -126,7 +129,9 @@ def published(tmp_path: Path) -> tuple[Corpus, Path]:
 
 def test_a_new_file_is_a_stage_of_every_command(folder: Path, published: tuple[Corpus, Path], tmp_path: Path) -> None:
     corpus, raw = published
-    (palette := tmp_path / "palette").write_bytes(b"\x02")
+    given = small(tmp_path)
+    assert given["settings"]["tints.side"] == 8
+    palette = given["files"]["palette"]
     settings = parse_settings(["tints.side=8"], stages.configs())
     assert settings == {"tints.side": 8}
     assert unread(settings, ["tints"]) == []
@@ -174,7 +179,7 @@ def test_a_new_file_is_a_stage_of_every_command(folder: Path, published: tuple[C
     np.save(tmp_path / "x.npy", np.zeros((2, 4), np.float32))
     (tmp_path / "x_ids.txt").write_text("a\nb\n")
     with pytest.raises(UserError, match="--name tints: that is the name of a stage"):
-        import_features(options.storage, "tints", open_source(tmp_path / "x.npy"), (), serial, Progress(quiet=True))
+        import_features(options.storage, "tints", open_source(tmp_path / "x.npy"), (), serial, ProgressLine(quiet=True))
 
 
 def test_a_corpus_without_its_kind_is_refused_before_anything_is_fetched(

@@ -22,6 +22,7 @@ from pipelines.engine.build_options import BuildOptions
 from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.clips import gif, numbered
 from tests.conftest import tree_digest
+from tests.made import small
 from xmodal.corpora import Corpus, load
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.store import FeatureStore
@@ -63,8 +64,7 @@ def digests(folder: Path) -> dict[str, dict[str, Any]]:
     """Version and digest of what every stage makes of the toy corpus."""
     raw = folder / "raw"
     _publish(raw)
-    settings = {f"{kind.name}.{name}": value for kind in stages.all() for name, value in kind.small.items()}
-    options = BuildOptions(open_storage(str(folder / "root")), raw=raw, settings=settings)
+    options = BuildOptions(open_storage(str(folder / "root")), raw=raw, **small(folder))
     corpus, moving = replace(load(str(CORPUS)), counts={}, kinds=frozenset()), _moving(options, folder)
     pictures = CorpusBuild(options, _with_categories(corpus))
     clips = CorpusBuild(moving, _of_clips(corpus))

@@ -21,11 +21,10 @@ from pipelines.upkeep.planning import plan
 from pipelines.upkeep.targets import parse_targets
 from tests.benchmarks.bench_house import resolutions
 from tests.conftest import tree_digest
+from tests.made import small
 from xmodal.corpora import load
 from xmodal.errors import UserError
 from xmodal.root.storage import LocalStorage, open_storage
-
-SETTINGS = {f"{kind.name}.{name}": value for kind in stages.all() for name, value in kind.small.items()}
 
 
 class ReadOnly(LocalStorage):
@@ -53,7 +52,7 @@ def test_media_that_a_table_lists_are_listed_once(tmp_path: Path) -> None:
     media, listed = corpus.media, list[int]()
     assert media is not None
     corpus = replace(corpus, media=lambda raw: listed.append(1) or media(raw))
-    options = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw", settings=SETTINGS)
+    options = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw", **small(tmp_path))
     build_stages(CorpusBuild(options, corpus), ["frames", "media", "fingerprints"])
     assert listed == [1]
 
@@ -87,7 +86,7 @@ def test_a_plan_counts_media_that_corpora_share_once(tmp_path: Path) -> None:
 
 def test_what_is_up_to_date_is_built_under_a_root_that_is_read_only(tmp_path: Path) -> None:
     corpus = coco.write(World(items=20, image_size=32), tmp_path / "raw")
-    options = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw", settings=SETTINGS)
+    options = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw", **small(tmp_path))
     names = [*stages.DATA, "pixels", "vocabulary"]
     made = build_stages(CorpusBuild(options, corpus), names)
     before = tree_digest(options.storage.url)
@@ -109,7 +108,7 @@ def test_rows_say_how_much_was_planned_and_is_absent(tmp_path: Path) -> None:
     present = len(list((tmp_path / "raw").rglob("*.gif"))) - 3
     for clip in gone:
         clip.unlink()
-    options = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw", settings=SETTINGS)
+    options = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw", **small(tmp_path))
     rows = {row["stage"]: row for row in build_stages(CorpusBuild(options, corpus), ["media", "frames", "records"])}
     assert rows["media"]["planned"] - rows["media"]["absent"] == present
     assert rows["frames"]["planned"] - rows["frames"]["absent"] == present
@@ -121,7 +120,7 @@ def test_rows_say_how_much_was_planned_and_is_absent(tmp_path: Path) -> None:
 def test_a_root_of_a_generated_publisher_is_built_on(tmp_path: Path) -> None:
     """As `xmodal build coco/vocabulary --root demo/root` does after `xmodal demo`."""
     corpus = coco.write(World(items=30, image_size=32), tmp_path / "publisher")
-    options = BuildOptions(open_storage(str(tmp_path / "root")), settings=SETTINGS)
+    options = BuildOptions(open_storage(str(tmp_path / "root")), **small(tmp_path))
     generated_publishers.remember(options.storage, corpus, tmp_path / "publisher")
     ((work, names),) = parse_targets(["coco/vocabulary"], options, {})
     (row,) = build_stages(work, names)

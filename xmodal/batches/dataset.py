@@ -1,9 +1,11 @@
 """A corpus under a root as a reader of features sees it: what is there, and of one view the rows and the words."""
 
+import json
 import shlex
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from xmodal.detection.boxes import merged
 from xmodal.errors import UserError
 from xmodal.features.opening import of_all
-from xmodal.features.store import GROUP as ARRAY
+from xmodal.features.store import GROUP as METADATA
 from xmodal.features.store import ROWS, FeatureStore
 from xmodal.metrics.plausible_matches import PlausibleMatches
 from xmodal.recipes import Tokens, View
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 
 USUAL_TOKENS = Tokens("nltk", minimum_count=4)
-MEDIA_ARRAYS = ("pixels", "frames")  # arrays of the media themselves, smaller, are named so: they are no features
+MEDIA_ARRAYS = {("pixels", "uint8"), ("frames", "uint8")}  # of the media themselves, smaller: no features
 SENTENCES = "sentences"  # the stage of captions as vectors, and its array, with a row a caption
 VOCABULARY, WORDS = "vocabulary", "vocabulary.txt"  # the stage that counts words, and its file
 
@@ -296,7 +298,7 @@ def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset
     """What is built of a corpus under a root; `identity` is of its records. Features of other media are left out."""
     records = choose(root, "records", identity, corpus=corpus)
     rows = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
-    made = (output for output in rows if not has_array(output, SENTENCES))
+    made = (output for output in rows if _first_array(output)[0] != SENTENCES)
     return Dataset(root, corpus, records, tuple(output for output in made if _may_be_of(output, records)))
 
 
@@ -308,14 +310,17 @@ def _may_be_of(features: Output, records: Output) -> bool:
         return True
 
 
-def has_array(output: Output, *names: str) -> bool:
-    """Whether it has an array of one of these names; this is known though its description may be damaged."""
-    return any(output.storage.size(f"{output.folder}/{name}/{ARRAY}") is not None for name in names)
+def _first_array(output: Output) -> tuple[str, str]:
+    """Its name and data type, as its metadata say, which may be known though other descriptions are damaged."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        name = json.loads(output.storage.read(f"{output.folder}/{METADATA}"))["attributes"]["features"][0]["name"]
+        return name, json.loads(output.storage.read(f"{output.folder}/{name}/{METADATA}"))["data_type"]
+    return "", ""
 
 
 def _is_meant(output: Output, features: str | None) -> bool:
     if features is None:
-        return not has_array(output, *MEDIA_ARRAYS)
+        return _first_array(output) not in MEDIA_ARRAYS
     return features in (*output.folder.split("/"), output.folder)
 
 
