@@ -45,7 +45,7 @@ exit codes:
   0    done
   1    could not be done; the last line of stderr says why
   2    the arguments are wrong
-  3    built, but more of the media is absent than --most-absent allows
+  3    built, but more is absent or unusable than --most-absent allows
   130  stopped by ctrl-C
 
 examples:

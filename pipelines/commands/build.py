@@ -31,7 +31,7 @@ def flags(parser: Parser) -> None:
         "--most-absent",
         type=_share,
         metavar="SHARE",
-        help="exit with 3 where more than this share, 0 to 1, of media is absent (default: only where all are)",
+        help="exit with 3 where more than this share, 0 to 1, is absent or unusable (default: only where all is)",
     )
     _flags.own_data(parser)
 
@@ -60,7 +60,8 @@ def text(result: Result) -> Lines:
     yield from outputs(result)
     for row in result["outputs"]:
         if (name := f"{row['corpus']}/{row['stage']}") in result["too_much_absent"]:
-            yield f"{name}: {row['absent']:,} of {row['planned']:,} absent, so the exit code is 3 (see --most-absent)"
+            share = f"{row['absent']:,} of {row['planned']:,}"
+            yield f"{name}: {share} absent or unusable, so the exit code is 3 (see --most-absent)"
 
 
 def exit_code(result: Result) -> int:

@@ -1,1 +1,1 @@
-"""A generated world in the publishers' raw formats, and a server that offers it: the whole, without a download."""
+"""Demo: a generated world in the publishers' raw formats, and a server for it. It needs no download."""

@@ -1,16 +1,15 @@
-"""COCO's raw files, made of a generated world: what xmodal/corpora/coco.py describes, at any size and with its quirks.
+"""Writes COCO's raw files, as xmodal/corpora/coco.py describes them, from a generated world, with their quirks.
 
-Of ten scenes one is for validation and one for testing, by their index; the first six are train2014, the others
-val2014. Among the quirks, more frequent here than in COCO so that small worlds have them: captions with stray white
-space, pictures with six or seven captions, grayscale pictures, pictures whose things nobody annotated, and captions
-whose ids do not follow their order. The files are written as they are made; of equal worlds they are equal bytes.
+In every ten scenes one is for validation and one for testing; the first six are train2014, the others val2014. More
+frequent here than in COCO are captions with stray white space, pictures with six or seven captions, grayscale pictures,
+pictures without annotations, and captions whose ids do not follow their order. Equal worlds give equal bytes.
 """
 
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from pipelines.demo.files import Unpublishable, member, new_archive, write_json, written
 from pipelines.demo.pictures import jpeg
+from pipelines.demo.published_scene import PublishedScene
 from pipelines.demo.world import KINDS, Scene, World, box, describe, scenes
 from xmodal.corpora import Corpus
 from xmodal.corpora.coco import CAPTIONS, CAPTIONS_MEMBER, CORPUS, FOLDERS, INSTANCES, INSTANCES_MEMBER, SPLITS
@@ -30,15 +30,12 @@ LICENCES = {
     7: ("No known copyright restrictions", "http://flickr.com/commons/usage/"),
 }
 STRAYS = ("{} ", "{}  ", " {}", "{}\n")
-QUIRKS = 0x0C0C0  # a stream of random numbers that the world itself does not use
+QUIRKS = 0x0C0C0  # random numbers that the world itself does not use
 
 
 @dataclass(frozen=True)
-class Picture:
+class Picture(PublishedScene):
     """One scene as COCO publishes it."""
-
-    scene: Scene
-    world: World
 
     @property
     def split(self) -> str:
@@ -85,23 +82,22 @@ def pictures(world: World, folders: Collection[str] = FOLDERS) -> Iterator[Pictu
 
 
 def write(world: World, folder: str | Path) -> Corpus:
-    """Writes the four files; the corpus has their sizes and checksums, and the counts of a full parse.
-
-    It has no addresses yet: `files.serve_at` gives them, or the folder is given to a build as its raw files.
-    """
+    """Writes the four files; the corpus has the counts of a full parse."""
     if world.motion or not 1 <= world.captions_per_item <= 14:
         raise Unpublishable(f"COCO has still pictures and up to 16 captions, of which 2 are extra, not {world}")
     path = Path(folder)
     for name in FOLDERS:
         with new_archive(path / f"zips/{name}.zip") as archive:
-            _write_pictures(archive, pictures(world, [name]))
+            for picture in pictures(world, [name]):
+                data = jpeg(picture.scene, picture.grayscale)
+                archive.writestr(member(f"{picture.folder}/{picture.filename}", zipfile.ZIP_STORED), data)
     with new_archive(path / INSTANCES) as archive:
         for name in FOLDERS:
             write_json(archive, f"annotations/captions_{name}.json", _captions(world, name))
             write_json(archive, INSTANCES_MEMBER.format(name), _instances(world, name))
     with new_archive(path / CAPTIONS) as archive:
         write_json(archive, CAPTIONS_MEMBER, {"images": map(_split_record, pictures(world)), "dataset": "coco"})
-    return replace(CORPUS, sources=tuple(written(source, path) for source in CORPUS.sources), counts=_counts(world))
+    return written(CORPUS, path, _counts(world))
 
 
 def _stray(text: str, scene: Scene, position: int) -> str:
@@ -109,12 +105,6 @@ def _stray(text: str, scene: Scene, position: int) -> str:
     if random.random() < 0.02:
         text = text.replace(" ", "\n", 1)
     return STRAYS[random.integers(len(STRAYS))].format(text) if random.random() < 0.15 else text
-
-
-def _write_pictures(archive: zipfile.ZipFile, pictures: Iterable[Picture]) -> None:
-    for picture in pictures:
-        data = jpeg(picture.scene, picture.grayscale)
-        archive.writestr(member(f"{picture.folder}/{picture.filename}", zipfile.ZIP_STORED), data)
 
 
 def _captions(world: World, folder: str) -> dict[str, Any]:
@@ -181,7 +171,6 @@ def _split_record(picture: Picture) -> dict[str, Any]:
 
 
 def _counts(world: World) -> dict[str, int]:
-    """What COCO itself counts."""
     counts = Counter[str]()
     for picture in pictures(world):
         for of in ("", *(f":{name}" for name in SPLITS[picture.split])):

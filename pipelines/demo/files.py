@@ -1,4 +1,4 @@
-"""What every generated publisher writes its files with: of equal worlds they are equal bytes, wherever and whenever."""
+"""Files of generated publishers: equal worlds give equal bytes, on any machine and at any time."""
 
 import gzip
 import hashlib
@@ -6,7 +6,7 @@ import io
 import json
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,11 @@ from xmodal.raw.raw_files import Raw
 
 
 class Unpublishable(ValueError):
-    """A world that a publisher's files cannot tell of: of clips where there are pictures alone, of too few things."""
+    """A world that does not fit a publisher's format, such as clips where only pictures are, or too few items."""
 
 
 def serve_at(corpus: Corpus, base_url: str) -> Corpus:
-    """The corpus with every source, and every listed medium that has an address, at its path below an address."""
+    """The corpus with the addresses of its sources, and of media that have one, below `base_url`."""
     base = base_url.rstrip("/")
     sources = (replace(source, url=f"{base}/{source.path}", how="") for source in corpus.sources)
     media = partial(_media_at, base, corpus.media) if corpus.media else None
@@ -38,14 +38,14 @@ def new_archive(path: Path) -> zipfile.ZipFile:
 
 
 def member(name: str, compression: int) -> zipfile.ZipInfo:
-    """Without anything of today or of this machine."""
+    """A member with a fixed date and system."""
     member = zipfile.ZipInfo(name, date_time=(2014, 9, 1, 0, 0, 0))
     member.compress_type, member.create_system = compression, 3
     return member
 
 
 def write_json(archive: zipfile.ZipFile, name: str, record: dict[str, Any]) -> None:
-    """As `json.dump` would; an iterator becomes an array, one element at a time."""
+    """Writes what `json.dump` would. An iterator becomes an array, one element at a time."""
     with archive.open(member(name, zipfile.ZIP_DEFLATED), "w", force_zip64=True) as file:
         separator = "{"
         for key, value in record.items():
@@ -65,17 +65,21 @@ def _pieces(value: Any) -> Iterator[bytes]:
     yield b"]"
 
 
-def written(source: Source, folder: Path) -> Source:
-    """The source as it lies in a folder: its size and checksum, and no address yet."""
-    path = folder / source.path
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    how = "it was written to a folder: give that as --raw"
-    return replace(source, url=None, mirrors=(), bytes=path.stat().st_size, sha256=sha256, how=how)
+def written(corpus: Corpus, folder: Path, counts: Mapping[str, int]) -> Corpus:
+    """The corpus with the sizes and checksums of its files in a folder, with these counts, and without addresses.
+
+    `serve_at` gives it addresses, or the folder is given to a build as its raw files.
+    """
+    how, sources = "it was written to a folder: give that as --raw", list[Source]()
+    for source in corpus.sources:
+        data = (folder / source.path).read_bytes()
+        sha256 = hashlib.sha256(data).hexdigest()
+        sources.append(replace(source, url=None, mirrors=(), bytes=len(data), sha256=sha256, how=how))
+    return replace(corpus, sources=tuple(sources), counts=counts)
 
 
 def write_tgz(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
-    """Members in this order, without anything of today or of this machine."""
+    """Writes members in this order, with a fixed date."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         path.open("wb") as file,

@@ -1,20 +1,20 @@
-"""MRW's raw files, made of a generated world: what xmodal/corpora/mrw.py describes, at any size and with its quirks.
+"""Writes MRW's raw files, as xmodal/corpora/mrw.py describes them, from a generated world, with their quirks.
 
-Of ten scenes one is for validation and one for testing, by their index. Among the quirks, more frequent here than in
-MRW: addresses that are empty, missing or cut off, clips that are gone, and a validation list by either of its two
-names. The clips are MP4, as giphy's, each frame shown for another time; only those are written that are to be had. Of
-equal worlds all files are equal bytes, by one version of the encoder.
+In every ten scenes one is for validation and one for testing. More frequent here than in MRW are addresses that are
+empty, missing or cut off, and clips that are gone. The validation list has either of its two names. The clips are MP4,
+as giphy's, with frames of different durations; clips that cannot be fetched are not written. Equal worlds give equal
+bytes with one version of the encoder.
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.demo.files import Unpublishable, write_tgz, written
+from pipelines.demo.published_scene import PublishedScene
 from pipelines.demo.world import Scene, World, describe, scenes
 from xmodal.corpora import Corpus
 from xmodal.corpora.mrw import ARCHIVE, CORPUS, SENTENCES
@@ -24,11 +24,8 @@ STARTS = ("MRW I see ", "MFW there is ", "When I find ", "MRW my friend shows me
 
 
 @dataclass(frozen=True)
-class Reaction:
+class Reaction(PublishedScene):
     """One scene as MRW publishes it."""
-
-    scene: Scene
-    world: World
 
     @property
     def split(self) -> str:
@@ -36,8 +33,7 @@ class Reaction:
 
     @property
     def id(self) -> str:
-        digest = hashlib.md5(f"{self.scene.seed} {self.scene.index}".encode(), usedforsecurity=False)
-        return f"{digest.hexdigest()[:7]}G{self.scene.index:05d}"
+        return f"{self.digest[:7]}G{self.scene.index:05d}"
 
     @property
     def sentence(self) -> str:
@@ -46,15 +42,11 @@ class Reaction:
 
     @property
     def images(self) -> dict[str, str]:
-        """What giphy says of it: the address is empty, missing or cut off now and then."""
+        """Giphy's facts: sometimes the address is empty, missing or cut off."""
         stem = f"http://media{self.scene.index % 5}.giphy.invalid/media/{self.id}/giphy"
         rest = {"url": f"{stem}.gif", "frames": str(self.scene.frames)}
         addresses = {3: {"mp4_url": ""}, 7: {"mp4_url": stem}, 11: {}}
         return addresses.get(self.scene.index % 19, {"mp4_url": f"{stem}.mp4"}) | rest
-
-    @property
-    def gone(self) -> bool:
-        return self.scene.index % 17 == 12
 
     @property
     def at_hand(self) -> bool:
@@ -70,7 +62,7 @@ def reactions(world: World) -> Iterator[Reaction]:
 
 
 def write(world: World, folder: str | Path, validation: Literal["valid", "val"] = "valid") -> Corpus:
-    """Writes the archive and the clips; the corpus has its size and checksum, and the world's counts."""
+    """Writes the archive and the clips; the corpus has the world's counts."""
     if not world.motion or world.items < len(SPLIT_OF_TEN):
         raise Unpublishable(f"MRW has clips in three splits: motion and 10 items at least, not {world}")
     mp4, path = _encoder(), Path(folder)
@@ -83,7 +75,7 @@ def write(world: World, folder: str | Path, validation: Literal["valid", "val"] 
     for each in reactions(world):
         if each.at_hand:
             (path / f"mp4/{each.id}.mp4").write_bytes(mp4(each.scene))
-    return replace(CORPUS, sources=tuple(written(source, path) for source in CORPUS.sources), counts=_counts(world))
+    return written(CORPUS, path, _counts(world))
 
 
 def _encoder() -> Callable[[Scene], bytes]:

@@ -1,4 +1,4 @@
-"""Scenes as the files that publishers have: JPEGs of still ones, GIFs of moving ones."""
+"""Scenes as picture files: JPEGs of still ones, GIFs of moving ones."""
 
 import io
 
@@ -16,7 +16,7 @@ def jpeg(scene: Scene, grayscale: bool = False) -> bytes:
 
 
 def gif(scene: Scene) -> bytes:
-    """One palette for all frames, so that what does not move does not flicker; played for ever."""
+    """An endless GIF. All frames share one palette, so that what does not move does not flicker."""
     pictures = [Image.fromarray(pixels) for pixels in frames(scene)]
     palette = pictures[0].quantize(256)
     first, *rest = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]

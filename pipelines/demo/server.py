@@ -1,4 +1,4 @@
-"""An HTTP server over a folder, on this machine only: whole files, ranges, and any misbehaviour a test asks for."""
+"""An HTTP server of a folder, for this machine only: whole files, ranges, and any misbehaviour a test asks for."""
 
 import re
 import threading
@@ -16,13 +16,13 @@ BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Behaviour:
-    """How one request is answered: as it should be, but for what is set here."""
+    """The answer to one request: correct, except for what is set here."""
 
-    status: int | None = None  # this, with no file
-    headers: tuple[tuple[str, str], ...] = ()  # more of them, as Retry-After
-    cut_after: int | None = None  # bytes of the body, of which the full length was promised
-    corrupt: bool = False  # right length, wrong bytes
-    ranges: bool = True  # whether a range is heeded
+    status: int | None = None  # instead of a file
+    headers: tuple[tuple[str, str], ...] = ()  # further ones, such as Retry-After
+    cut_after: int | None = None  # bytes of the body, though Content-Length states all
+    corrupt: bool = False  # wrong bytes of the right length
+    ranges: bool = True  # answer range requests
     etag: str | None = None  # another version of the file than before
 
 
@@ -39,7 +39,7 @@ class Server:
 
 @contextmanager
 def serve(folder: str | Path, behaviours: Mapping[str, Sequence[Behaviour]] | None = None) -> Iterator[Server]:
-    """Each request for a path uses up one of its behaviours; after them, and elsewhere, the server behaves."""
+    """Serves a folder. Each request for a path uses up one of its behaviours; all others are answered correctly."""
     requests: list[Request] = []
     site = _Site(Path(folder).resolve(), {path: list(each) for path, each in (behaviours or {}).items()}, requests)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, site)) as server:
@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path).lstrip("/")
         behaviour = self._site.admit(Request(path, self.headers.get("Range")))
         file = self._site.file(path)
-        with suppress(ConnectionError):  # a client may hang up whenever it likes
+        with suppress(ConnectionError):  # a client may hang up at any time
             if behaviour.status is not None or file is None:
                 self._refuse(behaviour.status or 404, behaviour)
             else:
@@ -88,13 +88,13 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing on stderr: whoever wants to know reads `requests`."""
+        """Prints nothing: tests read `requests`."""
 
     def _answer(self, file: Path, behaviour: Behaviour) -> None:
         facts = file.stat()
         etag = behaviour.etag or f'"{facts.st_size:x}-{facts.st_mtime_ns:x}"'
-        heeded = behaviour.ranges and self.headers.get("If-Range", etag) == etag
-        wanted = _range(self.headers.get("Range", ""), facts.st_size) if heeded else None
+        use_range = behaviour.ranges and self.headers.get("If-Range", etag) == etag
+        wanted = _range(self.headers.get("Range", ""), facts.st_size) if use_range else None
         first, last = wanted or (0, facts.st_size - 1)
         if wanted and first >= facts.st_size:
             return self._refuse(416, behaviour, {"Content-Range": f"bytes */{facts.st_size}"})
@@ -124,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _range(header: str, size: int) -> tuple[int, int] | None:
-    """First and last byte of `bytes=a-b`, `bytes=a-` or `bytes=-n`; None of anything else, which is ignored."""
+    """First and last byte of `bytes=a-b`, `bytes=a-` or `bytes=-n`; None for anything else, which is ignored."""
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
     if match is None or match.group(0).endswith("=-"):
         return None

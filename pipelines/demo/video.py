@@ -1,4 +1,4 @@
-"""Scenes as MP4, and what encoding takes: of the generated publishers the one door to PyAV."""
+"""Scenes as MP4, and encoding of video in general. The only module of the demo that imports PyAV."""
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,12 +14,12 @@ from av.video.stream import VideoStream
 from pipelines.demo.world import Pixels, Scene, frames
 
 MILLISECOND = Fraction(1, 1000)
-SHOWN_MS = (40, 120, 80, 200, 60, 160)  # one frame after the other, and from the first again
-X264 = {"preset": "veryfast", "crf": "18", "x264-params": "mbtree=0"}  # mbtree: other bytes at times, of equal frames
+SHOWN_MS = (40, 120, 80, 200, 60, 160)  # durations of frames, repeated from the first
+X264 = {"preset": "veryfast", "crf": "18", "x264-params": "mbtree=0"}  # with mbtree equal frames may give other bytes
 
 
 def mp4(scene: Scene) -> bytes:
-    """H.264, which has colours for two pixels by two: a last odd row or column is cut off. No two rates are alike."""
+    """H.264 in MP4, with frames of different durations. Sides are even there: an odd last row or column is cut off."""
     pictures = [pixels[: pixels.shape[0] // 2 * 2, : pixels.shape[1] // 2 * 2] for pixels in frames(scene)]
     shown = [SHOWN_MS[(scene.index + number) % len(SHOWN_MS)] for number in range(len(pictures))]
     *starts, end = accumulate(shown, initial=0)
@@ -33,7 +33,7 @@ def mp4(scene: Scene) -> bytes:
 def video_stream(
     out: OutputContainer, codec: str, size: tuple[int, int], base: Fraction, options: Mapping[str, str]
 ) -> VideoStream:
-    """For frames that begin at multiples of `base`; by one thread, so that equal frames are equal bytes."""
+    """Adds a stream for frames that begin at multiples of `base`. One thread makes equal bytes of equal frames."""
     stream = out.add_stream(codec, options=dict(options))
     assert isinstance(stream, VideoStream)
     stream.width, stream.height = size
@@ -46,9 +46,9 @@ def video_stream(
 def encoded(
     stream: VideoStream, pictures: Iterable[Pixels], starts: Sequence[int], end: int
 ) -> "list[Packet[VideoStream]]":
-    """Each picture from its start to the next one's, the last up to the end; all in units of the stream's base.
+    """Encodes pictures, each shown until the next one's start, the last until `end`, in units of the stream's base.
 
-    MP4 has no such end where frames are decoded in another order than they are shown in.
+    MP4 has no such end if frames are decoded in another order than they are shown.
     """
     packets: list[Packet[VideoStream]] = []
     for pixels, start, stop in zip(pictures, starts, [*starts[1:], end], strict=True):

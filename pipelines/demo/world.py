@@ -1,9 +1,9 @@
-"""A generated world: scenes of shapes, their pictures, and captions that each tell a part of what is there.
+"""A generated world: scenes of shapes, their pictures, and captions that each describe a part of them.
 
-A scene depends on the seed, its index and the knobs, never on how many there are: a world is the beginning of every
+A scene depends on the seed, its index and the settings, not on the number of scenes: a world is the beginning of every
 larger one. Everything is known: kind (the category), colour, texture, size, place, motion and box of each thing, the
-background, and who the first thing is: scenes of one `identity` show the same individual, and individuals of one colour
-and kind form a class. Positions are shares of the picture, boxes are pixels.
+background, and the identity of the first thing. Scenes of one `identity` show the same individual; individuals of one
+colour and kind form a class. Positions are fractions of the picture, boxes are pixels.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ Pixels = NDArray[np.uint8]
 Plane = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-KINDS: Mapping[str, Callable[[Plane, Plane], Mask]] = {  # which points of the unit disc they cover; v points down
+KINDS: Mapping[str, Callable[[Plane, Plane], Mask]] = {  # the points of the unit disc that they cover; v points down
     "circle": lambda u, v: np.hypot(u, v) < 0.9,
     "square": lambda u, v: np.maximum(abs(u), abs(v)) < 0.7,
     "triangle": lambda u, v: (v < 0.6) & (abs(u) < 0.48 * (v + 0.95)),
@@ -30,7 +30,7 @@ KINDS: Mapping[str, Callable[[Plane, Plane], Mask]] = {  # which points of the u
     "diamond": lambda u, v: abs(u) / 0.6 + abs(v) / 0.98 < 1,
     "flower": lambda u, v: np.hypot(u, v) < 0.74 + 0.22 * np.cos(6 * np.arctan2(u, -v)),
 }
-TEXTURES: Mapping[str, Callable[[Plane, Plane], Mask]] = {  # which points take the second colour
+TEXTURES: Mapping[str, Callable[[Plane, Plane], Mask]] = {  # the points in the second colour
     "plain": lambda u, v: np.zeros(v.shape, bool),
     "striped": lambda u, v: v * 2.2 % 1 < 0.5,
     "dotted": lambda u, v: np.hypot(u * 2 % 1 - 0.5, v * 2 % 1 - 0.5) < 0.32,
@@ -41,9 +41,9 @@ COLOURS = {
     "turquoise": (50, 200, 190), "blue": (40, 75, 205), "purple": (125, 45, 165), "pink": (245, 140, 190),
     "brown": (120, 72, 35), "white": (247, 247, 247), "black": (22, 22, 22),
 }  # fmt: skip
-RADII = {"small": 0.09, "medium": 0.125, "large": 0.162}  # of the shorter side: even the largest fits into a ninth
+RADII = {"small": 0.09, "medium": 0.125, "large": 0.162}  # fractions of the shorter side: the largest fits into a ninth
 MOTIONS = {"left": (-0.3, 0.0), "right": (0.3, 0.0), "up": (0.0, -0.3), "down": (0.0, 0.3), "around": (0.0, 0.0)}
-BACKGROUNDS = {  # two colours and how finely they mix, as rows and columns of patches
+BACKGROUNDS = {  # two colours, and rows and columns of patches that mix them
     "grass": ((126, 176, 92), (104, 154, 72), 40, 40), "sand": ((230, 212, 166), (214, 192, 142), 64, 64),
     "snow": ((238, 243, 248), (218, 227, 238), 5, 5), "night": ((26, 30, 62), (40, 44, 84), 4, 4),
     "water": ((112, 170, 222), (90, 150, 206), 24, 3), "wood": ((176, 128, 86), (152, 106, 66), 8, 1),
@@ -53,7 +53,7 @@ PLACES = (
     ("on the left", "in the middle", "on the right"),
     ("in the bottom left corner", "at the bottom", "in the bottom right corner"),
 )
-WORDS: Mapping[str, tuple[str, ...]] = {  # the usual way to say it first; what is not here is said as it is
+WORDS: Mapping[str, tuple[str, ...]] = {  # the usual word first; others are used as they are
     "circle": ("circle", "disc"), "square": ("square", "box"), "cross": ("cross", "plus sign"),
     "ring": ("ring", "hoop"), "moon": ("moon", "crescent"), "diamond": ("diamond", "kite"),
     "flower": ("flower", "blossom"), "red": ("red", "crimson"), "turquoise": ("turquoise", "teal"),
@@ -68,29 +68,24 @@ WORDS: Mapping[str, tuple[str, ...]] = {  # the usual way to say it first; what 
 }  # fmt: skip
 WEIGHTS = {"kind": 6.0, "colour": 4.0, "texture": 2.0, "size": 1.0, "place": 1.0, "motion": 3.0, "background": 3.0}
 SUPERSAMPLING = 3
-IDENTITY, LOOKS, LAYOUT, SCENERY, GRAIN, WORDING = range(6)  # streams of random numbers, independent of each other
+IDENTITY, LOOKS, LAYOUT, SCENERY, GRAIN, WORDING = range(6)  # independent streams of random numbers
 
 
 @dataclass(frozen=True)
 class World:
-    """What decides a world. The last five knobs are shares of 1; at 0 each does nothing.
-
-    `image_size` is the longer side in pixels, and `captions_per_item` what a publisher promises: any position can be
-    described. With fewer `identities` the same individuals are met more often. `grain` is the noise of the pixels, as
-    the deviation in grey levels.
-    """
+    """Settings of a world. The last five are fractions of 1; at 0 each does nothing."""
 
     items: int = 1000
     seed: int = 0
-    image_size: int = 128
-    captions_per_item: int = 5
-    identities: int = 500
-    grain: float = 4.0
+    image_size: int = 128  # pixels of the longer side
+    captions_per_item: int = 5  # that a publisher promises; any position can be described
+    identities: int = 500  # with fewer, the same individuals come more often
+    grain: float = 4.0  # noise of the pixels: the deviation in grey levels
     motion: float = 0.0  # scenes that move
-    ambiguity: float = 0.1  # scenes that show the things of an earlier scene elsewhere: captions of both nearly fit
+    ambiguity: float = 0.1  # scenes with the things of an earlier scene at other places: captions of both nearly fit
     partiality: float = 0.5  # facts of a scene that a caption leaves out
-    synonymy: float = 0.2  # words that give way to another word for the same
-    noise: float = 0.02  # facts that a caption guesses, most of them wrongly
+    synonymy: float = 0.2  # words that are replaced by a synonym
+    noise: float = 0.02  # facts that a caption guesses, mostly wrongly
 
     def __post_init__(self) -> None:
         if self.items < 0 or self.image_size < 32 or min(self.captions_per_item, self.identities) < 1:
@@ -102,17 +97,17 @@ class World:
 
 @dataclass(frozen=True)
 class Thing:
-    """`x` and `y` are its middle at the start, `row` and `column` say in which ninth that is; `turn` is in radians."""
+    """One thing of a scene."""
 
     kind: str
     colour: str
     texture: str
     size: str
-    row: int = 1
+    row: int = 1  # of the ninth that it starts in
     column: int = 1
-    x: float = 0.5
+    x: float = 0.5  # of its middle at the start
     y: float = 0.5
-    turn: float = 0.0
+    turn: float = 0.0  # radians
     motion: str | None = None
 
 
@@ -123,7 +118,7 @@ class Scene:
     width: int
     height: int
     background: str
-    things: tuple[Thing, ...]  # 1 to 4, each in a ninth of its own; the first is the individual that it is about
+    things: tuple[Thing, ...]  # 1 to 4, each in a ninth of its own; the first is the individual
     identity: int
     frames: int  # 1 for a still picture
     grain: float
@@ -138,7 +133,7 @@ def scenes(world: World) -> Iterator[Scene]:
 
 
 def scene(world: World, index: int) -> Scene:
-    """One scene by its number, at the same cost as any other."""
+    """Generates one scene by its number, without generating others."""
     random = _random(world.seed, LAYOUT, index)
     wide, high = ((1.0, 1.0), (1.0, 0.75), (0.75, 1.0))[random.integers(3)]
     width, height = round(world.image_size * wide), round(world.image_size * high)
@@ -148,15 +143,14 @@ def scene(world: World, index: int) -> Scene:
     things = [_placed(thing, place, width, height, random) for thing, place in zip(things, places, strict=True)]
     moves = random.random() < world.motion
     if moves:
-        things = [
-            _moving(thing, random) if i == 0 or random.random() < 0.5 else thing for i, thing in enumerate(things)
-        ]
+        first, *others = things
+        things = [_moving(first, random), *(_moving(one, random) if random.random() < 0.5 else one for one in others)]
     frames = int(random.integers(8, 25)) if moves else 1
     return Scene(index, world.seed, width, height, background, tuple(things), identity, frames, world.grain)
 
 
 def frames(scene: Scene) -> Iterator[Pixels]:
-    """(height, width, 3) each; they are evenly spaced, and how long one is shown is the publisher's affair."""
+    """Paints the frames of a scene, (height, width, 3) each, evenly spaced; publishers choose their durations."""
     for number in range(scene.frames):
         canvas = _scenery(scene)
         for thing in scene.things:
@@ -166,12 +160,12 @@ def frames(scene: Scene) -> Iterator[Pixels]:
 
 
 def draw(scene: Scene) -> Pixels:
-    """The picture, or the first frame."""
+    """Paints the picture of a scene, or its first frame."""
     return next(frames(scene))
 
 
 def box(scene: Scene, thing: Thing) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom of what `draw` shows of a thing; right and bottom are excluded."""
+    """Left, top, right and bottom of a thing in `draw`'s picture; right and bottom are excluded."""
     rows, columns, u, v = _patch(scene.height, scene.width, thing)
     seen = _pixels(KINDS[thing.kind](u, v)) > 0
     down, across = np.flatnonzero(seen.any(axis=1)), np.flatnonzero(seen.any(axis=0))
@@ -180,7 +174,7 @@ def box(scene: Scene, thing: Thing) -> tuple[int, int, int, int]:
 
 
 def describe(scene: Scene, world: World, position: int) -> str:
-    """The caption of that position. All it says is true where `noise` is 0; other scenes may fit it too."""
+    """Writes the caption of a position. All it says is true if `noise` is 0; it may fit other scenes, too."""
     random = _random(scene.seed, WORDING, scene.index, position)
     told = _told(scene, 1 - world.partiality, random)
     remembered = [(_remembered(scene.things[i], world.noise, random), told[i]) for i in told if i >= 0]
@@ -199,7 +193,7 @@ def _pick(random: Generator, options: Iterable[str]) -> str:
 
 
 def _looks(world: World, index: int) -> tuple[int, str, list[Thing]]:
-    """Identity, background and things, not placed yet."""
+    """Identity, background and things of a scene, without places."""
     random = _random(world.seed, LOOKS, index)
     identity = int(random.integers(world.identities))
     individual = _any_thing(_random(world.seed, IDENTITY, identity))
@@ -213,7 +207,7 @@ def _any_thing(random: Generator) -> Thing:
 
 
 def _placed(thing: Thing, place: int, width: int, height: int, random: Generator) -> Thing:
-    """Anywhere in its ninth of the picture, but whole."""
+    """Places a thing at random within its ninth of the picture."""
     row, column = divmod(place, 3)
     radius = RADII[thing.size] * min(width, height)
     x = (column + 0.5) / 3 + random.uniform(-1, 1) * (1 / 6 - radius / width)
@@ -222,13 +216,13 @@ def _placed(thing: Thing, place: int, width: int, height: int, random: Generator
 
 
 def _moving(thing: Thing, random: Generator) -> Thing:
-    """In any direction that does not lead out of the picture."""
+    """Gives a thing a motion that does not lead out of the picture."""
     ends = {name: (thing.column + np.sign(x), thing.row + np.sign(y)) for name, (x, y) in MOTIONS.items()}
     return replace(thing, motion=_pick(random, [name for name, end in ends.items() if 0 <= min(end) <= max(end) <= 2]))
 
 
 def _moved(thing: Thing, time: float) -> Thing:
-    """How it is at a time from 0 to 1."""
+    """The thing at a time from 0 to 1."""
     across, down = MOTIONS[thing.motion] if thing.motion else (0.0, 0.0)
     turned = 2 * np.pi if thing.motion == "around" else 0.0
     return replace(thing, x=thing.x + time * across, y=thing.y + time * down, turn=thing.turn + time * turned)
@@ -242,7 +236,7 @@ def _scenery(scene: Scene) -> Plane:
 
 
 def _paint(canvas: Plane, thing: Thing) -> None:
-    """A thing has an outline, so that it is seen on a background of its own colour."""
+    """Paints a thing with an outline, so that it is seen on a background of its own colour."""
     rows, columns, u, v = _patch(canvas.shape[0], canvas.shape[1], thing)
     inside = KINDS[thing.kind](u, v)
     outline = ~KINDS[thing.kind](1.2 * u, 1.2 * v)
@@ -255,7 +249,7 @@ def _paint(canvas: Plane, thing: Thing) -> None:
 
 
 def _patch(height: int, width: int, thing: Thing) -> tuple[slice, slice, Plane, Plane]:
-    """Rows and columns of the picture that a thing may touch, and where their subpixels lie in its unit disc."""
+    """Rows and columns that a thing may touch, and the coordinates of their subpixels in its unit disc."""
     radius, x, y = RADII[thing.size] * min(height, width), thing.x * width, thing.y * height
     left, right = np.clip([int(x - radius), int(x + radius) + 1], 0, width).tolist()
     top, bottom = np.clip([int(y - radius), int(y + radius) + 1], 0, height).tolist()
@@ -266,19 +260,19 @@ def _patch(height: int, width: int, thing: Thing) -> tuple[slice, slice, Plane, 
 
 
 def _pixels(fine: Mask) -> Plane:
-    """Which share of each pixel's subpixels is true."""
+    """The fraction of true subpixels of each pixel."""
     height, width = fine.shape
     blocks = fine.reshape(height // SUPERSAMPLING, SUPERSAMPLING, width // SUPERSAMPLING, SUPERSAMPLING)
     return np.asarray(blocks.mean(axis=(1, 3)))
 
 
 def _to_tip(u: Plane, v: Plane) -> Plane:
-    """The angle to the nearest of a star's five tips."""
+    """Angle to the nearest of a star's five tips."""
     return np.asarray(abs((np.arctan2(u, -v) / (0.4 * np.pi) + 0.5) % 1 - 0.5) * 0.4 * np.pi)
 
 
 def _told(scene: Scene, share: float, random: Generator) -> dict[int, set[str]]:
-    """Which facts of which thing a caption tells; -1 is the scene itself. At least one thing is told of."""
+    """Chooses the facts of each thing that a caption tells, of one thing at least; -1 is the scene itself."""
     facts = [(i, name) for i, thing in enumerate(scene.things) for name in _facts(thing)] + [(-1, "background")]
     weights = np.array([WEIGHTS[name] for _, name in facts])
     chosen = random.choice(len(facts), max(1, round(share * len(facts))), replace=False, p=weights / weights.sum())
@@ -289,7 +283,7 @@ def _told(scene: Scene, share: float, random: Generator) -> dict[int, set[str]]:
 
 
 def _facts(thing: Thing) -> list[str]:
-    """What is worth telling: nobody says that something is plain, of medium size or at rest."""
+    """Facts that are worth telling: nobody says that something is plain, of medium size or at rest."""
     telling = {"texture": thing.texture != "plain", "size": thing.size != "medium", "motion": thing.motion is not None}
     return [name for name in WEIGHTS if name != "background" and telling.get(name, True)]
 
@@ -310,7 +304,7 @@ class _Words:
         return _pick(self.random, others) if others and self.random.random() < self.synonymy else usual
 
     def phrase(self, thing: Thing, told: set[str]) -> tuple[str, str]:
-        """What can be counted, and what follows it: ("small red star", "at the top")."""
+        """A noun with its adjectives, and what follows it: ("small red star", "at the top")."""
         adjectives = [
             self.say(value)
             for name, value in (("size", thing.size), ("texture", thing.texture), ("colour", thing.colour))
@@ -323,7 +317,7 @@ class _Words:
 
 
 def _listing(mentions: list[tuple[Thing, set[str]]], words: _Words) -> str:
-    """Things in any order; a place may be told by a neighbour, and equal things are counted."""
+    """Lists things in any order. A place may be told by a neighbour, and equal things are counted."""
     order = words.random.permutation(len(mentions)).tolist()
     mentions = [mentions[i] for i in order]
     parts = []
@@ -352,7 +346,7 @@ def _several(count: int, core: str, rest: str) -> str:
 
 
 def _sentence(listing: str, background: str, random: Generator) -> str:
-    """In one of several forms, as carelessly as people write: not always a capital letter or a full stop."""
+    """Forms a sentence as people write it: sometimes without a capital letter or a full stop."""
     there = f"there {'is' if listing.startswith('a') else 'are'} {listing}"
     forms = (f"{listing}{background}", f"{there}{background}", f"a picture of {listing}{background}")
     text = _pick(random, (*forms, f"{background.strip()} {there}".strip()))

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipelines.engine.commits import TAB, Attempt, Commits, Record
+from pipelines.engine.commits import TAB, Commits, Record, UnitAttempt
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Inputs, Resources, Stage
 from xmodal.errors import UserError
@@ -293,7 +293,7 @@ class OpenUnits:
         else:
             bare.append(line)
 
-    def _attempt(self, do: Any, name: str, work: Any, commits: Commits) -> tuple[Attempt, bytes]:
+    def _attempt(self, do: Any, name: str, work: Any, commits: Commits) -> tuple[UnitAttempt, bytes]:
         attempt = commits.attempt(name)
         try:
             counts = do(work, attempt)

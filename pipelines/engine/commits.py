@@ -1,4 +1,4 @@
-"""Commits: how one unit's output comes into being exactly once, whatever is killed and whoever else is at work.
+"""Commits: every unit's output is written exactly once, whatever is killed and whoever else is at work.
 
 1. Files are written under `_runs/attempts/<unit>-<random>/`, where no reader looks.
 2. One small record is put if absent, naming that attempt: the unit is now done, and done by this attempt only.
@@ -6,9 +6,9 @@
 4. The driver gathers records into the sorted segments of a journal (attempt names left out) and drops the loose ones.
 
 Units without files have no winner to name: those of one call share one record, so that a tiny unit does not cost an
-inode and two fsyncs. A crash after 1 leaves rubbish, after 2 a record that the next driver publishes. What orphaned
-workers of a dead driver, or two drivers on one root, do twice loses at 2 or says the same. `_runs/` is outside the
-promise of identical bytes.
+inode and two fsyncs. A crash after 1 leaves rubbish, after 2 a record that the next driver publishes. Work that is done
+twice, by orphaned workers or by two drivers on one root, loses at 2 or writes the same record. `_runs/` is outside the
+promise of identical bytes. Run `make chaos` after any change here.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import heapq
 import io
 import re
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -33,7 +33,7 @@ _OURS = {"stage.json", "units.tsv", "complete.json"}
 
 
 class Record(NamedTuple):
-    """What was committed at once: the name of the loose record and the lines of its units."""
+    """Units that were committed together: the name of their loose record, and a line for each."""
 
     name: str
     lines: bytes
@@ -43,8 +43,8 @@ class Record(NamedTuple):
         return self.lines.count(b"\n")
 
 
-class Attempt:
-    """The sink of one attempt at one unit."""
+class UnitAttempt:
+    """One attempt at one unit: the sink that the stage writes to."""
 
     def __init__(self, storage: Storage, folder: str, unit: str) -> None:
         if not _UNIT_NAME.fullmatch(unit):
@@ -67,7 +67,6 @@ class Attempt:
         self._failures.append((_printable(row), kind, _printable(reason[:200])))
 
     def line(self, counts: Counts, key: str | None) -> bytes:
-        """The facts of the unit, without a trace of the attempt."""
         return Unit(self.unit, self.files, counts, tuple(sorted(self._failures)), key).line()
 
     def discard(self) -> None:
@@ -88,17 +87,17 @@ class Commits:
     def where(self) -> str:
         return f"{self._storage.url}/{self._folder}"
 
-    def attempt(self, unit: str) -> Attempt:
-        return Attempt(self._storage, self._folder, unit)
+    def attempt(self, unit: str) -> UnitAttempt:
+        return UnitAttempt(self._storage, self._folder, unit)
 
     def find(self, name: str) -> Record | None:
-        """A record that is still loose; publishes its files, for whoever wrote it may have died before that."""
+        """Finds a loose record, and publishes its files: its writer may have died before that."""
         found = self._read_loose(name)
         if found is None:
             return None
         lines, attempt = found
         if attempt:
-            self._publish_files(_files_of(lines), attempt)
+            self._publish_files(Unit.from_line(lines).files, attempt)
         return Record(name, lines)
 
     def _read_loose(self, name: str) -> tuple[bytes, str] | None:
@@ -108,13 +107,11 @@ class Commits:
         except FileNotFoundError:
             return None
 
-    def commit(self, attempt: Attempt, line: bytes) -> Record:
-        """This attempt's record, or the winner's where another attempt was first.
-
-        A put whose answer was lost is tried again by the client and then finds itself: that is a win too.
-        """
+    def commit(self, attempt: UnitAttempt, line: bytes) -> Record:
+        """Commits this attempt and returns its record, or the winner's if another attempt was first."""
         won = self._storage.create(f"{self._loose}/{attempt.unit}", _sign(line, attempt.name))
         found = None if won else self._read_loose(attempt.unit)
+        # A put whose answer was lost is tried again by the storage's client, and then finds its own record.
         if won or (found is not None and found[1] == attempt.name):
             self._publish_files(attempt.files, attempt.name)
             return Record(attempt.unit, line)
@@ -122,13 +119,13 @@ class Commits:
         return self.find(attempt.unit) or Record(attempt.unit, line)
 
     def commit_together(self, lines: list[bytes]) -> Record:
-        """One record for units that wrote no files."""
+        """Commits units that wrote no files, in one record."""
         record = Record("~" + hashlib.sha256(b"".join(lines)).hexdigest()[:32], b"".join(lines))
         self._storage.create(f"{self._loose}/{record.name}", _sign(record.lines, ""))
         return record
 
     def adopt(self) -> None:
-        """Finish what an earlier driver was killed at: forgetting, and publishing and gathering what it left loose."""
+        """Finishes what an earlier driver was killed at: forgetting units, publishing and gathering loose records."""
         with suppress(FileNotFoundError):
             self._forget(set(self._storage.read(self._forgotten).decode().split("\n")), self.units())
         names = self._storage.names(self._loose)
@@ -141,14 +138,14 @@ class Commits:
             ) from error
 
     def gather(self, records: list[Record]) -> None:
-        """Loose records become one segment."""
+        """Moves loose records into one segment of the journal."""
         if records:
             self._journal.add(line for record in records for line in record.lines.splitlines(keepends=True))
             self._storage.delete(*(f"{self._loose}/{record.name}" for record in records))
             self._journal.merge()
 
     def lines(self, loose: bool = False) -> Iterator[bytes]:
-        """What is committed and gathered, in order of the unit names, each once; what is still loose only if asked."""
+        """Lines of all gathered units, once each, sorted by unit; with `loose` also those not gathered yet."""
         previous = b""
         for line, _ in groupby(heapq.merge(self._journal.lines(), self._loose_lines() if loose else ())):
             name = line.partition(TAB)[0]
@@ -161,9 +158,9 @@ class Commits:
             yield line
 
     def forget(self, names: Collection[str], among: Iterable[Unit]) -> None:
-        """These of all units that are committed are to be done again; the others stay.
+        """Deletes the named units, so that they are done again. `among` are all committed units.
 
-        Files go before their records: new ones may not replace them. Where it is killed in between, `adopt` goes on.
+        Files are deleted before their records, since new files may not replace them. After a kill `adopt` goes on.
         """
         units = list(among)
         self._storage.delete(f"{self._folder}/complete.json")
@@ -180,7 +177,7 @@ class Commits:
         return map(Unit.from_line, self.lines(loose))
 
     def take(self, unit: Unit, other: Output) -> Record | None:
-        """The unit as another output has it, its files linked here; None where that output has lost one."""
+        """Takes a unit over from another output by linking its files; None if that output has lost one."""
         if any(self._storage.size(f"{other.folder}/{name}") != size for name, (size, _) in unit.files.items()):
             return None
         for name in unit.files:
@@ -192,10 +189,10 @@ class Commits:
         return sorted(line for record in records if record for line in record[0].splitlines(keepends=True))
 
     def sweep(self) -> None:
-        """Whatever losers and the dead left behind."""
+        """Deletes the files that losing and killed attempts left behind."""
         self._storage.delete_folder(f"{self._folder}/_runs/attempts")
 
-    def _publish_files(self, files: dict[str, tuple[int, str]], attempt: str) -> None:
+    def _publish_files(self, files: Mapping[str, tuple[int, str]], attempt: str) -> None:
         source = f"{self._folder}/_runs/attempts/{attempt}"
         for name, (size, _) in files.items():
             try:
@@ -208,7 +205,7 @@ class Commits:
 
 
 class HashingFile(io.BufferedIOBase):
-    """Passes bytes on and remembers their size and checksum."""
+    """Passes bytes on, and computes their size and checksum."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._digest, self._size = file, hashlib.sha256(), 0
@@ -232,8 +229,7 @@ class HashingFile(io.BufferedIOBase):
 
 
 def _printable(text: str) -> str:
-    """A file name that is no UTF-8 must not stop the row that says so."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text.encode("utf-8", "backslashreplace").decode()  # names of files may be no UTF-8
 
 
 TAB = b"\t"
@@ -249,7 +245,3 @@ def _check(record: bytes, where: str) -> tuple[bytes, str]:
     if _sign(lines, attempt) != record:
         raise UserError(f"corrupt record {where}: delete it and build again; what it recorded is done again")
     return lines, attempt
-
-
-def _files_of(line: bytes) -> dict[str, tuple[int, str]]:
-    return dict(Unit.from_line(line).files)

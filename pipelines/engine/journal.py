@@ -1,7 +1,7 @@
-"""A journal: facts about names, appended as sorted immutable segments and read as one sorted stream.
+"""Journals: facts about names, appended as sorted immutable segments and read as one sorted stream.
 
-A line is `name<TAB>JSON`; lines sort by name. Segments are named by their content, so that adding one twice is adding
-it once, and two drivers that compact at the same time leave the same facts behind. Nothing is ever changed in place.
+A line is `name<TAB>JSON`; lines sort by name. Segments are named by their content: adding one twice adds it once, and
+two drivers that merge at the same time leave the same facts. Nothing is changed in place.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 from xmodal.errors import UserError
 from xmodal.root.storage import Storage
 
-MANY_SEGMENTS = 64  # merged beyond this
+MANY_SEGMENTS = 64  # more are merged
 IN_MEMORY_BYTES = 2**21
 _ATTEMPTS = 5
 
@@ -25,7 +25,7 @@ class Journal:
         self._storage, self._folder = storage, folder
 
     def add(self, lines: Iterable[bytes]) -> str:
-        """One new segment, durable when this returns; its name."""
+        """Adds one segment, durable when this returns, and returns its name."""
         data = b"".join(sorted(lines))
         name = _name_of(hashlib.sha256(data).hexdigest())
         if data:
@@ -33,21 +33,21 @@ class Journal:
         return name
 
     def replace(self, lines: Iterable[bytes]) -> None:
-        """These lines and no others; until it is done, all of them."""
+        """Replaces all lines by these. Until it is done, readers see both."""
         old, name = self._segments(), self.add(lines)
         self._storage.delete(*(f"{self._folder}/{other}" for other in old if other != name))
 
     def lines(self) -> Iterator[bytes]:
-        """Every fact once, in order of the names, in bounded memory."""
+        """Reads every fact once, sorted by name, in bounded memory."""
         with ExitStack() as files:
             yield from _each_once(self._open_all(files))
 
     def merge(self) -> None:
-        """The smaller half of many segments becomes one; one that is gone was merged by another driver just now."""
+        """Merges the smaller half of the segments if there are many."""
         if len(names := self._segments()) > MANY_SEGMENTS:
             sizes = {name: self._storage.size(f"{self._folder}/{name}") or 0 for name in names}
             smaller = sorted(sizes, key=sizes.__getitem__)[: len(names) // 2]
-            with suppress(FileNotFoundError), ExitStack() as files:
+            with suppress(FileNotFoundError), ExitStack() as files:  # another driver has just merged them
                 merged = self.add(_each_once([self._open_checked(name, files) for name in smaller]))
                 self._storage.delete(*(f"{self._folder}/{name}" for name in smaller if name != merged))
 
@@ -55,8 +55,7 @@ class Journal:
         return [name for name in self._storage.names(self._folder) if name.endswith(".tsv")]
 
     def _open_all(self, files: ExitStack) -> list[BinaryIO]:
-        """All at once; one that vanished meanwhile was merged by somebody, so the folder is listed again."""
-        for _ in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS):  # a segment that vanishes was merged by another driver: list again
             try:
                 return [self._open_checked(name, files) for name in self._segments()]
             except FileNotFoundError:
@@ -66,7 +65,7 @@ class Journal:
         )
 
     def _open_checked(self, name: str, files: ExitStack) -> BinaryIO:
-        """A copy, in memory if small, because another driver's merge may delete the segment while it is read."""
+        # A copy, in memory if small: another driver's merge may delete the segment while it is read.
         key, digest = f"{self._folder}/{name}", hashlib.sha256()
         copy = files.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES))  # noqa: SIM115 - the stack closes it
         with self._storage.open(key) as file:

@@ -1,9 +1,9 @@
-"""The Ray runner: a pool of actors that pull units, any of which may die at any time. The one file that imports Ray.
+"""Ray runner: a pool of actors that pull units, any of which may die at any time. Only this module imports Ray.
 
-Ray Core rather than Ray Data (measured on the same work): Ray Data aborts the whole dataset on one exception, by
-default retries for ever a unit that kills its worker, merges and splits units into blocks of its own, and costs about
-9 ms a block. Here a unit stays a unit, a dead worker is replaced and its calls are given to others, and a unit that
-kills its worker three times is named. Which unit runs where has no influence on any byte.
+It uses Ray Core rather than Ray Data, which (measured on the same work) aborts the whole dataset on one exception, by
+default retries forever a unit that kills its worker, regroups units into blocks, and costs about 9 ms a block. Here a
+dead worker is replaced, its calls go to others, and a unit that kills its worker three times is named in an error.
+Where a unit runs changes no byte.
 """
 
 import logging
@@ -28,7 +28,7 @@ from pipelines.engine.commits import Record
 from pipelines.engine.stage import Resources
 from xmodal.errors import UserError
 
-IN_FLIGHT = 2  # calls an actor has at most: one at work, one waiting
+IN_FLIGHT = 2  # calls per actor: one at work, one waiting
 DEATHS_A_UNIT = 3
 START_SECONDS = 600.0
 OBJECT_STORE_BYTES = 512 * 2**20
@@ -37,7 +37,7 @@ KNOCK_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class RayRunner:
-    """`workers` actors on the cluster at `address`, or on one of this machine's own that ends with the process."""
+    """Runs units by actors on the Ray cluster at `address`, or on a local one that ends with the process."""
 
     workers: int = 0  # 0: as many as the cluster has room for
     address: str | None = None
@@ -57,12 +57,16 @@ class RayRunner:
 def train_together(
     train: Callable[[str], dict[str, Any]], workers: int, folder: str, gpu: bool, address: str | None
 ) -> dict[str, Any]:
-    """Ray Train: `train` in each of so many processes, which find each other; what the first one returns.
+    """Runs `train` in several processes by Ray Train, and returns what the first one returns.
 
-    All of them see `folder`. Each is given a file there, and what is written to it is shown here: Ray would show its
-    own conversation too. Where one dies the others are ended, and the same call goes on from what was saved last.
+    All processes see `folder`. Each gets the path of a file there, and lines written to it are shown here. If one dies
+    the others are ended; the same call again continues from the last checkpoint.
     """
-    from ray.train import RunConfig, ScalingConfig, WorkerGroupError  # with torch, which the stages' workers need not
+    from ray.train import (
+        RunConfig,
+        ScalingConfig,
+        WorkerGroupError,
+    )  # imports torch, which workers of stages do not need
     from ray.train.torch import TorchTrainer
 
     connect(address)
@@ -70,8 +74,8 @@ def train_together(
         raise UserError(f"the Ray cluster has room for {room} of {workers} processes that train: give --workers {room}")
     needs = {"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}
     sizes = ScalingConfig(num_workers=workers, use_gpu=gpu, resources_per_worker=needs)
-    with tempfile.TemporaryDirectory(prefix=".ray-", dir=folder) as notes, _shown(f"{notes}/said") as said:
-        act: Any = partial(train, said)
+    with tempfile.TemporaryDirectory(prefix=".ray-", dir=folder) as notes, _copied_to_stderr(f"{notes}/lines") as lines:
+        act: Any = partial(train, lines)
         trainer = TorchTrainer(act, scaling_config=sizes, run_config=RunConfig(name="train", storage_path=notes))
         try:
             result: Any = trainer.fit()
@@ -82,8 +86,8 @@ def train_together(
 
 
 @contextmanager
-def _shown(path: str) -> Iterator[str]:
-    """Lines that others write to a file are copied to stderr as they come."""
+def _copied_to_stderr(path: str) -> Iterator[str]:
+    """Copies what other processes write to a file, as it comes. Ray's own output would have Ray's messages, too."""
     over = Event()
 
     def copy() -> None:
@@ -103,7 +107,7 @@ def _shown(path: str) -> Iterator[str]:
 
 
 def connect(address: str | None = None) -> None:
-    """Joins the cluster at `address`, or starts a small one here; nothing where this process has one already."""
+    """Joins the cluster at `address`, or starts a small local one, unless this process is connected already."""
     if ray.is_initialized():
         return
     address = address or os.environ.get("RAY_ADDRESS")  # set inside a Ray job
@@ -128,7 +132,7 @@ def connect(address: str | None = None) -> None:
 
 
 def _knock(address: str) -> None:
-    """OSError where nobody listens; Ray would wait there for minutes."""
+    """Raises OSError if nobody listens at the address; Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
     if port.isdigit() and "://" not in address:
         socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
@@ -140,14 +144,14 @@ def disconnect() -> None:
 
 
 def _short_folder() -> str:
-    """Ray's socket paths may not exceed 107 bytes, whatever TMPDIR says."""
     folder = os.path.join(tempfile.gettempdir(), f"xmodal-ray-{os.getuid()}")
+    # Paths of Ray's sockets have at most 107 bytes, whatever TMPDIR says.
     return folder if len(folder) < 40 else f"/tmp/xmodal-ray-{os.getuid()}"
 
 
 def _room(resources: Resources) -> int:
-    """How many workers of this size the cluster can hold at once."""
-    nodes: list[dict[str, float]] = [node["Resources"] for node in _nodes() if node["Alive"]]
+    """The number of workers of this size that fit into the cluster at once."""
+    nodes: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     needs = {"CPU": resources.cpus, "GPU": resources.gpus, **resources.custom}
     needs = {name: amount for name, amount in needs.items() if amount > 0} or {"CPU": 1.0}
     room = sum(min(int(node.get(name, 0) // amount) for name, amount in needs.items()) for node in nodes)
@@ -157,16 +161,12 @@ def _room(resources: Resources) -> int:
     return room
 
 
-def _nodes() -> list[dict[str, Any]]:
-    return list(ray.nodes())  # type: ignore[no-untyped-call]
-
-
 def _sizes(resources: dict[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in sorted(resources.items()))
 
 
 class _Actor:
-    """Runs in the worker process. It opens with its first call, so that trouble there is an error and not a death."""
+    """Runs in the worker process. It opens with its first call, so that a failure there is an error, not a death."""
 
     def __init__(self, open_worker: Callable[[], Worker]) -> None:
         self._open = open_worker
@@ -181,14 +181,14 @@ class _Actor:
 
 @dataclass
 class _Member:
-    """One actor of the pool and the calls it has, oldest first."""
+    """One actor of the pool, and its calls, oldest first."""
 
     handle: Any
     calls: dict[Any, Call] = field(default_factory=dict)
 
 
 class _Pool:
-    """An actor gets calls once it has answered an empty one: one for which a smaller cluster has no room gets none."""
+    """Actors and their calls. An actor gets calls after it answered an empty one, so that it has started."""
 
     def __init__(
         self, open_worker: Callable[[], Worker], units: Iterator[tuple[str, Any]], resources: Resources, size: int
@@ -208,8 +208,8 @@ class _Pool:
         self._members = [self._start() for _ in range(size)]
 
     def results(self) -> Iterator[Record]:
-        """What was committed, as it comes, until there is nothing left to do."""
-        while self._is_busy() or self._has_next():
+        """Yields records as they are committed, until all units are done."""
+        while any(call for member in self._members for call in member.calls.values()) or self._has_next():
             waiting = {call: member for member in self._members for call in member.calls}
             done, _ = ray.wait(list(waiting), num_returns=1, timeout=60)
             if not done:
@@ -239,7 +239,7 @@ class _Pool:
         return _Member(handle, {handle.run.remote([]): []})
 
     def _feed(self) -> None:
-        """Calls for whoever has answered and has none waiting; slow calls wait here, where any worker may take them."""
+        # Slow calls wait here, where any worker may take them.
         for most in range(IN_FLIGHT if self._pace.is_quick else 1):
             for member in self._members:
                 if len(member.calls) <= most and self._has_next() and self._may_take(member, self._next[0]):
@@ -247,12 +247,9 @@ class _Pool:
                     member.calls[member.handle.run.remote(call)] = call
 
     def _may_take(self, member: _Member, call: Call) -> bool:
-        """A unit that was in a dead worker's hands is tried alone, so that the next death accuses nobody else."""
+        # A unit that a dead worker held is tried alone, so that another death can only be its own.
         alone = any(name in self._suspects for one in (call, *member.calls.values()) for name, _ in one)
         return not member.calls if alone else all(member.calls.values())
-
-    def _is_busy(self) -> bool:
-        return any(call for member in self._members for call in member.calls.values())
 
     def _has_next(self) -> bool:
         if not self._next and (call := self._pace.next_call(self._units)):
@@ -260,13 +257,15 @@ class _Pool:
         return bool(self._next)
 
     def _replace(self, member: _Member, error: RayActorError) -> None:
-        """A new actor for a dead one. Whatever it had, started or not, is tried again unit by unit.
-
-        Which unit it died of is only known where it had a single one: the answer of a finished call dies with it too.
-        """
+        """Replaces a dead actor. Its units are tried again, each in a call of its own."""
         units = [unit for call in member.calls.values() for unit in call]
-        if len(units) == 1:
-            self._accuse(units[0][0], error)
+        if len(units) == 1:  # with several nobody knows which one it died of: even answers of finished calls are lost
+            name = units[0][0]
+            self._deaths[name] += 1
+            if self._deaths[name] == DEATHS_A_UNIT:
+                raise UserError(
+                    f"unit {name} has killed its worker {DEATHS_A_UNIT} times; the last: {_last_line(error)}"
+                )
         self._openings_failed += not units
         if self._openings_failed == DEATHS_A_UNIT * len(self._members):
             raise UserError(f"no worker lives long enough to open the stage; the last: {_last_line(error)}")
@@ -276,13 +275,8 @@ class _Pool:
         self._members[self._members.index(member)] = self._start()
         self._feed()
 
-    def _accuse(self, name: str, error: RayActorError) -> None:
-        self._deaths[name] += 1
-        if self._deaths[name] == DEATHS_A_UNIT:
-            raise UserError(f"unit {name} has killed its worker {DEATHS_A_UNIT} times; the last: {_last_line(error)}")
-
     def _complain_of_silence(self) -> None:
-        """Units may take hours, but a cluster on which no worker starts at all has no room."""
+        # Units may take hours, but if no worker starts at all the cluster has no room.
         starting = not any(all(member.calls.values()) for member in self._members)
         if starting and time.monotonic() - self._heard > START_SECONDS:
             raise UserError(
@@ -291,7 +285,7 @@ class _Pool:
 
 
 def _cause(error: RayTaskError) -> Exception:
-    """What the worker raised, with its own traceback as a note."""
+    """The exception that the worker raised, with its traceback as a note."""
     cause = error.cause
     if not isinstance(cause, Exception):
         return error
@@ -301,6 +295,6 @@ def _cause(error: RayTaskError) -> Exception:
 
 
 def _last_line(error: Exception) -> str:
-    """Where the cause stands: Ray puts the worker's traceback into the text."""
+    # Ray puts the worker's traceback into the text: the cause is its last line.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

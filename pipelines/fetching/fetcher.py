@@ -29,9 +29,9 @@ from xmodal.errors import UserError
 from xmodal.raw import gulp
 from xmodal.raw.archives import members
 from xmodal.raw.raw_files import Raw
+from xmodal.records.media_kinds import CLIP_ENDINGS
 from xmodal.root.sealed_sets import blob_key
 from xmodal.root.storage import LocalStorage, Storage, open_storage
-from xmodal.userdata.lists import CLIPS
 
 FILES_A_UNIT = 16
 PAUSES_SECONDS = (0.0, 0.5, 2.0)  # before each round over the addresses that may still answer
@@ -128,7 +128,7 @@ def _inside(
         return
     known |= _telling(paths, lambda path: path.name)
     yield from (_archived(archive, known, whole_paths=False) for archive in raw.archives(own))
-    if ids := _telling([path for path in paths if path.suffix in CLIPS], lambda path: path.stem):
+    if ids := _telling([path for path in paths if path.suffix in CLIP_ENDINGS], lambda path: path.stem):
         folder, metas = raw.gulped()
         for meta in metas:
             yield ((ids[id], frames) for id, frames in gulp.clips(folder, meta) if id in ids)

@@ -6,7 +6,7 @@
     FOLDER                                 that `save_to_disk` wrote, or with Parquet files: a Hugging Face dataset
     hf://ORG/NAME[/FOLDER][@REVISION]      the Parquet files of a public dataset on the hub, pinned to a commit
 
-One file, xmodal.userdata.lists.DESCRIPTION, says which lists and columns make up the corpus. It is sealed with the
+One file, DESCRIPTION, says which lists and columns make up the corpus. It is sealed with the
 lists, so later commands find the corpus by its name in the root and need neither the columns nor the lists.
 
 A corpus name belongs to the list that was last parsed under it; NOTE stores that list's path. A different list under
@@ -38,7 +38,8 @@ from xmodal.records.views import splits
 from xmodal.root.outputs import Output
 from xmodal.root.sealed_sets import blob_key, read_lock, records_now, sealed_now
 from xmodal.root.storage import Storage
-from xmodal.userdata.lists import DESCRIPTION, SPLITS, Description, ListFile, own_corpus, split_name
+from xmodal.userdata.description import DESCRIPTION, SPLITS, Description, ListFile, split_name
+from xmodal.userdata.user_corpus import user_corpus
 
 NOTE = "_runs/own/{}.json"  # where the list or the Python file of a name lies
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -108,7 +109,7 @@ def describe(text: str, flags: Mapping[str, str], storage: Storage) -> UserCorpu
         _refuse_another(storage, known, found, is_meant="name" in flags)
     try:
         description = _described(name, found, flags, known)
-        corpus = own_corpus(description, found.addresses)
+        corpus = user_corpus(description, found.addresses)
     except ValueError as error:
         raise UserError(f"{text}: {error}") from None
     return UserCorpus(corpus, found.place, found.folder, found.places)
@@ -117,7 +118,7 @@ def describe(text: str, flags: Mapping[str, str], storage: Storage) -> UserCorpu
 def remembered(storage: Storage, name: str) -> Corpus | None:
     """The corpus that this root has made of a user's lists under a name."""
     description = description_of(storage, name)
-    return own_corpus(description) if description else None
+    return user_corpus(description) if description else None
 
 
 def folder_of(storage: Storage, name: str) -> Path | None:

@@ -168,8 +168,8 @@ def evaluate_released(
 ) -> Any:
     """Evaluates a released file on a split of a corpus (default: the test split).
 
-    The corpus is read as the paper's recipe for it reads, with `settings`: `visual.stage=clips`, `view.captions_per_item=none`. `circumstances` are the keywords of
-    `xmodal.evaluation.released_weights.evaluate`.
+    The corpus is read as the paper's recipe for it reads, with `settings`: `visual.stage=clips`,
+    `view.captions_per_item=none`. `circumstances` are the keywords of `xmodal.evaluation.released_weights.evaluate`.
     """
     from xmodal.evaluation import released_weights
 

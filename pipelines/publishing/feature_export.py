@@ -1,4 +1,4 @@
-"""Feature export: writes a feature store in the formats that others read."""
+"""Feature export: writes a feature store as .npy, HDF5, tar or npz files."""
 
 import io
 import os
@@ -34,11 +34,11 @@ def export_features(
     corpus: str | None,
     show: ProgressLine,
 ) -> dict[str, Any]:
-    """Features as the name of `out` says: x.npy, x.h5, x.tar, or a folder with an npz an item; absent ones left out.
+    """Exports features in the format of the name `out`: x.npy, x.h5, x.tar, or a folder with an npz an item.
 
-    They are those of a file of ids, or of a split, in that order, or all. x.npy has its ids beside it, one a line in
-    x_ids.txt. With a split prefix_ims.npy has captions in prefix_caps.txt too, as SCAN reads the two: a row an item,
-    five captions of each in the order of the rows, so that line i belongs to row i // 5.
+    The items are those of a split, or of a file of ids, in that order, or all; absent ones are left out. x.npy comes
+    with x_ids.txt, an id a line. With a split, prefix_ims.npy comes with prefix_caps.txt, too, as SCAN reads the two:
+    five captions of each item in the order of the rows, so that line i belongs to row i // 5.
     """
     if corpus and not split:
         raise UserError("--corpus says whose the split is: name that with --split")
@@ -46,33 +46,29 @@ def export_features(
     root = store.output.storage.url.rpartition("/")[0]
     named: dict[str, Any] = {"corpus": corpus} if corpus else {}
     records = choose(root, "records", **named) if split else None
-    wanted = _split(records, str(split)) if records else read_ids(ids) if ids else store.ids
-    some = [id for id in wanted if id not in store.absent]
-    beside = _beside(out, with_captions=records is not None)
-    _refuse_to_export(store, some, out, beside)
-    texts = ([*some], *([five_captions(records, some)] if records and len(beside) == 2 else []))
-    lines = dict(zip(beside, texts, strict=False))
-    with show.over("export", total=len(some), unit="items") as tick:
-        _export(store, some, out, lines, tick)
-    about = {"path": str(out), "beside": list(lines), "items": len(some), "absent": len(wanted) - len(some)}
+    wanted: Sequence[str] = store.ids
+    if records:
+        there = splits(records)
+        if split not in there:
+            raise UserError(f"there is no split {split!r}; there are: {', '.join(sorted(there))}")
+        wanted = there[split]
+    elif ids:
+        wanted = read_ids(ids)
+    present = [id for id in wanted if id not in store.absent]
+    ids_file, captions_file = f"{out.stem}_ids.txt", f"{out.name.removesuffix('_ims.npy')}_caps.txt"
+    lines: dict[str, Sequence[str]] = {ids_file: present} if out.suffix == ".npy" else {}
+    with_captions = records is not None and out.name.endswith("_ims.npy")
+    _refuse_to_export(store, present, out, [*lines, captions_file] if with_captions else list(lines))
+    if records and with_captions:
+        lines[captions_file] = five_captions(records, present)
+    with show.over("export", total=len(present), unit="items") as tick:
+        _export(store, present, out, lines, tick)
+    about = {"path": str(out), "beside": list(lines), "items": len(present), "absent": len(wanted) - len(present)}
     return about | {"dtype": store.spec.dtype, "row_shape": list(store.spec.row_shape), "ragged": store.spec.ragged}
 
 
-def _split(records: Output, name: str) -> list[str]:
-    there = splits(records)
-    if name not in there:
-        raise UserError(f"there is no split {name!r}; there are: {', '.join(sorted(there))}")
-    return there[name]
-
-
-def _beside(out: Path, with_captions: bool) -> list[str]:
-    """What is written beside an .npy: its ids, and captions."""
-    ids = [f"{out.stem}_ids.txt"] if out.suffix == ".npy" else []
-    return ids + [f"{out.name.removesuffix('_ims.npy')}_caps.txt"] * (with_captions and out.name.endswith("_ims.npy"))
-
-
 def _export(store: FeatureStore, ids: Sequence[str], out: Path, lines: Mapping[str, Sequence[str]], tick: Tick) -> None:
-    """Written in a hidden folder beside its place, and renamed when it is whole, itself the last."""
+    """Writes all files in a hidden folder beside `out`, then renames them, `out` last."""
     writers = {".npy": _write_npy, ".tar": _write_tar, "": _write_folder} | dict.fromkeys(HDF5, _write_hdf5)
     try:
         with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
@@ -86,17 +82,17 @@ def _export(store: FeatureStore, ids: Sequence[str], out: Path, lines: Mapping[s
 
 
 def five_captions(records: Output, ids: Sequence[str]) -> list[str]:
-    """SCAN's lines: of each item its first five captions."""
+    """The first five captions of each item, as lines for SCAN."""
     found: dict[str, list[Caption]] = {id: [] for id in ids}
     with records.open("captions.parquet") as file:
         for caption in read_rows(file, Caption):
             if caption.item in found and caption.source == "human":
                 found[caption.item].append(caption)
-    for id, some in found.items():
-        if len(some) < COPIES:
-            raise UserError(f"{id!r} has {len(some)} captions, but SCAN's files have {COPIES} of each item")
+    for id, captions in found.items():
+        if len(captions) < COPIES:
+            raise UserError(f"{id!r} has {len(captions)} captions, but SCAN's files have {COPIES} of each item")
     ordered = (sorted(found[id], key=lambda caption: caption.position)[:COPIES] for id in ids)
-    return [" ".join(caption.text.split()) for some in ordered for caption in some]
+    return [" ".join(caption.text.split()) for captions in ordered for caption in captions]
 
 
 def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside: list[str]) -> None:
@@ -125,13 +121,13 @@ def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside
             f"id {bad[0]!r} cannot be written to {out}, where readers end a name at its first dot: "
             "export to x.h5, x.npy or a folder"
         )
-    can_hold = {".npy": _is_line} | dict.fromkeys(HDF5, _is_text)
-    if bad := [id for id in ids if not can_hold.get(out.suffix, _is_file_name)(id)]:
+    can_hold = {".npy": _is_line, "": _is_file_name, ".tar": _is_file_name}.get(out.suffix, _is_hdf5_text)
+    if bad := [id for id in ids if not can_hold(id)]:
         raise UserError(f"id {bad[0]!r} cannot be written to {out}: export to x.h5")
 
 
-def _is_text(id: str) -> bool:
-    return "\0" not in id  # where HDF5 ends it
+def _is_hdf5_text(id: str) -> bool:
+    return "\0" not in id  # HDF5 ends text there
 
 
 def _is_line(id: str) -> bool:
@@ -144,13 +140,13 @@ def _is_file_name(id: str) -> bool:
 
 
 def _blocks(store: FeatureStore, ids: Sequence[str], tick: Tick) -> Iterator[NDArray[Any]]:
-    """Some rows at a time, or of a ragged array an item."""
+    """Blocks of rows; for a ragged array, one item each."""
     rows = store.rows(ids)
     length = 1 if store.spec.ragged else max(1, BLOCK // store.spec.row_bytes)
     for start in range(0, len(rows), length):
-        some = rows[start : start + length]
-        yield store.take_padded(some)[0] if store.spec.ragged else store.take(some)
-        tick(len(some))
+        block = rows[start : start + length]
+        yield store.take_padded(block)[0] if store.spec.ragged else store.take(block)
+        tick(len(block))
 
 
 def _items(store: FeatureStore, ids: Sequence[str], tick: Tick) -> Iterator[tuple[str, NDArray[Any]]]:

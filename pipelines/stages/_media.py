@@ -17,7 +17,7 @@ from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from pipelines.stages import Needs, Pairs
 from pipelines.stages._arrays import ArrayIndex, ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
 from xmodal.features.store import FeatureSpec
-from xmodal.media.images import Cut, UnreadableImage
+from xmodal.media.images import OnTruncated, UnreadableImage
 from xmodal.raw.archives import Archives, MissingMedia, archive_of
 from xmodal.raw.raw_files import raw_of
 from xmodal.root.identity import fingerprint
@@ -41,7 +41,7 @@ C = TypeVar("C", bound=ItemRows)
 class PictureExtractor:
     """Loaded once a worker: decodes one picture, and turns a batch of decoded pictures into rows."""
 
-    see: Callable[[bytes, Cut], NDArray[Any]]  # raises UnreadableImage
+    see: Callable[[bytes, OnTruncated], NDArray[Any]]  # raises UnreadableImage
     rows: Callable[[NDArray[Any]], NDArray[Any]]
     blank: NDArray[Any]  # takes the place of a picture that cannot be had, so that the batch keeps its order
     batch_size: int

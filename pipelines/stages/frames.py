@@ -25,8 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from pipelines.engine.clip_sampler import ClipSampler, SampledClip, SampleRequest, Subsampling
 from pipelines.engine.journal import Journal
-from pipelines.engine.killable_worker import Killable, Leash, Subsampling, Taken, Wanted
+from pipelines.engine.killable_worker import ResourceLimit
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, array_stage, write_items
@@ -51,8 +52,8 @@ CLIP_BYTES = 850_000  # of a clip of 3.6 seconds, sampled as by default: the mea
 class FramesConfig(Sampling):
     """`quality` and `subsampling` are of the JPEGs; motion JPEG that keeps its size keeps its bytes too.
 
-    What a clip may have at most are the fields of `Limits`, and of the process that decodes it those of `Leash`: both
-    decide which clips have frames. `rows_per_shard` are the bytes that the clips of a shard may have together.
+    The fields of `Limits` bound a clip, and those of `ResourceLimit` the process that decodes it: both decide which
+    clips have frames. `rows_per_shard` are the bytes that the clips of a shard may have together.
     """
 
     quality: int = 95
@@ -63,9 +64,9 @@ class FramesConfig(Sampling):
     most_seconds: int = Limits.seconds
     most_samples: int = Limits.samples
     most_work: int = Limits.work
-    deadline: float = Leash.seconds
-    deadline_rate: float = Leash.rate
-    memory: int = Leash.memory
+    deadline: float = ResourceLimit.seconds
+    deadline_rate: float = ResourceLimit.rate
+    memory: int = ResourceLimit.memory
     items_per_shard: int = 64
     rows_per_shard: int = 1 << 32
     items: str = field(default="", metadata={"given": True})
@@ -74,7 +75,7 @@ class FramesConfig(Sampling):
         super().__post_init__()
         if not 1 <= self.quality <= 100:
             raise ValueError(f"the quality of a JPEG is 1 to 100, not {self.quality}")
-        _ = self.spec, self.wanted, self.leash  # each refuses what it cannot be
+        _ = self.spec, self.request, self.limit  # each refuses what it cannot be
 
     @property
     def spec(self) -> FeatureSpec:
@@ -86,14 +87,14 @@ class FramesConfig(Sampling):
         return CLIP_BYTES * self.fps / Sampling.fps * (self.short_side / Sampling.short_side) ** 2
 
     @property
-    def wanted(self) -> Wanted:
+    def request(self) -> SampleRequest:
         sampling = Sampling(**{each.name: getattr(self, each.name) for each in fields(Sampling)})
         limits = Limits(**{each.name: getattr(self, f"most_{each.name}") for each in fields(Limits)})
-        return Wanted(sampling, limits, self.quality, self.subsampling)
+        return SampleRequest(sampling, limits, self.quality, self.subsampling)
 
     @property
-    def leash(self) -> Leash:
-        return Leash(self.deadline, self.deadline_rate, self.memory)
+    def limit(self) -> ResourceLimit:
+        return ResourceLimit(self.deadline, self.deadline_rate, self.memory)
 
 
 def check_decoders(config: Sampling, files: Mapping[str, Path]) -> None:
@@ -126,11 +127,11 @@ def make(config: FramesConfig, needs: Needs) -> Stage[FramesConfig, Any]:
 def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
     archives, notes = Archives(raw_of(inputs[0])), Journal(inputs[0].storage, journal)
     provenance = _provenance(config)
-    sampler: list[Killable] = []
+    sampler: list[ClipSampler] = []
 
     def fill(work: ArrayShard, sink: Sink) -> Counts:
         if not sampler:
-            sampler.append(Killable(config.wanted, config.leash))
+            sampler.append(ClipSampler(config.request, config.limit))
         clips = _Clips(archives, sampler[0], config.most_bytes, sink)
         media, _ = work.reads
         jpegs = (clips.take(id, path) for id, path in zip(work.ids, media, strict=True))
@@ -148,7 +149,7 @@ def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
 class _Clips:
     """The clips of one unit: a row of facts for each, and a note of how long it took."""
 
-    def __init__(self, archives: Archives, sampler: Killable, most_bytes: int, sink: Sink) -> None:
+    def __init__(self, archives: Archives, sampler: ClipSampler, most_bytes: int, sink: Sink) -> None:
         self._archives, self._sampler, self._most_bytes, self._sink = archives, sampler, most_bytes, sink
         self.rows: list[dict[str, Any]] = []
         self._notes: list[dict[str, Any]] = []
@@ -158,14 +159,14 @@ class _Clips:
         try:
             data = self._archives.read(media, self._most_bytes)
         except MissingMedia as missing:
-            return self._add(id, None, Taken(Sampled(0, stage="fetch", message=str(missing)), [], 0, 0), ABSENT)
+            return self._add(id, None, SampledClip(Sampled(0, stage="fetch", message=str(missing)), [], 0, 0), ABSENT)
         if len(data) > self._most_bytes:  # nobody reads the rest
             over = Sampled(len(data), status="too_large_bytes", message=f"more than {self._most_bytes} bytes")
-            return self._add(id, None, Taken(over, [], 0, 1), over.status)
+            return self._add(id, None, SampledClip(over, [], 0, 1), over.status)
         taken = self._sampler.sample(data)
         return self._add(id, hashlib.sha256(data).hexdigest(), taken, taken.row.status)
 
-    def _add(self, id: str, sha256: str | None, taken: Taken, status: str) -> NDArray[np.uint8]:
+    def _add(self, id: str, sha256: str | None, taken: SampledClip, status: str) -> NDArray[np.uint8]:
         jpegs = taken.jpegs if status in USABLE else []
         if status not in USABLE:
             self._sink.fail(id, status, taken.row.message)
@@ -188,7 +189,7 @@ class _Clips:
 
 
 def _provenance(config: FramesConfig) -> dict[str, Any]:
-    sampling = asdict(config.wanted.sampling)
+    sampling = asdict(config.request.sampling)
     packages = ("pillow", "av", "decord") if config.backend == "decord" else ("pillow", "av")
     versions = {name: version(name) for name in packages} | {"xmodal": __version__}
     jpeg = {"quality": config.quality, "subsampling": config.subsampling}

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.engine.building import build
-from pipelines.engine.killable_worker import Killable
+from pipelines.engine.clip_sampler import ClipSampler
 from pipelines.stages.frames import FramesConfig
 from tests.benchmarks import moving
 from tests.benchmarks.measured import Bar, Measured, timed
@@ -139,7 +139,7 @@ def _memory(folder: Path) -> dict[str, Measured]:
 
 def _killable(clips: Sequence[Path]) -> dict[str, Measured]:
     config = FramesConfig()
-    worker = Killable(config.wanted, config.leash)
+    worker = ClipSampler(config.request, config.limit)
     ways: tuple[Callable[[Path], object], ...] = (jpegs, lambda clip: worker.sample(clip.read_bytes()).jpegs)
     ratios = []
     for turn in range(ROUNDS + 1):

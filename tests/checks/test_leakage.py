@@ -636,10 +636,8 @@ def test_a_corpus_of_ones_own_is_found_by_its_name(built: Path, capsys: pytest.C
     command = ["leakage", "pictures", "--root", str(built), "--clean", "pictures/val", "--against", "pictures/train"]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert re.search(
-        r"pictures/val-clean-[0-9a-f]{8} has 1 items of pictures/val, without 1: p007\ncompared with pictures: pictures/train\n",
-        said,
-    )
+    assert re.search(r"pictures/val-clean-[0-9a-f]{8} has 1 items of pictures/val, without 1: p007\n", said)
+    assert "\ncompared with pictures: pictures/train\n" in said
 
 
 def test_a_corpus_of_ours_that_a_file_changed_is_found_too(tmp_path: Path) -> None:

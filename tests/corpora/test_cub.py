@@ -7,7 +7,6 @@ import tarfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -114,7 +113,7 @@ def test_a_picture_that_the_archive_lacks_is_absent_and_counted(folder: Path, tm
     first = next(pictures(WORLD)).path
     retar(folder, IMAGES, f"CUB_200_2011/images/{first}", None)
     site = BuildOptions(open_storage(str(tmp_path / "root")), raw=folder)
-    corpus = replace(cub.CORPUS, sources=tuple(written(source, folder) for source in cub.CORPUS.sources))
+    corpus = written(cub.CORPUS, folder, cub.CORPUS.counts)
     assert CorpusBuild(site, corpus).build("media").totals["counts"] == {"present": 59, "absent": 1}
 
 

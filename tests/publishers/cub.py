@@ -9,7 +9,7 @@ are equal bytes.
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.demo.files import Unpublishable, member, new_archive, write_tgz, written
@@ -104,7 +104,7 @@ def write(world: World, folder: str | Path) -> Corpus:
             listed = [class_folder(each) for each, number in CLASSES.items() if number in class_list(name)]
             archive.writestr(member(LIST_MEMBER.format(name), zipfile.ZIP_DEFLATED), "".join(f"{c}\n" for c in listed))
     (path / SEEN).write_text("".join(f"{picture.path}\n" for picture in pictures(world) if picture.seen))
-    return replace(CORPUS, sources=tuple(written(source, path) for source in CORPUS.sources), counts=_counts(world))
+    return written(CORPUS, path, _counts(world))
 
 
 def _images(world: World) -> Iterator[tuple[str, bytes]]:

@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def write(world: World, folder: str | Path) -> Corpus:
         file = path / PICTURES / picture.path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(jpeg(picture.scene))
-    return replace(CORPUS, sources=tuple(written(source, path) for source in CORPUS.sources), counts=_counts(some))
+    return written(CORPUS, path, _counts(some))
 
 
 def _present(pictures: list[Picture]) -> Iterator[Picture]:

@@ -8,7 +8,7 @@ pictures is another scene's: those are what Entities calls unrelated. Of equal w
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def write(world: World, folder: str | Path) -> Corpus:
     with new_archive(path / CAPTIONS) as archive:
         assigned = (picture for picture in pictures(world) if picture.karpathy)
         write_json(archive, CAPTIONS_MEMBER, {"images": map(_split_record, assigned), "dataset": "flickr30k"})
-    return replace(CORPUS, sources=tuple(written(source, path) for source in CORPUS.sources), counts=_counts(world))
+    return written(CORPUS, path, _counts(world))
 
 
 def refuse_what_cannot_be_held(world: World) -> None:

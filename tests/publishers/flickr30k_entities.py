@@ -11,7 +11,7 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -101,7 +101,7 @@ def write(world: World, folder: str | Path) -> Corpus:
             _write_annotations(archive, picture)
     rows = [f"{picture.id} {position + 1}" for picture, position in _unrelated(world)]
     (path / UNRELATED).write_text("\n".join(["# format: <imageID> <sentence number>", *rows]), "utf-8", newline="")
-    return replace(CORPUS, sources=tuple(written(source, path) for source in CORPUS.sources), counts=_counts(world))
+    return written(CORPUS, path, _counts(world))
 
 
 def _mention(found: re.Match[str], picture: Picture, seen: bool) -> Mention:

@@ -10,7 +10,7 @@ import json
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def write(world: World, folder: str | Path) -> Corpus:
     for split in SPLITS:
         lines = [f"{each.path} xml/{each.number}.xml\n" for each in reversed(every) if each.split == split]
         (path / SPLIT_LIST.format(split)).write_text("".join(lines))
-    return replace(CORPUS, sources=tuple(written(source, path) for source in CORPUS.sources), counts=_counts(every))
+    return written(CORPUS, path, _counts(every))
 
 
 def _write_array(folder: Path, name: str, records: list[dict[str, Any]]) -> None:

@@ -29,8 +29,9 @@ from pipelines.demo import coco, tgif
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
+from pipelines.engine.clip_sampler import ClipSampler, SampleRequest
 from pipelines.engine.journal import Journal
-from pipelines.engine.killable_worker import Killable, Leash, Wanted
+from pipelines.engine.killable_worker import ResourceLimit
 from pipelines.engine.ray_runner import RayRunner
 from pipelines.engine.typed_settings import parse_settings
 from pipelines.publishing.dataset_repository import feature_stores, publish
@@ -356,7 +357,7 @@ def test_a_clip_that_its_process_dies_of_is_tried_once_more(storage: Storage, tm
 
 
 def test_a_process_that_is_stopped_is_replaced() -> None:
-    sampler = Killable(Wanted(Sampling(), Limits()), Leash(3, 0))
+    sampler = ClipSampler(SampleRequest(Sampling(), Limits()), ResourceLimit(3, 0))
     stopped = sampler.pid
     os.kill(stopped, signal.SIGSTOP)
     assert sampler.sample(film()).row.status == "timeout"
@@ -366,7 +367,7 @@ def test_a_process_that_is_stopped_is_replaced() -> None:
 
 
 def test_a_process_that_was_killed_while_idle_costs_a_clip_nothing() -> None:
-    sampler = Killable(Wanted(Sampling(), Limits()), Leash())
+    sampler = ClipSampler(SampleRequest(Sampling(), Limits()), ResourceLimit())
     os.kill(sampler.pid, signal.SIGKILL)
     taken = sampler.sample(animation(100))
     assert (taken.row.status, taken.attempt) == ("ok", 2)
@@ -374,7 +375,7 @@ def test_a_process_that_was_killed_while_idle_costs_a_clip_nothing() -> None:
 
 
 def test_no_process_is_left_behind() -> None:
-    sampler = Killable(Wanted(Sampling(), Limits()), Leash())
+    sampler = ClipSampler(SampleRequest(Sampling(), Limits()), ResourceLimit())
     pid = sampler.pid
     mapped = Path(f"/proc/{pid}/maps").read_text()
     assert not [name for name in ("torch", "ray") if f"/{name}/" in mapped]
@@ -386,11 +387,11 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "clip.gif").write_bytes(animation(100, comment=b"hang"))
     code = f"""
 from pathlib import Path
-from pipelines.engine import killable_worker as killable
+from pipelines.engine import clip_sampler, killable_worker
 from tests import hostile
 from xmodal.media.frame_times import Limits, Sampling
-killable.PROGRAM = hostile.PROGRAM
-sampler = killable.Killable(killable.Wanted(Sampling(), Limits()), killable.Leash())
+killable_worker.PROGRAM = hostile.PROGRAM
+sampler = clip_sampler.ClipSampler(clip_sampler.SampleRequest(Sampling(), Limits()), killable_worker.ResourceLimit())
 print(sampler.pid, flush=True)
 sampler.sample(Path({str(tmp_path / "clip.gif")!r}).read_bytes())
 """
@@ -417,8 +418,8 @@ def is_alive(pid: int) -> bool:
 def test_a_process_that_does_not_start_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for program, end in (("raise SystemExit(7)", "ended with 7"), (SUICIDE, "was ended by SIGKILL")):
         monkeypatch.setattr("pipelines.engine.killable_worker.PROGRAM", program)
-        with pytest.raises(UserError, match=f"the process that samples clips does not start: it {end}"):
-            Killable(Wanted(Sampling(), Limits()), Leash())
+        with pytest.raises(UserError, match=f"the process that decodes media does not start: it {end}"):
+            ClipSampler(SampleRequest(Sampling(), Limits()), ResourceLimit())
 
 
 def test_a_process_that_is_killed_as_it_starts_is_started_again(
@@ -426,7 +427,7 @@ def test_a_process_that_is_killed_as_it_starts_is_started_again(
 ) -> None:
     program = f"from tests.hostile import serve_the_second_time; serve_the_second_time({str(tmp_path / 'mark')!r})"
     monkeypatch.setattr("pipelines.engine.killable_worker.PROGRAM", program)
-    sampler = Killable(Wanted(Sampling(), Limits()), Leash())
+    sampler = ClipSampler(SampleRequest(Sampling(), Limits()), ResourceLimit())
     assert sampler.sample(animation(100)).row.status == "ok"
     sampler.close()
 
@@ -646,7 +647,7 @@ def test_of_clips_that_are_all_broken_nothing_is_drawn_and_it_is_said(
     for clip in (tmp_path / "raw").glob("*.gif"):
         clip.write_bytes(b"gone")
     root = ["--root", str(tmp_path / "root")]
-    assert main(["build", f"{tmp_path / 'raw/list.csv'}/frames", *root, "--serial"]) == 0
+    assert main(["build", f"{tmp_path / 'raw/list.csv'}/frames", *root, "--serial"]) == 3
     assert main(["look", "list", *root, "--frames", str(tmp_path / "sheets")]) == 1
     assert "no clip of list has frames: `xmodal status --root" in capsys.readouterr().err
     assert not (tmp_path / "sheets").exists()
@@ -742,7 +743,7 @@ def test_what_can_be_set() -> None:
         ({"most_pixels": -1}, "less than 1 of pixels"),
         ({"deadline": 0.0}, "above 0"),
         ({"deadline_rate": -1.0}, "not below"),
-        ({"memory": 0}, "some time and memory"),
+        ({"memory": 0}, "deadline and memory are above 0"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(SMALL, **changes)

@@ -36,8 +36,10 @@ from xmodal.records.tables import Caption, Item, Oddity, Row, Split, read_rows
 from xmodal.root.outputs import find
 from xmodal.root.sealed_sets import blob_key
 from xmodal.root.storage import open_storage
-from xmodal.userdata import lists as own_data
-from xmodal.userdata.lists import DESCRIPTION, SPLITS, Description, Embedded, ListFile, own_corpus, split_name
+from xmodal.userdata import embedded_pictures
+from xmodal.userdata.description import DESCRIPTION, SPLITS, Description, ListFile, split_name
+from xmodal.userdata.embedded_pictures import EmbeddedPictures
+from xmodal.userdata.user_corpus import user_corpus
 
 SHARES = "train=0.5,val=0.25,test=0.25"
 RESNET = [f"resnet.{setting}" for setting in ("network=resnet18", "weights=random:0", "resize=32", "crop=32")]
@@ -90,7 +92,7 @@ WRITERS: dict[str, Callable[[Path, Rows], None]] = {
 
 
 def corpus_of(folder: Path, *files: str, **said: Any) -> Corpus:
-    return own_corpus(Description("mine", tuple(ListFile(file, 1, None) for file in files), **said))
+    return user_corpus(Description("mine", tuple(ListFile(file, 1, None) for file in files), **said))
 
 
 def parsed(folder: Path, *files: str, **said: Any) -> list[Row]:
@@ -453,7 +455,7 @@ def test_a_build_says_what_is_missing_and_why(xmodal: Xmodal, root: Path, tmp_pa
         [{"url": url, "caption": "a", "split": "test", "id": url} for url in ("p0.png", "cats/p1.png", "/abs/p2.png")],
     )
     said = xmodal("build", tmp_path / "list.csv", "--root", root)
-    assert said.code == 3, "nothing of its media is there"
+    assert said.code == 3, "all of them are missing"
     assert "2 by_hand, such as cats/p1.png: it is not beside the list" in said.out
     assert "`xmodal retry list [--raw FOLDER]`, then `xmodal seal list`" in said.out
     assert (
@@ -577,7 +579,7 @@ def test_a_hugging_face_dataset_with_its_pictures_inside(
 def test_embedded_pictures_that_were_lost_are_taken_out_of_the_list_again(
     xmodal: Xmodal, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_data, "MEMBERS", 2)
+    monkeypatch.setattr(embedded_pictures, "MEMBERS", 2)
     some = [{"image": {"bytes": picture(n), "path": None}, "caption": f"picture {n}"} for n in (0, 1, 0, 2, 3, 4, 1)]
     write_parquet(tmp_path / "mine.parquet", some)
     before = xmodal.done("build", tmp_path / "mine.parquet", "--root", root, "--url", "image")
@@ -823,7 +825,7 @@ def test_rows_of_a_file_without_a_split_beside_files_with_one_are_counted(tmp_pa
     write_csv(tmp_path / "more.csv", [{"url": f"{name}.png", "caption": "a"} for name in "abbc"])
     files = (ListFile("more.csv", 1, None), ListFile("train.csv", 1, None, "own/train"))
     for order in (files, files[::-1]):
-        rows = list(own_corpus(Description("mine", order, splits=())).parse(Raw.folder(tmp_path)))
+        rows = list(user_corpus(Description("mine", order, splits=())).parse(Raw.folder(tmp_path)))
         assert [row for row in rows if isinstance(row, Split)] == [Split("a.png", "own/train")]
         assert odd(rows)["in no split: kept without one"] == 2
 
@@ -844,7 +846,7 @@ def test_one_id_of_two_pictures_in_files_of_two_splits_stops(tmp_path: Path) -> 
         write_csv(tmp_path / f"{split}.csv", [{"n": "0", "url": f"{split}.png", "caption": "a"}])
     files = tuple(ListFile(f"{split}.csv", 1, None, f"own/{split}") for split in ("train", "test"))
     with pytest.raises(UserError, match=r"test\.csv:2: item '0' is in own/test, but was in own/train"):
-        list(own_corpus(Description("mine", files, id="n", splits=())).parse(Raw.folder(tmp_path)))
+        list(user_corpus(Description("mine", files, id="n", splits=())).parse(Raw.folder(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ["{}-00000-of-00001-6da3bb9ed3a8e1c9.parquet", "default/{}/0000.parquet"])
@@ -901,13 +903,12 @@ def test_a_byte_order_mark_and_windows_lines_are_no_trouble(tmp_path: Path) -> N
 def test_the_description_survives_its_file() -> None:
     said = Description("mine", (ListFile("a.csv", 3, "ab", "own/train"),), "u", "c", "i", None, ())
     assert Description.from_json(said.to_json()) == said
-    assert DESCRIPTION in {source.path for source in own_corpus(said).sources}
+    assert DESCRIPTION in {source.path for source in user_corpus(said).sources}
 
 
 def test_one_picture_under_two_names_lies_once(tmp_path: Path) -> None:
-    embedded = Embedded("embedded/x")
-    first, again = embedded.medium(b"same", "a.png"), embedded.medium(b"same", "b.gif")
-    assert first == again
+    embedded = EmbeddedPictures("embedded/x")
+    assert embedded.path(b"same", ".png") == embedded.path(b"same", ".gif")
 
 
 def test_a_long_list_is_streamed(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ caption_datasets.zip!dataset_coco.json (409 MB) has the captions and the split:
                  "sentences": [{"tokens": ["a", "bench", ...], "raw": "A bench under a tree. ",
                                 "imgid": 0, "sentid": 702}, ...]}, ...], "dataset": "coco"}
 
-annotations/annotations_trainval2014.zip!annotations/instances_{train,val}2014.json has what is shown:
+annotations/annotations_trainval2014.zip!annotations/instances_{train,val}2014.json has sizes and categories:
 
     {"info": {...}, "images": [{"id": 123456, "file_name": "COCO_val2014_000000123456.jpg", "width": 640, "height": 480,
                                 "license": 3, "flickr_url": "http://...", "coco_url": "http://..."}, ...],
@@ -16,17 +16,17 @@ annotations/annotations_trainval2014.zip!annotations/instances_{train,val}2014.j
      "categories": [{"id": 15, "name": "bench", "supercategory": "outdoor"}, ...]}
 
 The traps:
-- Two-Branch (5.4) and Dual-Path (VI-A) drew splits of their own, of the same 113,287 to train on, and published none:
-  two_branch/train and dual_path/train are drawn here, by a seed, and have nothing to do with Karpathy's.
-- Papers train on train and restval together, so restval is in karpathy/train, and in karpathy/restval to be told apart.
-- Captions end in spaces, start with them and contain newlines: any run of white space becomes one space here.
-- Some pictures have six or seven captions. Papers take the first five, which is `position < 5` in the order of
-  `sentences`; order by id is another. Whoever takes all gets 25,010 for the test, not 25,000.
-- Category ids run from 1 to 90 with gaps, so names stand for them; some pictures show none.
-- A picture's licence is its uploader's, given as the licence's address. Its url is that of COCO's copy, or of Flickr's.
-- Stanford's server is often offline: caption_datasets.zip from anywhere will do where its sha256 is right.
+- Two-Branch (5.4) and Dual-Path (VI-A) drew their own splits, also with 113,287 training pictures, and published none:
+  two_branch/train and dual_path/train are drawn here by a seed, and have nothing to do with Karpathy's.
+- Papers train on train and restval together. So restval is in karpathy/train, and in karpathy/restval, too.
+- Captions start and end with spaces and contain newlines. Any run of white space becomes one space here.
+- Some pictures have six or seven captions. Papers take the first five: `position < 5` in the order of `sentences`
+  (order by id is another). All captions of the test split are 25,010, not 25,000.
+- Category ids run from 1 to 90 with gaps, so labels are names. Some pictures show no category.
+- A picture's licence is its uploader's, given as an address. Its url is COCO's copy, or Flickr's.
+- Stanford's server is often offline. caption_datasets.zip from anywhere will do if its sha256 is right.
 
-Both files are read piece by piece, never whole. What stays in memory is 1.6 kB a picture, 190 MiB for all.
+Both files are read piece by piece. In memory stay 1.6 kB a picture, 190 MiB for all.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ from xmodal.raw.readers import has, json_members, once, value
 from xmodal.records.derived_splits import Drawn
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 
-KARPATHYS = Source(  # has his split of Flickr30k, too
+KARPATHYS = Source(  # also has his split of Flickr30k
     "caption_datasets.zip",
     "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip",
     bytes=36_745_453,
@@ -58,30 +58,30 @@ SPLITS = {
 
 def parse(raw: Raw) -> Iterator[Row]:
     """Pictures in the order of the captions file, each followed by its splits, labels and captions."""
-    shown = {folder: _shown(raw, INSTANCES_MEMBER.format(folder)) for folder in FOLDERS}
+    instances = {folder: _read_instances(raw, INSTANCES_MEMBER.format(folder)) for folder in FOLDERS}
     images, sentences = set[int](), set[int]()
     where = f"{CAPTIONS}!{CAPTIONS_MEMBER}"
     for name, number, image in json_members(raw, CAPTIONS, CAPTIONS_MEMBER):
         if name == "images":
-            yield from _picture(image, f"{where}: images[{number}]", shown, images, sentences)
+            yield from _picture(image, f"{where}: images[{number}]", instances, images, sentences)
     if not images:
         raise UserError(f"{where} has no 'images'")
 
 
 def _picture(
-    image: object, where: str, shown: Mapping[str, "_Shown"], images: set[int], sentences: set[int]
+    image: object, where: str, instances: Mapping[str, "_Instances"], images: set[int], sentences: set[int]
 ) -> Iterator[Row]:
     cocoid, folder = value(image, "cocoid", int, where), value(image, "filepath", str, where)
     where = f"{where} (cocoid {cocoid})"
     split, filename = value(image, "split", str, where), value(image, "filename", str, where)
     if split not in SPLITS:
         raise UserError(f"{where} is in an unknown split {split!r}; there are: {', '.join(SPLITS)}")
-    if folder not in shown or filename != f"COCO_{folder}_{cocoid:012d}.jpg":
+    if folder not in instances or filename != f"COCO_{folder}_{cocoid:012d}.jpg":
         raise UserError(f"{where} is {folder}/{filename}, which is no picture of {' or '.join(FOLDERS)} with this id")
-    images.add(once(images, cocoid, where))
-    yield shown[folder].item(cocoid, f"zips/{folder}.zip!{folder}/{filename}", where)
+    once(images, cocoid, where)
+    yield instances[folder].item(cocoid, f"zips/{folder}.zip!{folder}/{filename}", where)
     yield from (Split(str(cocoid), name) for name in SPLITS[split])
-    yield from shown[folder].labels(cocoid)
+    yield from instances[folder].labels(cocoid)
     yield from _captions(image, cocoid, where, sentences)
 
 
@@ -98,32 +98,32 @@ def _captions(image: object, cocoid: int, where: str, seen: set[int]) -> Iterato
             )
         if not text:
             raise UserError(f"{here}: caption {sentid} is empty")
-        seen.add(once(seen, sentid, here))
+        once(seen, sentid, here)
         yield Caption(str(sentid), str(cocoid), position, text)
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """One instances file, without its outlines."""
+class _Instances:
+    """One instances file: sizes, licences and categories of its images."""
 
     where: str
     images: dict[int, tuple[int, int, int | None, str | None]] = field(default_factory=dict)
     licences: dict[int, str] = field(default_factory=dict)
     categories: dict[int, str] = field(default_factory=dict)
-    things: dict[int, set[int]] = field(default_factory=dict)
+    categories_of: dict[int, set[int]] = field(default_factory=dict)
 
     def item(self, cocoid: int, media: str, where: str) -> Item:
         if cocoid not in self.images:
             raise UserError(f"{where} has captions, but {self.where} has no image {cocoid}")
         width, height, licence, url = self.images[cocoid]
-        name = None if licence is None else self._named("licenses", self.licences, licence)
+        name = None if licence is None else self._name("licenses", self.licences, licence)
         return Item(str(cocoid), media, width=width, height=height, licence=name, url=url)
 
     def labels(self, cocoid: int) -> Iterator[Label]:
-        for category in sorted(self.things.get(cocoid, ())):
-            yield Label(str(cocoid), "category", self._named("categories", self.categories, category))
+        for category in sorted(self.categories_of.get(cocoid, ())):
+            yield Label(str(cocoid), "category", self._name("categories", self.categories, category))
 
-    def _named(self, table: str, names: Mapping[int, str], key: int) -> str:
+    def _name(self, table: str, names: Mapping[int, str], key: int) -> str:
         if key not in names:
             raise UserError(f"{self.where}: {table} has no id {key}, which an image or annotation refers to")
         return names[key]
@@ -138,18 +138,17 @@ class _Shown:
             case "categories":
                 self.categories[value(record, "id", int, where)] = value(record, "name", str, where)
             case "annotations":
-                things = self.things.setdefault(value(record, "image_id", int, where), set())
-                things.add(value(record, "category_id", int, where))
+                image, category = value(record, "image_id", int, where), value(record, "category_id", int, where)
+                self.categories_of.setdefault(image, set()).add(category)
 
 
-def _shown(raw: Raw, member: str) -> _Shown:
-    shown = _Shown(f"{INSTANCES}!{member}")
+def _read_instances(raw: Raw, member: str) -> _Instances:
+    instances = _Instances(f"{INSTANCES}!{member}")
     for table, number, record in json_members(raw, INSTANCES, member):
-        shown.add(table, record, f"{shown.where}: {table}[{number}]")
-    strays = sorted(shown.things.keys() - shown.images.keys())
-    if strays:
-        raise UserError(f"{shown.where} has annotations of image {strays[0]}, which is not among its images")
-    return shown
+        instances.add(table, record, f"{instances.where}: {table}[{number}]")
+    if strays := sorted(instances.categories_of.keys() - instances.images.keys()):
+        raise UserError(f"{instances.where} has annotations of image {strays[0]}, which is not among its images")
+    return instances
 
 
 def _image(record: object, where: str) -> tuple[int, int, int | None, str | None]:

@@ -1,6 +1,6 @@
 """CUB Captions: 11,788 pictures of 200 kinds of birds (CUB-200-2011), ten captions each, and splits by kind.
 
-CUB_200_2011.tgz has, below CUB_200_2011/, tables of a picture's number and what is said of it, and the pictures:
+CUB_200_2011.tgz has the pictures and, below CUB_200_2011/, tables by the number of a picture or class:
 
     images.txt              1 001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg
     classes.txt             1 001.Black_footed_Albatross
@@ -8,25 +8,29 @@ CUB_200_2011.tgz has, below CUB_200_2011/, tables of a picture's number and what
     bounding_boxes.txt      1 60.0 27.0 325.0 304.0            left, top, width, height
     train_test_split.txt    1 0                                1 is Caltech's train, 0 its test
 
-cvpr2016_cub.tar.gz has a file a picture, cvpr2016_cub/text_c10/001.Black_footed_Albatross/…_0046_18.txt, of ten lines:
+cvpr2016_cub.tar.gz has ten lines a picture in files cvpr2016_cub/text_c10/001.Black_footed_Albatross/…_0046_18.txt:
 
     a large bird has curly hair on its nape, and a long and sharp bill that is black.
 
-xlsa17.zip has lists of classes, a line each: trainvalclasses (150) and testclasses (50), and of three folds
+xlsa17.zip has lists of classes, one a line: trainvalclasses (150) and testclasses (50), and for three folds
 trainclasses1 to 3 (100) and valclasses1 to 3 (50). seen_test_images.txt names 1,764 pictures as images.txt does.
 
-The splits: xian/train and xian/test are all pictures of the 150 and of the 50 classes, xian1/train to xian3/val those
-of the folds, all of whose classes are among the 150. pcme/val is that list, on which PCME chooses, pcme/train the rest
-of xian/train, and pcme/test is xian/test. caltech/train and caltech/test have pictures of every class. A caption is
-right for all of its class.
+The splits:
+- xian/train and xian/test: all pictures of the 150 classes, and of the 50.
+- xian1/train to xian3/val: the folds, all of classes among the 150.
+- pcme/val: the pictures of seen_test_images.txt, on which PCME chooses; pcme/train: the rest of xian/train; pcme/test:
+  the same as xian/test.
+- caltech/train and caltech/test: pictures of every class.
+
+A caption is relevant for every picture of its class.
 
 The traps:
-- Caption folders and lists have other names for some classes: classes are matched by the number before the point alone.
-- Ten pictures of PCME's list are of classes to test on, one each, which no training sees: left out, and counted.
-- Some captions are not UTF-8, or hold the sign (U+FFFD) that took the place of what was not: that becomes a space, and
-  is counted. So does any run of white space; typing errors stay.
-- The archives also hold what a Mac leaves behind (`._name`), which is no caption; the captions' has features, too.
-- The archive cannot be entered in its middle: it is read once more, for the pictures (`unpack`).
+- Caption folders and lists name some classes differently: classes are matched by the number before the point alone.
+- Ten pictures of seen_test_images.txt are of test classes, one each, which no training sees: left out and counted.
+- Some captions are not UTF-8, or contain U+FFFD where something was not: it becomes a space, and is counted. Any run of
+  white space becomes one space, too. Typing errors stay.
+- The archives contain files that a Mac leaves behind (`._name`) and, in the captions', features: neither is read.
+- A .tgz cannot be entered in its middle: it is read once more for the pictures (`unpack`).
 - Old links lead to CUB-200 of 2010, whose pictures have other names: the captions are of CUB-200-2011.
 """
 
@@ -39,7 +43,7 @@ from pathlib import Path
 
 from xmodal.corpora import Corpus, Printed, Source
 from xmodal.errors import UserError
-from xmodal.raw.archives import open_archive, tar_members
+from xmodal.raw.archives import open_member, tar_members
 from xmodal.raw.raw_files import Raw
 from xmodal.raw.readers import lines, lines_of, once
 from xmodal.records.tables import Caption, Item, Label, Oddity, Region, Row, Split
@@ -53,18 +57,19 @@ SPLITS = {"xian/train": "trainvalclasses", "xian/test": "testclasses"} | {
 TEN = 10  # captions of a picture
 NOT_TEXT, UNSEEN = "caption with what is not UTF-8: becomes a space", "seen test picture of an unseen class: left out"
 
-Table = dict[str, tuple[str, list[str]]]  # by number: the place in the file, and what is said
+Table = dict[str, tuple[str, list[str]]]  # place in the file and fields, by the number of a picture or class
 
 
 @dataclass(frozen=True)
 class _Birds:
-    """`pictures` are numbers by key ("001/Black_Footed_Albatross_0046_18"), `classes` names by number ("1")."""
+    """The tables of CUB_200_2011.tgz."""
 
-    pictures: Mapping[str, str]
+    pictures: Mapping[str, str]  # numbers by key ("001/Black_Footed_Albatross_0046_18")
     tables: Mapping[str, Table]
 
     @property
     def classes(self) -> dict[int, str]:
+        """Names of classes by number."""
         return {int(number): fields[0] for number, (_, fields) in self.tables["classes"].items()}
 
 
@@ -79,19 +84,19 @@ def parse(raw: Raw) -> Iterator[Row]:
         yield Item(number, _media(birds.tables["images"][number][1][0]))
         yield Label(number, "class", _class_of(birds, key, number))
         yield _box(number, *birds.tables["bounding_boxes"][number])
-        yield _half(number, *birds.tables["train_test_split"][number])
+        yield _caltech_split(number, *birds.tables["train_test_split"][number])
         yield from _splits(key, number, lists, seen)
         yield from captions[key]
 
 
 def media(raw: Raw) -> Iterator[Source]:
-    """Every picture, as it lies in the archive."""
+    """Lists every picture by its path in the archive."""
     for _, (_, (path,)) in _tables(raw, ["images"])["images"].items():
         yield _source(_media(path))
 
 
 def unpack(raw: Raw, wanted: Container[str], folder: Path) -> Iterator[Source]:
-    """Writes the wanted pictures of the archive, one after the other."""
+    """Writes the wanted pictures of the archive into a folder, one by one."""
     for member, file in tar_members(raw, IMAGES):
         if member in wanted:
             (folder / member).parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +114,7 @@ def _media(path: str) -> str:
 
 
 def _tables(raw: Raw, names: Collection[str]) -> dict[str, Table]:
-    """The archive is read up to where the last of them lies."""
+    """Reads tables from the archive, which is read only as far as the last of them."""
     wanted, found = {f"{FOLDER}/{name}.txt": name for name in names}, dict[str, Table]()
     for member, file in tar_members(raw, IMAGES):
         if name := wanted.get(member):
@@ -146,7 +151,7 @@ def _birds(raw: Raw) -> _Birds:
 
 
 def _key(path: str, where: str) -> str:
-    """By what the files agree on: the number of the class, and the picture's name without its ending."""
+    """The key of a picture, which all files agree on: the number of its class, and its name without ending."""
     found = re.fullmatch(r"(\d{3})\.[^/\\]+/([^/\\]+)\.jpg", path)
     if not found:
         raise UserError(f"{where}: {path!r:.80} is no class/picture.jpg")
@@ -181,7 +186,7 @@ def _box(number: str, where: str, fields: Sequence[str]) -> Region:
     return Region(number, number, left=left, top=top, right=left + width, bottom=top + height)
 
 
-def _half(number: str, where: str, fields: Sequence[str]) -> Split:
+def _caltech_split(number: str, where: str, fields: Sequence[str]) -> Split:
     if fields[0] not in ("0", "1"):
         raise UserError(f"{where} has {fields[0]!r} where 1 (train) or 0 (test) should be")
     return Split(number, "caltech/train" if fields[0] == "1" else "caltech/test")
@@ -189,21 +194,17 @@ def _half(number: str, where: str, fields: Sequence[str]) -> Split:
 
 def _class_list(raw: Raw, name: str, classes: Mapping[int, str]) -> set[int]:
     found, member = set[int](), LIST_MEMBER.format(name)
-    with open_archive(raw, CLASS_LISTS) as archive:
-        if member not in archive.namelist():
-            raise UserError(f"{CLASS_LISTS} has no member {member}")
-        for where, line in lines_of(archive.open(member), f"{CLASS_LISTS}!{member}"):
-            number = once(found, _class_number(line.strip(), where), where)
-            if number not in classes:
+    with open_member(raw, CLASS_LISTS, member) as file:
+        for where, line in lines_of(file, f"{CLASS_LISTS}!{member}"):
+            if once(found, number := _class_number(line.strip(), where), where) not in classes:
                 raise UserError(f"{where}: there is no class {number}")
-            found.add(number)
     if not found:
         raise UserError(f"{CLASS_LISTS}!{member} is empty")
     return found
 
 
 def _refuse_crossing(lists: Mapping[str, set[int]], classes: Collection[int]) -> None:
-    """Both parts of a division share no class, and together are all classes, or of a fold all to train on."""
+    """Checks that train and test classes are disjoint and complete; those of a fold divide the 150."""
     for who in dict.fromkeys(name.partition("/")[0] for name in lists):
         first, second = (some for name, some in lists.items() if name.startswith(f"{who}/"))
         whole = set(classes) if who == "xian" else lists["xian/train"]
@@ -213,7 +214,7 @@ def _refuse_crossing(lists: Mapping[str, set[int]], classes: Collection[int]) ->
 
 
 def _seen(raw: Raw, pictures: Mapping[str, str]) -> dict[str, str]:
-    """Keys of PCME's list, and where each stands."""
+    """Keys and places of the pictures in PCME's list."""
     found: dict[str, str] = {}
     for where, line in lines(raw, SEEN):
         key = once(found, _key(line.strip(), where), where)
@@ -237,7 +238,7 @@ def _splits(key: str, number: str, lists: Mapping[str, set[int]], seen: Mapping[
 
 
 def _captions(raw: Raw, pictures: Mapping[str, str]) -> dict[str, list[Caption | Oddity]]:
-    """Captions, and what was odd of them, by the picture's key; every picture has its ten."""
+    """Ten captions of every picture, by its key, among the oddities found in them."""
     found: dict[str, list[Caption | Oddity]] = {}
     for member, file in tar_members(raw, CAPTIONS):
         name = re.fullmatch(r"(?:.*/)?text_c10/(\d{3})\.[^/]+/((?!\._)[^/]+)\.txt", member)

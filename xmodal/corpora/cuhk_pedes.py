@@ -1,20 +1,20 @@
 """CUHK-PEDES: 40,206 pictures of 13,003 persons from five older collections, two captions each or more.
 
-reid_raw.json is one array, here with line ends that it has not:
+reid_raw.json is one array (line breaks added here):
 
     [{"split": "train", "captions": ["A pedestrian with dark hair ...", "The person has short black hair ..."],
       "file_path": "CUHK01/0363004.png", "processed_tokens": [["a", "pedestrian", ...], ...], "id": 1}, ...]
 
-The pictures are imgs/<file_path>, so that they group by folder: CUHK01, CUHK03, Market, cam_a, cam_b, test_query and
-train_query. A caption is right for every picture of its person.
+The pictures are imgs/<file_path>, in seven folders: CUHK01, CUHK03, Market, cam_a, cam_b, test_query and train_query. A
+caption is relevant for every picture of its person.
 
 The traps:
-- caption_all.json, beside it, has no splits: it is not read.
-- Recent copies of the archive lack whole folders (Market, test_query, train_query). Items of these are there all the
-  same, their pictures are sealed as absent, and what is absent can be counted by the folder in their paths.
-- Nine pictures have more than two captions, one has ten. All are kept, 80,440; who takes `position < 2` gets 80,412.
-- A person is in one split alone: 11,003 for training, 1,000 for validation, 1,000 for testing. Some have one picture.
-- A caption's id is that of its picture and its position there, for it has none of its own.
+- caption_all.json, beside it, has no splits. It is not read.
+- Recent copies of the archive lack whole folders (Market, test_query, train_query). Their items are kept, and
+  their pictures sealed as absent; the folder in their paths tells how many.
+- Nine pictures have more than two captions, one has ten. All 80,440 are kept; `position < 2` gives 80,412.
+- A person is in one split only: 11,003 in train, 1,000 in val, 1,000 in test. Some have one picture.
+- Captions have no ids: theirs are the picture's path and their position.
 - Any run of white space in a caption becomes one space.
 """
 
@@ -37,7 +37,6 @@ def parse(raw: Raw) -> Iterator[Row]:
     pictures, split_of = set[str](), dict[int, str]()
     for where, record in json_elements(raw, RECORDS):
         path = once(pictures, _path(record, where), where)
-        pictures.add(path)
         yield Item(path, f"{PICTURES}/{path}")
         yield from _belongings(record, path, where, split_of)
         yield from _captions(record, path, where)
@@ -63,7 +62,7 @@ def _path(record: object, where: str) -> str:
 
 
 def _belongings(record: object, path: str, where: str, split_of: dict[int, str]) -> Iterator[Split | Label]:
-    """`split_of` is the split of each person so far."""
+    """The split and person of a picture. `split_of` has the split of each person so far."""
     split, person = value(record, "split", str, where), value(record, "id", int, where)
     if split not in SPLITS:
         raise UserError(f"{where} is in an unknown split {split!r}; there are: {', '.join(SPLITS)}")

@@ -1,6 +1,6 @@
 """Flickr30k: 31,783 photographs of people and animals, five captions each, in two splits that have little in common.
 
-results_20130124.token has the captions, tokenised as the Penn Treebank is, a name and its caption between tabs:
+results_20130124.token has a name, a tab and a caption a line, tokenised as the Penn Treebank:
 
     1000092795.jpg#0	Two young guys look at their hands in the yard .
     1000092795.jpg#1	Two young men are outside near many bushes .
@@ -11,27 +11,27 @@ caption_datasets.zip!dataset_flickr30k.json (111 MB) has Karpathy's split, of 31
                  "sentences": [{"tokens": ["two", "young", ...], "raw": "Two young guys look at their hands.",
                                 "imgid": 0, "sentid": 0}, ...]}, ...], "dataset": "flickr30k"}
 
-flickr30k_entities/{train,val,test}.txt has Plummer's, of all 31,783, an id a line:
+flickr30k_entities/{train,val,test}.txt has Plummer's split, of all 31,783, an id a line:
 
     1000092795
 
 The traps:
-- The splits are two. Of the 1,000 pictures of plummer/test 903 are in karpathy/train: who trains on one tests on the
-  other's training pictures. Papers name the one they took, or their numbers of pictures do: 29,000 / 1,014 / 1,000 is
-  Karpathy's, 29,783 / 1,000 / 1,000 is Plummer's.
+- There are two splits: 903 of the 1,000 pictures of plummer/test are in karpathy/train. Never train on one and test on
+  the other. Papers name their split, or show it by numbers of pictures: 29,000 / 1,014 / 1,000 is Karpathy's,
+  29,783 / 1,000 / 1,000 is Plummer's.
 - Dual-Path has Plummer's numbers, but its authors say that they drew the pictures: dual_path/train is drawn by a seed.
 - 769 pictures are in none of Karpathy's splits. They are items without such a split, and counted.
-- All captions come from the token file, because Karpathy's JSON lacks those of the 769. Of the others it has a spelling
-  of its own, not tokenised, which is not read: counts of words that papers took from it may come out otherwise here.
-- White space at the ends of a caption goes, and any run of it becomes one space.
+- All captions come from the token file, because Karpathy's JSON lacks those of the 769. Its other captions, in
+  another spelling and not tokenised, are not read: numbers of words that papers took from them may differ here.
+- White space at the ends of a caption is removed, and any run of it becomes one space.
 - Kaggle's copy has the captions as results.csv, with a broken row, and every picture twice. It is not read.
 
-Anything else is refused: a picture that a split names and that has no captions, one that is in none of Plummer's
-splits, a caption without text, a number that is missing or twice. The JSON is read piece by piece, never whole.
+Anything else is refused: a picture of a split that has no captions, or that is in none of Plummer's splits, a caption
+without text, a missing or repeated number. The JSON is read piece by piece.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from xmodal.corpora import Corpus, Printed, Source
 from xmodal.corpora.coco import KARPATHYS
@@ -56,7 +56,7 @@ HOW = (
 )
 UNASSIGNED = "picture that Karpathy left out: in no split of his"
 
-Places = dict[str, tuple[str, str]]  # of each picture its split and where that is said
+Places = dict[str, tuple[str, str]]  # split of each picture, and the place in the file that says so
 
 
 def parse(raw: Raw) -> Iterator[Row]:
@@ -68,15 +68,18 @@ def parse(raw: Raw) -> Iterator[Row]:
         if image not in positions:
             yield from _picture(image, where, karpathy, plummer)
         seen = positions.setdefault(image, set())
-        seen.add(once(seen, position, f"{where}: captions of {image}"))
+        once(seen, position, f"{where}: captions of {image}")
         yield _caption(image, position, text, where)
-    _refuse_gaps(positions)
-    for splits in (karpathy, plummer):
-        _refuse_strangers(splits, positions)
+    for image, seen in positions.items():
+        if missing := set(range(max(seen))) - seen:
+            raise UserError(f"{TOKENS}: picture {image} has no caption #{min(missing)}, but a #{max(seen)}")
+    for image, (split, where) in (*karpathy.items(), *plummer.items()):
+        if image not in positions:
+            raise UserError(f"{where}: picture {image} of {split} has no captions in {TOKENS}")
 
 
 def media(raw: Raw) -> Iterator[Source]:
-    """Every picture that has captions; nobody lists them elsewhere."""
+    """Lists every picture that has captions; no other file lists them."""
     names = (_named(name, where)[0] for where, (name, _) in columns(raw, TOKENS, 2))
     for image in dict.fromkeys(names):
         yield Source(f"flickr30k-images/{image}.jpg", how=HOW, part="media")
@@ -122,18 +125,6 @@ def _karpathy(raw: Raw) -> Places:
         if all(split != other for other, _ in found.values()):
             raise UserError(f"{where}: {split} is empty")
     return found
-
-
-def _refuse_gaps(positions: Mapping[str, set[int]]) -> None:
-    for image, seen in positions.items():
-        if missing := set(range(max(seen))) - seen:
-            raise UserError(f"{TOKENS}: picture {image} has no caption #{min(missing)}, but a #{max(seen)}")
-
-
-def _refuse_strangers(splits: Places, known: Mapping[str, object]) -> None:
-    for image, (split, where) in splits.items():
-        if image not in known:
-            raise UserError(f"{where}: picture {image} of {split} has no captions in {TOKENS}")
 
 
 CORPUS = Corpus(

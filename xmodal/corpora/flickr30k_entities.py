@@ -1,12 +1,12 @@
-"""Flickr30k Entities: the phrases of Flickr30k's 158,915 captions, and the boxes of what they speak of.
+"""Flickr30k Entities: the phrases of Flickr30k's 158,915 captions, and the boxes of the things they name.
 
-flickr30k_entities/annotations.zip has two files for each of the 31,783 pictures. Sentences/<id>.txt has its captions, a
-line each; "[/EN#", the chain's number, the types after slashes, a space, the words and "]" are one phrase:
+flickr30k_entities/annotations.zip has two files for each of the 31,783 pictures. Sentences/<id>.txt has its captions,
+one a line. A phrase is "[/EN#", the number of its chain, its types after slashes, a space, its words and "]":
 
     [/EN#255542/people a man] and [/EN#255543/people woman] dressed for [/EN#255546/other a wedding function] .
     [/EN#255543/people A woman] holds [/EN#255545/bodyparts/people a man 's arm] in [/EN#0/notvisual the background]
 
-Annotations/<id>.xml has what is shown, each object with the numbers of the chains that it belongs to:
+Annotations/<id>.xml has the objects of the picture, each with the numbers of its chains:
 
     <annotation>
       <filename>65567.jpg</filename>
@@ -19,28 +19,30 @@ Annotations/<id>.xml has what is shown, each object with the numbers of the chai
     </annotation>
 
 flickr30k_entities/{train,val,test}.txt has Plummer's split, an id a line. flickr30k_entities/UNRELATED_CAPTIONS has the
-captions that do not belong to their pictures, an id and the number of a line from 1:
+captions that do not belong to their pictures, as id and number of the line, from 1:
 
     # format: <imageID> <sentence number>
     129602216 5
 
-A phrase is a Match with the characters that it takes of the caption; its group is its chain. An object is one Region
-for each of its chains, with the same box: `<id>:<number of the object>:<chain>`. The traps:
-- Chain 0 is no chain but what cannot be seen ("the background"): such phrases have no group, and none is like another.
-- A phrase may have several types ("bodyparts/people"); a space ends them, and words may contain a slash.
-- Boxes count pixels from 1 and name the last one: 1 is subtracted from xmin and ymin, which gives Region's edges.
-- A chain may have many boxes: `xmodal.detection.boxes.merged` puts them together, as localisation is scored. They are
-  rows as they were published here. A chain may also have no object at all.
-- An object may have no box: its region has no coordinates, and as `attributes` the flags that are set, "scene" (the
-  whole picture is it) or "nobndbox".
-- The captions of UNRELATED_CAPTIONS are of source "unrelated": readers of "human" captions do not see them. Their
-  phrases are Matches like others; positions count each source by itself, ids count lines, from 0.
-- Sentences may end without a full stop and files with blank lines; a blank line before others is refused.
+A phrase becomes a Match with its range of characters in the caption; its group is its chain. An object becomes one
+Region for each of its chains, with the same box: `<id>:<number of the object>:<chain>`.
 
-Rules for what may be odd, and is counted: a box beyond the picture's edges is kept; an object with neither box nor a
-flag that is set has no coordinates; a chain that one object names twice is taken once; a bracket that belongs to no
-phrase is text. Anything else that is not as above is refused, and so is a document type in XML: nothing is expanded.
-What else lies in the archive is left alone. Karpathy's split is another one: it is Flickr30k's, not of this corpus.
+The traps:
+- Chain 0 stands for what cannot be seen ("the background"): such phrases have no group and do not belong together.
+- A phrase may have several types ("bodyparts/people"). A space ends them; words may contain a slash.
+- Boxes count pixels from 1 and include the last one: 1 is subtracted from xmin and ymin, which gives Region's edges.
+- A chain may have many boxes, which are rows as published; `xmodal.detection.boxes.merged` merges them, as localisation
+  is scored. A chain may also have no object at all.
+- An object may have no box. Its region has no coordinates, and as `attributes` the flags that are set: "scene" (it is
+  the whole picture) or "nobndbox".
+- Captions of UNRELATED_CAPTIONS have the source "unrelated", so readers of "human" captions do not see them. Their
+  phrases are Matches like others. Positions count within each source, ids count lines, from 0.
+- Sentences may end without a full stop, and files with blank lines. A blank line before others is refused.
+
+Oddities, which are counted: a box beyond the picture's edges (kept); an object with neither box nor flag (without
+coordinates); a chain that one object names twice (taken once); a bracket that belongs to no phrase (kept as text).
+Anything else is refused, also a document type in XML, so that nothing is expanded. Other files of the archive are not
+read. Karpathy's split belongs to Flickr30k, not to this corpus.
 """
 
 import io
@@ -69,10 +71,10 @@ ANNOTATIONS, SENTENCES_MEMBER, XML_MEMBER = (
 UNRELATED = "flickr30k_entities/UNRELATED_CAPTIONS"
 PUBLISHER = "https://raw.githubusercontent.com/BryanPlummer/flickr30k_entities/master"
 TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments", "scene", "other", "notvisual")
-NOT_VISUAL = "0"  # the chain of what has none
+NOT_VISUAL = "0"  # stands for no chain
 PHRASE = re.compile(r"\[/EN#([0-9]+)((?:/[^\s/\[\]]+)+) ([^\[\]]+)\]")
 MEMBER = re.compile(r"(Sentences/.*\.txt|Annotations/.*\.xml)")
-LONGEST = 1 << 20  # bytes of a member: the archive is small files, and what it says of them may be a bomb
+LONGEST = 1 << 20  # bytes of a member: the files are small, and a larger one may be a bomb
 EDGES, FLAGS = ("xmin", "ymin", "xmax", "ymax"), ("nobndbox", "scene")
 UNRELATED_CAPTION = "caption unrelated to its picture: of source 'unrelated'"
 BEYOND = "box beyond the edges of its picture: kept"
@@ -80,7 +82,7 @@ UNBOXED = "object with neither box nor flag: without coordinates"
 TWICE = "chain twice in one object: taken once"
 BRACKET = "bracket that belongs to no phrase: kept as text"
 
-Unrelated = dict[tuple[str, int], str]  # picture and number of the caption, from 0, to where that is said
+Unrelated = dict[tuple[str, int], str]  # place in the file, by picture and number of the caption, from 0
 
 
 def parse(raw: Raw) -> Iterator[Row]:
@@ -91,7 +93,7 @@ def parse(raw: Raw) -> Iterator[Row]:
             if image not in plummer:
                 raise UserError(f"{ANNOTATIONS}: picture {image} is in none of {', '.join(PLUMMER)}")
             images.add(image)
-            yield from _shown(archive, image)
+            yield from _item_and_regions(archive, image)
             yield Split(image, plummer[image][0])
             yield from _captions(archive, image, unrelated)
     for image, (split, where) in plummer.items():
@@ -109,7 +111,7 @@ def media(raw: Raw) -> Iterator[Source]:
 
 
 def _images(archive: zipfile.ZipFile) -> list[str]:
-    """The pictures that have both files, which all must."""
+    """Lists the pictures, each of which must have both files."""
     members = {name for name in archive.namelist() if MEMBER.fullmatch(name)}
     images = {name.partition("/")[2].rpartition(".")[0] for name in members}
     for image in sorted(images):
@@ -148,7 +150,7 @@ def _read(archive: zipfile.ZipFile, name: str) -> tuple[str, bytes]:
 
 @dataclass(frozen=True)
 class Phrase:
-    """Where it stands in the caption's text, and of what it speaks."""
+    """A phrase of a caption: its range of characters, and the chain and types of the things it names."""
 
     start: int
     end: int
@@ -172,7 +174,7 @@ def _captions(archive: zipfile.ZipFile, image: str, unrelated: Unrelated) -> Ite
 
 
 def _sentences(where: str, data: bytes) -> list[tuple[str, str]]:
-    """The lines but for blank ones at the end, with their places."""
+    """Captions with their places, without blank lines at the end."""
     found = [(place, line) for place, line in lines_of(io.BytesIO(data), where) if line.strip()]
     for number, (place, _) in enumerate(found, 1):
         if place != f"{where}:{number}":
@@ -183,7 +185,7 @@ def _sentences(where: str, data: bytes) -> list[tuple[str, str]]:
 
 
 def _caption(line: str, where: str) -> tuple[str, list[Phrase], bool]:
-    """The text without its marks, the phrases, and whether brackets are left."""
+    """Parses a caption: its text without marks, its phrases, and whether brackets are left."""
     line, text, phrases, after, brackets = " ".join(line.split()), "", list[Phrase](), 0, False
     for found in PHRASE.finditer(line):
         between, words = line[after : found.start()], found[3].strip()
@@ -217,7 +219,7 @@ def _group(chain: str) -> str | None:
 # -------------------------------------------------------------------------------------------------------------- objects
 
 
-def _shown(archive: zipfile.ZipFile, image: str) -> Iterator[Row]:
+def _item_and_regions(archive: zipfile.ZipFile, image: str) -> Iterator[Row]:
     where, data = _read(archive, XML_MEMBER.format(image))
     root = _xml(data, where)
     if (filename := _text(_child(root, "filename", where))) != f"{image}.jpg":
@@ -244,7 +246,8 @@ def _regions(element: Element, it: Object, size: tuple[int, int]) -> Iterator[Ro
     chains = [_text(name) for name in element.findall("name")]
     if not chains or not all(re.fullmatch("[0-9]+", chain) for chain in chains):
         raise UserError(f"{it.where} has the names {chains}, which are not numbers of chains")
-    box, flags = _box(element, it.where), _flags(element, it.where)
+    box = _box(element, it.where)
+    flags = tuple(flag for flag in FLAGS if element.find(flag) is not None and _number(element, flag, it.where))
     if box and flags:
         raise UserError(f"{it.where} has a box and says that it has none: {', '.join(flags)}")
     left, top, right, bottom = box or (None, None, None, None)
@@ -260,7 +263,7 @@ def _regions(element: Element, it: Object, size: tuple[int, int]) -> Iterator[Ro
 
 
 def _box(element: Element, where: str) -> tuple[int, int, int, int] | None:
-    """Left, top, right, bottom from 0 with the last two excluded, of pixels from 1 with both ends included."""
+    """Left, top, right, bottom of an object, from 0, with right and bottom excluded."""
     boxes = element.findall("bndbox")
     if len(boxes) > 1:
         raise UserError(f"{where} has {len(boxes)} boxes; one object has one")
@@ -270,11 +273,6 @@ def _box(element: Element, where: str) -> tuple[int, int, int, int] | None:
     if left > right or top > bottom:
         raise UserError(f"{where} has an empty box: x from {left} to {right}, y from {top} to {bottom}")
     return left - 1, top - 1, right, bottom
-
-
-def _flags(element: Element, where: str) -> tuple[str, ...]:
-    """The names of those that are there and not 0."""
-    return tuple(flag for flag in FLAGS if element.find(flag) is not None and _number(element, flag, where))
 
 
 def _child(element: Element, name: str, where: str) -> Element:
@@ -296,9 +294,8 @@ def _text(element: Element) -> str:
 
 
 def _xml(data: bytes, where: str) -> Element:
-    """UTF-8 whatever it says of itself, so that no other encoding hides a document type and what that would expand."""
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")  # whatever it declares: another encoding could hide a document type
         if "<!DOCTYPE" in text:
             raise UserError(f"{where} has a document type, which is not read")
         return ElementTree.fromstring(text)

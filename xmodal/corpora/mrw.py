@@ -1,4 +1,4 @@
-"""MRW, "my reaction when": 50,107 clips from giphy, each with a sentence that tells what it is a reaction to.
+"""MRW, "my reaction when": 50,107 clips from giphy, each with the sentence that it is a reaction to.
 
 mrw-v1.0.tar.gz!mrw-v1.0.json has the sentences:
 
@@ -11,23 +11,22 @@ mrw-v1.0.tar.gz!split/{train,valid,test}.tsv have a giphy id a line:
     lJ1Q5fkkPAk6I
 
 The traps:
-- The validation list is split/valid.tsv for the authors' loader and split/val.tsv for a part of their downloader:
-  either is mrw/val, but the archive must have just one of them.
+- The validation list is split/valid.tsv in the authors' loader and split/val.tsv in a part of their downloader: either
+  is mrw/val, but the archive must have exactly one of them.
 - Some addresses are empty, others cut off before ".mp4" (".../c84Hf3KIsQ1uo/giphy"). Both are counted; such an item has
-  no address, and its clip is absent unless it is given by hand. What else is gone is found out in fetching.
-- A clip that is in no list is kept without a split and counted; an id in a list that nobody wrote a sentence for is
-  refused: the authors' code could not have run on it.
-- `gulp_num_frames` counts frames of the authors' own, at 8 a second: it is not read.
-- Any run of white space is one space. What the authors clean sentences of for their vocabulary stays in these rows: it
+  no address, and its clip is absent unless it is given by hand. Fetching finds what else is gone.
+- A clip that is in no list is kept without a split and counted. An id in a list but without a sentence is refused: the
+  authors' code could not have run on it.
+- `gulp_num_frames` counts the authors' own frames, at 8 a second. It is not read.
+- Any run of white space becomes one space. What the authors remove from sentences for their vocabulary stays here: it
   is a step of the recipes (`xmodal.text.tokenizers`).
-- The authors' clips of val and test are twice as long as those of train: these were not drawn like that.
+- The authors' clips of val and test are twice as long as those of train: the splits are not random.
 - 44,107 + 1,000 + 5,000 are the paper's numbers. Nobody has counted them in the files, so nothing asserts them.
 
-The archive is read from its beginning to its end, twice: once for the rows, once for the list of the clips. Who has it
-unpacked packs it again: `tar -czf mrw-v1.0.tar.gz mrw-v1.0.json split`. The authors' clips (19 GB, see the homepage)
-are taken from the raw folder, where they are mp4/<id>.mp4, or <id>.mp4 alone. Their Gulp dump (54 GB) will do too, as
-gulp/{train,valid,test}/data_0.gulp and meta_0.gmeta there (`xmodal.raw.gulp`): the file of a clip is then the JPEGs of
-its frames, 8 a second.
+The archive is read from begin to end, twice: for the rows, and for the list of clips. If you have it unpacked, pack it
+again: `tar -czf mrw-v1.0.tar.gz mrw-v1.0.json split`. The authors' clips (19 GB, see the homepage) are taken from the
+raw folder, as mp4/<id>.mp4 or <id>.mp4. So is their Gulp dump (54 GB), as gulp/{train,valid,test}/data_0.gulp and
+meta_0.gmeta (`xmodal.raw.gulp`): the file of a clip is then the JPEGs of its frames, 8 a second.
 """
 
 import re
@@ -51,7 +50,7 @@ BY_HAND = "MRW has no address of it: take it from the authors' archive of clips,
 
 
 def parse(raw: Raw) -> Iterator[Row]:
-    """Clips in the order of the archive, each followed by its caption and what is odd; then the splits."""
+    """Clips in the order of the archive, each followed by its caption and oddities; then the splits."""
     clips, lists = dict[str, str](), dict[str, dict[str, str]]()
     for name, file in tar_members(raw, ARCHIVE):
         if name == SENTENCES:
@@ -66,7 +65,7 @@ def parse(raw: Raw) -> Iterator[Row]:
 
 
 def media(raw: Raw) -> Iterator[Source]:
-    """A file for every clip; those without address are to be got by hand."""
+    """Lists the file of every clip. Those without address must be got by hand."""
     clips = [clip for name, file in tar_members(raw, ARCHIVE) if name == SENTENCES for clip in _clips(file)]
     if not clips:
         raise UserError(NOTHING)
@@ -96,7 +95,7 @@ def _clips(file: IO[bytes]) -> Iterator[_Clip]:
     seen = set[str]()
     for where, record in json_elements_of(file, f"{ARCHIVE}!{SENTENCES}"):
         id = _id(value(record, "id", str, where), where)
-        seen.add(once(seen, id, where))
+        once(seen, id, where)
         sentence = " ".join(value(record, "sentence", str, where).split())
         if not sentence:
             raise UserError(f"{where} ({id}): its sentence is empty")
@@ -104,7 +103,7 @@ def _clips(file: IO[bytes]) -> Iterator[_Clip]:
 
 
 def _address(images: dict[str, object], where: str) -> tuple[str | None, str | None]:
-    """Where the clip can be had, or None and why it cannot."""
+    """The address of a clip and None, or None and the reason why it has no address."""
     if not has(images, "mp4_url"):
         return None, "mp4_url is empty: no address"
     url = value(images, "mp4_url", str, where)
@@ -116,7 +115,7 @@ def _address(images: dict[str, object], where: str) -> tuple[str | None, str | N
 
 
 def _listed(file: IO[bytes], path: str) -> dict[str, str]:
-    """The ids of a list, each with its place."""
+    """The ids of a list, with their places."""
     places: dict[str, str] = {}
     for where, line in lines_of(file, path):
         places[once(places, _id(line.strip(), where), where)] = where

@@ -1,4 +1,4 @@
-r"""TGIF: 102,068 animated GIFs from Tumblr, described in one sentence each, those of the test split in three.
+r"""TGIF: 102,068 animated GIFs from Tumblr, with one sentence each, three in the test split.
 
 tgif-v1.0.tsv has an address and a sentence a line, and no header:
 
@@ -13,27 +13,26 @@ splits/{train,val,test}.txt have an address a line, and no sentences:
 The traps:
 - Sentences and splits are joined on the whole address. An id is the address' last part without .gif, as in the papers'
   code; two addresses with one id are refused.
-- What stands before and in the last part varies and is left alone: hosts numbered 31 to 42, addresses without the
-  directory of hex digits (192 of the 22,068 of val and test), revisions (_r1, _r11), sizes (_250 to _1280, _75sq).
-- Some GIFs of every split have more sentences than was promised, and further sentences of the test split stand at the
-  end of the file. All are kept, in the file's order. Papers train on one a GIF. `captions_per_item=1` takes the
-  first; PVSE's code keeps the last, and so evaluates 11,360 sentences where its paper counts 34,101.
-- The first release had the word "Failed" for some sentences. Such a sentence is left out and counted.
-- A GIF that is in no split is kept without one and counted; an address in a split without a sentence is left out and
-  counted. In the release there should be neither: 80,000 + 10,708 + 11,360 = 102,068.
-- Any run of white space is one space.
+- Addresses vary and are not changed: hosts numbered 31 to 42, no directory of hex digits (192 of the 22,068 of val and
+  test), revisions (_r1, _r11), sizes (_250 to _1280, _75sq).
+- Some GIFs of every split have more sentences than announced, and further sentences of the test split stand at the end
+  of the file. All are kept, in the file's order. Papers train on one a GIF: `captions_per_item=1` takes the first.
+  PVSE's code keeps the last, and so evaluates 11,360 sentences where its paper counts 34,101.
+- The first release had the word "Failed" in place of some sentences. Such a sentence is left out and counted.
+- A GIF that is in no split is kept without one and counted. An address in a split without a sentence is left out and
+  counted. The release should have neither: 80,000 + 10,708 + 11,360 = 102,068.
+- Any run of white space becomes one space.
 - The release's notes count 125,782 sentences, the paper 125,781: neither is asserted.
-- Many GIFs are gone, and over 400 addresses now serve a still picture: that is for whoever fetches and decodes them.
+- Many GIFs are gone, and over 400 addresses now serve a still picture. Fetching and decoding find out.
 
 PVSE's modified release (tgif-v1.0-gulp.tsv with a third column for the number of frames, split/{train,valid,test}.txt)
-is no source of this corpus, and there are no splits "pvse/...". By its authors' word it is TGIF without invalid GIFs,
-and its numbers of frames are those of its own frames, at 8 a second. Here a GIF that cannot be had or decoded is absent
-from the media and from what is computed of them, and counted there. Who gives that table for TGIF's own is told that
-it has three columns.
+is not read, and there are no splits "pvse/...". According to its authors it is TGIF without invalid GIFs, and its
+numbers of frames are of its own frames, at 8 a second. Here a GIF that cannot be fetched or decoded is absent from the
+media and from features, and counted there. That table in place of TGIF's own is refused: it has three columns.
 
-GIFs that somebody has already, such as those of TGIF-QA's tgif.tar.gz, are taken from the raw folder, where they are
-gifs/<id>.gif, or <id>.gif alone. A Gulp dump of PVSE's authors will do too, as gulp/{train,valid,test}/data_0.gulp and
-meta_0.gmeta there (`xmodal.raw.gulp`): the file of a GIF is then the JPEGs of its frames, 8 a second.
+GIFs that you have already, such as TGIF-QA's tgif.tar.gz, are taken from the raw folder, as gifs/<id>.gif or <id>.gif.
+So is a Gulp dump of PVSE's authors, as gulp/{train,valid,test}/data_0.gulp and meta_0.gmeta (`xmodal.raw.gulp`): the
+file of a GIF is then the JPEGs of its frames, 8 a second.
 """
 
 import re
@@ -54,13 +53,13 @@ RELEASE = "https://raw.githubusercontent.com/raingo/TGIF-Release/3e54d2f71418d8a
 
 
 def parse(raw: Raw) -> Iterator[Row]:
-    """GIFs in the order of their first sentences, each with its split and captions; what is odd comes around them."""
-    described = _described(raw)
-    yield from described.odd
+    """GIFs in the order of their first sentences, each with its split and captions, among oddities."""
+    table = _sentence_table(raw)
+    yield from table.odd
     splits: dict[str, str] = {}
     for split, path in LISTS.items():
-        yield from _listed(raw, split, path, described, splits)
-    for url, gif in described.gifs.items():
+        yield from _listed(raw, split, path, table, splits)
+    for url, gif in table.gifs.items():
         yield Item(gif.id, _media(gif.id), kind="clip", url=url)
         if url in splits:
             yield Split(gif.id, splits[url])
@@ -71,8 +70,8 @@ def parse(raw: Raw) -> Iterator[Row]:
 
 
 def media(raw: Raw) -> Iterator[Source]:
-    """A file for every GIF that has a sentence."""
-    for url, gif in _described(raw).gifs.items():
+    """Lists the file of every GIF that has a sentence."""
+    for url, gif in _sentence_table(raw).gifs.items():
         yield Source(_media(gif.id), url, part="media")
 
 
@@ -84,15 +83,15 @@ class _Gif:
 
 
 @dataclass(frozen=True)
-class _Described:
-    """What the table of sentences says; GIFs and ids by and to the whole address."""
+class _SentenceTable:
+    """The table of sentences."""
 
-    gifs: dict[str, _Gif] = field(default_factory=dict)
-    urls: dict[str, str] = field(default_factory=dict)
+    gifs: dict[str, _Gif] = field(default_factory=dict)  # by address
+    urls: dict[str, str] = field(default_factory=dict)  # by id
     odd: list[Oddity] = field(default_factory=list)
 
     def id(self, url: str, where: str) -> str:
-        """The id of an address, which no other may have."""
+        """The id of an address; no two addresses may have the same."""
         found = ADDRESS.fullmatch(url)
         if found is None:
             raise UserError(f"{where}: {url!r:.100} is no https address of a GIF")
@@ -110,25 +109,25 @@ class _Described:
             self.gifs.setdefault(url, _Gif(id, where)).sentences.append(sentence)
 
 
-def _described(raw: Raw) -> _Described:
-    described = _Described()
+def _sentence_table(raw: Raw) -> _SentenceTable:
+    table = _SentenceTable()
     for where, (url, text) in columns(raw, SENTENCES, 2):
-        described.add(url, " ".join(text.split()), where)
-    if not described.gifs:
+        table.add(url, " ".join(text.split()), where)
+    if not table.gifs:
         raise UserError(f"{SENTENCES} has no sentences")
-    return described
+    return table
 
 
-def _listed(raw: Raw, split: str, path: str, described: _Described, splits: dict[str, str]) -> Iterator[Oddity]:
-    """Notes the split of each address of a list; those that nobody described are odd."""
+def _listed(raw: Raw, split: str, path: str, table: _SentenceTable, splits: dict[str, str]) -> Iterator[Oddity]:
+    """Adds the split of each address of a list to `splits`; an address without sentence is an oddity."""
     seen = set[str]()
     for where, url in lines(raw, path):
-        id = described.id(url, where)
-        seen.add(once(seen, id, where))
+        id = table.id(url, where)
+        once(seen, id, where)
         if url in splits:
             raise UserError(f"{where}: {url} is in {splits[url]} too")
         splits[url] = split
-        if url not in described.gifs:
+        if url not in table.gifs:
             yield Oddity("address in a split without sentence: left out", where, id)
     if not seen:
         raise UserError(f"{path} is empty: {split} would have no GIFs")
@@ -138,7 +137,7 @@ def _media(id: str) -> str:
     return f"gifs/{id}.gif"
 
 
-KNOWN: Mapping[str, tuple[int | None, str | None]] = {  # size and sha256 of the published files, where they are known
+KNOWN: Mapping[str, tuple[int | None, str | None]] = {  # size and sha256 of the published files, if known
     SENTENCES: (None, None),
     LISTS["tgif/train"]: (None, None),
     LISTS["tgif/val"]: (1_022_215, "c535500e8d2b4ad5555c7c947652f5920045f601b8dd3f1e52b33703bf5c7d0a"),

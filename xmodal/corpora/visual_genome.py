@@ -1,5 +1,4 @@
-"""Visual Genome: 108,077 pictures and the things in them, in the words and splits that the detector of 1,600 things
-and 400 attributes is trained on.
+"""Visual Genome: 108,077 pictures with objects and attributes, in the words and splits of the bottom-up detector.
 
 image_data.json.zip!image_data.json, objects.json.zip!objects.json and attributes.json.zip!attributes.json are arrays:
 
@@ -9,29 +8,27 @@ image_data.json.zip!image_data.json, objects.json.zip!objects.json and attribute
     [{"image_id": 1, "attributes": [{"object_id": 1058508, "names": ["sidewalk"], "attributes": ["brick"],
                                      "x": 78, "y": 308, "w": 722, "h": 290, ...}, ...]}, ...]
 
-genome/objects_vocab.txt has 1,600 lines, genome/attributes_vocab.txt 400: one thing a line, other names of it after
-commas.
+genome/objects_vocab.txt has 1,600 lines, genome/attributes_vocab.txt 400: a class a line, its other names after commas.
 
     refrigerator,fridge
 
-genome/train.txt, val.txt and test.txt have 98,077, 5,000 and 5,000 lines, a picture and a file that nobody publishes:
+genome/train.txt, val.txt and test.txt have 98,077, 5,000 and 5,000 lines: a picture, and a file that is not published:
 
     VG_100K_2/2415417.jpg xml/2415417.xml
 
-A Region is an object whose first name is in the vocabulary; its name and attributes are the first of their lines.
+A Region is an object whose first name is in the vocabulary. Its name and attributes become the first of their lines.
 
 The traps:
 - The vocabularies' last line has no end (`wc -l` says 1,599), and copies of them have \\r\\n: a naive reader keeps \\r.
-- The networks' outputs count from 1 in the vocabularies' order, 0 is the background: `vocabulary` reads them so.
-- Names are compared without capitals, final point and needless spaces. As the detector's makers do, "white dog" is a
-  dog that is white, for nineteen frequent adjectives, and "red and blue" is two attributes, but "black and white" one.
-- What is in no vocabulary is left out and counted: objects, and attributes of objects that are in.
+- The networks' outputs count from 1 in the vocabularies' order; 0 is the background. `vocabulary` reads them so.
+- Names are compared without capitals, final point and extra spaces. As the detector's makers do, "white dog" is a dog
+  that is white (for nineteen frequent adjectives); "red and blue" is two attributes, but "black and white" is one.
+- Objects outside the vocabulary are left out and counted, and so are unknown attributes of other objects.
 - Boxes that reach beyond their picture are cut to it, boxes without area there are left out; both are counted.
-- Pictures may be COCO's: who evaluates on COCO must not train on these here. The three lists see to it for Karpathy's.
-- Nobody wrote captions of whole pictures. The 5.4 million phrases of region_descriptions.json are not read.
+- Some pictures are COCO's: never train on those that COCO is tested on. The three lists ensure it for Karpathy's split.
+- There are no captions of whole pictures. The 5.4 million phrases of region_descriptions.json are not read.
 
-The long arrays are read piece by piece. What stays in memory are the sizes of pictures and the attributes of objects,
-about 180 MiB for all.
+The long arrays are read piece by piece. In memory stay the sizes of pictures and the attributes of objects: 180 MiB.
 """
 
 import re
@@ -55,7 +52,7 @@ BOTH = "black and white"
 CUT, NO_AREA = "box beyond its picture: cut", "box without area: left out"
 NO_OBJECT, NO_ATTRIBUTE = "object outside the vocabulary: left out", "attribute outside the vocabulary: left out"
 
-Words = Mapping[str, str]  # every name in a vocabulary, and the first of its line
+Words = Mapping[str, str]  # the first name of its line, by every name in a vocabulary
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,8 @@ class _Picture:
 
 
 @dataclass(frozen=True)
-class _Thing:
-    """An object as it is written: its name, what its name says of it, and its box."""
+class _Object:
+    """An object with the noun and the adjectives of its name, and its box."""
 
     id: int
     name: str
@@ -75,10 +72,10 @@ class _Thing:
 
 
 def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
-    """The names of each output of a network, the usual one first; output 0, the background, has none.
+    """Names of each output of a network, the usual one first. Output 0, the background, has none.
 
-    `parse` names regions and attributes by it. Who trains a detector numbers them by it too: `raw` is then
-    `xmodal.raw.raw_files.raw_of` of the stage `sources`, and the boxes of a split are `xmodal.open(…).regions(split)`.
+    To train a detector, take `xmodal.raw.raw_files.raw_of` of the stage `sources` as `raw`, and the boxes of a split
+    from `xmodal.open(…).regions(split)`.
     """
     outputs: list[tuple[str, ...]] = [()]
     seen = set[str]()
@@ -87,7 +84,7 @@ def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
         for name in names:
             if not re.fullmatch(r"[\w][\w '&./-]*", name):
                 raise UserError(f"{where} has a name that is none: {line!r:.80}")
-            seen.add(once(seen, name, where))
+            once(seen, name, where)
         outputs.append(names)
     if len(outputs) == 1:
         raise UserError(f"{path} is empty")
@@ -104,12 +101,11 @@ def parse(raw: Raw) -> Iterator[Row]:
     if missing := sorted(pictures.keys() - sizes.keys()):
         raise UserError(f"image_data.json has no picture {missing[0]}, which is in a split's list")
     things, attributes = _words(raw, OBJECT_WORDS), _words(raw, ATTRIBUTE_WORDS)
-    told = _told(raw, sizes)
+    said = _attributes(raw, sizes)
     seen = set[int]()
     for where, record in _array(raw, "objects"):
         image = once(seen, _known(record, where, sizes), where)
-        seen.add(image)
-        yield from _regions(record, where, image, sizes[image], things, attributes, told)
+        yield from _regions(record, where, image, sizes[image], things, attributes, said)
 
 
 def _array(raw: Raw, name: str) -> Iterator[tuple[str, object]]:
@@ -156,9 +152,9 @@ def _known(record: object, where: str, sizes: Mapping[int, object]) -> int:
     return image
 
 
-def _told(raw: Raw, sizes: Mapping[int, object]) -> Mapping[int, tuple[str, ...]]:
-    """What attributes.json says of each object, cleaned; equal attributes are kept once."""
-    told, kept = dict[int, tuple[str, ...]](), dict[tuple[str, ...], tuple[str, ...]]()
+def _attributes(raw: Raw, sizes: Mapping[int, object]) -> Mapping[int, tuple[str, ...]]:
+    """The cleaned attributes of each object, by its id."""
+    found, equal = dict[int, tuple[str, ...]](), dict[tuple[str, ...], tuple[str, ...]]()
     for where, record in _array(raw, "attributes"):
         _known(record, where, sizes)
         for number, thing in enumerate(value(record, "attributes", list, where)):
@@ -166,9 +162,9 @@ def _told(raw: Raw, sizes: Mapping[int, object]) -> Mapping[int, tuple[str, ...]
             said = value(thing, "attributes", list, here) if has(thing, "attributes") else []
             if texts := tuple(text for each in said for text in _parts(each, here)):
                 identity = value(thing, "object_id", int, here)
-                texts = told.get(identity, ()) + texts
-                told[identity] = kept.setdefault(texts, texts)
-    return told
+                texts = found.get(identity, ()) + texts
+                found[identity] = equal.setdefault(texts, texts)  # one tuple for all that are equal
+    return found
 
 
 def _parts(text: object, where: str) -> list[str]:
@@ -189,44 +185,41 @@ def _regions(
     size: tuple[int, int],
     things: Words,
     attributes: Words,
-    told: Mapping[int, tuple[str, ...]],
+    attributes_of: Mapping[int, tuple[str, ...]],
 ) -> Iterator[Region | Oddity]:
     seen = set[int]()
     for number, written in enumerate(value(record, "objects", list, where)):
         here = f"{where}: objects[{number}]"
         thing = _thing(written, here)
-        seen.add(once(seen, thing.id, here))
+        once(seen, thing.id, here)
         if thing.name not in things:
             yield Oddity(NO_OBJECT, here, str(image))
             continue
-        left, top, right, bottom = cut = _cut(thing.box, size)
+        left, top, right, bottom = thing.box
+        cut = max(left, 0.0), max(top, 0.0), min(right, float(size[0])), min(bottom, float(size[1]))
+        left, top, right, bottom = cut
         if right <= left or bottom <= top:
             yield Oddity(NO_AREA, here, str(image))
             continue
         if cut != thing.box:
             yield Oddity(CUT, here, str(image))
-        said = [*thing.adjectives, *told.get(thing.id, ())]
+        said = [*thing.adjectives, *attributes_of.get(thing.id, ())]
         yield from (Oddity(NO_ATTRIBUTE, here, str(image)) for each in said if each not in attributes)
         known = tuple(dict.fromkeys(attributes[each] for each in said if each in attributes))
         identity, names = f"{image}/{thing.id}", (things[thing.name],)
         yield Region(identity, str(image), str(thing.id), left, top, right, bottom, names, known)
 
 
-def _thing(written: object, where: str) -> _Thing:
+def _thing(written: object, where: str) -> _Object:
     names = value(written, "names", list, where)
     if not names or not isinstance(names[0], str):
         raise UserError(f"{where} has no name")
     *before, last = _clean(names[0]).split() or [""]
-    plain = bool(before) and ADJECTIVES.issuperset(before)
+    is_described = bool(before) and ADJECTIVES.issuperset(before)
     x, y, width, height = (float(value(written, side, int, where)) for side in "xywh")
-    name = last if plain else " ".join([*before, last])
+    name = last if is_described else " ".join([*before, last])
     box = (x, y, x + width, y + height)
-    return _Thing(value(written, "object_id", int, where), name, tuple(before) if plain else (), box)
-
-
-def _cut(box: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:
-    left, top, right, bottom = box
-    return max(left, 0.0), max(top, 0.0), min(right, float(size[0])), min(bottom, float(size[1]))
+    return _Object(value(written, "object_id", int, where), name, tuple(before) if is_described else (), box)
 
 
 PUBLISHER = "https://homes.cs.washington.edu/~ranjay/visualgenome/data/dataset"

@@ -141,7 +141,9 @@ def _pictures(asked: Opened, network: ResNet) -> Callable[[str], NDArray[np.uint
 
     def read(id: str) -> NDArray[np.uint8]:
         try:
-            return square(archives.read(paths[id]), network.resize * times, network.crop * times, cut=lambda why: None)
+            return square(
+                archives.read(paths[id]), network.resize * times, network.crop * times, on_truncated=lambda why: None
+            )
         except (MissingMedia, UnreadableImage) as error:  # it was there, and a picture, when its features were made
             raise UserError(
                 f"the picture of {id} is damaged ({error}): `xmodal verify --forget`, build again"

@@ -21,7 +21,7 @@ from xmodal.features.store import FeatureSpec
 
 if TYPE_CHECKING:
     from torch import nn
-from xmodal.media.images import DEVIATION, MEAN, Cut, normalised, square
+from xmodal.media.images import DEVIATION, MEAN, OnTruncated, normalised, square
 
 Network = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
 NAMED = {  # the weights that torchvision has of each
@@ -79,7 +79,7 @@ class ResNet:
         return FeatureSpec(f"{self.network}-{self.output}", row_shape, self.dtype)
 
 
-def pixels(data: bytes, config: ResNet, cut: Cut | None = None) -> NDArray[np.float32]:
+def pixels(data: bytes, config: ResNet, cut: OnTruncated | None = None) -> NDArray[np.float32]:
     """(3, H, W): a picture as the network of a config takes it."""
     return normalised(square(data, config.resize, config.crop, cut))
 

@@ -1,6 +1,6 @@
-"""Attention maps drawn over the picture that they look at: one panel a map, warm where it looks most.
+"""Drawing: text on pictures, and attention maps over them, one panel a map, warm where it looks most.
 
-Shapes: L places of a grid, row by row; K maps; H and W pixels.
+Shapes: L positions of a grid, row by row; K maps; H and W pixels.
 """
 
 import math
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 GAP = 4  # white pixels between panels
-LETTERS, LINE = 18, 26  # pixels: the height of the letters, and of a line of them
-FONTS = ("DejaVuSans.ttf", "Arial Unicode.ttf", "arial.ttf", "LiberationSans-Regular.ttf")  # which systems have
+LETTERS, LINE = 18, 26  # pixels: heights of letters and of a line of text
+FONTS = ("DejaVuSans.ttf", "Arial Unicode.ttf", "arial.ttf", "LiberationSans-Regular.ttf")
 
 
 def attention_picture(
     picture_HW3: NDArray[np.uint8], attention_LK: NDArray[np.floating[Any]], grid: tuple[int, int] | None = None
 ) -> NDArray[np.uint8]:
-    """The picture, then each map over it, side by side; every map fills its own range.
+    """Draws the picture and each map over it, side by side. Every map is scaled to its own range.
 
-    The picture must be what the network saw of it, its crop. `grid` is rows and columns, by default a square.
+    The picture must be the crop that the network saw. `grid` is (rows, columns), by default a square.
     """
     rows, columns = grid or (math.isqrt(len(attention_LK)),) * 2
     if attention_LK.ndim != 2 or rows * columns != len(attention_LK) or not np.isfinite(attention_LK).all():
@@ -36,10 +36,10 @@ def attention_picture(
 
 
 def labelled(panels_HW3: NDArray[np.uint8], names: Sequence[str], legend: str) -> Image.Image:
-    """An attention picture with a name above each of its panels, and a legend below, in as many lines as it takes."""
+    """Adds a name above each panel of an attention picture, and a legend below, in as many lines as needed."""
     height, width, _ = panels_HW3.shape
     font, step = font_of(LETTERS), (width + GAP) // len(names)
-    lines = [*wrapped(legend, font, width)]
+    lines = list(wrapped(legend, font, width))
     image = Image.new("RGB", (width, height + LINE * (1 + len(lines)) + GAP), "white")
     image.paste(Image.fromarray(panels_HW3), (0, LINE))
     draw = ImageDraw.Draw(image)
@@ -51,7 +51,7 @@ def labelled(panels_HW3: NDArray[np.uint8], names: Sequence[str], legend: str) -
 
 
 def font_of(size: int) -> Any:
-    """The first of FONTS that this machine has; Pillow's own, of ASCII letters alone, where it has none."""
+    """The first of FONTS that this machine has, else Pillow's own, which has only ASCII letters."""
     for name in FONTS:
         try:
             return ImageFont.truetype(name, size)
@@ -61,7 +61,7 @@ def font_of(size: int) -> Any:
 
 
 def wrapped(text: str, font: Any, width: int) -> Iterator[str]:
-    """Of whole words, as many in a line as fit."""
+    """Breaks a text into lines of whole words that fit the width in pixels."""
     line, *words = text.split()
     for word in words:
         if font.getlength(f"{line} {word}") > width - 2 * GAP:
@@ -73,7 +73,7 @@ def wrapped(text: str, font: Any, width: int) -> Iterator[str]:
 
 
 def _over(picture_HW3: NDArray[np.uint8], map_RC: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
-    """Grey where a map does not look, in red to yellow where it does."""
+    """Draws a map over a picture: grey where the map is low, red to yellow where it is high."""
     heat_HW1 = _smooth(map_RC, picture_HW3.shape[:2])[..., None]
     grey_HW1 = picture_HW3.mean(axis=2, keepdims=True)
     warm_HW3 = np.concatenate([np.full_like(heat_HW1, 255), 255 * heat_HW1**2, np.zeros_like(heat_HW1)], axis=2)
@@ -81,7 +81,7 @@ def _over(picture_HW3: NDArray[np.uint8], map_RC: NDArray[np.floating[Any]]) -> 
 
 
 def _smooth(map_RC: NDArray[np.floating[Any]], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """In 0..1, at the picture's size; a map that is the same everywhere points nowhere."""
+    """Scales a map to 0..1 and to the picture's size; a constant map becomes 0."""
     lowest, range_ = map_RC.min(), np.ptp(map_RC)
     scaled = (map_RC - lowest) / range_ if range_ > 0 else np.zeros_like(map_RC)
     image = Image.fromarray(scaled.astype(np.float32)).resize((shape[1], shape[0]), Image.Resampling.BICUBIC)

@@ -1,24 +1,24 @@
-"""Clips of every kind, from bytes to the frames that are on the screen at 8 moments of a second.
+"""Frame sampling: from a clip's bytes to the frames that are on the screen at 8 moments of every second.
 
-What "frames at 8 FPS" are: sample k, of k = 0, 1, … while k/8 s < D and of k = 0 always, is the frame that is shown at
-k/8 s. Frame i is shown from s_i, and no longer from s_i+1; a frame that begins just at k/8 s is shown then. s_0 = 0 is
-the beginning of the first frame of the picture, after edit lists and wherever the sound begins; where a stream was cut
-within an open group of pictures, of the first that can be decoded. D is the end of the last: its packet's duration in
-MP4 and WebM, or where that is not known the gap before it; its delay in GIF and WebP. All is compared in whole numbers:
-at 24 frames a second every k/8 s is the very beginning of a frame. A frame between two moments is left out; one that is
-shown at several is given once, and the samples name it by its number.
+"Frames at 8 FPS" means: sample k is the frame shown at k/8 s, for k = 0 and every further k with k/8 s < D.
+- Frame i is shown from its start s_i until s_i+1; a frame that begins exactly at k/8 s is shown then.
+- s_0 = 0 is the start of the first frame, after edit lists and wherever the sound begins. In a stream that was cut
+  within an open group of pictures, it is the first frame that can be decoded.
+- D is the end of the last frame: by its packet's duration in MP4 and WebM (if unknown, the gap before it), by its
+  delay in GIF and WebP.
+- Times are compared as whole numbers: at 24 frames a second every k/8 s is exactly the beginning of a frame.
+- A frame between two moments is left out. A frame shown at several moments is given once; samples refer to its number.
+- Other tools choose otherwise: `fps=8` of ffmpeg takes the nearest frame, `-r 8` takes two at the beginning.
 
-A delay of 0 or 10 ms is 100 ms, as browsers show it (`Sampling.delays`). What of a canvas no frame covers is white.
-Where frames cannot be decoded a sample is the frame before it, as a player goes on showing it, and is counted
-(`samples_missing`). Other tools choose otherwise: `fps=8` of ffmpeg the nearest, `-r 8` two at the beginning.
+A delay of 0 or 10 ms is 100 ms, as in browsers (`Sampling.delays`). Parts of the canvas that no frame covers are white.
+If a frame cannot be decoded, its samples are the frame before, as in a player, and are counted (`samples_missing`).
 
-Colours are those of ffmpeg: by the matrix and the range that a video names, to 8 bits; brightness beyond that of a
-usual screen (HDR: PQ, HLG) is not brought down, and looks flat. Pixels are taken as square, though a video may name
-another shape, and video as opaque: what a WebM has of transparency is not read. A picture that is named as a clip, as
-hosts serve them for clips that are gone, is a clip of one frame; of WebP and JPEG its status says so.
+Colours are ffmpeg's: by the matrix and the range that a video names, to 8 bits. HDR (PQ, HLG) is not tone-mapped and
+looks flat. Pixels are taken as square, and the transparency of WebM is not read. A still picture that is named as a
+clip, as hosts serve for clips that are gone, is a clip of one frame; for WebP and JPEG its status says so.
 
-GIF, animated WebP, MP4, WebM and motion JPEG are known by their bytes. MP4 and WebM are read twice, first without
-decoding. Whoever needs a limit in time runs this in a process that can be killed: a decoder's call cannot be stopped.
+GIF, animated WebP, MP4, WebM and motion JPEG are recognised by their bytes. MP4 and WebM are read twice, first without
+decoding. A decoder's call cannot be stopped: for a limit in time, run this in a process that can be killed.
 """
 
 import io
@@ -33,40 +33,36 @@ from PIL import Image
 from xmodal.errors import UserError
 from xmodal.media.frame_times import Clip, Frame, Limits, Refused, Sampling, Stage, Status, check_plan
 
-MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"moof")  # that a file begins with
-UNREAD = (  # containers, by what is in them at a place
+MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"moof")  # the first box of a file
+UNREAD = (  # containers that are not read: name, position and bytes of their mark
     ("AVI", 8, b"AVI "),
     ("MPEG-PS", 0, b"\0\0\1\xba"),
     ("ASF", 0, b"\x30\x26\xb2\x75"),
     ("FLV", 0, b"FLV\1"),
     ("Ogg", 0, b"OggS"),
 )
-MESSAGE = 200  # letters
+MESSAGE = 200  # characters
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """What became of a clip.
-
-    `stage` is the last that was begun, `width` and `height` are as stored, before a rotation, and `duration_ms` is
-    rounded down. `frame_of_sample` counts the frames that were given away, and `starts_us` are their beginnings.
-    """
+    """The result of sampling a clip, without its pixels."""
 
     bytes: int
     container: str = ""
     codec: str = ""
-    width: int = 0
+    width: int = 0  # as stored, before a rotation
     height: int = 0
     frames: int = 0
-    duration_ms: int = 0
-    stage: Stage = "sniff"
+    duration_ms: int = 0  # rounded down
+    stage: Stage = "sniff"  # the last that was begun
     status: Status = "ok"
     message: str = ""
     decoder_log_count: int = 0
     samples_planned: int = 0
     samples_missing: int = 0
-    frame_of_sample: tuple[int, ...] = ()
-    starts_us: tuple[int, ...] = ()
+    frame_of_sample: tuple[int, ...] = ()  # numbers of the frames that were given
+    starts_us: tuple[int, ...] = ()  # of the frames that were given
 
 
 def sample_frames(
@@ -76,16 +72,16 @@ def sample_frames(
     limits: Limits | None = None,
     planned: Callable[[Sampled], None] | None = None,
 ) -> Sampled:
-    """Gives `keep` the frames, each once, one by one and in order. What is wrong with the bytes is a status.
+    """Passes the sampled frames to `keep`, each once and in order. Faults of the bytes become the status.
 
-    With any status that is not USABLE no frame counts, though some may have been given away. `planned` is told what is
-    known before the first frame is decoded: how long the clip is, and with it how long decoding may take.
+    If the status is not USABLE, no frame counts, even those already passed. `planned` receives the row, with the clip's
+    length, before the first frame is decoded.
     """
     config, limits = config or Sampling(), limits or Limits()
-    row = Sampled(memoryview(data).nbytes)  # a path has letters and no bytes: TypeError
+    row = Sampled(memoryview(data).nbytes)  # TypeError for a path
     try:
         row = replace(row, container=sniff(data, limits), stage="probe")
-        clip = _looked_at(data, row.container, config, limits)
+        clip = _open(data, row.container, config, limits)
         row = _described(row, clip, config)
         check_plan(clip, config, limits)
         row = replace(row, stage="decode")
@@ -99,7 +95,7 @@ def sample_frames(
 
 
 def sniff(data: bytes, limits: Limits) -> str:
-    """The container, by the first bytes."""
+    """Recognises the container by the first bytes."""
     if not data:
         raise Refused("empty_file", "")
     if len(data) > limits.bytes:
@@ -121,31 +117,31 @@ def sniff(data: bytes, limits: Limits) -> str:
 
 
 def encode_jpeg(pixels_HW3: NDArray[np.uint8], quality: int = 95, subsampling: str = "4:2:0") -> bytes:
-    """The same bytes for the same pixels, in one version of Pillow."""
+    """Encodes a JPEG. In one version of Pillow, the same pixels give the same bytes."""
     file = io.BytesIO()
     Image.fromarray(pixels_HW3).save(file, "JPEG", quality=quality, subsampling=subsampling)
     return file.getvalue()
 
 
-def _looked_at(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip:
-    """Libraries are imported where a clip needs them: plans are made without."""
+def _open(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip:
+    # Decoders are imported here, when a clip needs them: plans are made without.
     if config.backend == "decord" and container != "mp4":
         raise Refused("unsupported_codec", f"decord is not right on {container}: take pyav")
-    if container in ("webp", "mjpeg"):
-        from xmodal.media import animated_pictures
+    if container == "webp":
+        from xmodal.media.webp import open_webp
 
-        return (animated_pictures.open_webp if container == "webp" else animated_pictures.open_jpegs)(
-            data, config, limits
-        )
+        return open_webp(data, config, limits)
+    if container == "mjpeg":
+        from xmodal.media.motion_jpeg import open_jpegs
+
+        return open_jpegs(data, config, limits)
     try:
         from xmodal.media import libav
     except ModuleNotFoundError as missing:
         raise UserError(f"clips need {missing.name}: pip install -e '.[video]' in the checkout") from missing
-    return (
-        libav.open_gif(data, config, limits)
-        if container == "gif"
-        else libav.open_video(data, container, config, limits)
-    )
+    if container == "gif":
+        return libav.open_gif(data, config, limits)
+    return libav.open_video(data, container, config, limits)
 
 
 def _described(row: Sampled, clip: Clip, config: Sampling) -> Sampled:
@@ -163,7 +159,6 @@ def _described(row: Sampled, clip: Clip, config: Sampling) -> Sampled:
 
 
 def _decoded(row: Sampled, clip: Clip, config: Sampling, keep: Callable[[Frame], None]) -> Sampled:
-    """Every sample is the last frame up to its own that there is, or the first."""
     shown, kept = clip.timeline.shown(config.fps), list[int]()
 
     def numbered(number: int, frame: Frame) -> None:
@@ -175,18 +170,21 @@ def _decoded(row: Sampled, clip: Clip, config: Sampling, keep: Callable[[Frame],
         raise Refused("no_frames", trouble[0] if trouble else "the decoder gave no frame")
     there = set(kept)
     missing = sum(number not in there for number in shown)
-    damage = trouble[0] if trouble else f"{missing} samples have no frame of their own" if missing else ""
+    damage = trouble[0] if trouble else ""
+    if missing and not damage:
+        damage = f"{missing} samples have no frame of their own"
     return replace(
         row,
         status="damaged" if damage else clip.status,
         message=one_line(damage or clip.message),
         decoder_log_count=len(trouble),
         samples_missing=missing,
+        # A sample whose own frame is missing takes the last one before it, or the first of all.
         frame_of_sample=tuple(max(0, bisect_right(kept, number) - 1) for number in shown),
         starts_us=tuple(clip.timeline.start_us(number) for number in kept),
     )
 
 
 def one_line(text: str) -> str:
-    """As a row's message is."""
+    """Shortens a text to the one line that a row's message may be."""
     return " ".join(text.split())[:MESSAGE]

@@ -1,4 +1,4 @@
-"""When a frame is shown, which are chosen, what is refused: the part of sampling that no codec takes part in."""
+"""Frame times: when each frame of a clip is shown, which frames are sampled, and what is refused."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -17,27 +17,25 @@ NoClip = Literal["empty_file", "not_media", "unsupported_codec", "no_video_strea
 OverLimit = Literal[
     "too_large_bytes", "too_many_pixels", "too_many_frames", "too_long", "too_many_outputs", "too_much_work"
 ]
-Failure = Literal["timeout", "worker_died", "out_of_memory", "internal"]  # but for memory known to the worker alone
+Failure = Literal[
+    "timeout", "worker_died", "out_of_memory", "internal"
+]  # the worker finds out_of_memory, its parent the others
 Status = Literal[Usable, NoClip, OverLimit, Failure]
 USABLE: tuple[Status, ...] = get_args(Usable)
-PASSING: tuple[Status, ...] = get_args(Failure)  # what another try may be spared: more than the clip decides it
-BROWSER_LEAST_MS, BROWSER_MS = 10, 100  # a delay of the first or less is taken for the second
-JPEG_SIDE = 65_500  # pixels: libjpeg writes no longer one
+PASSING: tuple[Status, ...] = get_args(Failure)  # not decided by the clip alone: another try may succeed
+BROWSER_LEAST_MS, BROWSER_MS = 10, 100  # a delay up to the first becomes the second
+JPEG_SIDE = 65_500  # pixels: the longest side that libjpeg writes
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What decides the frames of a clip.
-
-    `delays` is how those of GIF and WebP are read: `raw` shows a frame of no delay never. `jpegs_per_second` is the
-    rate of motion JPEG, which has none of its own. Without `upscale` a small clip keeps its size.
-    """
+    """Settings that decide the frames of a clip."""
 
     fps: int = 8
-    short_side: int = 256
-    upscale: bool = True
-    delays: Delays = "browser"
-    jpegs_per_second: int = 8
+    short_side: int = 256  # pixels
+    upscale: bool = True  # False: a small clip keeps its size
+    delays: Delays = "browser"  # of GIF and WebP; with "raw" a frame without delay is never shown
+    jpegs_per_second: int = 8  # the rate of motion JPEG, which stores none
     backend: Backend = "pyav"
 
     def __post_init__(self) -> None:
@@ -48,7 +46,7 @@ class Sampling:
                 raise ValueError(f"{field} is {' or '.join(options)}, not {getattr(self, field)!r}")
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Of the sampled frame, width first; sides are rounded to the nearest."""
+        """Width and height of a sampled frame, rounded to the nearest pixel."""
         short = min(width, height)
         if short == self.short_side or (short < self.short_side and not self.upscale):
             return width, height
@@ -58,14 +56,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a clip may have at most. `work` are the pixels of all frames up to the last chosen, of GIF and WebP."""
+    """Upper limits of a clip."""
 
     bytes: int = 128 << 20
     pixels: int = 1 << 24
     frames: int = 20_000
     seconds: int = 600
     samples: int = 2_048
-    work: int = 1 << 31
+    work: int = 1 << 31  # pixels of all frames up to the last chosen, of GIF and WebP
 
     def __post_init__(self) -> None:
         if wrong := [name for name, most in vars(self).items() if most < 1]:
@@ -73,7 +71,7 @@ class Limits:
 
 
 class Refused(Exception):
-    """Why there are no frames: a status and a line. Callers of `sample_frames` get it as data."""
+    """A clip gives no frames: its status and a line. `sample_frames` returns it as data."""
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
@@ -82,7 +80,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Ascending starts of the frames and the end of the last, in units of a second, from any zero."""
+    """Starts of the frames, ascending, and the end of the last, in fractions of a second from any zero."""
 
     starts: tuple[int, ...]
     end: int
@@ -93,23 +91,23 @@ class Timeline:
         return (self.end - self.starts[0]) * self.unit
 
     def start_us(self, frame: int) -> int:
-        """Microseconds after the first frame, rounded down."""
+        """Microseconds from the first frame to this one, rounded down."""
         return int((self.starts[frame] - self.starts[0]) * self.unit * 1_000_000)
 
     def count(self, fps: int) -> int:
-        """Samples: at least one."""
+        """The number of samples, at least one."""
         duration, unit = self.end - self.starts[0], self.unit
         return max(1, -(-duration * unit.numerator * fps // unit.denominator))
 
     def shown(self, fps: int) -> list[int]:
-        """Of every sample k the frame that is on the screen at k / fps seconds."""
+        """For every sample k, the number of the frame that is on the screen at k / fps seconds."""
         rate, first = self.unit.numerator * fps, self.starts[0]
         due = (first + k * self.unit.denominator // rate for k in range(self.count(fps)))
         return [bisect_right(self.starts, tick) - 1 for tick in due]
 
 
 def from_delays(delays_ms: Sequence[int], rule: Delays) -> Timeline:
-    """Delays of an animation, as its file has them."""
+    """The timeline of an animation whose file stores delays."""
     starts, now = [], 0
     for delay in delays_ms:
         starts.append(now)
@@ -119,43 +117,42 @@ def from_delays(delays_ms: Sequence[int], rule: Delays) -> Timeline:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """RGB, upright, of the size that was asked. `jpeg` are the clip's own bytes of just these pixels, where it has."""
+    """One frame: upright RGB of the size that was asked for."""
 
     pixels_HW3: NDArray[np.uint8]
-    jpeg: bytes | None = None
+    jpeg: bytes | None = None  # the clip's own JPEG, if it has exactly these pixels
 
 
-KeepNumbered = Callable[[int, Frame], None]
+OnFrame = Callable[[int, Frame], None]  # receives a frame with its number
 
 
 @dataclass(frozen=True)
 class Clip:
-    """A clip that was looked at and not decoded.
+    """A clip whose timeline is known and whose frames are not decoded yet.
 
-    `show` decodes the frames of ascending numbers, gives each away as soon as it has it, and returns what went wrong.
-    `in_order` are clips of which every frame is decoded up to the last chosen.
+    `show` decodes the frames of ascending numbers, hands over each at once, and returns what went wrong.
     """
 
     codec: str
     width: int
     height: int
     timeline: Timeline
-    show: Callable[[Sequence[int], KeepNumbered], list[str]]
+    show: Callable[[Sequence[int], OnFrame], list[str]]
     status: Status = "ok"
     message: str = ""
-    in_order: bool = False
+    in_order: bool = False  # every frame up to the last chosen must be decoded
 
 
 def check_canvas(width: int, height: int, config: Sampling, limits: Limits) -> None:
-    """Refuses sizes, stored or sampled, before there are pixels."""
+    """Refuses a size, stored or sampled, before any pixel is decoded."""
     if not width or not height:
         raise Refused("zero_size", f"the canvas is {width} x {height}")
     if _is_too_large(width, height, config, limits):
         wide, high = config.size(width, height)
-        cure = (
-            "" if _is_too_large(width, height, replace(config, upscale=False), limits) else "; upscale=false takes it"
-        )
-        raise Refused("too_many_pixels", f"{width} x {height} pixels, sampled as {wide} x {high}{cure}")
+        message = f"{width} x {height} pixels, sampled as {wide} x {high}"
+        if not _is_too_large(width, height, replace(config, upscale=False), limits):
+            message += "; upscale=false takes it"
+        raise Refused("too_many_pixels", message)
 
 
 def _is_too_large(width: int, height: int, config: Sampling, limits: Limits) -> bool:
@@ -169,7 +166,7 @@ def check_frames(count: int, limits: Limits) -> None:
 
 
 def check_plan(clip: Clip, config: Sampling, limits: Limits) -> None:
-    """Refuses what would take too long, from the timeline alone."""
+    """Refuses a clip that would take too long, from its timeline alone."""
     if clip.timeline.seconds > limits.seconds:
         raise Refused("too_long", f"{float(clip.timeline.seconds):.0f} seconds")
     if (count := clip.timeline.count(config.fps)) > limits.samples:

@@ -1,6 +1,6 @@
-"""Blocks of a GIF, read without decoding a pixel: where its frames lie, and how long each is shown.
+"""GIF: finds the frames of a file and their delays, without decoding a pixel.
 
-Times are not taken from a decoder: their treatment of delays of 0 and 10 ms changes with the version.
+A decoder's times are not used: what it makes of delays of 0 and 10 ms changes with its version.
 """
 
 import struct
@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from xmodal.media.frame_times import Limits, Refused, Sampling, Status, check_canvas, check_frames
 
-SCREEN, IMAGE, EXTENSION, TRAILER, CONTROL = 13, 0x2C, 0x21, 0x3B, 0xF9  # the first is a length, the others are marks
-OWN_PALETTE, INTERLACED = 0x80, 0x40  # of an image's flags, the first of the screen's too
+SCREEN = 13  # bytes of the header and the screen's description
+IMAGE, EXTENSION, TRAILER, CONTROL = 0x2C, 0x21, 0x3B, 0xF9  # markers
+OWN_PALETTE, INTERLACED = 0x80, 0x40  # flags of an image; the screen has the first, too
 
 
 @dataclass(frozen=True)
-class Part:
-    """A whole frame: where its first extension begins, its image, and the next frame."""
+class GifFrame:
+    """Positions of a whole frame: its first extension, its image, and its end."""
 
     begin: int
     image: int
@@ -26,63 +27,63 @@ class Gif:
     width: int
     height: int
     delays_ms: tuple[int, ...]
-    parts: tuple[Part, ...]
+    frames: tuple[GifFrame, ...]
     status: Status
     message: str
 
 
 def read_gif(data: bytes, config: Sampling, limits: Limits) -> Gif:
-    """Whole frames only: one that the end of the file cuts is none."""
+    """Reads the frames of a GIF. A frame that the end of the file cuts is left out."""
     if len(data) < SCREEN:
         raise Refused("not_media", "the GIF ends within its header")
     width, height = struct.unpack_from("<HH", data, 6)
     check_canvas(width, height, config, limits)
     delays_ms: list[int] = []
-    parts: list[Part] = []
+    frames: list[GifFrame] = []
     try:
-        status, message = _walk(data, delays_ms, parts, limits)
+        status, message = _walk(data, delays_ms, frames, limits)
     except (IndexError, struct.error):
         status, message = "truncated", "the file ends within a block"
-    if not parts:
+    if not frames:
         raise Refused("no_frames", message or "the GIF has no frame")
-    return Gif(width, height, tuple(delays_ms), tuple(parts), status, message)
+    return Gif(width, height, tuple(delays_ms), tuple(frames), status, message)
 
 
-def alone(data: bytes, part: Part, first: bool) -> bytes:
-    """A frame as the decoder takes it, which fills what a frame gives back with the screen's background colour, where
-    browsers show nothing: the screen has two colours here, both white, and its own palette goes with each image."""
-    flags, screen = data[part.image + 9], b""
-    if not flags & OWN_PALETTE:
+def frame_bytes(data: bytes, frame: GifFrame, first: bool) -> bytes:
+    """The bytes of one frame as libav's decoder needs them; the first comes with a header."""
+    flags, screen = data[frame.image + 9], b""
+    if not flags & OWN_PALETTE:  # the screen's palette goes with the image
         flags, screen = flags & INTERLACED | OWN_PALETTE | data[10] & 7, data[SCREEN : SCREEN + _palette(data[10])]
+    # Where a frame is taken away the decoder draws the screen's background, browsers nothing: so that is white here.
     header = b"GIF89a" + data[6:10] + bytes([OWN_PALETTE, 0, 0]) + b"\xff" * 6 if first else b""
-    before, after = data[part.begin : part.image + 9], data[part.image + 10 : part.end]
+    before, after = data[frame.begin : frame.image + 9], data[frame.image + 10 : frame.end]
     return header + before + bytes([flags]) + screen + after
 
 
-def _walk(data: bytes, delays_ms: list[int], parts: list[Part], limits: Limits) -> tuple[Status, str]:
-    """Fills the lists; IndexError or struct.error where the file ends."""
+def _walk(data: bytes, delays_ms: list[int], frames: list[GifFrame], limits: Limits) -> tuple[Status, str]:
+    """Fills the lists. IndexError or struct.error if the file ends too early."""
     begin = at = SCREEN + _palette(data[10])
     delay = 0
-    while (mark := data[at]) != TRAILER:
-        if mark == IMAGE:
+    while (marker := data[at]) != TRAILER:
+        if marker == IMAGE:
             if not (data[at + 9] | data[10]) & OWN_PALETTE:
                 return "damaged", "a frame has no palette"
-            end = _after_blocks(data, at + 11 + _palette(data[at + 9]))  # its header, and a byte for the code size
-            parts.append(Part(begin, at, end))
+            end = _after_blocks(data, at + 11 + _palette(data[at + 9]))  # after its header and the code size
+            frames.append(GifFrame(begin, at, end))
             delays_ms.append(delay)
-            check_frames(len(parts), limits)
+            check_frames(len(frames), limits)
             begin, at, delay = end, end, 0
-        elif mark == EXTENSION:
+        elif marker == EXTENSION:
             if data[at + 1] == CONTROL and data[at + 2] >= 4:
                 delay = 10 * struct.unpack_from("<H", data, at + 4)[0]
             at = _after_blocks(data, at + 2)
         else:
-            return "damaged", f"no block begins with {mark:#04x}"
+            return "damaged", f"no block begins with {marker:#04x}"
     return "ok", ""
 
 
 def _palette(flags: int) -> int:
-    """Bytes of the palette that a header with these flags is followed by."""
+    """Length in bytes of the palette after a header with these flags."""
     return 3 << (flags & 7) + 1 if flags & OWN_PALETTE else 0
 
 

@@ -1,7 +1,4 @@
-"""Pictures and the networks that see them: bytes → pixels → features. Torch is imported when a network is loaded.
-
-Shapes: B pictures, H and W pixels of the crop, R places of the grid, D width of a feature.
-"""
+"""Images: from bytes of any format to upright RGB pixels, and to the crops that networks take."""
 
 import io
 import re
@@ -10,18 +7,15 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
-if TYPE_CHECKING:
-    pass
+from xmodal.media.frame_times import Frame, Sampling
 
-
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, by which every network here was trained
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet; every network here was trained with them
 MOST_PIXELS = 1 << 26
 ORIENTATION = 0x0112
 UPRIGHT = {
@@ -33,46 +27,45 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-
-
 JPEG, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 BETWEEN_JPEGS = re.compile(b"(?<=" + JPEG_END + b")(?=" + JPEG + b")")
-FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")  # none that runs another program
-UNDECODABLE = (  # what Pillow's decoders are known to raise over bytes that are no whole picture
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")  # EPS would run another program
+UNDECODABLE = (  # errors that Pillow's decoders raise over broken pictures
     *(OSError, SyntaxError, ValueError, RuntimeError, EOFError, LookupError, OverflowError),
     *(struct.error, zlib.error, Image.DecompressionBombError),
 )
 
-
-Cut = Callable[[str], None]  # is told why a picture is not all there
+OnTruncated = Callable[[str], None]  # receives the reason why a picture is incomplete
 
 
 class UnreadableImage(Exception):
-    """Bytes that are no picture anyone can show; its text is the reason, the same for the same bytes."""
+    """Bytes that cannot be shown as a picture. The text is the reason, always the same for the same bytes."""
 
 
-def open_image(data: bytes, cut: Cut | None = None) -> Image.Image:
-    """RGB, upright; transparent parts are white, of 16 bits the upper 8 are kept, of many frames the first.
+def open_image(data: bytes, on_truncated: OnTruncated | None = None) -> Image.Image:
+    """Decodes a picture to upright RGB: white where it was transparent, the upper 8 of 16 bits, the first frame.
 
-    Where a file ends, or breaks, within the picture `cut` is told how, and what is missing has one colour: gray of
-    JPEG, else the format's first. Without `cut`, or where all has one colour, such a file is unreadable.
+    If a file ends or breaks within the picture, `on_truncated` is called, and the missing part has one colour: gray
+    in a JPEG, else the format's first. Without `on_truncated`, or if nothing was decoded, the file is unreadable.
     """
     with _reading(), _opened(data) as image:
         try:
             return _upright(image)
         except UNDECODABLE as error:
-            if cut is None:
+            if on_truncated is None:
                 raise
             remains = _upright(_remains(data, image))
             if not np.ptp(np.asarray(remains), axis=(0, 1)).any():
                 raise
-            cut(_reason(error))
+            on_truncated(_reason(error))
             return remains
 
 
 def open_frames(data: bytes, count: int) -> list[Image.Image]:
-    """Frames of a clip, as `open_image` gives the first: the middles of `count` equal stretches of it, with repeats
-    where it has fewer frames. Of video JPEGs one after the other are read, and what Pillow does not read is no clip."""
+    """Decodes `count` evenly spaced frames of a clip that Pillow reads, or of motion JPEG.
+
+    They are the middles of `count` equal stretches; a clip of fewer frames gives some more than once.
+    """
     jpegs = BETWEEN_JPEGS.split(data) if data.startswith(JPEG) else []
     if len(jpegs) > 1:
         return [open_image(jpegs[(2 * number + 1) * len(jpegs) // (2 * count)]) for number in range(count)]
@@ -82,7 +75,7 @@ def open_frames(data: bytes, count: int) -> list[Image.Image]:
 
 
 def frames_at(data: bytes, numbers: Iterable[int]) -> Iterator[Image.Image]:
-    """Frames as `open_image` gives the first, one by one."""
+    """Decodes the frames of these numbers, one by one, as `open_image` does the first."""
     with _reading():
         image = _opened(data)
     with image:
@@ -95,8 +88,8 @@ def frames_at(data: bytes, numbers: Iterable[int]) -> Iterator[Image.Image]:
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """What decoding raises is UnreadableImage."""
-    with warnings.catch_warnings():  # of odd metadata, and of sizes that are refused here
+    """Turns what decoding raises into UnreadableImage."""
+    with warnings.catch_warnings():  # about odd metadata, and sizes that `_opened` refuses
         warnings.simplefilter("ignore")
         try:
             yield
@@ -112,23 +105,29 @@ def _opened(data: bytes) -> ImageFile:
 
 
 def _remains(data: bytes, image: ImageFile) -> Image.Image:
-    """What a decoder has left of the picture that it failed at."""
+    """The part of a broken picture that its decoder could read."""
     if image.format == "JPEG":
-        return _opened(data + JPEG_END)  # with which it goes on to the picture's end
-    image.tile = []  # no more is asked of it
+        return _opened(data + JPEG_END)  # then the decoder fills the rest
+    image.tile = []  # nothing is left to decode
     return image
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    image.load()  # before it is asked for its orientation: TIFF is turned by then, and faults are not taken for EXIF's
+    image.load()  # before the orientation is read: it turns TIFF, and its errors must not look like EXIF's
     turn = UPRIGHT.get(_orientation(image))
     colours = _rgb(image)
     return colours if turn is None else colours.transpose(turn)
 
 
-def square(data: bytes, resize: int, crop: int, cut: Cut | None = None) -> NDArray[np.uint8]:
-    """(H, W, 3): the middle of a picture whose shorter side is resized, as torchvision's own transforms cut it."""
-    image = open_image(data, cut)
+def sampled_frame(picture: Image.Image, config: Sampling) -> Frame:
+    """Resizes a decoded picture to the size of a clip's sampled frames."""
+    size = config.size(*picture.size)
+    return Frame(np.asarray(picture if size == picture.size else picture.resize(size, Image.Resampling.BILINEAR)))
+
+
+def square(data: bytes, resize: int, crop: int, on_truncated: OnTruncated | None = None) -> NDArray[np.uint8]:
+    """Resizes a picture's shorter side and cuts the middle, (H, W, 3), exactly as torchvision's transforms do."""
+    image = open_image(data, on_truncated)
     width, height = (resize * side // min(image.size) for side in image.size)
     if width * height > MOST_PIXELS:
         raise UnreadableImage(f"{image.width} x {image.height} pixels are too narrow to resize")
@@ -138,7 +137,7 @@ def square(data: bytes, resize: int, crop: int, cut: Cut | None = None) -> NDArr
 
 
 def normalised(colours_HW3: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """(3, H, W): what a network takes."""
+    """Normalises pixels by ImageNet's mean and deviation, as (3, H, W) for a network."""
     normal_HW3 = (colours_HW3.astype(np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(DEVIATION, np.float32)
     return np.ascontiguousarray(normal_HW3.transpose(2, 0, 1))
 
@@ -146,7 +145,7 @@ def normalised(colours_HW3: NDArray[np.uint8]) -> NDArray[np.float32]:
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(ORIENTATION, 1))
-    except (*UNDECODABLE, TypeError):  # metadata may be broken where the picture is whole
+    except (*UNDECODABLE, TypeError):  # broken metadata of a whole picture
         return 1
 
 
@@ -163,6 +162,6 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    """Without the address of the buffer, which changes from run to run."""
     text = "no image format that is known" if isinstance(error, UnidentifiedImageError) else str(error)
-    return " ".join(re.sub(r" at 0x[0-9a-f]+", "", text).split()) or type(error).__name__
+    text = re.sub(r" at 0x[0-9a-f]+", "", text)  # an address in memory changes from run to run
+    return " ".join(text.split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""What libav decodes: GIF, MP4 and WebM. The one door to PyAV and decord."""
+"""Libav: opens and decodes GIF, MP4 and WebM. The only module that imports PyAV and decord."""
 
 import io
 import struct
@@ -22,8 +22,8 @@ from xmodal.errors import UserError
 from xmodal.media.frame_times import (
     Clip,
     Frame,
-    KeepNumbered,
     Limits,
+    OnFrame,
     Refused,
     Sampling,
     Status,
@@ -32,32 +32,29 @@ from xmodal.media.frame_times import (
     check_frames,
     from_delays,
 )
-from xmodal.media.gif import Part, alone, read_gif
+from xmodal.media.gif import GifFrame, frame_bytes, read_gif
 
-FORMATS = {"mp4": "mov", "webm": "matroska"}  # as libav names them; no other is opened: playlists read other files
-SEGMENT, UNKNOWN = 0x18538067, 0x1FFFFFFFFFFFFFF  # of WebM: the element all is in; its length while it was recorded
+FORMATS = {"mp4": "mov", "webm": "matroska"}  # libav's names; no other is opened, since playlists read other files
+SEGMENT = 0x18538067  # the element of WebM that holds all others
+UNKNOWN = 0x1FFFFFFFFFFFFFF  # its length in a live recording
 TINY = 16  # pixels
 
-Converted = Callable[[VideoFrame], Frame]
+ConvertFrame = Callable[[VideoFrame], Frame]
 
 
 @dataclass(frozen=True)
 class Packets:
-    """What a file holds, in the order it is decoded in; `starts` are those of the frames that are shown, ascending.
-
-    `earliest` begins the first packet of all, and `key` the first keyframe: frames between them may be predicted from
-    what is cut off.
-    """
+    """Facts about the packets of a video, in units of its stream's time."""
 
     count: int
-    starts: tuple[int, ...]
+    starts: tuple[int, ...]  # of the frames that are shown, ascending
     last_duration: int
     trouble: str
-    cut: bool
-    hidden: bool
+    cut: bool  # the file ends too early
+    hidden: bool  # an edit list hides some frames
     open_groups: bool
-    earliest: int
-    key: int
+    earliest: int  # the start of the first packet; frames up to `key` may be predicted from what was cut off
+    key: int  # the start of the first keyframe
 
     @property
     def end(self) -> int:
@@ -67,7 +64,7 @@ class Packets:
 
 @dataclass(frozen=True, eq=False)
 class Video:
-    """One whose packets are known, and what is wanted of it."""
+    """A video whose packets are known, with the settings for its frames."""
 
     data: bytes
     container: str
@@ -79,20 +76,21 @@ class Video:
 def open_gif(data: bytes, config: Sampling, limits: Limits) -> Clip:
     gif = read_gif(data, config, limits)
     timeline = from_delays(gif.delays_ms, config.delays)
-    show = partial(_show_gif, data, gif.parts, _conversion(config, limits))
+    show = partial(_show_gif, data, gif.frames, _conversion(config, limits))
     return Clip("gif", gif.width, gif.height, timeline, show, gif.status, gif.message, in_order=True)
 
 
 def open_video(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip:
-    """Reads every packet and decodes none."""
-    is_short, data = _promised(data, container) > len(data), _without_cut_fragment(data, container)
-    with _listening() as said, _opened(data, container, limits) as opened:
-        if too_many := next((line for _, _, line in said if "max pixel count" in line), None):
+    """Reads the timeline of an MP4 or WebM from its packets, without decoding them."""
+    stated_length = _segment_end(data) if container == "webm" else _last_box(data)[2]
+    is_short, data = stated_length > len(data), _without_cut_fragment(data, container)
+    with _listening() as logged, _opened(data, container, limits) as opened:
+        if too_many := next((line for _, _, line in logged if "max pixel count" in line), None):
             raise Refused("too_many_pixels", too_many)
         stream = _stream(opened)
         context, unit = stream.codec_context, stream.time_base
         check_canvas(context.width, context.height, config, limits)
-        packets = _packets(opened, stream, limits, said)
+        packets = _packets(opened, stream, limits, logged)
     packets = replace(packets, cut=packets.cut or is_short)
     if packets.earliest < packets.key:
         packets = _without_cut_off(data, container, packets, limits)
@@ -103,20 +101,22 @@ def open_video(data: bytes, container: str, config: Sampling, limits: Limits) ->
     if config.backend == "decord" and (reason := _wrong_for_decord(video)):
         raise Refused("unsupported_codec", f"decord is not right on {reason}: take pyav")
     show = partial(_show_by_decord if config.backend == "decord" else _show_video, video)
-    status: Status = "truncated" if packets.cut else "damaged" if packets.trouble else "ok"
-    message = packets.trouble or ("the file ends before its last frame" if packets.cut else "")
+    status: Status = "damaged" if packets.trouble else "ok"
+    message = packets.trouble
+    if packets.cut:
+        status, message = "truncated", message or "the file ends before its last frame"
     return Clip(context.name, context.width, context.height, timeline, show, status, message)
 
 
 @contextmanager
 def _listening() -> Iterator[list[tuple[int, str, str]]]:
-    """What libav reports as an error meanwhile: of a damaged GIF its only sign. For one decoder a process at a time."""
+    """Collects the errors that libav logs: a damaged GIF shows no other sign. Not for several decoders at once."""
     level, repeated = av.logging.get_level(), av.logging.get_skip_repeated()
     av.logging.set_level(av.logging.ERROR)
     av.logging.set_skip_repeated(False)
     try:
-        with av.logging.Capture() as said:
-            yield said
+        with av.logging.Capture() as logged:
+            yield logged
     finally:
         av.logging.set_level(level)
         av.logging.set_skip_repeated(repeated)
@@ -128,7 +128,7 @@ def _opened(data: bytes, container: str, limits: Limits) -> Iterator[InputContai
     try:
         opened = av.open(io.BytesIO(data), format=FORMATS[container], options=options, metadata_errors="replace")
     except av.FFmpegError as error:
-        raise Refused("not_media", _said(error)) from error
+        raise Refused("not_media", _last_logged(error)) from error
     assert isinstance(opened, InputContainer)
     with opened:
         yield opened
@@ -144,7 +144,7 @@ def _stream(opened: InputContainer) -> VideoStream:
 
 
 def _packets(
-    opened: InputContainer, stream: VideoStream, limits: Limits, said: Sequence[tuple[int, str, str]]
+    opened: InputContainer, stream: VideoStream, limits: Limits, logged: Sequence[tuple[int, str, str]]
 ) -> Packets:
     durations: dict[int, int] = {}
     begins, keys = list[int](), list[int]()
@@ -158,19 +158,21 @@ def _packets(
             keys += [start] if packet.is_keyframe else []
             open_groups |= bool(keys) and start < keys[-1]
             hidden |= packet.is_discard
-            if not packet.is_discard and not (stream.codec_context.name == "vp8" and _never_shown(packet)):
+            # VP8 has packets of frames that are never shown: others are predicted from them.
+            is_hidden = stream.codec_context.name == "vp8" and not memoryview(packet)[0] & 0x10
+            if not packet.is_discard and not is_hidden:
                 durations.setdefault(start, packet.duration or 0)
     except av.FFmpegError as error:
-        trouble = _said(error)
+        trouble = _last_logged(error)
     starts = tuple(sorted(durations))
     last = durations[starts[-1]] if starts else 0
-    cut = any("partial file" in line or "prematurely" in line for _, _, line in said)
+    cut = any("partial file" in line or "prematurely" in line for _, _, line in logged)
     earliest, key = min(begins, default=0), (keys or begins or [0])[0]
     return Packets(count, starts, last, trouble, cut, hidden, open_groups, earliest, key)
 
 
 def _without_cut_off(data: bytes, container: str, packets: Packets, limits: Limits) -> Packets:
-    """Time begins with the keyframe, or with the first frame before it that the decoder gives."""
+    """Starts the time at the first keyframe, or at an earlier frame that can be decoded."""
     frame = _first_frame(data, container, packets, limits)
     start = _start(frame) if frame else None
     first = packets.key if start is None else min(start, packets.key)
@@ -186,31 +188,21 @@ def _first_frame(data: bytes, container: str, packets: Packets, limits: Limits) 
 
 
 def _whole(opened: InputContainer, stream: VideoStream) -> Iterator[tuple[int, "av.Packet[VideoStream]"]]:
-    """Packets that can be decoded, and when their frames begin."""
+    """Packets that can be decoded, after the starts of their frames."""
     for packet in opened.demux(stream):
         start = packet.dts if packet.pts is None else packet.pts
         if packet.size and not packet.is_corrupt and start is not None:
             yield start, packet
 
 
-def _never_shown(packet: "av.Packet[VideoStream]") -> bool:
-    """VP8 has frames that others are only predicted from, in packets of their own."""
-    return not memoryview(packet)[0] & 0x10
-
-
-def _promised(data: bytes, container: str) -> int:
-    """Bytes that the file would have by its own account, as far as it says."""
-    return _segment_end(data) if container == "webm" else _last_box(data)[2]
-
-
 def _without_cut_fragment(data: bytes, container: str) -> bytes:
-    """An index of a fragment that is not whole would be an error of all the file."""
+    # The index of a fragment that is cut off would make the whole file unreadable.
     kind, begin, end = _last_box(data) if container == "mp4" else (b"", 0, 0)
     return data[:begin] if kind == b"moof" and end > len(data) else data
 
 
 def _last_box(data: bytes) -> tuple[bytes, int, int]:
-    """Its kind, where it begins, and where it would end; 0 of one to the end of the file, or of something appended."""
+    """Kind, begin and end of an MP4's last box. The end is 0 if the box has no length, or something was appended."""
     kind, begin, at = b"", 0, 0
     while at + 16 <= len(data):
         begin = at
@@ -235,69 +227,70 @@ def _segment_end(data: bytes) -> int:
 
 
 def _element_length(data: bytes, at: int) -> tuple[int, int]:
-    """And where it ends: its own length are the zero bits it begins with; all other bits set is an unknown one."""
-    more = 8 - data[at].bit_length()
+    """Decodes an EBML length: the value, or UNKNOWN, and the position after it."""
+    more = 8 - data[at].bit_length()  # the zero bits at its beginning tell how many bytes follow
     length = int.from_bytes(data[at : at + more + 1]) & (1 << 7 * (more + 1)) - 1
     return UNKNOWN if length == (1 << 7 * (more + 1)) - 1 else length, at + more + 1
 
 
 def _show_gif(
-    data: bytes, parts: Sequence[Part], converted: Converted, numbers: Sequence[int], keep: KeepNumbered
+    data: bytes, frames: Sequence[GifFrame], convert: ConvertFrame, numbers: Sequence[int], keep: OnFrame
 ) -> list[str]:
     context = VideoCodecContext.create("gif", "r")
     context.thread_count = 1
     wanted, trouble = set(numbers), list[str]()
-    with _listening() as said:
-        for number, part in enumerate(parts[: numbers[-1] + 1]):
-            for frame in _frames(context, av.Packet(alone(data, part, first=number == 0)), trouble):
+    with _listening() as logged:
+        for number, frame in enumerate(frames[: numbers[-1] + 1]):
+            for decoded in _frames(context, av.Packet(frame_bytes(data, frame, first=number == 0)), trouble):
                 if number in wanted:
-                    keep(number, converted(frame))
-    return _lines(said) or trouble
+                    keep(number, convert(decoded))
+    return _as_lines(logged) or trouble
 
 
-def _show_video(video: Video, numbers: Sequence[int], keep: KeepNumbered) -> list[str]:
-    """Ends with the last frame that is wanted."""
+def _show_video(video: Video, numbers: Sequence[int], keep: OnFrame) -> list[str]:
     wanted: dict[int | None, int] = {video.packets.starts[number]: number for number in numbers}
-    converted, trouble, latest = _conversion(video.config, video.limits), list[str](), -1
-    with _opened(video.data, video.container, video.limits) as opened, _listening() as said:
-        for number, frame in _wanted_frames(opened, video, wanted, said, trouble):
+    convert, trouble, latest = _conversion(video.config, video.limits), list[str](), -1
+    with _opened(video.data, video.container, video.limits) as opened, _listening() as logged:
+        for number, frame in _wanted_frames(opened, video, wanted, logged, trouble):
             if number > latest:
-                keep(number, converted(frame))
+                keep(number, convert(frame))
                 latest = number
             if frame.is_corrupt:
                 trouble.append(f"frame {number} is corrupt")
             if number == numbers[-1]:
                 break
-    return _lines(said) or trouble
+    return _as_lines(logged) or trouble
 
 
 def _wanted_frames(
     opened: InputContainer,
     video: Video,
     wanted: Mapping[int | None, int],
-    said: list[tuple[int, str, str]],
+    logged: list[tuple[int, str, str]],
     trouble: list[str],
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """Of other frames those are not decoded that no frame is predicted from. Those that lack what they are predicted
-    from, and are not shown, are no trouble."""
+    """Decodes the wanted frames and those they are predicted from.
+
+    Frames that are not shown and whose reference was cut off may fail without being trouble.
+    """
     stream = _stream(opened)
     context = _decoder(stream, video.limits)
     for start, packet in _to_decode(opened, stream, video.packets):
         context.skip_frame = "DEFAULT" if packet is None or start in wanted else "NONREF"
         cut_off = start is not None and start < video.packets.key
-        before = len(said)
+        before = len(logged)
         for frame in _frames(context, packet, [] if cut_off else trouble):
             number = wanted.get(_start(frame))
             if number is not None:
                 yield number, frame
         if cut_off:
-            del said[before:]
+            del logged[before:]
 
 
 def _to_decode(
     opened: InputContainer, stream: VideoStream, packets: Packets
 ) -> "Iterator[tuple[int, av.Packet[VideoStream]] | tuple[None, None]]":
-    """Up to the end, which a decoder is told by none."""
+    """The packets that were counted, then (None, None), which makes a decoder give its last frames."""
     return chain(islice(_whole(opened, stream), packets.count), ((None, None),))
 
 
@@ -316,35 +309,35 @@ def _frames(context: VideoCodecContext, packet: "av.Packet[Any] | None", trouble
     try:
         return context.decode(packet)
     except av.FFmpegError as error:
-        trouble.append(_said(error))
+        trouble.append(_last_logged(error))
         return []
 
 
-def _conversion(config: Sampling, limits: Limits) -> Converted:
-    """Of one clip: colours, size, turning. A frame may be larger than its file says, or another than the one before."""
+def _conversion(config: Sampling, limits: Limits) -> ConvertFrame:
+    """Makes the function that converts the colours, size and rotation of one clip's frames."""
     scaler = VideoReformatter()
     matrix: tuple[int, ...] | None = None
 
-    def converted(frame: VideoFrame) -> Frame:
+    def convert(frame: VideoFrame) -> Frame:
         nonlocal matrix
-        check_canvas(frame.width, frame.height, config, limits)
+        check_canvas(frame.width, frame.height, config, limits)  # frames may differ from the file's header
         width, height = config.size(frame.width, frame.height)
         small = scaler.reformat(frame, width, height, "rgb24", interpolation=Interpolation.BILINEAR, threads=1)
         matrix = matrix or _matrix(frame)
         return Frame(_turned(np.asarray(small.to_ndarray(), np.uint8), matrix))
 
-    return converted
+    return convert
 
 
 def _matrix(frame: VideoFrame) -> tuple[int, ...]:
-    """How a frame is to be turned. Asked of one tiny copy a clip: a frame that was asked refers to itself, and keeps
-    its pixels until all garbage is collected."""
+    """The rotation of a clip, from its first frame."""
+    # A frame whose side data was read refers to itself and keeps its pixels in memory: hence the tiny copy.
     found: Any = frame.reformat(TINY, TINY, interpolation=Interpolation.POINT, threads=1).side_data
     return struct.unpack("=9i", bytes(found["DISPLAYMATRIX"])) if "DISPLAYMATRIX" in found else (1, 0, 0, 0, 1)
 
 
 def _turned(pixels_HW3: NDArray[np.uint8], matrix: tuple[int, ...]) -> NDArray[np.uint8]:
-    """By quarters, and mirrored: x becomes a x + c y, and y becomes b x + d y."""
+    """Turns by quarters and mirrors: x becomes a x + c y, and y becomes b x + d y."""
     a, b, _, c, d, *_ = matrix
     if abs(b) + abs(c) > abs(a) + abs(d):
         pixels_HW3, a, d = pixels_HW3.transpose(1, 0, 2), c, b
@@ -352,7 +345,7 @@ def _turned(pixels_HW3: NDArray[np.uint8], matrix: tuple[int, ...]) -> NDArray[n
 
 
 def _wrong_for_decord(video: Video) -> str:
-    """What decord is known to give other frames of, or none. Damage it does not tell of, and it is not seen here."""
+    """The kind of video for which decord gives wrong frames; empty if none is known."""
     known = {
         "a truncated file": video.packets.cut,
         "edit lists": video.packets.hidden,
@@ -364,13 +357,13 @@ def _wrong_for_decord(video: Video) -> str:
 
 
 def _is_mirrored(video: Video) -> bool:
-    """By the matrix of the first frame that is decoded: the file itself does not tell it."""
+    # PyAV tells the matrix of decoded frames alone.
     frame = _first_frame(video.data, video.container, video.packets, video.limits)
     a, b, _, c, d, *_ = _matrix(frame) if frame else (1, 0, 0, 0, 1)
     return a * d < b * c
 
 
-def _show_by_decord(video: Video, numbers: Sequence[int], keep: KeepNumbered) -> list[str]:
+def _show_by_decord(video: Video, numbers: Sequence[int], keep: OnFrame) -> list[str]:
     decord, count = _decord(), len(video.packets.starts)
     try:
         reader = decord.VideoReader(io.BytesIO(video.data), num_threads=1)
@@ -379,16 +372,16 @@ def _show_by_decord(video: Video, numbers: Sequence[int], keep: KeepNumbered) ->
     try:
         if len(reader) != count:
             raise Refused("unsupported_codec", f"decord counts {len(reader)} frames of {count}: take pyav")
-        converted = _conversion(video.config, video.limits)
+        convert = _conversion(video.config, video.limits)
         for number in numbers:
-            keep(number, converted(VideoFrame.from_ndarray(_unpadded(reader[number].asnumpy()), "rgb24")))
+            keep(number, convert(VideoFrame.from_ndarray(_unpadded(reader[number].asnumpy()), "rgb24")))
     except decord.DECORDError as error:
         return [str(error).strip().splitlines()[-1]]
     return []
 
 
 def _unpadded(pixels_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Of a narrow video decord gives lines with what they are padded by, as if a pixel had more colours."""
+    """Removes the padding of lines, which decord gives for narrow videos as if a pixel had more colours."""
     height, width, _ = pixels_HWC.shape
     return np.ascontiguousarray(pixels_HWC.reshape(height, -1)[:, : 3 * width]).reshape(height, width, 3)
 
@@ -403,12 +396,12 @@ def _decord() -> Any:
     return decord
 
 
-def _lines(said: Sequence[tuple[int, str, str]]) -> list[str]:
-    return [f"{name}: {line.strip()}" for _, name, line in said]
+def _as_lines(logged: Sequence[tuple[int, str, str]]) -> list[str]:
+    return [f"{name}: {line.strip()}" for _, name, line in logged]
 
 
-def _said(error: av.FFmpegError) -> str:
-    """What libav said last, which is more than its number."""
+def _last_logged(error: av.FFmpegError) -> str:
+    """The text that libav logged last, which says more than the error's number."""
     if isinstance(error, MemoryError):
         raise error
     return ": ".join(str(part).strip() for part in error.log[1:]) if error.log else error.strerror

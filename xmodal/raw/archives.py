@@ -1,4 +1,4 @@
-"""Media that lie inside archives: read one by one, never extracted, and only from archives that are safe and whole."""
+"""Archives: reads members of zip and tar files one by one, without extracting, if the archive is safe and whole."""
 
 import errno
 import gzip
@@ -17,19 +17,19 @@ from typing import IO, Any, cast
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 
-# What reading damaged bytes raises; a RuntimeError is an encrypted member or a method that nobody knows.
+# Errors from reading damaged bytes. RuntimeError: an encrypted member, or an unknown compression method.
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, LZMAError, EOFError, ValueError, RuntimeError, OSError)
 
-LARGEST = 256 * 2**20  # bytes of a member that is read whole: a medium; what an archive says of it may be a bomb
+LARGEST = 256 * 2**20  # bytes of a medium, which is read whole: a larger member may be a bomb
 BUFFER = 2**16
 
 
 class MissingMedia(LookupError):
-    """A medium that its publisher does not have, or that was sealed as absent: for the caller to count."""
+    """A medium that its publisher does not have, or that was sealed as absent. Callers count it."""
 
 
 class Archives:
-    """The media of a sealed set. An archive is opened at its first use and kept, so each worker needs its own."""
+    """Reads the media of a sealed set. Each worker needs its own, as archives stay open after their first use."""
 
     def __init__(self, raw: Raw) -> None:
         self._raw, self._stack = raw, ExitStack()
@@ -37,9 +37,9 @@ class Archives:
         weakref.finalize(self, self._stack.close)
 
     def read(self, media: str, most: int | None = None) -> bytes:
-        """`media` as an Item has it: a path in the media set, or `archive.zip!member`.
+        """Reads a medium by the `media` of its Item: a path in the media set, or `archive.zip!member`.
 
-        Of one that is larger than `most` a byte more than that; without a bound members over LARGEST are refused.
+        Reads one byte more than `most` if the medium is larger. Without `most`, members over LARGEST are refused.
         """
         if media in self._raw:
             with self._raw.open(media) as file:
@@ -53,7 +53,7 @@ class Archives:
 
 
 def members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
-    """Name and content of each file in a zip or tar archive, to be read before the next is asked for."""
+    """Name and content of each file in a zip or tar archive. Read a content before asking for the next."""
     if not path.endswith(".zip"):
         yield from tar_members(raw, path)
         return
@@ -65,9 +65,9 @@ def members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
-    """Name and content of each file in a tar archive, plain or gzipped, in its order.
+    """Name and content of each file in a tar archive, plain or gzipped. Read a content before asking for the next.
 
-    Each content is to be read before the next is asked for. That the archive is whole is known when all were asked for.
+    Whether the archive is whole is known only after the last file.
     """
     with ExitStack() as stack:
         with _refusing_damage(path):
@@ -76,8 +76,8 @@ def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
         seen = set[str]()
         while member := _next(archive, blocks, path):
             name = member.name.removeprefix("./")
-            if why := "is there twice" if name in seen else _unsafe_member(member, name):
-                raise UserError(f"{path} is not safe: its member {member.name!r} {why}; get another copy of it")
+            special = "" if member.isfile() or member.isdir() else "is a link or a device"
+            _refuse_unsafe(path, member.name, name, "is there twice" if name in seen else "", special)
             if member.isfile():
                 seen.add(name)
                 content = _Member(cast(IO[bytes], archive.extractfile(member)), path, f" at {name}")
@@ -85,27 +85,41 @@ def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def archive_of(media: str) -> str:
-    """The file of the media set that a medium is read from, where it is no file itself."""
+    """The file of the media set that holds a medium: its archive, or itself."""
     return media.partition("!")[0]
 
 
 @contextmanager
 def open_archive(raw: Raw, path: str) -> Iterator[zipfile.ZipFile]:
-    """A zip file whose members were looked at. Damage that is met in opening or reading it is a UserError that names
-    it.
+    """Opens a zip file, and checks that its members are safe. Damage found on reading is a UserError with its place.
 
-    Members of any size can be streamed from it; `Archives.read` alone, which holds them, refuses those over LARGEST.
+    Members of any size can be streamed; `Archives.read` alone refuses those over LARGEST.
     """
     with ExitStack() as stack:
         with _refusing_damage(path):
             archive = stack.enter_context(_Archive(stack.enter_context(raw.open(path)), path))
-        _refuse_unsafe(archive, path)
-        with _refusing_damage(path, damage=(UnicodeDecodeError,)):  # what a caller's decoding finds is in the bytes
+        times = Counter(archive.namelist())
+        for member in archive.infolist():
+            name = member.orig_filename  # as written; `filename` ends at a NUL
+            repeated = "is there twice" if times[member.filename] > 1 else ""
+            special = "is a link" if stat.S_ISLNK(member.external_attr >> 16) else ""
+            _refuse_unsafe(path, name, name, repeated, special)
+        with _refusing_damage(path, damage=(UnicodeDecodeError,)):  # raised by a caller that decodes text
             yield archive
 
 
+@contextmanager
+def open_member(raw: Raw, path: str, member: str) -> Iterator[IO[bytes]]:
+    """Opens one member of a zip file, which must exist."""
+    with open_archive(raw, path) as archive:
+        if member not in archive.namelist():
+            raise UserError(f"{path} has no member {member}")
+        with archive.open(member) as file:
+            yield file
+
+
 class _Archive(zipfile.ZipFile):
-    """Guards its own opening and reading of members, so that nobody else's errors are taken for damage."""
+    """Turns errors into damage only where members are opened and read, not in the caller's code."""
 
     def __init__(self, file: IO[bytes], path: str) -> None:
         self._path = path
@@ -137,7 +151,7 @@ class _Member(io.RawIOBase):
 
 
 class _Blocks(io.BufferedReader):
-    """Remembers what was read last: a tar archive ends in a block of zeros, and where it does not it was cut."""
+    """Remembers the block read last: a tar archive that does not end in zeros was cut."""
 
     last = b""
 
@@ -155,28 +169,23 @@ def _unzipped(file: IO[bytes]) -> IO[bytes]:
 def _next(archive: tarfile.TarFile, blocks: _Blocks, path: str) -> tarfile.TarInfo | None:
     with _refusing_damage(path):
         if member := archive.next():
-            cast(Any, archive).members.clear()  # else all of them stay in memory
+            cast(Any, archive).members.clear()  # tarfile keeps all of them
             return member
         if blocks.last != bytes(tarfile.BLOCKSIZE):
             raise EOFError("it ends too early")
-        while blocks.read(BUFFER):  # the checksum is behind the end
+        while blocks.read(BUFFER):  # gzip's checksum is behind the end
             continue
     return None
 
 
-def _unsafe_member(member: tarfile.TarInfo, name: str) -> str | None:
-    return _unsafe_name(name) or (None if member.isfile() or member.isdir() else "is a link or a device")
-
-
 def _read(archive: zipfile.ZipFile, path: str, member: str, most: int | None) -> bytes:
-    """No more than the archive says there is, and a byte: so the checksum is always looked at, and no bomb goes off."""
     try:
         info = archive.getinfo(member)
     except KeyError:
         raise MissingMedia(f"{path} has no member {member}") from None
     if most is None and info.file_size > LARGEST:
         raise UserError(f"{path}: its member {member} has {info.file_size:,} bytes; a medium has at most {LARGEST:,}")
-    with archive.open(info) as file:
+    with archive.open(info) as file:  # a byte beyond the stated size makes zipfile compare the checksum
         return file.read((info.file_size if most is None else min(most, info.file_size)) + 1)
 
 
@@ -190,21 +199,14 @@ def _refusing_damage(path: str, place: str = "", damage: tuple[type[Exception], 
         raise UserError(f"{path} is damaged{place} ({error}): delete it and fetch it again") from error
 
 
-def _refuse_unsafe(archive: zipfile.ZipFile, path: str) -> None:
-    times = Counter(archive.namelist())
-    for member in archive.infolist():
-        if why := "is there twice" if times[member.filename] > 1 else _unsafe(member):
-            raise UserError(f"{path} is not safe: its member {member.orig_filename!r} {why}; get another copy of it")
-
-
-def _unsafe(member: zipfile.ZipInfo) -> str | None:
-    name = member.orig_filename  # as it is written, where `filename` ends at a NUL
-    return _unsafe_name(name) or ("is a link" if stat.S_ISLNK(member.external_attr >> 16) else None)
-
-
-def _unsafe_name(name: str) -> str | None:
-    if "\\" in name or "\0" in name:
-        return "has a backslash or a NUL in its name"
-    if name.startswith("/") or name[1:2] == ":":
-        return "has an absolute path"
-    return "leaves its folder" if ".." in name.split("/") else None
+def _refuse_unsafe(path: str, member: str, name: str, repeated: str, special: str) -> None:
+    why = repeated or special
+    if not repeated:
+        if "\\" in name or "\0" in name:
+            why = "has a backslash or a NUL in its name"
+        elif name.startswith("/") or name[1:2] == ":":
+            why = "has an absolute path"
+        elif ".." in name.split("/"):
+            why = "leaves its folder"
+    if why:
+        raise UserError(f"{path} is not safe: its member {member!r} {why}; get another copy of it")

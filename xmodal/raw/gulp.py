@@ -1,16 +1,16 @@
-"""Gulp dumps: clips as the JPEGs of their frames, in chunks as GulpIO writes them; PVSE's authors offer such dumps.
+"""Gulp dumps: clips as JPEGs of their frames, in the chunks of GulpIO. PVSE's authors offer such dumps.
 
-A chunk is two files. data_0.gulp has JPEGs one after the other, each filled up with zeros to a multiple of four bytes.
-meta_0.gmeta says whose they are, and of each where it begins, how many bytes fill it up, and its bytes with these:
+A chunk is two files. data_0.gulp has JPEGs one after the other, each padded with zeros to a multiple of four bytes.
+meta_0.gmeta has the frames of each clip: begin, padding, and bytes with the padding.
 
     {"lJ1Q5fkkPAk6I": {"meta_data": [{"id": "lJ1Q5fkkPAk6I", "sentence": "MRW a witty comment ..."}],
                        "frame_info": [[0, 3, 7260], [7260, 1, 7252], ...]}, ...}
 
 The traps:
-- Who adds an id several times to a chunk, as PVSE's script does for each further sentence of a GIF, has its frames
-  there as often. They are taken once.
-- The frames were sampled and resized by whoever wrote the dump (PVSE: 8 a second, 256 pixels): it is not the original.
-- What a .gmeta says is believed of no file: frames beyond the data's end, or that are no JPEGs, are refused.
+- A clip that was added several times, as PVSE's script does for each further sentence of a GIF, has its frames there as
+  often. They are taken once.
+- The frames were sampled and resized when the dump was written (PVSE: 8 a second, 256 pixels).
+- A .gmeta is not trusted: frames beyond the data's end, or that are no JPEGs, are refused.
 """
 
 import json
@@ -24,42 +24,39 @@ from xmodal.raw.raw_files import Raw
 from xmodal.raw.readers import value
 
 JPEG = b"\xff\xd8\xff"
-Frame = tuple[int, int]  # where it begins, and its bytes without what fills it up
+Frame = tuple[int, int]  # begin and bytes without padding
 
 
 def clips(raw: Raw, meta: str) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Id and frames of each clip of a chunk, in the order of its .gmeta; one frame is in memory at a time.
-
-    One clip's frames are to be read before the next clip is asked for.
-    """
+    """Id and frames of each clip of a chunk, one frame at a time. Read a clip's frames before asking for the next."""
     data = data_of(meta)
     if data not in raw:
         raise UserError(f"{meta} is there without {data}, which has its frames")
-    told = _told(raw, meta)
+    listed = _listed(raw, meta)
     with raw.open(data) as file:
         size = file.seek(0, 2)
-        chunk = {_id(id, meta): _frames(about, f"{meta}: clip {id:.80}", size, file) for id, about in told.items()}
+        chunk = {_id(id, meta): _frames(about, f"{meta}: clip {id:.80}", size, file) for id, about in listed.items()}
         for id, frames in chunk.items():
             yield id, _read(file, frames, f"{data}: clip {id}")
 
 
 def data_of(meta: str) -> str:
-    """The file with the frames that a .gmeta tells of."""
+    """The file with the frames that a .gmeta lists."""
     return re.sub(r"meta([^/]*)\.gmeta$", r"data\1.gulp", meta)
 
 
-def _told(raw: Raw, meta: str) -> dict[str, Any]:
+def _listed(raw: Raw, meta: str) -> dict[str, Any]:
     with raw.open(meta) as file:
         text = file.read(LARGEST + 1)
     if len(text) > LARGEST:
         raise UserError(f"{meta} has more than {LARGEST:,} bytes, which is no list of frames")
     try:
-        told = json.loads(text)
+        listed = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{meta} is not the JSON it should be: {error}") from error
-    if not isinstance(told, dict):
+    if not isinstance(listed, dict):
         raise UserError(f"{meta} is not the JSON it should be: clips by their ids")
-    return told
+    return listed
 
 
 def _id(id: str, meta: str) -> str:
@@ -69,7 +66,7 @@ def _id(id: str, meta: str) -> str:
 
 
 def _frames(about: object, where: str, size: int, file: BinaryIO) -> list[Frame]:
-    """Of one clip, looked at: all lie in the data."""
+    """The frames of one clip, checked to lie in the data."""
     infos, added = value(about, "frame_info", list, where), len(value(about, "meta_data", list, where))
     for number, info in enumerate(infos):
         if not isinstance(info, list) or len(info) != 3 or any(type(each) is not int for each in info):
@@ -86,7 +83,7 @@ def _frames(about: object, where: str, size: int, file: BinaryIO) -> list[Frame]
 
 
 def _once(infos: list[list[int]], added: int, file: BinaryIO) -> list[list[int]]:
-    """The frames of a clip that was added so many times."""
+    """Removes the repeats of a clip that was added so many times."""
     first, sizes = infos[: len(infos) // max(added, 1)], [info[1:] for info in infos]
     if added < 2 or sizes != [info[1:] for info in first] * added:
         return infos

@@ -1,4 +1,4 @@
-"""A corpus' raw files, opened by the paths that their publisher gave them."""
+"""Raw files of a corpus, opened by the paths that their publisher gave them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,21 +11,21 @@ from xmodal.root.storage import LocalStorage, Storage
 
 
 class Raw:
-    """The publisher's files, by the paths that the sources give them. Files are opened, never listed or guessed."""
+    """The publisher's files by the paths of their sources. Files are opened, never listed or guessed."""
 
     def __init__(self, storage: Storage, keys: Mapping[str, str]) -> None:
         self._storage, self._keys = storage, keys
 
     @staticmethod
     def folder(path: str | Path) -> "Raw":
-        """A folder that holds the files already; for notebooks and tests."""
+        """The files of a folder; for notebooks and tests."""
         base = Path(path)
         keys = {str(p.relative_to(base).as_posix()): str(p.relative_to(base)) for p in base.rglob("*") if p.is_file()}
         return Raw(LocalStorage(str(base)), keys)
 
     @staticmethod
     def of_file(path: Path) -> "Raw":
-        """One file alone, under its name."""
+        """One file, under its name."""
         return Raw(LocalStorage(str(path.absolute().parent)), {path.name: path.name})
 
     def open(self, path: str) -> BinaryIO:
@@ -38,6 +38,6 @@ class Raw:
 
 
 def raw_of(sealed: Output) -> Raw:
-    """The files of a sealed set as a parser sees them."""
+    """The files of a sealed set, for a parser."""
     present = {locked.path: blob_key(locked.sha256) for locked in read_lock(sealed) if locked.sha256}
     return Raw(sealed.storage, present)

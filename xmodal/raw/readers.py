@@ -1,42 +1,43 @@
-"""What publishers' files and anybody's lists are read with, each piece with its place in the file.
+"""Readers of text, tables and JSON: every piece comes with its place in the file.
 
-Rules for text: it is UTF-8, with or without a byte order mark; lines end in \n or \r\n. What is not so is a UserError
-with file and line, unless a corpus knows better.
+Text is UTF-8, with or without a byte order mark; lines end in \n or \r\n. Anything else is a UserError with file and
+line, unless a corpus knows better.
 
-A list is Parquet, CSV, TSV, JSONL or an Arrow stream, by its ending: CSV and TSV have a header and quotes where needed,
-JSONL has an object a line, an Arrow stream is what the `save_to_disk` of Hugging Face datasets writes. A column that is
-asked for must be there; the place of a row of Parquet or Arrow is file and row, counted from 1.
+A list is Parquet, CSV, TSV, JSONL or an Arrow stream, by its ending. CSV and TSV have a header, and maybe quotes; JSONL
+has an object a line; an Arrow stream is what `save_to_disk` of Hugging Face datasets writes. All columns that are asked
+for must exist. The place of a row of Parquet or Arrow is file and row, counted from 1.
 """
 
 import csv
 import io
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import IO, Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xmodal.errors import UserError
-from xmodal.raw.archives import open_archive
+from xmodal.raw.archives import open_member
 from xmodal.raw.raw_files import Raw
 
-PIECE, LONGEST = 1 << 20, 1 << 25  # characters: read at once, and of the longest value before a file is called broken
-ROWS_AT_ONCE = 256  # also of rows that hold pictures: few enough for memory
+PIECE, LONGEST = 1 << 20, 1 << 25  # characters: read at once, and of the longest value that is not called broken
+ROWS_AT_ONCE = 256  # few, as rows may hold pictures
 BUFFER = 1 << 20
 
-Cells = tuple[str, list[Any]]  # its place, and the cells of the columns that were asked for
+Cells = tuple[str, list[Any]]  # place of a row, and the cells of the columns that were asked for
 T = TypeVar("T")
 Id = TypeVar("Id", int, str)
 
 
 class NotUnicode(UserError):
-    """What cannot be read as UTF-8, with file and line."""
+    """Text that is not UTF-8, with file and line."""
 
 
 def lines(raw: Raw, path: str) -> Iterator[tuple[str, str]]:
-    """Each line of a text file that is not blank, after its place ("captions.tsv:12"), without what ends it."""
+    """Each line of a text file that is not blank, without its end, after its place ("captions.tsv:12")."""
     with raw.open(path) as file:
         yield from lines_of(file, path)
 
@@ -44,12 +45,17 @@ def lines(raw: Raw, path: str) -> Iterator[tuple[str, str]]:
 def lines_of(file: BinaryIO | IO[bytes], path: str) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(file, 1):
         where = f"{path}:{number}"
-        if text := _decoded(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where).rstrip("\r\n"):
+        data = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        try:
+            text = data.decode().rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise NotUnicode(f"{where} is not UTF-8, at its byte {error.start + 1}") from None
+        if text:
             yield where, text
 
 
 def columns(raw: Raw, path: str, count: int, separator: str = "\t") -> Iterator[tuple[str, list[str]]]:
-    """The fields of each line of a table without quotes, which must be so many."""
+    """The fields of each line of a table without quotes. Each line must have `count` of them."""
     for where, line in lines(raw, path):
         fields = line.split(separator)
         if len(fields) != count:
@@ -58,13 +64,12 @@ def columns(raw: Raw, path: str, count: int, separator: str = "\t") -> Iterator[
 
 
 def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",") -> Iterator[tuple[str, list[str]]]:
-    """These columns of a table with a header and, if need be, quotes, in the order asked for; it may have others."""
+    """The named columns of a table with a header and maybe quotes, in this order."""
     with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
         table = csv.reader(_whole_lines(text, path), delimiter=separator, strict=True)
         try:
             header = next(table, [])
-            refuse_missing(f"{path}:1", names, header)
-            refuse_doubled(f"{path}:1", names, header)
+            refuse_columns(f"{path}:1", names, header)
             places = [header.index(name) for name in names]
             for fields in table:
                 where = f"{path}:{table.line_num}"
@@ -76,19 +81,16 @@ def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",
             raise UserError(f"{path}: after line {table.line_num}: {error}") from error
 
 
-def refuse_missing(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
+def refuse_columns(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
+    """Refuses a header without one of the columns, or with two of that name."""
     if missing := [name for name in columns if name not in there]:
         raise UserError(f"{where} has no column {missing[0]!r}; its columns are {', '.join(there) or 'none'}")
-
-
-def refuse_doubled(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
-    """Of two columns with one name nobody knows which is meant."""
     if twice := [name for name in columns if list(there).count(name) > 1]:
         raise UserError(f"{where} has several columns {twice[0]!r}")
 
 
 def _whole_lines(text: IO[str], path: str) -> Iterator[str]:
-    """Lines that were decoded with what is no UTF-8 as surrogates: its line can be named only so."""
+    # What is no UTF-8 was decoded to surrogates, so that its line can be named here.
     for number, line in enumerate(text, 1):
         try:
             line.encode()
@@ -99,7 +101,7 @@ def _whole_lines(text: IO[str], path: str) -> Iterator[str]:
 
 
 def split_files(raw: Raw, files: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Of each id its split and place, from files (path: split) an id a line; none is empty, and no id comes twice."""
+    """Split and place of each id, from files {path: split} with an id a line. No file is empty, no id comes twice."""
     found: dict[str, tuple[str, str]] = {}
     for path, split in files.items():
         before = len(found)
@@ -110,20 +112,13 @@ def split_files(raw: Raw, files: Mapping[str, str]) -> dict[str, tuple[str, str]
     return found
 
 
-def _decoded(line: bytes, where: str) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise NotUnicode(f"{where} is not UTF-8, at its byte {error.start + 1}") from None
-
-
 def has(record: object, name: str) -> bool:
-    """Whether a field is there and says something."""
+    """Whether a JSON object has a field that is neither null nor empty."""
     return isinstance(record, dict) and record.get(name) not in (None, "")
 
 
 def value(record: object, name: str, kind: type[T], where: str) -> T:
-    """A field of a JSON object, which must be there and of that kind; true is no number."""
+    """A field of a JSON object, which must exist and be of this type; true is no number."""
     if not isinstance(record, dict) or name not in record:
         raise UserError(f"{where} has no {name!r}")
     value = record[name]
@@ -133,36 +128,32 @@ def value(record: object, name: str, kind: type[T], where: str) -> T:
 
 
 def once(seen: Container[Id], identity: Id, where: str) -> Id:
-    """An id that must not have been seen; the caller adds it to what it has seen."""
+    """Returns an id that must not be in `seen` yet, and adds it if that is a set."""
     if identity in seen:
         raise UserError(f"{where}: id {identity} is there a second time")
+    if isinstance(seen, set):
+        seen.add(identity)
     return identity
 
 
 def json_members(raw: Raw, path: str, member: str) -> Iterator[tuple[str, int, Any]]:
-    """Key, number and value of each element of the arrays in a zipped JSON object, one at a time."""
-    with open_archive(raw, path) as archive:
-        if member not in archive.namelist():
-            raise UserError(f"{path} has no member {member}")
-        with io.TextIOWrapper(archive.open(member), "utf-8-sig") as text:
-            yield from _Text(text, f"{path}!{member}").members()
+    """Key, number and value of each element of the arrays in a zipped JSON object, read piece by piece."""
+    with open_member(raw, path, member) as file, io.TextIOWrapper(file, "utf-8-sig") as text:
+        yield from _Text(text, f"{path}!{member}").members()
 
 
 def json_elements(raw: Raw, path: str, member: str | None = None) -> Iterator[tuple[str, Any]]:
-    """Each element of a JSON array, one at a time, after its place ("captions.json[12]"); it may lie in a zip file."""
+    """Each element of a JSON array, in a file or a zip's member, after its place ("captions.json[12]")."""
     if member is None:
         with raw.open(path) as file:
             yield from json_elements_of(file, path)
         return
-    with open_archive(raw, path) as archive:
-        if member not in archive.namelist():
-            raise UserError(f"{path} has no member {member}")
-        with archive.open(member) as zipped:
-            yield from json_elements_of(zipped, f"{path}!{member}")
+    with open_member(raw, path, member) as zipped:
+        yield from json_elements_of(zipped, f"{path}!{member}")
 
 
 def json_elements_of(file: BinaryIO | IO[bytes], path: str) -> Iterator[tuple[str, Any]]:
-    """The same of a file that is open; it is closed at the end of the array."""
+    """Each element of a JSON array in an open file, which is closed at the end."""
     with io.TextIOWrapper(file, "utf-8-sig") as text:
         try:
             array = _Text(text, path)
@@ -174,7 +165,7 @@ def json_elements_of(file: BinaryIO | IO[bytes], path: str) -> Iterator[tuple[st
 
 
 class _Text:
-    """JSON values one after the other from a text that is too long to hold."""
+    """JSON values, read one after the other from a text that is too long for memory."""
 
     def __init__(self, file: IO[str], where: str) -> None:
         self._file, self._where = file, where
@@ -203,7 +194,7 @@ class _Text:
         self._take("]")
 
     def end(self) -> None:
-        """Refuses what comes after the whole."""
+        """Refuses text after the last value."""
         while not (rest := self._text[self._at :].lstrip()):
             self._at = len(self._text)
             if not self._more():
@@ -221,7 +212,7 @@ class _Text:
             except RecursionError as error:
                 raise self._broken("it is nested too deep", self._at) from error
             else:
-                if end < len(self._text) or not self._more():  # a number may go on beyond what was read
+                if end < len(self._text) or not self._more():  # a number may continue in the next piece
                     self._at = end
                     return value
 
@@ -252,11 +243,11 @@ class _Text:
         return UserError(f"{self._where} is not the JSON it should be, at character {self._dropped + at}: {why}")
 
 
-# -------------------------------------------------------------------------------------------------- anybody's lists
+# ------------------------------------------------------------------------------------------------------------ lists
 
 
 def rows(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
-    """The cells of these columns of a list, row by row."""
+    """Reads these columns of a list, row by row."""
     try:
         yield from READERS[ending(path)](raw, path, columns)
     except NotUnicode as error:
@@ -264,7 +255,7 @@ def rows(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
 
 
 def heading(raw: Raw, path: str) -> list[str]:
-    """The columns of a list that could be read; of JSONL those of its first line."""
+    """The columns of a valid list; for JSONL, of its first line."""
     kind = ending(path)
     if kind == ".jsonl":
         return list(json.loads(next(lines(raw, path))[1]))
@@ -279,17 +270,9 @@ def heading(raw: Raw, path: str) -> list[str]:
 
 
 def ending(path: str) -> str:
-    """`.csv` of a list's name, empty for what is no list."""
+    """The ending of a list's name, such as `.csv`; empty if it is no list."""
     found = path[path.rfind(".") :].lower() if "." in path else ""
     return found if found in READERS else ""
-
-
-def _csv(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
-    yield from named_columns(raw, path, columns)
-
-
-def _tsv(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
-    yield from named_columns(raw, path, columns, "\t")
 
 
 def _jsonl(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
@@ -300,28 +283,24 @@ def _jsonl(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
             raise UserError(f"{where} is no JSON: {error}") from error
         if not isinstance(record, dict):
             raise UserError(f"{where} is no JSON object")
-        refuse_missing(where, columns, list(record))
+        refuse_columns(where, columns, list(record))
         yield where, [record[name] for name in columns]
 
 
 def _parquet(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
-    """Read in pieces, and without Arrow's threads: processes die of them at exit."""
     with raw.open(path) as file, _refusing_damage(path):
         table = pq.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER)
-        _refuse_unclear(path, columns, table.schema_arrow.names)
+        refuse_columns(path, columns, table.schema_arrow.names)
+        # Arrow's threads can crash a process at its exit.
         batches = table.iter_batches(ROWS_AT_ONCE, columns=list(dict.fromkeys(columns)), use_threads=False)
         yield from _numbered(path, batches, columns)
 
 
 def _arrow(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
     with raw.open(path) as file, _refusing_damage(path), pa.ipc.open_stream(file) as stream:
-        _refuse_unclear(path, columns, stream.schema.names)
-        yield from _numbered(path, _pieces(stream), columns)
-
-
-def _pieces(stream: Any) -> Iterator[pa.RecordBatch]:
-    for batch in stream:
-        yield from (batch.slice(first, ROWS_AT_ONCE) for first in range(0, batch.num_rows, ROWS_AT_ONCE))
+        refuse_columns(path, columns, stream.schema.names)
+        starts = ((batch, first) for batch in stream for first in range(0, batch.num_rows, ROWS_AT_ONCE))
+        yield from _numbered(path, (batch.slice(first, ROWS_AT_ONCE) for batch, first in starts), columns)
 
 
 def _numbered(path: str, batches: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[Cells]:
@@ -332,20 +311,20 @@ def _numbered(path: str, batches: Iterator[pa.RecordBatch], columns: Sequence[st
             yield f"{path}:{number}", list(cells)
 
 
-READERS = {".csv": _csv, ".tsv": _tsv, ".jsonl": _jsonl, ".parquet": _parquet, ".arrow": _arrow}
-
-
-def _refuse_unclear(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
-    refuse_missing(where, columns, there)
-    refuse_doubled(where, columns, there)
+READERS: dict[str, Callable[[Raw, str, Sequence[str]], Iterator[Cells]]] = {
+    ".csv": named_columns,
+    ".tsv": partial(named_columns, separator="\t"),
+    ".jsonl": _jsonl,
+    ".parquet": _parquet,
+    ".arrow": _arrow,
+}
 
 
 @contextmanager
 def _refusing_damage(path: str) -> Iterator[None]:
-    """What Arrow raises of damaged bytes; an OSError with a number is the disk's."""
     try:
         yield
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise
+            raise  # the disk's
         raise UserError(f"{path} is damaged, or not what its name says: {error}") from error

@@ -1,1 +1,1 @@
-"""User data: a list, a folder or a hub dataset as a corpus."""
+"""User data: a list, a folder or a hub dataset becomes a corpus."""

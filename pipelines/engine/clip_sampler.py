@@ -1,0 +1,99 @@
+"""Samples the frames of clips in a process that is killed when a clip takes too long."""
+
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from pipelines.engine.killable_worker import KillableWorker, ResourceLimit, Send, WorkerFailure
+from xmodal.media import frame_sampling
+from xmodal.media.frame_sampling import Sampled, encode_jpeg, one_line
+from xmodal.media.frame_times import Frame, Limits, Sampling
+
+Subsampling = Literal["4:2:0", "4:2:2", "4:4:4"]
+TRIES = 2  # of a clip whose process dies
+PLANNED, FRAME = b"P", b"F"  # kinds of messages, beside the row that is the answer
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """Everything besides a clip's bytes that decides its frames."""
+
+    sampling: Sampling
+    limits: Limits
+    quality: int = 95
+    subsampling: Subsampling = "4:2:0"
+
+
+@dataclass(frozen=True, eq=False)
+class SampledClip:
+    """The result of a clip. Its JPEGs count only if the row's status is usable; `attempt` counts from 1."""
+
+    row: Sampled
+    jpegs: list[bytes]
+    elapsed_ms: int
+    attempt: int
+
+
+class ClipSampler:
+    """Samples one clip at a time in a process of its own; `close` ends that."""
+
+    def __init__(self, request: SampleRequest, limit: ResourceLimit) -> None:
+        self._worker = KillableWorker(f"{__name__}:answer", asdict(request), limit)
+
+    def close(self) -> None:
+        self._worker.close()
+
+    def sample(self, data: bytes) -> SampledClip:
+        """Samples a clip. If the process dies it tries once more; a clip that takes too long has no second try."""
+        began, attempt = time.monotonic(), 1
+        while True:
+            jpegs: list[bytes] = []
+            row = self._sample(data, jpegs)
+            if row.status != "worker_died" or attempt == TRIES:
+                return SampledClip(row, jpegs, round(1000 * (time.monotonic() - began)), attempt)
+            attempt += 1
+
+    @property
+    def pid(self) -> int:
+        return self._worker.pid
+
+    def _sample(self, data: bytes, jpegs: list[bytes]) -> Sampled:
+        row = Sampled(len(data))
+        try:
+            for kind, body in self._worker.call(data):
+                if kind == FRAME:
+                    jpegs.append(body)
+                    continue
+                row = _row(body)
+                if kind == PLANNED:
+                    self._worker.allow(row.duration_ms)
+        except WorkerFailure as failure:
+            message = str(failure)
+            if failure.status == "timeout":
+                message = f"not done after {self._worker.limit.allows(row.duration_ms):g} seconds"
+            return replace(row, status=failure.status, message=one_line(message))
+        return row
+
+
+def answer(settings: dict[str, Any], data: bytes, send: Send) -> bytes:
+    """Sends each frame as a JPEG as soon as it is decoded, and returns the clip's row as JSON."""
+    sampling, limits = Sampling(**settings["sampling"]), Limits(**settings["limits"])
+
+    def keep(frame: Frame) -> None:
+        send(FRAME, frame.jpeg or encode_jpeg(frame.pixels_HW3, settings["quality"], settings["subsampling"]))
+
+    def planned(row: Sampled) -> None:
+        send(PLANNED, _json(row))
+
+    return _json(frame_sampling.sample_frames(data, keep, sampling, limits, planned))
+
+
+def _json(row: Sampled) -> bytes:
+    return json.dumps(asdict(row)).encode()
+
+
+def _row(data: bytes) -> Sampled:
+    fields: dict[str, Any] = json.loads(data)
+    fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return Sampled(**fields)

@@ -1,0 +1,178 @@
+"""Entries: the rows of user lists, checked cell by cell.
+
+A row has a picture or clip and its captions. The cell of the column `url` may be:
+
+    https://x.org/cat.jpg          an address: fetched
+    pictures/dog.png               a path beside the list: taken from there
+    {"bytes": …, "path": "a.jpg"}  the picture itself (the `Image` of Hugging Face)
+
+An id comes from a column. Without one it is the first 20 hexadecimal digits of the sha256 of an address or of embedded
+bytes, or the path itself. NaN is an empty cell. A row that cannot be used is an oddity; a cell of another kind stops.
+"""
+
+import hashlib
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from xmodal.errors import UserError
+from xmodal.raw.raw_files import Raw
+from xmodal.raw.readers import rows
+from xmodal.records.media_kinds import kind_of
+from xmodal.records.tables import Kind, Oddity
+from xmodal.root.identity import fingerprint
+from xmodal.userdata.description import Description, split_name
+from xmodal.userdata.embedded_pictures import EmbeddedPictures
+
+LONGEST_ID, LONGEST_STEP, LONGEST_PATH, LONGEST_URL = 200, 255, 1000, 8000  # limits of file systems and servers
+
+NO_MEDIUM = "no picture or clip: the row is left out"
+NOT_FETCHED = "an address that is neither http nor https: the row is left out"
+ABSOLUTE = "an absolute path or file://: the row is left out; write it as seen from the list's folder"
+BACKSLASH = "a path with a backslash: the row is left out; write / between folders"
+LEAVES = "a path that leaves the list's folder, is long or does not print: the row is left out"
+ODD_ID = "an id that is long or does not print: its sha256 stands for it"
+NO_CAPTION = "an empty caption: left out"
+NOT_TEXT = "a caption that is not Unicode: left out"
+
+
+@dataclass(frozen=True)
+class Medium:
+    """A picture or clip that a row names."""
+
+    path: str  # in the media set
+    kind: Kind
+    url: str | None = None
+    content: bytes | None = field(default=None, repr=False)  # if the list holds the bytes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a list that can be used."""
+
+    where: str
+    id: str
+    medium: Medium
+    captions: tuple[str, ...]
+    split: str | None
+    oddities: tuple[str, ...]
+
+
+def entries(description: Description, raw: Raw) -> Iterator[Entry | Oddity]:
+    """Reads every row in the order of the files; a row that is left out is an Oddity."""
+    content = [[file.bytes, file.sha256] for file in description.files]  # other settings move no picture
+    embedded = EmbeddedPictures(f"embedded/{fingerprint([content, description.revision, description.url])[:16]}")
+    given = {"url": description.url, "caption": description.caption, "id": description.id, "split": description.split}
+    columns = {use: column for use, column in given.items() if column is not None}
+    for file in description.files:
+        for where, cells in rows(raw, file.path, list(columns.values())):
+            row = {use: None if cell != cell else cell for use, cell in zip(columns, cells, strict=True)}  # NaN
+            medium = _medium(row["url"], where, embedded)
+            if isinstance(medium, str):
+                yield Oddity(medium, where)
+                continue
+            if description.kind:
+                medium = replace(medium, kind=description.kind)
+            id, odd_id = _id(row, medium, where)
+            texts, odd_texts = _captions(row["caption"], where)
+            split = _split(row["split"], where) if "split" in row else file.split
+            yield Entry(where, id, medium, texts, split, odd_id + odd_texts)
+
+
+def _medium(cell: Any, where: str, embedded: EmbeddedPictures) -> Medium | str:
+    """The medium of a row, or the rule by which the row is left out."""
+    both = cell if isinstance(cell, dict) and {"bytes", "path"} & cell.keys() else {"path": cell}
+    content, name = both.get("bytes"), both.get("path")
+    if isinstance(name, bytes):
+        content, name = name, None
+    if not isinstance(content, bytes | None) or not isinstance(name, str | None):
+        raise UserError(f"{where} is {cell!r:.40}, neither text nor a picture")
+    name = (name or "").strip()
+    if content:
+        path = embedded.path(content, _ending(name))
+        return Medium(path, kind_of(_ending(path)), content=content)
+    if not name:
+        return NO_MEDIUM
+    if re.match(r"/|~|[A-Za-z]:[/\\]|file:", name, re.IGNORECASE):
+        return ABSOLUTE
+    return _fetched(name) if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://|data:", name) else _beside_list(name)
+
+
+def _fetched(url: str) -> Medium | str:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return NOT_FETCHED
+    if parts.scheme.lower() not in ("http", "https") or not url.isprintable() or len(url) > LONGEST_URL:
+        return NOT_FETCHED
+    digest, ending = hashlib.sha256(url.encode()).hexdigest(), _ending(parts.path)
+    return Medium(f"urls/{digest[:2]}/{digest[:40]}{ending}", kind_of(ending), url=url)
+
+
+def _beside_list(text: str) -> Medium | str:
+    path = posixpath.normpath(text)
+    steps = path.split("/")
+    if "\\" in path:
+        return BACKSLASH
+    if steps[0] in ("..", ".") or not path.isprintable() or len(path) > LONGEST_PATH:
+        return LEAVES
+    if any(len(step.encode()) > LONGEST_STEP for step in steps):
+        return LEAVES
+    return Medium(path, kind_of(_ending(path)))
+
+
+def _id(row: Mapping[str, Any], medium: Medium, where: str) -> tuple[str, tuple[str, ...]]:
+    """The id of a row's item, and the oddities found in it."""
+    if "id" in row:
+        cell = row["id"]
+        if not isinstance(cell, str | int) or isinstance(cell, bool) or not str(cell).strip():
+            raise UserError(f"{where}: the id is {cell!r:.40}, neither text nor a whole number")
+        return _printable_id(str(cell).strip())
+    if medium.content is not None:
+        return hashlib.sha256(medium.content).hexdigest()[:20], ()
+    if medium.url:
+        return hashlib.sha256(medium.url.encode()).hexdigest()[:20], ()
+    return _printable_id(medium.path)
+
+
+def _printable_id(id: str) -> tuple[str, tuple[str, ...]]:
+    """The id itself, if every later stage and file can hold it, else a digest."""
+    if id.isprintable() and len(id.encode()) <= LONGEST_ID:
+        return id, ()
+    return hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:20], (ODD_ID,)
+
+
+def _captions(cell: Any, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Texts with single spaces, and the rules by which others were left out."""
+    texts, odd = [], []
+    for text in (cell or [None]) if isinstance(cell, list) else [cell]:  # null and [] are an empty caption
+        text = None if text != text else text
+        if text is not None and not isinstance(text, str):
+            raise UserError(f"{where}: a caption is {text!r:.40}, no text")
+        words = " ".join((text or "").split())
+        if not words:
+            odd.append(NO_CAPTION)
+        elif re.search("[\ud800-\udfff]", words):
+            odd.append(NOT_TEXT)
+        else:
+            texts.append(words)
+    return tuple(texts), tuple(odd)
+
+
+def _split(cell: Any, where: str) -> str | None:
+    """The split that a cell names; None for an empty cell."""
+    if cell is None or (isinstance(cell, str) and not cell.strip()):
+        return None
+    try:
+        return split_name(str(cell).strip())
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _ending(name: str) -> str:
+    """A file name's ending if it is short and plain, else empty: it tells the kind, and helps people."""
+    found = re.search(r"\.[A-Za-z0-9]{1,5}$", name)
+    return found[0].lower() if found else ""

@@ -1,0 +1,189 @@
+"""User data as a corpus: lists of pictures or clips with captions.
+
+A list is Parquet, CSV, TSV, JSONL or an Arrow stream (xmodal/raw/readers.py):
+
+    url               caption
+    pictures/cat.jpg  a cat on a mat
+    pictures/dog.png  ["a dog", "it barks"]
+
+- xmodal/userdata/description.py names the columns, entries.py checks the cells, hash_splits.py divides the items.
+- Rows with one id are one item with several captions. A caption's id is its item's, # and 16 digits of the sha256 of
+  its text. No id depends on the order of the rows.
+- A column says the split of an item, or its file, or the hash of its id.
+- Counted as oddities: a caption that comes twice, an item whose second row names another picture, an item that no
+  column or file puts in a split (kept without one), a picture in files of several splits (kept in each), and what the
+  other modules find.
+- Errors, with file and line: a missing column, a cell of another kind, an item that a column puts in two splits, an id
+  that is another picture's in a file of another split, a row that cannot be read, a list without any picture.
+- A picture beside the list is taken once, and linked where the disk allows. A changed one needs another name.
+
+Rows are streamed. In memory stay the id of each item and a digest of each caption and of each embedded picture.
+"""
+
+import hashlib
+import zipfile
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from urllib.parse import quote
+
+from xmodal.corpora import Corpus, Source
+from xmodal.errors import UserError
+from xmodal.raw.archives import archive_of
+from xmodal.raw.raw_files import Raw
+from xmodal.records.tables import Caption, Item, Oddity, Row, Split
+from xmodal.userdata.description import DESCRIPTION, Description
+from xmodal.userdata.entries import Entry, Medium, entries
+from xmodal.userdata.hash_splits import HashSplits
+
+VERSION = 4  # of the rows that are parsed from the same bytes
+
+AGAIN = "the same caption of the same item again: left out"
+OTHER_MEDIUM = "another picture or clip of an id that is taken: the row is left out"
+NO_SPLIT = "in no split: kept without one"
+SEVERAL_SPLITS = "in files of several splits: kept in each"
+BESIDE = "it is not beside the list"
+
+
+def user_corpus(description: Description, addresses: Mapping[str, str] | None = None) -> Corpus:
+    """Makes a corpus like any other from lists. `addresses` has the URLs of lists on other machines, by path."""
+    text = description.to_json()
+    how = f"name the list again, as when {description.name} was first built"
+    sources = [Source(f.path, (addresses or {}).get(f.path), (), f.bytes, f.sha256, how) for f in description.files]
+    url = f"data:application/json,{quote(text)}"  # the file is its own address
+    itself = Source(DESCRIPTION, url, (), len(text), hashlib.sha256(text).hexdigest())
+    return Corpus(
+        name=description.name,
+        homepage="none",
+        licence="not stated: these are their owner's own data",
+        media_set=description.name,
+        sources=(itself, *sources),
+        parse=partial(parse, description),
+        media=partial(media, description),
+        kinds=frozenset({"image", "clip"}),  # only the list tells which
+        unpack=partial(unpack, description),
+        release={"annotations": "all", "media": "features"},
+        version=VERSION,
+        card="own",
+        whole_paths=True,
+    )
+
+
+def parse(description: Description, raw: Raw) -> Iterator[Row]:
+    parser, left_out = _Parser(description), Counter[str]()
+    for entry in entries(description, raw):
+        if isinstance(entry, Oddity):
+            left_out[entry.rule] += 1
+            yield entry
+        else:
+            yield from parser.rows(entry)
+    if not parser.captions:
+        why = "".join(f"; {count:,} of {rule}" for rule, count in left_out.most_common())
+        raise UserError(f"{description.files[0].path} lists no picture or clip that can be used{why}")
+    yield from parser.split_rows()
+
+
+def media(description: Description, raw: Raw) -> Iterator[Source]:
+    """Lists every picture or clip once. Embedded pictures are listed by the archives they are put into."""
+    seen = set[bytes]()
+    for entry in entries(description, raw):
+        if isinstance(entry, Entry):
+            path = entry.medium.path if entry.medium.content is None else archive_of(entry.medium.path)
+            if (key := _digest(path)) not in seen:
+                seen.add(key)
+                yield Source(path, entry.medium.url, how=BESIDE, part="media")
+
+
+def unpack(description: Description, raw: Raw, wanted: Container[str], folder: Path) -> Iterator[Source]:
+    """Writes the wanted archives of embedded pictures; each is whole when it is yielded."""
+    for path, some in groupby(_embedded_once(description, raw), key=lambda medium: archive_of(medium.path)):
+        if path in wanted:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            with zipfile.ZipFile(folder / path, "w") as archive:
+                for medium in some:
+                    member = zipfile.ZipInfo(medium.path.partition("!")[2])  # dated 1980: equal pictures, equal bytes
+                    archive.writestr(member, medium.content or b"")
+            yield Source(path, how=BESIDE, part="media")
+
+
+def _embedded_once(description: Description, raw: Raw) -> Iterator[Medium]:
+    seen = set[bytes]()
+    for entry in entries(description, raw):
+        if isinstance(entry, Entry) and entry.medium.content and (key := _digest(entry.medium.path)) not in seen:
+            seen.add(key)
+            yield entry.medium
+
+
+class _Parser:
+    """Turns entries into rows. Remembers the items so far, and digests of their captions and media."""
+
+    def __init__(self, description: Description) -> None:
+        self.captions = dict[str, int]()  # number of captions, by item
+        self._description = description
+        self._by_hash = HashSplits(description.splits) if description.splits else None
+        self._texts = set[bytes]()
+        self._media = dict[str, bytes]()
+        self._splits = dict[str, str | None]()  # the first split of an item
+        self._further = set[tuple[str, str]]()  # an item and each of its further splits
+        self._without = dict[str, str]()  # the places of items in no split
+
+    def rows(self, entry: Entry) -> Iterator[Row]:
+        yield from (Oddity(rule, entry.where, entry.id) for rule in entry.oddities)
+        if entry.id not in self.captions:
+            yield from self._new_item(entry)
+        else:
+            is_other = self._media.get(entry.id, b"") not in (b"", _digest(entry.medium.path))
+            if not self._by_hash and self._splits[entry.id] != entry.split:
+                yield from self._another_split(entry, self._description.split is not None or is_other)
+            if is_other:  # its captions are not of the picture that counts
+                yield Oddity(OTHER_MEDIUM, entry.where, entry.id)
+                return
+        for text in entry.captions:
+            id = f"{entry.id}#{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            if (key := _digest(id)) in self._texts:
+                yield Oddity(AGAIN, entry.where, entry.id)
+                continue
+            self._texts.add(key)
+            yield Caption(id, entry.id, self.captions[entry.id], text)
+            self.captions[entry.id] += 1
+
+    def split_rows(self) -> Iterator[Row]:
+        """Splits by hash, and the oddities of splits, after the last entry."""
+        if self._by_hash:
+            yield from self._by_hash.rows(self.captions)
+        yield from (Oddity(NO_SPLIT, where, id) for id, where in self._without.items())
+
+    def _new_item(self, entry: Entry) -> Iterator[Row]:
+        self.captions[entry.id] = 0
+        if self._description.id is not None:  # without a column the id is made from the medium
+            self._media[entry.id] = _digest(entry.medium.path)
+        yield Item(entry.id, entry.medium.path, entry.medium.kind, url=entry.medium.url)
+        if self._by_hash:
+            self._by_hash.add(entry.id)
+            return
+        self._splits[entry.id] = entry.split
+        if entry.split:
+            yield Split(entry.id, entry.split)
+        else:
+            self._without[entry.id] = entry.where
+
+    def _another_split(self, entry: Entry, contradicts: bool) -> Iterator[Row]:
+        """Adds a split that differs from the item's first: allowed if files of both list the same picture."""
+        first = self._splits[entry.id]
+        if contradicts:
+            raise UserError(f"{entry.where}: item {entry.id!r} is in {entry.split}, but was in {first}")
+        if entry.split is None or (entry.id, entry.split) in self._further:
+            return
+        if first is None:
+            del self._without[entry.id]
+            self._splits[entry.id] = entry.split
+        else:
+            self._further.add((entry.id, entry.split))
+            yield Oddity(SEVERAL_SPLITS, entry.where, entry.id)
+        yield Split(entry.id, entry.split)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
