@@ -93,6 +93,11 @@ def building(parser: Parser) -> None:
     quiet(parser)
 
 
+def sample(parser: Parser) -> None:
+    text = "a part of a corpus' files, all from --raw: no count of the whole is asked for; its name is CORPUS-sample"
+    parser.add_argument("--sample", action="store_true", help=text)
+
+
 def own_data(parser: Parser) -> None:
     own = parser.add_argument_group(
         "your own data",
@@ -186,10 +191,18 @@ def existing(root: str) -> "Storage":
 
 def parse_targets(args: Args, options: "BuildOptions") -> "list[Target]":
     """`coco` is its data, `coco/resnet` one stage; a Python file or your own data may stand for the name."""
-    from pipelines.fetching.user_lists import told
+    from pipelines.fetching.user_lists import flags_given
     from pipelines.upkeep import targets
 
-    return targets.parse_targets(args.targets, options, told(args))
+    return targets.parse_targets(args.targets, options, flags_given(args), getattr(args, "sample", False))
+
+
+def corpus_name(text: str, args: Args) -> str:
+    """The name of a corpus in the root, where the user's file or list may stand for it."""
+    from pipelines.fetching.corpus_names import name_of
+    from xmodal.root.storage import open_storage
+
+    return name_of(text, open_storage(args.root))
 
 
 def read_only(args: Args) -> "BuildOptions":

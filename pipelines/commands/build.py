@@ -10,7 +10,8 @@ examples:
   xmodal build mylist.parquet --url url --caption caption --root data    your own data; from then on named mylist
   xmodal build pictures --captions captions.csv --url file --splits train=0.8,val=0.1,test=0.1 --root data
   xmodal build hf://org/name --url image --caption text --root data
-  xmodal build mine.py --root data --serial             a corpus that a Python file defines, without Ray
+  xmodal build mine.py --root data --serial             a corpus that a Python file defines; from then on by its name
+  xmodal build coco/records --root data --raw part --sample    of a part of its files; from then on named coco-sample
 """
 
 import argparse
@@ -25,6 +26,7 @@ def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS[/STAGE]")
     _flags.root(parser)
     _flags.building(parser)
+    _flags.sample(parser)
     parser.add_argument(
         "--most-absent",
         type=_share,
@@ -35,7 +37,7 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> Result:
-    from pipelines.fetching import user_lists
+    from pipelines.fetching import corpus_names, user_lists
     from pipelines.stages import is_of
     from pipelines.upkeep.corpus_build import build_stages, unread
 
@@ -45,9 +47,10 @@ def run(args: Args) -> Result:
         options.progress.say(f"no stage of this build reads {', '.join(ignored)}")
     for work, stages in targets:
         name, list_at = work.corpus.name, work.options.list_at
-        with user_lists.named(storage, name, list_at):
+        with corpus_names.building(storage, work.corpus, list_at):
             rows += build_stages(work, stages)
         notes += user_lists.notes(storage, name) if list_at else []
+        notes += [corpus_names.SAMPLE_NOTE.format(name)] if work.corpus.sample else []
         notes += user_lists.not_clips(storage, name) if any(is_of(stage, "clip") for stage in stages) else []
     lacking = [f"{row['corpus']}/{row['stage']}" for row in rows if _lacks(row, args.most_absent)]
     return {"root": storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)], "too_much_absent": lacking}

@@ -17,7 +17,7 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> list[dict[str, Any]]:
-    from pipelines.fetching import user_lists
+    from pipelines.fetching.corpus_names import user_corpora
     from pipelines.upkeep.corpus_build import stages_of
     from pipelines.upkeep.inspection import origin
     from xmodal import corpora
@@ -26,9 +26,9 @@ def run(args: Args) -> list[dict[str, Any]]:
 
     storage = open_storage(args.root) if args.root else None
     built = [(output, origin(output)) for output in directories(storage) if output.complete] if storage else []
-    yours = [user_lists.remembered(storage, name) for name in user_lists.names(storage)] if storage else []
+    yours = user_corpora(storage) if storage else []
     rows = []
-    for corpus in [*map(corpora.load, corpora.names()), *filter(None, yours)]:
+    for corpus in [*map(corpora.load, corpora.names()), *yours]:
         whose = (("annotations", corpus.name), ("media", corpus.media_set))
         rows.append(
             {

@@ -57,13 +57,14 @@ def run(args: Args) -> Any:
     from xmodal.evaluation.matrix_metrics import score, write_ids
 
     _check(args)
+    corpus = args.corpus and _flags.corpus_name(args.corpus, args)
     if args.write_ids:
-        written = write_ids(args.write_ids, args.root, args.corpus, args.split)
+        written = write_ids(args.write_ids, args.root, corpus, args.split)
         return written if args.json else "\n".join(written)
     if args.scores:
-        report = score(args.scores, args.root, args.corpus, args.split, prefix=args.ids, extended=args.eccv)
+        report = score(args.scores, args.root, corpus, args.split, prefix=args.ids, extended=args.eccv)
     else:
-        report = _report(args)
+        report = _report(args, corpus or "coco")
     if args.json:
         return json.loads(report.to_json())
     return report.to_latex() if args.latex else report.to_text()
@@ -73,7 +74,7 @@ def text(result: str) -> list[str]:
     return [result]
 
 
-def _report(args: Args) -> Any:
+def _report(args: Args, corpus: str) -> Any:
     from pipelines.papers.recipe_runs import evaluate, evaluate_released
 
     asked = {"device": args.device, "distance": args.distance, "extended": args.eccv, "progress": _flags.progress(args)}
@@ -81,7 +82,6 @@ def _report(args: Args) -> Any:
         run = args.run.parent if args.run.is_file() else args.run
         return evaluate(run, args.root, args.split, **asked)
     asked |= _flags.keywords(args, "records", "features")
-    corpus = args.corpus or "coco"
     return evaluate_released(args.run, args.vocabulary, args.root, corpus, args.split, args.set, **asked)
 
 

@@ -31,7 +31,8 @@ def run(args: Args) -> Result:
 
     options = _flags.read_only(args)
     known = {output.config["corpus"] for output in find(args.root, "records")}
-    names = [name if name in known else open_corpus(name, options, {}).corpus.name for name in args.targets]
+    names = [_flags.corpus_name(text, args) for text in args.targets]
+    names = [name if name in known else open_corpus(name, options, {}).corpus.name for name in names]
     distance = {} if args.distance is None else {"distance": args.distance}
     return leakage(options.storage, names, split=args.clean, against=args.against, **distance)
 

@@ -43,7 +43,7 @@ def run(args: Args) -> Result:
     some = {"items": args.items} | ({} if args.first is None else {"first": args.first})
     if args.frames:
         some |= {"split": args.split, "features": args.features}
-        return look_at_clips(str(args.run), args.root, args.frames, progress, **some)
+        return look_at_clips(_flags.corpus_name(str(args.run), args), args.root, args.frames, progress, **some)
     if args.features:
         raise UserError("--features belongs to --frames: a run knows its own")
     return look(args.run, args.root, args.split, args.device, progress, args.attention, **some)

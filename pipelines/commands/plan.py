@@ -18,6 +18,7 @@ def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS[/STAGE]")
     _flags.root(parser)
     _flags.building(parser)
+    _flags.sample(parser)
     _flags.own_data(parser)
 
 

@@ -4,6 +4,7 @@ examples:
   xmodal settings resnet                                of a stage, as `xmodal build --set` takes them
   xmodal settings coco/records                          with what the corpus says itself
   xmodal settings vsepp --json                          of a recipe, as `xmodal train --set` takes them
+  xmodal settings mine.py                               of a recipe in a file of your own
 """
 
 from typing import Any
@@ -24,10 +25,10 @@ def run(args: Args) -> Result:
     from pipelines.engine.typed_settings import describe
 
     corpus, _, stage = args.name.rpartition("/")
-    there = stages.targets()
-    if corpus and stage not in there:
+    there, is_file = stages.targets(), stage.partition(":")[0].endswith(".py")
+    if corpus and stage not in there and not is_file:
         raise UserError(f"no stage {stage!r}; there are: {', '.join(there)}")
-    configs, files = _of_stage(stage) if stage in there else (_of_recipe(stage, there), [])
+    configs, files = _of_stage(stage) if stage in there else (_of_recipe(args.name, there, is_file), [])
     rows = [row for name, config in configs.items() for row in describe(config, name)]
     return {"name": args.name, "settings": rows, "files": files}
 
@@ -59,10 +60,12 @@ def _of_stage(stage: str) -> tuple[dict[str, Any], list[str]]:
     return {kind.name: kind.config() for kind in kinds}, sorted({name for kind in kinds for name in kind.files})
 
 
-def _of_recipe(name: str, there: list[str]) -> dict[str, Any]:
+def _of_recipe(name: str, there: list[str], is_file: bool) -> dict[str, Any]:
     from pipelines.engine.typed_settings import nearest
-    from pipelines.papers.recipe_runs import configs_of, recipes
+    from pipelines.papers.recipe_runs import configs_of, find_recipe, recipes
 
+    if is_file:
+        return dict(configs_of(find_recipe(name)))
     known = recipes()
     if name not in known:
         meant = nearest(name, {one: one for one in (*there, *known)})

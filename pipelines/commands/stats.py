@@ -29,7 +29,7 @@ def run(args: Args) -> Result | str:
 
     ours = args.corpus.endswith(".py") or args.corpus in corpora.names()
     corpus = corpora.load(args.corpus) if ours else None
-    dataset = open_dataset(args.root, corpus.name if corpus else args.corpus, args.records)
+    dataset = open_dataset(args.root, _flags.corpus_name(args.corpus, args), args.records)
     captions = dataset.records.totals["counts"]["captions"]
     with _flags.progress(args).over("read", captions, unit="captions") as tick:
         found = describe(dataset, corpus.printed if corpus else (), tick)

@@ -2,6 +2,7 @@
 
 examples:
   xmodal status --root data
+  xmodal status mine.py --root data
   xmodal status --root s3://bucket/xmodal --json
 """
 
@@ -9,18 +10,32 @@ import time
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import absent, counts, failures, size
+from xmodal.errors import UserError
 
 GROUP = "data"
 
 
 def flags(parser: Parser) -> None:
+    parser.add_argument("corpora", nargs="*", metavar="CORPUS", help="only what is of these: names, mine.py or a list")
     _flags.root(parser)
 
 
 def run(args: Args) -> Result:
     from pipelines.upkeep.inspection import status
 
-    return status(_flags.existing(args.root))
+    found = status(_flags.existing(args.root))
+    return _of_corpora(found, {_flags.corpus_name(text, args) for text in args.corpora}) if args.corpora else found
+
+
+def _of_corpora(found: Result, names: set[str]) -> Result:
+    """The ledgers and outputs of these corpora and of their media sets."""
+    configs = [output["config"] for output in found["outputs"] if output.get("stage") == "records"]
+    whose = names | {config["media_set"] for config in configs if config["corpus"] in names}
+    ledgers = [ledger for ledger in found["ledgers"] if ledger["ledger"].rpartition("/")[2] in whose]
+    outputs = [output for output in found["outputs"] if output.get("of") in whose]
+    if missing := names - {ledger["ledger"].rpartition("/")[2] for ledger in ledgers}:
+        raise UserError(f"nothing of {min(missing)} is under {found['root']}: `xmodal corpora --root` lists what is")
+    return found | {"ledgers": ledgers, "outputs": outputs}
 
 
 def text(result: Result) -> Lines:

@@ -6,6 +6,7 @@ examples:
   xmodal train vsepp --root data --run runs/vsepp
   xmodal train pvse-coco --root data --vectors glove.840B.300d.txt --set phase1.epochs=3 --set model.width=512
   xmodal train vsepp --corpus mylist --root data        on your own data
+  xmodal train mine.py --root data; xmodal train mine.py:NAME --root data    a model of your own, one of its recipes
   xmodal train vsepp --root data --device cuda --workers 4 --address auto
 """
 
@@ -19,7 +20,7 @@ GROUP = "models"
 
 def flags(parser: Parser) -> None:
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", help="such as vsepp")
+    add("recipe", metavar="RECIPE", help="such as vsepp, or a file mine.py")
     _flags.root(parser)
     add("--corpus", help="another one than the recipe's, in its splits of the same name")
     add("--run", type=_flags.path, help="the folder of the run (default: runs/RECIPE)")
@@ -35,9 +36,10 @@ def run(args: Args) -> Result:
     from pipelines.papers.recipe_runs import on_corpus, recipe_with, train, train_on_ray
 
     recipe = recipe_with(args.recipe, args.set)
-    if args.corpus:
-        recipe = on_corpus(recipe, args.root, args.corpus, args.records)
-    run = args.run or Path("runs") / "-".join(filter(None, (recipe.name, args.corpus)))
+    corpus = args.corpus and _flags.corpus_name(args.corpus, args)
+    if corpus:
+        recipe = on_corpus(recipe, args.root, corpus, args.records)
+    run = args.run or Path("runs") / "-".join(filter(None, (recipe.name, corpus)))
     circumstances = _flags.keywords(args, *_flags.TRAINING, "tensorboard")
     if args.workers:
         return train_on_ray(recipe, args.root, run, args.workers, args.address, args.quiet, **circumstances)

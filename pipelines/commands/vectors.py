@@ -95,7 +95,7 @@ def _train(args: Args) -> Result:
         split_words = tokenizer(tokens, cleaning)
     except ValueError as error:
         raise UserError(f"--tokenizer {tokens} --cleaning {cleaning}: {error}") from error
-    records = find_output(args.root, "records", corpus=args.file)
+    records = find_output(args.root, "records", corpus=_flags.corpus_name(args.file, args))
     texts = [split_words(caption) for caption in caption_texts(records, View(args.file, args.split))]
     progress.say(f"{args.file}: {len(texts):,} captions of {args.split}")
     with progress.over("train", EPOCHS, unit="epochs") as tick:

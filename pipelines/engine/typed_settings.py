@@ -67,9 +67,11 @@ def describe(config: object, stage: str) -> list[dict[str, Any]]:
     rows, hints = [], get_type_hints(type(config))
     for name in _settable(config):
         owner = next(cls for cls in type(config).__mro__ if name in inspect.get_annotations(cls))
-        lines, first = inspect.getsourcelines(owner)
-        line = next(number for number, text in enumerate(lines, first) if re.match(rf"\s+{name}:", text))
-        place = f"{owner.__module__.replace('.', '/')}.py:{line}"
+        place, _, is_users_file = owner.__module__.partition("@")  # xmodal/python_files.py
+        if not is_users_file:
+            lines, first = inspect.getsourcelines(owner)
+            line = next(number for number, text in enumerate(lines, first) if re.match(rf"\s+{name}:", text))
+            place = f"{place.replace('.', '/')}.py:{line}"
         about = {"name": f"{stage}.{name}", "type": _type_text(hints[name]), "default": getattr(config, name)}
         rows.append(about | {"documented": place})
     return rows

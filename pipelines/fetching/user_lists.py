@@ -6,11 +6,11 @@
     FOLDER                                 that `save_to_disk` wrote, or with Parquet files: a Hugging Face dataset
     hf://ORG/NAME[/FOLDER][@REVISION]      the Parquet files of a public dataset on the hub, pinned to a commit
 
-What the lists and columns are is said in one file, DESCRIPTION, that is fetched and sealed like
-the others: later commands find the corpus by its name in the root's sealed sources, and need neither the columns nor
-the lists. A name is the list's whose rows were parsed under it last: NOTE says where that lies, so that another list,
-which may have other pictures of the same names, is told from one that grew, and one that cannot be read leaves all as
-it was.
+One file, DESCRIPTION, says which lists and columns make up the corpus. It is sealed with the
+lists, so later commands find the corpus by its name in the root and need neither the columns nor the lists.
+
+A corpus name belongs to the list that was last parsed under it; NOTE stores that list's path. A different list under
+the same name is refused, a grown one is accepted, and an unreadable one changes nothing.
 """
 
 import json
@@ -41,8 +41,10 @@ from xmodal.root.storage import Storage
 from xmodal.userdata.description import DESCRIPTION, SPLITS, Description, ListFile, split_name
 from xmodal.userdata.user_corpus import user_corpus
 
-NOTE = "_runs/own/{}.json"  # of a name: where its list lies
-JUDGED, FEW = ("val", "test"), 10  # splits that numbers are of, by how their names end; of so few they say nothing
+NOTE = "_runs/own/{}.json"  # where the list or the Python file of a name lies
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+MEASURED = ("val", "test")  # the ends of the names of splits that numbers are computed on
+FEW = 10  # items, of which a recall says nothing
 HUB = "https://huggingface.co"
 TIMEOUT_SECONDS = 30.0
 LISTS = tuple(f"{stem}.{kind}" for stem in ("captions", "metadata") for kind in ("csv", "tsv", "jsonl", "parquet"))
@@ -56,29 +58,31 @@ LIKE_A_SPLIT = re.compile(  # but no latest, contest, retrieval, interval or val
 
 
 @dataclass(frozen=True)
-class Found:
-    """The lists, in their order: where they lie, here or at an address; and where the media they name lie."""
+class ListedFiles:
+    """The lists that a user named, in their order, and where they and their media lie."""
 
     name: str
-    place: str  # of the list or the dataset
+    place: str  # the path or address of the list or the dataset
     files: tuple[ListFile, ...]
-    places: Mapping[str, Path] = field(default_factory=dict)
-    addresses: Mapping[str, str] = field(default_factory=dict)
-    folder: Path | None = None
-    revision: str | None = None
-    unclear: str | None = None  # one of the files, whose name seems to say a split, but not which
+    places: Mapping[str, Path] = field(default_factory=dict)  # each file's path on this machine, or
+    addresses: Mapping[str, str] = field(default_factory=dict)  # its address
+    folder: Path | None = None  # that of the media
+    revision: str | None = None  # the commit of a dataset whose checksums the hub does not tell
+    unclear: str | None = None  # a file whose name seems to say a split, but not which
 
 
 @dataclass(frozen=True)
-class Own:
+class UserCorpus:
+    """A corpus, and where a user has its files. A build gives its name to the list or Python file at `place`."""
+
     corpus: Corpus
-    place: str
-    folder: Path | None = None
-    places: Mapping[str, Path] = field(default_factory=dict)
+    place: str | None = None
+    media_folder: Path | None = None
+    list_files: Mapping[str, Path] = field(default_factory=dict)
 
 
 def is_data(text: str, flags: Mapping[str, str], storage: Storage) -> bool:
-    """Whether a target is data and no name. A word that is both is the corpus, unless its lists lie in that folder."""
+    """Whether a target is a list, folder or dataset. One that is a name too is a folder only if its lists lie there."""
     folder = Path(text).expanduser()
     if text.startswith("hf://") or ending(text) or not folder.is_dir():
         return text.startswith("hf://") or bool(ending(text))
@@ -87,18 +91,20 @@ def is_data(text: str, flags: Mapping[str, str], storage: Storage) -> bool:
     return known is None or any(path in LISTS or ending(path) in (".parquet", ".arrow") for path in found)
 
 
-def told(flags: Namespace) -> dict[str, str]:
+def flags_given(flags: Namespace) -> dict[str, str]:
     """The flags about columns and splits that were given."""
     return {name: value for name in FLAGS if (value := getattr(flags, name, None)) is not None}
 
 
-def describe(text: str, flags: Mapping[str, str], storage: Storage) -> Own:
-    """The corpus that the data are. Without flags the columns and splits are those this root knows for its name."""
-    found = _found(text, flags.get("captions"))
+def describe(text: str, flags: Mapping[str, str], storage: Storage) -> UserCorpus:
+    """Makes a corpus of the data. Columns and splits that no flag says are those that the root knows for its name."""
+    found = _find(text, flags.get("captions"))
     name = flags.get("name") or _name(found.name, text)
     if name in corpora.names():
         raise UserError(f"{name} is a corpus already: give your data another name with --name")
     known = description_of(storage, name)
+    if (place := str(read_note(storage, name).get("place"))).endswith(".py") and os.path.exists(place):
+        raise UserError(f"{name} is {place} here: give {found.place} a name of its own with --name")
     if known:
         _refuse_another(storage, known, found, is_meant="name" in flags)
     try:
@@ -106,18 +112,18 @@ def describe(text: str, flags: Mapping[str, str], storage: Storage) -> Own:
         corpus = user_corpus(description, found.addresses)
     except ValueError as error:
         raise UserError(f"{text}: {error}") from None
-    return Own(corpus, found.place, found.folder, found.places)
+    return UserCorpus(corpus, found.place, found.folder, found.places)
 
 
 def remembered(storage: Storage, name: str) -> Corpus | None:
-    """The corpus of your own that this root has under a name."""
+    """The corpus that this root has made of a user's lists under a name."""
     description = description_of(storage, name)
     return user_corpus(description) if description else None
 
 
 def folder_of(storage: Storage, name: str) -> Path | None:
-    """Where the media of a name's list lie, if that is still on this machine."""
-    place = Path(_place_of(storage, name) or "")
+    """The folder of the list of a name, if that is on this machine still."""
+    place = Path(read_note(storage, name).get("place") or "")
     return (place if place.is_dir() else place.parent) if place.is_absolute() and place.exists() else None
 
 
@@ -126,7 +132,7 @@ def names(storage: Storage) -> list[str]:
 
 
 def description_of(storage: Storage, name: str) -> Description | None:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+    if not re.fullmatch(NAME, name):
         return None
     raw = _raw(storage, name)
     if not raw or DESCRIPTION not in raw:
@@ -136,8 +142,8 @@ def description_of(storage: Storage, name: str) -> Description | None:
 
 
 @contextmanager
-def named(storage: Storage, name: str, place: str | None) -> Iterator[None]:
-    """A build of the list at `place` under a name, which stays another's until the rows of this one are parsed."""
+def binding_name(storage: Storage, name: str, place: str | None) -> Iterator[None]:
+    """Gives a name to the list at `place` as soon as its rows are parsed; until then the name means the list before."""
     ledger, is_done = Ledger(storage, "annotations", name), False
     before = ledger.sealed
     try:
@@ -147,37 +153,37 @@ def named(storage: Storage, name: str, place: str | None) -> Iterator[None]:
         sealed, made = ledger.sealed, records_now(storage, name)
         parsed = made.about["inputs"][0]["identity"] if made else None
         if place and parsed == sealed and (is_done or sealed != before):
-            if _place_of(storage, name) != place:  # the root may be read-only
+            if read_note(storage, name).get("place") != place:  # the root may be read-only
                 storage.write(NOTE.format(name), json.dumps({"place": place}).encode())
         elif place and parsed and not is_done and _is_whole(Output(storage, f"{FOLDERS['annotations']}/{parsed}")):
             ledger.use(parsed)
 
 
 def _is_whole(sealed: Output) -> bool:
-    """Nothing of it was forgotten, as damaged bytes are."""
+    """Whether all its bytes are here; damaged ones may have been forgotten."""
     files = [locked.sha256 for locked in read_lock(sealed) if locked.sha256] if sealed.complete else [None]
     return all(digest and sealed.storage.size(blob_key(digest)) is not None for digest in files)
 
 
 def notes(storage: Storage, name: str) -> list[str]:
-    """What a build of your own data says beside its rows: columns that look as if they were meant, splits that lack."""
+    """Hints after a build of a user's lists: columns that look as if they were meant, splits with too few items."""
     description, raw = description_of(storage, name), _raw(storage, name)
     records = records_now(storage, name)
     if not description or not raw or not records:
         return []
     there = heading(raw, description.files[0].path)
     unused = [column for column in ("split", "id") if column in there and getattr(description, column) is None]
-    told = [f"the column {one!r} is not used: --{one} {one} takes it" for one in unused]
-    sizes = {name: len(items) for name, items in splits(records).items() if name.endswith(JUDGED)}
-    sizes |= {part: 0 for part in JUDGED if not any(name.endswith(part) for name in sizes)}
+    hints = [f"the column {one!r} is not used: --{one} {one} takes it" for one in unused]
+    sizes = {name: len(items) for name, items in splits(records).items() if name.endswith(MEASURED)}
+    sizes |= {part: 0 for part in MEASURED if not any(name.endswith(part) for name in sizes)}
     if few := [f"{size} in {name}" for name, size in sizes.items() if size <= FEW]:
         how = "--splits train=0.8,val=0.1,test=0.1 divides by hash, --split COLUMN takes your own"
-        told.append(f"items {', '.join(few)}: train asks for val, evaluate for test, and R@10 of {FEW} is 100; {how}")
-    return [f"{name}: {text}" for text in told]
+        hints.append(f"items {', '.join(few)}: train asks for val, evaluate for test, and R@10 of {FEW} is 100; {how}")
+    return [f"{name}: {text}" for text in hints]
 
 
 def not_clips(storage: Storage, name: str) -> list[str]:
-    """What a build of clips says of the items of your own data that are none."""
+    """A hint after a build of clips, if items of a user's list are taken for pictures by their names."""
     records = records_now(storage, name) if description_of(storage, name) else None
     kinds = read_columns(records, "items.parquet", "kind")["kind"].to_pylist() if records else []
     if not (others := len(kinds) - kinds.count("clip")):
@@ -192,16 +198,18 @@ def _raw(storage: Storage, name: str) -> Raw | None:
     return raw_of(sealed) if sealed else None
 
 
-def _place_of(storage: Storage, name: str) -> str | None:
-    try:
-        return str(json.loads(storage.read(NOTE.format(name)))["place"])
-    except FileNotFoundError:
-        return None
+def read_note(storage: Storage, name: str) -> dict[str, Any]:
+    """Returns what the root remembers of a name: its `place`, and of a file or a sample `about` it; or nothing."""
+    key = NOTE.format(name)
+    if not re.fullmatch(NAME, name) or storage.size(key) is None:
+        return {}
+    note: dict[str, Any] = json.loads(storage.read(key))
+    return note
 
 
-def _refuse_another(storage: Storage, known: Description, found: Found, is_meant: bool) -> None:
-    """Another list than the one that has the name lies elsewhere; the same words may name other pictures there."""
-    place = _place_of(storage, known.name)
+def _refuse_another(storage: Storage, known: Description, found: ListedFiles, is_meant: bool) -> None:
+    """Refuses a list that lies elsewhere than the one of its name: there the same paths may be other pictures."""
+    place = read_note(storage, known.name).get("place")
     if place in (None, found.place) or (
         all(map(os.path.exists, (place, found.place))) and os.path.samefile(place, found.place)
     ):
@@ -215,7 +223,7 @@ def _refuse_another(storage: Storage, known: Description, found: Found, is_meant
         )
 
 
-def _described(name: str, found: Found, flags: Mapping[str, str], known: Description | None) -> Description:
+def _described(name: str, found: ListedFiles, flags: Mapping[str, str], known: Description | None) -> Description:
     if found.unclear and not (flags.keys() & {"split", "splits"} or (known and (known.split or known.splits))):
         raise ValueError(f"is {found.unclear} of a split? Say with --split which column has it, or share with --splits")
     if "split" in flags and "splits" in flags:
@@ -241,7 +249,7 @@ def _described(name: str, found: Found, flags: Mapping[str, str], known: Descrip
 
 
 def _with_splits(files: tuple[ListFile, ...], by_files: bool) -> tuple[ListFile, ...]:
-    """The splits that the files' names say, or none of them."""
+    """The files with the splits that their names say, or without splits."""
     return tuple(replace(file, split=split_name(file.split) if by_files and file.split else None) for file in files)
 
 
@@ -260,43 +268,43 @@ def _name(name: str, text: str) -> str:
     return plain
 
 
-def _found(text: str, captions: str | None) -> Found:
+def _find(text: str, captions: str | None) -> ListedFiles:
     if text.startswith("hf://"):
-        return _on_the_hub(text)
+        return _find_on_hub(text)
     path = Path(text).expanduser()
     if path.is_dir():
-        return _in_folder(path, captions)
+        return _find_in_folder(path, captions)
     if captions:
         raise UserError(f"--captions is for a folder of pictures or clips, which {text} is not")
-    return _local(path.stem, path.parent, {path.name: path})
+    return _find_here(path.stem, path.parent, {path.name: path})
 
 
-def _in_folder(folder: Path, captions: str | None) -> Found:
+def _find_in_folder(folder: Path, captions: str | None) -> ListedFiles:
     name = folder.resolve().name
     lists = [folder / file for file in LISTS if (folder / file).is_file()]
     if captions or len(lists) == 1:
         one = _list_of(folder, captions) if captions else lists[0]
-        return _local(name, folder, {one.name: one})
+        return _find_here(name, folder, {one.name: one})
     if lists:
         raise UserError(f"{folder} has {lists[0].name} and {lists[1].name}: say which with --captions")
-    files = dict(_of_dataset(folder))
+    files = dict(_dataset_files(folder))
     if not files:
         raise UserError(f"{folder} has no list: give one with --captions, or name it {', '.join(LISTS)}")
     places = {file.relative_to(folder).as_posix(): file for file in files}
     unclear = _unclear({path: files[file] for path, file in places.items()})
-    return replace(_local(name, folder, places, files), place=os.path.abspath(folder), unclear=unclear)
+    return replace(_find_here(name, folder, places, files), place=os.path.abspath(folder), unclear=unclear)
 
 
 def _list_of(folder: Path, captions: str) -> Path:
-    """As seen from here, else from the folder."""
+    """Finds the list that --captions names: as seen from here, else from the folder."""
     here = Path(captions).expanduser()
     if here.is_file() or (folder / here).is_file():
         return here if here.is_file() else folder / here
     raise UserError(f"--captions {captions}: there is no such file, neither here nor in {folder}")
 
 
-def _of_dataset(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """The files of a Hugging Face dataset, each with the split that it is of, in the order of its rows."""
+def _dataset_files(folder: Path) -> Iterator[tuple[Path, str | None]]:
+    """Yields the files of a Hugging Face dataset in the order of its rows, each with its split."""
     if (folder / "dataset_dict.json").is_file():
         for split in _json(folder / "dataset_dict.json")["splits"]:
             yield from ((file, split) for file in _arrow_files(folder / split))
@@ -328,18 +336,18 @@ def _unclear(splits: Mapping[str, str | None]) -> str | None:
     return next((path for path, split in splits.items() if not split and LIKE_A_SPLIT.search(path)), None)
 
 
-def _local(
+def _find_here(
     name: str, folder: Path, places: Mapping[str, Path], splits: Mapping[Path, str | None] | None = None
-) -> Found:
+) -> ListedFiles:
     files = []
     for path, place in places.items():
         if not ending(path):
             raise UserError(f"{place} is no list: Parquet, CSV, TSV and JSONL are known, by these endings")
-        files.append(ListFile(path, *_measured(place), (splits or {}).get(place)))
-    return Found(name, os.path.abspath(next(iter(places.values()))), tuple(files), places, folder=folder)
+        files.append(ListFile(path, *_size_and_sha256(place), (splits or {}).get(place)))
+    return ListedFiles(name, os.path.abspath(next(iter(places.values()))), tuple(files), places, folder=folder)
 
 
-def _measured(place: Path) -> tuple[int, str]:
+def _size_and_sha256(place: Path) -> tuple[int, str]:
     try:
         with place.open("rb") as file:
             digest = sha256_of(file)
@@ -348,15 +356,15 @@ def _measured(place: Path) -> tuple[int, str]:
         raise UserError(f"{place} cannot be read: {error.strerror or error}") from error
 
 
-def _on_the_hub(text: str) -> Found:
-    """Lists are those below the folder that are Parquet; their checksums are the hub's, as far as it tells them."""
+def _find_on_hub(text: str) -> ListedFiles:
+    """Lists the Parquet files below the folder, with the checksums that the hub tells."""
     place, _, commit = text.removeprefix("hf://").removeprefix("datasets/").partition("@")
     owner, _, rest = place.partition("/")
     name, _, below = rest.partition("/")
     if not all(re.fullmatch(r"[\w.-]+", part) for part in (owner, name)):
         raise UserError(f"{text}: a dataset on the hub is named hf://ORG/NAME")
     repository = f"{owner}/{name}"
-    about = _asked(f"{HUB}/api/datasets/{repository}/revision/{quote(commit or 'main', safe='')}?blobs=true", text)
+    about = _ask_hub(f"{HUB}/api/datasets/{repository}/revision/{quote(commit or 'main', safe='')}?blobs=true", text)
     prefix = f"{below.strip('/')}/" if below.strip("/") else ""
     files, addresses = [], {}
     for file in sorted(about["siblings"], key=lambda file: file["rfilename"]):
@@ -371,10 +379,10 @@ def _on_the_hub(text: str) -> Found:
     unclear = _unclear({file.path: file.split for file in files})
     revision = None if known else about["sha"]
     where = "/".join(["hf:/", repository, *([below.strip("/")] if prefix else [])])
-    return Found(name, where, tuple(files), addresses=addresses, revision=revision, unclear=unclear)
+    return ListedFiles(name, where, tuple(files), addresses=addresses, revision=revision, unclear=unclear)
 
 
-def _asked(url: str, text: str) -> Any:
+def _ask_hub(url: str, text: str) -> Any:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
             return json.load(answer)

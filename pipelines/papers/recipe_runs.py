@@ -1,4 +1,4 @@
-"""What `xmodal train`, `evaluate` and `look` do: recipes by name, with settings, on the outputs of a root."""
+"""Recipes by name or from a user's file, with settings, trained and evaluated on the outputs of a root."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,49 @@ PARTS = ("model", "view", "validation", "visual", "text")
 
 
 def recipes() -> dict[str, Recipe]:
-    """Every recipe of every model, by its name."""
-    return {recipe.name: recipe for model in models.names() for recipe in models.load(model).RECIPES}
+    """Every recipe that can be trained by its name. A name that two models have is not among them."""
+    return {name: of_models[0][1] for name, of_models in _recipes_by_name()[0].items() if len(of_models) == 1}
+
+
+def find_recipe(text: str) -> Recipe:
+    """The recipe of that name, or the one of a user's file: `mine.py`, or `mine.py:NAME` where it has several."""
+    path, _, name = text.rpartition(":")
+    if text.endswith(".py") or path.endswith(".py"):
+        return _recipe_in_file(text, "") if text.endswith(".py") else _recipe_in_file(path, name)
+    known, refused = _recipes_by_name()
+    if text not in known:
+        meant = nearest(text, {one: one for one in known})
+        raise UserError("; ".join([f"no recipe {text!r}{meant}; there are: {', '.join(known)}", *refused]))
+    if len(known[text]) > 1:
+        files = " and ".join(f"xmodal/models/{model}.py" for model, _ in known[text])
+        raise UserError(f"recipe {text!r} is defined twice, in {files}: give one of them another name")
+    return known[text][0][1]
+
+
+def _recipes_by_name() -> tuple[dict[str, list[tuple[str, Recipe]]], list[str]]:
+    """The recipes of each name with their models, and why a model has none."""
+    found: dict[str, list[tuple[str, Recipe]]] = {}
+    refused = []
+    for model in models.names():
+        try:
+            declared = models.recipes_of(model)
+        except UserError as trouble:
+            refused.append(str(trouble))
+            continue
+        for recipe in declared:
+            found.setdefault(recipe.name, []).append((model, recipe))
+    return found, refused
+
+
+def _recipe_in_file(path: str, name: str) -> Recipe:
+    declared = models.recipes_of(path)
+    named = [recipe for recipe in declared if name in ("", recipe.name)]
+    there = ", ".join(f"{path}:{recipe.name}" for recipe in declared) or "none"
+    if not named:
+        raise UserError(f"{path} has no recipe {name!r}; there are: {there}")
+    if len(named) > 1:
+        raise UserError(f"{path} has several recipes{f' {name!r}' if name else ''}, so say which; there are: {there}")
+    return named[0]
 
 
 def recipe_with(name: str, settings: list[str]) -> Recipe:
@@ -37,12 +78,7 @@ def recipe_with(name: str, settings: list[str]) -> Recipe:
 
     A phase of no epochs is left out (`phase2.epochs=0`); the others keep their numbers in what is set.
     """
-    known = recipes()
-    if name not in known:
-        raise UserError(
-            f"no recipe {name!r}{nearest(name, {one: one for one in known})}; there are: {', '.join(known)}"
-        )
-    recipe = known[name]
+    recipe = find_recipe(name)
     left_out, settings = _left_out(recipe, settings)
     parsed = parse_settings(settings, configs_of(recipe))
     numbered = {f"phase{number}": phase for number, phase in enumerate(recipe.phases, 1)}
@@ -85,7 +121,7 @@ def _left_out(recipe: Recipe, settings: list[str]) -> tuple[set[str], list[str]]
 
 
 def configs_of(recipe: Recipe) -> Mapping[str, object]:
-    """What a setting may name: the recipe, its parts, and its phases, counted from 1."""
+    """A setting names the recipe, one of its parts, or a phase, counted from 1."""
     phases: dict[str, object] = {f"phase{number}": phase for number, phase in enumerate(recipe.phases, 1)}
     return {"recipe": recipe} | {name: getattr(recipe, name) for name in PARTS} | phases
 
@@ -118,8 +154,9 @@ def _train_showing(
 
 
 def evaluate(run: Path, root: str, split: str | None, device: str, progress: ProgressLine, **asked: Any) -> Any:
-    """A run on a split of its corpus; without one, on the test split beside that of its training. `asked`: `distance`
-    and `extended` of `xmodal.evaluation.run_metrics.evaluate`.
+    """Evaluates a run on a split of its corpus (default: the test split beside that of its training).
+
+    `asked` are `distance` and `extended` of `xmodal.evaluation.run_metrics.evaluate`.
     """
     from xmodal.evaluation.run_metrics import evaluate
 
@@ -129,10 +166,10 @@ def evaluate(run: Path, root: str, split: str | None, device: str, progress: Pro
 def evaluate_released(
     path: Path, vocabulary: Path, root: str, corpus: str, split: str | None, settings: list[str], **circumstances: Any
 ) -> Any:
-    """A released file on a split of a corpus, by default for testing, read as its paper's recipe for the corpus reads.
+    """Evaluates a released file on a split of a corpus (default: the test split).
 
-    `settings` are of that: `visual.stage=clips`, `view.captions_per_item=none`. `circumstances` are the keywords of
-    `xmodal.evaluation.released_weights.evaluate`.
+    The corpus is read as the paper's recipe for it reads, with `settings`: `visual.stage=clips`,
+    `view.captions_per_item=none`. `circumstances` are the keywords of `xmodal.evaluation.released_weights.evaluate`.
     """
     from xmodal.evaluation import released_weights
 

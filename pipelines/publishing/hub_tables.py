@@ -1,4 +1,4 @@
-"""Records as the Parquet files of a dataset repository: joined to one row an item, split, sharded and described.
+"""Writes records as the Parquet files of a dataset repository: one row an item, by split, in shards, described.
 
 Row groups and shards stay under what the viewers of such repositories can read; chunks are cut where the content says,
 so that a later version uploads what changed alone.
@@ -28,8 +28,8 @@ CURE = "`xmodal verify --forget`, then build again"
 
 
 @dataclass(frozen=True)
-class Config:
-    """One config of a card: the files of each split, and the name that a split has in the records."""
+class DatasetConfig:
+    """One config of a dataset repository: the files of each split, and what the records call the split."""
 
     name: str
     files: dict[str, list[str]] = field(default_factory=dict)
@@ -42,14 +42,14 @@ class Config:
         return [{"split": split, "path": pattern} for split, pattern in patterns.items()]
 
 
-def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str], bool]) -> list[Config]:
+def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str], bool]) -> list[DatasetConfig]:
     """Every named split, with the columns that are allowed."""
     items = _items(records)
     items = items.select([name for name in items.column_names if allowed(name)])
-    configs: dict[str, Config] = {}
+    configs: dict[str, DatasetConfig] = {}
     for named, members in _splits(records, items["id"]):
         name, split = _place(named)
-        config = configs.setdefault(name, Config(name))
+        config = configs.setdefault(name, DatasetConfig(name))
         if split in config.named:
             raise UserError(f"splits {config.named[split]!r} and {named!r} would both be {split!r} of config {name!r}")
         config.named[split] = named
@@ -58,21 +58,21 @@ def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str
 
 
 def read_ids(output: Output, name: str) -> set[str]:
-    """The ids of a table: of a feature store's rows all that were planned, also those that failed."""
+    """The ids of a table. Of a feature store these are all that were planned, failed ones among them."""
     with output.open(name) as file:
         return set(pq.read_table(file, columns=["id"])["id"].to_pylist())
 
 
-def write_index(features: Output, target: LocalStorage, stem: str) -> Config:
+def write_index(features: Output, target: LocalStorage, stem: str) -> DatasetConfig:
     """Id and row of every item that has features: rows that are absent lie in the store as zeros and are not named."""
     absent = [row for unit in features.units() for row in unit.absent]
     with features.open(ROWS) as file:
         rows = pq.read_table(file, columns=["id", "row"])
     present = rows.filter(pc.invert(pc.is_in(rows["id"], value_set=pa.array(absent, pa.string()))))
-    return Config(features.folder.replace("/", "-"), {"rows": _write(present, target, stem)})
+    return DatasetConfig(features.folder.replace("/", "-"), {"rows": _write(present, target, stem)})
 
 
-def describe(config: Config, target: LocalStorage) -> dict[str, Any]:
+def describe(config: DatasetConfig, target: LocalStorage) -> dict[str, Any]:
     """The config's dataset_info, all of it from the footers of its files."""
     splits = []
     for name, keys in config.files.items():
@@ -117,13 +117,13 @@ def _captions(ids: Any, captions: pa.Table) -> dict[str, Any]:
 
 
 def _labels(ids: Any, labels: pa.Table) -> dict[str, Any]:
-    """A column for each kind there is."""
+    """A column for each kind of label that the records have."""
     by_kind = {column: labels.filter(pc.equal(labels["kind"], kind)) for kind, column in LABELS.items()}
     return {column: _lists(ids, rows, "name") for column, rows in by_kind.items() if rows.num_rows}
 
 
 def _lists(ids: Any, rows: pa.Table, column: str) -> Any:
-    """For each id the values of its rows, in their order."""
+    """Lists, for each id, the values of its rows in their order."""
     owner = pc.index_in(rows["item"], value_set=ids)
     if owner.null_count:
         raise UserError(f"the records name an item that does not exist: {CURE}")
@@ -169,7 +169,7 @@ def _parquet_writer(file: Any, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def _pieces(table: pa.Table, limit: int) -> Iterator[pa.Table]:
-    """Halves of halves, until none is larger than the limit."""
+    """Cuts a table in halves until none is larger than the limit."""
     half = table.num_rows // 2
     if table.nbytes <= limit or not half:
         yield table

@@ -598,7 +598,7 @@ def built(tmp_path: Path) -> Path:
     raw.mkdir()
     names = [f"p{number:03d}.jpg" for number in range(8)]
     (raw / "captions.tsv").write_text("".join(f"{name}\ta {c} thing\n" for name in names for c in ("red", "blue")))
-    (raw / "splits.json").write_text(json.dumps({"train": names[:6], "val": names[6:]}))
+    (raw / "splits.json").write_text(json.dumps({"pictures/train": names[:6], "pictures/val": names[6:]}))
     (raw / "pictures.txt").write_text("".join(f"gopher://gone/{name}\n" for name in names))
     for name, picture in zip(names, [*PICTURES[:7], PICTURES[2]], strict=True):
         (raw / name).write_bytes(encoded(picture.resize((90, 90)), "JPEG", quality=70 if name == names[-1] else 90))
@@ -615,11 +615,16 @@ def test_the_command_counts_for_people_and_lists_for_programs(built: Path, capsy
     assert found["distance"] == DISTANCE
     (pair,) = found["pairs"]
     ((one, other, far),) = pair["near"]
-    assert (pair["one"], pair["other"], one, other) == ("pictures: train", "pictures: val", "p002", "p007")
-    assert main([*command, "--clean", "val"]) == 0
+    assert (pair["one"], pair["other"], one, other) == (
+        "pictures: pictures/train",
+        "pictures: pictures/val",
+        "p002",
+        "p007",
+    )
+    assert main([*command, "--clean", "pictures/val"]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"pictures: train  \|  pictures: val +0 +0 +1\n +near: p002 = p007\n", said)
-    assert re.search(r"val-clean-[0-9a-f]{8} has 1 items of val, without 1: p007\n", said)
+    assert re.search(r"pictures: pictures/train  \|  pictures: pictures/val +0 +0 +1\n +near: p002 = p007\n", said)
+    assert re.search(r"pictures/val-clean-[0-9a-f]{8} has 1 items of pictures/val, without 1: p007\n", said)
     assert main([*command, "--distance", str(max(far - 1, 0)), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["pairs"][0]["near"]) == (far == 0)
 
@@ -627,12 +632,11 @@ def test_the_command_counts_for_people_and_lists_for_programs(built: Path, capsy
 def test_a_corpus_of_ones_own_is_found_by_its_name(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Once built, its file is needed no more."""
     capsys.readouterr()
-    command = ["leakage", "pictures", "--root", str(built), "--clean", "val", "--against", "train"]
+    command = ["leakage", "pictures", "--root", str(built), "--clean", "pictures/val", "--against", "pictures/train"]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert re.search(
-        r"val-clean-[0-9a-f]{8} has 1 items of val, without 1: p007\ncompared with pictures: train\n", said
-    )
+    assert re.search(r"pictures/val-clean-[0-9a-f]{8} has 1 items of pictures/val, without 1: p007\n", said)
+    assert "\ncompared with pictures: pictures/train\n" in said
 
 
 def test_a_corpus_of_ours_that_a_file_changed_is_found_too(tmp_path: Path) -> None:
@@ -646,7 +650,10 @@ def test_a_corpus_of_ours_that_a_file_changed_is_found_too(tmp_path: Path) -> No
     ("arguments", "complaint"),
     [
         ([str(MINE), "--distance", "40"], "a distance is 0 to 12 of 64 bits, not 40"),
-        ([str(MINE), "--clean", "karpathy/test"], "pictures has no split 'karpathy/test'; there are: train, val"),
+        (
+            [str(MINE), "--clean", "karpathy/test"],
+            "pictures has no split 'karpathy/test'; there are: pictures/train, pictures/val",
+        ),
         (["cocoa"], "no corpus 'cocoa'; did you mean coco?"),
         (["coco"], "coco has no fingerprints"),
     ],

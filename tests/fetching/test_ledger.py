@@ -85,7 +85,7 @@ def publishing(base: Path, behaviours: Mapping[str, Sequence[Behaviour]] | None 
         (folder / "pictures" / name).write_bytes(name.encode() * 500)
     captions = (f"{name}\tcaption {number} of {name}\n" for name in PICTURES for number in range(2))
     (folder / "captions.tsv").write_text("".join(captions))
-    (folder / "splits.json").write_text(json.dumps({"train": PICTURES[:6], "val": PICTURES[6:]}))
+    (folder / "splits.json").write_text(json.dumps({"pictures/train": PICTURES[:6], "pictures/val": PICTURES[6:]}))
     with serve(folder, behaviours) as server:
         file = base / "mine.py"
         file.write_text(FIXTURE.read_text().replace("http://127.0.0.1:9", server.url))

@@ -2,14 +2,15 @@
 
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import FrozenInstanceError, dataclass, replace
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from tests.fixtures.toy_model import Toy, ToyConfig
 from xmodal import models
 from xmodal.batches.batch import Batch, Padded, Stream
 from xmodal.errors import UserError
@@ -34,59 +35,22 @@ from xmodal.recipes import (
 from xmodal.root.identity import fingerprint
 
 
-def mean(padded: Padded) -> Tensor:
-    mask_BL1 = padded.mask[..., None]
-    return (padded.values * mask_BL1).sum(1) / mask_BL1.sum(1)
-
-
-@dataclass(frozen=True)
-class ToyConfig:
-    width: int = 8
-
-    def build(self, inputs: Inputs) -> "Toy":
-        return Toy(self, inputs)
-
-
-class Toy(nn.Module):
-    def __init__(self, config: ToyConfig, inputs: Inputs) -> None:
-        super().__init__()
-        self.visual = nn.Linear(inputs.visual_width, config.width)
-        self.words = nn.Embedding(inputs.text_width, config.width)
-
-    def encode_visual(self, visual: Padded) -> Tensor:
-        return nn.functional.normalize(self.visual(mean(visual)), dim=1)
-
-    def encode_text(self, text: Padded) -> Tensor:
-        return nn.functional.normalize(mean(replace(text, values=self.words(text.values))), dim=1)
-
-    def similarity(self, visual: Tensor, text: Tensor) -> Tensor:
-        return visual @ text.T
-
-    def objective(self, batch: Batch) -> dict[str, Tensor]:
-        stream = batch.streams["annotated"]
-        visual, text = self.encode_visual(stream.visual), self.encode_text(stream.text)
-        visual_rows, text_rows = stream.positives.T
-        similarity_PT = self.similarity(visual[visual_rows], text)
-        matching = nn.functional.cross_entropy(5 * similarity_PT, text_rows)
-        return {"matching": matching, "length": batch.progress * visual.square().mean()}
-
-
 class Averages:
     """A closed form: texts are dense, and both sides are centred on what `solve` saw."""
 
     def solve(self, stream: Iterable[Stream]) -> None:
         visual, text, count = torch.zeros(()), torch.zeros(()), 0
         for block in stream:
-            visual = visual + mean(block.visual).sum(0)
-            text = text + mean(block.text).sum(0)
+            visual = visual + block.visual.average().sum(0)
+            text = text + block.text.average().sum(0)
             count += len(block.visual)
         self.visual, self.text = visual / count, text / count
 
     def encode_visual(self, visual: Padded) -> Tensor:
-        return mean(visual) - self.visual
+        return visual.average() - self.visual
 
     def encode_text(self, text: Padded) -> Tensor:
-        return mean(text) - self.text
+        return text.average() - self.text
 
     def similarity(self, visual: Tensor, text: Tensor) -> Tensor:
         return visual @ text.T

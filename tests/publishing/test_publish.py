@@ -1,6 +1,7 @@
 """Publishing: what `datasets.load_dataset` makes of it, what a release class lets through, and that it is whole."""
 
 import fcntl
+import importlib
 import io
 import json
 import os
@@ -27,7 +28,7 @@ from pipelines.engine.building import build
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.publishing.dataset_repository import feature_stores, publish
-from pipelines.upkeep.corpus_build import CorpusBuild
+from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from xmodal.corpora import Corpus, ReleaseClass
 from xmodal.errors import UserError
 from xmodal.records.tables import Caption, Item, Label, Row, Split, read_rows
@@ -197,6 +198,63 @@ def test_the_lines_of_the_card_work(published: Path) -> None:
     assert "'captions': [" in run_python(loading, published)
     pytest.importorskip("zarr")
     assert re.fullmatch(r"\S+ \[0\. +1\.\]\n", run_python(features, published))
+
+
+@pytest.mark.parametrize(("name", "stage"), [("coco", "resnet"), ("tgif", "clips")])
+def test_the_lines_of_the_card_work_on_what_a_real_stage_made(name: str, stage: str, tmp_path: Path) -> None:
+    """A grid and the frames of clips: the array has the network's name, and of clips an item has several rows."""
+    pytest.importorskip("zarr")
+    raw, small = tmp_path / "raw", {"network": "resnet18", "weights": "random:0", "resize": 32, "crop": 32}
+    world = World(12, image_size=32, motion=name == "tgif")
+    corpus = importlib.import_module(f"pipelines.demo.{name}").write(world, raw)
+    corpus = replace(corpus, release={"annotations": "all", "media": "features"})
+    settings = {f"{stage}.{field}": value for field, value in small.items()}
+    options = BuildOptions(open_storage(str(tmp_path / "root")), raw=raw, settings=settings)
+    build_stages(CorpusBuild(options, corpus), ["records", "media", stage])
+    publish(corpus, options.storage, tmp_path / "out", feature_stores(corpus, options.storage))
+    _, text = card(tmp_path / "out")
+    _, features = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert re.match(r"\S+ \[", run_python(features, tmp_path / "out"))
+    assert "weights random:0" in text
+
+
+def test_a_card_for_another_licence_is_refused_before_anything_is_copied(built: Built, tmp_path: Path) -> None:
+    shown = io.StringIO()
+    other = replace(built.corpus, licence="CC0")
+    with pytest.raises(UserError, match=r"coco\.md is the card of a corpus whose licence is .*CC BY 4.0.*'CC0'"):
+        publish(other, built.storage, tmp_path / "out", built.features, ProgressLine(shown))
+    assert shown.getvalue() == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_corpus_of_a_user_without_a_card_has_the_general_one(built: Built, tmp_path: Path) -> None:
+    root = shutil.copytree(built.storage.url, tmp_path / "root")
+    storage, mine = open_storage(str(root)), replace(built.corpus, name="mine", media_set="mine", licence="ours alone")
+    options = BuildOptions(storage, raw=Path(built.storage.url).parent / "raw")
+    build_stages(CorpusBuild(options, mine), ["records", "media"])
+    publish(mine, storage, tmp_path / "out", [])
+    matter, text = card(tmp_path / "out")
+    assert (matter["pretty_name"], matter["license"]) == ("mine", "other")
+    assert "ours alone." in text
+    assert "| `url` |" in text
+    assert not re.search(r"\$[a-z]|<!--", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("no fields", "does not begin with fields between two lines of ---"),
+        ("---\nitem: bird\n---\nBirds.\n", "lacks texts, pretty_name, license, tags, ## Columns, ## Licence"),
+        ("---\nitem: bird\n---\nBirds.\n\n## Feathers\n\nmany\n", "has a section 'Feathers'; there are: Splits"),
+    ],
+)
+def test_a_card_that_lacks_something_says_what(
+    text: str, said: str, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "coco.md").write_text(text)
+    monkeypatch.setattr("pipelines.publishing.dataset_card.CARDS", tmp_path)
+    with pytest.raises(UserError, match=said):
+        built.publish(tmp_path / "out")
 
 
 def test_features_come_as_they_are_and_absent_rows_are_not_named(built: Built, published: Path) -> None:
@@ -399,7 +457,7 @@ def test_what_is_missing_is_said(built: Built, tmp_path: Path, monkeypatch: pyte
     for corpus, storage in ((built.corpus, empty), (other_version, built.storage)):
         with pytest.raises(UserError, match="build coco/records first"):
             publish(corpus, storage, tmp_path / "out", [])
-    monkeypatch.setattr("pipelines.publishing.dataset_repository.CARDS", tmp_path)
+    monkeypatch.setattr("pipelines.publishing.dataset_card.CARDS", tmp_path)
     with pytest.raises(UserError, match=r"coco has no card: write \S+/coco\.md"):
         built.publish(tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ import pytest
 from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.publishing import hub_tables
-from pipelines.publishing.hub_tables import Config, describe, write_captions
+from pipelines.publishing.hub_tables import DatasetConfig, describe, write_captions
 from pipelines.stages.records import Census
 from xmodal.errors import UserError
 from xmodal.records.tables import ROWS, Caption, Item, Label, Row, Split, Tables
@@ -47,12 +47,12 @@ def records(root: Path, rows: Iterable[Row]) -> Output:
 
 def written(
     tmp_path: Path, rows: Iterable[Row], allowed: Callable[[str], bool] = lambda column: True
-) -> tuple[dict[str, Config], LocalStorage]:
+) -> tuple[dict[str, DatasetConfig], LocalStorage]:
     target = LocalStorage(str(tmp_path / "out"))
     return {c.name: c for c in write_captions(records(tmp_path / "root", rows), target, allowed)}, target
 
 
-def read(target: LocalStorage, config: Config, split: str) -> list[dict[str, Any]]:
+def read(target: LocalStorage, config: DatasetConfig, split: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = pa.concat_tables(
         pq.read_table(target.path(k)) for k in config.files[split]
     ).to_pylist()

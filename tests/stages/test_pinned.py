@@ -65,7 +65,7 @@ def digests(folder: Path) -> dict[str, dict[str, Any]]:
     raw = folder / "raw"
     _publish(raw)
     options = BuildOptions(open_storage(str(folder / "root")), raw=raw, **small(folder))
-    corpus, moving = load(str(CORPUS)), _moving(options, folder)
+    corpus, moving = replace(load(str(CORPUS)), counts={}, kinds=frozenset()), _moving(options, folder)
     pictures = CorpusBuild(options, _with_categories(corpus))
     clips = CorpusBuild(moving, _of_clips(corpus))
     outputs = {stage: (clips if stages.is_of(stage, "clip") else pictures).build(stage) for stage in stages.targets()}

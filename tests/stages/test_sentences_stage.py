@@ -290,7 +290,9 @@ def test_the_command_line_builds_and_plans_them(
     root: str, vectors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus = tmp_path / "pictures.py"
-    corpus.write_text(PICTURES.read_text().replace('counts={"items:train": 6, "items:val": 2, "captions": 16},', ""))
+    corpus.write_text(
+        PICTURES.read_text().replace('counts={"items:pictures/train": 6, "items:pictures/val": 2, "captions": 16},', "")
+    )
     raw = str(Path(root).parent / "raw")
     flags = ["--root", str(tmp_path / "root"), "--raw", raw, "--serial", "--set", "codebook.width=16"]
     target = f"{corpus}/sentences"

@@ -1,48 +1,43 @@
 """Corpora: one module each, found because the file exists.
 
 A module holds a docstring with a sample of the publisher's file, `parse`, and `CORPUS`. Nothing in it downloads. A
-corpus of your own is a file too: wherever a corpus is named, `path/to/mine.py` will do.
+corpus of your own is a file too: wherever a corpus is named, `path/to/mine.py` will do. `xmodal check` says what a
+module or a file lacks.
 """
 
-import hashlib
 import importlib
-import importlib.util
 import pkgutil
 import re
-import sys
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
 from xmodal.errors import UserError
+from xmodal.python_files import load_python_file
 from xmodal.raw.raw_files import Raw
 from xmodal.recipes import EVERY
 from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Row
 
+SAMPLE = "-sample"  # the end of the name of a sample
 Part = Literal["annotations", "media"]
-ReleaseClass = Literal[
-    "all", "features", "ids", "nothing"
-]  # what may be published: itself, what was computed from it, …
+ReleaseClass = Literal["all", "features", "ids", "nothing"]  # may be published: itself, what was computed from it, …
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file of the publisher. `path` is its place in the raw folder and its name in the ledger.
+    """One file of the publisher."""
 
-    `part` says what the file holds: parsing needs the annotations alone, so that records never wait for pictures, and
-    corpora that share a media set share only media.
-    """
-
-    path: str
+    path: str  # its place in the raw folder, and its name in the ledger
     url: str | None = None
     mirrors: tuple[str, ...] = ()
     bytes: int | None = None
     sha256: str | None = None
     how: str = ""  # what a person must do when url is None
-    part: Part = "annotations"
+    part: Part = "annotations"  # parsing needs these alone, so that records never wait for pictures
 
     def __post_init__(self) -> None:
         unsafe = self.path.startswith(("/", "~")) or "\\" in self.path or not self.path
@@ -54,9 +49,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Printed:
-    """A number that a paper prints: of a split, or of what `xmodal.checks.statistics.Statistics.counts` calls so."""
+    """A number that a paper prints of a split, or of a whole corpus."""
 
-    what: str  # items, captions, first_five, vocabulary, words_per_caption, or a count
+    what: str  # items, captions, first_five, vocabulary, words_per_caption, or a name in `Statistics.counts`
     value: float
     cites: str
     split: str = EVERY
@@ -65,34 +60,28 @@ class Printed:
 
 @dataclass(frozen=True)
 class Corpus:
-    """`version` counts changes of what `parse` yields from the same bytes: it is part of the records' identity.
-
-    A part that `release` does not name is released as "nothing". `counts` are asserted after a full parse: of a table
-    ("captions"), or of what a table holds for one split ("items:karpathy/train"). `drawn` are splits by who drew them,
-    which no record names: `xmodal.records.derived_splits` makes "two_branch/train" of them and a seed. `printed`
-    stands beside what is there in `xmodal stats`. `kinds` are those of its items and labels, by which one knows its
-    stages before it is parsed. `unpack` is for media that lie inside the annotations: of those that `media` lists it
-    writes the wanted ones into a folder, each whole when it is yielded. `card` names the template of its card, where
-    that is not of the corpus' name. With `whole_paths` a file at hand is known by its path and not by its name, which
-    says nothing where it is 1.jpg.
-    """
+    """One corpus: its terms, its files, and how they become rows. A module or a user's file has one: CORPUS."""
 
     name: str
     homepage: str
     licence: str
-    media_set: str
+    media_set: str  # corpora that share pictures or clips share its name
     sources: tuple[Source, ...]
     parse: Callable[[Raw], Iterator[Row]]
-    media: Callable[[Raw], Iterator[Source]] | None = None
-    release: Mapping[Part, ReleaseClass] = field(default_factory=dict)
-    counts: Mapping[str, int] = field(default_factory=dict)
-    drawn: Mapping[str, RandomSplitSizes] = field(default_factory=dict)
-    printed: tuple[Printed, ...] = ()
-    kinds: frozenset[str] = frozenset()
-    version: int = 1
+    media: Callable[[Raw], Iterator[Source]] | None = None  # those that only the annotations list
+    release: Mapping[Part, ReleaseClass] = field(default_factory=dict)  # a part that is not named: nothing
+    counts: Mapping[str, int] = field(default_factory=dict)  # of a full parse: "captions", "items:karpathy/train"
+    drawn: Mapping[str, RandomSplitSizes] = field(
+        default_factory=dict
+    )  # splits that are drawn by a seed, by who drew them
+    printed: tuple[Printed, ...] = ()  # shown by `xmodal stats` beside what is there
+    kinds: frozenset[str] = frozenset()  # of its items and labels, by which its stages are known before it is parsed
+    version: int = 1  # raised where parse yields other rows from the same bytes: a part of the records' identity
+    # writes media that lie inside the annotations: the wanted ones of those that `media` lists, each whole when yielded
     unpack: Callable[[Raw, Container[str], Path], Iterator[Source]] | None = None
-    card: str | None = None
-    whole_paths: bool = False
+    card: str | None = None  # the name of its card, where that is not its own
+    whole_paths: bool = False  # a file at hand is known by its whole path: its name, such as 1.jpg, says nothing
+    sample: bool = False  # any part of the corpus (`sample_of`)
 
     def __post_init__(self) -> None:
         for name in (self.name, self.media_set):
@@ -111,33 +100,34 @@ def names() -> list[str]:
 def load(name: str) -> Corpus:
     """The corpus of that name, or the one that a Python file defines."""
     if name.endswith(".py"):
-        return _corpus_of(_module_from_file(name), name)
+        return _corpus_of(load_python_file(name, "corpus"), name)
     if name not in names():
+        meant = "".join(f"; did you mean {known}?" for known in get_close_matches(name, names(), n=1))
         raise UserError(
-            f"no corpus {name!r}; there are: {', '.join(names())}; a file mine.py with a CORPUS also works, and "
+            f"no corpus {name!r}{meant}; there are: {', '.join(names())}; a file mine.py with a CORPUS also works, and "
             "so do a list of yours (.parquet, .csv, .tsv, .jsonl), a folder with one, hf://ORG/NAME, and the name that "
             "the root has given to one"
         )
     return _corpus_of(importlib.import_module(f"{__name__}.{name}"), name)
 
 
-def _module_from_file(path: str) -> ModuleType:
-    file = Path(path).resolve()
-    if not file.is_file():
-        raise UserError(f"no corpus file {path}")
-    name = f"xmodal_corpus_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while they are made
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # somebody's file: whatever it does wrong is for its writer to read
-        raise UserError(f"corpus file {path} cannot be loaded: {type(error).__name__}: {error}") from error
-    finally:
-        del sys.modules[name]  # else workers, which cannot import it, would be sent its name in place of its code
-    return module
+def sample_of(corpus: Corpus) -> Corpus:
+    """The corpus for a part of its files: no size, checksum or count of the whole is asked for.
+
+    It has a name and a media set of its own, so that nothing made from a sample is taken for the whole: `coco-sample`.
+    The files come from the folder that `--raw` names, never from the publisher.
+    """
+    how = "a sample is not downloaded: put a part of this file into a folder and add --raw FOLDER"
+    return replace(
+        corpus,
+        name=f"{corpus.name}{SAMPLE}",
+        media_set=f"{corpus.media_set}{SAMPLE}",
+        sources=tuple(Source(source.path, how=how, part=source.part) for source in corpus.sources),
+        counts={},
+        printed=(),
+        card=corpus.card or corpus.name,
+        sample=True,
+    )
 
 
 def _corpus_of(module: ModuleType, name: str) -> Corpus:

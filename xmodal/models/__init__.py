@@ -1,9 +1,15 @@
-"""What a model is to all around it, and what a recipe says. Every other module is one: config, network, `RECIPES`."""
+"""The contract of a model. Every other module here is a model: a frozen config, a network, and `RECIPES`.
 
+A model of your own is a file too: `xmodal train mine.py` trains its recipe, and `mine.py:NAME` one of several. `SMALL`,
+if a module has it, is a tuple of configs by which the model is checked quickly (`xmodal check`).
+"""
+
+import hashlib
 import importlib
 import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
@@ -11,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
+from xmodal.python_files import load_python_file
+from xmodal.recipes import Config, Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,6 +26,7 @@ if TYPE_CHECKING:
     from xmodal.batches.batch import Batch, Padded, Stream
 
 
+SOURCE = "model.py"  # of a run: a copy of the user's file that defines its model
 V = TypeVar("V")
 T = TypeVar("T")
 
@@ -43,6 +52,7 @@ class Trainable(Scorer[V, T], Protocol[V, T]):
 
     Where a phase starts from pixels, the trainer puts the network that made the features in front, as `trunk`, so that
     no model knows two kinds of input. Mining with the model is part of the objective: the batch brings candidates.
+    Parameters that no loss ever moves are named, as patterns, by an attribute `without_gradient`.
     """
 
     def objective(self, batch: "Batch") -> "dict[str, Tensor]":
@@ -58,7 +68,7 @@ class Solvable(Scorer[V, T], Protocol[V, T]):
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What a network must know of its data before it can be built, and a config cannot say."""
+    """Facts about the data that a network must know before it can be built, and a config cannot say."""
 
     visual_width: int
     text_width: int  # the vocabulary's size for tokens
@@ -79,6 +89,42 @@ def names() -> list[str]:
 
 
 def load(name: str) -> ModuleType:
+    """The model of that name, or the one that a Python file defines; of a run by the reference that it keeps."""
+    path, _, sha256 = name.rpartition("@")
+    if path.endswith(".py"):
+        return _load_unchanged(path, sha256)
+    if name.endswith(".py"):
+        return load_python_file(name, "model")
     if name not in names():
-        raise UserError(f"no model {name!r}; there are: {', '.join(names())}")
+        raise UserError(f"no model {name!r}; there are: {', '.join(names())}; a file mine.py with RECIPES also works")
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def recipes_of(name: str) -> tuple[Recipe, ...]:
+    """The recipes of a model; a module that declares none as it should is refused."""
+    recipes = getattr(load(name), "RECIPES", None)
+    if not isinstance(recipes, tuple) or not all(isinstance(recipe, Recipe) for recipe in recipes):
+        raise UserError(f"model {name} defines no RECIPES: a tuple of xmodal.recipes.Recipe")
+    return recipes
+
+
+def reference(config: Config) -> str:
+    """How a run names the module of its model: `vsepp`, or the path and sha256 of a user's file."""
+    return type(config).__module__.removeprefix(f"{__name__}.")
+
+
+def source_of(config: Config) -> bytes | None:
+    """The user's file that defines a model, as long as it lies where it was; a run keeps a copy of it."""
+    path, _, sha256 = reference(config).rpartition("@")
+    source = Path(path).read_bytes() if path and Path(path).is_file() else b""
+    return source if hashlib.sha256(source).hexdigest() == sha256 else None
+
+
+def _load_unchanged(path: str, sha256: str) -> ModuleType:
+    """A run is somebody's data: of the files it names, only the very bytes that it was trained with are executed."""
+    cure = f"the run's folder has it as {SOURCE}: look at that, and put it there"
+    if Path(path) != Path(path).resolve() or not Path(path).is_file():  # no ../ and no /proc/self/cwd of a stranger
+        raise UserError(f"the model of this run is {path}, which is gone: {cure}")
+    if hashlib.sha256(Path(path).read_bytes()).hexdigest() != sha256:
+        raise UserError(f"the model of this run is {path}, which was changed since: {cure}, or train again")
+    return load_python_file(path, "model")

@@ -63,6 +63,10 @@ DRAWN = 128  # points that uniformity sees at most
 VISUAL_NOISE, TEXT_NOISE = 0, 1  # seeds: samples of the two sides are independent
 
 
+# The backward half of the read-out takes one step, when its recurrent weights have met zeros alone.
+BACKWARD_HALF = ("*weight_hh_l0_reverse",)
+
+
 @dataclass(frozen=True)
 class PCMEConfig:
     """The defaults are the COCO model: [P] 4.1 for the width, docs/models.md#pcme-losses for the rest."""
@@ -97,6 +101,8 @@ class PCMEConfig:
 
 class PCME(nn.Module):
     """Shapes: B rows, L positions, F features, W word width, D joint width, J samples, V visual rows, T text rows."""
+
+    without_gradient = BACKWARD_HALF
 
     def __init__(self, config: PCMEConfig, inputs: Inputs) -> None:
         super().__init__()
@@ -362,3 +368,11 @@ def twin(recipe: Recipe, name: str) -> Recipe:
 
 
 RECIPES = (PCME_COCO, twin(PCME_COCO, "pcme-coco-mu"), PCME_CUB, twin(PCME_CUB, "pcme-cub-mu"))
+
+_SMALL = PCMEConfig(width=32, word_width=6, scale=5.0, shift=5.0)
+SMALL = (
+    _SMALL,
+    replace(_SMALL, uniformity="distinct", kl="exact", sigmoid_scale=1.0),
+    replace(_SMALL, distance="elk"),
+    replace(_SMALL, samples=0, kl="off", distance="mean"),
+)

@@ -152,6 +152,8 @@ class PVSE(nn.Module):
         self.visual_pie = PIENet(config, inputs.visual_width) if has_local else None
         self.text_pie = PIENet(config, config.word_width) if has_local else None
         self.dropout = nn.Dropout(config.dropout)
+        # the legacy read-out takes the backward half after one step, when its recurrent weights have met zeros alone
+        self.without_gradient = ("*weight_hh_l0_reverse",) if config.legacy_last_output else ()
         if self.image is not None and config.xavier_image:
             nn.init.xavier_uniform_(self.image.weight)
             nn.init.zeros_(self.image.bias)
@@ -414,4 +416,19 @@ RECIPES = (
         for name, changes in FIGURE_6.items()
     ),
     *(_relative(diversity, mmd) for diversity in FACTORS for mmd in FACTORS),
+)
+
+_SMALL = PVSEConfig(width=32, word_width=6, margin=0.2)
+SMALL = (
+    _SMALL,
+    replace(_SMALL, embeddings=1, negatives="all"),
+    replace(_SMALL, embeddings=0),
+    replace(_SMALL, embeddings=8, reduction="sum"),
+    replace(_SMALL, similarity="order", embeddings=3),
+    replace(_SMALL, visual="video", embeddings=3, kernel="rbf", negatives="all"),
+    replace(_SMALL, visual="video", legacy_last_output=True),
+    replace(_SMALL, fusion="local"),
+    replace(_SMALL, visual="video", fusion="local"),
+    replace(_SMALL, fusion="concatenated"),
+    replace(_SMALL, mil=False, xavier_image=True),
 )

@@ -155,3 +155,11 @@ VSE0_CUB = replace(
     batch_size=150,  # one pair of each class
 )
 RECIPES = (VSEPP_COCO, VSE0_COCO, VSEPP_TGIF, VSEPP_MRW, VSE0_CUB)
+
+_SMALL = VSEPPConfig(width=32, word_width=7)
+SMALL = (
+    _SMALL,
+    replace(_SMALL, negatives="all", normalise_image=False),
+    replace(_SMALL, similarity="order", margin=0.05),
+    replace(_SMALL, normalise_features=False),
+)

@@ -2,6 +2,7 @@
 
 <run>/recipe.json       the recipe, the records and features it was trained on, the inputs of its network
       vocabulary.txt    the words by their ids
+      model.py          a copy of the user's file that defines the model, for people; it is never executed
       log.jsonl         a line every few steps and one for each validation; equal runs write equal lines
       last.pt           weights, optimiser and place after the last whole epoch: where training goes on
       best.pt           weights of the validation with the highest rsum
@@ -67,7 +68,7 @@ class Run:
             "cites": self.recipe.cites,
             "recipe": to_plain(self.recipe),
             "fingerprint": fingerprint(self.recipe),
-            "model": type(self.recipe.model).__module__.rpartition(".")[2],
+            "model": models.reference(self.recipe.model),
             "records": self.records,
             "features": self.features,
             "vocabulary": fingerprint(self.vocabulary),
@@ -86,6 +87,8 @@ def start(folder: str, run: Run) -> None:
     if storage.size(RECIPE) is None:
         storage.write(VOCABULARY, run.vocabulary.to_bytes())
         storage.write(RECIPE, canonical_json(run.facts()))
+        if source := models.source_of(run.recipe.model):
+            storage.write(models.SOURCE, source)
 
 
 def refuse_another(folder: str, run: Run) -> None:

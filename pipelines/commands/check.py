@@ -1,0 +1,182 @@
+"""Checks a corpus or a model against what every corpus or model owes, and says what is missing.
+
+A corpus is checked by what it declares, by its card and, with --raw FOLDER, by what it makes of its files: a corpus of
+this package writes small ones itself. A model computes with eight random pairs. The exit code is 1 if anything is
+wrong.
+
+examples:
+  xmodal check mine.py
+  xmodal check mine.py --raw ~/Downloads/mine
+  xmodal check coco vsepp
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from xmodal.errors import UserError
+
+GROUP = "data"
+WEB_PAGE = b"<html>the page is gone</html>"
+FAILURES = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+
+
+def flags(parser: Parser) -> None:
+    what = "a corpus or a model, or the Python file of one; a file may be both"
+    parser.add_argument("targets", nargs="+", metavar="mine.py|NAME", help=what)
+    raw = "a folder with the files of the corpus, by the paths of its sources"
+    parser.add_argument("--raw", type=_flags.path, help=raw)
+
+
+def run(args: Args) -> Result:
+    if args.raw is not None and not args.raw.is_dir():
+        raise UserError(f"--raw {args.raw} is not a folder")
+    return {text: check(text, args.raw) for text in args.targets}
+
+
+def text(result: Result) -> Lines:
+    for name, found in result.items():
+        verdict = f"{len(found['faults'])} to mend" if found["faults"] else "keeps the contract"
+        yield f"{name}, {' and '.join(found['checked'])}: {verdict}"
+        yield from (f"    - {fault}" for fault in found["faults"])
+        yield from (f"    note: {note}" for note in found["notes"])
+
+
+def exit_code(result: Result) -> int:
+    return int(any(found["faults"] for found in result.values()))
+
+
+def check(text: str, raw: Path | None = None) -> dict[str, Any]:
+    """Returns what was checked, each fault as a sentence, and notes on what could not be checked."""
+    from xmodal import corpora, models
+
+    module = _module(text)
+    checked, faults, notes = list[str](), list[str](), list[str]()
+    if hasattr(module, "CORPUS"):
+        corpus = corpora.load(text)
+        checked.append(f"corpus {corpus.name}")
+        faults += declaration_faults(module, corpus)
+        with TemporaryDirectory(prefix="xmodal-") as folder:
+            written = text in corpora.names() and not raw and write_sample(f"pipelines.demo.{text}", Path(folder))
+            corpus, files = (written, Path(folder)) if written else (corpus, raw)
+            faults += file_faults(corpus, files) if files else []
+        if not corpus.counts:
+            notes.append(
+                "CORPUS.counts is empty, so no build notices a file that lacks half: say what a full parse gives"
+            )
+        if not files:
+            notes.append(f"{corpus.name} was not parsed: add --raw FOLDER with its files, or a part of them")
+    if hasattr(module, "RECIPES") or text in models.names():
+        from xmodal.checks import model_contract
+
+        checked.append("model")
+        faults += model_contract.faults(module)
+        if not getattr(module, "SMALL", ()):
+            notes.append("no SMALL, a tuple of configs that compute quickly: the recipes' own configs were checked")
+    if not checked:
+        raise UserError(f"{text} has neither a CORPUS nor RECIPES")
+    return {"checked": checked, "faults": faults, "notes": notes}
+
+
+def _module(text: str) -> ModuleType:
+    from xmodal import corpora, models
+    from xmodal.python_files import load_python_file
+
+    if text.endswith(".py"):
+        return load_python_file(text, "Python")
+    if text in corpora.names():
+        return importlib.import_module(f"xmodal.corpora.{text}")
+    if text in models.names():
+        return models.load(text)
+    there = ", ".join([*corpora.names(), *models.names()])
+    raise UserError(f"no corpus and no model {text!r}; there are: {there}; a file mine.py also works")
+
+
+def write_sample(publisher: str, folder: Path) -> Any:
+    """The corpus of the first generated world that a module can tell of as its publisher; None without the module."""
+    from pipelines.demo.files import Unpublishable
+    from pipelines.demo.world import World
+
+    if not importlib.util.find_spec(publisher):
+        return None
+    module = importlib.import_module(publisher)
+    for motion, captions in product((0, 0.5, 1), (5, 10)):
+        try:
+            return module.write(World(40, image_size=32, motion=motion, captions_per_item=captions), folder)
+        except Unpublishable:
+            continue
+    raise AssertionError(f"{publisher} tells of no world")
+
+
+def declaration_faults(module: ModuleType, corpus: Any) -> Iterator[str]:
+    """Faults of a declaration and of its card; a user's corpus may do without a card."""
+    from pipelines.publishing.dataset_card import read_card
+    from xmodal.checks import corpus_contract
+
+    yield from corpus_contract.declaration_faults(corpus, (module.__doc__ or "").strip())
+    try:
+        read_card(corpus)
+    except UserError as trouble:
+        yield str(trouble)
+
+
+def file_faults(corpus: Any, folder: Path) -> Iterator[str]:
+    """Faults that parsing a folder shows; then files whose damage is not noticed."""
+    found = list(_parse_faults(corpus, folder))
+    yield from found
+    for source in corpus.sources if not found else ():
+        if source.part == "annotations":
+            yield from _unnoticed(corpus, folder, source.path)
+
+
+def _parse_faults(corpus: Any, folder: Path) -> Iterator[str]:
+    from xmodal.checks import corpus_contract
+    from xmodal.raw.raw_files import Raw
+
+    try:
+        yield from corpus_contract.row_faults(corpus, Raw.folder(folder))
+        count(corpus, folder)
+    except UserError as trouble:
+        yield str(trouble)
+    except FAILURES as error:
+        yield f"parse ends in {type(error).__name__}: {error}"
+
+
+def count(corpus: Any, folder: Path) -> dict[str, int]:
+    """Counts rows as the records stage does, which refuses other counts than the corpus promises."""
+    from collections import Counter
+
+    from pipelines.stages.records import Census, check_counts
+    from xmodal.raw.raw_files import Raw
+    from xmodal.records.tables import ROWS
+
+    census, tables, seen = Census(corpus.name), {row: name for name, row in ROWS.items()}, Counter[str]()
+    for row in corpus.parse(Raw.folder(folder)):
+        census.add(row)
+        seen[tables[type(row)]] += 1
+    counts = seen | Counter(census.counts())
+    check_counts(corpus, counts)
+    return counts
+
+
+def _unnoticed(corpus: Any, folder: Path, path: str) -> Iterator[str]:
+    """A web page lies in place of one file; all others are links to what is there."""
+    with TemporaryDirectory(prefix="xmodal-") as other:
+        spoiled = Path(other) / "raw"
+        for source in corpus.sources:
+            if source.part == "annotations" and (folder / source.path).is_file():
+                (spoiled / source.path).parent.mkdir(parents=True, exist_ok=True)
+                (spoiled / source.path).symlink_to((folder / source.path).resolve())
+        (spoiled / path).unlink()
+        (spoiled / path).write_bytes(WEB_PAGE)
+        faults = list(_parse_faults(corpus, spoiled))
+    if not faults:
+        yield f"a web page in place of {path} is not noticed: refuse lines that are not what the publisher writes"
+    elif crash := [fault for fault in faults if fault.startswith("parse ends in ")]:
+        yield f"where {path} is a web page, {crash[0]}: raise UserError with the file and line (xmodal/raw/readers.py)"

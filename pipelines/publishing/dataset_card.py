@@ -1,0 +1,218 @@
+"""Writes the card of a publication: one template, and what the corpus' own card says in it.
+
+datasets_cards/_template.md has `$name` where a fact stands, and `<!-- name -->` marks around what is left out where the
+fact `name` is empty. datasets_cards/<corpus>.md has, between its first lines `---`, fields that are the card's own
+(OWN_FIELDS) and then those of the Hugging Face hub, the last of which is `tags`; then what the corpus is, and SECTIONS.
+A corpus that a user's file defines may do without a card: then the general one stands for it.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from pipelines.publishing.hub_tables import DatasetConfig
+from pipelines.publishing.publication import Publication, lock_name, may, may_column, withheld
+from xmodal import corpora
+from xmodal.corpora import Corpus
+from xmodal.errors import UserError
+from xmodal.records.tables import CAPTIONS_OF_PAPERS
+from xmodal.root.outputs import Output
+from xmodal.root.sealed_sets import read_lock
+
+CARDS = Path(__file__).parents[2] / "datasets_cards"  # in a checkout and in an installed wheel
+TEMPLATE, GENERAL = "_template", "_general"
+OWN_FIELDS = ("licence", "item", "texts")  # CORPUS.licence to the letter; what a row is; what captions are called
+SECTIONS = (
+    *("Splits", "Columns", "Captions", "Captions elsewhere", "Media", "Media elsewhere"),
+    *("Sources", "Licence", "Citation"),
+)
+SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
+
+
+@dataclass(frozen=True)
+class Card:
+    """The corpus describes itself: `$name`, `$homepage` and `$licence` in it are those of CORPUS."""
+
+    fields: Mapping[str, str]
+    hub: str  # YAML
+    about: str
+    sections: Mapping[str, str]
+
+    def section(self, name: str) -> str:
+        return self.sections.get(name, "")
+
+
+def read_card(corpus: Corpus) -> Card:
+    """The card of a corpus; one that lacks what it must say, or is for another licence, is refused."""
+    path = CARDS / f"{corpus.card or corpus.name}.md"
+    if not path.is_file() and corpus.name in corpora.names():
+        raise UserError(f"{corpus.name} has no card: write {path}, like those beside it")
+    card = parse_card(path if path.is_file() else CARDS / f"{GENERAL}.md")
+    if card.fields.get("licence", corpus.licence) != corpus.licence:
+        raise UserError(
+            f"{path} is the card of a corpus whose licence is {card.fields['licence']!r}, and CORPUS.licence is "
+            f"{corpus.licence!r}: read what may be published, then let both say the same"
+        )
+    return _of_corpus(card, corpus)
+
+
+def parse_card(path: Path) -> Card:
+    parts = path.read_text("utf-8").split("---\n", 2)
+    if len(parts) != 3 or parts[0]:
+        raise UserError(f"{path} does not begin with fields between two lines of ---")
+    lines = parts[1].splitlines(keepends=True)
+    own = [line for line in lines if line.partition(":")[0] in OWN_FIELDS]
+    fields = {name: value.strip() for name, _, value in (line.partition(":") for line in own)}
+    hub = "".join(line for line in lines if line not in own)
+    about, *rest = re.split(r"^## (.+)\n", parts[2], flags=re.MULTILINE)
+    sections = {name: text.strip() for name, text in zip(rest[::2], rest[1::2], strict=True)}
+    lacking = [name for name in ("item", "texts") if not fields.get(name)]
+    lacking += [name for name in ("pretty_name", "license", "tags") if not re.search(rf"^{name}:", hub, re.MULTILINE)]
+    lacking += [f"## {name}" for name in ("Columns", "Licence") if not sections.get(name)]
+    if unknown := sections.keys() - {*SECTIONS}:
+        raise UserError(f"{path} has a section {min(unknown)!r}; there are: {', '.join(SECTIONS)}")
+    if lacking or not about.strip():
+        raise UserError(f"{path} lacks {', '.join(lacking) or 'a paragraph on what the corpus is'}")
+    return Card(fields, hub.strip(), about.strip(), sections)
+
+
+def _of_corpus(card: Card, corpus: Corpus) -> Card:
+    """The card with the corpus' name, homepage and licence in its text."""
+    said = {"name": corpus.name, "homepage": corpus.homepage, "licence": corpus.licence}
+    hub, about, *texts = (
+        Template(text).safe_substitute(said) for text in (card.hub, card.about, *card.sections.values())
+    )
+    return Card(card.fields, hub, about, dict(zip(card.sections, texts, strict=True)))
+
+
+def fill_card(card: Card, made: Publication, configs: list[DatasetConfig], described: list[dict[str, Any]]) -> str:
+    facts = _facts(card, made, configs, described)
+    template = _with_sections((CARDS / f"{TEMPLATE}.md").read_text("utf-8"), facts)
+    return Template(template).substitute(facts)
+
+
+def _with_sections(text: str, facts: Mapping[str, str]) -> str:
+    section = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- /\1 -->\n", re.DOTALL)
+    return section.sub(lambda found: _with_sections(found[2], facts) if facts[found[1]] else "", text)
+
+
+def _facts(
+    card: Card, made: Publication, configs: list[DatasetConfig], described: list[dict[str, Any]]
+) -> dict[str, str]:
+    corpus, counts, features = made.corpus, made.records.totals["counts"], made.features
+    first = configs[0] if configs else DatasetConfig("")
+    about = [{"config_name": c.name, "default": c is first, "data_files": c.data_files} for c in configs]
+    has_texts, has_media = may(corpus, "annotations", "all"), may(corpus, "media", "all")
+    hub = card.hub if has_texts else re.sub(r"^license: .*$", "license: other", card.hub, flags=re.MULTILINE)
+    columns = card.section("Columns").splitlines()
+    note = " ".join(line for line in columns if not line.startswith("|")).strip()
+    return {
+        "hub": hub,
+        "title": re.findall(r"^pretty_name: \"?(.*?)\"?$", card.hub, re.MULTILINE)[0],
+        "about": card.about,
+        "configs": _yaml(about),
+        "dataset_info": _yaml(described),
+        "size_category": next((name for limit, name in SIZES if counts["items"] < limit), "n>10M"),
+        "sample": "yes" if corpus.sample else "",
+        "differs": ", ".join(_not_the_publishers(made)),
+        "withheld": ", ".join(f"{part} ({release})" for part, release in withheld(corpus).items()),
+        "config": first.name,
+        "split": next((split for split in ("train", *first.files) if split in first.files), ""),
+        "item": card.fields["item"],
+        "texts": card.fields["texts"],
+        "splits": "\n".join(_split_lines(made, configs, described)),
+        "about_splits": card.section("Splits"),
+        "columns": "\n".join(_column_lines(corpus, columns)),
+        "about_columns": f" {note}" if note else "",
+        "captions": card.section("Captions") if has_texts else "",
+        "about_captions": card.section("Captions"),
+        "captions_elsewhere": "" if has_texts else card.section("Captions elsewhere"),
+        "media": card.section("Media") if has_media else "",
+        "media_elsewhere": "" if has_media else card.section("Media elsewhere"),
+        "features": "\n".join(f"- `{output.folder}`: {_settings(output)}" for output in features),
+        "store": features[0].folder if features else "",
+        "store_config": configs[-len(features)].name if features else "",
+        "read_features": _reading(features[0]) if features else "",
+        "provenance": "\n".join(_provenance(made)),
+        "sources": card.section("Sources"),
+        "about_licence": card.section("Licence"),
+        "citation": card.section("Citation"),
+    }
+
+
+def _column_lines(corpus: Corpus, lines: Iterable[str]) -> Iterator[str]:
+    """The rows of the table whose first column is published."""
+    if may(corpus, "annotations", "ids"):
+        named = ((re.match(r"\| `(\w+)`", line), line) for line in lines)
+        yield from (line for found, line in named if found and may_column(corpus, found[1]))
+
+
+def _reading(store: Output) -> str:
+    """The lines of Python that read an item's features."""
+    arrays = [name.removesuffix("/zarr.json") for name in store.files if name.endswith("/zarr.json")]
+    name = next(array for array in sorted(arrays, key=len) if not array.endswith("_extents"))
+    if f"{name}_extents" not in arrays:
+        return f'print(id, store["{name}"][row])'
+    return f'start, length = store["{name}_extents"][row]\nprint(id, store["{name}"][start : start + length])'
+
+
+def _split_lines(made: Publication, configs: list[DatasetConfig], described: list[dict[str, Any]]) -> Iterator[str]:
+    """Rows of a Markdown table: config, split, rows, captions and those of them that are among an item's first five."""
+    counts = made.records.totals["counts"]
+    for config, info in zip(configs, described, strict=True):
+        for split in info["splits"]:
+            named = config.named.get(split["name"])
+            captions = [counts.get(f"{kind}:{named}") for kind in ("captions", f"captions[:{CAPTIONS_OF_PAPERS}]")]
+            numbers = ("" if count is None else f"{count:,}" for count in (split["num_examples"], *captions))
+            names = (f"`{name}`" for name in (config.name, split["name"]))
+            yield f"| {' | '.join([*names, *numbers])} |"
+
+
+def _settings(output: Output) -> str:
+    """Settings of a store, and the weights of everything that it was computed from."""
+    said = ", ".join(f"{name} {value}" for name, value in output.config.items() if name != "_type")
+    before = [f"{name} {value} of `{one.folder}`" for one in _made_from(output) for name, value in _weights(one)]
+    return "; ".join([said, *before])
+
+
+def _weights(output: Output) -> list[tuple[str, Any]]:
+    """Networks, codebooks and word vectors, by the names of the settings that hold them."""
+    config = output.config.items()
+    return [(name, value) for name, value in config if re.search("weights|vectors|detector", name) and value]
+
+
+def _made_from(output: Output) -> Iterator[Output]:
+    for made in output.about["inputs"]:
+        before = Output(output.storage, f"{made['stage']}/{made['identity']}")
+        yield before
+        yield from _made_from(before)
+
+
+def _provenance(made: Publication) -> Iterator[str]:
+    yield f"- records: `{made.records.folder}`"
+    for part, output in made.sealed.items():
+        yield f"- {part}: `{output.folder}`, {lock_name(part)} has sha256 `{output.config['lock_sha256']}`"
+
+
+def _not_the_publishers(made: Publication) -> Iterator[str]:
+    """The files that are others than the corpus of this name is published with."""
+    known = made.corpus.name in corpora.names()
+    sources = corpora.load(made.corpus.name).sources if known else made.corpus.sources
+    published = {source.path: source.sha256 for source in sources if source.sha256}
+    for output in made.sealed.values():
+        locked = ((locked.path, locked.sha256) for locked in read_lock(output))
+        yield from (f"`{path}`" for path, sha256 in locked if published.get(path, sha256) != sha256)
+
+
+def _yaml(value: Any, indent: str = "") -> str:
+    """Block style; texts are quoted, so that YAML cannot take them for something else."""
+    deeper = f"{indent}  "
+    if isinstance(value, dict):
+        return "".join(f"\n{indent}{key}:{_yaml(each, deeper)}" for key, each in value.items())
+    if isinstance(value, list):
+        return "".join(f"\n{indent}- {_yaml(each, deeper).lstrip()}" for each in value) or " []"
+    return f" {json.dumps(value)}"

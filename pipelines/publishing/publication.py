@@ -1,0 +1,44 @@
+"""Says what a publication is made of, and what the release class of a corpus lets through."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+from xmodal.corpora import Corpus, Part, ReleaseClass
+from xmodal.root.outputs import Output
+from xmodal.root.sealed_sets import LOCK
+
+NEEDED: Mapping[str, tuple[Part, ReleaseClass]] = {  # every other column is the annotations themselves
+    "id": ("annotations", "ids"),
+    "caption_ids": ("annotations", "ids"),
+    "url": ("media", "ids"),
+}
+
+
+@dataclass(frozen=True)
+class Publication:
+    """Only sets that may be named, only features that may be passed on."""
+
+    corpus: Corpus
+    records: Output
+    sealed: Mapping[Part, Output]
+    features: list[Output]
+
+
+def may(corpus: Corpus, part: Part, what: ReleaseClass) -> bool:
+    """Whether a part's release goes as far as this: "all" includes "features", and that "ids"."""
+    classes = get_args(ReleaseClass)
+    return classes.index(corpus.release.get(part, "nothing")) <= classes.index(what)
+
+
+def may_column(corpus: Corpus, column: str) -> bool:
+    return may(corpus, *NEEDED.get(column, ("annotations", "all")))
+
+
+def withheld(corpus: Corpus) -> dict[str, str]:
+    """The parts that are not there themselves, with their release class."""
+    return {part: corpus.release.get(part, "nothing") for part in get_args(Part) if not may(corpus, part, "all")}
+
+
+def lock_name(part: Part) -> str:
+    return LOCK if part == "annotations" else f"{part}.lock"

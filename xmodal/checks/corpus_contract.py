@@ -1,0 +1,89 @@
+"""The contract of a corpus: what its module declares, and what its rows are. Each check yields a sentence a fault.
+
+The shared tests of all corpora and `xmodal check` ask the same checks. That ids are unique, that rows name items that
+exist, and that counts are as promised is checked where records are built (pipelines/stages/records.py).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+from xmodal.corpora import Corpus, Part, ReleaseClass
+from xmodal.raw.raw_files import Raw
+from xmodal.records.tables import Caption, Item, Label, Row, Split
+
+LINES = 10  # of a docstring; a sample of each file and the traps take more
+HOW = 20  # characters, of how a person comes by a file
+
+
+def declaration_faults(corpus: Corpus, about: str) -> Iterator[str]:
+    """`about` is the docstring of the corpus' module."""
+    if len(about.splitlines()) <= LINES or not re.search(r"^ {4}\S", about, re.MULTILINE):
+        yield f"the docstring does not show the raw files and name the traps: over {LINES} lines, the sample indented"
+    if not corpus.homepage.startswith("http"):
+        yield f"CORPUS.homepage is no address: {corpus.homepage!r}"
+    if not corpus.licence.strip():
+        yield "CORPUS.licence is empty: say what the publisher allows, or that the publisher says nothing"
+    for part, release in corpus.release.items():
+        if part not in get_args(Part) or release not in get_args(ReleaseClass):
+            parts, classes = ", ".join(get_args(Part)), ", ".join(get_args(ReleaseClass))
+            yield f"CORPUS.release has {part!r}: {release!r}: a part is one of {parts}, a class one of {classes}"
+    if corpus.release.keys() != set(get_args(Part)):
+        yield "CORPUS.release does not say of annotations and media what may be published (at least 'nothing')"
+    if not [source for source in corpus.sources if source.part == "annotations"]:
+        yield "CORPUS.sources has no file of part 'annotations', so there is nothing to parse"
+    for source in corpus.sources:
+        if source.url is not None and not source.url.startswith(("http://", "https://")):
+            yield f"source {source.path}: {source.url!r} is neither http nor https"
+        if source.url is None and len(source.how) <= HOW:
+            yield f"source {source.path}: `how` says too little about where a person gets the file: {source.how!r}"
+    if not corpus.kinds:
+        yield "CORPUS.kinds is empty: say which kinds its items and labels have, such as frozenset({'image'})"
+
+
+def row_faults(corpus: Corpus, raw: Raw) -> Iterator[str]:
+    """Rows must agree with what is declared, and with each other."""
+    found = list(corpus.parse(raw))
+    if found != list(corpus.parse(raw)):
+        yield "parse gives other rows a second time: draw nothing at random, and sort what a set or a folder lists"
+    if not any(isinstance(row, Item) for row in found):
+        yield "parse gives no items"
+    kinds = {str(row.kind) for row in found if isinstance(row, Item | Label)}
+    if kinds != corpus.kinds:
+        declared, there = (", ".join(sorted(some)) or "none" for some in (corpus.kinds, kinds))
+        yield f"CORPUS.kinds says {declared}, and the kinds of its items and labels are {there}"
+    yield from _split_faults(found)
+    yield from _caption_faults(found)
+    yield from _media_faults(corpus, raw, found)
+
+
+def _split_faults(found: Sequence[Row]) -> Iterator[str]:
+    names = Counter(row.name for row in found if isinstance(row, Split))
+    if not names:
+        yield "no item is in a split"
+    for name in names:
+        if len(name.split("/")) != 2 or not all(name.split("/")):
+            yield f"split {name!r} is not named after whoever made it: WHO/{name.strip('/').replace('/', '-')}"
+
+
+def _caption_faults(found: Sequence[Row]) -> Iterator[str]:
+    positions = Counter[tuple[str, str]]()
+    for row in found:
+        if isinstance(row, Caption):
+            if not row.text or row.text.strip() != row.text:
+                yield f"caption {row.id!r} is empty or has white space around it: {row.text!r}"
+                return
+            if row.position != positions[row.item, row.source]:
+                place = positions[row.item, row.source]
+                yield f"caption {row.id!r} has position {row.position}, not {place}: count those of an item from 0"
+                return
+            positions[row.item, row.source] += 1
+
+
+def _media_faults(corpus: Corpus, raw: Raw, found: Sequence[Row]) -> Iterator[str]:
+    listed = Counter(source.path for source in corpus.media(raw)) if corpus.media else Counter[str]()
+    yield from (f"media(raw) lists {path} {count} times" for path, count in listed.items() if count > 1)
+    offered = {*listed, *(source.path for source in corpus.sources if source.part == "media")}
+    if missing := {row.media.partition("!")[0] for row in found if isinstance(row, Item)} - offered:
+        yield f"{len(missing):,} media of items are in no source and not in media(raw), such as {min(missing)}"
