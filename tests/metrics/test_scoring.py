@@ -287,7 +287,8 @@ def test_the_command_prints_text_json_and_latex(
         ["own captions", "class"],
         ["all"],
     ]
-    for (columns, _, head, *rows), cells in zip(tables, (10, 7, 3), strict=True):
+    for columns, _, head, *rows in tables:
+        cells = head.count(" & ") + 1
         assert columns == "{l" + "r" * (cells - 1) + "}"
         assert {line.count(" & ") for line in (head, *rows)} == {cells - 1}
         assert all(line.endswith(r" \\") for line in rows)
