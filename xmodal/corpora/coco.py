@@ -15,18 +15,17 @@ annotations/annotations_trainval2014.zip!annotations/instances_{train,val}2014.j
      "annotations": [{"id": 8, "image_id": 123456, "category_id": 15, "bbox": [...], ...}, ...],
      "categories": [{"id": 15, "name": "bench", "supercategory": "outdoor"}, ...]}
 
-The traps:
+The traps (more: docs/corpora.md#coco):
 - Two-Branch (5.4) and Dual-Path (VI-A) drew their own splits, also with 113,287 training pictures, and published none:
-  two_branch/train and dual_path/train are drawn here by a seed, and have nothing to do with Karpathy's.
+  two_branch/train and dual_path/train are drawn here by a seed.
 - Papers train on train and restval together. So restval is in karpathy/train, and in karpathy/restval, too.
-- Captions start and end with spaces and contain newlines. Any run of white space becomes one space here.
+- Captions have spaces around them and newlines in them. Any run of white space becomes one space.
 - Some pictures have six or seven captions. Papers take the first five: `position < 5` in the order of `sentences`
-  (order by id is another). All captions of the test split are 25,010, not 25,000.
-- Category ids run from 1 to 90 with gaps, so labels are names. Some pictures show no category.
-- A picture's licence is its uploader's, given as an address. Its url is COCO's copy, or Flickr's.
+  (order by id is another).
+- Category ids have gaps, so labels are names. Some pictures show no category.
 - Stanford's server is often offline. caption_datasets.zip from anywhere will do if its sha256 is right.
 
-Both files are read piece by piece. In memory stay 1.6 kB a picture, 190 MiB for all.
+In memory stay 1.6 kB a picture, 190 MiB for all.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +34,7 @@ from dataclasses import dataclass, field
 from xmodal.corpora import Corpus, Printed, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import has, json_members, once, value
+from xmodal.raw.readers import has, json_members, once, split_of, value, words_of
 from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 
@@ -73,9 +72,7 @@ def _picture(
 ) -> Iterator[Row]:
     cocoid, folder = value(image, "cocoid", int, where), value(image, "filepath", str, where)
     where = f"{where} (cocoid {cocoid})"
-    split, filename = value(image, "split", str, where), value(image, "filename", str, where)
-    if split not in SPLITS:
-        raise UserError(f"{where} is in an unknown split {split!r}; there are: {', '.join(SPLITS)}")
+    split, filename = split_of(image, SPLITS, where), value(image, "filename", str, where)
     if folder not in instances or filename != f"COCO_{folder}_{cocoid:012d}.jpg":
         raise UserError(f"{where} is {folder}/{filename}, which is no picture of {' or '.join(FOLDERS)} with this id")
     once(images, cocoid, where)
@@ -91,14 +88,10 @@ def _captions(image: object, cocoid: int, where: str, seen: set[int]) -> Iterato
         raise UserError(f"{where} has no captions")
     for position, sentence in enumerate(sentences):
         here = f"{where}: sentences[{position}]"
-        sentid, text = value(sentence, "sentid", int, here), " ".join(value(sentence, "raw", str, here).split())
-        if value(sentence, "imgid", int, here) != imgid:
-            raise UserError(
-                f"{here}: caption {sentid} is of another image, imgid {sentence['imgid']} instead of {imgid}"
-            )
-        if not text:
-            raise UserError(f"{here}: caption {sentid} is empty")
-        once(seen, sentid, here)
+        sentid = once(seen, value(sentence, "sentid", int, here), here)
+        text = words_of(value(sentence, "raw", str, here), f"{here}: caption {sentid}")
+        if (other := value(sentence, "imgid", int, here)) != imgid:
+            raise UserError(f"{here}: caption {sentid} is of another image, imgid {other} instead of {imgid}")
         yield Caption(str(sentid), str(cocoid), position, text)
 
 
