@@ -108,7 +108,7 @@ def _sentence_table(raw: Raw) -> _SentenceTable:
 
 def _listed(raw: Raw, split: str, path: str, table: _SentenceTable, splits: dict[str, str]) -> Iterator[Oddity]:
     """Adds the split of each address of a list to `splits`; an address without sentence is an oddity."""
-    urls = {where: url for where, url in lines(raw, path)}
+    urls = dict(lines(raw, path))
     for id, where in id_list(path, ((where, table.id(url, where)) for where, url in urls.items())).items():
         url = urls[where]
         if url in splits:

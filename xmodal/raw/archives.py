@@ -77,7 +77,7 @@ def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
         while member := _next(archive, blocks, path):
             name = member.name.removeprefix("./")
             special = "" if member.isfile() or member.isdir() else "is a link or a device"
-            _refuse_unsafe(path, member.name, name, "is there twice" if name in seen else "", special)
+            _refuse_unsafe(path, member.name, name, name in seen, special)
             if member.isfile():
                 seen.add(name)
                 content = _Member(cast(IO[bytes], archive.extractfile(member)), path, f" at {name}")
@@ -91,19 +91,15 @@ def archive_of(media: str) -> str:
 
 @contextmanager
 def open_archive(raw: Raw, path: str) -> Iterator[zipfile.ZipFile]:
-    """Opens a zip file, and checks that its members are safe. Damage found on reading is a UserError with its place.
-
-    Members of any size can be streamed; `Archives.read` alone refuses those over LARGEST.
-    """
+    """Opens a zip file, and checks that its members are safe. Members of any size can be streamed."""
     with ExitStack() as stack:
         with _refusing_damage(path):
             archive = stack.enter_context(_Archive(stack.enter_context(raw.open(path)), path))
         times = Counter(archive.namelist())
         for member in archive.infolist():
             name = member.orig_filename  # as written; `filename` ends at a NUL
-            repeated = "is there twice" if times[member.filename] > 1 else ""
             special = "is a link" if stat.S_ISLNK(member.external_attr >> 16) else ""
-            _refuse_unsafe(path, name, name, repeated, special)
+            _refuse_unsafe(path, name, name, times[member.filename] > 1, special)
         with _refusing_damage(path, damage=(UnicodeDecodeError,)):  # raised by a caller that decodes text
             yield archive
 
@@ -199,9 +195,9 @@ def _refusing_damage(path: str, place: str = "", damage: tuple[type[Exception], 
         raise UserError(f"{path} is damaged{place} ({error}): delete it and fetch it again") from error
 
 
-def _refuse_unsafe(path: str, member: str, name: str, repeated: str, special: str) -> None:
-    why = repeated or special
-    if not repeated:
+def _refuse_unsafe(path: str, member: str, name: str, is_repeated: bool, special: str) -> None:
+    why = "is there twice" if is_repeated else special
+    if not is_repeated:
         if "\\" in name or "\0" in name:
             why = "has a backslash or a NUL in its name"
         elif name.startswith("/") or name[1:2] == ":":
