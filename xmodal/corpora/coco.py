@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from xmodal.corpora import Corpus, Printed, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import has, json_members, once, split_of, value, words_of
+from xmodal.raw.readers import json_members, once, optional, split_of, value, words_of
 from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 
@@ -125,7 +125,9 @@ class _Instances:
         match table:
             case "images":
                 cocoid = once(self.images, value(record, "id", int, where), where)
-                self.images[cocoid] = _image(record, where)
+                width, height = value(record, "width", int, where), value(record, "height", int, where)
+                urls = [optional(record, name, str, where) for name in ("coco_url", "flickr_url")]
+                self.images[cocoid] = width, height, optional(record, "license", int, where), urls[0] or urls[1]
             case "licenses":
                 self.licences[value(record, "id", int, where)] = value(record, "url", str, where)
             case "categories":
@@ -142,13 +144,6 @@ def _read_instances(raw: Raw, member: str) -> _Instances:
     if strays := sorted(instances.categories_of.keys() - instances.images.keys()):
         raise UserError(f"{instances.where} has annotations of image {strays[0]}, which is not among its images")
     return instances
-
-
-def _image(record: object, where: str) -> tuple[int, int, int | None, str | None]:
-    width, height = value(record, "width", int, where), value(record, "height", int, where)
-    licence = value(record, "license", int, where) if has(record, "license") else None
-    urls = [value(record, name, str, where) for name in ("coco_url", "flickr_url") if has(record, name)]
-    return width, height, licence, urls[0] if urls else None
 
 
 CORPUS = Corpus(

@@ -35,7 +35,7 @@ from xmodal.corpora import Corpus, Printed, Source
 from xmodal.errors import UserError
 from xmodal.raw.archives import tar_members
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import has, id_list, json_elements_of, lines_of, matched, once, value, words_of
+from xmodal.raw.readers import id_list, json_elements_of, lines_of, matched, once, optional, value, words_of
 from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 
 ARCHIVE, SENTENCES = "mrw-v1.0.tar.gz", "mrw-v1.0.json"
@@ -100,9 +100,9 @@ def _clips(file: IO[bytes]) -> Iterator[_Clip]:
 
 def _address(images: dict[str, object], where: str) -> tuple[str | None, str | None]:
     """The address of a clip and None, or None and the reason why it has no address."""
-    if not has(images, "mp4_url"):
+    url = optional(images, "mp4_url", str, where)
+    if url is None:
         return None, "mp4_url is empty: no address"
-    url = value(images, "mp4_url", str, where)
     matched("https?://[^/]+/.*", url, f"{where}: 'mp4_url'", "http address")
     if not urlsplit(url).path.endswith(".mp4"):
         return None, "mp4_url is cut off: no address"

@@ -89,18 +89,15 @@ class _SentenceTable:
             raise UserError(f"{where}: {url} has the id {id}, as has {other}")
         return id
 
-    def add(self, url: str, sentence: str, where: str) -> None:
-        id, sentence = self.id(url, where), words_of(sentence, f"{where}: its sentence")
-        if sentence == "Failed":
-            self.odd.append(Oddity('sentence "Failed": left out', where, id))
-        else:
-            self.gifs.setdefault(url, _Gif(id, where)).sentences.append(sentence)
-
 
 def _sentence_table(raw: Raw) -> _SentenceTable:
     table = _SentenceTable()
     for where, (url, text) in columns(raw, SENTENCES, 2):
-        table.add(url, text, where)
+        id, sentence = table.id(url, where), words_of(text, f"{where}: its sentence")
+        if sentence == "Failed":
+            table.odd.append(Oddity('sentence "Failed": left out', where, id))
+        else:
+            table.gifs.setdefault(url, _Gif(id, where)).sentences.append(sentence)
     if not table.gifs:
         raise UserError(f"{SENTENCES} has no sentences")
     return table

@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping
 from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import columns, has, id_list, json_elements, lines, matched, once, value
+from xmodal.raw.readers import columns, id_list, json_elements, lines, matched, once, optional, value
 from xmodal.records.tables import Item, Oddity, Region, Row, Split
 
 OBJECT_WORDS, ATTRIBUTE_WORDS = "genome/objects_vocab.txt", "genome/attributes_vocab.txt"
@@ -119,7 +119,7 @@ def _picture(record: object, where: str, pictures: Pictures, sizes: dict[int, Si
         raise UserError(f"{where}: picture {image} has {width} x {height} pixels")
     split, path = pictures[image]
     media = f"{ARCHIVES[path.partition('/')[0]]}!{path}"
-    url = value(record, "url", str, where) if has(record, "url") else None
+    url = optional(record, "url", str, where)
     yield Item(str(image), media, width=width, height=height, url=url)
     yield Split(str(image), f"bottom_up/{split}")
 
@@ -138,7 +138,7 @@ def _attributes(raw: Raw, sizes: Mapping[int, object]) -> Mapping[int, tuple[str
         _known(record, where, sizes)
         for number, thing in enumerate(value(record, "attributes", list, where)):
             here = f"{where}: attributes[{number}]"
-            said = value(thing, "attributes", list, here) if has(thing, "attributes") else []
+            said = optional(thing, "attributes", list, here) or []
             if texts := tuple(text for each in said for text in _parts(each, here)):
                 identity = value(thing, "object_id", int, here)
                 texts = found.get(identity, ()) + texts

@@ -135,9 +135,10 @@ def words_of(text: str, where: str) -> str:
     return words
 
 
-def has(record: object, name: str) -> bool:
-    """Whether a JSON object has a field that is neither null nor empty."""
-    return isinstance(record, dict) and record.get(name) not in (None, "")
+def optional(record: object, name: str, kind: type[T], where: str) -> T | None:
+    """A field of a JSON object as `value` gives it; None if it is absent, null or empty."""
+    is_there = isinstance(record, dict) and record.get(name) not in (None, "")
+    return value(record, name, kind, where) if is_there else None
 
 
 def value(record: object, name: str, kind: type[T], where: str) -> T:
