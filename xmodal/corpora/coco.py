@@ -146,29 +146,21 @@ def _read_instances(raw: Raw, member: str) -> _Instances:
     return instances
 
 
+COCO = "http://images.cocodataset.org"
+PICTURES = (
+    ("zips/train2014.zip", 13_510_573_713, "ede4087e640bddba550e090eae701092534b554b42b05ac33f0300b984b31775"),
+    ("zips/val2014.zip", 6_645_013_297, "fe9be816052049c34717e077d9e34aa60814a55679f804cd043e3cbee3b9fde0"),
+)
 CORPUS = Corpus(
     name="coco",
     homepage="https://cocodataset.org",
     licence="annotations CC BY 4.0; each picture under its uploader's Flickr licence, which its item names",
     media_set="coco2014",
     sources=(
-        Source(
-            "zips/train2014.zip",
-            "http://images.cocodataset.org/zips/train2014.zip",
-            bytes=13_510_573_713,
-            sha256="ede4087e640bddba550e090eae701092534b554b42b05ac33f0300b984b31775",
-            part="media",
-        ),
-        Source(
-            "zips/val2014.zip",
-            "http://images.cocodataset.org/zips/val2014.zip",
-            bytes=6_645_013_297,
-            sha256="fe9be816052049c34717e077d9e34aa60814a55679f804cd043e3cbee3b9fde0",
-            part="media",
-        ),
+        *(Source(path, f"{COCO}/{path}", (), size, sha256, part="media") for path, size, sha256 in PICTURES),
         Source(
             INSTANCES,
-            "http://images.cocodataset.org/annotations/annotations_trainval2014.zip",
+            f"{COCO}/{INSTANCES}",
             bytes=252_872_794,
             sha256="031296bbc80c45a1d1f76bf9a90ead27e94e99ec629208449507a4917a3bf009",
         ),

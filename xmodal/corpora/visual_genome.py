@@ -200,7 +200,11 @@ def _name(names: list[object], where: str) -> tuple[str, list[str]]:
 
 
 PUBLISHER = "https://homes.cs.washington.edu/~ranjay/visualgenome/data/dataset"
-PICTURES = "https://cs.stanford.edu/people/rak248/VG_100K_2"
+STANFORD = "https://cs.stanford.edu/people/rak248/VG_100K_2"
+PICTURES = (
+    ("images.zip", 9_731_705_982, "51c682d2721f880150720bb416e0346a4c787e4c55d7f80dfd1bd3f73ba81646"),
+    ("images2.zip", 5_471_658_058, "99da1a0ddf87011319ff3b05cf9176ffee2731cc3c52951162d9ef0d68e3cfb5"),
+)
 DETECTOR = (
     "https://raw.githubusercontent.com/peteanderson80/bottom-up-attention"
     "/1ba7086f29cc0949235fa150095c6424b715afe9/data/genome"
@@ -212,23 +216,10 @@ CORPUS = Corpus(
     licence="annotations CC BY 4.0; the pictures were uploaded to Flickr, by people who gave each its own licence",
     media_set="visual_genome",
     sources=(
-        Source(
-            "images.zip",
-            f"{PICTURES}/images.zip",
-            bytes=9_731_705_982,
-            sha256="51c682d2721f880150720bb416e0346a4c787e4c55d7f80dfd1bd3f73ba81646",
-            part="media",
-        ),
-        Source(
-            "images2.zip",
-            f"{PICTURES}/images2.zip",
-            bytes=5_471_658_058,
-            sha256="99da1a0ddf87011319ff3b05cf9176ffee2731cc3c52951162d9ef0d68e3cfb5",
-            part="media",
-        ),
+        *(Source(path, f"{STANFORD}/{path}", (), size, sha256, part="media") for path, size, sha256 in PICTURES),
         *(
-            Source(f"{name}.json.zip", f"{PUBLISHER}/{name}.json.zip")
-            for name in ("image_data", "objects", "attributes")
+            Source(path, f"{PUBLISHER}/{path}")
+            for path in ("image_data.json.zip", "objects.json.zip", "attributes.json.zip")
         ),
         Source(OBJECT_WORDS, f"{DETECTOR}/1600-400-20/objects_vocab.txt"),
         Source(ATTRIBUTE_WORDS, f"{DETECTOR}/1600-400-20/attributes_vocab.txt"),
