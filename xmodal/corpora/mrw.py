@@ -27,7 +27,6 @@ and meta_0.gmeta (`xmodal.raw.gulp`): the file of a clip is then the JPEGs of it
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import IO
 from urllib.parse import urlsplit
 
@@ -53,9 +52,12 @@ def parse(raw: Raw) -> Iterator[Row]:
     clips, lists = dict[str, str](), dict[str, dict[str, str]]()
     for name, file in tar_members(raw, ARCHIVE):
         if name == SENTENCES:
-            for clip in _clips(file):
-                clips[clip.id] = clip.where
-                yield from clip.rows()
+            for where, clip, caption, odd in _clips(file):
+                clips[clip.id] = where
+                yield clip
+                yield caption
+                if odd:
+                    yield Oddity(odd, where, clip.id)
         elif any(name in names for names in LISTS.values()):
             lists[name] = _listed(file, f"{ARCHIVE}!{name}")
     if not clips:
@@ -65,37 +67,20 @@ def parse(raw: Raw) -> Iterator[Row]:
 
 def media(raw: Raw) -> Iterator[Source]:
     """Lists the file of every clip. Those without address must be got by hand."""
-    clips = [clip for name, file in tar_members(raw, ARCHIVE) if name == SENTENCES for clip in _clips(file)]
+    clips = [clip for name, file in tar_members(raw, ARCHIVE) if name == SENTENCES for _, clip, *_ in _clips(file)]
     if not clips:
         raise UserError(NOTHING)
     return (Source(clip.media, clip.url, how="" if clip.url else BY_HAND, part="media") for clip in clips)
 
 
-@dataclass(frozen=True)
-class _Clip:
-    id: str
-    where: str
-    sentence: str
-    url: str | None
-    odd: str | None
-
-    @property
-    def media(self) -> str:
-        return f"mp4/{self.id}.mp4"
-
-    def rows(self) -> Iterator[Row]:
-        yield Item(self.id, self.media, kind="clip", url=self.url)
-        yield Caption(self.id, self.id, 0, self.sentence)
-        if self.odd:
-            yield Oddity(self.odd, self.where, self.id)
-
-
-def _clips(file: IO[bytes]) -> Iterator[_Clip]:
+def _clips(file: IO[bytes]) -> Iterator[tuple[str, Item, Caption, str | None]]:
+    """The place of each clip, its rows, and the reason why it has no address."""
     seen = set[str]()
     for where, record in json_elements_of(file, f"{ARCHIVE}!{SENTENCES}"):
         id = once(seen, _id(value(record, "id", str, where), where), where)
         sentence = words_of(value(record, "sentence", str, where), f"{where} ({id}): its sentence")
-        yield _Clip(id, where, sentence, *_address(value(record, "images", dict, where), where))
+        url, odd = _address(value(record, "images", dict, where), where)
+        yield where, Item(id, f"mp4/{id}.mp4", kind="clip", url=url), Caption(id, id, 0, sentence), odd
 
 
 def _address(images: dict[str, object], where: str) -> tuple[str | None, str | None]:

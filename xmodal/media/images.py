@@ -114,7 +114,10 @@ def _remains(data: bytes, image: ImageFile) -> Image.Image:
 
 def _upright(image: Image.Image) -> Image.Image:
     image.load()  # before the orientation is read: it turns TIFF, and its errors must not look like EXIF's
-    turn = UPRIGHT.get(_orientation(image))
+    try:
+        turn = UPRIGHT.get(int(image.getexif().get(ORIENTATION, 1)))
+    except (*UNDECODABLE, TypeError):  # broken metadata of a whole picture
+        turn = None
     colours = _rgb(image)
     return colours if turn is None else colours.transpose(turn)
 
@@ -140,13 +143,6 @@ def normalised(colours_HW3: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Normalises pixels by ImageNet's mean and deviation, as (3, H, W) for a network."""
     normal_HW3 = (colours_HW3.astype(np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(DEVIATION, np.float32)
     return np.ascontiguousarray(normal_HW3.transpose(2, 0, 1))
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        return int(image.getexif().get(ORIENTATION, 1))
-    except (*UNDECODABLE, TypeError):  # broken metadata of a whole picture
-        return 1
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -71,7 +71,10 @@ def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
     """
     with ExitStack() as stack:
         with _refusing_damage(path):
-            blocks = _Blocks(cast(Any, stack.enter_context(_unzipped(stack.enter_context(raw.open(path))))))
+            file: Any = stack.enter_context(raw.open(path))
+            is_gzipped = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            blocks = _Blocks(stack.enter_context(gzip.GzipFile(fileobj=file)) if is_gzipped else file)
             archive = stack.enter_context(tarfile.open(fileobj=blocks, mode="r:"))
         seen = set[str]()
         while member := _next(archive, blocks, path):
@@ -115,7 +118,7 @@ def open_member(raw: Raw, path: str, member: str) -> Iterator[IO[bytes]]:
 
 
 class _Archive(zipfile.ZipFile):
-    """Turns errors into damage only where members are opened and read, not in the caller's code."""
+    """Refuses damage where members are opened and read, not in the caller's code."""
 
     def __init__(self, file: IO[bytes], path: str) -> None:
         self._path = path
@@ -154,12 +157,6 @@ class _Blocks(io.BufferedReader):
     def read(self, size: int | None = -1, /) -> bytes:
         self.last = super().read(size)
         return self.last
-
-
-def _unzipped(file: IO[bytes]) -> IO[bytes]:
-    gzipped = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
-    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if gzipped else file
 
 
 def _next(archive: tarfile.TarFile, blocks: _Blocks, path: str) -> tarfile.TarInfo | None:
