@@ -49,7 +49,16 @@ class Archives:
             raise MissingMedia(f"{archive} is not in the media set")
         if archive not in self._open:
             self._open[archive] = self._stack.enter_context(open_archive(self._raw, archive))
-        return _read(self._open[archive], archive, member, most)
+        try:
+            info = self._open[archive].getinfo(member)
+        except KeyError:
+            raise MissingMedia(f"{archive} has no member {member}") from None
+        size = info.file_size
+        if most is None and size > LARGEST:
+            raise UserError(f"{archive}: its member {member} has {size:,} bytes; a medium has at most {LARGEST:,}")
+        with self._open[archive].open(info) as file:
+            # A byte beyond the stated size makes zipfile compare the checksum.
+            return file.read((size if most is None else min(most, size)) + 1)
 
 
 def members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
@@ -169,17 +178,6 @@ def _next(archive: tarfile.TarFile, blocks: _Blocks, path: str) -> tarfile.TarIn
         while blocks.read(BUFFER):  # gzip's checksum is behind the end
             continue
     return None
-
-
-def _read(archive: zipfile.ZipFile, path: str, member: str, most: int | None) -> bytes:
-    try:
-        info = archive.getinfo(member)
-    except KeyError:
-        raise MissingMedia(f"{path} has no member {member}") from None
-    if most is None and info.file_size > LARGEST:
-        raise UserError(f"{path}: its member {member} has {info.file_size:,} bytes; a medium has at most {LARGEST:,}")
-    with archive.open(info) as file:  # a byte beyond the stated size makes zipfile compare the checksum
-        return file.read((info.file_size if most is None else min(most, info.file_size)) + 1)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from xmodal.raw.archives import open_member
 from xmodal.raw.raw_files import Raw
 
 PIECE, LONGEST = 1 << 20, 1 << 25  # characters: read at once, and of the longest value
+NOT_SPACE = re.compile(r"\S")
 ROWS_AT_ONCE = 256  # few, as rows may hold pictures
 BUFFER = 1 << 20
 
@@ -90,13 +91,10 @@ def refuse_columns(where: str, columns: Sequence[str], there: Sequence[str]) -> 
 
 
 def _whole_lines(text: IO[str], path: str) -> Iterator[str]:
-    # What is no UTF-8 was decoded to surrogates, so that its line can be named here.
     for number, line in enumerate(text, 1):
-        try:
-            line.encode()
-        except UnicodeEncodeError as error:
-            before = len(line[: error.start].encode())
-            raise NotUnicode(f"{path}:{number} is not UTF-8, at its byte {before + 1}") from None
+        if wrong := re.search("[\ud800-\udfff]", line):  # what is no UTF-8 was decoded to surrogates
+            before = len(line[: wrong.start()].encode())
+            raise NotUnicode(f"{path}:{number} is not UTF-8, at its byte {before + 1}")
         yield line
 
 
@@ -227,11 +225,11 @@ class _Text:
 
     def end(self) -> None:
         """Refuses text after the last value."""
-        while not (rest := self._text[self._at :].lstrip()):
+        while (found := NOT_SPACE.search(self._text, self._at)) is None:
             self._at = len(self._text)
             if not self._more():
                 return
-        raise self._broken(f"{rest[0]!r} after its end", len(self._text) - len(rest))
+        raise self._broken(f"{found[0]!r} after its end", found.start())
 
     def _read(self) -> Any:
         self._next()
@@ -250,14 +248,12 @@ class _Text:
 
     def _next(self) -> str:
         """The next character that is not white space."""
-        while True:
-            for at in range(self._at, len(self._text)):
-                if not self._text[at].isspace():
-                    self._at = at
-                    return self._text[at]
+        while (found := NOT_SPACE.search(self._text, self._at)) is None:
             self._at = len(self._text)
             if not self._more():
                 raise self._broken("it ends too early", self._at)
+        self._at = found.start()
+        return found[0]
 
     def _take(self, expected: str) -> None:
         if self._next() != expected:
