@@ -67,11 +67,12 @@ def open_frames(data: bytes, count: int) -> list[Image.Image]:
     They are the middles of `count` equal stretches; a clip of fewer frames gives some more than once.
     """
     jpegs = BETWEEN_JPEGS.split(data) if data.startswith(JPEG) else []
-    if len(jpegs) > 1:
-        return [open_image(jpegs[(2 * number + 1) * len(jpegs) // (2 * count)]) for number in range(count)]
-    with _reading(), _opened(data) as image:
-        length = getattr(image, "n_frames", 1)
-    return list(frames_at(data, [(2 * number + 1) * length // (2 * count) for number in range(count)]))
+    length = len(jpegs)
+    if length < 2:
+        with _reading(), _opened(data) as image:
+            length = getattr(image, "n_frames", 1)
+    numbers = [(2 * number + 1) * length // (2 * count) for number in range(count)]
+    return [open_image(jpegs[number]) for number in numbers] if len(jpegs) > 1 else list(frames_at(data, numbers))
 
 
 def frames_at(data: bytes, numbers: Iterable[int]) -> Iterator[Image.Image]:
