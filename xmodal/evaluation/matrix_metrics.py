@@ -13,7 +13,7 @@ import numpy as np
 
 from xmodal.errors import UserError
 from xmodal.metrics.protocols import Gallery, all_metrics, eccv, labels_of
-from xmodal.metrics.reports import OWN, Report
+from xmodal.metrics.reports import Report
 from xmodal.metrics.similarities import Numbers, Similarities
 from xmodal.recipes import View
 from xmodal.records.views import captions_by_item, splits
@@ -54,17 +54,12 @@ def score(
         recipe=path.name,
         fingerprint=sha256_of(path),
         records=records.identity,
-        features=None,
-        weights=None,
         corpus=corpus,
         split=split,
-        relevance=OWN,
         items=len(gallery.ids),
         captions=len(gallery.caption_ids),
         absent=len(found) - silent - len(gallery.ids),
         silent=silent,
-        seen=None,
-        chosen=None,
         metrics=metrics,
     )
 
@@ -111,22 +106,21 @@ def _by_order(matrix: Numbers, found: CaptionIds, path: Path) -> tuple[Gallery, 
 
 def _by_ids(matrix: Numbers, found: CaptionIds, prefix: str) -> tuple[Gallery, Similarities]:
     """Brings a matrix into the order of the records, in which folds are cut."""
-    sides = zip(IDS, matrix.shape, ("rows", "columns"), strict=True)
-    rows, columns = (_places(prefix + end, length, what) for end, length, what in sides)
+    rows = _places(prefix + IDS[0], matrix.shape[0], "rows")
+    columns = _places(prefix + IDS[1], matrix.shape[1], "columns")
     some = {
         item: [caption for caption in captions if caption in columns]
         for item, captions in found.items()
         if item in rows
     }
     gallery = _gallery(some)
-    for ids, there, what in ((rows, gallery.ids, "item"), (columns, gallery.caption_ids, "caption")):
+    sides = (rows, gallery.ids, "item", "caption"), (columns, gallery.caption_ids, "caption", "item")
+    for ids, there, what, other in sides:
         if strays := ids.keys() - set(there):
-            other = "caption" if what == "item" else "item"
             raise UserError(
                 f"{prefix}: {what} {min(strays)!r} is not of the split, or has no {other} there ({len(strays):,} such)"
             )
-    row_of = np.array([rows[item] for item in gallery.ids])
-    column_of = np.array([columns[caption] for caption in gallery.caption_ids])
+    row_of, column_of = (np.array([ids[each] for each in there]) for ids, there, _, _ in sides)
 
     def tile(visual: slice, text: slice) -> Numbers:
         return np.asarray(matrix[row_of[visual]][:, column_of[text]])
