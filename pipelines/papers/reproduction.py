@@ -27,7 +27,6 @@ from xmodal.features.opening import describe_network, open_features
 from xmodal.metrics.reports import Report
 from xmodal.recipes import Features, Recipe, Tokens
 from xmodal.records.views import splits
-from xmodal.root.outputs import Output
 from xmodal.root.selection import find_output
 from xmodal.training.run_folder import LAST
 
@@ -74,9 +73,9 @@ def to_run(experiment: Experiment, available: Available, root: str = "data", run
         with_vectors = f" --vectors {vectors}.txt" if vectors else ""
         trained.append(f"xmodal train {row.recipe} {at} --run {folder}{with_vectors}{_set(row.settings)}")
         split = f" --split {recipe.validation.split}" if experiment.on_validation else ""
-        scores = dict.fromkeys(each.score for each in experiment.rows if each.run == row.run)
-        distances = [f" --distance {score}" if score else "" for score in scores]
-        trained += [f"xmodal evaluate {folder} {at}{split}{distance}" for distance in distances]
+        for score in dict.fromkeys(each.score for each in experiment.rows if each.run == row.run):
+            distance = f" --distance {score}" if score else ""
+            trained.append(f"xmodal evaluate {folder} {at}{split}{distance}")
     return [*built, *trained, *_others(experiment, available)]
 
 
@@ -108,8 +107,7 @@ def run(
     """Trains and evaluates every row that is ready; a finished run is only evaluated.
 
     Whatever any row misses is said before the first is trained. `vectors` among the circumstances, which are `fit`'s,
-    go to the recipes that name some. Returns each row with the values measured for its columns; columns that evaluation
-    does not compute are left out.
+    go to the recipes that name some. Returns each row with the values measured for its columns.
     """
     ready = _ready_runs(experiment, available)
     if not ready:
@@ -166,7 +164,10 @@ def _not_built(recipe: Recipe, experiment: Experiment, root: str, circumstances:
     except UserError as trouble:
         yield _with_command(trouble, first)
         return
-    yield from _absent_splits(recipe, tables)
+    there = splits(tables)
+    for view in (recipe.view, recipe.validation):
+        if view.split not in there:
+            yield f"{view.corpus} has no split {view.split!r}; there are: {', '.join(there)}"
     for stage, command in zip(_stages(recipe), others, strict=True):
         try:
             open_features(root, stage, circumstances.get("pixels" if stage == "pixels" else "features"), tables)
@@ -180,19 +181,12 @@ def _with_command(trouble: UserError, command: str) -> str:
     return f"{absent} (`{command}`)" if builds else absent
 
 
-def _absent_splits(recipe: Recipe, tables: Output) -> Iterator[str]:
-    there = splits(tables)
-    for view in (recipe.view, recipe.validation):
-        if view.split not in there:
-            yield f"{view.corpus} has no split {view.split!r}; there are: {', '.join(there)}"
-
-
 def _other_network(recipe: Recipe, experiment: Experiment, root: str, circumstances: Mapping[str, Any]) -> str | None:
     """Tells when the features are not by the paper's network."""
     tables = find_output(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
     store = open_features(root, recipe.visual.stage, circumstances.get("features"), tables)
-    usual = ResNetConfig()
     settings = [setting for setting in experiment.build if setting.startswith("resnet.")]
+    usual = ResNetConfig()
     wanted = apply(usual, "resnet", parse_settings(settings, {"resnet": usual})).network
     if recipe.visual.stage != "resnet" or store.provenance.get("network") == wanted:
         return None

@@ -60,7 +60,7 @@ def export_features(
     with_captions = records is not None and out.name.endswith("_ims.npy")
     _refuse_to_export(store, present, out, [*lines, captions_file] if with_captions else list(lines))
     if records and with_captions:
-        lines[captions_file] = five_captions(records, present)
+        lines[captions_file] = _five_captions(records, present)
     with show.over("export", total=len(present), unit="items") as tick:
         _export(store, present, out, lines, tick)
     about = {"path": str(out), "beside": list(lines), "items": len(present), "absent": len(wanted) - len(present)}
@@ -81,7 +81,7 @@ def _export(store: FeatureStore, ids: Sequence[str], out: Path, lines: Mapping[s
         raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
 
 
-def five_captions(records: Output, ids: Sequence[str]) -> list[str]:
+def _five_captions(records: Output, ids: Sequence[str]) -> list[str]:
     """The first five captions of each item, as lines for SCAN."""
     found: dict[str, list[Caption]] = {id: [] for id in ids}
     for caption in read_rows(records, Caption):
@@ -109,31 +109,26 @@ def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside
     if clips_file(0) in store.output.files:
         raise UserError(
             f"{store.output.where} holds the JPEGs of clips, which are no features: `xmodal look CORPUS --frames DIR` "
-            "draws them, xmodal.features.frame_store.FrameStore reads them, and what `xmodal build CORPUS/clips` makes "
-            "can be exported"
+            "draws them, xmodal.features.frame_store.FrameStore reads them, `xmodal build CORPUS/clips` makes features"
         )
     refuse_twice(ids, out)
     if store.spec.ragged and out.suffix == ".npy":
         raise UserError(f"{store.spec.name} is ragged, which no .npy can be: export to x.h5, x.tar or a folder")
-    if out.suffix == ".tar" and (bad := [id for id in ids if "." in id]):
-        raise UserError(
-            f"id {bad[0]!r} cannot be written to {out}, where readers end a name at its first dot: "
-            "export to x.h5, x.npy or a folder"
-        )
-    can_hold = {".npy": _is_line, "": _is_file_name, ".tar": _is_file_name}.get(out.suffix, _is_hdf5_text)
-    if bad := [id for id in ids if not can_hold(id)]:
-        raise UserError(f"id {bad[0]!r} cannot be written to {out}: export to x.h5")
+    for id in ids:
+        if out.suffix == ".tar" and "." in id:
+            raise UserError(
+                f"id {id!r} cannot be written to {out}, where readers end a name at its first dot: "
+                "export to x.h5, x.npy or a folder"
+            )
+        if not _can_hold(out.suffix, id):
+            raise UserError(f"id {id!r} cannot be written to {out}: export to x.h5")
 
 
-def _is_hdf5_text(id: str) -> bool:
-    return "\0" not in id  # HDF5 ends text there
-
-
-def _is_line(id: str) -> bool:
-    return "\n" not in id and id == id.strip()
-
-
-def _is_file_name(id: str) -> bool:
+def _can_hold(suffix: str, id: str) -> bool:
+    if suffix in HDF5:
+        return "\0" not in id  # HDF5 ends text there
+    if suffix == ".npy":
+        return "\n" not in id and id == id.strip()
     plain = id.isprintable() and not id.startswith(".") and not {"/", "\\", ":"} & set(id)
     return plain and len(f"{id}.npz".encode()) <= 255
 

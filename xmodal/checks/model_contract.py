@@ -44,10 +44,11 @@ def small_recipes(module: ModuleType) -> list[Recipe]:
 def faults(module: ModuleType) -> Iterator[str]:
     """Yields every fault of a model; what it computes is checked where it declares what it must."""
     found = list(declaration_faults(module))
-    for recipe in () if found else module.RECIPES:
-        found += _prefixed(f"recipe {recipe.name}", objective_names, recipe)
-    yield from found
+    if not found:
+        for recipe in module.RECIPES:
+            found += _prefixed(f"recipe {recipe.name}", objective_names, recipe)
     if found:  # all that follows would only say the same again
+        yield from found
         return
     for recipe in small_recipes(module):
         for check in CHECKS.values():
@@ -79,9 +80,8 @@ def declaration_faults(module: ModuleType) -> Iterator[str]:
     if not isinstance(small, tuple):
         yield "SMALL is not a tuple of configs"
         return
-    wrong = {fault for config in (*(one.model for one in recipes), *small) for fault in _config_faults(module, config)}
-    yield from sorted(wrong)
-    if wrong:
+    if wrong := {_config_fault(module, config) for config in (*(one.model for one in recipes), *small)} - {""}:
+        yield from sorted(wrong)
         return
     for recipe in recipes:
         plain, module_of_model = json.loads(canonical_json(recipe)), models.reference(recipe.model)
@@ -91,20 +91,18 @@ def declaration_faults(module: ModuleType) -> Iterator[str]:
             yield f"recipe {recipe.name} has no `cites`: say where its numbers come from, or that they are yours"
 
 
-def _config_faults(module: ModuleType, config: object) -> Iterator[str]:
+def _config_fault(module: ModuleType, config: object) -> str:
     kind = type(config)
     if not is_dataclass(config) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        yield f"{kind.__name__} is not a frozen dataclass: it decides the identity of a run, so it must not change"
-        return
+        return f"{kind.__name__} is not a frozen dataclass: it decides the identity of a run, so it must not change"
     if vars(module).get(kind.__name__) is not kind:
-        yield f"{kind.__name__} is not defined at the top of the model's file: a run would not find it again"
-        return
+        return f"{kind.__name__} is not defined at the top of the model's file: a run would not find it again"
     try:
         _ = to_plain(config)
         _ = get_type_hints(kind)
     except (NameError, TypeError, ValueError) as error:
-        yield f"{kind.__name__} has a field that is no plain value, or whose type cannot be told: {error}"
-        return
+        return f"{kind.__name__} has a field that is no plain value, or whose type cannot be told: {error}"
+    return ""
 
 
 # ---------------------------------------------------------------------------------------------------- what is computed
@@ -117,20 +115,20 @@ def built(recipe: Recipe, seed: int = 0, inputs: Inputs = INPUTS) -> Any:
 
 def eight_pairs(recipe: Recipe, seed: int = 0) -> Stream:
     """Random items of one to three positions, each with a text of as many kinds as the recipe reads."""
-    random = np.random.default_rng(seed)
-    visual = Padded.of(
-        [random.normal(size=(1 + row % 3, INPUTS.visual_width)).astype("float32") for row in range(ROWS)]
-    )
+    random, rows = np.random.default_rng(seed), torch.arange(ROWS)
+    visual = [random.normal(size=(1 + row % 3, INPUTS.visual_width)).astype("float32") for row in range(ROWS)]
     if isinstance(recipe.text, Tokens):
-        text = Padded.of([random.integers(4, INPUTS.text_width, 2 + row % 4).astype("int32") for row in range(ROWS)])
+        text = [random.integers(4, INPUTS.text_width, 2 + row % 4).astype("int32") for row in range(ROWS)]
     else:
-        text = Padded.of([random.normal(size=(1, INPUTS.text_width)).astype("float32") for _ in range(ROWS)])
-    return Stream.paired(visual, text, torch.arange(ROWS), torch.arange(ROWS))
+        text = [random.normal(size=(1, INPUTS.text_width)).astype("float32") for _ in range(ROWS)]
+    return Stream.paired(Padded.of(visual), Padded.of(text), rows, rows)
 
 
 def batch(recipe: Recipe, stream: Stream) -> Batch:
     streams = {ANNOTATED: stream}
-    return Batch(streams | ({UNANNOTATED: eight_pairs(recipe, seed=1)} if recipe.unannotated else {}))
+    if recipe.unannotated:
+        streams[UNANNOTATED] = eight_pairs(recipe, seed=1)
+    return Batch(streams)
 
 
 def loss(recipe: Recipe, model: Any, stream: Stream) -> Tensor:
@@ -238,8 +236,7 @@ def determinism(recipe: Recipe) -> Iterator[str]:
     for _ in range(2):
         model, stream = built(recipe), eight_pairs(recipe)
         losses.append(loss(recipe, model, stream))
-        model.eval()
-        scores += [similarity(model, stream.visual, stream.text) for _ in range(2)]
+        scores += [similarity(model.eval(), stream.visual, stream.text) for _ in range(2)]
     if not all(torch.equal(scores[0], score) for score in scores[1:]):
         yield "the same network gives other scores a second time, in evaluation mode on a CPU"
     if not torch.equal(*losses):
