@@ -175,7 +175,6 @@ def missing(experiment: Experiment, available: Available) -> tuple[str, ...]:
 
 
 def lacks(row: Row, available: Available) -> list[str]:
-    """Lists what this row alone waits for."""
     found = [row.lacks] if row.lacks else []
     if not row.recipe:
         return found

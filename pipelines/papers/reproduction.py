@@ -80,7 +80,6 @@ def to_run(experiment: Experiment, available: Available, root: str = "data", run
 
 
 def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
-    """Gives the commands that build what a recipe reads, with the paper's settings."""
     at = f"--root {shlex.quote(root)}"
     yield f"xmodal build {recipe.view.corpus} {at}"
     for stage in _stages(recipe):
@@ -130,14 +129,12 @@ def run(
 
 
 def _vectors(recipe: Recipe) -> str | None:
-    """Names the word vectors that the recipe's words start from."""
     return recipe.text.vectors if isinstance(recipe.text, Tokens) else None
 
 
 def _check(
     experiment: Experiment, recipes: Mapping[str, Recipe], root: str, runs: Path, circumstances: Mapping[str, Any]
 ) -> None:
-    """Refuses to start while any run misses something; accepts features of another network, and says so."""
     found = dict[str, None]()
     for name, recipe in recipes.items():
         found |= dict.fromkeys(_without_vectors(recipe, runs / name, circumstances.get("vectors")))
@@ -157,7 +154,6 @@ def _without_vectors(recipe: Recipe, run: Path, file: str | Path | None) -> Iter
 
 
 def _not_built(recipe: Recipe, experiment: Experiment, root: str, circumstances: Mapping[str, Any]) -> Iterator[str]:
-    """Tells what the recipe reads and nobody built, each with the command that builds it."""
     first, *others = _builds(recipe, experiment, root)
     try:
         tables = find_output(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)

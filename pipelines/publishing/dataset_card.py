@@ -140,7 +140,6 @@ def _facts(
 
 
 def _column_lines(corpus: Corpus, lines: Iterable[str]) -> Iterator[str]:
-    """The rows of the table whose first column is published."""
     if may(corpus, "annotations", "ids"):
         named = ((re.match(r"\| `(\w+)`", line), line) for line in lines)
         yield from (line for found, line in named if found and may_column(corpus, found[1]))

@@ -155,7 +155,6 @@ def _known(manifest: Path) -> dict[str, int]:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Every file in a folder, by its path there."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
@@ -197,7 +196,6 @@ def _write_features(publication: Publication, target: LocalStorage) -> Iterator[
 
 
 def _copies(publication: Publication, storage: Storage) -> Iterator[Copy]:
-    """The features' files, the locks, and the media themselves where they may be passed on."""
     for output in publication.features:
         for unit in output.units():
             for name, (size, sha256) in unit.files.items():

@@ -82,7 +82,6 @@ def _export(store: FeatureStore, ids: Sequence[str], out: Path, lines: Mapping[s
 
 
 def _five_captions(records: Output, ids: Sequence[str]) -> list[str]:
-    """The first five captions of each item, as lines for SCAN."""
     found: dict[str, list[Caption]] = {id: [] for id in ids}
     for caption in read_rows(records, Caption):
         if caption.item in found and caption.source == "human":

@@ -104,7 +104,6 @@ class Leak:
         return self.one if part is self.other else None
 
     def items(self, part: SplitMedia) -> set[str]:
-        """The leaked items of one of the two splits."""
         side = (self.one, self.other).index(part)
         return {*self.same, *(pair[side] for pair in self.exact), *(str(pair[side]) for pair in self.near)}
 
@@ -232,7 +231,6 @@ def _by_hashes(part: SplitMedia) -> Groups[PerceptualHashes]:
 
 
 def _near(hashes: Iterable[PerceptualHashes], distance: int) -> list[tuple[PerceptualHashes, PerceptualHashes, int]]:
-    """Lists pairs of different hashes that are near, in both orders, with the bits they differ in."""
     known = list(dict.fromkeys(hashes))
     bits = np.array([[each or 0 for each in row] for row in known], np.uint64).reshape(-1, FRAMES)
     there = np.array([[each is not None for each in row] for row in known], bool).reshape(-1, FRAMES)

@@ -57,8 +57,6 @@ class PlausiblePairs:
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """The numbers of one split, or of all items."""
-
     name: str
     items: int
     silent: int  # items without captions
@@ -106,8 +104,6 @@ class Statistics:
 
 @dataclass
 class _Counted:
-    """Counts of one split while its captions are read."""
-
     of_item: Counter[int] = field(default_factory=Counter)  # items by their number of captions
     of_caption: Counter[int] = field(default_factory=Counter)  # captions by their number of words
     words: Counter[str] = field(default_factory=Counter)
@@ -171,7 +167,6 @@ def _read_captions(
     counts: Counter[str],
     tick: Callable[[int], None],
 ) -> Counter[str]:
-    """Counts the words of each split, and the captions of each item."""
     split, found = tokenizer(TOKENIZER), Counter[str]()
     for caption in read_rows(records, Caption):
         tick(1)

@@ -154,7 +154,6 @@ def _matrix(path: Path) -> Numbers:
 
 
 def test_split(records: Output, corpus: str) -> str:
-    """The corpus' only test split."""
     there = splits(records)
     tests = [name for name in there if name.rpartition("/")[2] == "test"]
     if len(tests) != 1:

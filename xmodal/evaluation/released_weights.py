@@ -85,7 +85,6 @@ class Released:
         return model.eval()
 
     def build_with_trunk(self) -> WithBackbone:
-        """Builds a model that reads pictures by the ResNet in the file."""
         if self.network is None:
             raise UserError("has no ResNet to look at pictures: name features that it was trained on")
         extractor = load(ResNet(self.network, "random:0"))  # of VSE++ too: it takes the mean of the grid
@@ -360,7 +359,6 @@ PIE_NETS = _pie_net("img_enc.pie_net", "visual_pie") | _pie_net("txt_enc.pie_net
 
 
 def _beginning_with(names: Mapping[str, str], name: str) -> str | None:
-    """Replaces the beginning of a name by ours."""
     beginning = next((one for one in names if name.startswith(one)), None)
     return None if beginning is None else names[beginning] + name.removeprefix(beginning)
 

@@ -104,8 +104,6 @@ def _grid_or_reason(asked: OpenedRun) -> tuple[tuple[int, int] | None, str | Non
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """Items or captions, encoded a block at a time."""
-
     encode: Callable[[Padded], Gaussians]
     count: int
     block: int

@@ -64,8 +64,6 @@ class LabelSets:
 
 @dataclass(frozen=True, eq=False)
 class PlausibleMatches:
-    """Answers which of a corpus' items match."""
-
     ids: Sequence[str]
     of_item: Integers
     starts: Integers  # (sets + 1,): where the neighbours of a set begin

@@ -77,7 +77,6 @@ class Scores:
 
     @property
     def sums(self) -> dict[str, float]:
-        """Adds up both directions, by the name of the sum."""
         return self._sums({column.name: column.adds_to for column in self.columns})
 
     @property
@@ -248,7 +247,6 @@ def _exclusive(gallery: Gallery, labels: Labels) -> dict[str, Classes]:
 
 
 def labels_of(records: Output, ids: Sequence[str]) -> dict[str, dict[str, list[str]]]:
-    """Reads the names of labels of these items, by kind and item."""
     wanted, found = set(ids), defaultdict[str, dict[str, list[str]]](dict)
     for label in read_rows(records, Label):
         if label.item in wanted:

@@ -38,7 +38,6 @@ class Report:
 
     @property
     def scores(self) -> Mapping[str, Scores]:
-        """Gives recalls by the gallery."""
         return self.metrics.tables["scores"]
 
     def to_json(self) -> str:
