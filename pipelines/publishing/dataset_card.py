@@ -176,9 +176,8 @@ def _settings(output: Output) -> str:
 
 def _not_the_publishers(made: Publication) -> Iterator[str]:
     """The files that are others than the corpus of this name is published with."""
-    known = made.corpus.name in corpora.names()
-    sources = corpora.load(made.corpus.name).sources if known else made.corpus.sources
-    published = {source.path: source.sha256 for source in sources if source.sha256}
+    corpus = corpora.load(made.corpus.name) if made.corpus.name in corpora.names() else made.corpus
+    published = {source.path: source.sha256 for source in corpus.sources if source.sha256}
     for output in made.sealed.values():
         locked = ((locked.path, locked.sha256) for locked in read_lock(output))
         yield from (f"`{path}`" for path, sha256 in locked if published.get(path, sha256) != sha256)

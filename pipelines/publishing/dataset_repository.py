@@ -8,8 +8,8 @@
     dataset.lock  media.lock                         which bytes all this was made of
     publication.json                                 every other file and its size: by this a publication is known again
 
-What may be in it is decided by the corpus' release alone (publication.py). The folder is filled beside its place and
-renamed, so it is whole or not there; equal roots give equal bytes.
+The corpus' release decides what may be in it (publication.py). The folder is filled beside its place and renamed, so it
+is whole or not there; equal roots give equal bytes.
 """
 
 import fcntl
@@ -79,8 +79,7 @@ def publish(
 def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
     """Every finished store of features that were computed from the corpus' media as they are sealed now.
 
-    Corpora share media: a store that has a row for anything else than this corpus' items is another's. Resized pixels
-    and frames are the media over again, not features: whoever may have those can make them.
+    Corpora share media: a store that has a row for anything else than this corpus' items is another's.
     """
     media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
@@ -92,7 +91,7 @@ def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
 
 
 def _holds_features(output: Output) -> bool:
-    """As its stage declares; a name that no stage has is that of an import."""
+    """As its stage declares: pixels and frames are the media over again. A name that no stage has is an import's."""
     return output.stage not in stages.names() or stages.load(output.stage).features
 
 
@@ -112,7 +111,7 @@ def _publication(corpus: Corpus, storage: Storage, features: list[Output]) -> Pu
             raise UserError(f"{output.where} has rows that are no items of {corpus.name}: leave it out")
     indexed = may(corpus, "annotations", "ids")  # an index of features names items
     allowed = features if indexed and may(corpus, "media", "features") else []
-    if not (allowed or may(corpus, "annotations", "ids") or may(corpus, "media", "all")):
+    if not (indexed or may(corpus, "media", "all")):
         raise UserError(f"{corpus.name}: its release leaves nothing to publish ({corpus.licence})")
     if may(corpus, "media", "all") and "media" not in sealed:
         raise UserError(f"{corpus.name}: its media belong to it and are not here: build {corpus.name}/media first")

@@ -46,25 +46,29 @@ def export_features(
     root = store.output.storage.url.rpartition("/")[0]
     named: dict[str, Any] = {"corpus": corpus} if corpus else {}
     records = find_output(root, "records", **named) if split else None
-    wanted: Sequence[str] = store.ids
+    wanted: Sequence[str] = read_ids(ids) if ids else store.ids
     if records:
         there = splits(records)
         if split not in there:
             raise UserError(f"there is no split {split!r}; there are: {', '.join(sorted(there))}")
         wanted = there[split]
-    elif ids:
-        wanted = read_ids(ids)
     present = [id for id in wanted if id not in store.absent]
-    ids_file, captions_file = f"{out.stem}_ids.txt", f"{out.name.removesuffix('_ims.npy')}_caps.txt"
-    lines: dict[str, Sequence[str]] = {ids_file: present} if out.suffix == ".npy" else {}
-    with_captions = records is not None and out.name.endswith("_ims.npy")
-    _refuse_to_export(store, present, out, [*lines, captions_file] if with_captions else list(lines))
-    if records and with_captions:
-        lines[captions_file] = _five_captions(records, present)
+    lines: dict[str, Sequence[str]] = {f"{out.stem}_ids.txt": present} if out.suffix == ".npy" else {}
+    captions = f"{out.name.removesuffix('_ims.npy')}_caps.txt" if out.name.endswith("_ims.npy") else None
+    _refuse_to_export(store, present, out, [*lines, captions] if records and captions else [*lines])
+    if records and captions:
+        lines[captions] = _five_captions(records, present)
     with show.over("export", total=len(present), unit="items") as tick:
         _export(store, present, out, lines, tick)
-    about = {"path": str(out), "beside": list(lines), "items": len(present), "absent": len(wanted) - len(present)}
-    return about | {"dtype": store.spec.dtype, "row_shape": list(store.spec.row_shape), "ragged": store.spec.ragged}
+    return {
+        "path": str(out),
+        "beside": list(lines),
+        "items": len(present),
+        "absent": len(wanted) - len(present),
+        "dtype": store.spec.dtype,
+        "row_shape": list(store.spec.row_shape),
+        "ragged": store.spec.ragged,
+    }
 
 
 def _export(store: FeatureStore, ids: Sequence[str], out: Path, lines: Mapping[str, Sequence[str]], tick: Tick) -> None:
@@ -86,11 +90,13 @@ def _five_captions(records: Output, ids: Sequence[str]) -> list[str]:
     for caption in read_rows(records, Caption):
         if caption.item in found and caption.source == "human":
             found[caption.item].append(caption)
+    lines = []
     for id, captions in found.items():
         if len(captions) < COPIES:
             raise UserError(f"{id!r} has {len(captions)} captions, but SCAN's files have {COPIES} of each item")
-    ordered = (sorted(found[id], key=lambda caption: caption.position)[:COPIES] for id in ids)
-    return [" ".join(caption.text.split()) for captions in ordered for caption in captions]
+        captions.sort(key=lambda caption: caption.position)
+        lines += [" ".join(caption.text.split()) for caption in captions[:COPIES]]
+    return lines
 
 
 def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside: list[str]) -> None:

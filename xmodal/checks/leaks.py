@@ -1,9 +1,8 @@
 """Leaks: media that lie in two splits, or in two corpora, as the same bytes or as nearly the same picture.
 
 Exact copies have one sha256. Near copies differ, in every frame, in at most `distance` bits of their perceptual hashes
-(`checks.perceptual_hashes` says what that finds and misses). Splits of two authors divide the same items in two ways
-and never mix: within a corpus only splits of one author are compared, and no split with a part of itself. Between
-corpora all are compared. A training on another author's split is named by the caller, and compared as well.
+(perceptual_hashes.py says what that finds and misses). Within a corpus only splits of one author are compared, as those
+of two divide the same items in two ways, and no split with a part of itself. Between corpora all are compared.
 """
 
 from collections import defaultdict
@@ -87,8 +86,8 @@ class SplitMedia:
 class Leak:
     """Two splits and what they share: common items, pairs of equal bytes, and near pairs with the bits they differ in.
 
-    A pair has an item of `one` and an item of `other`. Among many equal pictures each is paired with the first of the
-    other split alone: a placeholder that a publisher gave for a thousand lost pictures would make a million pairs.
+    Each item is paired with the first of many equal ones in the other split: a placeholder for a thousand lost pictures
+    would make a million pairs.
     """
 
     one: SplitMedia
@@ -148,16 +147,11 @@ def _can_leak(one: SplitMedia, other: SplitMedia) -> bool:
 
 
 def clean(against: Iterable[Leak], part: SplitMedia) -> tuple[list[str], set[str]]:
-    """The split's items that are in no leak, and the items removed because they are.
-
-    Items whose medium is absent stay: only their ids are known, and readers of features leave them out.
-    """
+    """The split's items that are in no leak, those without medium too, and the items that are in one."""
     dropped = set[str]().union(*(leak.items(part) for leak in against))
-    if not (left := [item for item in part.ids if item not in dropped]):
-        raise UserError(
-            f"{part.name}: nothing is left, all of its {len(dropped):,} items are in what it is compared with"
-        )
-    return left, dropped
+    if left := [item for item in part.ids if item not in dropped]:
+        return left, dropped
+    raise UserError(f"{part.name}: nothing is left, all of its {len(dropped):,} items are in what it is compared with")
 
 
 def near_pairs(hashes_NF: Frames, known_NF: NDArray[np.bool_], distance: int) -> Pairs:

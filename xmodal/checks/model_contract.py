@@ -168,8 +168,8 @@ def finite_scores_and_gradients(recipe: Recipe) -> Iterator[str]:
         if parameter.grad is None or not parameter.grad.isfinite().all():
             yield f"the loss gives parameter {name} no gradient, or one that is not finite"
         elif bool(parameter.grad.any()) == is_idle:
-            said = "says so in without_gradient, but gets one" if is_idle else "is zero; without_gradient may say so"
-            yield f"the gradient of parameter {name} {said}"
+            what = "should be zero, by without_gradient" if is_idle else "is zero; without_gradient may say so"
+            yield f"the gradient of parameter {name} {what}"
 
 
 def several_captions_of_an_item(recipe: Recipe) -> Iterator[str]:
@@ -185,25 +185,26 @@ def padding(recipe: Recipe) -> Iterator[str]:
     """NaN features and ids of no word beyond the lengths, and each item alone without padding."""
     model, stream = built(recipe).eval(), eight_pairs(recipe)
     expected = similarity(model, stream.visual, stream.text)
-    visual = pad(stream.visual.values, (0, 0, 0, 3))
-    text = pad(stream.text.values, (0, 3) if stream.text.values.ndim == 2 else (0, 0, 0, 3))
-    worse = Padded(visual, stream.visual.lengths), Padded(text, stream.text.lengths)
-    visual[~worse[0].mask] = float("nan")
-    text[~worse[1].mask] = 99_999
+    visual = Padded(pad(stream.visual.values, (0, 0, 0, 3)), stream.visual.lengths)
+    longer = (0, 3) if stream.text.values.ndim == 2 else (0, 0, 0, 3)
+    text = Padded(pad(stream.text.values, longer), stream.text.lengths)
+    visual.values[~visual.mask] = float("nan")
+    text.values[~text.mask] = 99_999
     try:
-        found = similarity(model, *worse)
+        found = similarity(model, visual, text)
     except (IndexError, RuntimeError) as error:
         yield f"what lies beyond an item's length is read ({error}): mask it, or fill it first as Padded.average does"
         return
     if not _close(found, expected):
         yield "what lies beyond an item's length changes its scores: mask it, not by a product, as NaN * 0 is NaN"
     for row in range(ROWS):
-        item = Padded.whole(stream.visual.values[row : row + 1, : int(stream.visual.lengths[row])])
-        caption = Padded.whole(stream.text.values[row : row + 1, : int(stream.text.lengths[row])])
-        if not _close(similarity(model, item, caption)[0, 0], expected[row, row]):
+        pair = (
+            Padded.whole(side.values[row : row + 1, : int(side.lengths[row])]) for side in (stream.visual, stream.text)
+        )
+        if not _close(similarity(model, *pair)[0, 0], expected[row, row]):
             yield f"pair {row} has another score without the other rows"
             break
-    loss(recipe, model, replace(stream, visual=worse[0], text=worse[1])).backward()  # type: ignore[no-untyped-call]
+    loss(recipe, model, replace(stream, visual=visual, text=text)).backward()  # type: ignore[no-untyped-call]
     if not all(one.grad is None or one.grad.isfinite().all() for one in model.parameters()):
         yield "what lies beyond an item's length reaches the gradients: fill it before the first layer"
 
@@ -253,10 +254,8 @@ def learning(recipe: Recipe) -> Iterator[str]:
     found = similarity(model.eval(), stream.visual, stream.text)
     known = sum(int((found.argmax(side) == torch.arange(ROWS)).sum()) for side in (0, 1))
     if known < 2 * ROWS:
-        yield (
-            f"{STEPS} steps of Adam at {RATE} on eight pairs find {known} of {2 * ROWS} partners: the objective does "
-            "not lead there, or the config in SMALL is too small"
-        )
+        steps = f"{STEPS} steps of Adam at {RATE} on eight pairs find {known} of {2 * ROWS} partners"
+        yield f"{steps}: the objective does not lead there, or the config in SMALL is too small"
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

@@ -108,9 +108,9 @@ class Layout:
 
     model: str
     has: tuple[str, ...]  # patterns of names
-    lacks: tuple[str, ...]
     ours: Callable[[str], str | None]  # our name; None for a name that the code does not have
     sizes: Callable[[State, Options], tuple[Config, Inputs]]
+    lacks: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()  # beginnings of names that the official code has and never reads
 
     def fits(self, state: State) -> bool:
@@ -143,8 +143,7 @@ def evaluate(
 ) -> Report:
     """Computes every metric of a released file on a view of a corpus.
 
-    `released` is what `read` made of the file already. `records` and `features` are identities, for a root that has
-    several outputs.
+    `released` is what `read` made of the file. `records` and `features` are identities, for a root with several.
     """
     check_device(device)
     released, words = released or read(path), load_vocabulary(vocabulary)
@@ -159,7 +158,10 @@ def evaluate(
     store = open_features(root, visual.stage, features, tables)
     examples = Examples.of(tables, view, store, words)
     opened = _on_pictures if visual.stage == PIXELS else _on_features
-    scorer, reader, cnn = opened(released, path, examples, store, visual)
+    try:
+        scorer, reader, cnn = opened(released, examples, store, visual)
+    except UserError as trouble:
+        raise UserError(f"{path} ({released.layout}) {trouble}") from trouble
     scorer.to(device)
     assert isinstance(scorer, Scorer)
     by = f", by {distance}" if distance else ""
@@ -179,26 +181,23 @@ def evaluate(
 
 
 def _on_pictures(
-    released: Released, path: Path, examples: Examples, store: FeatureStore, visual: Features
+    released: Released, examples: Examples, store: FeatureStore, visual: Features
 ) -> tuple[nn.Module, Reader, str]:
     """The model, its reader of pictures, and a name for its CNN."""
     if _reads_clips(released.config):
-        raise UserError(f"{path} ({released.layout}) reads frames of clips, not pictures: name a stage that has them")
-    usual = ResNet()  # all were trained on the usual middle of a picture
+        raise UserError("reads frames of clips, not pictures: name a stage that has them")
+    usual, side = ResNet(), store.spec.row_shape[0]  # all were trained on the usual middle of a picture
+    if side != usual.resize:
+        raise UserError(f"reads pictures of side {usual.resize}, but those of {store.output.where} have {side}")
     reader = PictureReader(examples, store, plan=Pixels("centre", flip=False), crop=usual.crop)
-    if store.spec.row_shape[0] != usual.resize:
-        raise UserError(f"{store.output.where} has pictures of side {store.spec.row_shape[0]}, not {usual.resize}")
-    try:
-        return released.build_with_trunk(), reader, f"the {released.network} in the file"
-    except UserError as trouble:
-        raise UserError(f"{path}: {trouble}") from trouble
+    return released.build_with_trunk(), reader, f"the {released.network} in the file"
 
 
 def _on_features(
-    released: Released, path: Path, examples: Examples, store: FeatureStore, visual: Features
+    released: Released, examples: Examples, store: FeatureStore, visual: Features
 ) -> tuple[nn.Module, Reader, str]:
     """The model, its reader of features, and a name for the CNN that they are by."""
-    _check_features(released, path, store)
+    _check_features(released, store)
     cnn = describe_network(store)
     if released.trunk:
         cnn += ", in place of the CNN in the file"
@@ -211,7 +210,7 @@ def _reads_clips(config: Config) -> bool:
     return isinstance(config, PVSEConfig) and config.visual == "video"
 
 
-def _check_features(released: Released, path: Path, store: FeatureStore) -> None:
+def _check_features(released: Released, store: FeatureStore) -> None:
     """Refuses features that the file's model was not trained on, as far as it and the store tell."""
     width, spec, is_video = released.inputs.visual_width, store.spec, _reads_clips(released.config)
     shapes = [(width,) if is_video else (GRID, width)]
@@ -221,13 +220,13 @@ def _check_features(released: Released, path: Path, store: FeatureStore) -> None
         found, *wanted = (" x ".join(map(str, shape)) for shape in (spec.row_shape, *shapes))
         runs = {True: "rows of any number, each ", False: ""}
         raise UserError(
-            f"{path} ({released.layout}) reads {runs[is_video]}{' or '.join(wanted)} an item, but {store.output.where} "
-            f"has {runs[spec.ragged]}{found}: name other features with --set visual.stage=STAGE"
+            f"reads {runs[is_video]}{' or '.join(wanted)} an item, but {store.output.where} has {runs[spec.ragged]}"
+            f"{found}: name other features with --set visual.stage=STAGE"
         )
     network = store.provenance.get("network")
     if None not in (network, released.network) and network != released.network:
         raise UserError(
-            f"{path} was trained with a {released.network}, but {store.output.where} has features of {network}: "
+            f"was trained with a {released.network}, but {store.output.where} has features of {network}: "
             f"build them with --set resnet.network={released.network}"
         )
 
@@ -378,7 +377,6 @@ LAYOUTS = (
     Layout(
         "PCME",
         has=("img_enc.uncertain_net.*", "criterion.negative_scale"),
-        lacks=(),
         ours=_of_pcme,
         sizes=_pcme,
     ),

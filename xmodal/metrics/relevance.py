@@ -86,10 +86,8 @@ class LabelBits:
         if self.zeta < 0:
             raise ValueError(f"zeta must be 0 or more, not {self.zeta}")
         for name, bits in (("visual", self.visual), ("text", self.text)):
-            if bits.ndim != 2 or bits.dtype != np.uint64 or bits.shape[1] != self.visual.shape[1]:
-                raise ValueError(
-                    f"{name} labels must be (rows, words) uint64 of equal width, not {bits.shape} {bits.dtype}"
-                )
+            if bits.dtype != np.uint64 or bits.shape[1:] != self.visual.shape[1:2]:
+                raise ValueError(f"{name} labels must be uint64 words of equal width, not {bits.shape} {bits.dtype}")
             if len(empty := np.flatnonzero(~bits.any(axis=1))):
                 raise ValueError(f"{name} row {empty[0]} has no label ({len(empty)} such rows); drop them first")
 
