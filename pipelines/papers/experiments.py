@@ -165,7 +165,7 @@ def state(experiment: Experiment, available: Available) -> str:
 
 def missing(experiment: Experiment, available: Available) -> tuple[str, ...]:
     """Lists what the experiment waits for, each as a kind and a name: `corpus mrw`, `recipe sg-coco`."""
-    commands = [text.split()[0] for text in experiment.commands]
+    commands = (text.split()[0] for text in experiment.commands)
     found = [f"corpus {name}" for name in experiment.corpora if name not in available.corpora]
     found += [f"command {name}" for name in commands if name not in available.commands]
     found += [lack for row in experiment.rows for lack in lacks(row, available)]
@@ -199,16 +199,14 @@ def _unbuilt(recipe: Recipe, available: Available) -> Iterator[str]:
     for view in (recipe.view, recipe.validation):
         if view.corpus not in available.corpora:
             yield f"corpus {view.corpus}"
-    for read in (recipe.visual, recipe.text):
-        if isinstance(read, Features) and read.stage not in available.stages:
-            yield f"stage {read.stage}"
-    if sees_pictures(recipe) and "pixels" not in available.stages:
-        yield "stage pixels"
+    yield from (f"stage {name}" for name in stages_of(recipe) if name not in available.stages)
     yield from (f"training with {name}" for name in unbuilt(recipe))
 
 
-def sees_pictures(recipe: Recipe) -> bool:
-    return any(phase.pixels for phase in recipe.phases)
+def stages_of(recipe: Recipe) -> list[str]:
+    """Lists the stages whose features a recipe reads."""
+    read = [read.stage for read in (recipe.visual, recipe.text) if isinstance(read, Features)]
+    return [*read, "pixels"] if any(phase.pixels for phase in recipe.phases) else read
 
 
 def is_ready(row: Row, available: Available) -> bool:

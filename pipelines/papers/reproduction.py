@@ -18,14 +18,14 @@ from pipelines.papers.experiments import (
     lacks,
     parts_of,
     recipe_of,
-    sees_pictures,
+    stages_of,
     state,
 )
 from pipelines.stages.resnet import ResNetConfig
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network, open_features
 from xmodal.metrics.reports import Report
-from xmodal.recipes import Features, Recipe, Tokens
+from xmodal.recipes import Recipe, Tokens
 from xmodal.records.views import splits
 from xmodal.root.selection import find_output
 from xmodal.training.run_folder import LAST
@@ -82,14 +82,9 @@ def to_run(experiment: Experiment, available: Available, root: str = "data", run
 def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
     at = f"--root {shlex.quote(root)}"
     yield f"xmodal build {recipe.view.corpus} {at}"
-    for stage in _stages(recipe):
+    for stage in stages_of(recipe):
         settings = _set(setting for setting in experiment.build if setting.startswith(f"{stage}."))
         yield f"xmodal build {recipe.view.corpus}/{stage} {at}{settings}"
-
-
-def _stages(recipe: Recipe) -> list[str]:
-    read = [read.stage for read in (recipe.visual, recipe.text) if isinstance(read, Features)]
-    return [*read, "pixels"] if sees_pictures(recipe) else read
 
 
 def _others(experiment: Experiment, available: Available) -> list[str]:
@@ -164,7 +159,7 @@ def _not_built(recipe: Recipe, experiment: Experiment, root: str, circumstances:
     for view in (recipe.view, recipe.validation):
         if view.split not in there:
             yield f"{view.corpus} has no split {view.split!r}; there are: {', '.join(there)}"
-    for stage, command in zip(_stages(recipe), others, strict=True):
+    for stage, command in zip(stages_of(recipe), others, strict=True):
         try:
             open_features(root, stage, circumstances.get("pixels" if stage == "pixels" else "features"), tables)
         except UserError as trouble:

@@ -16,7 +16,7 @@ import numpy as np
 from xmodal.batches.dataset import Dataset
 from xmodal.corpora import Printed
 from xmodal.features.store import FeatureStore
-from xmodal.metrics.plausible_matches import ZETA, PlausibleMatches
+from xmodal.metrics.plausible_matches import ZETA
 from xmodal.recipes import EVERY, HUMAN
 from xmodal.records.tables import CAPTIONS_OF_PAPERS, Caption, Item, Label, Match, Oddity, Region, read_rows
 from xmodal.records.views import splits
@@ -48,11 +48,6 @@ class PlausiblePairs:
 
     items: int  # that have categories
     matches: tuple[int, ...]  # by zeta, the sum over items: a pair counts for each of its two items
-
-    @classmethod
-    def of(cls, found: PlausibleMatches) -> "PlausiblePairs":
-        items = len(found.ids)
-        return cls(items, tuple(found.count(zeta) - items for zeta in range(ZETA + 1)))
 
 
 @dataclass(frozen=True)
@@ -203,9 +198,13 @@ def _plausible(dataset: Dataset) -> dict[str, PlausiblePairs]:
     """Matches among all items and within each split; empty if the stage was not built."""
     if not dataset.has_plausible:
         return {}
-    every, named = dataset.plausible(), splits(dataset.records)
-    found = {EVERY: every} | {name: every.within(frozenset(members)) for name, members in named.items()}
-    return {name: PlausiblePairs.of(some) for name, some in found.items() if some.ids}
+    found = {EVERY: dataset.plausible()}
+    found |= {name: found[EVERY].within(frozenset(members)) for name, members in splits(dataset.records).items()}
+    return {
+        name: PlausiblePairs(len(some.ids), tuple(some.count(zeta) - len(some.ids) for zeta in range(ZETA + 1)))
+        for name, some in found.items()
+        if some.ids
+    }
 
 
 def _lengths(store: FeatureStore, places: Mapping[str, Sequence[str]]) -> dict[str, Spread]:

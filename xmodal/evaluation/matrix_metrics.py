@@ -108,12 +108,8 @@ def _by_ids(matrix: Numbers, found: CaptionIds, prefix: str) -> tuple[Gallery, S
     """Brings a matrix into the order of the records, in which folds are cut."""
     rows = _places(prefix + IDS[0], matrix.shape[0], "rows")
     columns = _places(prefix + IDS[1], matrix.shape[1], "columns")
-    some = {
-        item: [caption for caption in captions if caption in columns]
-        for item, captions in found.items()
-        if item in rows
-    }
-    gallery = _gallery(some)
+    asked = {item: captions for item, captions in found.items() if item in rows}
+    gallery = _gallery({item: [each for each in captions if each in columns] for item, captions in asked.items()})
     sides = (rows, gallery.ids, "item", "caption"), (columns, gallery.caption_ids, "caption", "item")
     for ids, there, what, other in sides:
         if strays := ids.keys() - set(there):
@@ -148,16 +144,14 @@ def _matrix(path: Path) -> Numbers:
         raise UserError(f"there is no file {path}") from None
     except (ValueError, EOFError) as error:
         raise UserError(f"{path} is no .npy file of numbers, or it is cut: write it with numpy.save") from error
-    if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
-        raise UserError(f"{path} is no .npy file of a matrix of numbers")
-    return matrix
+    if isinstance(matrix, np.ndarray) and matrix.ndim == 2 and matrix.dtype.kind in "fiu":
+        return matrix
+    raise UserError(f"{path} is no .npy file of a matrix of numbers")
 
 
 def test_split(records: Output, corpus: str) -> str:
     there = splits(records)
     tests = [name for name in there if name.rpartition("/")[2] == "test"]
-    if len(tests) != 1:
-        raise UserError(
-            f"{corpus} has {len(tests)} test splits, so say which with --split; there are: {', '.join(there)}"
-        )
-    return tests[0]
+    if len(tests) == 1:
+        return tests[0]
+    raise UserError(f"{corpus} has {len(tests)} test splits, so say which with --split; there are: {', '.join(there)}")
