@@ -203,9 +203,8 @@ def _split_of(run: Path, root: str, split: str | None) -> str:
     try:
         members(records, found)
     except UserError as trouble:
-        raise UserError(
-            f"{run} was trained on {recipe.view.split}: say with --split what to ask it; {trouble}"
-        ) from None
+        said = f"{run} was trained on {recipe.view.split}: say with --split what to ask it"
+        raise UserError(f"{said}; {trouble}") from None
     return found
 
 

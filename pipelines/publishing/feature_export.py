@@ -17,8 +17,8 @@ from xmodal.errors import UserError
 from xmodal.features.foreign_formats import BLOCK, COPIES, HDF5, open_hdf5, read_ids, refuse_twice
 from xmodal.features.frame_store import clips_file
 from xmodal.features.store import FeatureStore
-from xmodal.records.tables import Caption, read_rows
-from xmodal.records.views import splits
+from xmodal.recipes import View
+from xmodal.records.views import captions_by_item, splits
 from xmodal.root.outputs import Output
 from xmodal.root.selection import find_output
 
@@ -47,7 +47,7 @@ def export_features(
     named: dict[str, Any] = {"corpus": corpus} if corpus else {}
     records = find_output(root, "records", **named) if split else None
     wanted: Sequence[str] = read_ids(ids) if ids else store.ids
-    if records:
+    if records and split:
         there = splits(records)
         if split not in there:
             raise UserError(f"there is no split {split!r}; there are: {', '.join(sorted(there))}")
@@ -56,8 +56,8 @@ def export_features(
     lines: dict[str, Sequence[str]] = {f"{out.stem}_ids.txt": present} if out.suffix == ".npy" else {}
     captions = f"{out.name.removesuffix('_ims.npy')}_caps.txt" if out.name.endswith("_ims.npy") else None
     _refuse_to_export(store, present, out, [*lines, captions] if records and captions else [*lines])
-    if records and captions:
-        lines[captions] = _five_captions(records, present)
+    if records and split and captions:
+        lines[captions] = _five_captions(records, split, present)
     with show.over("export", total=len(present), unit="items") as tick:
         _export(store, present, out, lines, tick)
     return {
@@ -85,17 +85,13 @@ def _export(store: FeatureStore, ids: Sequence[str], out: Path, lines: Mapping[s
         raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
 
 
-def _five_captions(records: Output, ids: Sequence[str]) -> list[str]:
-    found: dict[str, list[Caption]] = {id: [] for id in ids}
-    for caption in read_rows(records, Caption):
-        if caption.item in found and caption.source == "human":
-            found[caption.item].append(caption)
-    lines = []
-    for id, captions in found.items():
-        if len(captions) < COPIES:
-            raise UserError(f"{id!r} has {len(captions)} captions, but SCAN's files have {COPIES} of each item")
-        captions.sort(key=lambda caption: caption.position)
-        lines += [" ".join(caption.text.split()) for caption in captions[:COPIES]]
+def _five_captions(records: Output, split: str, ids: Sequence[str]) -> list[str]:
+    captions = captions_by_item(records, View(records.config["corpus"], split))
+    texts, lines = captions.grouped(captions.texts), list[str]()
+    for id in ids:
+        if len(texts[id]) < COPIES:
+            raise UserError(f"{id!r} has {len(texts[id])} captions, but SCAN's files have {COPIES} of each item")
+        lines += [" ".join(text.split()) for text in texts[id][:COPIES]]
     return lines
 
 

@@ -4,7 +4,7 @@ Words become <unk>; in a picture a rectangle is erased, or taken from the next i
 was trained from pictures, else of positions of its features' grid. Chance has one seed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -64,15 +64,16 @@ def probe(run: str, root: str, split: str, *, device: str = "cpu", progress: Pro
     items, captions, steps = len(asked.reader.examples.ids), len(asked.reader.examples.words), len(SHARES)
     total = captions * (1 + steps) + items * (1 + 2 * steps if grid else 1)
     with torch.inference_mode(), progress.over("probe", total, unit="rows") as tick:
-        pictures = _Side(asked.scorer.encode_visual, items, BLOCKS[0], device, tick)
-        texts = _Side(asked.scorer.encode_text, captions, BLOCKS[1], device, tick)
-        plain_V, plain_T = pictures.uncertainties(partial(_visual, asked)), texts.uncertainties(asked.reader.text)
+        blocks_V, blocks_T = list(cuts(items, BLOCKS[0])), list(cuts(captions, BLOCKS[1]))
+        of_pictures = partial(_uncertainties, asked.scorer.encode_visual, blocks_V, device, tick)
+        of_texts = partial(_uncertainties, asked.scorer.encode_text, blocks_T, device, tick)
+        plain_V, plain_T = of_pictures(partial(_visual, asked)), of_texts(asked.reader.text)
         probes = [Probed(0.0, _mean(plain_T), _mean(plain_V), _mean(plain_V))]
         for share in SHARES:
-            unknown, erased, mixed = _mean(texts.uncertainties(_unknown(asked, share))), None, None
+            unknown, erased, mixed = _mean(of_texts(_unknown(asked, share))), None, None
             if grid:
-                erased = _mean(pictures.uncertainties(_changed(asked, grid, share, mixed=False)))
-                mixed = _mean(pictures.uncertainties(_changed(asked, grid, share, mixed=True)))
+                erased = _mean(of_pictures(_changed(asked, grid, share, mixed=False)))
+                mixed = _mean(of_pictures(_changed(asked, grid, share, mixed=True)))
             probes.append(Probed(share, unknown, erased, mixed))
     both = own_ranks(asked.scorer, asked.reader, progress, device)
     of_items, of_captions = (
@@ -102,20 +103,18 @@ def _grid_or_reason(asked: OpenedRun) -> tuple[tuple[int, int] | None, str | Non
     return (side, side), None
 
 
-@dataclass(frozen=True, eq=False)
-class _Side:
-    encode: Callable[[Padded], Gaussians]
-    count: int
-    block: int
-    device: str
-    tick: Callable[[int], None]
-
-    def uncertainties(self, read: Callable[[slice], Padded]) -> NDArray[np.float32]:
-        found = []
-        for rows in cuts(self.count, self.block):
-            found.append(geometric_mean_sigma(self.encode(read(rows).to(self.device)).log_sigma).cpu().numpy())
-            self.tick(rows.stop - rows.start)
-        return np.concatenate(found)
+def _uncertainties(
+    encode: Callable[[Padded], Gaussians],
+    blocks: Sequence[slice],
+    device: str,
+    tick: Callable[[int], None],
+    read: Callable[[slice], Padded],
+) -> NDArray[np.float32]:
+    found = []
+    for rows in blocks:
+        found.append(geometric_mean_sigma(encode(read(rows).to(device)).log_sigma).cpu().numpy())
+        tick(rows.stop - rows.start)
+    return np.concatenate(found)
 
 
 def _visual(asked: OpenedRun, rows: slice, beyond: int = 0) -> Padded:
