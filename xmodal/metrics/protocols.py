@@ -162,6 +162,7 @@ def all_metrics(
 
     `labels` go by kind and item, as `labels_of` reads them.
     """
+    scores = recall_by_gallery(similarities, gallery, labels)
     right: dict[str, Relevance] = {OWN: gallery.own, **_exclusive(gallery, labels)}
     lists = {kind: list_scores(similarities, (relevance, relevance)) for kind, relevance in right.items()}
     if eccv:
@@ -171,15 +172,11 @@ def all_metrics(
         bits = pack_names([categories.get(item, ()) for item in gallery.ids])
         answers = plausible_answers(similarities, bits, bits[gallery.caption_items], gallery.windows)
         plausible = _by_gallery(answers, plausible_scores)
-    scores = recall_by_gallery(similarities, gallery, labels)
-    numbers = _values(Comparison(similarities, gallery, labels))
-    return Metrics(
-        {"scores": scores, "lists": lists, "plausible": plausible},
-        {
-            column: None if numbers[column.name] is None else float(numbers[column.name])
-            for column in columns(Comparison)
-        },
-    )
+    found = _values(Comparison(similarities, gallery, labels))
+    numbers = {
+        column: None if found[column.name] is None else float(found[column.name]) for column in columns(Comparison)
+    }
+    return Metrics({"scores": scores, "lists": lists, "plausible": plausible}, numbers)
 
 
 def recall_by_gallery(similarities: Similarities, gallery: Gallery, labels: Labels = NO_LABELS) -> dict[str, Scores]:
