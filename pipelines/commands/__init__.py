@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
     def convert_arg_line_to_args(self, line: str) -> list[str]:
         line = line.strip()
-        return [] if not line or line.startswith("#") else [line]
+        return [line] if line and not line.startswith("#") else []
 
     def error(self, message: str) -> NoReturn:
         if "required" in message and "--root" in message:
@@ -87,7 +87,7 @@ class _Xmodal(Parser):
         for name, command in load_all().items():
             title = GROUPS.get(command.GROUP, command.GROUP)
             groups.setdefault(title, []).append(f"  {name:12} {summary(command)}")
-        listed = ("\n".join([f"{title}:", *lines]) for title, lines in groups.items() if lines)
+        listed = ["\n".join([f"{title}:", *lines]) for title, lines in groups.items()]
         return HELP.format(commands="\n\n".join(listed))
 
 
@@ -101,13 +101,10 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"xmodal {__version__}")
     commands = whole.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     for name, command in load_all().items():
-        about, heading, examples = (command.__doc__ or "").partition("\nexamples:\n")
+        formatter = argparse.RawDescriptionHelpFormatter
+        about, heading, examples = (command.__doc__ or "").partition("examples:\n")
         sub = commands.add_parser(
-            name,
-            help=summary(command),
-            description=about,
-            epilog=(heading + examples).strip(),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=summary(command), description=about, epilog=heading + examples, formatter_class=formatter
         )
         sub.add_argument("--json", action="store_true", help="the result as JSON on stdout")
         command.flags(sub)

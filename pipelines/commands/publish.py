@@ -13,7 +13,6 @@ GROUP = "exchange"
 
 def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS")
-    _flags.root(parser)
     out = "the folder; one of an earlier publish is replaced"
     parser.add_argument("--out", type=_flags.path, required=True, help=out)
     _flags.quiet(parser)
