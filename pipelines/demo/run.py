@@ -70,7 +70,6 @@ def demo(options: BuildOptions, folder: Path, world: World) -> dict[str, Any]:
 
 
 def learned(options: BuildOptions, folder: Path, shown: Sequence[Show]) -> dict[str, Any]:
-    """One corpus after the other."""
     options = replace(options, settings=SMALL | dict(options.settings))
     outputs, runs = list[Any](), list[Any]()
     for show in shown:
