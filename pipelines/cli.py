@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _complain(text)
     together = sys.modules.get("xmodal.batches.distributed")
     if not together or together.rank() == 0:  # of several processes that train together the first one prints
-        _show(json.dumps(result, indent=1) if args.json else "\n".join(command.text(result)))
+        _show(args.json, command, result)
     return int(command.exit_code(result)) if hasattr(command, "exit_code") else 0
 
 
@@ -43,7 +43,11 @@ def _run(command: ModuleType, args: Namespace) -> Any:
                 ray.disconnect()
 
 
-def _show(text: str) -> None:
+def _show(as_json: bool, command: ModuleType, result: Any) -> None:
+    if as_json:
+        text = json.dumps(result, indent=1)
+    else:
+        text = result if isinstance(result, str) else "\n".join(command.text(result))
     try:
         print(text, flush=True)
     except BrokenPipeError:  # `xmodal status | head`: the reader has read enough

@@ -4,8 +4,8 @@ A command's module has a docstring, which is its help (first line: the summary; 
 
     GROUP                     one word: the part of `xmodal --help` that lists it
     flags(parser)             declares its arguments
-    run(args)                 does the work; returns plain JSON values, which --json prints
-    text(result)              gives the lines that a person reads in place of the JSON
+    run(args)                 does the work; returns plain JSON values, which --json prints, or a text
+    text(result)              gives the lines that a person reads in place of the JSON; not needed for a text
     exit_code(result)         may be left out: always 0
 
 Heavy imports stand inside `run`. An underscore at the end of a module's name is no part of the command's (`import_`).

@@ -70,10 +70,6 @@ def run(args: Args) -> Any:
     return report.to_latex() if args.latex else report.to_text()
 
 
-def text(result: str) -> list[str]:
-    return [result]
-
-
 def _report(args: Args, corpus: str) -> Any:
     from pipelines.papers.recipe_runs import evaluate, evaluate_released
 

@@ -35,11 +35,8 @@ def run(args: Args) -> Result | str:
     return found.to_latex() if args.latex and not args.json else asdict(found)
 
 
-def text(result: Result | str) -> Lines:
+def text(result: Result) -> Lines:
     """A line a split; then what else there is, and what the papers print beside what is here."""
-    if isinstance(result, str):  # LaTeX
-        yield result
-        return
     parts, counted = result["parts"], result["counts"]
     wide = max(len(part["name"]) for part in parts) + 2
     yield f"{result['corpus']}, records {result['records']}: words by {result['tokenizer']}, full stops are words too"

@@ -135,8 +135,8 @@ def scenes(world: World) -> Iterator[Scene]:
 def scene(world: World, index: int) -> Scene:
     """Generates one scene by its number, without generating others."""
     random = _random(world.seed, LAYOUT, index)
-    wide, high = ((1.0, 1.0), (1.0, 0.75), (0.75, 1.0))[random.integers(3)]
-    width, height = round(world.image_size * wide), round(world.image_size * high)
+    sides = ((1.0, 1.0), (1.0, 0.75), (0.75, 1.0))[random.integers(3)]
+    width, height = (round(world.image_size * side) for side in sides)
     source = int(random.integers(index)) if index and random.random() < world.ambiguity else index
     identity, background, things = _looks(world, source)
     places = random.choice(9, len(things), replace=False).tolist()
