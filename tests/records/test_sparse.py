@@ -68,7 +68,11 @@ def tables(root: Path, corpus: str, rows: Iterator[Item | Caption | Split]) -> O
             file.__exit__(None, None, None)
         return into.counts
 
-    config = RecordsConfig.of(load(corpus)) if corpus in names() else RecordsConfig(corpus, 1, corpus)
+    config = RecordsConfig(corpus, 1, corpus)
+    if corpus in names():
+        known = load(corpus)
+        drawn = tuple((who, sizes.val, sizes.test) for who, sizes in known.drawn.items())
+        config = RecordsConfig(corpus, known.version, known.media_set, drawn)
     stage = Stage("records", config, plan, lambda config, inputs: write)
     return build(stage, open_storage(str(root)))
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -97,6 +98,7 @@ def fit(
         store = open_features(root, recipe.visual.stage, features, tables, recipe.model)
         squares = open_features(root, "pixels", pixels, tables) if any(p.pixels for p in recipe.phases) else None
         vocabulary, train, validation = _examples(recipe, tables, store, run)
+        pa.default_memory_pool().release_unused()  # the captions' columns, which Arrow would keep
         _refuse_common(recipe, train, validation)
         started = Run(
             recipe,
