@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
-from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream, _on_device
+from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream
 from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
@@ -213,7 +213,7 @@ class Loader(IterableDataset[Batch]):
         values = features.values.to(self._device)
         if self._dtype is None or values.dtype == self._dtype:
             return features if values is features.values else Padded(values, features.lengths)
-        if _on_device(values) or self._dtype != torch.float32:
+        if values.device.type != "cpu" or self._dtype != torch.float32:
             return Padded(values.to(self._dtype), features.lengths)
         room = buffers.take(tuple(values.shape), np.dtype(np.float32))
         return Padded(torch.from_numpy(room).copy_(values), features.lengths)
