@@ -103,7 +103,13 @@ class PCME(nn.Module):
             self.image_sigma, self.text_sigma = SigmaHead(visual, width), SigmaHead(word, width)
         self.scale = nn.Parameter(torch.tensor([float(config.scale)]))
         self.shift = nn.Parameter(torch.tensor([float(config.shift)]))
-        self._start_words(inputs)
+        if inputs.word_vectors is None:
+            nn.init.xavier_uniform_(self.words.weight)
+            return
+        vectors_NW = torch.from_numpy(inputs.word_vectors)
+        assert vectors_NW.shape == self.words.weight.shape
+        found_N = ~vectors_NW.isnan().any(1)
+        self.words.weight.data[found_N] = vectors_NW[found_N]
 
     def encode_visual(self, visual: Padded) -> Gaussians:
         return self._for_scores(self.image_gaussians(visual), VISUAL_NOISE)
@@ -177,15 +183,6 @@ class PCME(nn.Module):
         if self.config.distance not in SAMPLES:
             return items
         return replace(items, samples=items.at(noise(self.config.samples, self.config.width, seed).to(items.mean)))
-
-    def _start_words(self, inputs: Inputs) -> None:
-        if inputs.word_vectors is None:
-            nn.init.xavier_uniform_(self.words.weight)
-            return
-        vectors_NW = torch.from_numpy(inputs.word_vectors)
-        assert vectors_NW.shape == self.words.weight.shape
-        found_N = ~vectors_NW.isnan().any(1)
-        self.words.weight.data[found_N] = vectors_NW[found_N]
 
 
 class Attention(nn.Module):

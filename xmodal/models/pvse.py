@@ -146,7 +146,13 @@ class PVSE(nn.Module):
         if self.image is not None and config.xavier_image:
             nn.init.xavier_uniform_(self.image.weight)
             nn.init.zeros_(self.image.bias)
-        _start_words(self.words, inputs)
+        if inputs.word_vectors is None:  # docs/models.md#pvse-encoders
+            nn.init.xavier_uniform_(self.words.weight)
+            return
+        vectors = torch.from_numpy(inputs.word_vectors)
+        assert vectors.shape == self.words.weight.shape
+        with torch.no_grad():  # words without a vector stay at N(0, 1)
+            self.words.weight.copy_(torch.where(vectors.isnan(), self.words.weight, vectors))
 
     def encode_visual(self, visual: Padded) -> Tensor:
         return self._compared(self._visual(visual))
@@ -168,14 +174,13 @@ class PVSE(nn.Module):
         config = self.config
         similarity_VT = self.similarity(self._compared(visual), self._compared(text))
         ranking = ranking_loss(similarity_VT, positives_P2, config.margin, config.negatives, config.reduction)
-        terms = {"ranking": ranking}
         off = similarity_VT.new_zeros(())
         if config.embeddings < 2 or visual.guided_BKD is None or text.guided_BKD is None:
-            return terms | {"diversity": off, "mmd": off}
+            return {"ranking": ranking, "diversity": off, "mmd": off}
         diversity = (diversity_loss(guided, config.reduction) for guided in (visual.guided_BKD, text.guided_BKD))
         points = visual.points_BKD.flatten(0, 1), text.points_BKD.flatten(0, 1)
         mmd = discrepancy_loss(*points, config.kernel, config.gamma, config.reduction)
-        return terms | {"diversity": sum(diversity, off), "mmd": mmd}
+        return {"ranking": ranking, "diversity": sum(diversity, off), "mmd": mmd}
 
     def attention_visual(self, visual: Padded) -> Tensor:
         """Where the K embeddings look, (B, L, K); zero at padding."""
@@ -278,17 +283,6 @@ def _bi_gru(width: int, joint_width: int) -> nn.GRU:
     return nn.GRU(width, joint_width // 2, batch_first=True, bidirectional=True)
 
 
-def _start_words(words: nn.Embedding, inputs: Inputs) -> None:
-    """Words without a vector stay at N(0, 1); where none are given, all get Xavier's (docs/models.md#pvse-encoders)."""
-    if inputs.word_vectors is None:
-        nn.init.xavier_uniform_(words.weight)
-        return
-    vectors = torch.from_numpy(inputs.word_vectors)
-    assert vectors.shape == words.weight.shape
-    with torch.no_grad():
-        words.weight.copy_(torch.where(vectors.isnan(), words.weight, vectors))
-
-
 def _having(pie: PIENet | None) -> PIENet:
     if pie is None:
         raise ValueError("a model of no embeddings (K = 0) has no attention")
@@ -364,8 +358,8 @@ PVSE_CUB = replace(
 
 def _changed(recipe: Recipe, name: str, cites: str, **changes: Any) -> Recipe:
     """The recipe with another model."""
-    config: Any = recipe.model
-    model = replace(config, **changes)
+    assert isinstance(recipe.model, PVSEConfig)
+    model = replace(recipe.model, **changes)
     return replace(recipe, name=f"{recipe.name}-{name}", cites=f"{cites}; else {recipe.name}", model=model)
 
 
@@ -382,9 +376,8 @@ FACTORS = (0.0, 0.01, 0.1, 1.0)
 
 def _relative(diversity: float, mmd: float) -> Recipe:
     """A point of figure 7: what the two terms weigh beside the ranking."""
-    weights: dict[str, float | Relative] = {"ranking": 1.0}
-    weights |= {"diversity": Relative(diversity, "ranking"), "mmd": Relative(mmd, "ranking")}
-    phases = (replace(FIXED, weights=weights),)
+    extra = {"diversity": Relative(diversity, "ranking"), "mmd": Relative(mmd, "ranking")}
+    phases = (replace(FIXED, weights={"ranking": 1.0, **extra}),)
     return replace(_changed(FIXED_COCO, f"relative-{diversity:g}-{mmd:g}", "figure 7"), phases=phases)
 
 

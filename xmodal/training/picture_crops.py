@@ -1,8 +1,7 @@
 """Picture crops: every sample of a phase that reads pixels is cropped, flipped and coloured anew.
 
-Crops follow torchvision's transforms, with which the papers' code was trained, where no paper gives a number of its own
-(docs/models.md#pvse-training, docs/models.md#pcme-training). Chance is drawn for a sample of an epoch, so that a
-picture looks the same in whichever batch, rank or process it is cropped.
+Crops follow torchvision's transforms, with which the papers' code was trained (docs/models.md#pvse-training,
+docs/models.md#pcme-training). Chance is drawn for a sample of an epoch, whichever batch, rank or process crops it.
 
 Shapes: B samples, S a side of a stored picture, H and W pixels of the crop, T tries.
 """
