@@ -18,7 +18,7 @@ from pipelines.demo.files import serve_at
 from pipelines.demo.server import Behaviour, serve
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
-from pipelines.fetching import generated_publishers
+from pipelines.fetching import corpus_names
 from pipelines.papers import recipe_runs
 from pipelines.stages import DATA
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
@@ -95,7 +95,7 @@ def shows(world: World) -> tuple[Show, ...]:
 
 def _built(options: BuildOptions, publisher: Path, show: Show) -> list[dict[str, Any]]:
     corpus = _published(options, publisher, show)
-    generated_publishers.remember(options.storage, corpus, publisher)
+    corpus_names.remember_generated(options.storage, corpus, publisher)
     cut = {CUT: [Behaviour(cut_after=(publisher / CUT).stat().st_size // 2)]} if (publisher / CUT).exists() else {}
     with serve(publisher, cut) as server:
         return build_stages(CorpusBuild(options, serve_at(corpus, server.url)), show.stages)
@@ -165,7 +165,7 @@ def _published(options: BuildOptions, publisher: Path, show: Show) -> Corpus:
         memory.unlink(missing_ok=True)
         options.progress.say(f"writing the publisher's files of a world of {world.items:,} scenes into {publisher}")
         corpus = show.write(world, publisher)
-        facts = json.dumps({"world": of} | generated_publishers.describe(corpus))
+        facts = json.dumps({"world": of} | corpus_names.published_facts(corpus))
         open_storage(str(publisher)).write(memory.name, facts.encode())  # whole or not at all
         return corpus
-    return generated_publishers.as_described(show.corpus, remembered)
+    return corpus_names.as_published(show.corpus, remembered)

@@ -23,6 +23,11 @@ Inputs = tuple[Output, ...]
 Counts = Mapping[str, int]
 
 
+def one_unit(name: str, work: Work, config: Any, inputs: Inputs) -> Iterator[tuple[str, Work]]:
+    """Plans a single unit: `partial(one_unit, "words", None)` is the plan of such a stage."""
+    yield name, work
+
+
 class Sink(Protocol):
     """Takes the files of one unit. No reader sees any of them until the whole unit is committed."""
 

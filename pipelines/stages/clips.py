@@ -15,11 +15,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
+from pipelines.stages._media import with_weights
 from xmodal.features.frame_store import FrameStore
-from xmodal.features.networks import Extractor, ResNet, load, pixels, weights_sha256
+from xmodal.features.networks import Extractor, ResNet, load, pixels
 from xmodal.features.store import FeatureSpec
 from xmodal.media.images import UnreadableImage
 from xmodal.root.outputs import Output
@@ -66,10 +67,7 @@ STAGE = StageKind(
 
 
 def make(config: ClipsConfig, needs: Needs) -> Stage[ClipsConfig, Any]:
-    """A file of weights is a state_dict to use instead of the weights that the config names."""
-    file = needs.files.get("weights")
-    weights = config.weights if file is None else f"sha256:{weights_sha256(file)}"
-    config, resources = replace(config, weights=weights), Resources(gpus=1.0 if config.device == "cuda" else 0.0)
+    config, file, resources = with_weights(config, needs)
     return array_stage(STAGE.name, config, (needs["frames"],), VERSION, _planned, partial(_open, file), resources)
 
 

@@ -1,8 +1,8 @@
 """The fingerprints stage: the sha256 and the looks of every medium of a set, by which copies are found.
 
-Media are known by their paths, so that corpora which list the same ones share the output. One that is absent has no
-row; one that does not decode, as all video, has its sha256 alone; both are failures with their reasons. A flat picture
-has its sha256 alone too, and is counted; a flat frame of a clip is null among its looks.
+Media are known by their paths: corpora which list the same ones share the output. An absent one has no row; one that
+does not decode, as all video, has its sha256 alone; both are failures. A flat picture has its sha256 alone too, and is
+counted; a flat frame of a clip is null among its looks.
 """
 
 import hashlib

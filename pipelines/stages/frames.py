@@ -2,9 +2,8 @@
 
 An item of the ragged array is a clip: its JPEGs, one behind the other. Each unit also writes a table of its clips,
 `clips/<shard>.parquet`: the length of each JPEG, the time at which each frame begins, the frame of each sample, and
-facts about the file. A clip that is absent, or that gives no frames, has a row there too, and is a failure of the unit,
-by its status. A journal under the output's `_runs/`, which need not be reproducible, has the time and the attempts that
-each clip took.
+facts about the file. A clip that is absent or gives no frames has a row there too, and is a failure by its status.
+The output's `_runs/clips` has the time and the attempts that each clip took.
 
 Frames are the media over again: they are never published as features.
 """
