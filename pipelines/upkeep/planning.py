@@ -35,8 +35,7 @@ def _files(work: CorpusBuild, part: Part) -> dict[str, Any]:
     if part == "media" and work.corpus.media and not work.finished("sources"):
         return {"waits_for": "sources"}  # the annotations list the media
     files = work.files.of(part)
-    states, raw = files.states(), work.files.raw_folder(part)
-    left = [source for source in files.sources if source.path not in states or not states[source.path].provides(source)]
+    left, raw = files.lacking(files.sources), work.files.raw_folder(part)
     at_hand = [source for source in left if raw and raw.find(source)]
     requests = [source for source in left if source not in at_hand and source.url]
     known = sum(source.bytes or 0 for source in requests)
