@@ -56,7 +56,7 @@ class FoundCorpus:
 
 
 def find_corpus(text: str, flags: Mapping[str, str], storage: Storage, is_sample: bool = False) -> FoundCorpus:
-    """The corpus that `text` names: a name, a Python file, or data of a user, of which `flags` tell columns and splits.
+    """The corpus that `text` names; `flags` tell columns and splits of a user's data.
 
     A sample is named with the whole corpus and `is_sample`, or by its own name.
     """
@@ -176,9 +176,6 @@ def _hints_of_lists(description: Description, raw: Raw, records: Output) -> list
     return hints
 
 
-# --------------------------------------------------------------------------------------- each way to name a corpus
-
-
 def _of_lists(text: str, flags: Mapping[str, str], storage: Storage) -> FoundCorpus:
     """Makes a corpus of lists. Columns and splits that no flag says are those that the root knows for its name."""
     found = find_lists(text, flags.get("captions"))
@@ -216,7 +213,7 @@ def _of_file(text: str, storage: Storage, is_sample: bool) -> FoundCorpus:
 def _by_name(name: str, storage: Storage) -> FoundCorpus:
     if name in corpora.names():
         return _generated(storage, corpora.load(name)) or FoundCorpus(corpora.load(name))
-    before = _place(storage, name)
+    before, base = _place(storage, name), name.removesuffix(SAMPLE)
     if known := description_of(storage, name):
         place = Path(before or "")
         is_here = place.is_absolute() and place.exists()
@@ -224,7 +221,6 @@ def _by_name(name: str, storage: Storage) -> FoundCorpus:
         return FoundCorpus(user_corpus(known), media_folder=folder if is_here else None)
     if before and before.endswith(".py"):
         return FoundCorpus(_of_noted_file(name, before))
-    base = name.removesuffix(SAMPLE)
     if base != name and base in corpora.names():
         return FoundCorpus(sample_of(corpora.load(base)))
     yours = {corpus.name for corpus in user_corpora(storage)}
@@ -235,17 +231,15 @@ def _by_name(name: str, storage: Storage) -> FoundCorpus:
 
 def _of_noted_file(name: str, place: str) -> Corpus:
     if not os.path.exists(place):
-        cure = "name the file where it lies now, and build it once"
-        raise UserError(f"{name} was defined by {place}, which is gone: {cure}")
+        raise UserError(
+            f"{name} was defined by {place}, which is gone: name the file where it lies now, and build once"
+        )
     corpus = corpora.load(place)
     if corpus.name != name and name.endswith(SAMPLE):
         corpus = sample_of(corpus)
     if corpus.name != name:
         raise UserError(f"{place} defines {corpus.name} now, and {name} no longer: name the file in place of {name}")
     return corpus
-
-
-# -------------------------------------------------------------------------------------------- what a root remembers
 
 
 def _noted(storage: Storage) -> list[str]:
@@ -300,9 +294,6 @@ def _as_noted(name: str, about: Mapping[str, Any]) -> Corpus:
         parse=lambda raw: iter(()),  # it is only listed
         kinds=frozenset(about["kinds"]),
     )
-
-
-# --------------------------------------------------------------------------------------------- publishers of the demo
 
 
 def published_facts(corpus: Corpus) -> dict[str, Any]:

@@ -44,7 +44,7 @@ PIECE = 1 << 20  # bytes copied at a time
 class RawFolder:
     """Files that somebody has already, under their paths, or under their names alone where no two share one.
 
-    With `whole_paths` a name alone is never enough: a picture 1.jpg in another folder is another picture.
+    With `whole_paths` a name alone is not enough: 1.jpg in another folder is another picture.
     Files with a place in `elsewhere` are only looked for there, and copied: a user will write to a list again.
     """
 

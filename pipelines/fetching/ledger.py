@@ -53,7 +53,7 @@ class FetchAttempt:
 
 @dataclass(frozen=True)
 class State:
-    """A file's attempts summed up: the last success counts, else the last failure.
+    """Sums up a file's attempts: the last success counts, else the last failure.
 
     A later failure undoes no success, for another driver may have been slower; a loss of the bytes does.
     """

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.engine.clip_sampler import ClipSampler, SampledClip, SampleRequest, Subsampling
@@ -29,7 +27,7 @@ from pipelines.engine.journal import Journal
 from pipelines.engine.killable_worker import ResourceLimit
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._arrays import ArrayShard, ArrayWriter, array_stage, write_items
+from pipelines.stages._arrays import ArrayShard, ArrayWriter, array_stage, write_items, write_table
 from pipelines.stages._media import fingerprint_of, planned_media
 from xmodal import __version__
 from xmodal.errors import UserError
@@ -135,9 +133,8 @@ def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
         media, _ = work.reads
         jpegs = (clips.take(id, path) for id, path in zip(work.ids, media, strict=True))
         write_items(sink, config.spec, work.rows, jpegs)
-        with sink.file(clips_file(work.first // config.spec.shard_items)) as file:
-            columns = {name: [row[name] for row in clips.rows] for name in CLIPS.names}
-            pq.write_table(pa.table(columns, CLIPS), file, compression="zstd", store_schema=False)
+        columns = {name: [row[name] for row in clips.rows] for name in CLIPS.names}
+        write_table(sink, clips_file(work.first // config.spec.shard_items), columns, CLIPS)
         notes.add(clips.notes(provenance["versions"]))
         notes.merge()
         return clips.counts

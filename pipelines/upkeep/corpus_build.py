@@ -46,9 +46,8 @@ class CorpusBuild:
         """The stage with its settings, or None while something that it needs is not finished."""
         if name not in self._stages:
             kind = stages.load(name)
-            found = {need: self.finished(need) for need in kind.needs}
-            outputs = {need: output for need, output in found.items() if output}
-            if len(outputs) < len(found):
+            outputs = self.finished_needs(kind)
+            if len(outputs) < len(kind.needs):
                 return None
             files = {file: path for file, path in self.options.files.items() if file in kind.files}
             needs = Needs(outputs, files, lambda: self.items_of(kind.of), self.corpus)
@@ -56,6 +55,9 @@ class CorpusBuild:
                 raise self._lacks(kind)
             self._stages[name] = kind.make(self.config(kind), needs)
         return self._stages[name]
+
+    def finished_needs(self, kind: StageKind) -> dict[str, Output]:
+        return {need: output for need in kind.needs if (output := self.finished(need))}
 
     def config(self, kind: StageKind) -> Any:
         return apply(kind.config(), kind.name, self.options.settings)

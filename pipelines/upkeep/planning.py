@@ -16,8 +16,7 @@ ASSUMED_BYTES_A_SECOND = 12.5e6  # 100 Mbit/s, until this root has downloads to 
 def plan(targets: Iterable[tuple[CorpusBuild, Sequence[str]]]) -> list[dict[str, Any]]:
     """One row a stage: what is done, what is left, and what that costs.
 
-    Of what comes before a stage that is named, rows are of what is not finished yet. No row comes twice, though several
-    targets need it, or two corpora share their media.
+    What a named stage needs has a row unless it is finished. No row comes twice, not even of media that corpora share.
     """
     rows, seen = [], set[tuple[str, str]]()
     for work, named in targets:
@@ -71,6 +70,5 @@ def _estimate(work: CorpusBuild, name: str, left: float) -> dict[str, int]:
     items = len(work.items_of(kind.of)) if is_parsed else work.corpus.counts.get("items")
     if kind.estimate is None or items is None:
         return {}
-    found = {need: work.finished(need) for need in kind.needs}
-    outputs = {need: output for need, output in found.items() if output}
-    return {"writes": round(left * kind.estimate(work.config(kind), items, outputs))}
+    estimate = kind.estimate(work.config(kind), items, work.finished_needs(kind))
+    return {"writes": round(left * estimate)}
