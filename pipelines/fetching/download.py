@@ -101,10 +101,14 @@ def _receive_or_fail(url: str, file: BinaryIO, version: Path) -> None:
     except (OSError, ValueError, http.client.HTTPException) as error:
         if isinstance(error, OSError) and error.errno in OURS:
             raise
-        cause = error.reason if isinstance(error, urllib.error.URLError) else error
-        kinds = {TimeoutError: "timeout", socket.gaierror: "dns", ssl.SSLError: "tls", ValueError: "bad_url"}
-        kind = next((name for type_, name in kinds.items() if isinstance(cause, type_)), "connection")
-        raise Failed(kind, f"{url}: {cause}") from error
+        raise _failure(url, error) from error
+
+
+def _failure(url: str, error: Exception) -> Failed:
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    kinds = {TimeoutError: "timeout", socket.gaierror: "dns", ssl.SSLError: "tls", ValueError: "bad_url"}
+    kind = next((name for type_, name in kinds.items() if isinstance(cause, type_)), "connection")
+    return Failed(kind, f"{url}: {cause}")
 
 
 def _receive(url: str, file: BinaryIO, version: Path) -> None:
