@@ -1,8 +1,7 @@
-"""The clips stage: of every clip a run of pooled ResNet features, a row a sample, from the frames that were taken.
+"""The clips stage: a run of pooled ResNet features of every clip, a row a sample, from the frames that were taken.
 
-A frame that several samples show is seen once and its row repeated. Shards are the units. A batch has frames of several
-clips, but of one shard: the bytes are the same for any number of workers. A clip without frames is a failure of its
-unit and has no rows: readers refuse it.
+A frame that several samples show is seen once and its row repeated. A batch has frames of several clips, but of one
+shard. A clip without frames is a failure of its unit and has no rows: readers refuse it.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,6 @@
-"""The codebook stage: what sentence vectors are reckoned with, fitted once on captions of the training split.
+"""The codebook stage: fits once, on captions of the training split, what sentence vectors are computed with.
 
-It is one unit, and has the vectors of all words that occur in the corpus, as far as the file of vectors knows them.
+It has the vectors of all words of the corpus that the file of vectors knows.
 """
 
 from collections.abc import Callable, Mapping

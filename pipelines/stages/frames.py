@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib.metadata import version
@@ -129,13 +129,13 @@ def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
     def fill(work: ArrayShard, sink: Sink) -> Counts:
         if not sampler:
             sampler.append(ClipSampler(config.request, config.limit))
-        clips = _Clips(archives, sampler[0], config.most_bytes, sink)
+        clips = _Clips(archives, sampler[0], config.most_bytes, sink, provenance["versions"])
         media, _ = work.reads
         jpegs = (clips.take(id, path) for id, path in zip(work.ids, media, strict=True))
         write_items(sink, config.spec, work.rows, jpegs)
         columns = {name: [row[name] for row in clips.rows] for name in CLIPS.names}
         write_table(sink, clips_file(work.first // config.spec.shard_items), columns, CLIPS)
-        notes.add(clips.notes(provenance["versions"]))
+        notes.add(clips.notes)
         notes.merge()
         return clips.counts
 
@@ -145,10 +145,13 @@ def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
 class _Clips:
     """The clips of one unit: a row of facts for each, and a note of how long it took."""
 
-    def __init__(self, archives: Archives, sampler: ClipSampler, most_bytes: int, sink: Sink) -> None:
+    def __init__(
+        self, archives: Archives, sampler: ClipSampler, most_bytes: int, sink: Sink, versions: Mapping[str, str]
+    ) -> None:
         self._archives, self._sampler, self._most_bytes, self._sink = archives, sampler, most_bytes, sink
+        self._versions = versions
         self.rows: list[dict[str, Any]] = []
-        self._notes: list[dict[str, Any]] = []
+        self.notes: list[bytes] = []
 
     def take(self, id: str, media: str) -> NDArray[np.uint8]:
         """All JPEGs of a clip; an empty array where it has none."""
@@ -166,10 +169,11 @@ class _Clips:
         jpegs = taken.jpegs if status in USABLE else []
         if status not in USABLE:
             self._sink.fail(id, status, taken.row.message)
-        self.rows.append(
-            asdict(taken.row) | {"id": id, "sha256": sha256, "status": status, "lengths": [*map(len, jpegs)]}
-        )
-        self._notes.append({"id": id, "status": status, "elapsed_ms": taken.elapsed_ms, "attempt": taken.attempt})
+        facts = {"id": id, "sha256": sha256, "status": status, "lengths": [*map(len, jpegs)]}
+        self.rows.append(asdict(taken.row) | facts)
+        note = {"status": status, "elapsed_ms": taken.elapsed_ms, "attempt": taken.attempt}
+        note |= {"at": round(time.time(), 3), "versions": self._versions}
+        self.notes.append(id.encode() + b"\t" + canonical_json(note) + b"\n")
         return np.frombuffer(b"".join(jpegs), np.uint8)
 
     @property
@@ -177,11 +181,6 @@ class _Clips:
         usable = [row for row in self.rows if row["status"] in USABLE]
         pictures, samples = (sum(len(row[name]) for row in usable) for name in ("lengths", "frame_of_sample"))
         return {"clips": len(usable), "frames": pictures, "samples": samples} | Counter(row["status"] for row in usable)
-
-    def notes(self, versions: object) -> Iterator[bytes]:
-        for note in self._notes:
-            told = {**note, "at": round(time.time(), 3), "versions": versions}
-            yield told.pop("id").encode() + b"\t" + canonical_json(told) + b"\n"
 
 
 def _provenance(config: FramesConfig) -> dict[str, Any]:

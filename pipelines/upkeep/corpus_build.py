@@ -74,7 +74,7 @@ class CorpusBuild:
         return self._finished.get(name)
 
     def items_of(self, kind: str | None) -> tuple[Item, ...]:
-        """The items of the records, of one kind where that is a kind of items, in order of the ids."""
+        """The items of the records, in order of the ids; only those of `kind` if that is a kind of items."""
         return tuple(item for item in self._items if kind not in ITEM_KINDS or item.kind == kind)
 
     @cached_property
