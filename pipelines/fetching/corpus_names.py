@@ -35,9 +35,7 @@ from xmodal.userdata.description import DESCRIPTION, Description
 from xmodal.userdata.user_corpus import user_corpus
 
 NOTE = "_runs/own/{}.json"
-GENERATED = (
-    "_runs/publishers/{}.json"  # in roots of the demo: sources other than those that corpora pin, and their folder
-)
+GENERATED = "_runs/publishers/{}.json"  # in roots of the demo: sources in place of those that corpora pin
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 FLAGS = ("url", "caption", "id", "split", "splits", "captions", "kind", "name")
 MEASURED = ("val", "test")  # the ends of the names of splits that numbers are computed on
@@ -76,8 +74,10 @@ def find_corpus(text: str, flags: Mapping[str, str], storage: Storage, is_sample
 def is_data(text: str, flags: Mapping[str, str], storage: Storage) -> bool:
     """Whether a target is a list, folder or dataset. One that is a name too is a folder only if its lists lie there."""
     folder = Path(text).expanduser()
-    if text.startswith("hf://") or ending(text) or not folder.is_dir():
-        return text.startswith("hf://") or bool(ending(text))
+    if text.startswith("hf://") or ending(text):
+        return True
+    if not folder.is_dir():
+        return False
     known = None if flags or "/" in text else description_of(storage, text)
     found = [file.path for file in known.files if (folder / file.path).is_file()] if known else []
     return known is None or any(path in LISTS or ending(path) in (".parquet", ".arrow") for path in found)
