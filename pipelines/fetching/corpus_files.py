@@ -55,7 +55,7 @@ class FileSet:
         return {state.path: state for state in self.ledger.states()}
 
     def lacking(self, sources: Iterable[Source]) -> list[Source]:
-        """Those of the files that are not here as they should be."""
+        """The files that are not here as they should be."""
         states = self.states()
         return [s for s in sources if s.path not in states or not states[s.path].provides(s)]
 

@@ -247,7 +247,7 @@ def _noted(storage: Storage) -> list[str]:
 
 
 def _note(storage: Storage, name: str) -> dict[str, Any]:
-    """What the root remembers of a name: its `place`, and of a file or a sample `about` it; or nothing."""
+    """Returns what the root remembers of a name: its `place`, and of a file or a sample `about` it; or nothing."""
     key = NOTE.format(name)
     if not re.fullmatch(NAME, name) or storage.size(key) is None:
         return {}
