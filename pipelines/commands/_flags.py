@@ -185,7 +185,7 @@ def existing(root: str) -> "Storage":
 
 def parse_targets(args: Args, options: "BuildOptions") -> "list[Target]":
     """`coco` is its data, `coco/resnet` one stage; a Python file or your own data may stand for the name."""
-    from pipelines.fetching.user_lists import flags_given
+    from pipelines.fetching.corpus_names import flags_given
     from pipelines.upkeep import targets
 
     return targets.parse_targets(args.targets, options, flags_given(args), getattr(args, "sample", False))

@@ -36,7 +36,7 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> Result:
-    from pipelines.fetching import corpus_names, user_lists
+    from pipelines.fetching.corpus_names import building, hints
     from pipelines.stages import is_of
     from pipelines.upkeep.corpus_build import build_stages, unread
 
@@ -46,12 +46,10 @@ def run(args: Args) -> Result:
     if ignored := unread(options.settings, [stage for _, stages in targets for stage in stages]):
         options.progress.say(f"no stage of this build reads {', '.join(ignored)}")
     for work, stages in targets:
-        name, list_at = work.corpus.name, work.options.list_at
-        with corpus_names.building(storage, work.corpus, list_at):
+        corpus, place = work.corpus, work.options.list_at
+        with building(storage, corpus, place):
             rows += build_stages(work, stages)
-        notes += user_lists.notes(storage, name) if list_at else []
-        notes += [corpus_names.SAMPLE_NOTE.format(name)] if work.corpus.sample else []
-        notes += user_lists.not_clips(storage, name) if any(is_of(stage, "clip") for stage in stages) else []
+        notes += hints(storage, corpus, place, of_clips=any(is_of(stage, "clip") for stage in stages))
     lacking = [_name(row) for row in rows if _lacks(row, args.most_absent)]
     return {"root": storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)], "too_much_absent": lacking}
 

@@ -18,7 +18,7 @@ from pipelines.demo.files import serve_at
 from pipelines.demo.server import Behaviour, serve
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
-from pipelines.fetching import generated_publishers
+from pipelines.fetching import corpus_names
 from pipelines.papers import recipe_runs
 from pipelines.stages import DATA
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
@@ -94,7 +94,7 @@ def shows(world: World) -> tuple[Show, ...]:
 
 def _built(options: BuildOptions, publisher: Path, show: Show) -> list[dict[str, Any]]:
     corpus = _published(options, publisher, show)
-    generated_publishers.remember(options.storage, corpus, publisher)
+    corpus_names.remember_generated(options.storage, corpus, publisher)
     cut = {CUT: [Behaviour(cut_after=(publisher / CUT).stat().st_size // 2)]} if (publisher / CUT).exists() else {}
     with serve(publisher, cut) as server:
         return build_stages(CorpusBuild(options, serve_at(corpus, server.url)), show.stages)
@@ -159,11 +159,11 @@ def _published(options: BuildOptions, publisher: Path, show: Show) -> Corpus:
     files = open_storage(str(publisher))
     known = json.loads(memory.read_text()) if memory.exists() else {}
     if known.get("world") == world and all(files.size(one["path"]) == one["bytes"] for one in known["sources"]):
-        return generated_publishers.as_described(show.corpus, known)
+        return corpus_names.as_published(show.corpus, known)
     memory.unlink(missing_ok=True)
     scenes = f"a world of {show.world.items:,} scenes"
     options.progress.say(f"writing the publisher's files of {scenes} into {publisher}")
     corpus = show.write(show.world, publisher)
-    facts = json.dumps({"world": world} | generated_publishers.describe(corpus))
+    facts = json.dumps({"world": world} | corpus_names.published_facts(corpus))
     files.write(memory.name, facts.encode())  # whole or not at all
     return corpus
