@@ -72,7 +72,7 @@ def _kind(path: Path) -> str:
 
 @contextmanager
 def reading(path: object) -> Iterator[None]:
-    """Turns whatever damaged, strange or hostile bytes raise into one line that names them."""
+    """Turns whatever damaged or hostile bytes raise into one line that names them."""
     try:
         yield
     except (*DAMAGE, tarfile.TarError, LookupError, OverflowError, ModuleNotFoundError) as error:
@@ -88,7 +88,7 @@ def _stored_as(dtype: np.dtype[Any]) -> Dtype:
 
 
 def _stored(values: NDArray[Any], ids: Sequence[str], path: str) -> NDArray[Any]:
-    """Converts rows of several items, or all rows of one item, to a dtype of the store; all must be finite."""
+    """Converts rows of several items, or all rows of one, to a dtype of the store; all must be finite."""
     with np.errstate(over="ignore"):
         found = np.asarray(values, _stored_as(values.dtype), order="C")
     if found.dtype.kind == "f" and not (finite := np.isfinite(found)).all():
@@ -267,7 +267,7 @@ def open_hdf5(path: str | Path, mode: str = "r") -> Any:
 
 
 def _dataset(file: Any, name: str) -> Any:
-    """Refuses datasets stored in other files, which the digest would not cover, and datasets with gaps."""
+    """Refuses datasets in other files, which the digest would not cover, and datasets with gaps."""
     found = file[name]
     if not hasattr(found, "shape"):
         raise ValueError(f"{name} is no array")
@@ -324,7 +324,7 @@ def _ids_within(path: Path) -> tuple[str, ...]:
 
 
 def _offsets_within(path: Path, items: int, rows: int) -> tuple[int, ...] | None:
-    """Returns None if a file has no offsets, or offsets of something else."""
+    """Returns None if there are none, or of something else."""
     with open_hdf5(path) as file:
         if "offsets" not in file:
             return None
@@ -455,7 +455,7 @@ def _members(path: Path, key: str | None) -> Iterator[tuple[str, ItemFile]]:
 
 @contextmanager
 def _opened(piece: ItemFile, key: str | None) -> Iterator[tuple[BinaryIO, int]]:
-    """Opens an item's .npy and tells its length; an archive's own claim may be a bomb, so it is limited."""
+    """Opens an item's .npy and tells its length, which is limited: an archive's claim may be a bomb."""
     with ExitStack() as stack:
         file: Any = stack.enter_context(open(piece.path, "rb"))
         size = piece.size

@@ -85,17 +85,13 @@ class FrameStore:
         """The JPEGs of all frames of a clip, or of the given numbers in their order."""
         row = self._row(id)
         ends = np.cumsum(self._of(row, "lengths")).tolist()
-        wanted = range(len(ends)) if frames is None else [int(frame) for frame in frames]
-        if strange := [frame for frame in wanted if not 0 <= frame < len(ends)]:
-            raise IndexError(f"{id} has {len(ends)} frames, and none of number {strange[0]}")
+        wanted = range(len(ends)) if frames is None else _within(frames, len(ends), f"{id} has {len(ends)} frames")
         return [self._store.run(row, ends[frame - 1] if frame else 0, ends[frame]).tobytes() for frame in wanted]
 
     def pictures(self, id: str, samples: Iterable[int]) -> NDArray[np.uint8]:
         """(samples, H, W, 3), RGB, all resized to the clip's first frame if frames differ in size."""
         shown = self.frame_of_sample(id)
-        wanted = [int(sample) for sample in samples]
-        if strange := [sample for sample in wanted if not 0 <= sample < len(shown)]:
-            raise IndexError(f"{id} has {len(shown)} samples, and none of number {strange[0]}")
+        wanted = _within(samples, len(shown), f"{id} has {len(shown)} samples")
         frames, places = np.unique(shown[wanted], return_inverse=True)
         first, *jpegs = self.jpegs(id, [0, *frames])
         width, height = open_jpeg(first).size
@@ -127,6 +123,13 @@ class FrameStore:
             self._tables[shard] = {name: table[name].combine_chunks() for name in names}
         values: NDArray[np.int64] = self._tables[shard][column][place].values.to_numpy()
         return values
+
+
+def _within(numbers: Iterable[int], count: int, has: str) -> list[int]:
+    found = [int(number) for number in numbers]
+    if strange := [number for number in found if not 0 <= number < count]:
+        raise IndexError(f"{has}, and none of number {strange[0]}")
+    return found
 
 
 @cache

@@ -196,9 +196,8 @@ def _download(network: str, weights: str) -> Path:
             torch.hub.download_url_to_file(url, str(file), checksum, progress=False)
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"weights {weights} of {network} cannot be fetched from {url} ({error}): "
-            "fetch them elsewhere and give the file, or do without training: --set resnet.weights=random:0, for clips "
-            "--set clips.weights=random:0"
+            f"weights {weights} of {network} cannot be fetched from {url} ({error}): give their file, or do without "
+            "training: --set resnet.weights=random:0, for clips --set clips.weights=random:0"
         ) from error
     if not weights_sha256(file).startswith(checksum):
         raise UserError(f"weights {file} are damaged: delete the file, it is fetched again")

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import current_thread, main_thread
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, TypeAlias
 from weakref import finalize
 
 import numpy as np
@@ -110,7 +110,7 @@ class ArrayLayout:
 
     @staticmethod
     def of(array: dict[str, Any]) -> "ArrayLayout | None":
-        """Reads a parsed zarr.json; None if the array cannot be mapped (compressed, not sharded, parts of rows)."""
+        """Reads a parsed zarr.json; None if the array cannot be mapped."""
         rows, *row_shape = array["shape"]
         codecs, grid = array["codecs"], array["chunk_grid"]["configuration"]["chunk_shape"]
         if [codec["name"] for codec in codecs] != ["sharding_indexed"]:
@@ -201,15 +201,6 @@ def all_finite(numbers: NDArray[Any]) -> bool:
     return bool(signed.max() < positive and unsigned.max() < negative)
 
 
-class ArrayRows(Protocol):
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copies rows, which lie within the array, to `out`, which has their shape and dtype."""
-
-
 @dataclass(frozen=True, eq=False)
 class ShardFile:
     """A shard's file, whose index was read and found whole."""
@@ -251,6 +242,7 @@ class MappedRows:
                 f"shards of {layout.shard_rows:,} rows do not end on this machine's pages of {mmap.PAGESIZE:,} bytes: "
                 f"build them with rows_per_shard a multiple of {rows:,}"
             )
+        self.shape, self.dtype = (layout.rows, *layout.row_shape), layout.dtype
         self._space = _Addresses(layout.shards * layout.shard_bytes)
         self._bytes = np.asarray(self._space)
         self._values = self._bytes.view(layout.dtype).reshape(-1, *layout.row_shape)
@@ -260,14 +252,6 @@ class MappedRows:
         chunks = layout.shards * layout.shard_chunks
         self._unchecked = np.zeros(chunks, bool)
         self._checksums = np.empty(chunks, np.uint32)  # both take memory only where a shard is mapped
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.layout.rows, *self.layout.row_shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.layout.dtype
 
     def map(self, shard: int) -> None:
         found = self._shard(shard)
@@ -288,6 +272,7 @@ class MappedRows:
             self.map(shard)
 
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copies rows, which lie within the array, to `out`, which has their shape and dtype."""
         if not self._mapped.all():
             shards = np.unique(rows // self.layout.shard_rows)
             for shard in shards[~self._mapped[shards]].tolist():
@@ -357,6 +342,9 @@ class DecodedRows:
 
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         out[...] = self._array.oindex[rows]
+
+
+ArrayRows: TypeAlias = MappedRows | DecodedRows
 
 
 def open_array(folder: str, complete: bool = False) -> ArrayRows:
@@ -432,7 +420,7 @@ os.register_at_fork(after_in_child=_second_copier.cache_clear)  # the thread sta
 
 
 class _Addresses:
-    """Reserves a range of addresses into which files are mapped; np.asarray sees it as read-only bytes."""
+    """Reserves addresses into which files are mapped; np.asarray sees them as read-only bytes."""
 
     def __init__(self, size: int) -> None:
         self._length = size + HUGE

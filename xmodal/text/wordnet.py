@@ -179,9 +179,9 @@ def _files(path: Path | None) -> Traversable:
 def _senses(files: Traversable, part: str) -> dict[str, tuple[Synset, ...]]:
     synsets = dict(_parsed(files, f"data.{part}", _synset, "is no synset of WordNet"))
 
-    def word(_: int, line: str) -> tuple[str, list[int]]:
+    def word(place: int, line: str) -> tuple[str, list[int]]:
         lemma, _, count, *rest = line.split()
-        places = [int(place) for place in rest[-int(count) :]]
+        places = [int(number) for number in rest[-int(count) :]]
         if rest[-int(count) - 2] != count or not synsets.keys() >= set(places):  # a line has the count twice
             raise ValueError(line)
         return lemma, places
@@ -204,7 +204,7 @@ def _synset(place: int, line: str) -> tuple[int, Synset]:
 
 
 def _irregular(files: Traversable, part: str) -> dict[str, tuple[str, ...]]:
-    def bases_of(_: int, line: str) -> tuple[str, list[str]]:
+    def bases_of(place: int, line: str) -> tuple[str, list[str]]:
         form, base, *others = line.split()
         return form, [base, *others]
 
@@ -224,21 +224,22 @@ def _parsed(files: Traversable, name: str, parse: Callable[[int, str], T], wrong
     except (OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # encrypted, or of an unknown method
         raise UserError(f"{file} cannot be read: {error}") from None
 
-    def damage(what: str) -> UserError:
-        return UserError(f"{file}, line {number} {what}: it was cut or changed, so get WordNet again")
-
     place = 0
     for number, line in enumerate(data.split(b"\n"), 1):
         if line and place + len(line) == len(data):
-            raise damage("has no end")
+            raise _damage(file, number, "has no end")
         if line.strip() and not line.startswith(b" "):
             try:
                 yield parse(place, line.decode())
             except UnicodeDecodeError:
-                raise damage("is no text") from None
+                raise _damage(file, number, "is no text") from None
             except (ValueError, LookupError):
-                raise damage(wrong) from None
+                raise _damage(file, number, wrong) from None
         place += len(line) + 1
+
+
+def _damage(file: Traversable, number: int, what: str) -> UserError:
+    return UserError(f"{file}, line {number} {what}: it was cut or changed, so get WordNet again")
 
 
 def _lemma(name: str) -> str:
