@@ -54,7 +54,7 @@ def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
 
 
 def training(parser: Parser) -> None:
-    """What a training reads: outputs of the root, and files."""
+    """Adds the outputs and files that a training reads."""
     identities(parser, *TRAINING[:3])
     vectors(parser, "those that the recipe names")
     weights(parser, "of the features, where a phase trains it too")

@@ -1,4 +1,4 @@
-"""Reads the papers' tables and figures from the TOML files beside this module, and says which of them can be run.
+"""Reads the papers' tables and figures from the TOML files here, and says which can be run.
 
 A file is one paper, found because it exists. It keeps what the paper prints, misprints too; notes name them. No file
 says whether an experiment is ready: that follows from the recipes, corpora, stages, commands and metrics that exist.

@@ -61,10 +61,13 @@ class Files:
 def make(config: RecordsConfig, needs: Needs) -> Stage[RecordsConfig, Files]:
     corpus = needs.corpus
     assert corpus is not None
-    drawn = tuple((who, sizes.val, sizes.test) for who, sizes in corpus.drawn.items())
-    config = replace(config, corpus=corpus.name, corpus_version=corpus.version, media_set=corpus.media_set, drawn=drawn)
-    opened = partial(_open, corpus)
+    config, opened = config_of(corpus, config), partial(_open, corpus)
     return Stage(STAGE.name, config, _plan, opened, inputs=(needs["sources"],), version=VERSION, reuse=True)
+
+
+def config_of(corpus: Corpus, config: RecordsConfig) -> RecordsConfig:
+    drawn = tuple((who, sizes.val, sizes.test) for who, sizes in corpus.drawn.items())
+    return replace(config, corpus=corpus.name, corpus_version=corpus.version, media_set=corpus.media_set, drawn=drawn)
 
 
 def _plan(config: RecordsConfig, inputs: Inputs) -> Iterator[tuple[str, Files]]:

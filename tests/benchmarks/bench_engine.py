@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from pipelines.engine import ray_runner
@@ -29,7 +30,7 @@ UNITS = 10_000
 MANY = 100_000
 
 
-def measure(anchors: Path | None) -> dict[str, Measured]:
+def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     with tempfile.TemporaryDirectory() as folder:
         ray_runner.connect()
         build(noop(Noop(1)), open_storage(f"{folder}/warm"), ray_runner.RayRunner(2))
@@ -40,7 +41,7 @@ def measure(anchors: Path | None) -> dict[str, Measured]:
             "10,000 no-op units, many to a record, two workers",
         )
         ray_runner.disconnect()
-        return {
+        yield {
             "unit_overhead_serial_ms": median(
                 lambda n: _overhead(f"{folder}/serial{n}", serial),
                 5,

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -44,18 +44,16 @@ ROUNDS = 5
 TOLERANCE = 1.0  # of 255, the mean over a frame: another version of ffmpeg rounds colours in another way
 
 
-def measure(anchors: Path | None) -> dict[str, Measured]:
+def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     require_ffmpeg()
     with tempfile.TemporaryDirectory() as folder:
         clips = _clips(Path(folder))
         _check(clips)
-        return {
-            **_ways(clips),
-            **_processes(clips),
-            **_memory(Path(folder)),
-            **_killable(clips),
-            **_eight_frames(Path(folder), clips),
-        }
+        yield _ways(clips)
+        yield _processes(clips)
+        yield _memory(Path(folder))
+        yield _killable(clips)
+        yield _eight_frames(Path(folder), clips)
 
 
 def _clips(folder: Path) -> list[Path]:

@@ -1,5 +1,6 @@
-"""How straight the way through the house is: how often one build resolves, hashes or parses the same stage's inputs."""
+"""The house: what adding a thing takes, how large the source is, and how straight the way to a first step is."""
 
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -17,20 +18,40 @@ from pipelines.engine.build_options import BuildOptions
 from pipelines.fetching import corpus_files, sealing
 from pipelines.stages._media import checksums
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
+from tests.benchmarks import house_first_step
 from tests.benchmarks.measured import Bar, Measured
 from tests.made import small
 from xmodal.root.storage import open_storage
 
-BARS = {"stage_resolutions": Bar(maximum=1)}
+BARS = {
+    "stage_resolutions": Bar(maximum=1),
+    "source_characters": Bar(maximum=1_100_000),
+    "other_files_edited": Bar(maximum=0),
+    **house_first_step.BARS,
+}
 TARGET = "resnet"
+ROOT = Path(__file__).parents[2]
+ADDING = (  # tests that add one file of a kind, and use what it defines
+    "tests/stages/test_discovery.py",
+    "tests/commands/test_commands.py",
+    "tests/metrics/test_adding_a_metric.py",
+    "tests/models/test_user_models.py",
+)
 
 
-def measure(anchors: Path | None) -> dict[str, Measured]:
+def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     with tempfile.TemporaryDirectory() as folder:
         counted = resolutions(Path(folder))
     name, most = counted.most_common(1)[0]
     against = f"one build of coco/{TARGET} on a generated world, such as {name}; the most of {len(counted)} counted"
-    return {"stage_resolutions": Measured(most, "times", against, (most,))}
+    yield {"stage_resolutions": Measured(most, "times", against, (most,))}
+    files = [path for package in ("xmodal", "pipelines") for path in (ROOT / package).rglob("*.py")]
+    characters = sum(len(path.read_text()) for path in files)
+    yield {"source_characters": Measured(characters, "", f"{len(files)} modules of both packages", (characters,))}
+    failed = sum(subprocess.run([sys.executable, "-m", "pytest", "-q", test], cwd=ROOT).returncode for test in ADDING)
+    told = "tests that add a stage, a command, a metric and a model by one file each, of which as many failed"
+    yield {"other_files_edited": Measured(failed, "", told, (failed,))}
+    yield house_first_step.measure()
 
 
 def resolutions(folder: Path) -> Counter[str]:

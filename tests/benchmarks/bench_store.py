@@ -82,13 +82,11 @@ FIRST, MEASURED = (0.05, 2), (0.1, 3)  # of each reader in a round, seconds and 
 PLOT = Path(__file__).parent / "store.png"
 
 
-def measure(anchors: Path | None) -> dict[str, Measured]:
+def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     require(COMPETITORS)
-    results = {}
     for section in (_grids, _wide, _pooled, _writer):
         with tempfile.TemporaryDirectory() as folder:
-            results |= section(Path(folder))
-    return results
+            yield section(Path(folder))
 
 
 def _grids(folder: Path) -> dict[str, Measured]:

@@ -373,7 +373,7 @@ def test_a_split_of_several_corpora_says_which_flag_chooses(xmodal: Xmodal, trai
     xmodal.done("build", tmp_path / "mylist.jsonl/records", "--root", root)
     features, out = only(root / "resnet"), tmp_path / "x.npy"
     complaint = xmodal("export", features, out, "--split", "toy/test").complaint
-    assert "there are several outputs of records, so say which by --corpus; there are: " in complaint
+    assert "has records of several corpora: name one with --corpus: " in complaint
     assert xmodal.done("export", features, out, "--split", "toy/test", "--corpus", "pictures")["items"] == 11
     complaint = xmodal("stats", "coco", "--root", root).complaint
     (hint,) = re.findall(r"`xmodal ([^`]*)`", complaint)

@@ -759,7 +759,7 @@ def test_a_decoder_that_is_not_installed_is_named(
     if package == "av":
         monkeypatch.delitem(sys.modules, "xmodal.media.libav", raising=False)
         monkeypatch.delattr("xmodal.media.libav", raising=False)
-    with pytest.raises(UserError, match=rf"{package}.*xmodal\[{extra}\]"):
+    with pytest.raises(UserError, match=rf"{package}.*pip install -e '\.\[{extra}\]'"):
         sampled(data, backend=backend)
 
 

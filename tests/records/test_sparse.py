@@ -15,7 +15,7 @@ import xmodal
 from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.papers.recipe_runs import recipe_with
-from pipelines.stages.records import RecordsConfig
+from pipelines.stages.records import RecordsConfig, config_of
 from tests.toy_root import Facts, facts, make_root, one_thread, recipe
 from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
@@ -68,7 +68,7 @@ def tables(root: Path, corpus: str, rows: Iterator[Item | Caption | Split]) -> O
             file.__exit__(None, None, None)
         return into.counts
 
-    config = RecordsConfig.of(load(corpus)) if corpus in names() else RecordsConfig(corpus, 1, corpus)
+    config = config_of(load(corpus), RecordsConfig()) if corpus in names() else RecordsConfig(corpus, 1, corpus)
     stage = Stage("records", config, plan, lambda config, inputs: write)
     return build(stage, open_storage(str(root)))
 

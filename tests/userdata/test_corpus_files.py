@@ -55,7 +55,7 @@ def test_commands_that_read_records_take_the_file_too(xmodal: Xmodal, publisher:
     xmodal.done("build", f"{publisher.file}/records", "--root", root)
     for name in (publisher.file, "pictures"):
         said = xmodal("train", "vsepp", "--corpus", name, "--root", root).complaint
-        assert "no features" in said or "no resnet" in said, said
+        assert "no features" in said or "no 'resnet'" in said, said
         said = xmodal("evaluate", "--scores", "no.npy", "--corpus", name, "--split", "pictures/val", "--root", root)
         assert "no.npy" in said.complaint
         assert "fingerprints" in xmodal("leakage", name, "--root", root).complaint

@@ -1,4 +1,4 @@
-"""Ranks of all right answers of a query, for metrics such as R-Precision that ask for more than the best one.
+"""Ranks of all right answers of a query, for metrics that need more than the best one (R-Precision).
 
 All scores of a query must be there together: a block of complete rows (or columns) at a time, never the whole matrix.
 Every wrong answer stands before the right ones that are no more similar.

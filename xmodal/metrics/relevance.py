@@ -1,4 +1,4 @@
-"""Which texts are right for which visual items: listed pairs, classes, or labels that nearly agree."""
+"""Relevance: says which texts are right for which items, by listed pairs, classes, or nearly equal labels."""
 
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -39,7 +39,7 @@ class Pooled:
     items: int = TRAIN + VALIDATION
 
 
-def measure(anchors: Path | None) -> dict[str, Measured]:
+def measure() -> dict[str, Measured]:
     with tempfile.TemporaryDirectory() as folder:
         captions = make_root(Path(folder) / "root")
         rounds = []
