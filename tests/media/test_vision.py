@@ -403,10 +403,10 @@ def test_a_missing_gpu_is_said() -> None:
         ({"weights": "/home/me/weights.pth"}, "sha256:<digest> of a file"),
         ({"crop": 65}, "crop is a multiple of 32"),
         ({"crop": 96}, "at most resize, not 96 of 72"),
-        ({"output": "rows"}, "output is grid or pooled, not 'rows'"),
-        ({"dtype": "bfloat16"}, "dtype is float16 or float32, not 'bfloat16'"),
+        ({"output": "rows"}, "no output 'rows'; there are: grid, pooled"),
+        ({"dtype": "bfloat16"}, "no dtype 'bfloat16'; there are: float16, float32"),
         ({"batch_size": 0}, "batch_size is at least 1"),
-        ({"device": "tpu"}, "device cpu or cuda"),
+        ({"device": "tpu"}, "no device 'tpu'; there are: cpu, cuda"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:

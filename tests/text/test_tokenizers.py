@@ -72,7 +72,7 @@ def test_sentences_are_split_first_where_their_data_is() -> None:
 
 def test_without_punkt_data_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pytest.importorskip("nltk.data"), "path", [str(tmp_path)])
-    with pytest.raises(UserError, match=r"needs NLTK's data: python -m nltk\.downloader punkt_tab, or a folder"):
+    with pytest.raises(UserError, match=r"needs NLTK's data: python -m nltk\.downloader punkt_tab, or its folder"):
         tokenizer("nltk-sentences")
 
 

@@ -9,10 +9,9 @@ from xmodal.records.tables import Region
 
 
 def merge_groups(regions: Iterable[Region]) -> Iterator[Region]:
-    """Yields one region a group, around all of its boxes: "two men" are found where both are.
+    """Yields one region a group, around all of its boxes, as phrase localisation is scored.
 
-    Phrase localisation is scored so. A group without boxes stays without; a region of no group stays as it is. A group
-    has the id and the position of its first region.
+    A group without boxes stays without; a region of no group stays as it is. A group has its first region's id.
     """
     groups = defaultdict[tuple[str, str | int], list[Region]](list)
     for number, region in enumerate(regions):

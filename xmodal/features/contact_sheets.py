@@ -18,7 +18,7 @@ THUMBNAIL, LABEL, TITLE, GAP, LETTERS, LINE = (160, 120), 90, 480, 6, 13, 18  # 
 def attention_sheet(
     store: FrameStore, id: str, caption: str, samples: NDArray[np.integer[Any]], maps_SK: NDArray[np.floating[Any]]
 ) -> Image.Image:
-    """Draws the samples that a model reads of a clip, each with its time and its percent of every map."""
+    """Draws the samples that a model reads, each with its time and its percent of every map."""
     sampling: Any = store.provenance["sampling"]
     shares = (", ".join(f"{share:.0f}" for share in shares_K) for shares_K in 100 * maps_SK)
     labels = [f"{at / sampling['fps']:.2f} s: {share}" for at, share in zip(samples.tolist(), shares, strict=True)]

@@ -1,8 +1,8 @@
 """Reads features in other formats: SCAN's `*_ims.npy`, HDF5, one file an item, webdataset tar, any Zarr v3 array.
 
-`open_foreign` looks at the files once; what it returns is plain data and is sent to workers, each of which reads its
-rows. Files may come from anybody: nothing is unpickled, no length is believed before it was compared with the file's,
-nothing may lead to another file, and damage is a UserError that names what is damaged.
+`open_foreign` looks at the files once and returns plain data, which is sent to workers, each of which reads its rows.
+Files may come from anybody: nothing is unpickled, no length is believed before it was compared with the file's, nothing
+may lead to another file, and damage is a UserError that names what is damaged.
 """
 
 import json
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, BinaryIO, Literal, Protocol, cast, get_args
+from typing import Any, BinaryIO, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 from numpy.lib import format as npy
@@ -32,29 +32,11 @@ COPIES = 5  # rows of each picture in SCAN's files, one a caption
 BLOCK = 8 * 2**20
 HDF5 = (".h5", ".hdf5")
 IDS = ("ids", "image_ids")
-Arrays = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
-Header = tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]
+Head = tuple[tuple[int, ...], np.dtype[Any]]
+Header = tuple[*Head, Literal["C", "F"]]
 
 
-class ForeignFeatures(Protocol):
-    """Features in another format. `files` are all that decides the values; `dtype` is that of the files."""
-
-    @property
-    def ids(self) -> tuple[str, ...]: ...
-    @property
-    def files(self) -> tuple[str, ...]: ...
-    @property
-    def key(self) -> str | None: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def copies(self) -> int: ...
-    def spec(self, name: str) -> FeatureSpec: ...
-    def rows(self, items: range) -> Iterator[NDArray[Any]]:
-        """Yields what `write_shard` or `write_ragged_shard` takes; values that are not finite are refused by id."""
-
-
-def open_foreign(path: Path, ids: Path | None = None, key: str | None = None) -> ForeignFeatures:
+def open_foreign(path: Path, ids: Path | None = None, key: str | None = None) -> "ForeignFeatures":
     """Looks at files of features; `ids` is a file of one id a line, `key` names one of several arrays."""
     kind = _kind(path)
     if kind in ("npy", "zarr", "h5"):
@@ -90,7 +72,7 @@ def _kind(path: Path) -> str:
 
 @contextmanager
 def reading(path: object) -> Iterator[None]:
-    """Turns whatever damaged, strange or hostile bytes raise into one line that names them."""
+    """Turns whatever damaged or hostile bytes raise into one line that names them."""
     try:
         yield
     except (*DAMAGE, tarfile.TarError, LookupError, OverflowError, ModuleNotFoundError) as error:
@@ -106,7 +88,7 @@ def _stored_as(dtype: np.dtype[Any]) -> Dtype:
 
 
 def _stored(values: NDArray[Any], ids: Sequence[str], path: str) -> NDArray[Any]:
-    """Converts rows of several items, or all rows of one item, to a dtype of the store; all must be finite."""
+    """Converts rows of several items, or all rows of one, to a dtype of the store; all must be finite."""
     with np.errstate(over="ignore"):
         found = np.asarray(values, _stored_as(values.dtype), order="C")
     if found.dtype.kind == "f" and not (finite := np.isfinite(found)).all():
@@ -135,7 +117,7 @@ class ForeignArray:
     key: str | None
     ids: tuple[str, ...]
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # of the file
     offsets: tuple[int, ...] | None = None
 
     @property
@@ -144,37 +126,34 @@ class ForeignArray:
 
     @property
     def files(self) -> tuple[str, ...]:
-        folder = Path(self.path)
+        """All that decides the values."""
         if self.kind != "zarr":
             return (self.path,)
-        return tuple(sorted(str(file) for file in folder.rglob("*") if file.is_file()))
+        return tuple(sorted(str(file) for file in Path(self.path).rglob("*") if file.is_file()))
 
     def spec(self, name: str) -> FeatureSpec:
         return FeatureSpec(name, self.shape[1:], _stored_as(np.dtype(self.dtype)), self.offsets is not None)
 
     def rows(self, items: range) -> Iterator[NDArray[Any]]:
-        with reading(self.path), _array(self.path, self.kind, self.key) as array:
-            if (array.shape, str(array.dtype)) != (self.shape, self.dtype):
+        """Yields what `write_shard` or `write_ragged_shard` takes."""
+        with reading(self.path), _array(self.path, self.kind, self.key) as (shape, dtype, rows):
+            if (shape, str(dtype)) != (self.shape, self.dtype):
                 raise ValueError("it has changed meanwhile")
             if self.offsets is not None:
                 for item in items:
-                    rows = array.rows(*self.offsets[item : item + 2])
-                    yield _stored(rows, self.ids[item : item + 1], self.path)
+                    yield _stored(rows(*self.offsets[item : item + 2]), self.ids[item : item + 1], self.path)
                 return
-            length = max(1, BLOCK // (self.copies * math.prod(self.shape[1:]) * array.dtype.itemsize))
+            length = max(1, BLOCK // (self.copies * math.prod(shape[1:]) * dtype.itemsize))
             for start in range(items.start, items.stop, length):
-                stop = min(start + length, items.stop)
-                rows = array.rows(start * self.copies, stop * self.copies)
-                ids = [id for id in self.ids[start:stop] for _ in range(self.copies)]
-                yield self._one_of_each(_stored(rows, ids, self.path), start)
+                ids = self.ids[start : min(start + length, items.stop)]
+                found = rows(start * self.copies, (start + len(ids)) * self.copies)
+                yield self._one_of_each(_stored(found, np.repeat(ids, self.copies).tolist(), self.path), ids)
 
-    def _one_of_each(self, rows: NDArray[Any], first: int) -> NDArray[Any]:
-        if self.copies == 1:
-            return rows
-        copies = rows.reshape(-1, self.copies, *rows.shape[1:])
+    def _one_of_each(self, rows: NDArray[Any], ids: Sequence[str]) -> NDArray[Any]:
+        copies = rows.reshape(len(ids), self.copies, *rows.shape[1:])
         differs = (copies != copies[:, :1]).reshape(len(copies), -1).any(axis=1)
         if differs.any():
-            id = self.ids[first + int(differs.argmax())]
+            id = ids[int(differs.argmax())]
             raise UserError(f"{self.path}: the {self.copies} rows of {id!r} are not the same: give an id for every row")
         return copies[:, 0]
 
@@ -185,9 +164,8 @@ def _look_at_array(path: Path, kind: str, ids: Path | None, key: str | None) -> 
     with reading(path):
         key = _choose_dataset(path, key) if kind == "h5" else None
         names = _ids_within(path) if kind == "h5" and ids is None else read_ids(ids or _ids_beside(path))
-        with _array(str(path), kind, key) as array:
-            shape, dtype = array.shape, array.dtype
-        _stored_as(dtype)
+        with _array(str(path), kind, key) as (shape, dtype, _):
+            _stored_as(dtype)
         offsets = _offsets_within(path, len(names), shape[0]) if kind == "h5" and shape else None
     if not shape or not names or not shape[0]:
         raise UserError(f"{path} has no rows" if names else f"{path} has no ids")
@@ -196,20 +174,16 @@ def _look_at_array(path: Path, kind: str, ids: Path | None, key: str | None) -> 
     return ForeignArray(str(path.absolute()), kind, key, names, shape, str(dtype), offsets)
 
 
-@dataclass(frozen=True)
-class _Array:
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    rows: Callable[[int, int], NDArray[Any]]
+Rows: TypeAlias = Callable[[int, int], NDArray[Any]]  # reads rows from the first number to the second
 
 
 @contextmanager
-def _array(path: str, kind: str, key: str | None) -> Iterator[_Array]:
-    """Opens an array, of which nothing is read before it is asked for."""
+def _array(path: str, kind: str, key: str | None) -> Iterator[tuple[tuple[int, ...], np.dtype[Any], Rows]]:
+    """Opens an array: its shape, its dtype and a reader of its rows."""
     if kind == "h5":
         with open_hdf5(path) as file:
             found = _dataset(file, str(key))
-            yield _Array(found.shape, found.dtype, lambda start, stop: found[start:stop])
+            yield found.shape, found.dtype, lambda start, stop: found[start:stop]
     elif kind == "zarr":
         _refuse_lost_shards(path)
         array = open_array(path, complete=True)
@@ -219,17 +193,17 @@ def _array(path: str, kind: str, key: str | None) -> Iterator[_Array]:
             array.take(np.arange(start, stop), out)
             return out
 
-        yield _Array(array.shape, array.dtype, rows)
+        yield array.shape, array.dtype, rows
     else:
         with open(path, "rb") as npy_file:
             shape, dtype, order = _header(npy_file, os.path.getsize(path))
             begin = npy_file.tell()
         mapped = np.memmap(path, dtype, "r", begin, shape, order) if 0 not in shape else np.empty(shape, dtype)
-        yield _Array(shape, dtype, lambda start, stop: mapped[start:stop])
+        yield shape, dtype, lambda start, stop: mapped[start:stop]
 
 
 def _refuse_lost_shards(path: str) -> None:
-    """Refuses an array that lacks files, which would be read as zeros; parts of compressed shards are not looked at."""
+    """Refuses an array that lacks files; parts of compressed shards are not looked at."""
     try:
         with open(f"{path}/zarr.json", "rb") as file:
             about = json.load(file)
@@ -241,9 +215,7 @@ def _refuse_lost_shards(path: str) -> None:
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{path}/zarr.json describes no array ({error!r})") from error
     if is_ours:
-        raise UserError(
-            f"{path} is of a store of xmodal: `xmodal export` knows which of its items are absent, this does not"
-        )
+        raise UserError(f"{path} is of a store of xmodal: `xmodal export` knows which of its items are absent")
     names = (separator.join(filter(None, (prefix, *map(str, place)))) for place in product(*counts))
     if lost := next((name for name in names if not Path(path, name).is_file()), None):
         raise UserError(f"{path} has no file {lost}: what is not there would be read as zeros")
@@ -265,7 +237,7 @@ def _header(file: BinaryIO, size: int) -> Header:
     whole = file.tell() - begin + math.prod(shape) * dtype.itemsize
     if size != whole or min(shape, default=0) < 0:
         raise ValueError(
-            f"it is {size:,} bytes long, not the {whole:,} of {shape} {dtype}: it was cut off, or is more than an array"
+            f"it is {size:,} bytes long, not the {whole:,} of {shape} {dtype}: it was cut off, or extended"
         )
     return shape, dtype, "F" if fortran else "C"
 
@@ -277,11 +249,10 @@ def read_ids(path: Path) -> tuple[str, ...]:
 
 
 def _ids_beside(path: Path) -> Path:
-    places = [path.with_name(f"{path.stem}_ids.txt"), path.with_name("ids.txt")]
-    found = [place for place in places if place.is_file()]
-    if not found:
-        raise UserError(f"{path} holds no ids: give a file with one a line by --ids, or as {places[0].name} beside it")
-    return found[0]
+    for place in (path.with_name(f"{path.stem}_ids.txt"), path.with_name("ids.txt")):
+        if place.is_file():
+            return place
+    raise UserError(f"{path} holds no ids: give a file with one a line by --ids, or as {path.stem}_ids.txt beside it")
 
 
 # ----------------------------------------------------------------------------------------------------------------- HDF5
@@ -296,7 +267,7 @@ def open_hdf5(path: str | Path, mode: str = "r") -> Any:
 
 
 def _dataset(file: Any, name: str) -> Any:
-    """Refuses datasets stored in other files, which the digest would not cover, and datasets with gaps."""
+    """Refuses datasets in other files, which the digest would not cover, and datasets with gaps."""
     found = file[name]
     if not hasattr(found, "shape"):
         raise ValueError(f"{name} is no array")
@@ -313,7 +284,7 @@ def _dataset(file: Any, name: str) -> Any:
 
 
 def _choose_dataset(path: Path, key: str | None) -> str:
-    found = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]()
+    found = dict[str, Head]()
 
     def see(name: str, node: Any) -> None:
         if getattr(node, "shape", None) is not None and name not in (*IDS, "offsets"):
@@ -326,7 +297,7 @@ def _choose_dataset(path: Path, key: str | None) -> str:
     return _choose(found, key)
 
 
-def _choose(arrays: Arrays, key: str | None) -> str:
+def _choose(arrays: Mapping[str, Head], key: str | None) -> str:
     names = [name for name in arrays if key in (None, name)]
     if key is None and len(names) > 1:
         names = [name for name in names if arrays[name][1].kind in "fiu" and len(arrays[name][0]) >= 2]
@@ -353,7 +324,7 @@ def _ids_within(path: Path) -> tuple[str, ...]:
 
 
 def _offsets_within(path: Path, items: int, rows: int) -> tuple[int, ...] | None:
-    """Returns None if a file has no offsets, or offsets of something else."""
+    """Returns None if there are none, or of something else."""
     with open_hdf5(path) as file:
         if "offsets" not in file:
             return None
@@ -383,6 +354,8 @@ class ItemFile:
 
 @dataclass(frozen=True)
 class ForeignItems:
+    """An array of its own for every item."""
+
     pieces: tuple[ItemFile, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtype: str
@@ -398,7 +371,7 @@ class ForeignItems:
         return tuple(dict.fromkeys(piece.path for piece in self.pieces))
 
     def spec(self, name: str) -> FeatureSpec:
-        """Fixed if all items have one shape, ragged if only their first dimension differs."""
+        """Ragged if the items' first dimension differs."""
         shape = self.shapes[0]
         return FeatureSpec(name, shape[1:] if self._ragged else shape, _stored_as(np.dtype(self.dtype)), self._ragged)
 
@@ -426,9 +399,9 @@ def _look_at_items(path: Path, kind: str, key: str | None) -> ForeignItems:
         files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name[0] != ".")
         if kind == "tar":
             members = [member for file in files for member in _members(file, key)]
-            if len(names := sorted({name for name, _ in members})) > 1:
-                several = f"it has several arrays a sample, so say which by --key; there are: {', '.join(names[:8])}"
-                raise ValueError(several)
+            if len(arrays := sorted({name for name, _ in members})) > 1:
+                there = ", ".join(arrays[:8])
+                raise ValueError(f"it has several arrays a sample, so say which by --key; there are: {there}")
             pieces = tuple(piece for _, piece in members)
         else:
             named = ((file.name.removesuffix(ending), file) for file in files if file.name.endswith(ending))
@@ -437,8 +410,14 @@ def _look_at_items(path: Path, kind: str, key: str | None) -> ForeignItems:
         raise UserError(f"{path} holds no {ending}")
     if kind == "npz":
         with reading(pieces[0]):
-            key = _choose(_arrays_in(pieces[0]), key)
-    heads = [_head(piece, key) for piece in pieces]
+            with zipfile.ZipFile(pieces[0].path) as archive:
+                names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+            key = _choose({name: _head(pieces[0], name) for name in names}, key)
+    heads = []
+    for piece in pieces:
+        with reading(piece):
+            heads.append(_head(piece, key))
+            _stored_as(heads[-1][1])
     first_shape, first_dtype = heads[0]
     for piece, (shape, dtype) in zip(pieces, heads, strict=True):
         like = shape == first_shape or (shape and first_shape and shape[1:] == first_shape[1:])
@@ -447,18 +426,13 @@ def _look_at_items(path: Path, kind: str, key: str | None) -> ForeignItems:
     return ForeignItems(pieces, tuple(shape for shape, _ in heads), str(first_dtype), key)
 
 
-def _head(piece: ItemFile, key: str | None) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    with reading(piece), _opened(piece, key) as (file, size):
-        shape, dtype, _ = _header(file, size)
-        _stored_as(dtype)
-        return shape, dtype
+def _head(piece: ItemFile, key: str | None) -> Head:
+    with _opened(piece, key) as (file, size):
+        return _header(file, size)[:2]
 
 
 def _members(path: Path, key: str | None) -> Iterator[tuple[str, ItemFile]]:
-    """Finds a tar's arrays and their names as webdataset has them: 7.clip.npy is `clip` of 7, and 7.npy its `npy`.
-
-    Nothing is extracted. A tar without its end was cut off and is refused.
-    """
+    """Finds a tar's arrays and their names as webdataset has them: 7.clip.npy is `clip` of 7, and 7.npy its `npy`."""
     if path.suffix != ".tar":
         return
     with tarfile.open(path, "r:") as archive, reading(path):
@@ -481,7 +455,7 @@ def _members(path: Path, key: str | None) -> Iterator[tuple[str, ItemFile]]:
 
 @contextmanager
 def _opened(piece: ItemFile, key: str | None) -> Iterator[tuple[BinaryIO, int]]:
-    """Opens an item's .npy and tells its length; an archive's own claim may be a bomb, so it is limited."""
+    """Opens an item's .npy and tells its length, which is limited: an archive's claim may be a bomb."""
     with ExitStack() as stack:
         file: Any = stack.enter_context(open(piece.path, "rb"))
         size = piece.size
@@ -496,11 +470,4 @@ def _opened(piece: ItemFile, key: str | None) -> Iterator[tuple[BinaryIO, int]]:
         yield file, size
 
 
-def _arrays_in(piece: ItemFile) -> Arrays:
-    with zipfile.ZipFile(piece.path) as archive:
-        names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-    found = {}
-    for name in names:
-        with _opened(piece, name) as (file, size):
-            found[name] = _header(file, size)[:2]
-    return found
+ForeignFeatures: TypeAlias = ForeignArray | ForeignItems

@@ -1,14 +1,13 @@
 """Reads the frames of clips that the frames stage wrote: by clip, by frame and by sample.
 
-A clip's frames are the different pictures that it shows, in order. Its samples are moments, 8 a second unless it was
-built otherwise; each sample shows one of the frames.
+A clip's frames are the different pictures that it shows, in order. Its samples are moments, by default 8 a second; each
+shows one of the frames.
 """
 
 import io
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -48,24 +47,7 @@ THREADS = min(8, os.cpu_count() or 1)
 
 
 def clips_file(shard: int) -> str:
-    """The file name of the table of a shard's clips."""
     return f"clips/{shard:05d}.parquet"
-
-
-@dataclass(frozen=True, eq=False)
-class _ListColumn:
-    """A column of lists, whose values are read by position."""
-
-    values: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-
-    @staticmethod
-    def of(column: pa.ChunkedArray) -> "_ListColumn":
-        lists = column.combine_chunks()
-        return _ListColumn(lists.values.to_numpy(), lists.offsets.to_numpy().astype(np.int64))
-
-    def __getitem__(self, place: int) -> NDArray[np.int64]:
-        return self.values[self.offsets[place] : self.offsets[place + 1]]
 
 
 class FrameStore:
@@ -73,7 +55,7 @@ class FrameStore:
 
     def __init__(self, output: Output | str) -> None:
         self._store = FeatureStore(output, NAME)
-        self._tables: dict[int, dict[str, _ListColumn]] = {}
+        self._tables: dict[int, dict[str, pa.ListArray]] = {}
 
     @property
     def output(self) -> Output:
@@ -81,7 +63,7 @@ class FrameStore:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Every planned clip, also those without frames."""
+        """All planned clips, also those without frames."""
         return self._store.ids
 
     @property
@@ -103,17 +85,13 @@ class FrameStore:
         """The JPEGs of all frames of a clip, or of the given numbers in their order."""
         row = self._row(id)
         ends = np.cumsum(self._of(row, "lengths")).tolist()
-        wanted = range(len(ends)) if frames is None else [int(frame) for frame in frames]
-        if strange := [frame for frame in wanted if not 0 <= frame < len(ends)]:
-            raise IndexError(f"{id} has {len(ends)} frames, and none of number {strange[0]}")
+        wanted = range(len(ends)) if frames is None else _within(frames, len(ends), f"{id} has {len(ends)} frames")
         return [self._store.run(row, ends[frame - 1] if frame else 0, ends[frame]).tobytes() for frame in wanted]
 
     def pictures(self, id: str, samples: Iterable[int]) -> NDArray[np.uint8]:
         """(samples, H, W, 3), RGB, all resized to the clip's first frame if frames differ in size."""
         shown = self.frame_of_sample(id)
-        wanted = [int(sample) for sample in samples]
-        if strange := [sample for sample in wanted if not 0 <= sample < len(shown)]:
-            raise IndexError(f"{id} has {len(shown)} samples, and none of number {strange[0]}")
+        wanted = _within(samples, len(shown), f"{id} has {len(shown)} samples")
         frames, places = np.unique(shown[wanted], return_inverse=True)
         first, *jpegs = self.jpegs(id, [0, *frames])
         width, height = open_jpeg(first).size
@@ -137,18 +115,26 @@ class FrameStore:
         return int(self._store.rows([id])[0])
 
     def _of(self, row: int, column: str) -> NDArray[np.int64]:
-        """Reads a clip's value; the table of its shard is read when it is first needed."""
+        """Reads a clip's value from its shard's table, which is read when it is first needed."""
         shard, place = divmod(row, self._store.spec.shard_items)
         if shard not in self._tables:
             names = ("lengths", "starts_us", "frame_of_sample")
             table = read_columns(self.output, clips_file(shard), *names)
-            self._tables[shard] = {name: _ListColumn.of(table[name]) for name in names}
-        return self._tables[shard][column][place]
+            self._tables[shard] = {name: table[name].combine_chunks() for name in names}
+        values: NDArray[np.int64] = self._tables[shard][column][place].values.to_numpy()
+        return values
+
+
+def _within(numbers: Iterable[int], count: int, has: str) -> list[int]:
+    found = [int(number) for number in numbers]
+    if strange := [number for number in found if not 0 <= number < count]:
+        raise IndexError(f"{has}, and none of number {strange[0]}")
+    return found
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """Threads for decoding, which releases Python's lock."""
+    """Decodes, which releases Python's lock."""
     return ThreadPoolExecutor(THREADS, "xmodal-jpegs")
 
 
@@ -156,13 +142,11 @@ os.register_at_fork(after_in_child=_threads.cache_clear)  # the threads stay beh
 
 
 def _decode(jpeg: bytes, room_HW3: NDArray[np.uint8]) -> None:
-    """Decodes straight into place, by the library that Pillow uses too: the pixels are the same."""
+    """Decodes in place, by the library that Pillow uses too: the pixels are the same."""
     try:
         import simplejpeg
     except ImportError as missing:
-        raise UserError(
-            f"pictures of clips need {missing.name}: pip install -e '.[video]' in the checkout"
-        ) from missing
+        raise UserError(f"clips need {missing.name}: pip install -e '.[video]' in the checkout") from missing
     height, width, *_ = simplejpeg.decode_jpeg_header(jpeg)
     if (height, width) == room_HW3.shape[:2]:
         simplejpeg.decode_jpeg(jpeg, buffer=room_HW3, strict=False)

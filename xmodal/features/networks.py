@@ -9,11 +9,11 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +21,14 @@ from numpy.typing import NDArray
 from xmodal import __version__
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureSpec
+from xmodal.media.images import DEVIATION, MEAN, OnTruncated, normalised, square
 from xmodal.root.files import sha256_of
 
 if TYPE_CHECKING:
     from torch import nn
-from xmodal.media.images import DEVIATION, MEAN, OnTruncated, normalised, square
 
 Network = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
-PRETRAINED = {  # torchvision's weights of each network
-    "resnet18": ("IMAGENET1K_V1",),
-    "resnet34": ("IMAGENET1K_V1",),
-    "resnet50": ("IMAGENET1K_V1", "IMAGENET1K_V2"),
-    "resnet101": ("IMAGENET1K_V1", "IMAGENET1K_V2"),
-    "resnet152": ("IMAGENET1K_V1", "IMAGENET1K_V2"),
-}
+SMALL = ("resnet18", "resnet34")
 STRIDE = 32  # pixels of the crop from one position of the grid to the next
 
 
@@ -42,8 +36,7 @@ STRIDE = 32  # pixels of the crop from one position of the grid to the next
 class ResNet:
     """Resizes a picture's shorter side, crops the middle, and keeps the last convolution's output.
 
-    "grid" is that output row by row, "pooled" its mean. `batch_size` and `device` are settings because they change the
-    last bits.
+    "grid" is that output row by row, "pooled" its mean. `batch_size` and `device` change the last bits.
     """
 
     network: Network = "resnet152"
@@ -56,20 +49,20 @@ class ResNet:
     device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
-        if self.network not in PRETRAINED:
-            raise ValueError(f"no network {self.network!r}; there are: {', '.join(PRETRAINED)}")
-        check_weights(self.network, self.weights, PRETRAINED[self.network])
+        for field in fields(self):
+            options, value = get_args(field.type), getattr(self, field.name)
+            if options and value not in options:
+                raise ValueError(f"no {field.name} {value!r}; there are: {', '.join(options)}")
+        pretrained = ["IMAGENET1K_V1"] if self.network in SMALL else ["IMAGENET1K_V1", "IMAGENET1K_V2"]
+        check_weights(self.network, self.weights, pretrained)
         if self.crop < STRIDE or self.crop % STRIDE or self.resize < self.crop:
             raise ValueError(f"crop is a multiple of {STRIDE} and at most resize, not {self.crop} of {self.resize}")
-        for field, options in (("output", ("grid", "pooled")), ("dtype", ("float16", "float32"))):
-            if getattr(self, field) not in options:
-                raise ValueError(f"{field} is {' or '.join(options)}, not {getattr(self, field)!r}")
-        if self.batch_size < 1 or self.device not in ("cpu", "cuda"):
-            raise ValueError(f"batch_size is at least 1 and device cpu or cuda, not {self.batch_size}, {self.device!r}")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is at least 1, not {self.batch_size}")
 
     @property
     def width(self) -> int:
-        return 512 if self.network in ("resnet18", "resnet34") else 2048
+        return 512 if self.network in SMALL else 2048
 
     @property
     def spec(self) -> FeatureSpec:
@@ -102,23 +95,18 @@ class Extractor:
 
     def provenance(self) -> dict[str, object]:
         """Describes how the features were made, in the words of the config."""
-        config = self.config
-        preprocessing = {"resize": config.resize, "crop": config.crop, "mean": MEAN, "deviation": DEVIATION}
-        return {
-            "network": config.network,
-            "weights": config.weights,
+        settings = asdict(self.config)
+        preprocessing = {name: settings.pop(name) for name in ("resize", "crop")}
+        preprocessing |= {"mean": MEAN, "deviation": DEVIATION, "interpolation": "bilinear", "colours": "RGB"}
+        return settings | {
             "weights_sha256": self.weights_sha256,
-            "output": config.output,
-            "dtype": config.dtype,
-            "device": config.device,
-            "batch_size": config.batch_size,
-            "preprocessing": preprocessing | {"interpolation": "bilinear", "colours": "RGB"},
+            "preprocessing": preprocessing,
             "versions": {name: version(name) for name in ("pillow", "torch", "torchvision")} | {"xmodal": __version__},
         }
 
 
 def load(config: ResNet, weights_file: Path | None = None) -> Extractor:
-    """Loads the network of a config on its device; `weights_file` is the file of weights named by a checksum."""
+    """Loads a network on its device; `weights_file` is the file of weights named by a checksum."""
     import torch
     import torchvision  # type: ignore[import-untyped]
 
@@ -144,7 +132,7 @@ def load(config: ResNet, weights_file: Path | None = None) -> Extractor:
 
 
 def check_weights(network: str, weights: str, pretrained: Sequence[str]) -> None:
-    """Refuses a name of weights that is neither one of `pretrained`, random:<seed> nor sha256:<digest>."""
+    """Refuses a name that is neither of `pretrained` nor random:<seed> nor sha256:<digest>."""
     if weights not in pretrained and not re.fullmatch(r"random:\d{1,18}|sha256:[0-9a-f]{64}", weights):
         there = f"{', '.join(pretrained)}, random:<seed>, and the sha256:<digest> of a file"
         raise ValueError(f"no weights {weights!r} for {network}; there are: {there}")
@@ -174,7 +162,7 @@ def random_network(make: "Callable[[], nn.Module]", weights: str = "random:0") -
 
 
 def load_weights(network: "nn.Module", name: str, file: Path, leave_out: str) -> None:
-    """Loads a file with a state_dict; names that begin with `leave_out` are ignored and may be missing."""
+    """Loads a file with a state_dict but for names that begin with `leave_out`."""
     import torch
 
     try:
@@ -186,7 +174,7 @@ def load_weights(network: "nn.Module", name: str, file: Path, leave_out: str) ->
 
 
 def find_weights(network: str, weights: str, file: Path | None) -> Path:
-    """Returns the given file if its sha256 is the one named, or else torchvision's file, downloaded if need be."""
+    """Returns the file if its sha256 is the one named, or else torchvision's, downloaded if need be."""
     if weights.startswith("sha256:"):
         if file is None or weights != f"sha256:{weights_sha256(file)}":
             raise UserError(f"weights {weights} are those of a file, which {file} is not: give that file")
@@ -195,23 +183,21 @@ def find_weights(network: str, weights: str, file: Path | None) -> Path:
 
 
 def _download(network: str, weights: str) -> Path:
-    """Keeps torchvision's file in torch's own cache; the end of its name is the beginning of its checksum."""
+    """Keeps torchvision's file in torch's own cache."""
     import torch
     import torchvision
 
     url: str = torchvision.models.get_model_weights(network)[weights].url
-    name = url.rpartition("/")[2]
-    file = Path(torch.hub.get_dir()) / "checkpoints" / name
-    checksum = name.removesuffix(".pth").rpartition("-")[2]
+    file = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
+    checksum = file.stem.rpartition("-")[2]  # its beginning
     try:
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(url, str(file), checksum, progress=False)
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"weights {weights} of {network} cannot be fetched from {url} ({error}): "
-            "fetch them elsewhere and give the file, or do without training: --set resnet.weights=random:0, "
-            "and for features of clips --set clips.weights=random:0"
+            f"weights {weights} of {network} cannot be fetched from {url} ({error}): give their file, or do without "
+            "training: --set resnet.weights=random:0, for clips --set clips.weights=random:0"
         ) from error
     if not weights_sha256(file).startswith(checksum):
         raise UserError(f"weights {file} are damaged: delete the file, it is fetched again")

@@ -15,8 +15,8 @@ from xmodal.root.selection import ancestor, find_output, may_share_media, media_
 def open_features(root: str, stage: str, identity: str | None, records: Output, model: object = None) -> FeatureStore:
     """Opens the one output of a stage that belongs to the records; see `find_output`.
 
-    Features of another media set are refused, though ids may be the same. So are features of one position an item if
-    `model`, a config, looks at several positions: all its maps would be the same.
+    Features of another media set are refused, and those of one position an item if `model`, a config, looks at several
+    positions: all its maps would be the same.
     """
     of, fits = records.config.get("corpus", "CORPUS"), partial(may_share_media, records=records)
     if identity is None and len(whole := covering_all_items(list(filter(fits, find(root, stage))), records)) == 1:
@@ -33,25 +33,21 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
     if is_one_position and isinstance(model, Positional) and model.looks_at_positions:
         raise UserError(
             f"{store.output.where} has one position an item, and {type(model).__name__.removesuffix('Config')} chooses "
-            "among several: name features of a grid or of frames, or build a grid (--set resnet.output=grid)"
+            "among several: name features of frames or of a grid (--set resnet.output=grid)"
         )
     return store
 
 
 def covering_all_items(features: list[Output], records: Output) -> list[Output]:
-    """Drops outputs that lack items of the records, as after a list has grown; keeps all if all do."""
+    """Drops outputs that lack items, as after a list has grown; keeps all if all do."""
     if len(features) < 2:
         return features
     items = list(read_rows(records, Item))
     planned = {
         fingerprint(sorted((i.id, i.media) for i in items if (i.kind == "image") is are)) for are in (True, False)
     }
-    return [output for output in features if _planned(output) in planned] or features
-
-
-def _planned(features: Output) -> object:
-    """The fingerprint of the items that have a row; features of clips have the items of their frames."""
-    return (ancestor(features, "frames") or features).config.get("items")
+    # features of clips have the items of their frames
+    return [o for o in features if (ancestor(o, "frames") or o).config.get("items") in planned] or features
 
 
 def describe_network(store: FeatureStore) -> str:

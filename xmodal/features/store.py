@@ -10,9 +10,9 @@ A stage's output directory holds these files, beside stage.json, units.tsv and c
 
 Any Zarr v3 reader opens it. Only this one refuses absent items, whose values are zeros, and changed bytes.
 
-A fixed array has one row an item. In a ragged array each shard holds the rows of a fixed number of items one after the
-other. Its place is reckoned with the most rows that a shard may have, but its file is only as long as its items need:
-so shards can be written side by side, before the lengths of the items are known.
+A fixed array has one row an item. A shard of a ragged array holds the rows of a fixed number of items. It has room for
+the most rows that a shard may have, but its file ends with its items: so shards are written side by side, before the
+lengths of the items are known.
 """
 
 import io
@@ -57,8 +57,8 @@ class FeatureSpec:
     """Declares a feature array: one row per item, or several rows for each item if it is ragged.
 
     36 regions are one row of (36, 2048), the frames of a clip are ragged rows of (2048,), JPEG bytes ragged rows of ().
-    Lengths left at None follow from the row's bytes, also after `dataclasses.replace`. Slow extractors want short
-    shards, because a killed worker loses the shard in work.
+    Lengths left at None follow from the row's bytes. Slow extractors want short shards, because a killed worker loses
+    the shard in work.
     """
 
     name: str
@@ -93,7 +93,7 @@ class FeatureSpec:
         return min(_power_of_two_within(CHUNK // self.row_bytes), self.shard_rows)
 
     def layout(self, items: int) -> ArrayLayout:
-        """The layout of an array of so many items; a ragged one counts the most rows that they may have."""
+        """Lays out an array of so many items; a ragged one counts the most rows that they may have."""
         rows = -(-items // self.shard_items) * self.shard_rows if self.ragged else items
         return ArrayLayout(rows, self.row_shape, np.dtype(self.dtype), self.chunk_rows, self.shard_rows)
 
@@ -136,7 +136,7 @@ def extents_file(spec: FeatureSpec, shard: int) -> str:
 
 
 def shard_ranges(spec: FeatureSpec, items: int) -> list[range]:
-    """Splits items into shards, the last of which may be shorter; more shards than can be mapped are refused."""
+    """Splits items into shards; more shards than can be mapped are refused."""
     starts = range(0, items, spec.shard_items)
     if len(starts) > MOST_SHARDS:
         raise UserError(
@@ -146,31 +146,30 @@ def shard_ranges(spec: FeatureSpec, items: int) -> list[range]:
 
 
 def write_shard(file: BinaryIO, spec: FeatureSpec, rows: range, blocks: Iterable[NDArray[Any]]) -> None:
-    """Streams one shard from blocks of any length, which together are `rows` of the array.
-
-    A value that is not finite is a UserError that names its row.
-    """
-    assert not spec.ragged, spec
-    assert rows in shard_ranges(spec, rows.stop)[-1:], f"{spec.name}: {rows} is no shard"
-    writer, row = ShardWriter(file, spec.layout(rows.stop), spec.name, rows.start), rows.start
+    """Streams one shard from blocks of any length, which together are `rows` of the array."""
+    assert not spec.ragged
+    assert rows in shard_ranges(spec, rows.stop)[-1:]
+    layout, row = spec.layout(rows.stop), rows.start
+    writer = ShardWriter(file, layout, spec.name, row)
     for block in blocks:
-        _check_block(spec, block, f"rows from {row} on")
+        assert (block.shape[1:], block.dtype) == (layout.row_shape, layout.dtype), row
         row += len(block)
-        assert row <= rows.stop, f"{spec.name}: rows up to {row}, where the shard ends at {rows.stop}"
+        assert row <= rows.stop
         writer.append(block)
-    assert row == rows.stop, f"{spec.name}: rows up to {row} alone, where the shard ends at {rows.stop}"
+    assert row == rows.stop
     writer.finish()
 
 
 def write_ragged_shard(file: BinaryIO, spec: FeatureSpec, items: range, arrays: Iterable[NDArray[Any]]) -> bytes:
     """Streams one (length, …) array per item, of length 0 if it is absent; returns the bytes of `extents_file`."""
-    assert spec.ragged, spec
-    assert items in shard_ranges(spec, items.stop)[-1:], f"{spec.name}: {items} is no shard"
+    assert spec.ragged
+    assert items in shard_ranges(spec, items.stop)[-1:]
     first = row = items.start // spec.shard_items * spec.shard_rows
-    writer = ShardWriter(file, spec.layout(items.stop), spec.name, first)
+    layout = spec.layout(items.stop)
+    writer = ShardWriter(file, layout, spec.name, first)
     extents = np.zeros((spec.shard_items, 2), "<i8")
     for item, array in zip(items, arrays, strict=True):
-        _check_block(spec, array, f"the rows of item {item}")
+        assert (array.shape[1:], array.dtype) == (layout.row_shape, layout.dtype), item
         if row + len(array) > first + spec.shard_rows:
             raise UserError(
                 f"{spec.name}: items {items.start} to {item} have more than the {spec.shard_rows:,} rows of a shard: "
@@ -189,17 +188,23 @@ def index_files(
     """Returns all files but the shards. `provenance` is plain JSON: network, weights, preprocessing."""
     several = [specs] if isinstance(specs, FeatureSpec) else list(specs)
     names = [s.name for s in several] + [f"{s.name}_extents" for s in several if s.ragged]
-    assert len(set(names)) == len(names), f"two arrays of a store have one name: {', '.join(names)}"
+    assert len(set(names)) == len(names), names
     features = [{"name": s.name, "ragged": s.ragged, "items_per_shard": s.shard_items} for s in several]
     attributes = {"layout": LAYOUT, "features": features, "provenance": provenance}
+    assert len(set(ids)) == len(ids), "an id has two rows"
+    columns = {"row": pa.array(range(len(ids)), pa.int64()), "id": pa.array(ids, pa.string())}
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file, compression="zstd", store_schema=False, row_group_size=65_536)
     files = {
         GROUP: canonical_json({"zarr_format": 3, "node_type": "group", "attributes": attributes}),
-        ROWS: _rows_table(ids),
+        ROWS: file.getvalue(),
     }
     for spec in several:
         files[f"{spec.name}/zarr.json"] = canonical_json(spec.layout(len(ids)).metadata())
         if spec.ragged:
-            files[f"{spec.name}_extents/zarr.json"] = canonical_json(_extents_metadata(spec, len(ids)))
+            extents = ArrayLayout(len(ids), (2,), np.dtype("int64"), spec.shard_items, spec.shard_items).metadata()
+            extents |= {"codecs": [PLAIN], "attributes": {}}  # no shards: chunks are files
+            files[f"{spec.name}_extents/zarr.json"] = canonical_json(extents)
     return files
 
 
@@ -207,19 +212,18 @@ class FeatureStore:
     """Reads one array of a finished feature store, by id or by row; safe to fork and to pickle.
 
     Items that failed when the store was built are absent: they are refused, never read as zeros. (Truncated pictures
-    have features.) Opening checks every file of the array but its shards, whose values are checked when they are first
-    read. Shards of a remote store are copied to `cache` when they are first read, and stay there.
-
-    Without `name` it is the store's first array. In `spec` the lengths of chunks and shards are always given.
+    have features.) Opening checks all files but the shards, whose values are checked when they are first read. Shards
+    of a remote store are then copied to `cache`, and stay there. Without `name` it is the store's first array.
     """
 
     def __init__(self, source: str | Path | Output, name: str | None = None, cache: str = CACHE) -> None:
         self.output = source if isinstance(source, Output) else _output_at(str(source))
         if not self.output.complete:
-            raise UserError(
-                f"{self.output.where} holds no finished features: build them, or name the output's directory"
-            )
-        self.ids = _read_ids(self.output)
+            raise UserError(f"{self.output.where} holds no finished features: build them, or name another folder")
+        table = read_columns(self.output, ROWS, "row", "id").to_pydict()
+        if table["row"] != list(range(len(table["row"]))):
+            raise UserError(f"{self.output.where}/{ROWS} does not name the rows in order: {CURE}")
+        self.ids: tuple[str, ...] = tuple(table["id"])
         self.spec, self.provenance, self.names = _read_metadata(self.output, name, len(self.ids))
         self.absent = frozenset(id for unit in self.output.units() for id in unit.absent)
         self._cache = str(Path(cache).expanduser())
@@ -239,21 +243,18 @@ class FeatureStore:
         return FeatureStore, (self.output.where, self.spec.name, self._cache)
 
     def __repr__(self) -> str:
-        shape = " x ".join(map(str, self.spec.row_shape)) or "1"
-        rows = f"rows of {shape}" if self.spec.ragged else shape
-        return (
-            f"<FeatureStore {self.spec.name}: {len(self):,} items, {rows}, {self.spec.dtype}, in {self.output.where}>"
-        )
+        spec = self.spec
+        rows = ("rows of " if spec.ragged else "") + (" x ".join(map(str, spec.row_shape)) or "1")
+        return f"<FeatureStore {spec.name}: {len(self):,} items, {rows}, {spec.dtype}, in {self.output.where}>"
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __contains__(self, id: object) -> bool:
-        """Whether an item has features; an absent one has a row, but none."""
         return id in self._rows and id not in self.absent
 
     def rows(self, ids: Iterable[str]) -> NDArray[np.int64]:
-        """The row of each id, in the order given; ids that are unknown or absent are refused by name."""
+        """The row of each id; ids that are unknown or absent are refused by name."""
         if isinstance(ids, str):
             raise TypeError(f"give a list of ids: [{ids!r}]")
         wanted = list(ids)
@@ -266,7 +267,7 @@ class FeatureStore:
         return rows
 
     def take(self, rows: ArrayLike, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The values of rows, in the order given; `out`, if given, is filled and returned."""
+        """The values of rows; `out`, if given, is filled and returned."""
         if self._extents is not None:
             raise TypeError(f"{self.spec.name} is ragged: take_padded gives its rows")
         wanted = self._checked(rows)
@@ -279,7 +280,7 @@ class FeatureStore:
         return self._extent(rows)[:, 1]
 
     def run(self, row: int, begin: int, end: int) -> NDArray[Any]:
-        """A read-only view of rows `begin` to `end` of one item of a ragged array; nothing is copied."""
+        """A read-only view of some rows of one item of a ragged array."""
         start, length = self._extent([row])[0].tolist()
         if not 0 <= begin <= end <= length:
             raise IndexError(f"rows {begin} to {end} are outside the {length} rows of their item")
@@ -288,10 +289,7 @@ class FeatureStore:
     def take_padded(
         self, rows: ArrayLike, places: NDArray[np.int64] | None = None, out: NDArray[Any] | None = None
     ) -> NDArray[Any]:
-        """(items, L, …): each item of a ragged array whole, with zeros after it, or only its rows at `places`.
-
-        `places` is (items, L), within each item's length; `lengths` tells the length of each item.
-        """
+        """(items, L, …): each item of a ragged array with zeros after it, or only its rows at `places`, (items, L)."""
         extents_I2 = self._extent(rows)
         starts_I1, lengths_I1 = extents_I2[:, :1], extents_I2[:, 1:]
         places_IL = np.arange(lengths_I1.max(initial=0))[None] if places is None else places.astype(np.int64)
@@ -317,7 +315,7 @@ class FeatureStore:
         return [self.take_padded(rows[place : place + 1])[0] for place in range(len(rows))]
 
     def verify(self) -> None:
-        """Reads every shard once and refuses, by name, one that is not what was committed."""
+        """Refuses a shard that is not what was committed."""
         for shard in range(self._values.layout.shards):
             name = shard_file(self.spec, shard)
             if sha256_of(_local_file(self.output, name, self._cache)) != self.output.checksums[name]:
@@ -331,17 +329,17 @@ class FeatureStore:
         if not self.spec.ragged and found.in_order != layout.chunks_of(shard):
             raise UserError(f"{self.output.where}/{name} does not hold its {layout.chunks_of(shard):,} chunks: {CURE}")
         if self._extents is not None:
-            self._check_extents(shard, (found.in_order or 0) * layout.chunk_rows)
+            first, size, rows = (
+                shard * layout.shard_rows,
+                self.spec.shard_items,
+                (found.in_order or 0) * layout.chunk_rows,
+            )
+            starts, lengths = self._extents[shard * size : (shard + 1) * size].T
+            # nothing is mapped beyond the shard's rows, so reading there would end the process
+            if (lengths < 0).any() or ((starts < first) | (starts - first > rows - lengths))[lengths > 0].any():
+                where = f"{self.output.where}/{extents_file(self.spec, shard)}"
+                raise UserError(f"{where} points outside of the {rows:,} rows of its shard: {CURE}")
         return found
-
-    def _check_extents(self, shard: int, rows: int) -> None:
-        """Refuses extents beyond their shard's rows: nothing is mapped there, so reading would end the process."""
-        assert self._extents is not None
-        first, size = shard * self.spec.shard_rows, self.spec.shard_items
-        starts, lengths = self._extents[shard * size : (shard + 1) * size].T
-        if (lengths < 0).any() or ((starts < first) | (starts - first > rows - lengths))[lengths > 0].any():
-            where = f"{self.output.where}/{extents_file(self.spec, shard)}"
-            raise UserError(f"{where} points outside of the {rows:,} rows of its shard: {CURE}")
 
     def _extent(self, rows: ArrayLike) -> NDArray[np.int64]:
         if self._extents is None:
@@ -373,35 +371,13 @@ def _room(out: NDArray[Any] | None, shape: tuple[int, ...], spec: FeatureSpec) -
     return out
 
 
-def _check_block(spec: FeatureSpec, block: NDArray[Any], what: str) -> None:
-    fits = block.ndim > 0 and (block.shape[1:], block.dtype) == (spec.row_shape, np.dtype(spec.dtype))
-    assert fits, f"{spec.name}: {what} are {block.shape[1:]} {block.dtype}, not {spec.row_shape} {spec.dtype}"
-
-
-def _extents_metadata(spec: FeatureSpec, items: int) -> dict[str, object]:
-    grid = {"chunk_shape": [spec.shard_items, 2]}
-    return ArrayLayout(items, (2,), np.dtype("int64"), spec.shard_items, spec.shard_items).metadata() | {
-        "chunk_grid": {"name": "regular", "configuration": grid},
-        "codecs": [PLAIN],
-        "attributes": {},
-    }
-
-
-def _rows_table(ids: Sequence[str]) -> bytes:
-    assert len(set(ids)) == len(ids), "an id has two rows"
-    columns = {"row": pa.array(range(len(ids)), pa.int64()), "id": pa.array(ids, pa.string())}
-    file = io.BytesIO()
-    pq.write_table(pa.table(columns), file, compression="zstd", store_schema=False, row_group_size=65_536)
-    return file.getvalue()
-
-
 def _output_at(path: str) -> Output:
     root, name = os.path.split(path.rstrip("/"))
     return Output(open_storage(root or "."), name)
 
 
 def _read_metadata(output: Output, name: str | None, items: int) -> tuple[FeatureSpec, dict[str, Any], tuple[str, ...]]:
-    """Reads what `index_files` wrote; anything else of the same format is refused."""
+    """Reads what `index_files` wrote; all else is refused."""
     try:
         attributes = json.loads(output.read(GROUP))["attributes"]
         if attributes.get("layout") != LAYOUT:
@@ -427,15 +403,8 @@ def _read_metadata(output: Output, name: str | None, items: int) -> tuple[Featur
     return spec, dict(attributes["provenance"]), tuple(features)
 
 
-def _read_ids(output: Output) -> tuple[str, ...]:
-    table = read_columns(output, ROWS, "row", "id").to_pydict()
-    if table["row"] != list(range(len(table["row"]))):
-        raise UserError(f"{output.where}/{ROWS} does not name the rows in order: {CURE}")
-    return tuple(table["id"])
-
-
 def _local_file(output: Output, name: str, cache: str) -> str:
-    """The path of a shard on this machine; a remote store's is fetched once and named by its checksum."""
+    """The path of a shard here; a remote store's is fetched once and named by its checksum."""
     if isinstance(output.storage, LocalStorage):
         output.check(name)
         return output.storage.path(f"{output.folder}/{name}")

@@ -4,12 +4,11 @@ A shard as we write it is uncompressed and in order, so that it can be mapped; a
 
     chunk 0 | chunk 1 | … | crc32c of each chunk | offset and length of each chunk | crc32c of those
 
-A shard may be short: chunks after its last row are marked as missing and take no bytes. The checksums lie where other
-readers see a gap. A chunk is checked when one of its rows is first read, and never again. The checksum covers the
-chunk's number too, so that a shard in another shard's place is found like damage.
+A shard may be short: chunks after its last row are marked as missing and take no bytes. A chunk is checked when one of
+its rows is first read, and never again. The checksum, in what other readers see as a gap, covers the chunk's number
+too, so that a shard in another's place is found.
 
-Arrays that others wrote are mapped where their shards are uncompressed, whole and in order. All else is decoded by
-zarr-python, which is slow and meant for imports alone.
+Arrays of others are mapped if their shards are uncompressed, whole and in order, else decoded by zarr-python: slowly.
 """
 
 import ctypes
@@ -18,11 +17,12 @@ import json
 import math
 import mmap
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import current_thread, main_thread
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, TypeAlias
 from weakref import finalize
 
 import numpy as np
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 
-READ_AROUND = 64 * 1024  # bytes of a row: the kernel's reading around a page helps larger rows and evicts smaller ones
+READ_AROUND = 64 * 1024  # bytes of a row from which on the kernel's reading around a page helps
 LINE = 64  # bytes of a cache line
 HUGE = 2 * 1024 * 1024  # mappings start on such an address, so that the kernel may use huge pages
 NO_CHUNK = 2**64 - 1  # offset and length of a missing chunk in a shard's index
@@ -39,16 +39,14 @@ CHECKSUMS = {"checksums": "crc32c of each chunk's number, as 8 bytes, and the ch
 PLAIN = {"name": "bytes", "configuration": {"endian": "little"}}
 KEYS = ({"name": "default", "configuration": {"separator": "/"}}, {"name": "default"})
 INDEX_CODECS = [PLAIN, {"name": "crc32c"}]
-CURE = (
-    "`xmodal verify --forget` removes it where it was built, a copy in a cache is yours to remove; then make it again"
-)
+CURE = "`xmodal verify --forget` removes it where it was built (remove a cache's copy yourself); then make it again"
 MUCH = 1024 * 1024  # bytes of a batch from which on a second thread is worth its call
-PROBES = 4  # rows of a batch that are probed before it is copied: is the file in memory?
+PROBES = 4  # rows of a batch that say whether the file is in memory
 
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """Describes an array that can be mapped, as <name>/zarr.json does: every chunk holds whole rows."""
+    """Describes an array that can be mapped: every chunk holds whole rows."""
 
     rows: int
     row_shape: tuple[int, ...]
@@ -112,20 +110,20 @@ class ArrayLayout:
 
     @staticmethod
     def of(array: dict[str, Any]) -> "ArrayLayout | None":
-        """Reads a parsed zarr.json; None if the array cannot be mapped (compressed, not sharded, parts of rows)."""
+        """Reads a parsed zarr.json; None if the array cannot be mapped."""
         rows, *row_shape = array["shape"]
         codecs, grid = array["codecs"], array["chunk_grid"]["configuration"]["chunk_shape"]
         if [codec["name"] for codec in codecs] != ["sharding_indexed"]:
             return None
         sharding = codecs[0]["configuration"]
-        lengths = [rows, *row_shape, *sharding["chunk_shape"], *grid]
-        if any(type(length) is not int or length < 0 for length in lengths) or not all(
-            (*sharding["chunk_shape"], *grid)
+        chunk = sharding["chunk_shape"]
+        if any(type(length) is not int or length < 0 for length in [rows, *row_shape]) or not all(
+            type(length) is int and length > 0 for length in chunk + grid
         ):
-            raise ValueError(f"no array has the lengths {lengths}")
-        if len(grid) != len(sharding["chunk_shape"]) or grid[0] % sharding["chunk_shape"][0]:
+            raise ValueError(f"no array has the lengths {[rows, *row_shape, *chunk, *grid]}")
+        if len(grid) != len(chunk) or grid[0] % chunk[0]:
             raise ValueError("its shards are not whole chunks")
-        whole_rows = sharding["chunk_shape"][1:] == row_shape and grid[1:] == row_shape and 0 not in row_shape
+        whole_rows = chunk[1:] == row_shape == grid[1:] and 0 not in row_shape
         dtype = _plain_dtype(array["data_type"], sharding["codecs"])
         usual = sharding["index_codecs"] == INDEX_CODECS and array["chunk_key_encoding"] in KEYS
         if not whole_rows or dtype is None or not usual:
@@ -134,7 +132,7 @@ class ArrayLayout:
             rows=rows,
             row_shape=tuple(row_shape),
             dtype=dtype,
-            chunk_rows=sharding["chunk_shape"][0],
+            chunk_rows=chunk[0],
             shard_rows=grid[0],
             checksums=array.get("attributes", {}).get("checksums") == CHECKSUMS["checksums"],
             index_first=sharding.get("index_location", "end") == "start",
@@ -142,10 +140,7 @@ class ArrayLayout:
 
 
 class ShardWriter:
-    """Streams one shard, holding only its checksums; a number that is not finite is refused with its row.
-
-    `first` is the array's row that the shard begins with.
-    """
+    """Streams one shard, whose first row is `first` of the array; a number that is not finite is refused."""
 
     def __init__(self, file: BinaryIO, layout: ArrayLayout, name: str, first: int) -> None:
         self._file, self._layout, self._name, self._first = file, layout, name, first
@@ -154,10 +149,9 @@ class ShardWriter:
         self._written = 0  # bytes
 
     def append(self, rows: NDArray[Any], whose: str | None = None) -> None:
-        """Writes rows in pieces that stay in the processor's cache while they are checked, summed and written.
+        """Writes rows, which `whose` names in a message, in pieces that stay in the processor's cache.
 
-        Pieces end where the file's huge pages do, so that the system's cache of the file can be read faster. `whose`
-        names the rows in a message.
+        Pieces end where the file's huge pages do: the system's cache of it is then read faster.
         """
         numbers, done = np.ascontiguousarray(rows).reshape(-1), 0
         while done < len(numbers):
@@ -176,7 +170,11 @@ class ShardWriter:
             self._write(np.zeros(self._layout.chunk_bytes - rest, np.uint8))
         *checksums, _ = self._checksums
         self._file.write(np.array(checksums, "<u4").tobytes())
-        self._file.write(_index(self._layout, len(checksums)))
+        size, chunks = self._layout.chunk_bytes, len(checksums)
+        index = np.full((self._layout.shard_chunks, 2), NO_CHUNK, "<u8")
+        index[:chunks, 0] = np.arange(chunks) * size
+        index[:chunks, 1] = size
+        self._file.write(_with_checksum(index.tobytes()))
 
     def _write(self, data: NDArray[np.uint8]) -> None:
         data.flags.writeable = False  # or its checksum would be refused
@@ -203,25 +201,14 @@ def all_finite(numbers: NDArray[Any]) -> bool:
     return bool(signed.max() < positive and unsigned.max() < negative)
 
 
-class ArrayRows(Protocol):
-    """Reads the rows of an array by number."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copies rows, which lie within the array, to `out`, which has their shape and dtype."""
-
-
 @dataclass(frozen=True, eq=False)
 class ShardFile:
-    """A shard's file on this machine, whose index was read and found whole."""
+    """A shard's file, whose index was read and found whole."""
 
     path: str
     starts: NDArray[np.int64]  # byte of the file at which each chunk starts; negative for a missing chunk
     checksums: NDArray[np.uint32] | None
-    in_order: int | None  # number of chunks, if they begin the file one after the other without a gap; else None
+    in_order: int | None  # number of chunks, if they begin the file without a gap
 
     @staticmethod
     def read(path: str, layout: ArrayLayout) -> "ShardFile":
@@ -239,16 +226,12 @@ class ShardFile:
         in_order = np.array_equal(starts[:chunks], np.arange(chunks) * layout.chunk_bytes)
         return ShardFile(path, starts, checksums, chunks if in_order else None)
 
-    def holds(self, chunks: int) -> bool:
-        """Whether the first so many chunks are there, in order."""
-        return self.in_order is not None and self.in_order >= chunks
-
 
 class MappedRows:
-    """Maps all shards one behind the other into one range of addresses: a single flat, read-only ndarray.
+    """Maps all shards one behind the other: a single flat, read-only ndarray.
 
     `shard` opens a shard by its number when one of its rows is first wanted. Safe to fork: mappings stay. A file that
-    is cut while it is mapped ends the process (SIGBUS), as with np.memmap; outputs are never changed in place.
+    is cut while it is mapped ends the process (SIGBUS), as with np.memmap.
     """
 
     def __init__(self, layout: ArrayLayout, shard: Callable[[int], ShardFile]) -> None:
@@ -259,6 +242,7 @@ class MappedRows:
                 f"shards of {layout.shard_rows:,} rows do not end on this machine's pages of {mmap.PAGESIZE:,} bytes: "
                 f"build them with rows_per_shard a multiple of {rows:,}"
             )
+        self.shape, self.dtype = (layout.rows, *layout.row_shape), layout.dtype
         self._space = _Addresses(layout.shards * layout.shard_bytes)
         self._bytes = np.asarray(self._space)
         self._values = self._bytes.view(layout.dtype).reshape(-1, *layout.row_shape)
@@ -268,14 +252,6 @@ class MappedRows:
         chunks = layout.shards * layout.shard_chunks
         self._unchecked = np.zeros(chunks, bool)
         self._checksums = np.empty(chunks, np.uint32)  # both take memory only where a shard is mapped
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.layout.rows, *self.layout.row_shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.layout.dtype
 
     def map(self, shard: int) -> None:
         found = self._shard(shard)
@@ -296,6 +272,7 @@ class MappedRows:
             self.map(shard)
 
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copies rows, which lie within the array, to `out`, which has their shape and dtype."""
         if not self._mapped.all():
             shards = np.unique(rows // self.layout.shard_rows)
             for shard in shards[~self._mapped[shards]].tolist():
@@ -303,7 +280,8 @@ class MappedRows:
         chunks = rows // self.layout.chunk_rows
         fresh = self._unchecked[chunks]
         unread = np.unique(chunks[fresh]).tolist() if fresh.any() else []
-        is_warm = self._in_memory(rows)
+        size = self.layout.row_bytes
+        is_warm = self._space.in_memory(rows[:: max(1, len(rows) // PROBES)] * size + size // 2)
         if unread or not is_warm:
             self._ask_for(unread, np.unique(rows[~fresh]).tolist())
         if not is_warm:
@@ -327,13 +305,8 @@ class MappedRows:
             self._space.will_need(first * size, (stop - first) * size)
         return self._values[first:stop]
 
-    def _in_memory(self, rows: NDArray[np.int64]) -> bool:
-        """Whether the rows are in memory, judged by some of them."""
-        size = self.layout.row_bytes
-        return self._space.in_memory(rows[:: max(1, len(rows) // PROBES)] * size + size // 2)
-
     def _ask_for(self, chunks: list[int], rows: list[int]) -> None:
-        """Asks a cold disk for a whole batch at once; page by page the disk would wait for us."""
+        """Asks a cold disk for a whole batch at once."""
         for size, places in ((self.layout.chunk_bytes, chunks), (self.layout.row_bytes, rows)):
             for place in places:
                 self._space.will_need(place * size, size)
@@ -347,7 +320,6 @@ class MappedRows:
             out[place] = self._values[rows[place]]
 
     def _check(self, chunk: int) -> None:
-        """Refuses a chunk that is not what was written."""
         size = self.layout.chunk_bytes
         if extend(_seed(chunk), self._bytes[chunk * size : (chunk + 1) * size]) != self._checksums[chunk]:
             first, stop = chunk * self.layout.chunk_rows, (chunk + 1) * self.layout.chunk_rows
@@ -364,22 +336,22 @@ class DecodedRows:
         try:
             import zarr  # only archives need it
         except ImportError:
-            raise UserError(
-                f"{folder} is not stored plainly, and to decode it takes zarr-python: pip install zarr"
-            ) from None
-        array = zarr.open_array(folder, mode="r")
-        self._array = array
-        self.shape, self.dtype = array.shape, np.dtype(array.dtype)
+            raise UserError(f"{folder} is not stored plainly; zarr-python decodes it: pip install zarr") from None
+        self._array = zarr.open_array(folder, mode="r")
+        self.shape, self.dtype = self._array.shape, np.dtype(self._array.dtype)
 
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         out[...] = self._array.oindex[rows]
 
 
+ArrayRows: TypeAlias = MappedRows | DecodedRows
+
+
 def open_array(folder: str, complete: bool = False) -> ArrayRows:
     """Opens any Zarr v3 array in a local folder; chunks that a writer left out read as the fill value.
 
-    With `complete`, a shard that lacks a chunk is refused, as far as that can be seen without decoding it. An array of
-    ours with short shards, as ragged ones have, is refused: FeatureStore reads it.
+    With `complete`, a shard that lacks a chunk is refused, if that can be seen without decoding it. An array of ours
+    with short shards, as ragged ones have, is refused.
     """
     try:
         with open(f"{folder}/zarr.json", "rb") as file:
@@ -393,12 +365,14 @@ def open_array(folder: str, complete: bool = False) -> ArrayRows:
         return DecodedRows(folder)
     paths = [f"{folder}/{layout.shard_key(shard)}" for shard in range(layout.shards)]
     if layout.checksums and (missing := [path for path in paths if not os.path.exists(path)]):
-        raise UserError(f"{missing[0]} is missing: xmodal wrote this array, and would have written that too; {CURE}")
+        raise UserError(f"{missing[0]} is missing: xmodal leaves no shard out; {CURE}")
     shards = {number: ShardFile.read(path, layout) for number, path in enumerate(paths) if os.path.exists(path)}
     for number, shard in shards.items():
         if complete and (shard.starts[: layout.chunks_of(number)] < 0).any():
             raise UserError(f"{shard.path} was never written as a whole: what it lacks would be read as zeros")
-    is_whole = len(shards) == len(paths) and all(found.holds(layout.chunks_of(n)) for n, found in shards.items())
+    is_whole = len(shards) == len(paths) and all(
+        shard.in_order is not None and shard.in_order >= layout.chunks_of(number) for number, shard in shards.items()
+    )
     if is_whole and layout.shard_bytes % mmap.PAGESIZE == 0:
         rows = MappedRows(layout, shards.__getitem__)
         rows.map_all()
@@ -411,8 +385,8 @@ def open_array(folder: str, complete: bool = False) -> ArrayRows:
 def buffer(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Allocates memory for rows that begins on a cache line; np.empty's begins 16 bytes after one.
 
-    Mapped rows begin on a page, and a processor that stores just behind where it loads waits for itself: copying into
-    np.empty takes two to three times as long.
+    Mapped rows begin on a page, and a processor that stores just behind where it loads waits: copying into np.empty
+    takes two to three times as long.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     room = np.empty(size + LINE, np.uint8)
@@ -422,7 +396,7 @@ def buffer(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 def _copy(values: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-    """Copies with two threads where there is much: one core alone does not use the whole memory bandwidth.
+    """Copies much with two threads, because one core does not use the whole memory bandwidth.
 
     Only the main thread does so: a loader's threads have others beside them.
     """
@@ -446,7 +420,7 @@ os.register_at_fork(after_in_child=_second_copier.cache_clear)  # the thread sta
 
 
 class _Addresses:
-    """Reserves a range of addresses into which files are mapped; np.asarray sees it as read-only bytes."""
+    """Reserves addresses into which files are mapped; np.asarray sees them as read-only bytes."""
 
     def __init__(self, size: int) -> None:
         self._length = size + HUGE
@@ -457,7 +431,7 @@ class _Addresses:
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (self._start, True)}
 
     def place(self, offset: int, path: str, size: int, alone: bool = False) -> None:
-        """Maps the first `size` bytes of a file; beyond them nothing may be read. `alone`: no reading around."""
+        """Maps the first `size` bytes of a file, `alone` without reading around."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             if size:
@@ -468,7 +442,7 @@ class _Addresses:
             os.close(descriptor)
 
     def in_memory(self, offsets: NDArray[np.int64]) -> bool:
-        """Whether the pages at these offsets are in memory; the kernel says yes for files of other users."""
+        """Tells whether these pages are in memory; the kernel says yes for files of other users."""
         there = ctypes.c_ubyte()
         pages = ((self._start + offsets) & -mmap.PAGESIZE).tolist()
         return all(_LIBC.mincore(page, 1, ctypes.byref(there)) != 0 or there.value & 1 for page in pages)
@@ -488,7 +462,7 @@ _LIBC.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
 def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:
-    """Maps to a given address, which Python's own mmap cannot do."""
+    """Maps to an address, as Python's own mmap cannot."""
     found = _LIBC.mmap(address, size, protection, flags, descriptor, 0)
     if found is None or found == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
@@ -496,15 +470,8 @@ def _map(address: int | None, size: int, protection: int, flags: int, descriptor
     return int(found)
 
 
-def _index(layout: ArrayLayout, chunks: int) -> bytes:
-    index = np.full((layout.shard_chunks, 2), NO_CHUNK, "<u8")
-    index[:chunks, 0] = np.arange(chunks) * layout.chunk_bytes
-    index[:chunks, 1] = layout.chunk_bytes
-    return _with_checksum(index.tobytes())
-
-
 def _seed(chunk: int) -> int:
-    """The value that a chunk's checksum begins with: the crc32c of its number."""
+    """Starts a chunk's checksum with its number."""
     return int(extend(0, chunk.to_bytes(8, "little")))
 
 
@@ -513,17 +480,13 @@ def _with_checksum(data: bytes) -> bytes:
 
 
 def _read_index(data: bytes, layout: ArrayLayout, size: int) -> NDArray[np.int64]:
-    """Returns the byte at which each chunk starts, -1 for a missing one."""
-    if len(data) < layout.index_bytes or data != _with_checksum(data[:-4]):
+    if data != _with_checksum(data[:-4]):
         raise ValueError("it does not hold the index of its chunks")
     offsets, lengths = np.frombuffer(data[:-4], "<u8").reshape(-1, 2).T
     there = (offsets != NO_CHUNK) | (lengths != NO_CHUNK)
     starts = np.where(there, offsets, 0).astype(np.int64)
-    if (
-        (lengths[there] != layout.chunk_bytes).any()
-        or (starts < 0).any()
-        or (starts > size - layout.chunk_bytes)[there].any()
-    ):
+    outside = (starts < 0) | (starts > size - layout.chunk_bytes) | (lengths != layout.chunk_bytes)
+    if outside[there].any():
         raise ValueError("its index points outside of it")
     return np.where(there, starts, -1)
 
@@ -538,8 +501,7 @@ def _read_checksums(file: BinaryIO, chunks: int, layout: ArrayLayout, size: int)
 
 def _plain_dtype(name: object, codecs: object) -> np.dtype[Any] | None:
     """Returns None if the bytes of a chunk are not the rows as numpy has them."""
-    known = {"bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}
-    if not isinstance(name, str) or name not in known | {"float16", "float32", "float64"}:
+    if not re.fullmatch(r"bool|u?int(8|16|32|64)|float(16|32|64)", str(name)):
         return None
-    dtype = np.dtype(name).newbyteorder("<")
+    dtype = np.dtype(str(name)).newbyteorder("<")
     return dtype if codecs == [PLAIN] or (codecs == [{"name": "bytes"}] and dtype.itemsize == 1) else None

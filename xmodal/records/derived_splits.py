@@ -6,8 +6,8 @@
     karpathy/train@10%x2#7               the same with seed 7; without a number the seed is 0
     two_branch/train, two_branch#7/test  drawn from all items of a corpus, as many as its `drawn` says
 
-A seed shuffles once: the 5 % are among the 10 %, the one caption is one of the two. Ids are ordered by the SHA-256 of
-seed and id, so that no library, no order of records and no other item matters. A share is rounded down to whole items.
+A seed shuffles once, by the SHA-256 of seed and id: the 5 % are among the 10 %, the one caption is one of the two. A
+share is rounded down to whole items.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class Share:
 
     @classmethod
     def of(cls, split: str) -> "Share | None":
-        """Reads the name of a share; None for any other split."""
+        """Reads the name of a share; None for other splits."""
         found = _SHARE.fullmatch(split)
         if not found:
             return None
@@ -58,7 +58,7 @@ class Share:
 
     @property
     def words(self) -> "Share":
-        """The annotated share of the same shuffle: its captions make the vocabulary."""
+        """The annotated share, whose captions make the vocabulary."""
         return replace(self, annotated=True)
 
     def items(self, whole: Collection[str]) -> set[str]:
@@ -67,11 +67,11 @@ class Share:
         return set(order[:count] if self.annotated else order[count:])
 
     def hides(self, source: str) -> bool:
-        """Whether texts of this source must not be read: people wrote them of un-annotated items."""
+        """Tells whether texts of this source must not be read: people wrote them of un-annotated items."""
         return not self.annotated and source in WRITTEN
 
     def drawn_captions(self, ids: Sequence[str], owners: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-        """(captions,): which captions of each item the share keeps; `owners` says whose each is, ascending."""
+        """(captions,): which captions the share keeps; `owners` says whose each is, ascending."""
         kept = np.zeros(len(ids), bool)
         edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(ids)]
         for start, stop in pairwise(edges):
@@ -83,7 +83,7 @@ class Share:
 
 @dataclass(frozen=True)
 class RandomSplitSizes:
-    """How many items a paper drew at random to validate and to test on; the others train."""
+    """Counts items that a paper drew at random to validate and to test on; the others train."""
 
     val: int
     test: int
@@ -108,10 +108,8 @@ class DrawnSplit:
 
     def items(self, every: Collection[str], sizes: RandomSplitSizes) -> set[str]:
         if len(every) <= sizes.val + sizes.test:
-            raise UserError(
-                f"{self.who} draws {sizes.test:,} items to test and {sizes.val:,} to validate on: {len(every):,} are "
-                "too few"
-            )
+            wanted = f"{sizes.test:,} items to test and {sizes.val:,} to validate on"
+            raise UserError(f"{self.who} draws {wanted}: {len(every):,} are too few")
         order, cut = shuffled(every, "split", self.seed), sizes.test + sizes.val
         parts = {"test": order[: sizes.test], "val": order[sizes.test : cut], "train": order[cut:]}
         return set(parts[self.part])

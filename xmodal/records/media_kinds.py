@@ -1,4 +1,4 @@
-"""Kinds of media by their file names: an image or a clip."""
+"""Kinds of media by their file names."""
 
 from xmodal.records.tables import Kind
 

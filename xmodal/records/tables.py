@@ -1,14 +1,13 @@
 """The tables of records, which every corpus becomes: one row class, one Arrow schema, one Parquet file each.
 
-A corpus' `parse` yields them in any order; `Tables` writes each kind to its own Parquet file. Ids are text and mean the
-same in every table. Nothing here knows a corpus: what differs between corpora is data in these rows.
+Ids are text and mean the same in every table. What differs between corpora is data in these rows.
 """
 
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import BinaryIO, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -57,9 +56,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Region:
-    """A box in pixels, from 0, right and bottom edges excluded. Regions of one `group` show one thing.
+    """A box in pixels, from 0, right and bottom edges excluded; the scene as a whole has no coordinates.
 
-    `group` is a coreference chain or an object id; a region without a box (the scene as a whole) has no coordinates.
+    Regions of one `group`, a coreference chain or an object id, show one thing.
     """
 
     id: str
@@ -84,9 +83,9 @@ class Label:
 
 @dataclass(frozen=True)
 class Match:
-    """Text that belongs to something shown: a phrase of a caption to a group of regions, or a caption to another item.
+    """Text that belongs to something shown: a phrase to a group of regions, or a caption to another item.
 
-    `start` and `end` are characters of the caption's text; both None means all of it. `source` says who judged.
+    `start` and `end` are characters of the caption, both None for all of it. `source` says who judged.
     """
 
     caption: str
@@ -100,12 +99,9 @@ class Match:
 
 @dataclass(frozen=True)
 class Oddity:
-    """A fault in the publisher's files that a rule of the corpus deals with.
+    """A fault in the publisher's files that a rule of the corpus deals with."""
 
-    `rule` is the same text for all faults that it deals with ("caption without picture: left out").
-    """
-
-    rule: str
+    rule: str  # "caption without picture: left out"
     where: str  # "captions.tsv:12"
     item: str | None = None
 
@@ -127,16 +123,12 @@ R = TypeVar("R", Item, Caption, Split, Region, Label, Match, Oddity)
 
 def schema(row: type[Row]) -> pa.Schema:
     """The Arrow schema of a row class: a field that may be None is nullable, a tuple is a list."""
-    hints = get_type_hints(row)
-    return pa.schema([_arrow_field(f.name, hints[f.name]) for f in fields(row)])
-
-
-def _arrow_field(name: str, declared: object) -> pa.Field:
-    options = (
-        get_args(declared) if isinstance(declared, types.UnionType) or get_origin(declared) is Union else (declared,)
-    )
-    (plain,) = [option for option in options if option is not type(None)]
-    return pa.field(name, _arrow_type(plain), nullable=len(options) > 1)
+    found = []
+    for name, declared in get_type_hints(row).items():
+        options = get_args(declared) if get_origin(declared) in (types.UnionType, Union) else (declared,)
+        (plain,) = [option for option in options if option is not type(None)]
+        found.append(pa.field(name, _arrow_type(plain), nullable=len(options) > 1))
+    return pa.schema(found)
 
 
 def _arrow_type(declared: object) -> pa.DataType:
@@ -148,16 +140,14 @@ def _arrow_type(declared: object) -> pa.DataType:
 
 
 class Tables:
-    """Writes rows as they come, each kind to its own file, in exactly full row groups.
-
-    The bytes depend on the rows and their order alone, never on how they arrive. Memory stays at one row group a kind.
-    """
+    """Writes rows as they come, each kind to its own file, in exactly full row groups, of which it holds one a kind."""
 
     def __init__(self, files: Mapping[str, BinaryIO], row_group: int) -> None:
         self.counts = dict.fromkeys(ROWS, 0)
         self._row_group = row_group
         self._rows: dict[str, list[Row]] = {name: [] for name in ROWS}
-        self._writers = {name: _parquet_writer(files[name], row) for name, row in ROWS.items()}
+        options: dict[str, Any] = {"compression": "zstd", "store_schema": False, "write_page_index": True}
+        self._writers = {name: pq.ParquetWriter(files[name], schema(row), **options) for name, row in ROWS.items()}
 
     def add(self, row: Row) -> str:
         """Returns the name of the row's table."""
@@ -187,10 +177,6 @@ class Tables:
         self._rows[name].clear()
 
 
-def _parquet_writer(file: BinaryIO, row: type[Row]) -> pq.ParquetWriter:
-    return pq.ParquetWriter(file, schema(row), compression="zstd", store_schema=False, write_page_index=True)
-
-
 def read_columns(output: Output, name: str, *columns: str) -> pa.Table:
     """Reads columns of one table of any stage."""
     with _opened(output, name) as file:
@@ -205,7 +191,7 @@ def read_batches(output: Output, name: str, *columns: str) -> Iterator[pa.Record
 
 
 def read_rows(records: Output, row: type[R]) -> Iterator[R]:
-    """Reads the rows of one kind, batch by batch: for tables that are small, or of which every field is wanted."""
+    """Reads the rows of one kind, batch by batch."""
     name, expected = f"{TABLES[row]}.parquet", [field.name for field in fields(row)]
     lists = [field.name for field in fields(row) if get_origin(field.type) is tuple]
     with _opened(records, name) as file:

@@ -22,7 +22,7 @@ USUAL = ("train", "val", "dev", "test")  # parts of an author's division, in the
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ViewCaptions:
-    """The captions of a view as columns, item by item, and of one item by position."""
+    """The captions of a view as columns, by item and position."""
 
     items: tuple[str, ...]  # of the whole split, in the order of the records, also those without captions
     starts: NDArray[np.int64]  # (items + 1,): where each item's captions begin
@@ -40,7 +40,7 @@ class ViewCaptions:
         return {item: values[a:b] for item, a, b in zip(self.items, starts, starts[1:], strict=False)}
 
     def of_items(self, kept: NDArray[np.bool_]) -> "ViewCaptions":
-        """Only some items; `kept` has a value for each."""
+        """Keeps some items; `kept` has a value for each."""
         if kept.all():
             return self
         of_captions = np.repeat(kept, self.counts)
@@ -58,7 +58,7 @@ def captions_by_item(records: Output, view: View) -> ViewCaptions:
 
 
 def captions_of_views(records: Output, views: Sequence[View]) -> list[ViewCaptions]:
-    """As `captions_by_item` gives the captions of each view, from one reading of the table."""
+    """Does `captions_by_item` for several views in one reading of the table."""
     chosen = [_ChosenCaptions.of(records, view) for view in views]
     if not all(some.is_hidden for some in chosen):
         for rows in read_batches(records, "captions.parquet", "id", "item", "position", "text", "source"):
@@ -69,8 +69,6 @@ def captions_of_views(records: Output, views: Sequence[View]) -> list[ViewCaptio
 
 @dataclass(frozen=True, eq=False)
 class _ChosenCaptions:
-    """The captions of a view, as they come."""
-
     view: View
     share: Share | None
     items: pa.Array
@@ -115,7 +113,7 @@ class _ChosenCaptions:
 
 
 def starts_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(counts + 1,): where each of the groups begins that lie one behind the other, and where the last one ends."""
+    """(counts + 1,): where groups begin that lie one behind the other, and where the last one ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
 
@@ -171,27 +169,25 @@ def members(records: Output, split: str) -> set[str]:
     """The items of a split: recorded, cleaned, a share of one, or drawn by a seed."""
     names, drawn, share = splits(records), drawn_splits(records), Share.of(split)
     whole = share.whole if share else split
-    drawn_split = None if whole in names else DrawnSplit.of(whole, drawn)
-    if whole not in names and not drawn_split:
-        there = ", ".join([*names, *(f"{who}/{part}" for who in drawn for part in ("train", "val", "test"))])
-        raise UserError(f"{records.config.get('corpus')} has no split {whole!r}; there are: {there}")
-    if drawn_split:
+    if whole in names:
+        found = set(names[whole])
+    elif drawn_split := DrawnSplit.of(whole, drawn):
         every = read_columns(records, "items.parquet", "id")["id"].to_pylist()
         found = drawn_split.items(every, drawn[drawn_split.who])
     else:
-        found = set(names[whole])
+        there = ", ".join([*names, *(f"{who}/{part}" for who in drawn for part in ("train", "val", "test"))])
+        raise UserError(f"{records.config.get('corpus')} has no split {whole!r}; there are: {there}")
     return share.items(found) if share else found
 
 
 def has_split(records: Output, split: str) -> bool:
-    """Whether `members` knows the split."""
     share = Share.of(split)
     whole = share.whole if share else split
     return whole in splits(records) or DrawnSplit.of(whole, drawn_splits(records)) is not None
 
 
 def drawn_splits(records: Output) -> Mapping[str, RandomSplitSizes]:
-    """The sizes of the splits that papers drew at random, as the corpus said when it was parsed."""
+    """The sizes of the splits that papers drew at random."""
     return {who: RandomSplitSizes(val, test) for who, val, test in records.config.get("drawn", ())}
 
 
@@ -202,11 +198,11 @@ def splits(records: Output) -> dict[str, list[str]]:
 
 
 def training_split(records: Output, stage: str) -> str:
-    """The only split to train on; several are refused in the words of the `stage` that asks."""
+    """The only split to train on, for a stage."""
     there = list(splits(records))
     found = [name for name in there if name.rpartition("/")[2] == "train"]
     if len(found) != 1:
-        which = "no split" if not found else "several splits"
+        which = "several splits" if found else "no split"
         raise UserError(
             f"{records.config['corpus']} has {which} to train on, so say whose captions to take "
             f"(--set {stage}.split=NAME); there are: {', '.join(there) or 'none'}"
@@ -215,7 +211,7 @@ def training_split(records: Output, stage: str) -> str:
 
 
 def recorded_splits(records: Output) -> dict[str, list[str]]:
-    """Items by split, only those of the corpus itself."""
+    """Items by split of the corpus itself."""
     table = read_columns(records, "splits.parquet", "name", "item")
     names = pc.unique(table["name"]).to_pylist()
     return {name: table["item"].filter(pc.equal(table["name"], name)).to_pylist() for name in sorted(names, key=_place)}
@@ -227,10 +223,7 @@ def _place(split: str) -> tuple[str, int, str]:
 
 
 def cleaned_splits(records: Output) -> dict[str, list[str]]:
-    """Items by split that `xmodal leakage --clean` has left; these are outputs of their own.
-
-    A name ends in the identity that decided what was left: "karpathy/test-clean-1f3a09c2".
-    """
+    """Items by split that `xmodal leakage --clean` has left, such as "karpathy/test-clean-1f3a09c2"."""
     made = made_of(records, CLEAN)
     return {clean_name(output): output.read(IDS).decode().split("\n")[:-1] for output in made}
 

@@ -1,10 +1,8 @@
 """Identity: the fingerprint of everything that decides an output, and nothing else.
 
-Two configs that mean the same give the same bytes here: fields are sorted, 1 and 1.0 are one number, lists are tuples.
-Whatever has no canonical form (a set, a path, a function, NaN) is refused: an unstable fingerprint is worse than none.
-
-A config may get a new field without changing any identity: the field is declared by `since`, and is left out while it
-has its default. A field with the metadata DESCRIBES explains a config and decides nothing: it is in no identity.
+Two configs that mean the same give the same bytes: fields are sorted, 1 and 1.0 are one number, lists are tuples. What
+has no canonical form (a set, a path, a function, NaN) is refused. A field with the metadata DESCRIBES explains a config
+and is in no identity; one declared by `since` is in none while it has its default.
 """
 
 import hashlib
@@ -19,13 +17,13 @@ DIGITS = 16  # of a directory's name: 64 bits, checked against the whole stage.j
 
 
 def since(version: str, default: object) -> Any:
-    """Declares a field that came with this version of xmodal; its default must mean what was done before."""
+    """Declares a field that came with a version of xmodal; its default must mean what was done before."""
     to_plain(default)
     return field(default=default, metadata={"since": version})
 
 
 def fingerprint(value: object) -> str:
-    """The sha256 of a value's canonical form, in hexadecimal."""
+    """The sha256 of a value's canonical form."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
@@ -36,16 +34,20 @@ def canonical_json(value: object) -> bytes:
 
 
 def to_plain(value: object) -> Any:
-    """Dataclasses (with their names: equal fields do not make two classes one) and all else as plain JSON values."""
+    """Turns dataclasses, with their names, and all else into plain JSON values."""
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, float):
-        return _number(value)
+        if not math.isfinite(value):
+            raise ValueError(f"{value} has no canonical form: give a finite number")
+        return int(value) if value.is_integer() else value
     if is_dataclass(value) and not isinstance(value, type):
         decided = {f.name: to_plain(getattr(value, f.name)) for f in fields(value) if _decides(f, value)}
         return {"_type": type(value).__name__} | decided
     if isinstance(value, Mapping):
-        return {_text_key(key): to_plain(item) for key, item in value.items()}
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"a mapping in a config has text keys, not {list(value)}")
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
     raise TypeError(f"{type(value).__name__} has no canonical form: use plain values, tuples and frozen dataclasses")
@@ -55,15 +57,3 @@ def _decides(field: Field[Any], config: object) -> bool:
     if "since" in field.metadata:
         return bool(to_plain(getattr(config, field.name)) != to_plain(field.default))
     return "describes" not in field.metadata
-
-
-def _number(value: float) -> float | int:
-    if not math.isfinite(value):
-        raise ValueError(f"{value} has no canonical form: give a finite number")
-    return int(value) if value.is_integer() else value
-
-
-def _text_key(key: object) -> str:
-    if not isinstance(key, str):
-        raise TypeError(f"a mapping in a config has text keys, not {key!r}")
-    return key

@@ -41,7 +41,7 @@ class Unit:
         return [row for row, kind, _ in self.failures if kind != TRUNCATED]
 
     def line(self) -> bytes:
-        """Name, tab, canonical JSON: sorted lines are sorted by name."""
+        """Writes name, tab and canonical JSON."""
         facts: dict[str, object] = {"files": self.files, "counts": self.counts}
         facts |= {"failures": self.failures} if self.failures else {}
         facts |= {"key": self.key} if self.key else {}
@@ -68,10 +68,7 @@ class Output:
         """stage.json, whose identity is computed again and compared."""
         about = _read_json(self.storage, f"{self.folder}/stage.json")
         decides = {name: about.get(name) for name in ("stage", "version", "config", "inputs")}
-        if (
-            fingerprint(decides)[:DIGITS] != about.get("identity")
-            or about["identity"] != self.folder.rpartition("/")[2]
-        ):
+        if not fingerprint(decides)[:DIGITS] == about.get("identity") == self.folder.rpartition("/")[2]:
             raise UserError(f"{self.where}/stage.json has changed: {CURE}")
         return about
 
@@ -129,7 +126,7 @@ class Output:
         return data
 
     def open(self, name: str) -> BinaryIO:
-        """Opens one file and refuses one that is missing or has another size than was committed."""
+        """Opens one file after `check`."""
         self.check(name)
         return self.storage.open(f"{self.folder}/{name}")
 
@@ -140,7 +137,7 @@ class Output:
         actual = self.storage.size(f"{self.folder}/{name}")
         if actual != self.files[name]:
             found = "missing" if actual is None else f"{actual} bytes instead of {self.files[name]}"
-            raise UserError(f"{self.where}/{name} is {found}: `xmodal verify --forget`, then build again")
+            raise UserError(f"{self.where}/{name} is {found}: {CURE}")
 
     @property
     def where(self) -> str:
@@ -149,19 +146,18 @@ class Output:
 
 def find(root: str, stage: str | None = None, **config: object) -> list[Output]:
     """Finds the finished outputs under a root with this stage and these values in their config."""
-    storage = open_storage(root)
-    found = (output for output in directories(storage, stage) if output.complete)
+    found = (output for output in directories(open_storage(root), stage) if output.complete)
     return [o for o in found if all(o.config.get(name) == to_plain(value) for name, value in config.items())]
 
 
 def made_of(source: Output, stage: str) -> Iterator[Output]:
-    """Finished outputs of `stage` whose first input is `source`. Imports have no inputs and are never returned."""
+    """Finished outputs of `stage` whose first input is `source`."""
     made = (output for output in directories(source.storage, stage) if output.complete)
     return (o for o in made if [first["identity"] for first in o.about["inputs"][:1]] == [source.identity])
 
 
 def directories(storage: Storage, stage: str | None = None) -> Iterator[Output]:
-    """Lists every stage directory, finished or not, in order of stage and identity."""
+    """Lists every stage directory, finished or not."""
     for name in storage.names("") if stage is None else [stage]:
         if name.startswith(("_", ".")) or name == "blobs":
             continue

@@ -3,8 +3,8 @@
     {"bytes":408860810,"path":"dataset_coco.json","sha256":"af76…"}
     {"absent":true,"path":"train2014/COCO_train2014_000000000009.jpg"}
 
-It has no times, no addresses and no reasons for absent files (the ledger has them): the same bytes make the same lock,
-whatever happened on the way. The bytes lie under `blobs/`, by their checksum, so that sets share equal files.
+It has no times, addresses or reasons for absent files (the ledger has them): the same bytes make the same lock. The
+bytes lie under `blobs/`, by their checksum, so that sets share equal files.
 """
 
 import json
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from xmodal.errors import UserError
 from xmodal.root.files import sha256_of
 from xmodal.root.identity import canonical_json
-from xmodal.root.outputs import Output
+from xmodal.root.outputs import CURE, Output
 from xmodal.root.storage import Storage
 
 LOCK = "dataset.lock"
@@ -39,27 +39,27 @@ def blob_key(sha256: str) -> str:
 
 
 def sealed_now(storage: Storage, folder: str, name: str) -> Output | None:
-    """The set that builds use now, if it is complete; `folder` is sources or media. The ledger writes its name."""
-    try:
-        identity = storage.read(f"_runs/ledger/{folder}/{name}/sealed").decode(errors="replace")
-    except FileNotFoundError:
-        return None
-    output = Output(storage, f"{folder}/{identity}")
-    return output if identity.isalnum() and output.complete else None
+    """The set that builds use now; `folder` is sources or media. The ledger writes its name."""
+    return _named_by(storage, f"_runs/ledger/{folder}/{name}/sealed", folder)
 
 
 def records_now(storage: Storage, corpus: str) -> Output | None:
     """The records of the corpus' last build, which later stages read unless others are named."""
+    return _named_by(storage, RECORDS.format(corpus), "records")
+
+
+def _named_by(storage: Storage, key: str, stage: str) -> Output | None:
+    """The complete output whose identity a file has."""
     try:
-        identity = storage.read(RECORDS.format(corpus)).decode(errors="replace")
+        identity = storage.read(key).decode(errors="replace")
     except FileNotFoundError:
         return None
-    output = Output(storage, f"records/{identity}")
+    output = Output(storage, f"{stage}/{identity}")
     return output if identity.isalnum() and output.complete else None
 
 
 def use_records(records: Output) -> None:
-    """A root where they are used already may be read-only."""
+    """Makes them the ones that later stages read; where they are already, the root may be read-only."""
     corpus = records.config["corpus"]
     now = records_now(records.storage, corpus)
     if now is None or now.folder != records.folder:
@@ -67,10 +67,10 @@ def use_records(records: Output) -> None:
 
 
 def read_lock(sealed: Output) -> Iterator[Locked]:
-    """Every planned file of a sealed set, in order of the paths."""
+    """Every planned file of a sealed set."""
     with sealed.open(LOCK) as file:
         if sha256_of(file) != sealed.config["lock_sha256"]:
-            raise UserError(f"{sealed.where}/{LOCK} has changed: `xmodal verify --forget`, then build again")
+            raise UserError(f"{sealed.where}/{LOCK} has changed: {CURE}")
         file.seek(0)
         for line in file:
             facts = json.loads(line)

@@ -21,9 +21,8 @@ def find_output(
 ) -> Output:
     """Returns the one finished output of a stage: the given identity, or the only one that fits.
 
-    If none fits, the first that does not is returned, for the caller to refuse with a reason. Of several records of a
-    corpus, those of its last build are meant: a list that grew leaves others behind. `of` names the corpus for
-    a message.
+    If none fits, the first that does not is returned, for the caller to refuse. Of several records of a corpus, those
+    of its last build are meant. `of` names the corpus for a message.
     """
     there = find(root, stage, **config)
     if identity is None:
@@ -45,12 +44,12 @@ def find_output(
     else:
         flag = {"records": "", "pixels": " by --pixels IDENTITY"}.get(stage, " by --features IDENTITY")
         problem = f"there are several outputs of {what}, so say which{flag}"
-    listed = describe_differences(there) if len(there) > 1 else map(describe, there)
+    listed = describe_differences(there) if len(there) > 1 else [describe(there[0])]
     raise UserError(f"{problem}; there are: {', '.join(listed)}")
 
 
 def _nothing_there(root: str, stage: str, corpus: str) -> str:
-    """Names what is like the missing name, or else the command that builds it."""
+    """Names what is like it, or else the command that builds it."""
     if stage == "records":
         known = sorted({str(output.config.get("corpus")) for output in find(root, "records")})
         missing, others = f"no corpus {corpus!r} under {root}", f"; there are: {', '.join(known)}" if known else ""

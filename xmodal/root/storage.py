@@ -1,10 +1,8 @@
 """Storage of a root, which is a folder or an object store: the few operations that the rest of the project needs.
 
-Keys are relative, with `/`. `create` puts a small record unless it exists (the first writer wins, and it survives a
-power cut), `publish` moves finished bytes to their final key and never overwrites, `write` replaces a small file as a
-whole. Locally these are a hard link, a hard link and a rename, each with fsync; on an object store a conditional put, a
-server-side copy and a put. File systems without hard links (exFAT, some network mounts) are refused by `xmodal doctor`
-and by the first commit.
+Keys are relative, with `/`. `create` and `publish` never overwrite: locally they are hard links with fsync, on an
+object store a conditional put and a server-side copy. File systems without hard links (exFAT, some network mounts) are
+refused by `xmodal doctor` and by the first commit.
 """
 
 import errno
@@ -17,48 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, Protocol, cast
+from typing import BinaryIO, TypeAlias, cast
 
 from xmodal.errors import UserError
 
 
-class Storage(Protocol):
-    url: str
-
-    def read(self, key: str) -> bytes: ...
-    def open(self, key: str) -> BinaryIO: ...
-    def size(self, key: str) -> int | None:
-        """The bytes of a file, or None if there is no such file; a folder is none."""
-
-    def names(self, prefix: str) -> list[str]:
-        """The names of files and folders directly in a folder, sorted; none if there is no such folder."""
-
-    def create(self, key: str, data: bytes) -> bool:
-        """Puts bytes if the key is absent; False if another writer was first."""
-
-    def write(self, key: str, data: bytes) -> None: ...
-    def writer(self, key: str) -> Any:
-        """A context manager with a binary file; once it ends without error, the key exists, whole and durable."""
-
-    def keep(self, file: str, key: str) -> None:
-        """Stores a file of this machine under a key that depends on its bytes alone; an existing key is kept."""
-
-    def publish(self, source: str, final: str) -> None:
-        """Moves to the final key, unless that exists already."""
-
-    def link(self, source: str, final: str) -> None:
-        """Puts the same bytes under a second key: a hard link or a server-side copy; an existing key is kept."""
-
-    def delete(self, *keys: str) -> None:
-        """Deletes files; missing ones are no error."""
-
-    def delete_folder(self, key: str) -> None:
-        """Deletes all that lies below a folder."""
-
-    def free_bytes(self) -> int | None: ...
-
-
-def open_storage(url: str) -> Storage:
+def open_storage(url: str) -> "Storage":
     """`s3://bucket/run`, any other fsspec URL, or a path."""
     if not url:
         raise UserError("the root is empty: name a folder, or a URL such as s3://bucket/run")
@@ -93,6 +55,7 @@ class LocalStorage:
         return open(self.path(key), "rb")
 
     def size(self, key: str) -> int | None:
+        """The bytes of a file, or None if there is no such file; a folder is none."""
         try:
             found = os.stat(self.path(key))
             return found.st_size if stat.S_ISREG(found.st_mode) else None
@@ -100,12 +63,14 @@ class LocalStorage:
             return None
 
     def names(self, prefix: str) -> list[str]:
+        """The names of files and folders directly in a folder; none if there is no such folder."""
         try:
             return sorted(os.listdir(self.path(prefix)))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def create(self, key: str, data: bytes) -> bool:
+        """Puts bytes if the key is absent; False if another writer was first."""
         with self._temporary() as temporary:
             with open(temporary, "xb") as file:
                 file.write(data)
@@ -118,6 +83,7 @@ class LocalStorage:
 
     @contextmanager
     def writer(self, key: str) -> Iterator[BinaryIO]:
+        """Opens a file whose key exists, whole and durable, once this ends without error."""
         with self._temporary() as temporary:
             with open(temporary, "xb") as file:
                 yield file
@@ -126,7 +92,7 @@ class LocalStorage:
             self._replace(temporary, key)
 
     def keep(self, file: str, key: str) -> None:
-        """Makes a hard link if the disk is the same, so that 20 GB of archives are not copied."""
+        """Stores a file of this machine, as a hard link if the disk is the same; an existing key is kept."""
         with open(file, "rb") as source:
             os.fsync(source.fileno())
             try:
@@ -138,13 +104,16 @@ class LocalStorage:
                     shutil.copyfileobj(source, copy, 2**20)
 
     def publish(self, source: str, final: str) -> None:
-        self._link(self.path(source), final)
-        self._remove(self.path(source))
+        """Moves to the final key, unless that exists already."""
+        self.link(source, final)
+        self.delete(source)
 
     def link(self, source: str, final: str) -> None:
+        """Puts the same bytes under a second key, unless that exists already."""
         self._link(self.path(source), final)
 
     def delete(self, *keys: str) -> None:
+        """Deletes files; missing ones are no error."""
         for key in keys:
             self._remove(self.path(key))
 
@@ -182,8 +151,7 @@ class LocalStorage:
         self._sync_folder(os.path.dirname(self.path(key)))
 
     def _remove(self, path: str) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+        Path(path).unlink(missing_ok=True)
 
     def _make_folder(self, folder: str) -> None:
         """Makes a folder and its parents, each of them durable."""
@@ -274,8 +242,7 @@ class RemoteStorage:
             self._files.put_file(file, self.path(key))
 
     def publish(self, source: str, final: str) -> None:
-        if self.size(final) is None:
-            self._files.cp_file(self.path(source), self.path(final))
+        self.link(source, final)
         with suppress(FileNotFoundError):
             self._files.rm_file(self.path(source))
 
@@ -300,3 +267,6 @@ class RemoteStorage:
 
     def free_bytes(self) -> int | None:
         return None
+
+
+Storage: TypeAlias = LocalStorage | RemoteStorage

@@ -7,14 +7,8 @@ In every dimension a component has a centre and a spread, and is a Gaussian or a
     hglmm  each dimension of each component is whichever of the two makes its words likelier. Klein et al. weigh the
            two by an exponent from 0 to 1; as the likelihood is linear in it, its best value is 0 or 1
 
-A sentence of N words, of each of which a share g belongs to a component of weight p, moves that component by
-(docs/models.md#fisher-vectors):
-
-    Gaussian   Σ g z / √(N p) for its centre, and Σ g (z² - 1) / √(2 N p) for its spread
-    Laplacian  Σ g sign z / √(N p), and Σ g (|z| - 1) / √(N p)
-
-in every dimension, where z is the distance of the word from the centre, in spreads. A Fisher vector is the signed
-square roots of these numbers, two for each component and dimension, scaled to length 1.
+docs/models.md#fisher-vectors says by how much a sentence moves the centre and the spread of each component in every
+dimension. A Fisher vector is the signed square roots of these numbers, scaled to length 1.
 
 Shapes: N words, D dimensions, K components, S sentences.
 """
@@ -47,7 +41,7 @@ class Mixture:
     laplacian_KD: NDArray[np.bool_]
 
     def log_densities(self, words_ND: Numbers) -> Numbers:
-        """(N, K): the logarithm of each component's weight times its density; -inf for weight 0."""
+        """(N, K): the logarithm of each component's weighted density; -inf for weight 0."""
         found_NK = np.empty((len(words_ND), len(self.weights_K)))
         for k in range(len(self.weights_K)):
             z_ND = self._z(words_ND, k)
@@ -58,7 +52,7 @@ class Mixture:
         return found_NK
 
     def posteriors(self, words_ND: Numbers) -> tuple[Numbers, Numbers]:
-        """(N, K): each component's share of a word, which add to 1; and (N,): the word's log-likelihood."""
+        """(N, K): each component's share of a word; and (N,): the word's log-likelihood."""
         logs_NK = self.log_densities(words_ND)
         highest_N1 = logs_NK.max(axis=1, keepdims=True)
         shares_NK = np.exp(logs_NK - highest_N1)
@@ -66,13 +60,12 @@ class Mixture:
         return shares_NK / sums_N1, (highest_N1 + np.log(sums_N1))[:, 0]
 
     def moves(self, words_ND: Numbers, k: int) -> Numbers:
-        """(N, 2 D): how words move the centre and the spread of component `k`, if it had them alone and weight 1."""
+        """(N, 2 D): how words move the centre and the spread of component `k`, if it had weight 1."""
         z_ND, is_laplacian_D = self._z(words_ND, k), self.laplacian_KD[k]
         found_N2D = np.empty((len(z_ND), 2, z_ND.shape[1]))
         found_N2D[:, 0] = np.where(is_laplacian_D, np.sign(z_ND), z_ND)
         np.abs(z_ND, out=z_ND)
-        found_N2D[:, 1] = z_ND * np.where(is_laplacian_D, 1, z_ND)
-        found_N2D[:, 1] -= 1
+        found_N2D[:, 1] = z_ND * np.where(is_laplacian_D, 1, z_ND) - 1
         found_N2D[:, 1] *= np.where(is_laplacian_D, 1, np.sqrt(0.5))
         return found_N2D.reshape(len(z_ND), 2 * z_ND.shape[1])
 
@@ -93,8 +86,7 @@ class Mixture:
 def fit_mixture(words_ND: Numbers, components: int, kind: Kind = "hglmm", seed: int = 0) -> tuple[Mixture, list[float]]:
     """Fits a mixture by expectation-maximisation from k-means; returns a word's mean log-likelihood by round, too.
 
-    Each word counts once, however often it occurs: otherwise frequent words get components of their own (with COCO's
-    captions most of 30), which only count them. scikit-learn's GaussianMixture has no Laplacians.
+    Each word counts once: otherwise frequent words get components of their own (with COCO's captions most of 30).
     """
     data = _SortedWords.of(words_ND)
     labels_N = _clusters(words_ND, components, seed)
@@ -112,8 +104,7 @@ def fit_mixture(words_ND: Numbers, components: int, kind: Kind = "hglmm", seed: 
 def fisher_vectors(mixture: Mixture, words_ND: Numbers, counts_SN: Any) -> NDArray[np.float32]:
     """(S, K · 2 · D): for each component first what moves its centre, then what moves its spread.
 
-    `counts_SN` is a scipy.sparse array: how often each sentence has each word. A sentence without words gives zeros. A
-    Laplacian's centre is a word that it was fitted on, which does not move it if its vector still has the same bits.
+    `counts_SN` is a scipy.sparse array: how often each sentence has each word. A sentence without words gives zeros.
     """
     shares_NK, _ = mixture.posteriors(words_ND)
     found_SKF = np.zeros((counts_SN.shape[0], len(mixture.weights_K), 2 * words_ND.shape[1]), np.float32)
@@ -148,8 +139,8 @@ class _SortedWords:
 
     @classmethod
     def of(cls, words_ND: Numbers) -> "_SortedWords":
-        assert len(words_ND) > 0, "no words"
-        assert np.isfinite(words_ND).all(), "words that are not finite"
+        assert len(words_ND) > 0
+        assert np.isfinite(words_ND).all()
         spread_D = words_ND.std(axis=0)
         if not spread_D.all():
             raise UserError(f"all words have the same number in dimension {np.flatnonzero(spread_D == 0)[0]}")
@@ -164,7 +155,7 @@ class _SortedWords:
 
 
 def _maximise(data: _SortedWords, shares_NK: Numbers, kind: Kind) -> Mixture:
-    """Returns the components that make words likeliest which belong to them by these shares (the M step)."""
+    """Returns the components that make their words likeliest (the M step)."""
     weights_K = shares_NK.mean(axis=0)
     weights_K = np.where(weights_K > EMPTY, weights_K, 0.0)
     shape = (len(weights_K), data.words_ND.shape[1])

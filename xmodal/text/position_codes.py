@@ -7,10 +7,9 @@
 Shapes: T texts, L positions of a code, S shifted codes of all texts. A code has ids from 1 on, and 0 where there is no
 word: a column of zeros in the paper, so row 0 of a table of word vectors must stay zero.
 
-Words are split by the tokenizers `dual-path` and `dual-path-coco`, which keep upper case, as word2vec does. The
-official code also builds its dictionaries by other splits: Flickr30k's at white space alone, COCO's without `?`. Here
-one split serves both: words that only the other split gives are never met, or never known
-(docs/models.md#dual-path-text-input).
+Words are split by the tokenizers `dual-path` and `dual-path-coco`, which keep upper case, as word2vec does
+(docs/models.md#dual-path-text-input). The official code builds its dictionaries by other splits: Flickr30k's at white
+space alone, COCO's without `?`; words that only those give are never met.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,10 +32,7 @@ KIND = "codes"
 
 @dataclass(frozen=True)
 class Dictionary:
-    """Words by their ids, <pad> for no word first, with the tokenizer that they come from.
-
-    Its file has a line with `codes`, the tokenizer, the number of words and a checksum, then one line a word.
-    """
+    """Words by their ids, <pad> for no word first, with the tokenizer that they come from."""
 
     tokenizer: str
     words: tuple[str, ...]
@@ -54,9 +50,7 @@ class Dictionary:
         words = [word for word in by_frequency(count_words(captions, tokenizer_name).items()) if word != NO_WORD]
         known = [words[row] for row in np.flatnonzero(~np.isnan(vectors(words)).any(axis=1))]
         if not known:
-            raise UserError(
-                f"none of the captions' {len(words):,} words has a vector: is it the file of their language?"
-            )
+            raise UserError(f"none of the captions' {len(words):,} words has a vector: is it their language's file?")
         return cls(tokenizer_name, (NO_WORD, *known))
 
     def __repr__(self) -> str:
@@ -75,7 +69,6 @@ class Dictionary:
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> "Dictionary":
-        """`where` is named if the file is cut, edited or no dictionary."""
         words, kind, *rest = read_words_file(data, f"{where} is not the dictionary")
         if kind != KIND or len(rest) != 1:
             raise UserError(f"{where} holds no dictionary of codes: {' '.join((kind, *rest))}")
@@ -109,9 +102,8 @@ class Codes:
 def shifted(codes_TL: Ids, shifts_T: NDArray[np.int64]) -> Ids:
     """Moves codes that stand at the left to the right; no word may be pushed out."""
     words_TL, length = codes_TL != PAD, codes_TL.shape[1]
-    assert not (words_TL[:, 1:] & ~words_TL[:, :-1]).any(), "a code to shift has its words at the left, without a gap"
-    fits_T = (shifts_T >= 0) & (shifts_T <= length - words_TL.sum(axis=1))
-    assert fits_T.all(), "a code is shifted by 0 or more positions, and by no more than it has free"
+    assert not (words_TL[:, 1:] & ~words_TL[:, :-1]).any()  # no gap, and none before the words
+    assert ((shifts_T >= 0) & (shifts_T <= length - words_TL.sum(axis=1))).all()
     return np.take_along_axis(codes_TL, (np.arange(length) - shifts_T[:, None]) % length, axis=1)
 
 

@@ -3,18 +3,17 @@
     hglmm, gmm, lmm   Fisher vectors (xmodal/text/fisher.py) of the sentence's word vectors, which are first rotated by
                       independent component analysis; the papers' 30 components of 300 dimensions give 18,000 numbers
     mean              the mean of the word vectors, as they are
-    tfidf             counts of the sample's most frequent words, times their rarity in the sample, which is
+    tfidf             counts of the sample's `width` most frequent words, times their rarity, which is
                       log((1 + sentences) / (1 + sentences with the word)) + 1; scaled to length 1. It takes no word
                       vectors. Unlike in papers that report it, no words are dropped or stemmed
 
 Independent components are fitted on words as often as the sample has them, the mixture on each word once: no paper says
-how often, and with repeated words most components have one word alone. Principal components shorten codes to `width`
-numbers, 18,000 to 6,000 in Two-Branch; long codes use a seeded search. Shorter codes stay as they are, and tfidf has
-`width` words. Words without a vector or a dimension are ignored. A sentence of such words alone is zeros, equally near
-to everything: it is scored, and cannot win.
+how often, and with repeated words most components have one word alone. Principal components shorten longer codes to
+`width` numbers, 18,000 to 6,000 in Two-Branch. Words without a vector are ignored; a sentence of such words alone is
+zeros, which is scored and cannot win.
 
-All is computed by one thread, because the number of threads changes the last bits. With the papers' numbers a codebook
-takes 0.5 GB, and fitting it on 20,000 sentences some 6 GB and half an hour.
+One thread computes all, because the number of threads changes the last bits. With the papers' numbers a codebook takes
+0.5 GB, and fitting it on 20,000 sentences some 6 GB and half an hour.
 
 Shapes: S sentences, V words, U words in use, E numbers of a word vector, F numbers of a code, W of a shortened one.
 """
@@ -47,7 +46,7 @@ AT_ONCE = 256  # sentences of a batch: 40 MB of codes; the batches decide their 
 
 @dataclass(frozen=True)
 class Coding:
-    """The settings of a codebook; the captions and word vectors that it is fitted on decide the rest."""
+    """The settings of a codebook."""
 
     method: Method = "hglmm"
     components: int = 30
@@ -92,7 +91,11 @@ class Codebook:
     @property
     def width(self) -> int:
         """The length of a sentence's vector."""
-        return len(self.principal.axes_WF) if self.principal else self._code_width
+        if self.principal:
+            return len(self.principal.axes_WF)
+        if self.coding.method == "tfidf":
+            return len(self.words)
+        return 2 * self.mixture.centres_KD.size if self.mixture else self.vectors_VE.shape[1]
 
     def encode(self, captions: Iterable[str]) -> NDArray[np.float32]:
         """(S, width); the last bits of a caption's vector depend on the captions beside it."""
@@ -108,21 +111,17 @@ class Codebook:
         return codes_SW
 
     def to_bytes(self) -> bytes:
-        """Writes arrays that `numpy.load` opens without pickles; the same codebook has the same bytes."""
-        about = {"coding": asdict(self.coding), "words": self.words}
-        arrays: dict[str, Any] = {
-            "about": np.frombuffer(canonical_json(about), np.uint8),
-            "vectors_VE": self.vectors_VE,
-        }
+        """Writes arrays that `numpy.load` opens without pickles."""
+        about = canonical_json({"coding": asdict(self.coding), "words": self.words})
+        arrays: dict[str, Any] = {"about": np.frombuffer(about, np.uint8), "vectors_VE": self.vectors_VE}
         for part in (self.mixture, self.principal):
-            arrays |= _arrays(part) if part else {}
+            arrays |= {field.name: getattr(part, field.name) for field in fields(part)} if part else {}
         file = io.BytesIO()
         np.savez(file, allow_pickle=False, **arrays)
         return file.getvalue()
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> "Codebook":
-        """`where` is named if the file is cut, edited or no codebook."""
         try:
             arrays = dict(np.load(io.BytesIO(data), allow_pickle=False))
             about = json.loads(arrays["about"].tobytes())
@@ -130,12 +129,6 @@ class Codebook:
             return cls(coding, words, arrays["vectors_VE"], _of(Mixture, arrays), _of(Projection, arrays))
         except (zipfile.BadZipFile, EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(f"{where} is no codebook, or damaged ({error})") from error
-
-    @property
-    def _code_width(self) -> int:
-        if self.coding.method == "tfidf":
-            return len(self.words)
-        return 2 * self.mixture.centres_KD.size if self.mixture else self.vectors_VE.shape[1]
 
     @cached_property
     def _rows(self) -> dict[str, int]:
@@ -146,7 +139,7 @@ class Codebook:
         return tokenizer(self.coding.tokenizer, self.coding.cleaning)
 
     def _code(self, sentences: Sentences) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Returns (S, F) codes before principal components, and (S,) whether a sentence has a known word."""
+        """Returns (S, F) codes before they are shortened, and (S,) whether a sentence has a known word."""
         used_U, counts_SU = self._counted(sentences)
         lengths_S = counts_SU.sum(axis=1)
         vectors_UE = self.vectors_VE[used_U].astype(np.float64)
@@ -161,7 +154,7 @@ class Codebook:
         return codes_SF.astype(np.float32), lengths_S > 0
 
     def _counted(self, sentences: Sentences) -> tuple[NDArray[np.int64], Any]:
-        """Returns (U,) the words that occur, and (S, U) their counts in each sentence, as a scipy.sparse array."""
+        """Returns (U,) the words that occur, and (S, U) their counts, as a scipy.sparse array."""
         from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
         known = [[self._rows[word] for word in words if word in self._rows] for words in sentences]
@@ -176,12 +169,8 @@ class Codebook:
 P = TypeVar("P", Mixture, Projection)
 
 
-def _arrays(part: Mixture | Projection) -> dict[str, NDArray[Any]]:
-    return {each.name: getattr(part, each.name) for each in fields(part)}
-
-
 def _of(kind: type[P], arrays: Mapping[str, NDArray[Any]]) -> P | None:
-    """Reads an optional part of a codebook from its arrays."""
+    """Reads a part, if the codebook has it."""
     names = [each.name for each in fields(kind)]
     return kind(**{name: arrays[name] for name in names}) if names[0] in arrays else None
 
@@ -247,7 +236,7 @@ def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Co
 
 
 def _independent(vectors_UE: Numbers, counts_U: Numbers, directions: int, seed: int) -> tuple[Projection, bool]:
-    """Finds as many components as the words differ in; on real words the search may not converge."""
+    """Finds as many components as words differ in; on real words the search may not converge."""
     from sklearn.decomposition import FastICA  # type: ignore[import-untyped]
     from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
 
@@ -278,8 +267,8 @@ def _shortened(codebook: Codebook, sample: Sentences) -> Codebook:
 def _check_enough(sentences: int, width: int, length: int) -> None:
     if sentences <= width < length:
         raise UserError(
-            f"{sentences:,} sentences of the sample cannot tell which {width:,} of {length:,} dimensions to keep: it "
-            "takes more sentences than that, or a smaller width"
+            f"{sentences:,} sentences of the sample cannot tell which {width:,} of {length:,} dimensions to keep: take "
+            "more sentences, or a smaller width"
         )
 
 

@@ -6,21 +6,18 @@ A recipe chooses a tokenizer by its name:
                      preserve_line=True)`, which splits no sentences and so needs no data
     nltk-sentences   lower-cased, then sentences by NLTK's punkt data, which must be installed, then the same, as VSE++,
                      PVSE and PCME do: a full stop inside a caption is then a word of its own. COCO val2014 has 18,408
-                     different words by this, 18,528 by `nltk`, and the same 7,288 that occur four times or more
-                     (docs/corpora.md#tokenizers)
+                     different words by this, 18,528 by `nltk`, and by both the same 7,288 that occur four times or more
     spacy            lower-cased, then spaCy's rules for English, without a trained model; white space is no word
     whitespace       lower-cased, then split at white space
     dual-path        as written, split at white space and - . , ( ), which are no words (Dual-Path on Flickr30k)
     dual-path-coco   and at ? too (Dual-Path on COCO)
 
-Before it is split, a caption may be cleaned. The cleaning is chosen by name too, and used for counting and encoding:
+Before it is counted and encoded, a caption may be cleaned:
 
     none    as it is
-    mrw     PVSE's replacements for MRW, in their order: /r/ r/ /u/ u/ and .. are removed, then / and - become spaces.
-            They hit inside of words: "her/his" becomes "hehis". PVSE cleans for its vocabulary but not for encoding, so
-            that some words never meet their own ids; here both are cleaned (docs/models.md#vocabulary)
+    mrw     PVSE's replacements for MRW (docs/models.md#vocabulary), also within words: "her/his" becomes "hehis"
 
-Nothing here shortens a caption: words are counted in whole captions, and a recipe's `longest` cuts encoded ones.
+Nothing here shortens a caption: a recipe's `longest` cuts encoded ones.
 """
 
 import re
@@ -52,7 +49,7 @@ def count_words(captions: Iterable[str], name: str, cleaning: str = "none") -> C
 
 
 def by_frequency(counts: Iterable[tuple[str, int]]) -> list[str]:
-    """Sorts words by falling frequency, then by their letters, so that the order of captions does not matter."""
+    """Sorts words by falling frequency, then by their letters."""
     return [word for _, word in sorted((-count, word) for word, count in counts)]
 
 
@@ -65,7 +62,7 @@ def check_names(tokenizer: str, cleaning: str) -> None:
 def noun_phrases(captions: Iterable[str], model: str = "en_core_web_sm") -> Iterator[list[tuple[int, int]]]:
     """Finds where each caption's noun phrases begin and end, in characters, with a trained model of spaCy.
 
-    `model` is the name of an installed package or a folder. Another version of the model may find other phrases.
+    `model` is the name of an installed package or a folder.
     """
     try:
         network = _spacy().load(model, exclude=["ner"])
@@ -90,8 +87,8 @@ def _nltk_sentences() -> Tokenizer:
         sentences = PunktTokenizer("english").tokenize
     except LookupError:
         raise UserError(
-            "the nltk-sentences tokenizer needs NLTK's data: python -m nltk.downloader punkt_tab, or a folder that "
-            "has it in NLTK_DATA; the nltk tokenizer needs none"
+            "the nltk-sentences tokenizer needs NLTK's data: python -m nltk.downloader punkt_tab, or its folder in "
+            "NLTK_DATA; the nltk tokenizer needs none"
         ) from None
     return lambda text: [word for sentence in sentences(text.lower()) for word in split(sentence)]
 
@@ -135,11 +132,6 @@ def _spacy() -> Any:
     return spacy
 
 
-def _dual_path(marks: str) -> Tokenizer:
-    split: Tokenizer = re.compile(rf"[^\s{re.escape(marks)}]+").findall
-    return split
-
-
 def _mrw(text: str) -> str:
     for mark in ("/r/", "r/", "/u/", "u/", ".."):
         text = text.replace(mark, "")
@@ -153,9 +145,7 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "nltk-sentences": _nltk_sentences,
     "spacy": _spacy_words,
     "whitespace": lambda: lambda text: text.lower().split(),
-    "dual-path": lambda: _dual_path("-.,()"),
-    "dual-path-coco": lambda: _dual_path("-.,()?"),
+    "dual-path": lambda: re.compile(r"[^\s\-.,()]+").findall,
+    "dual-path-coco": lambda: re.compile(r"[^\s\-.,()?]+").findall,
 }
-
-
 _CLEANINGS: dict[str, Callable[[str], str] | None] = {"none": None, "mrw": _mrw}

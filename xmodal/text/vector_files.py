@@ -6,8 +6,7 @@
     word2vec binary   the same first line, then for each word the word, a space, its floats, and perhaps a line feed
 
 A file may be plain, in gzip, or alone in a zip. Two whole numbers in the first line are a count and a width, never the
-word "12" with one number. Lines of unwanted words are not parsed, but the file must have as many words as its first
-line says and must not end within one.
+word "12" with one number. Lines of unwanted words are not parsed, but a file that is cut is refused.
 """
 
 import gzip
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -31,25 +30,26 @@ from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 
-BUFFER, BLOCK = 2**16, 2**18  # bytes; a block fits a processor's cache and is mostly read past the buffer
+BUFFER, BLOCK = 2**16, 2**18  # bytes
 BATCH = 1024  # words
 LONGEST_LINE, LONGEST_WORD, LONG_WORD = 2**20, 2**12, 64  # bytes
 LINE_FEED = ord("\n")
 
+Packed = Literal["", "gzip", "zip"]
 Tick = Callable[[int], object]
 Vectors = tuple[list[bytes], NDArray[np.float32]]  # words, and a row for each
 
 
 @dataclass(frozen=True)
 class VectorFile:
-    """A file whose format is known. `count`: words that its first line promises; `start`: byte of the first word."""
+    """A file whose format is known."""
 
     path: Path
-    packed: Literal["", "gzip", "zip"]
+    packed: Packed
     kind: Literal["GloVe text", "word2vec text", "word2vec binary"]
     width: int
-    count: int | None
-    start: int
+    count: int | None  # words that its first line promises
+    start: int  # byte of the first word
 
     @classmethod
     def open(cls, path: Path) -> "VectorFile":
@@ -58,7 +58,7 @@ class VectorFile:
                 magic = file.read(4)
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}") from error
-        packed: Literal["", "gzip", "zip"] = "zip" if magic == b"PK\3\4" else ""
+        packed: Packed = "zip" if magic == b"PK\3\4" else ""
         if magic[:2] == b"\x1f\x8b":
             packed = "gzip"
         with _opened(path, packed) as file:
@@ -66,25 +66,23 @@ class VectorFile:
         first, ends, rest = head.partition(b"\n")
         if promised := re.fullmatch(rb"\s*([1-9]\d{0,11}) ([1-9]\d{0,5})\s*", first):
             count, width = map(int, promised.groups())
-            kind: Literal["word2vec text", "word2vec binary"]
-            kind = "word2vec text" if _is_text(rest, width) else "word2vec binary"
             if not packed and width > path.stat().st_size:
                 raise UserError(f"{path} was cut or damaged: its first line says {width:,} numbers a word, at byte 0")
+            kind: Any = "word2vec text" if _is_text(rest, width) else "word2vec binary"
             return cls(path, packed, kind, width, count, len(first) + 1)
         width = len(first.split()) - 1
         if not head:
             raise UserError(f"{path} is empty")
         if head.startswith(BOM_UTF8):
-            raise UserError(f"{path} begins with a byte order mark, which would be a part of its first word: remove it")
+            raise UserError(f"{path} begins with a byte order mark: remove it")
         if width < 1 or (not ends and len(head) == LONGEST_LINE) or not _is_text(first, width):
             raise UserError(
-                f"{path}, line 1 (byte 0) is neither a word with its numbers (between them single spaces) nor how "
-                "many words follow"
+                f"{path}, line 1 (byte 0) is neither a word with numbers after single spaces nor how many words follow"
             )
         return cls(path, packed, "GloVe text", width, None, 0)
 
     def entries(self, wanted: Collection[bytes] | None = None, tick: Tick = lambda size: None) -> Iterator[Vectors]:
-        """All words or the wanted ones with their vectors, some at a time; `tick` gets the bytes read."""
+        """Yields all words or the wanted ones with their vectors; `tick` gets the bytes read."""
         with _opened(self.path, self.packed, tick) as file:
             if file.read(self.start).count(b"\n") != (self.start > 0):
                 raise UserError(f"{self.path} was changed while it was read")
@@ -93,7 +91,7 @@ class VectorFile:
     def _text(self, file: BufferedReader, wanted: Collection[bytes] | None) -> Iterator[Vectors]:
         starts = None if wanted is None else {word.partition(b" ")[0] for word in wanted}
         headers = int(self.count is not None)
-        number, batch = headers, list[_Line]()
+        number, batch = headers, list[tuple[str, bytes, bytes]]()  # place, word and numbers
         for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), 1 + headers):
             is_cut = line[-1] != LINE_FEED
             if starts is None or is_cut or line[: line.find(b" ")] in starts:
@@ -102,7 +100,7 @@ class VectorFile:
                     raise UserError(f"{place} has no end")
                 if is_cut and not self.packed:  # what is packed has a checksum
                     raise UserError(f"{place} ends without a line feed: its last number may be cut; if not, add one")
-                batch.append(_Line(place, *self._split(place, line)))
+                batch.append((place, *self._split(place, line)))
             if len(batch) == BATCH:
                 yield self._read(batch, wanted)
                 batch = []
@@ -123,15 +121,15 @@ class VectorFile:
         gaps = "; between them is more than a single space" if re.search(rb"  |\t", line) else ""
         raise UserError(f"{place} has {len(numbers.split())} numbers, where {of} {self.width}{gaps}")
 
-    def _read(self, batch: "list[_Line]", wanted: Collection[bytes] | None) -> Vectors:
+    def _read(self, batch: list[tuple[str, bytes, bytes]], wanted: Collection[bytes] | None) -> Vectors:
         try:
-            values = _numbers([line.numbers for line in batch], self.width)
+            values = _numbers([numbers for _, _, numbers in batch], self.width)
         except ValueError:
-            for line in batch:  # names the one that is wrong
-                _check_numbers(line, self.width)
+            for place, _, numbers in batch:  # names the one that is wrong
+                _check_numbers(place, numbers, self.width)
             raise
-        rows = [row for row, line in enumerate(batch) if wanted is None or line.word in wanted]
-        return [batch[row].word for row in rows], values[rows]
+        rows = [row for row, (_, word, _) in enumerate(batch) if wanted is None or word in wanted]
+        return [batch[row][1] for row in rows], values[rows]
 
     def _binary(self, file: BufferedReader, wanted: Collection[bytes] | None) -> Iterator[Vectors]:
         assert self.count is not None
@@ -145,11 +143,9 @@ class VectorFile:
                 space = block.find(b" ", 0, LONGEST_WORD)
                 self._check_whole(block, space, before, number)
             if (block[at] == LINE_FEED) != is_fed:
-                if number != 1:
-                    raise UserError(
-                        f"{self.path} is damaged before byte {before + at}: the words before begin otherwise"
-                    )
-                is_fed = True  # as the second word begins, so do the others
+                if number != 1:  # as the second word begins, so do the others
+                    raise UserError(f"{self.path} is damaged before byte {before + at}: words before begin otherwise")
+                is_fed = True
             if space - at > LONG_WORD:
                 self._check_word(block[at:space], before + at)
             word = block[at:space]
@@ -163,9 +159,7 @@ class VectorFile:
             at = space + 1 + size
         yield self._finite(words, places, rows)
         if (block[at:] + file.read(BUFFER)).strip(b"\n"):
-            raise UserError(
-                f"{self.path} goes on at byte {before + at} after the {self.count:,} words of its first line"
-            )
+            raise UserError(f"{self.path} goes on at byte {before + at} after the {self.count:,} words it promises")
 
     def _check_whole(self, block: bytes, space: int, before: int, number: int) -> None:
         if space < 0 and len(block) >= LONGEST_WORD:
@@ -175,7 +169,7 @@ class VectorFile:
             raise UserError(f"{self.path} was cut or damaged: it {ends} within the next, of {self.count:,}")
 
     def _check_word(self, word: bytes, place: int) -> None:
-        """Refuses a word of control bytes: after a lost byte or a wrong width numbers are read as words."""
+        """Refuses control bytes: after a lost byte or a wrong width numbers are read as words."""
         if strange := re.search(rb"[\0-\x1f]", word.lstrip(b"\n")):
             raise UserError(f"{self.path} is damaged before byte {place + strange.start()}: no word begins at {place}")
 
@@ -188,19 +182,12 @@ class VectorFile:
         return words, values
 
 
-@dataclass(frozen=True)
-class _Line:
-    place: str
-    word: bytes
-    numbers: bytes
-
-
 _NUMBER = re.compile(rb"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _OF_NUMBERS = b"0123456789+-.eEnaifNAIF \r"
 
 
 def _is_text(entries: bytes, width: int) -> bool:
-    """Whether the first word is followed by written numbers; one or two damaged digits do not make it binary."""
+    """Tells whether written numbers follow the first word; one or two damaged digits do not make them binary."""
     numbers = entries.partition(b" ")[2].partition(b"\n")[0]
     known = len(numbers) - len(numbers.translate(None, _OF_NUMBERS))
     return 2 * len(numbers.split()) > width and known >= 0.9 * len(numbers)
@@ -217,14 +204,14 @@ def _numbers(texts: Sequence[bytes], width: int) -> NDArray[np.float32]:
     return found
 
 
-def _check_numbers(line: _Line, width: int) -> None:
+def _check_numbers(place: str, numbers: bytes, width: int) -> None:
     try:
-        _numbers([line.numbers], width)
+        _numbers([numbers], width)
     except ValueError as error:
         reason = str(error).replace("Invalid UTF8 payload", "bytes in no number")
         if bad := re.search(r"'(.*)'", reason, re.DOTALL):
             reason = f"{bad[1]!r} where a number should be"
-        raise UserError(f"{line.place} has {reason}") from None
+        raise UserError(f"{place} has {reason}") from None
 
 
 class _Ticking(FileIO):
@@ -245,8 +232,12 @@ _NO_ARCHIVE = (*_UNREADABLE, ValueError, RuntimeError, struct.error)  # and whil
 @contextmanager
 def _opened(path: Path, packed: str, tick: Tick = lambda size: None) -> Iterator[BufferedReader]:
     with _Ticking(path, tick) as raw:
+        file: Any = BufferedReader(raw, BUFFER)
         try:
-            file = _unpacked(path, packed, _buffered(raw))
+            if packed == "gzip":
+                file = BufferedReader(cast(Any, gzip.GzipFile(fileobj=file)), BUFFER)
+            elif packed == "zip":
+                file = BufferedReader(_only_file(path, zipfile.ZipFile(file)), BUFFER)
         except _NO_ARCHIVE as error:
             raise _unreadable(path, raw, error) from None
         with file:
@@ -256,27 +247,14 @@ def _opened(path: Path, packed: str, tick: Tick = lambda size: None) -> Iterator
                 raise _unreadable(path, raw, error) from None
 
 
-def _unpacked(path: Path, packed: str, file: BufferedReader) -> BufferedReader:
-    if packed == "gzip":
-        return _buffered(gzip.GzipFile(fileobj=file))
-    if packed == "zip":
-        archive = zipfile.ZipFile(file)
-        return _buffered(archive.open(_member(path, archive)))
-    return file
-
-
 def _unreadable(path: Path, raw: FileIO, error: Exception) -> UserError:
     place = 0 if raw.closed else raw.tell()
     return UserError(f"{path} was cut or damaged, at byte {place} or before: {error}")
 
 
-def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+def _only_file(path: Path, archive: zipfile.ZipFile) -> Any:
     files = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
     if len(files) != 1:
         names = ", ".join(info.filename for info in files)
         raise UserError(f"{path} has {len(files)} files in it, so unpack the one that is meant: {names}")
-    return files[0]
-
-
-def _buffered(file: Any) -> BufferedReader:
-    return BufferedReader(file, BUFFER)
+    return archive.open(files[0])

@@ -4,7 +4,7 @@
     | a JSON object: width, rows, words, checksums | its length and checksum
 
 All numbers are little-endian. Hashes have 128 bits, so no two words share one. An entry is a row's number and the
-crc32c of the word and the row: every row is checked when it is looked up, and all hashes when one is opened.
+crc32c of the word and the row, which is checked when it is looked up.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from google_crc32c import extend, value
@@ -64,7 +64,7 @@ class VectorIndex:
         return index
 
     def entries(self, wanted: Collection[bytes], tick: Tick = lambda size: None) -> Iterator[Vectors]:
-        """The wanted words that the index has, with their vectors, some at a time; `tick` gets the bytes read."""
+        """The wanted words that the index has, as `VectorFile.entries` gives them."""
         data = np.asarray(np.memmap(self.path, np.uint8, "r"))
         hashes = data[self._hashes_at : self._entries_at]
         if value(hashes) != self.hashes_crc:
@@ -105,23 +105,18 @@ def write_index(source: VectorFile, path: Path, tick: Tick = lambda size: None) 
             file.write(data.tobytes())
             rows.update(zip(words, range(len(checksums), len(checksums) + len(words)), strict=True))
             checksums.extend(map(_checksum, words, data))
-        hashes_crc = _write_tables(file, rows, np.frombuffer(checksums, np.uint32))
+        hashes = np.array([_hash(word) for word in rows], "S16")
+        order = np.argsort(hashes)
+        entries = np.empty(len(rows), ENTRY)
+        entries["row"] = np.fromiter(rows.values(), np.uint32, len(rows))[order]
+        entries["crc"] = np.frombuffer(checksums, np.uint32)[entries["row"]]
+        sorted_hashes = hashes[order].tobytes()
+        file.write(sorted_hashes + entries.tobytes())
+        hashes_crc = value(sorted_hashes)
         index = VectorIndex(path, source.width, len(checksums), len(rows), hashes_crc, sha256_of(source.path))
         described = json.dumps({name: fact for name, fact in asdict(index).items() if name != "path"}).encode()
         file.write(described + len(described).to_bytes(4, "little") + value(described).to_bytes(4, "little"))
     return index
-
-
-def _write_tables(file: BinaryIO, rows: dict[bytes, int], checksums: NDArray[np.uint32]) -> int:
-    """Returns the checksum of the hashes."""
-    hashes = np.array([_hash(word) for word in rows], "S16")
-    order = np.argsort(hashes)
-    entries = np.empty(len(rows), ENTRY)
-    entries["row"] = np.fromiter(rows.values(), np.uint32, len(rows))[order]
-    entries["crc"] = checksums[entries["row"]]
-    data = hashes[order].tobytes()
-    file.write(data + entries.tobytes())
-    return int(value(data))
 
 
 def _hash(word: bytes) -> bytes:

@@ -36,20 +36,16 @@ class Encoder(Protocol):
 def check_words(what: str, words: Sequence[str], specials: tuple[str, ...]) -> None:
     if tuple(words[: len(specials)]) != specials or len(set(words)) < len(words):
         raise ValueError(f"a {what} starts with {' '.join(specials)} and has no word twice")
-    wrong = next((word for word in words if word.split() != [word]), None)
-    if wrong is not None:
-        raise ValueError(f"{wrong!r} is no word: it is empty or has white space in it")
-    if wrong := next((word for word in words if any("\ud800" <= letter <= "\udfff" for letter in word)), None):
-        raise ValueError(f"{wrong!r} is no word: it is not Unicode, and cannot be written")
+    for word in words:
+        if word.split() != [word]:
+            raise ValueError(f"{word!r} is no word: it is empty or has white space in it")
+        if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise ValueError(f"{word!r} is no word: it is not Unicode, and cannot be written")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by their ids, the four special ones first, with the tokenizer and the cleaning that they come from.
-
-    Its file has a line with the tokenizer, the cleaning unless it is none, the number of words and a checksum, then one
-    line a word.
-    """
+    """Words by their ids, the four special ones first, with the tokenizer and the cleaning that they come from."""
 
     tokenizer: str
     words: tuple[str, ...]
@@ -61,8 +57,7 @@ class Vocabulary:
 
     @classmethod
     def build(cls, captions: Iterable[str], tokenizer: str, minimum_count: int, cleaning: str = "none") -> "Vocabulary":
-        counts = count_words(captions, tokenizer, cleaning)
-        return cls.of_counts(counts.items(), tokenizer, minimum_count, cleaning)
+        return cls.of_counts(count_words(captions, tokenizer, cleaning).items(), tokenizer, minimum_count, cleaning)
 
     @classmethod
     def of_counts(
@@ -80,7 +75,7 @@ class Vocabulary:
         return len(self.words)
 
     def encode(self, caption: str) -> NDArray[np.int32]:
-        """The ids from <start> to <end>; a caption that spells a special word gets <unk> for it."""
+        """The ids from <start> to <end>."""
         return np.array([START, *map(self.id_of, self._split(caption)), END], np.int32)
 
     def id_of(self, word: str) -> int:
@@ -88,12 +83,12 @@ class Vocabulary:
         return self._ids.get(word, UNKNOWN)
 
     def to_bytes(self) -> bytes:
+        """A file with the tokenizer and the cleaning unless it is none; see `words_file`."""
         cleaning = () if self.cleaning == "none" else (self.cleaning,)
         return words_file(self.words, self.tokenizer, *cleaning)
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> "Vocabulary":
-        """`where` is named if the file is cut, edited or no vocabulary."""
         words, tokenizer, *cleaning = read_words_file(data, f"{where} is not the vocabulary")
         return cls(tokenizer, words, *cleaning)
 
@@ -108,10 +103,9 @@ class Vocabulary:
 
 @dataclass(frozen=True, eq=False)
 class ReleasedVocabulary:
-    """The word ids of a released file (VSE++, PVSE, PCME), in any order; captions are split by NLTK.
+    """The word ids of a released file (VSE++, PVSE, PCME), in any order; NLTK splits captions as a whole.
 
-    A caption is split as a whole; the official code splits its sentences first. With PCME's words, 18 of the 25,000
-    captions of COCO's test split get other ids by that.
+    The official code splits sentences first: with PCME's words, 18 of COCO's 25,000 test captions get other ids by it.
     """
 
     ids: Mapping[str, int]
@@ -135,7 +129,6 @@ class ReleasedVocabulary:
         return tuple(sorted(self.ids, key=self.ids.__getitem__))
 
     def encode(self, caption: str) -> NDArray[np.int32]:
-        """The ids from <start> to <end>, with <unk> for unknown words."""
         start, end, unknown = (self.ids[SPECIALS[name]] for name in (START, END, UNKNOWN))
         found = [self.ids.get(word, unknown) for word in self._split(caption)]
         return np.array([start, *found, end], np.int32)
@@ -188,7 +181,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _unpickled(data: bytes) -> Any:
     """Unpickles a vocabulary, which has no tuples: many, one within the other, would take for ever to hash."""
-    if sum(name in _TUPLES for name in (code.name for code, _, _ in pickletools.genops(data))) > FEW_TUPLES:
+    if sum(code.name in _TUPLES for code, _, _ in pickletools.genops(data)) > FEW_TUPLES:
         raise pickle.UnpicklingError("it is full of tuples")
     found = _Unpickler(data).load()
     return found if isinstance(found, dict) else getattr(found, "__dict__", None)
@@ -202,7 +195,7 @@ def words_file(words: Sequence[str], *about: str) -> bytes:
 
 
 def read_words_file(data: bytes, is_not: str) -> tuple[Any, ...]:
-    """Returns the words, then the facts of the first line; `is_not` begins the message for a changed or other file."""
+    """Returns the words, then the facts; `is_not` begins the message for a changed or other file."""
     first, _, body = data.partition(b"\n")
     head, _, checksum = first.rpartition(b" ")
     if checksum != _checksum(head, body):

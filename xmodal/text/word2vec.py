@@ -1,8 +1,7 @@
 """Trains word vectors on a corpus' own captions, for want of a published file: word2vec by gensim.
 
-Skip-gram with five negatives, a window of five, five epochs, 300 numbers a word, and every word that occurs: a
-vocabulary drops the rare ones itself. One thread trains, so that the same captions give the same bytes with the same
-version of gensim on the same kind of processor.
+Skip-gram with five negatives, a window of five, five epochs, and every word that occurs: a vocabulary drops the rare
+ones. One thread trains, so that the same captions give the same bytes with the same gensim and kind of processor.
 """
 
 import sys
@@ -40,9 +39,8 @@ def train_word2vec(
     sentences = [[sys.intern(word) for word in caption] for caption in captions]
     if not any(sentences):
         raise UserError("there are no words to train vectors of")
-    fixed: dict[str, Any] = {"workers": 1, "callbacks": [Ticking()]}
-    words = {"vector_size": width, "min_count": 1, "window": 5}
-    trained = Word2Vec(sentences, sg=1, negative=5, epochs=EPOCHS, seed=seed, **words, **fixed).wv
+    words = {"vector_size": width, "min_count": 1, "window": 5, "sg": 1, "negative": 5}
+    trained = Word2Vec(sentences, epochs=EPOCHS, seed=seed, workers=1, callbacks=[Ticking()], **words).wv
     return list(trained.index_to_key), np.asarray(trained.vectors, np.float32)
 
 

@@ -21,11 +21,10 @@ def read_vectors(
     """Reads (words, width) in one pass; a word that the file lacks has NaN.
 
     A word gets the vector of the first of its `spellings` that the file has; with `exact` it has no other spelling. If
-    the file has a word twice, the last vector counts, as in torchtext, which the official code of PVSE and PCME uses
-    (gensim keeps the first). `tick` gets the bytes read.
+    the file has a word twice, the last vector counts, as in torchtext, which PVSE and PCME use. `tick` gets the bytes.
     """
     tried = [[_encoded(spelling) for spelling in ((word,) if exact else spellings(word))] for word in words]
-    slots = {some[0]: row for row, some in reversed([*enumerate(tried)]) if some}  # the row of each spelling
+    slots = {some[0]: row for row, some in reversed([*enumerate(tried)]) if some}  # each spelling's row
     others = dict.fromkeys(spelling for some in tried for spelling in some if spelling not in slots)
     slots |= zip(others, count(len(words)), strict=False)
     source = open_vectors(path)
@@ -43,13 +42,10 @@ def read_vectors(
 
 
 def spellings(word: str) -> Sequence[str]:
-    """The forms under which a word is looked up: itself, without `-`, `.` and `'`, and that up to a slash.
+    """The forms under which a word is looked up, as PVSE does (docs/models.md#pvse-encoders).
 
-    So the official code of PVSE does (docs/models.md#pvse-encoders). Case stays: a lower-cased vocabulary never takes
-    the vector of "Paris" for "paris", though glove.840B.300d has both.
+    Case stays: "paris" never takes the vector of "Paris".
     """
-    if word.isalnum():  # as most words are
-        return (word,)
     bare = word.replace("-", "").replace(".", "").replace("'", "")
     return tuple(dict.fromkeys(filter(None, (word, bare, bare.partition("/")[0]))))
 
@@ -59,17 +55,17 @@ def open_vectors(path: Path) -> VectorFile | VectorIndex:
 
 
 def vectors_sha256(path: Path) -> str:
-    """The sha256 of a word-vector file, or of the file that an index was made from; other files are refused."""
+    """The sha256 of a word-vector file, or of the file that an index was made from."""
     source = open_vectors(path)
     return source.source_sha256 if isinstance(source, VectorIndex) else sha256_of(source.path)
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Counts the words that have a vector and, where it is known how often each word occurs, their occurrences."""
+    """Counts the words that have a vector and, if known, their occurrences."""
 
     words: int
-    missing: tuple[str, ...]  # the frequent ones first, if frequencies are known
+    missing: tuple[str, ...]  # by frequency, if that is known
     occurrences: int | None = None
     occurrences_missing: int | None = None
 

@@ -1,7 +1,7 @@
-"""WordNet: synonyms, and the concepts that a caption names by them, which are the query of A3VSE's s_g baseline.
+"""WordNet: synonyms, and the concepts that a caption names by them: the query of A3VSE's s_g baseline.
 
-WordNet may be the `wordnet` of NLTK's data (a folder, or the zip that its downloader leaves), Debian's `wordnet-base`,
-or any other folder of the same files. Each part of speech has these, as wndb(5WN) describes them:
+WordNet is a folder or zip of these files for each part of speech, as wndb(5WN) describes them: the `wordnet` of NLTK's
+data, Debian's `wordnet-base`, or others.
 
     data.noun     02084071 05 n 03 dog 0 domestic_dog 0 Canis_familiaris 0 023 @ 02083346 n 0000 … | a member of …
     index.noun    dog n 7 5 @ ~ #m #p %p 7 1 02084071 10114209 10023039 09886220 07676602 03901548 02710044
@@ -9,21 +9,21 @@ or any other folder of the same files. Each part of speech has these, as wndb(5W
 
 A synset's name is the byte at which its line starts in `data`. Lines of the licence start with a blank.
 
-A3VSE expands the tokens of a sentence by WordNet's synsets and sets the concepts found to one; more is not known of it
-(docs/models.md#concept-baseline). What is ours: every run of words that names something counts, also inside a longer
-one, so that a "hot dog" names a dog; each in all its parts of speech, base forms and senses; names match whole,
-whatever their case, and `_` is a blank; a name that WordNet lacks is a noun without synonyms. Function words name
-nothing by themselves: to WordNet "a" is a vitamin too, and "in" an inch.
+The paper says no more than docs/models.md#concept-baseline. Ours: every run of words that names something counts, also
+inside a longer one, so that a "hot dog" names a dog; each in all its parts of speech, base forms and senses; names
+match whole, whatever their case, and `_` is a blank; a name that WordNet lacks is a noun without synonyms. Function
+words name nothing by themselves: to WordNet "a" is a vitamin too, and "in" an inch.
 """
 
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources.abc import Traversable
+from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,22 +31,14 @@ from numpy.typing import NDArray
 from xmodal.errors import UserError
 from xmodal.text.tokenizers import Tokenizer, tokenizer
 
+T = TypeVar("T")
 Synset: TypeAlias = tuple[str, ...]  # its lemmas, in lower case, with _ between words
 DEBIAN = Path("/usr/share/wordnet")
-ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {  # of an inflected form and of its base, see morphy(7WN)
-    "noun": (
-        ("s", ""),
-        ("ses", "s"),
-        ("xes", "x"),
-        ("zes", "z"),
-        ("ches", "ch"),
-        ("shes", "sh"),
-        ("men", "man"),
-        ("ies", "y"),
-    ),
-    "verb": (("s", ""), ("ies", "y"), ("es", "e"), ("es", ""), ("ed", "e"), ("ed", ""), ("ing", "e"), ("ing", "")),
-    "adj": (("er", ""), ("est", ""), ("er", "e"), ("est", "e")),
-    "adv": (),
+ENDINGS = {  # of inflected forms with that of the base, see morphy(7WN)
+    "noun": "s: ses:s xes:x zes:z ches:ch shes:sh men:man ies:y",
+    "verb": "s: ies:y es:e es: ed:e ed: ing:e ing:",
+    "adj": "er: est: er:e est:e",
+    "adv": "",
 }
 _CLOSED_CLASSES = """
     a an the this that these those i me my you your he him his she her it its we us our they them their who whom whose
@@ -71,14 +63,15 @@ class WordNet:
 
     def bases(self, word: str, part: str) -> list[str]:
         """The lemmas that a word is a form of: the word itself, then those by the rules of WordNet's Morphy."""
-        rules = ((ending, base) for ending, base in ENDINGS[part] if word.endswith(ending))
-        forms = self.irregular[part].get(word) or [word.removesuffix(ending) + base for ending, base in rules]
+        rules = (rule.split(":") for rule in ENDINGS[part].split())
+        regular = (word.removesuffix(ending) + base for ending, base in rules if word.endswith(ending))
+        forms = self.irregular[part].get(word, regular)
         return [form for form in dict.fromkeys((word, *forms)) if form in self.senses[part]]
 
 
 @dataclass(frozen=True, eq=False)
 class Concepts:
-    """A list of concepts, and which of them captions name: `encode` gives positions, `k_hot` query vectors."""
+    """A list of concepts, and which of them captions name."""
 
     names: tuple[str, ...]
     wordnet: WordNet
@@ -98,7 +91,7 @@ class Concepts:
         return len(self.names)
 
     def encode(self, caption: str) -> NDArray[np.int32]:
-        """The positions of the concepts that a caption names, ascending and each once; there may be none."""
+        """The positions of the concepts that a caption names, ascending."""
         words = [word.lower() for word in self._split(caption)]
         found = {position for form in self._forms(words) for position in self._positions_of(form)}
         return np.array(sorted(found), np.int32)
@@ -122,8 +115,8 @@ class Concepts:
                 yield form
 
     def _positions_of(self, form: str) -> list[int]:
-        if (known := self._known.get(form)) is not None:
-            return known
+        if form in self._known:
+            return self._known[form]
         found = [self._positions[lemma] for lemma in self._widened.synonyms(form) if lemma in self._positions]
         if "_" not in form:  # there are far more runs of words than words
             self._known[form] = found
@@ -145,7 +138,7 @@ class Concepts:
 
     @cached_property
     def _beginnings(self) -> set[str]:
-        """All beginnings of longer names: fire of fire_hydrant, hot and hot_dog of hot_dog_stand."""
+        """All beginnings of longer names: hot and hot_dog of hot_dog_stand."""
         names = {name for some in (*self._widened.senses.values(), *self.wordnet.irregular.values()) for name in some}
         parts = (name.split("_") for name in names)
         return {"_".join(words[:count]) for words in parts for count in range(1, len(words))}
@@ -156,14 +149,19 @@ class Concepts:
 
 
 def read_wordnet(path: Path | None = None) -> WordNet:
-    """Reads a whole folder or zip, in a second; without a path, NLTK's data or Debian's package."""
+    """Reads a folder or zip; without a path, NLTK's data or Debian's package."""
     files = _files(path)
     senses = {part: _senses(files, part) for part in ENDINGS}
     return WordNet(senses, {part: _irregular(files, part) for part in ENDINGS})
 
 
 def _files(path: Path | None) -> Traversable:
-    places = [path] if path else [*_in_nltk(), DEBIAN]
+    try:
+        from nltk.data import path as folders  # type: ignore[import-untyped]
+    except ImportError:
+        folders = [Path.home() / "nltk_data"]
+    in_nltk = [Path(folder, "corpora", name) for folder in folders for name in ("wordnet", "wordnet.zip")]
+    places = [path] if path else [*in_nltk, DEBIAN]
     for place in places:
         if place.is_dir():
             return place
@@ -178,88 +176,70 @@ def _files(path: Path | None) -> Traversable:
     )
 
 
-def _in_nltk() -> list[Path]:
-    """The places where NLTK would look; its environment variables may name some."""
-    try:
-        from nltk.data import path as folders  # type: ignore[import-untyped]
-    except ImportError:
-        folders = [Path.home() / "nltk_data"]
-    return [Path(folder, "corpora", name) for folder in folders for name in ("wordnet", "wordnet.zip")]
-
-
 def _senses(files: Traversable, part: str) -> dict[str, tuple[Synset, ...]]:
-    synsets, found = _synsets(files, part), dict[str, tuple[Synset, ...]]()
-    index, unseen = f"index.{part}", set(synsets)
-    for number, _, line in _lines(files, index):
-        try:
-            lemma, _, count, *rest = line.split()
-            places = [int(place) for place in rest[-int(count) :]]
-            if rest[-int(count) - 2] != count:  # a line has the count twice
-                raise ValueError(line)
-            found[lemma] = tuple(synsets[place] for place in places)
-        except (ValueError, LookupError):
-            raise _damage(files / index, number, f"is no word with synsets of data.{part}") from None
-        unseen.difference_update(places)
-    if unseen or not found:
+    synsets = dict(_parsed(files, f"data.{part}", _synset, "is no synset of WordNet"))
+
+    def word(place: int, line: str) -> tuple[str, list[int]]:
+        lemma, _, count, *rest = line.split()
+        places = [int(number) for number in rest[-int(count) :]]
+        if rest[-int(count) - 2] != count or not synsets.keys() >= set(places):  # a line has the count twice
+            raise ValueError(line)
+        return lemma, places
+
+    index = dict(_parsed(files, f"index.{part}", word, f"is no word with synsets of data.{part}"))
+    unseen = synsets.keys() - set(chain.from_iterable(index.values()))
+    if unseen or not index:
         lost = f"its words lack synset {min(unseen):08} of data.{part}" if unseen else "it has no words"
-        raise UserError(f"{files / index} was cut: {lost}")
-    return found
+        raise UserError(f"{files / f'index.{part}'} was cut: {lost}")
+    return {lemma: tuple(synsets[place] for place in places) for lemma, places in index.items()}
 
 
-def _synsets(files: Traversable, part: str) -> dict[int, Synset]:
-    found = dict[int, Synset]()
-    for number, place, line in _lines(files, f"data.{part}"):
-        try:
-            found[place] = _synset(line, place)
-        except ValueError:
-            raise _damage(files / f"data.{part}", number, "is no synset of WordNet") from None
-    return found
-
-
-def _synset(line: str, place: int) -> Synset:
+def _synset(place: int, line: str) -> tuple[int, Synset]:
     fields, bar, _ = line.partition("|")
     name, _, _, count, *rest = fields.split()
     words = rest[: 2 * int(count, 16) : 2]
     if not bar or int(name) != place or len(words) != int(count, 16):
         raise ValueError(line)
-    return tuple(word.partition("(")[0].lower() for word in words)  # some adjectives end with a mark: afloat(p)
+    return place, tuple(word.partition("(")[0].lower() for word in words)  # some adjectives end with a mark: afloat(p)
 
 
 def _irregular(files: Traversable, part: str) -> dict[str, tuple[str, ...]]:
+    def bases_of(place: int, line: str) -> tuple[str, list[str]]:
+        form, base, *others = line.split()
+        return form, [base, *others]
+
     found = dict[str, tuple[str, ...]]()
-    for number, _, line in _lines(files, f"{part}.exc"):
-        form, *bases = line.split()
-        if not bases:
-            raise _damage(files / f"{part}.exc", number, "has no base form")
+    for form, bases in _parsed(files, f"{part}.exc", bases_of, "has no base form"):
         found[form] = (*found.get(form, ()), *bases)
     return found
 
 
-def _lines(files: Traversable, name: str) -> Iterator[tuple[int, int, str]]:
-    """Yields each line's number, the byte at which it starts, and its text; lines of the licence are left out."""
-    data, place = _read(files, name), 0
+def _parsed(files: Traversable, name: str, parse: Callable[[int, str], T], wrong: str) -> Iterator[T]:
+    """Parses lines, each with the byte at which it starts; lines of the licence are left out."""
+    file = files / name
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{files} has no {name}, so it is no WordNet, or a part of one") from None
+    except (OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # encrypted, or of an unknown method
+        raise UserError(f"{file} cannot be read: {error}") from None
+
+    place = 0
     for number, line in enumerate(data.split(b"\n"), 1):
         if line and place + len(line) == len(data):
-            raise _damage(files / name, number, "has no end")
+            raise _damage(file, number, "has no end")
         if line.strip() and not line.startswith(b" "):
             try:
-                yield number, place, line.decode()
+                yield parse(place, line.decode())
             except UnicodeDecodeError:
-                raise _damage(files / name, number, "is no text") from None
+                raise _damage(file, number, "is no text") from None
+            except (ValueError, LookupError):
+                raise _damage(file, number, wrong) from None
         place += len(line) + 1
 
 
 def _damage(file: Traversable, number: int, what: str) -> UserError:
     return UserError(f"{file}, line {number} {what}: it was cut or changed, so get WordNet again")
-
-
-def _read(files: Traversable, name: str) -> bytes:
-    try:
-        return (files / name).read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{files} has no {name}, so it is no WordNet, or a part of one") from None
-    except (OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # encrypted, or of an unknown method
-        raise UserError(f"{files / name} cannot be read: {error}") from None
 
 
 def _lemma(name: str) -> str:
