@@ -30,6 +30,7 @@ GROUPS = {  # in this order; a group that is not named here comes after them, by
     "exchange": "exchange",
     "installation": "this installation",
 }
+MOST_FILES_WITHIN_FILES = 20
 HELP = """\
 usage: xmodal [-h] [--version] COMMAND ...
 
@@ -63,15 +64,28 @@ examples:
 def load_all() -> dict[str, ModuleType]:
     """Maps each command, as it is typed, to its module."""
     names = sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_"))
-    return {name.removesuffix("_"): importlib.import_module(f"{__name__}.{name}") for name in names}
+    return {name.removesuffix("_").replace("_", "-"): importlib.import_module(f"{__name__}.{name}") for name in names}
 
 
 class Parser(argparse.ArgumentParser):
     """Reads `@FILE` arguments and says more than argparse where a required root is missing."""
 
+    _files_within_files = 0
+
     def convert_arg_line_to_args(self, line: str) -> list[str]:
         line = line.strip()
         return [line] if line and not line.startswith("#") else []
+
+    def _read_args_from_files(self, arg_strings: list[str]) -> list[str]:
+        self._files_within_files += 1
+        if self._files_within_files > MOST_FILES_WITHIN_FILES:
+            self.error("an @FILE names itself: leave that line out")
+        try:
+            return super()._read_args_from_files(arg_strings)
+        except UnicodeDecodeError as error:
+            self.error(f"an @FILE is not UTF-8 text ({error})")
+        finally:
+            self._files_within_files -= 1
 
     def error(self, message: str) -> NoReturn:
         if "required" in message and "--root" in message:

@@ -43,8 +43,10 @@ def run(args: Args) -> Result:
     options = _flags.build_options(args)
     targets, storage = _flags.parse_targets(args, options), options.storage
     rows, notes = [], []
-    if ignored := unread(options.settings, [stage for _, stages in targets for stage in stages]):
+    if ignored := unread(options, [stage for _, stages in targets for stage in stages]):
         options.progress.say(f"no stage of this build reads {', '.join(ignored)}")
+    for work, stages in targets:
+        work.refuse_early(stages)
     for work, stages in targets:
         corpus, place = work.corpus, work.options.list_at
         with building(storage, corpus, place):

@@ -25,7 +25,7 @@ from xmodal.errors import UserError
 
 GROUP = "data"
 WEB_PAGE = b"<html>the page is gone</html>"
-FAILURES = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 def flags(parser: Parser) -> None:

@@ -1,4 +1,4 @@
-"""Tries failed files again, or failed clips of CORPUS/frames, and nothing else.
+"""Tries failed files again, or failed rows of one stage such as CORPUS/frames, and nothing else.
 
 examples:
   xmodal retry coco --root data
@@ -12,7 +12,7 @@ GROUP = "data"
 
 
 def flags(parser: Parser) -> None:
-    _flags.targets(parser, "CORPUS[/frames]")
+    _flags.targets(parser, "CORPUS[/STAGE]")
     parser.add_argument("--class", dest="failure", help="only failures of this class, such as timeout or http_404")
     _flags.building(parser)
 

@@ -37,10 +37,18 @@ class CorpusBuild:
 
     def build(self, name: str) -> Output:
         """Brings a stage up to date, and whatever it needs before it."""
-        for before in stages.with_needs([name]):
-            if before not in FILE_SETS:
-                self._refuse_early(stages.load(before))
+        self.refuse_early([name])
         return self._build(name)
+
+    def refuse_early(self, names: Sequence[str]) -> None:
+        """Refuses, before anything is fetched, what is known then to be impossible."""
+        for name in stages.with_needs([*names]):
+            if name in FILE_SETS:
+                continue
+            kind = stages.load(name)
+            if self.corpus.kinds and kind.of is not None and kind.of not in self.corpus.kinds:
+                raise self._lacks(kind)
+            self._check(kind)
 
     def stage(self, name: str) -> Stage[Any, Any] | None:
         """The stage with its settings, or None while something that it needs is not finished."""
@@ -49,6 +57,7 @@ class CorpusBuild:
             outputs = self.finished_needs(kind)
             if len(outputs) < len(kind.needs):
                 return None
+            self._check(kind)
             files = {file: path for file, path in self.options.files.items() if file in kind.files}
             needs = Needs(outputs, files, lambda: self.items_of(kind.of), self.corpus)
             if "media" in kind.needs and kind.of in ITEM_KINDS and not needs.items:
@@ -103,10 +112,7 @@ class CorpusBuild:
             use_records(output)
         return output
 
-    def _refuse_early(self, kind: StageKind) -> None:
-        """Before anything is fetched, as far as it is known then."""
-        if self.corpus.kinds and kind.of is not None and kind.of not in self.corpus.kinds:
-            raise self._lacks(kind)
+    def _check(self, kind: StageKind) -> None:
         if kind.check:
             kind.check(self.config(kind), self.options.files)
 
@@ -125,10 +131,12 @@ def stages_of(corpus: Corpus) -> list[str]:
     return [name for name in stages.targets() if kinds.get(name) in (None, *corpus.kinds)]
 
 
-def unread(settings: Iterable[str], names: Sequence[str]) -> list[str]:
-    """Settings that no build of these stages reads, nor of what they are made from."""
+def unread(options: BuildOptions, names: Sequence[str]) -> list[str]:
+    """Settings and files that no build of these stages reads, nor of what they are made from."""
     read = {"records", *stages.with_needs([*names])}
-    return [setting for setting in settings if setting.partition(".")[0] not in read]
+    files = {file for name in read - {*FILE_SETS} for file in stages.load(name).files}
+    settings = [setting for setting in options.settings if setting.partition(".")[0] not in read]
+    return settings + [f"--file {name}" for name in options.files if name not in files]
 
 
 def build_stages(work: CorpusBuild, names: Iterable[str]) -> list[dict[str, Any]]:

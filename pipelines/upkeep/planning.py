@@ -70,5 +70,6 @@ def _estimate(work: CorpusBuild, name: str, left: float) -> dict[str, int]:
     items = len(work.items_of(kind.of)) if is_parsed else work.corpus.counts.get("items")
     if kind.estimate is None or items is None:
         return {}
-    estimate = kind.estimate(work.config(kind), items, work.finished_needs(kind))
+    stage = work.stage(name)  # whose config has what `make` filled in
+    estimate = kind.estimate(stage.config if stage else work.config(kind), items, work.finished_needs(kind))
     return {"writes": round(left * estimate)}

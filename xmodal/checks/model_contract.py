@@ -240,7 +240,9 @@ def determinism(recipe: Recipe) -> Iterator[str]:
         scores += [similarity(model.eval(), stream.visual, stream.text) for _ in range(2)]
     if not all(torch.equal(scores[0], score) for score in scores[1:]):
         yield "the same network gives other scores a second time, in evaluation mode on a CPU"
-    if not torch.equal(*losses):
+    if not all(loss.isfinite() for loss in losses):
+        yield "the loss of a batch is not finite"
+    elif not torch.equal(*losses):
         yield "the same seed gives another loss a second time: draw by torch, not by random or numpy"
 
 

@@ -350,7 +350,7 @@ def _model(run: str, started: Run, device: str, word_vectors: NDArray[np.float32
     torch.manual_seed(started.recipe.seed)
     model = run_folder.network(run, started, word_vectors)
     if not isinstance(model, nn.Module) or not isinstance(model, Trainable):
-        raise UserError(f"{started.recipe.name}: {type(model).__name__} does not learn by gradients")
+        raise UserError(f"{started.recipe.name}: {type(model).__name__} has no objective(batch) to be trained by")
     return model.to(device)
 
 
