@@ -140,7 +140,7 @@ def _arrow_type(declared: object) -> pa.DataType:
 
 
 class Tables:
-    """Writes rows as they come, each kind to its own file, in exactly full row groups, of which it holds one a kind."""
+    """Writes rows as they come, each kind to its own file, in full row groups; it holds one a kind."""
 
     def __init__(self, files: Mapping[str, BinaryIO], row_group: int) -> None:
         self.counts = dict.fromkeys(ROWS, 0)
