@@ -4,8 +4,8 @@ A command's module has a docstring, which is its help (first line: the summary; 
 
     GROUP                     one word: the part of `xmodal --help` that lists it
     flags(parser)             declares its arguments
-    run(args)                 does the work; returns plain JSON values, which --json prints
-    text(result)              gives the lines that a person reads in place of the JSON
+    run(args)                 does the work; returns plain JSON values, which --json prints, or a text
+    text(result)              gives the lines that a person reads in place of the JSON; not needed for a text
     exit_code(result)         may be left out: always 0
 
 Heavy imports stand inside `run`. An underscore at the end of a module's name is no part of the command's (`import_`).
@@ -30,6 +30,7 @@ GROUPS = {  # in this order; a group that is not named here comes after them, by
     "exchange": "exchange",
     "installation": "this installation",
 }
+MOST_FILES_WITHIN_FILES = 20
 HELP = """\
 usage: xmodal [-h] [--version] COMMAND ...
 
@@ -63,15 +64,28 @@ examples:
 def load_all() -> dict[str, ModuleType]:
     """Maps each command, as it is typed, to its module."""
     names = sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_"))
-    return {name.removesuffix("_"): importlib.import_module(f"{__name__}.{name}") for name in names}
+    return {name.removesuffix("_").replace("_", "-"): importlib.import_module(f"{__name__}.{name}") for name in names}
 
 
 class Parser(argparse.ArgumentParser):
     """Reads `@FILE` arguments and says more than argparse where a required root is missing."""
 
+    _files_within_files = 0
+
     def convert_arg_line_to_args(self, line: str) -> list[str]:
         line = line.strip()
-        return [] if not line or line.startswith("#") else [line]
+        return [line] if line and not line.startswith("#") else []
+
+    def _read_args_from_files(self, arg_strings: list[str]) -> list[str]:
+        self._files_within_files += 1
+        if self._files_within_files > MOST_FILES_WITHIN_FILES:
+            self.error("an @FILE names itself: leave that line out")
+        try:
+            return super()._read_args_from_files(arg_strings)
+        except UnicodeDecodeError as error:
+            self.error(f"an @FILE is not UTF-8 text ({error})")
+        finally:
+            self._files_within_files -= 1
 
     def error(self, message: str) -> NoReturn:
         if "required" in message and "--root" in message:
@@ -87,7 +101,7 @@ class _Xmodal(Parser):
         for name, command in load_all().items():
             title = GROUPS.get(command.GROUP, command.GROUP)
             groups.setdefault(title, []).append(f"  {name:12} {summary(command)}")
-        listed = ("\n".join([f"{title}:", *lines]) for title, lines in groups.items() if lines)
+        listed = ["\n".join([f"{title}:", *lines]) for title, lines in groups.items()]
         return HELP.format(commands="\n\n".join(listed))
 
 
@@ -101,13 +115,10 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"xmodal {__version__}")
     commands = whole.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     for name, command in load_all().items():
-        about, heading, examples = (command.__doc__ or "").partition("\nexamples:\n")
+        formatter = argparse.RawDescriptionHelpFormatter
+        about, heading, examples = (command.__doc__ or "").partition("examples:\n")
         sub = commands.add_parser(
-            name,
-            help=summary(command),
-            description=about,
-            epilog=(heading + examples).strip(),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=summary(command), description=about, epilog=heading + examples, formatter_class=formatter
         )
         sub.add_argument("--json", action="store_true", help="the result as JSON on stdout")
         command.flags(sub)

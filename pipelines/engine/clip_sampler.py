@@ -47,19 +47,18 @@ class ClipSampler:
     def sample(self, data: bytes) -> SampledClip:
         """Samples a clip. If the process dies it tries once more; a clip that takes too long has no second try."""
         began, attempt = time.monotonic(), 1
-        while True:
-            jpegs: list[bytes] = []
-            row = self._sample(data, jpegs)
-            if row.status != "worker_died" or attempt == TRIES:
-                return SampledClip(row, jpegs, round(1000 * (time.monotonic() - began)), attempt)
+        row, jpegs = self._sample(data)
+        while row.status == "worker_died" and attempt < TRIES:
+            row, jpegs = self._sample(data)
             attempt += 1
+        return SampledClip(row, jpegs, round(1000 * (time.monotonic() - began)), attempt)
 
     @property
     def pid(self) -> int:
         return self._worker.pid
 
-    def _sample(self, data: bytes, jpegs: list[bytes]) -> Sampled:
-        row = Sampled(len(data))
+    def _sample(self, data: bytes) -> tuple[Sampled, list[bytes]]:
+        row, jpegs = Sampled(len(data)), list[bytes]()
         try:
             for kind, body in self._worker.call(data):
                 if kind == FRAME:
@@ -72,8 +71,8 @@ class ClipSampler:
             message = str(failure)
             if failure.status == "timeout":
                 message = f"not done after {self._worker.limit.allows(row.duration_ms):g} seconds"
-            return replace(row, status=failure.status, message=one_line(message))
-        return row
+            row = replace(row, status=failure.status, message=one_line(message))
+        return row, jpegs
 
 
 def answer(settings: dict[str, Any], data: bytes, send: Send) -> bytes:
@@ -83,10 +82,7 @@ def answer(settings: dict[str, Any], data: bytes, send: Send) -> bytes:
     def keep(frame: Frame) -> None:
         send(FRAME, frame.jpeg or encode_jpeg(frame.pixels_HW3, settings["quality"], settings["subsampling"]))
 
-    def planned(row: Sampled) -> None:
-        send(PLANNED, _json(row))
-
-    return _json(frame_sampling.sample_frames(data, keep, sampling, limits, planned))
+    return _json(frame_sampling.sample_frames(data, keep, sampling, limits, lambda row: send(PLANNED, _json(row))))
 
 
 def _json(row: Sampled) -> bytes:

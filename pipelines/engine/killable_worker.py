@@ -1,13 +1,14 @@
 """Runs a function in another process, which is killed when a call takes too long: a decoder cannot be stopped.
 
-The process is a fresh interpreter, so it knows neither torch nor Ray, and it ends with its parent, however that ends.
-Only bytes are exchanged, never pickles: whatever hostile media make of a decoder, all it can send is data. A socket of
-our own, and not a connection of multiprocessing, because a deadline must also hold in the middle of a message.
+The process is a fresh interpreter, without torch and Ray, and ends with its parent, however that ends. Only bytes are
+exchanged, never pickles: whatever hostile media make of a decoder, all it can send is data. A plain socket, and no
+connection of multiprocessing, because a deadline must also hold in the middle of a message.
 """
 
 import ctypes
 import importlib
 import json
+import math
 import os
 import resource
 import signal
@@ -135,7 +136,7 @@ class KillableWorker:
 class _Conversation:
     """Messages with a process, until a deadline. TimeoutError after it; any other OSError if the process is gone."""
 
-    def __init__(self, connection: socket.socket, seconds: float | None = None) -> None:
+    def __init__(self, connection: socket.socket, seconds: float = math.inf) -> None:
         self._socket, self._began, self.seconds = connection, time.monotonic(), seconds
 
     def send(self, kind: bytes, body: bytes) -> None:
@@ -161,12 +162,10 @@ class _Conversation:
         return bytes(data)
 
     def _hurry(self) -> None:
-        if self.seconds is None:
-            return
         left = self._began + self.seconds - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        self._socket.settimeout(left)
+        self._socket.settimeout(left if left < math.inf else None)
 
 
 def _close(process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
@@ -181,7 +180,10 @@ def _close(process: "subprocess.Popen[bytes]", connection: socket.socket) -> Non
 def serve() -> None:
     """Answers calls until the process is killed or its parent is gone."""
     function, settings, memory, parent = json.loads(sys.argv[2])
-    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c at the terminal is for the parent
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        sys.exit()
     talk = _Conversation(socket.socket(fileno=os.dup(0)))
     sys.excepthook = partial(_last_words, talk.send)  # the process ends with whatever nobody expected
     module, _, name = function.partition(":")
@@ -199,14 +201,6 @@ def serve() -> None:
 
 
 def _last_words(send: Send, kind: type[BaseException], error: BaseException, trace: object) -> None:
-    is_known = isinstance(error, UserError)
-    text = f"{error}" if is_known else f"{kind.__name__}: {error}"
+    of, text = (USER_ERROR, f"{error}") if isinstance(error, UserError) else (EXCEPTION, f"{kind.__name__}: {error}")
     with suppress(OSError):
-        send(USER_ERROR if is_known else EXCEPTION, text.encode(errors="replace"))
-
-
-def _die_with(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c at the terminal is for the parent
-    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the line above
-        sys.exit()
+        send(of, text.encode(errors="replace"))

@@ -35,30 +35,33 @@ class ProgressLine:
         started = shown = logged = time.monotonic()
         now_done = done
 
+        def line(now: float) -> str:
+            return _line(name, now_done, done, total, unit, now - started)
+
         def tick(count: int) -> None:
             nonlocal now_done, shown, logged
             now_done += count
             now = time.monotonic()
             if now - logged >= LOG_SECONDS:
                 logged = now
-                self._log(_line(name, now_done, done, total, unit, now - started))
+                self._log(line(now))
             if now - shown >= (TERMINAL_SECONDS if self._redraws else LOG_SECONDS):
                 shown = now
-                self._draw(_line(name, now_done, done, total, unit, now - started))
+                self._draw(line(now))
 
         try:
             yield tick
         finally:
-            line = _line(name, now_done, done, total, unit, time.monotonic() - started)
-            self._log(line)
-            self._draw(line, last=True)
+            last = line(time.monotonic())
+            self._log(last)
+            self._draw(last, is_last=True)
 
-    def _draw(self, line: str, last: bool = False) -> None:
+    def _draw(self, line: str, is_last: bool = False) -> None:
         if self._quiet:
             return
         if self._redraws:
             fits = line[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be redrawn
-            print(f"\r\x1b[K{fits}", end="\n" if last else "", file=self._stream, flush=True)
+            print(f"\r\x1b[K{fits}", end="\n" if is_last else "", file=self._stream, flush=True)
         else:
             print(line, file=self._stream, flush=True)
 
@@ -69,13 +72,10 @@ def _line(name: str, now_done: int, before: int, total: int, unit: str, seconds:
     text = f"{name}: {now_done:,}/{total:,} {unit} ({percent} %)"
     if now_done == before:
         return text + (", all done before" if now_done == total else "")
+    text += f", {rate:,.1f} {unit}/s" if rate >= 1 else f", {60 * rate:.1f} {unit}/min"
     if now_done < total and rate > 0:
-        return f"{text}, {_rate(rate, unit)}, {duration((total - now_done) / rate)} left"
-    return f"{text}, {_rate(rate, unit)}, in {duration(seconds)}"
-
-
-def _rate(rate: float, unit: str) -> str:
-    return f"{rate:,.1f} {unit}/s" if rate >= 1 else f"{60 * rate:.1f} {unit}/min"
+        return f"{text}, {duration((total - now_done) / rate)} left"
+    return f"{text}, in {duration(seconds)}"
 
 
 def duration(seconds: float) -> str:

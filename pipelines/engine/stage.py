@@ -23,6 +23,11 @@ Inputs = tuple[Output, ...]
 Counts = Mapping[str, int]
 
 
+def one_unit(name: str, work: Work, config: Any, inputs: Inputs) -> Iterator[tuple[str, Work]]:
+    """Plans a single unit: `partial(one_unit, "words", None)` is the plan of such a stage."""
+    yield name, work
+
+
 class Sink(Protocol):
     """Takes the files of one unit. No reader sees any of them until the whole unit is committed."""
 
@@ -46,10 +51,10 @@ class Resources:
 class Stage(Generic[Config, Work]):
     """`version` rises with every change of code that changes bytes: the pinned digests in the tests insist.
 
-    `inputs` are other stages or outputs that exist already (a sealed media set is no stage's work). With `reuse`, a
-    unit's work names, by checksum, everything it reads: an output of the same stage and config over other inputs then
-    lends every unit whose work is equal, as after a later seal. `passing` are classes of failures that another try may
-    be spared: units with such a failure are lent to nobody, and are what `xmodal retry` makes again.
+    `inputs` are other stages, or outputs such as a sealed media set. With `reuse`, a unit's work names by checksum all
+    that it reads: an output of the same stage and config over other inputs then lends every unit whose work is equal.
+    `passing` are classes of failures that another try may be spared: such units are lent to nobody, and `xmodal retry`
+    makes them again.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """`--set name=value`: text from the command line into a field of a frozen config, typed by that field.
 
 A setting names a field (`row_group=1024`), or a stage and a field where two stages have one of that name
-(`records.row_group=1024`). It changes the config and with it the identity: another value is another directory.
+(`records.row_group=1024`). Another value is another identity, and so another directory.
 """
 
 import inspect
@@ -19,7 +19,7 @@ C = TypeVar("C")
 
 
 def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str, object]:
-    """`stage.field` → value; what no config has, what two have and what a config refuses is named."""
+    """`stage.field` → value. UserError names what no config has, what two have and what a config refuses."""
     settings: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -78,13 +78,10 @@ def describe(config: object, stage: str) -> list[dict[str, Any]]:
 
 
 def _type_text(declared: Any) -> str:
-    if get_origin(declared) is Literal:
-        return "|".join(map(str, get_args(declared)))
-    if get_origin(declared) in (Union, types.UnionType):
-        return "|".join(map(_type_text, get_args(declared)))
-    if get_origin(declared) is tuple:
-        return ",".join(map(_type_text, get_args(declared)))
-    return {type(None): "none", Ellipsis: "..."}.get(declared) or str(declared.__name__)
+    between = {Literal: "|", Union: "|", types.UnionType: "|", tuple: ","}.get(get_origin(declared))
+    if between:
+        return between.join(map(_type_text, get_args(declared)))
+    return {type(None): "none", Ellipsis: "..."}.get(declared) or str(getattr(declared, "__name__", declared))
 
 
 def _settable(config: Any) -> list[str]:
@@ -101,29 +98,26 @@ def _is_plain(declared: Any) -> bool:
 
 
 def _convert(text: str, declared: Any) -> Any:
+    options = get_args(declared)
     if get_origin(declared) in (Union, types.UnionType):
-        options = [option for option in get_args(declared) if option is not type(None)]
-        return None if text.lower() == "none" and len(options) < len(get_args(declared)) else _convert(text, options[0])
+        if text.lower() == "none" and type(None) in options:
+            return None
+        return _convert(text, next(option for option in options if option is not type(None)))
     if get_origin(declared) is Literal:
-        return _one_of(text, {str(option): option for option in get_args(declared)})
+        return _one_of(text, {str(option): option for option in options})
     if get_origin(declared) is tuple:
-        return _tuple(text, get_args(declared))
+        parts = [part for part in text.split(",") if part]
+        if options[-1] is Ellipsis:
+            return tuple(_convert(part, options[0]) for part in parts)
+        if len(parts) != len(options):
+            raise ValueError(f"takes {len(options)} values with commas between them, not {len(parts)}")
+        return tuple(_convert(part, each) for part, each in zip(parts, options, strict=True))
     if declared is bool:
         return _one_of(text.lower(), {"true": True, "false": False})
-    if declared in (int, float):
-        return _number(text, declared)
     if declared is str:
         return text
-    raise ValueError("cannot be set from the command line")
-
-
-def _tuple(text: str, declared: tuple[Any, ...]) -> tuple[Any, ...]:
-    parts = [part for part in text.split(",") if part]
-    if declared[-1] is Ellipsis:
-        return tuple(_convert(part, declared[0]) for part in parts)
-    if len(parts) != len(declared):
-        raise ValueError(f"takes {len(declared)} values with commas between them, not {len(parts)}")
-    return tuple(_convert(part, each) for part, each in zip(parts, declared, strict=True))
+    assert declared in (int, float)
+    return _number(text, declared)
 
 
 def _number(text: str, declared: type[int] | type[float]) -> int | float:

@@ -5,7 +5,7 @@ what was known before is forgotten.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -54,6 +54,16 @@ class FileSet:
     def states(self) -> dict[str, State]:
         return {state.path: state for state in self.ledger.states()}
 
+    def lacking(self, sources: Iterable[Source]) -> list[Source]:
+        """The files that are not here as they should be."""
+        states = self.states()
+        return [s for s in sources if s.path not in states or not states[s.path].provides(s)]
+
+    def to_fetch(self) -> list[Source]:
+        """Listed files that failed before wait for `retry`, unless their bytes were lost."""
+        states = self.states()
+        return [s for s in self.listed if s.path not in states or states[s.path].lost(s)]
+
     def sealed_now(self) -> Output | None:
         """The set that was sealed last, if it is of just these files."""
         output = sealed_now(self.storage, FOLDERS[self.part], self.name)
@@ -61,12 +71,6 @@ class FileSet:
 
     def seal(self) -> Output:
         return seal(self.ledger, self.sources, self.planned)
-
-    def not_provided(self, sources: list[Source]) -> dict[str, str]:
-        """The reason of each file that is not here as it should be."""
-        found = self.states()
-        missing = (s for s in sources if s.path not in found or not found[s.path].provides(s))
-        return {s.path: f"{s.path} ({found[s.path].trouble if s.path in found else 'never tried'})" for s in missing}
 
 
 class CorpusFiles:
@@ -95,22 +99,16 @@ class CorpusFiles:
         return self._sealed[part]
 
     def build(self, part: Part) -> Output:
-        """The sealed set; files that failed before and are only listed wait for `retry`, unless their bytes were lost.
-
-        The annotations, which list the media, are built before these.
-        """
+        """The sealed set. The annotations, which list the media, are built before these."""
         if sealed := self.sealed(part):
             return sealed
         files = self.of(part)
         counts = Counter(source.path for source in files.sources)
         if shared := next((path for path, count in counts.items() if count > 1), None):
             raise UserError(f"{self._corpus.name}: {counts[shared]} files have one path, {shared}: give each its own")
-        if part == "media":
+        if part == "media" and self._corpus.unpack:
             self._unpack_annotations(files)
-        states = files.states()
-        needed = [s for s in files.required if s.path not in states or not states[s.path].provides(s)]
-        fresh = [s for s in files.listed if s.path not in states or states[s.path].lost(s)]
-        self._fetch(files, needed + fresh)
+        self._fetch(files, files.lacking(files.required) + files.to_fetch())
         return self._seal(files)
 
     def retry(self, kind: str | None = None) -> dict[str, int]:
@@ -122,7 +120,7 @@ class CorpusFiles:
             again = [source for source in files.sources if source.path in failed]
             self._fetch(files, again)
             tried += len(again)
-            recovered += len(again) - len(files.not_provided(again))
+            recovered += len(again) - len(files.lacking(again))
         return {"tried": tried, "recovered": recovered}
 
     def reseal(self) -> dict[str, str]:
@@ -134,9 +132,8 @@ class CorpusFiles:
             if part == "media" and not tried:
                 continue
             if untried := [source.path for source in files.sources if source.path not in tried]:
-                raise UserError(
-                    f"{self._corpus.name}: {len(untried):,} files were never tried, such as {untried[0]}: build first"
-                )
+                never = f"{len(untried):,} files were never tried, such as {untried[0]}"
+                raise UserError(f"{self._corpus.name}: {never}: build first")
             sealed[FOLDERS[part]] = self._seal(files).identity
         return sealed
 
@@ -144,11 +141,12 @@ class CorpusFiles:
         """The folder with files that somebody has already."""
         if not self._options.raw:
             return None
-        places = self._options.places if part == "annotations" else None
+        places = self._options.places if part == "annotations" else {}
         return RawFolder(self._options.raw, self.of(part).sources, places, self._corpus.whole_paths)
 
     def _seal(self, files: FileSet) -> Output:
-        self._refuse_missing(files)
+        if missing := files.lacking(files.required):
+            raise self._are_missing(files, missing)
         sealed = files.seal()
         before = self._sealed.get(files.part)
         self._sealed[files.part] = sealed
@@ -170,11 +168,10 @@ class CorpusFiles:
 
     def _unpack_annotations(self, files: FileSet) -> None:
         """Takes the media that lie inside the annotations, and are not here yet, into the ledger."""
-        if self._corpus.unpack is None:
-            return
-        annotations, states = self.sealed("annotations"), files.states()
-        assert annotations is not None
-        wanted = {s.path for s in files.listed if not s.url and (s.path not in states or states[s.path].lost(s))}
+        annotations = self.sealed("annotations")
+        assert annotations
+        assert self._corpus.unpack
+        wanted = {source.path for source in files.to_fetch() if not source.url}
         with TemporaryDirectory(prefix="xmodal-") as folder:
             found = self._corpus.unpack(raw_of(annotations), wanted, Path(folder))
             self._take(files, found, Path(folder))
@@ -189,21 +186,15 @@ class CorpusFiles:
                 (folder / source.path).unlink()
         return taken
 
-    def _refuse_missing(self, files: FileSet) -> None:
-        missing = files.not_provided([*files.required])
-        if missing:
-            reasons = "; ".join(list(missing.values())[:3])
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise UserError(
-                f"{self._corpus.name}: {len(missing)} of {len(files.required)} files are missing: {reasons}{more}. "
-                f"{self._cure(files, list(missing))}"
-            )
-
-    def _cure(self, files: FileSet, missing: list[str]) -> str:
+    def _are_missing(self, files: FileSet, missing: list[Source]) -> UserError:
         """Trying again is advised only where a failure may pass."""
-        states, raw = files.states(), self._options.raw
-        passing = any(path not in states or may_pass(states[path].kind) for path in missing)
-        names = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        states, raw, few = files.states(), self._options.raw, [source.path for source in missing[:3]]
+        reasons = "; ".join(f"{path} ({states[path].trouble if path in states else 'never tried'})" for path in few)
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        may_come = any(source.path not in states or may_pass(states[source.path].kind) for source in missing)
+        put = "Run the same command again, or put" if may_come else "Put"
         folder = f"the folder {raw}: neither it nor an archive in it has what was published"
-        place = folder if raw else "a folder and add --raw FOLDER"
-        return f"{'Run the same command again, or put' if passing else 'Put'} {names} into {place}"
+        return UserError(
+            f"{self._corpus.name}: {len(missing)} of {len(files.required)} files are missing: {reasons}{more}. "
+            f"{put} {', '.join(few)}{' ...' if more else ''} into {folder if raw else 'a folder and add --raw FOLDER'}"
+        )

@@ -1,44 +1,91 @@
-"""Finds the corpus that a command names: one of this package, one of a user's file or list, or a sample of one.
+"""Finds the corpus that a command names, and keeps what a root remembers of the names of users' corpora.
 
-A root remembers in NOTE where the list or Python file of a name lies, so that every command takes the name of what was
-built once. A file is executed only by commands that name its corpus: what lists the corpora of a root executes nothing.
+A corpus is one of this package, of a Python file, or of a user's lists, or a sample of one. A name's NOTE says where
+its file or list lies, so that every command takes the name of what was built once. Only commands that name a corpus
+execute its file: listing the corpora of a root executes nothing.
+
+A name belongs to the list that was last parsed under it. Another list of that name is refused, a grown one is accepted,
+and one that cannot be read changes nothing.
 """
 
 import json
 import os
+import re
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from pipelines.fetching import generated_publishers, user_lists
-from pipelines.fetching.user_lists import NOTE, UserCorpus, read_note
+from pipelines.fetching.ledger import FOLDERS, Ledger
+from pipelines.fetching.user_lists import LISTS, describe, find_lists
 from xmodal import corpora
 from xmodal.corpora import SAMPLE, Corpus, Source, sample_of
 from xmodal.errors import UserError
-from xmodal.raw.raw_files import Raw
+from xmodal.raw.raw_files import Raw, raw_of
+from xmodal.raw.readers import ending, heading
+from xmodal.records.tables import read_columns
+from xmodal.records.views import splits
+from xmodal.root.outputs import Output
+from xmodal.root.sealed_sets import blob_key, read_lock, records_now, sealed_now
 from xmodal.root.storage import Storage
+from xmodal.userdata.description import DESCRIPTION, Description
+from xmodal.userdata.user_corpus import user_corpus
 
-SAMPLE_NOTE = "{}: a sample, which may be any part of the corpus: no size, checksum or count of the whole is asked for"
+NOTE = "_runs/own/{}.json"
+GENERATED = "_runs/publishers/{}.json"  # in roots of the demo: sources in place of those that corpora pin
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+FLAGS = ("url", "caption", "id", "split", "splits", "captions", "kind", "name")
+MEASURED = ("val", "test")  # the ends of the names of splits that numbers are computed on
+FEW = 10  # items, of which a recall says nothing
+SAMPLE_HINT = "a sample, which may be any part of the corpus: no size, checksum or count of the whole is asked for"
 
 
-def find_corpus(text: str, flags: Mapping[str, str], storage: Storage, is_sample: bool = False) -> UserCorpus:
-    """The corpus that `text` names: a name, a Python file, or data of a user, of which `flags` tell columns and splits.
+@dataclass(frozen=True)
+class FoundCorpus:
+    """A corpus, and where a user has its files. A build gives its name to the list or Python file at `place`."""
+
+    corpus: Corpus
+    place: str | None = None
+    media_folder: Path | None = None
+    lists: Mapping[str, Path] = field(default_factory=dict)
+
+
+def find_corpus(text: str, flags: Mapping[str, str], storage: Storage, is_sample: bool = False) -> FoundCorpus:
+    """The corpus that `text` names; `flags` tell columns and splits of a user's data.
 
     A sample is named with the whole corpus and `is_sample`, or by its own name.
     """
-    if text not in corpora.names() and user_lists.is_data(text, flags, storage):
+    if text not in corpora.names() and is_data(text, flags, storage):
         if is_sample:
             raise UserError(f"--sample is for a corpus that says how much is in it: {text} is read as it is")
-        return user_lists.describe(text, flags, storage)
+        return _of_lists(text, flags, storage)
     if flags:
         flag = next(iter(flags))
         raise UserError(f"--{flag} is for data of your own: a list, a folder or hf://…, which {text} is not")
     if text.endswith(".py"):
         return _of_file(text, storage, is_sample)
     found = _by_name(text, storage)
-    return UserCorpus(sample_of(found.corpus)) if is_sample and not found.corpus.sample else found
+    return FoundCorpus(sample_of(found.corpus)) if is_sample and not found.corpus.sample else found
+
+
+def is_data(text: str, flags: Mapping[str, str], storage: Storage) -> bool:
+    """Whether a target is a list, folder or dataset. One that is a name too is a folder only if its lists lie there."""
+    folder = Path(text).expanduser()
+    if text.startswith("hf://") or ending(text):
+        return True
+    if not folder.is_dir():
+        return False
+    known = None if flags or "/" in text else description_of(storage, text)
+    found = [file.path for file in known.files if (folder / file.path).is_file()] if known else []
+    return known is None or any(path in LISTS or ending(path) in (".parquet", ".arrow") for path in found)
+
+
+def flags_given(flags: Namespace) -> dict[str, str]:
+    """The flags about columns and splits that were given."""
+    return {name: value for name in FLAGS if (value := getattr(flags, name, None)) is not None}
 
 
 def name_of(text: str, storage: Storage) -> str:
@@ -46,26 +93,30 @@ def name_of(text: str, storage: Storage) -> str:
     if text.endswith(".py"):
         return corpora.load(text).name
     path = Path(text).expanduser()
-    for name in _noted(storage) if path.exists() else ():
-        place = str(read_note(storage, name).get("place"))
-        if os.path.exists(place) and path.samefile(place):
-            return name
-    return text
+    return next((name for name in _noted(storage) if path.exists() and _same(str(path), _place(storage, name))), text)
 
 
 def user_corpora(storage: Storage) -> list[Corpus]:
     """The corpora of users that a root remembers; of one that a file defines, what the last build wrote down."""
-    lists = [corpus for name in user_lists.names(storage) if (corpus := user_lists.remembered(storage, name))]
-    abouts = {name: read_note(storage, name).get("about") for name in _noted(storage)}
-    return [*lists, *(_as_noted(name, about) for name, about in abouts.items() if about)]
+    names = storage.names(f"_runs/ledger/{FOLDERS['annotations']}")
+    lists = [user_corpus(known) for name in names if (known := description_of(storage, name))]
+    abouts = ((name, _note(storage, name).get("about")) for name in _noted(storage))
+    return [*lists, *(_as_noted(name, about) for name, about in abouts if about)]
 
 
-@contextmanager
-def building(storage: Storage, corpus: Corpus, place: str | None) -> Iterator[None]:
+def description_of(storage: Storage, name: str) -> Description | None:
+    """The description of a user's lists that is sealed under a name."""
+    if raw := _annotations(storage, name):
+        with raw.open(DESCRIPTION) as file:
+            return Description.from_json(file.read())
+    return None
+
+
+def building(storage: Storage, corpus: Corpus, place: str | None) -> AbstractContextManager[None]:
     """A build of a corpus, after which its name means the list or file at `place`."""
-    is_file = place is not None and place.endswith(".py")
-    if (is_file or corpus.sample) and corpus.name not in corpora.names():
-        before = read_note(storage, corpus.name)
+    if place and not place.endswith(".py"):
+        return _naming_lists(storage, corpus.name, place)
+    if (place or corpus.sample) and corpus.name not in corpora.names():
         about = {
             "homepage": corpus.homepage,
             "licence": corpus.licence,
@@ -73,49 +124,116 @@ def building(storage: Storage, corpus: Corpus, place: str | None) -> Iterator[No
             "kinds": sorted(corpus.kinds),
             "by_hand": {source.path: source.how for source in corpus.sources if source.url is None},
         }
-        note = {"place": place or before.get("place"), "about": about}
-        if note != before:  # the root may be read-only
-            storage.write(NOTE.format(corpus.name), json.dumps(note).encode())
-    with user_lists.binding_name(storage, corpus.name, None if is_file else place):
+        _write_note(storage, corpus.name, {"place": place or _place(storage, corpus.name), "about": about})
+    return nullcontext()
+
+
+@contextmanager
+def _naming_lists(storage: Storage, name: str, place: str) -> Iterator[None]:
+    """Gives a name to the list at `place` as soon as its rows are parsed; until then the name means the list before."""
+    ledger, is_done = Ledger(storage, "annotations", name), False
+    before = ledger.sealed
+    try:
         yield
+        is_done = True
+    finally:
+        sealed, made = ledger.sealed, records_now(storage, name)
+        parsed = made.about["inputs"][0]["identity"] if made else None
+        if parsed == sealed and (is_done or sealed != before):
+            _write_note(storage, name, {"place": place})
+        elif parsed and not is_done and _is_whole(Output(storage, f"{FOLDERS['annotations']}/{parsed}")):
+            ledger.use(parsed)
 
 
-def _of_file(text: str, storage: Storage, is_sample: bool) -> UserCorpus:
-    whole = corpora.load(text)
-    corpus, place = sample_of(whole) if is_sample else whole, str(Path(text).expanduser().resolve())
-    before = read_note(storage, corpus.name).get("place") or place
-    is_there = before.startswith("hf://") or os.path.exists(before)
-    if is_there and not _are_same(before, place) and corpus.name not in corpora.names():
-        raise UserError(f"{corpus.name} is {before} here: give the CORPUS of {text} another name")
-    return UserCorpus(corpus, place)
+def _is_whole(sealed: Output) -> bool:
+    """Whether all its bytes are here; damaged ones may have been forgotten."""
+    files = [locked.sha256 for locked in read_lock(sealed) if locked.sha256] if sealed.complete else [None]
+    return all(digest and sealed.storage.size(blob_key(digest)) is not None for digest in files)
 
 
-def _are_same(one: str, other: str) -> bool:
-    """Whether two Python files are one, or have the same bytes."""
-    return one == other or (one.endswith(".py") and Path(one).read_bytes() == Path(other).read_bytes())
+def hints(storage: Storage, corpus: Corpus, place: str | None, of_clips: bool) -> list[str]:
+    """Hints after a build: a column that looks as if it was meant, splits with few items, items not taken for clips."""
+    name, hints = corpus.name, [SAMPLE_HINT] if corpus.sample else []
+    description, raw, records = description_of(storage, name), _annotations(storage, name), records_now(storage, name)
+    if description and raw and records:
+        hints += _hints_of_lists(description, raw, records) if place else []
+        kinds = read_columns(records, "items.parquet", "kind")["kind"].to_pylist() if of_clips else []
+        if others := len(kinds) - kinds.count("clip"):
+            total = f"{others:,} of {len(kinds):,} items"
+            hints.append(f"{total} are not taken for clips, by their names: --kind clip takes all")
+    return [f"{name}: {hint}" for hint in hints]
 
 
-def _by_name(name: str, storage: Storage) -> UserCorpus:
+def _hints_of_lists(description: Description, raw: Raw, records: Output) -> list[str]:
+    there = heading(raw, description.files[0].path)
+    unused = [column for column in ("split", "id") if column in there and getattr(description, column) is None]
+    hints = [f"the column {one!r} is not used: --{one} {one} takes it" for one in unused]
+    sizes = {name: len(items) for name, items in splits(records).items() if name.endswith(MEASURED)}
+    sizes |= {part: 0 for part in MEASURED if not any(name.endswith(part) for name in sizes)}
+    if few := [f"{size} in {name}" for name, size in sizes.items() if size <= FEW]:
+        how = "--splits train=0.8,val=0.1,test=0.1 divides by hash, --split COLUMN takes your own"
+        hints.append(f"items {', '.join(few)}: train asks for val, evaluate for test, and R@10 of {FEW} is 100; {how}")
+    return hints
+
+
+def _of_lists(text: str, flags: Mapping[str, str], storage: Storage) -> FoundCorpus:
+    """Makes a corpus of lists. Columns and splits that no flag says are those that the root knows for its name."""
+    found = find_lists(text, flags.get("captions"))
+    name = flags.get("name") or re.sub(r"[^A-Za-z0-9._-]+", "-", found.name).strip("-._")
+    if not name:
+        raise UserError(f"{text} gives no name of letters and digits: give one with --name")
     if name in corpora.names():
-        generated = generated_publishers.recall(storage, corpora.load(name))
-        return UserCorpus(generated.corpus, None, generated.folder) if generated else UserCorpus(corpora.load(name))
-    if known := user_lists.remembered(storage, name):
-        return UserCorpus(known, media_folder=user_lists.folder_of(storage, name))
-    place, base = str(read_note(storage, name).get("place")), name.removesuffix(SAMPLE)
-    if place.endswith(".py"):
-        return UserCorpus(_of_noted_file(name, place))
+        raise UserError(f"{name} is a corpus already: give your data another name with --name")
+    known, before = description_of(storage, name), _place(storage, name)
+    if before and not _same(before, found.place):  # there the same paths may be other pictures
+        if _is_there(before):
+            raise UserError(f"{name} is {before} here: give {found.place} a name of its own with --name")
+        same_bytes = known and [file.sha256 for file in known.files] == [file.sha256 for file in found.files]
+        if known and not same_bytes and "name" not in flags:
+            raise UserError(
+                f"{name} was {before} here, which is gone: if {found.place} is that list, moved, say so with "
+                f"--name {name}; else give it a name of its own with --name"
+            )
+    try:
+        corpus = user_corpus(describe(name, found, flags, known), found.addresses)
+    except ValueError as error:
+        raise UserError(f"{text}: {error}") from None
+    return FoundCorpus(corpus, found.place, found.folder, found.paths)
+
+
+def _of_file(text: str, storage: Storage, is_sample: bool) -> FoundCorpus:
+    corpus, place = corpora.load(text), str(Path(text).expanduser().resolve())
+    corpus = sample_of(corpus) if is_sample else corpus
+    before = _place(storage, corpus.name)
+    if before and _is_there(before) and not _same(before, place):
+        raise UserError(f"{corpus.name} is {before} here: give the CORPUS of {text} another name")
+    return FoundCorpus(corpus, place)
+
+
+def _by_name(name: str, storage: Storage) -> FoundCorpus:
+    if name in corpora.names():
+        return _generated(storage, corpora.load(name)) or FoundCorpus(corpora.load(name))
+    before, base = _place(storage, name), name.removesuffix(SAMPLE)
+    if known := description_of(storage, name):
+        place = Path(before or "")
+        is_here = place.is_absolute() and place.exists()
+        folder = place if place.is_dir() else place.parent
+        return FoundCorpus(user_corpus(known), media_folder=folder if is_here else None)
+    if before and before.endswith(".py"):
+        return FoundCorpus(_of_noted_file(name, before))
     if base != name and base in corpora.names():
-        return UserCorpus(sample_of(corpora.load(base)))
-    yours = {*user_lists.names(storage), *_noted(storage)}
+        return FoundCorpus(sample_of(corpora.load(base)))
+    yours = {corpus.name for corpus in user_corpora(storage)}
     if meant := get_close_matches(name, [*corpora.names(), *sorted(yours)], n=1):
         raise UserError(f"no corpus {name!r}; did you mean {meant[0]}?")
-    return UserCorpus(corpora.load(name))  # which says what there is
+    return FoundCorpus(corpora.load(name))  # which says what there is
 
 
 def _of_noted_file(name: str, place: str) -> Corpus:
     if not os.path.exists(place):
-        cure = "name the file where it lies now, and build it once"
-        raise UserError(f"{name} was defined by {place}, which is gone: {cure}")
+        raise UserError(
+            f"{name} was defined by {place}, which is gone: name the file where it lies now, and build once"
+        )
     corpus = corpora.load(place)
     if corpus.name != name and name.endswith(SAMPLE):
         corpus = sample_of(corpus)
@@ -124,21 +242,81 @@ def _of_noted_file(name: str, place: str) -> Corpus:
     return corpus
 
 
-def _as_noted(name: str, about: Any) -> Corpus:
+def _noted(storage: Storage) -> list[str]:
+    return [name.removesuffix(".json") for name in storage.names(os.path.dirname(NOTE))]
+
+
+def _note(storage: Storage, name: str) -> dict[str, Any]:
+    """Returns what the root remembers of a name: its `place`, and of a file or a sample `about` it; or nothing."""
+    key = NOTE.format(name)
+    if not re.fullmatch(NAME, name) or storage.size(key) is None:
+        return {}
+    note: dict[str, Any] = json.loads(storage.read(key))
+    return note
+
+
+def _place(storage: Storage, name: str) -> str | None:
+    return _note(storage, name).get("place")
+
+
+def _write_note(storage: Storage, name: str, note: Mapping[str, Any]) -> None:
+    if note != _note(storage, name):  # the root may be read-only
+        storage.write(NOTE.format(name), json.dumps(note).encode())
+
+
+def _is_there(place: str) -> bool:
+    return place.startswith("hf://") or os.path.exists(place)
+
+
+def _same(one: str, other: str | None) -> bool:
+    """Whether two places are one, or Python files with the same bytes."""
+    if one == other or not other or not (os.path.exists(one) and os.path.exists(other)):
+        return one == other
+    if one.endswith(".py") and other.endswith(".py"):
+        return Path(one).read_bytes() == Path(other).read_bytes()
+    return os.path.samefile(one, other)
+
+
+def _annotations(storage: Storage, name: str) -> Raw | None:
+    """The sealed lists of a user's corpus, and their description."""
+    sealed = sealed_now(storage, FOLDERS["annotations"], name) if re.fullmatch(NAME, name) else None
+    raw = raw_of(sealed) if sealed else None
+    return raw if raw and DESCRIPTION in raw else None
+
+
+def _as_noted(name: str, about: Mapping[str, Any]) -> Corpus:
     return Corpus(
         name,
         about["homepage"],
         about["licence"],
         about["media_set"],
         tuple(Source(path, how=how) for path, how in about["by_hand"].items()),
-        _not_executed,
+        parse=lambda raw: iter(()),  # it is only listed
         kinds=frozenset(about["kinds"]),
     )
 
 
-def _not_executed(raw: Raw) -> NoReturn:
-    raise AssertionError("a corpus that is only listed is not parsed")
+def published_facts(corpus: Corpus) -> dict[str, Any]:
+    """The sources and counts of a generated corpus, as plain values."""
+    return {"sources": [asdict(source) for source in corpus.sources], "counts": dict(corpus.counts)}
 
 
-def _noted(storage: Storage) -> list[str]:
-    return [name.removesuffix(".json") for name in storage.names(os.path.dirname(NOTE))]
+def as_published(corpus: Corpus, facts: Mapping[str, Any]) -> Corpus:
+    sources = tuple(Source(**source | {"mirrors": tuple(source["mirrors"])}) for source in facts["sources"])
+    return replace(corpus, sources=sources, counts=facts["counts"])
+
+
+def remember_generated(storage: Storage, corpus: Corpus, folder: Path) -> None:
+    """Notes that this root is built from generated files, so that later commands ask for these."""
+    facts = json.dumps(published_facts(corpus) | {"folder": str(folder.absolute())}).encode()
+    key = GENERATED.format(corpus.name)
+    if storage.size(key) is None or storage.read(key) != facts:
+        storage.write(key, facts)
+
+
+def _generated(storage: Storage, corpus: Corpus) -> FoundCorpus | None:
+    try:
+        facts = json.loads(storage.read(GENERATED.format(corpus.name)))
+    except FileNotFoundError:
+        return None
+    return FoundCorpus(as_published(corpus, facts), media_folder=Path(facts["folder"]))

@@ -16,7 +16,8 @@ import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO
 
 USER_AGENT = "xmodal/0.1"
@@ -33,10 +34,6 @@ class Failed(Exception):
         super().__init__(f"{kind}: {reason}")
         self.kind, self.reason = kind, reason[:200]
 
-    @property
-    def transient(self) -> bool:
-        return may_pass(self.kind)
-
 
 def may_pass(kind: str) -> bool:
     """Whether a failure of this class may be over when the same is asked again."""
@@ -52,12 +49,12 @@ def downloaded(url: str, partial: str) -> Iterator[str]:
     whole = False
     with file:
         try:
-            _receive_or_fail(address, file, f"{path}.version")
+            _receive_or_fail(address, file, Path(f"{path}.version"))
             whole = True
             yield path
         finally:  # while it is locked: nobody may take a finished file for one to continue
-            if whole or path != partial:
-                _remove(path)
+            for name in (path, f"{path}.version") if whole or path != partial else ():
+                Path(name).unlink(missing_ok=True)
 
 
 def _claim(partial: str) -> tuple[BinaryIO, str]:
@@ -75,12 +72,6 @@ def _claim(partial: str) -> tuple[BinaryIO, str]:
     file.close()
     own = f"{partial}-{uuid.uuid4().hex[:12]}"
     return open(own, "xb"), own
-
-
-def _remove(path: str) -> None:
-    for name in (path, f"{path}.version"):
-        with suppress(FileNotFoundError):
-            os.unlink(name)
 
 
 def _quoted(url: str) -> str:
@@ -101,26 +92,42 @@ def _quoted(url: str) -> str:
     return urllib.parse.urlunsplit((parts.scheme, place, quoted, query, ""))
 
 
-def _receive_or_fail(url: str, file: BinaryIO, version_file: str) -> None:
+def _receive_or_fail(url: str, file: BinaryIO, version: Path) -> None:
     try:
-        _receive(url, file, version_file)
+        _receive(url, file, version)
     except urllib.error.HTTPError as error:
         with error:
             raise Failed(f"http_{error.code}", f"{url} answers {error.code} {error.reason}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
+        if isinstance(error, OSError) and error.errno in OURS:
+            raise
         raise _failure(url, error) from error
 
 
-def _receive(url: str, file: BinaryIO, version_file: str) -> None:
+def _failure(url: str, error: Exception) -> Failed:
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    kinds = {TimeoutError: "timeout", socket.gaierror: "dns", ssl.SSLError: "tls", ValueError: "bad_url"}
+    kind = next((name for type_, name in kinds.items() if isinstance(cause, type_)), "connection")
+    return Failed(kind, f"{url}: {cause}")
+
+
+def _receive(url: str, file: BinaryIO, version: Path) -> None:
     have = file.tell()
-    answer, continues = _answer(url, have, _read_text(version_file))
+    answer, continues = _answer(url, have, version.read_text("latin-1") if version.exists() else "")
     with answer:
         if not continues:
             have = 0
             file.truncate(0)
             file.seek(0)
-        _write_text(version_file, answer.headers.get("ETag") or answer.headers.get("Last-Modified") or "")
-        _copy(answer, file, url)
+        version.write_text(answer.headers.get("ETag") or answer.headers.get("Last-Modified") or "", "latin-1")
+        try:
+            while block := answer.read(BLOCK):
+                file.write(block)
+        except http.client.IncompleteRead as error:
+            file.write(error.partial)
+            raise Failed("truncated", f"{url} ended in the middle of a chunk") from None
+        finally:
+            file.flush()
         length = answer.headers.get("Content-Length")
         if length is not None and file.tell() - have < int(length):
             raise Failed("truncated", f"{url} ended after {file.tell():,} of {have + int(length):,} bytes")
@@ -128,64 +135,26 @@ def _receive(url: str, file: BinaryIO, version_file: str) -> None:
 
 def _answer(url: str, have: int, version: str) -> tuple[Any, bool]:
     """The server's answer, and whether it continues what we have; without the range where it will not give that."""
-    if not have or not version:
-        return _whole(url), False
-    try:
-        answer = _request(url, {"Range": f"bytes={have}-", "If-Range": version})
-    except urllib.error.HTTPError as error:
-        if error.code != 416:
-            raise
-        error.close()
-        return _whole(url), False
-    if answer.status != 206:
-        return answer, False
-    if answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-        return answer, True
-    answer.close()
-    return _whole(url), False
-
-
-def _whole(url: str) -> Any:
+    if have and version:
+        try:
+            answer = _request(url, {"Range": f"bytes={have}-", "If-Range": version})
+        except urllib.error.HTTPError as error:
+            if error.code != 416:
+                raise
+            error.close()
+        else:
+            if answer.status != 206:
+                return answer, False
+            if answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+                return answer, True
+            answer.close()
     answer = _request(url, {})
     if answer.status == 206:
         answer.close()
         raise Failed("bad_range", f"{url} answers with a part that was not asked for")
-    return answer
+    return answer, False
 
 
 def _request(url: str, headers: dict[str, str]) -> Any:
     always = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
     return urllib.request.urlopen(urllib.request.Request(url, headers=always | headers), timeout=TIMEOUT_SECONDS)
-
-
-def _copy(answer: Any, file: BinaryIO, url: str) -> None:
-    try:
-        while block := answer.read(BLOCK):
-            file.write(block)
-    except http.client.IncompleteRead as error:
-        file.write(error.partial)
-        raise Failed("truncated", f"{url} ended in the middle of a chunk") from None
-    finally:
-        file.flush()
-
-
-def _failure(url: str, error: Exception) -> Exception:
-    if isinstance(error, OSError) and error.errno in OURS:
-        return error
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    kinds = {TimeoutError: "timeout", socket.gaierror: "dns", ssl.SSLError: "tls", ValueError: "bad_url"}
-    kind = next((name for type_, name in kinds.items() if isinstance(cause, type_)), "connection")
-    return Failed(kind, f"{url}: {cause}")
-
-
-def _read_text(path: str) -> str:
-    try:
-        with open(path, encoding="latin-1") as file:
-            return file.read()
-    except FileNotFoundError:
-        return ""
-
-
-def _write_text(path: str, text: str) -> None:
-    with open(path, "w", encoding="latin-1") as file:
-        file.write(text)

@@ -22,7 +22,7 @@ from pipelines.engine.building import NOT_SHARED, Call, Runner, Worker
 from pipelines.engine.commits import Record
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Resources
-from pipelines.fetching.download import Failed, downloaded
+from pipelines.fetching.download import Failed, downloaded, may_pass
 from pipelines.fetching.ledger import FetchAttempt, Ledger
 from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
@@ -44,9 +44,8 @@ PIECE = 1 << 20  # bytes copied at a time
 class RawFolder:
     """Files that somebody has already, under their paths, or under their names alone where no two share one.
 
-    With `whole_paths` a name alone is never enough: a picture 1.jpg in another folder is another picture.
-    `elsewhere` gives the places of some files: they are looked for nowhere else, and copied, because a user will write
-    to a list again.
+    With `whole_paths` a name alone is not enough: 1.jpg in another folder is another picture.
+    Files with a place in `elsewhere` are only looked for there, and copied: a user will write to a list again.
     """
 
     def __init__(
@@ -59,13 +58,14 @@ class RawFolder:
         self.whole_paths = whole_paths
         self._folder = folder.expanduser().absolute()
         self._elsewhere = {path: place.expanduser().absolute() for path, place in (elsewhere or {}).items()}
-        names = Counter(Path(source.path).name for source in sources)
-        self._telling = set() if whole_paths else {name for name, count in names.items() if count == 1}
+        self._telling = set() if whole_paths else set(_telling([Path(source.path) for source in sources], _name))
 
     def find(self, source: Source) -> str | None:
-        name = Path(source.path).name
-        places = [self._folder / source.path] + ([self._folder / name] if name in self._telling else [])
-        places = [self._elsewhere[source.path]] if source.path in self._elsewhere else places
+        places = [self._folder / source.path]
+        if (name := Path(source.path).name) in self._telling:
+            places.append(self._folder / name)
+        if source.path in self._elsewhere:
+            places = [self._elsewhere[source.path]]
         return next((str(place) for place in places if place.is_file()), None)
 
     def archives(self, own: Container[str]) -> list[Path]:
@@ -91,12 +91,11 @@ def unpacked(
     """Unpacks the wanted files that only archives and dumps of the raw folder have into a folder, one by one.
 
     Each archive is read once, from start to end: there are tars of a hundred gigabytes. Archives named in `own` are
-    files of the corpus, and are not searched. A damaged one is reported and left, unless a file without address may be
-    in it.
+    files of the corpus, and are not searched. A damaged one is an error only if a file without address may be in it.
     """
     lacking = {source.path: source for source in wanted if raw.find(source) is None}
     damaged: list[UserError] = []
-    for files in _inside(raw, list(lacking.values()), own):
+    for files in _inside(raw, [Path(path) for path in lacking], own):
         if not lacking:
             break
         try:
@@ -118,21 +117,20 @@ def unpacked(
         say(f"in the raw folder, {each}; what it may have had is looked for elsewhere")
 
 
-def _inside(
-    raw: RawFolder, wanted: list[Source], own: Container[str]
-) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
+def _inside(raw: RawFolder, paths: list[Path], own: Container[str]) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
     """Path and content of every wanted file in each archive, then in each chunk of a dump."""
-    paths = [Path(source.path) for source in wanted]
-    known = {str(path): str(path) for path in paths}
-    if raw.whole_paths:
-        yield from (_archived(archive, known, whole_paths=True) for archive in raw.archives(own))
-        return
-    known |= _telling(paths, lambda path: path.name)
-    yield from (_archived(archive, known, whole_paths=False) for archive in raw.archives(own))
-    if ids := _telling([path for path in paths if path.suffix in CLIP_ENDINGS], lambda path: path.stem):
+    known = {str(path): str(path) for path in paths} | ({} if raw.whole_paths else _telling(paths, _name))
+    for archive in raw.archives(own):
+        yield _archived(archive, known, raw.whole_paths)
+    clips = [path for path in paths if path.suffix in CLIP_ENDINGS and not raw.whole_paths]
+    if ids := _telling(clips, lambda path: path.stem):
         folder, metas = raw.gulped()
         for meta in metas:
             yield ((ids[id], frames) for id, frames in gulp.clips(folder, meta) if id in ids)
+
+
+def _name(path: Path) -> str:
+    return path.name
 
 
 def _telling(paths: list[Path], part: Callable[[Path], str]) -> dict[str, str]:
@@ -171,7 +169,7 @@ class OpenFetcher:
         def fetch_units(call: Call) -> list[Record]:
             records = []
             for name, sources in call:
-                attempts = [attempt for source in sources for attempt, _ in _fetch(source, storage, self.raw)]
+                attempts = [attempt for source in sources for attempt in _fetch(source, storage, self.raw)]
                 records.append(Record(name, ledger.add(attempts)))
             return records
 
@@ -202,45 +200,40 @@ def _units(sources: list[Source]) -> Iterator[tuple[str, list[Source]]]:
         yield some[0].path, some
 
 
-def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[tuple[FetchAttempt, bool]]:
+def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[FetchAttempt]:
     """Every attempt at one file, up to the first success; an address whose failure will not pass is not asked again."""
     if raw and (file := raw.find(source)):
         yield _attempt(source, "local", partial(_copy if raw.changes(source) else _keep, source, file, storage))
         return
     addresses = [address for address in (source.url, *source.mirrors) if address]
     if not addresses:
-        yield _attempt(source, "ok", partial(_by_hand, source))
+        yield FetchAttempt(source.path, "failed", time.time(), 0.0, kind="by_hand", reason=source.how[:200])
     for pause in PAUSES_SECONDS:
         time.sleep(pause if addresses else 0)
         for address in tuple(addresses):
-            attempt, may_pass = _attempt(source, "ok", partial(_download, source, address, storage))
-            yield attempt, may_pass
+            attempt = _attempt(source, "ok", partial(_download, source, address, storage))
+            yield attempt
             if attempt.status != "failed":
                 return
-            if not may_pass:
+            if not may_pass(attempt.kind):
                 addresses.remove(address)
 
 
-def _attempt(
-    source: Source, status: Literal["ok", "local"], obtain: Callable[[], tuple[int, str]]
-) -> tuple[FetchAttempt, bool]:
-    """The outcome, and whether a failure may pass by itself."""
+def _attempt(source: Source, status: Literal["ok", "local"], obtain: Callable[[], tuple[int, str]]) -> FetchAttempt:
     began, started = time.time(), time.perf_counter()
     try:
         size, digest = obtain()
     except Failed as failure:
         seconds = time.perf_counter() - started
-        failed = FetchAttempt(source.path, "failed", began, seconds, kind=failure.kind, reason=failure.reason)
-        return failed, failure.transient
-    return FetchAttempt(source.path, status, began, time.perf_counter() - started, size, digest), False
-
-
-def _by_hand(source: Source) -> tuple[int, str]:
-    raise Failed("by_hand", source.how)
+        return FetchAttempt(source.path, "failed", began, seconds, kind=failure.kind, reason=failure.reason)
+    return FetchAttempt(source.path, status, began, time.perf_counter() - started, size, digest)
 
 
 def _download(source: Source, address: str, storage: Storage) -> tuple[int, str]:
-    with downloaded(address, _partial(storage, address)) as file:
+    """A partial file lies under a local root, so that a later driver continues; for an object store on this machine."""
+    folder = storage.path("_runs/partial") if isinstance(storage, LocalStorage) else tempfile.gettempdir()
+    name = f"xmodal-{hashlib.sha256(address.encode()).hexdigest()[:24]}"
+    with downloaded(address, f"{folder}/{name}") as file:
         return _keep(source, file, storage)
 
 
@@ -259,9 +252,3 @@ def _keep(source: Source, file: str, storage: Storage) -> tuple[int, str]:
         raise Failed("checksum", f"{source.path} has sha256 {digest} instead of {source.sha256}")
     storage.keep(file, blob_key(digest))
     return size, digest
-
-
-def _partial(storage: Storage, url: str) -> str:
-    """Kept under a local root, so that a later driver continues; on this machine for an object store."""
-    folder = storage.path("_runs/partial") if isinstance(storage, LocalStorage) else tempfile.gettempdir()
-    return f"{folder}/xmodal-{hashlib.sha256(url.encode()).hexdigest()[:24]}"

@@ -42,9 +42,8 @@ class FetchAttempt:
     @staticmethod
     def damaged(path: str) -> "FetchAttempt":
         """Bytes that were there and are lost: only this undoes an earlier success."""
-        return FetchAttempt(
-            path, "failed", time.time(), 0.0, kind=DAMAGED, reason="its bytes under this root were damaged"
-        )
+        reason = "its bytes under this root were damaged"
+        return FetchAttempt(path, "failed", time.time(), 0.0, kind=DAMAGED, reason=reason)
 
     def line(self) -> bytes:
         facts = asdict(self)
@@ -54,7 +53,7 @@ class FetchAttempt:
 
 @dataclass(frozen=True)
 class State:
-    """A file's attempts summed up: the last success counts, else the last failure.
+    """Sums up a file's attempts: the last success counts, else the last failure.
 
     A later failure undoes no success, for another driver may have been slower; a loss of the bytes does.
     """
@@ -188,14 +187,5 @@ def ledgers(storage: Storage) -> Iterator[tuple[Part, str, Ledger]]:
 def _sum_up(path: str, attempts: list[dict[str, Any]]) -> State:
     attempts.sort(key=lambda attempt: attempt["at"])
     decisive = ([a for a in attempts if a["status"] != "failed" or a["kind"] == DAMAGED] or attempts)[-1]
-    return State(
-        path,
-        decisive["status"],
-        len(attempts),
-        attempts[0]["at"],
-        attempts[-1]["at"],
-        decisive["size"],
-        decisive["sha256"],
-        decisive["kind"],
-        decisive["reason"],
-    )
+    facts = {name: decisive[name] for name in ("status", "size", "sha256", "kind", "reason")}
+    return State(path, attempts=len(attempts), first_at=attempts[0]["at"], last_at=attempts[-1]["at"], **facts)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pipelines.engine.building import build
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage, one_unit
 from pipelines.fetching.ledger import FOLDERS, Ledger
 from xmodal.corpora import Source
 from xmodal.errors import UserError
@@ -30,16 +30,15 @@ def planned(sources: list[Source]) -> str:
 
 
 def seal(ledger: Ledger, sources: list[Source], of_files: str) -> Output:
-    """The ledger's state of these files as an output; the same one where nothing has changed.
-
-    `of_files` is what `planned` gives for them.
-    """
+    """The ledger's state of these files, of which `of_files` is `planned`; the same output if nothing has changed."""
     lines = partial(_lock_lines, ledger, sorted(sources, key=lambda source: source.path))
     digest = hashlib.sha256()
     for line in lines():
         digest.update(line)
     config = Sealed(ledger.name, of_files, digest.hexdigest())
-    output = build(Stage(FOLDERS[ledger.part], config, _plan, partial(_open, lines)), ledger.storage)
+    output = build(
+        Stage(FOLDERS[ledger.part], config, partial(one_unit, "lock", None), partial(_open, lines)), ledger.storage
+    )
     ledger.use(output.identity)
     return output
 
@@ -55,10 +54,6 @@ def _lock_lines(ledger: Ledger, sources: list[Source]) -> Iterator[bytes]:
             yield Locked(source.path, state.size, state.sha256).line()
         else:
             yield Locked(source.path).line()
-
-
-def _plan(config: Sealed, inputs: Inputs) -> Iterator[tuple[str, None]]:
-    yield "lock", None
 
 
 def _open(lines: Callable[[], Iterator[bytes]], config: Sealed, inputs: Inputs) -> Callable[[None, Sink], Counts]:

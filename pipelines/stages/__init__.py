@@ -1,7 +1,7 @@
 """Stages: one module each, found because the file exists.
 
-A module declares `STAGE`, which says what the stage is, and `make(config, needs)`, which gives the engine its `Stage`.
-The file has the stage's name. A module that begins with an underscore is shared by stages and is none itself.
+A module of the stage's name declares `STAGE`, which says what it is, and `make(config, needs)`, which gives the engine
+its `Stage`. A module that begins with an underscore is shared by stages and is none itself.
 """
 
 import importlib
@@ -58,9 +58,7 @@ class StageKind:
     files: tuple[str, ...] = ()  # what a user may give as --file NAME=PATH; their sha256 goes into the config
     features: bool = False  # whether recipes train from it and datasets are published with it
     estimate: Callable[[Any, int, Mapping[str, Output]], float] | None = None  # bytes of so many items, for `plan`
-    check: Callable[[Any, Mapping[str, Path]], None] | None = (
-        None  # refuses, before anything is fetched, what must fail
-    )
+    check: Callable[[Any, Mapping[str, Path]], None] | None = None  # refuses what must fail before anything is fetched
     also: tuple[str, ...] = ()  # folders of further stages, which it builds for itself
     small: Mapping[str, Any] = field(default_factory=dict)  # settings by which every test builds it of tiny items
     small_files: Mapping[str, bytes] = field(default_factory=dict)  # and such files, where it needs some
@@ -68,7 +66,6 @@ class StageKind:
 
 
 def names() -> list[str]:
-    """Every stage, in an order in which they can be built."""
     return [kind.name for kind in all()]
 
 
@@ -81,6 +78,7 @@ def load(name: str) -> StageKind:
 
 
 def all() -> list[StageKind]:
+    """Every stage, in an order in which they can be built."""
     found = {module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")}
     kinds = {name: load(name) for name in sorted(found)}
     for kind in kinds.values():

@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
@@ -103,6 +105,11 @@ def _open(
         return {}
 
     return write
+
+
+def write_table(sink: Sink, name: str, columns: Mapping[str, Any], schema: pa.Schema | None = None) -> None:
+    with sink.file(name) as file:
+        pq.write_table(pa.table(columns, schema), file, compression="zstd", store_schema=False)
 
 
 def write_items(sink: Sink, spec: FeatureSpec, items: range, arrays: Iterable[NDArray[Any]]) -> int:

@@ -5,9 +5,10 @@ truncated one is a failure too, so that it is known, but its row is made of what
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from pipelines.stages import Needs, Pairs
 from pipelines.stages._arrays import ArrayIndex, ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
+from xmodal.features.networks import ResNet, weights_sha256
 from xmodal.features.store import FeatureSpec
 from xmodal.media.images import OnTruncated, UnreadableImage
 from xmodal.raw.archives import Archives, MissingMedia, archive_of
@@ -35,6 +37,7 @@ class ItemRows(Protocol):
 
 
 C = TypeVar("C", bound=ItemRows)
+R = TypeVar("R", bound=ResNet)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +62,13 @@ def picture_stage(
     """`config.items` must be `fingerprint_of(needs.items)`."""
     planned, inputs = partial(planned_media, needs.items), (needs["media"],)
     return array_stage(name, config, inputs, version, planned, partial(_open, opened), resources)
+
+
+def with_weights(config: R, needs: Needs) -> tuple[R, Path | None, Resources]:
+    """The config with the checksum of the user's file of weights, if there is one; that file; what a worker needs."""
+    file = needs.files.get("weights")
+    config = replace(config, weights=f"sha256:{weights_sha256(file)}") if file else config
+    return config, file, Resources(gpus=1.0 if config.device == "cuda" else 0.0)
 
 
 def fingerprint_of(items: Pairs) -> str:

@@ -1,8 +1,7 @@
-"""The clips stage: of every clip a run of pooled ResNet features, a row a sample, from the frames that were taken.
+"""The clips stage: a run of pooled ResNet features of every clip, a row a sample, from the frames that were taken.
 
-A frame that several samples show is seen once and its row repeated. Shards are the units. A batch has frames of several
-clips, but of one shard: the bytes are the same for any number of workers. A clip without frames is a failure of its
-unit and has no rows: readers refuse it.
+A frame that several samples show is seen once and its row repeated. A batch has frames of several clips, but of one
+shard. A clip without frames is a failure of its unit and has no rows: readers refuse it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,11 +14,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
+from pipelines.stages._media import with_weights
 from xmodal.features.frame_store import FrameStore
-from xmodal.features.networks import Extractor, ResNet, load, pixels, weights_sha256
+from xmodal.features.networks import Extractor, ResNet, load, pixels
 from xmodal.features.store import FeatureSpec
 from xmodal.media.images import UnreadableImage
 from xmodal.root.outputs import Output
@@ -66,10 +66,7 @@ STAGE = StageKind(
 
 
 def make(config: ClipsConfig, needs: Needs) -> Stage[ClipsConfig, Any]:
-    """A file of weights is a state_dict to use instead of the weights that the config names."""
-    file = needs.files.get("weights")
-    weights = config.weights if file is None else f"sha256:{weights_sha256(file)}"
-    config, resources = replace(config, weights=weights), Resources(gpus=1.0 if config.device == "cuda" else 0.0)
+    config, file, resources = with_weights(config, needs)
     return array_stage(STAGE.name, config, (needs["frames"],), VERSION, _planned, partial(_open, file), resources)
 
 

@@ -1,16 +1,16 @@
-"""The codebook stage: what sentence vectors are reckoned with, fitted once on captions of the training split.
+"""The codebook stage: fits once, on captions of the training split, what sentence vectors are computed with.
 
-It is one unit, and has the vectors of all words that occur in the corpus, as far as the file of vectors knows them.
+It has the vectors of all words of the corpus that the file of vectors knows.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage, one_unit
 from pipelines.stages import Needs, StageKind
 from xmodal.errors import UserError
 from xmodal.recipes import View
@@ -47,7 +47,7 @@ class CodebookConfig(Coding):
 def check(config: CodebookConfig, files: Mapping[str, Path]) -> None:
     if config.method != "tfidf" and "vectors" not in files:
         raise UserError(
-            f"codes of sentences by {config.method} need word vectors: give the file (--vectors FILE), or take tfidf, "
+            f"codes of sentences by {config.method} need word vectors: give --vectors FILE, or take tfidf, "
             "which needs none (--set codebook.method=tfidf)"
         )
     tokenizer(config.tokenizer)  # the package that it needs is missed before anything is fitted
@@ -65,16 +65,11 @@ STAGE = StageKind(
 
 def make(config: CodebookConfig, needs: Needs) -> Stage[CodebookConfig, None]:
     check(config, needs.files)
-    file, records = needs.files.get("vectors"), needs["records"]
-    if config.method == "tfidf":  # the only method without vectors
-        file = None
+    records = needs["records"]
+    file = needs.files.get("vectors") if config.method != "tfidf" else None  # the only method without vectors
     vectors = f"sha256:{vectors_sha256(file)}" if file else ""
     config = replace(config, split=config.split or training_split(records, STAGE.name), vectors=vectors)
-    return Stage(STAGE.name, config, _plan, partial(_open, file), (records,), VERSION)
-
-
-def _plan(config: CodebookConfig, inputs: Inputs) -> Iterator[tuple[str, None]]:
-    yield "codebook", None
+    return Stage(STAGE.name, config, partial(one_unit, "codebook", None), partial(_open, file), (records,), VERSION)
 
 
 def _open(vectors_file: Path | None, config: CodebookConfig, inputs: Inputs) -> Callable[[None, Sink], Counts]:

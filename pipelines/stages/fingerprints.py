@@ -1,8 +1,8 @@
 """The fingerprints stage: the sha256 and the looks of every medium of a set, by which copies are found.
 
-Media are known by their paths, so that corpora which list the same ones share the output. One that is absent has no
-row; one that does not decode, as all video, has its sha256 alone; both are failures with their reasons. A flat picture
-has its sha256 alone too, and is counted; a flat frame of a clip is null among its looks.
+Media are known by their paths: corpora which list the same ones share the output. An absent one has no row; one that
+does not decode, as all video, has its sha256 alone; both are failures. A flat picture has its sha256 alone too, and is
+counted; a flat frame of a clip is null among its looks.
 """
 
 import hashlib
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
+from pipelines.stages._arrays import write_table
 from pipelines.stages._media import checksums, files_of
 from xmodal.checks.perceptual_hashes import PerceptualHashes, hash_media
 from xmodal.media.images import UnreadableImage
@@ -79,8 +79,7 @@ def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[MediaBatch, S
         failed = set[str]()
         rows = [row for medium in batch.media if (row := _row(archives, *medium, sink, failed))]
         columns = {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS.names)}
-        with sink.file(f"part-{batch.number:06d}.parquet") as file:
-            pq.write_table(pa.table(columns, COLUMNS), file, compression="zstd", store_schema=False)
+        write_table(sink, f"part-{batch.number:06d}.parquet", columns, COLUMNS)
         return {"media": len(rows), "flat": sum(path not in failed and not look for path, _, look in rows)}
 
     return work

@@ -2,9 +2,8 @@
 
 An item of the ragged array is a clip: its JPEGs, one behind the other. Each unit also writes a table of its clips,
 `clips/<shard>.parquet`: the length of each JPEG, the time at which each frame begins, the frame of each sample, and
-facts about the file. A clip that is absent, or that gives no frames, has a row there too, and is a failure of the unit,
-by its status. A journal under the output's `_runs/`, which need not be reproducible, has the time and the attempts that
-each clip took.
+facts about the file. A clip that is absent or gives no frames has a row there too, and is a failure by its status.
+The output's `_runs/clips` has the time and the attempts that each clip took.
 
 Frames are the media over again: they are never published as features.
 """
@@ -13,7 +12,7 @@ import hashlib
 import importlib.util
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib.metadata import version
@@ -21,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.engine.clip_sampler import ClipSampler, SampledClip, SampleRequest, Subsampling
@@ -30,7 +27,7 @@ from pipelines.engine.journal import Journal
 from pipelines.engine.killable_worker import ResourceLimit
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._arrays import ArrayShard, ArrayWriter, array_stage, write_items
+from pipelines.stages._arrays import ArrayShard, ArrayWriter, array_stage, write_items, write_table
 from pipelines.stages._media import fingerprint_of, planned_media
 from xmodal import __version__
 from xmodal.errors import UserError
@@ -132,14 +129,13 @@ def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
     def fill(work: ArrayShard, sink: Sink) -> Counts:
         if not sampler:
             sampler.append(ClipSampler(config.request, config.limit))
-        clips = _Clips(archives, sampler[0], config.most_bytes, sink)
+        clips = _Clips(archives, sampler[0], config.most_bytes, sink, provenance["versions"])
         media, _ = work.reads
         jpegs = (clips.take(id, path) for id, path in zip(work.ids, media, strict=True))
         write_items(sink, config.spec, work.rows, jpegs)
-        with sink.file(clips_file(work.first // config.spec.shard_items)) as file:
-            columns = {name: [row[name] for row in clips.rows] for name in CLIPS.names}
-            pq.write_table(pa.table(columns, CLIPS), file, compression="zstd", store_schema=False)
-        notes.add(clips.notes(provenance["versions"]))
+        columns = {name: [row[name] for row in clips.rows] for name in CLIPS.names}
+        write_table(sink, clips_file(work.first // config.spec.shard_items), columns, CLIPS)
+        notes.add(clips.notes)
         notes.merge()
         return clips.counts
 
@@ -149,10 +145,13 @@ def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
 class _Clips:
     """The clips of one unit: a row of facts for each, and a note of how long it took."""
 
-    def __init__(self, archives: Archives, sampler: ClipSampler, most_bytes: int, sink: Sink) -> None:
+    def __init__(
+        self, archives: Archives, sampler: ClipSampler, most_bytes: int, sink: Sink, versions: Mapping[str, str]
+    ) -> None:
         self._archives, self._sampler, self._most_bytes, self._sink = archives, sampler, most_bytes, sink
+        self._versions = versions
         self.rows: list[dict[str, Any]] = []
-        self._notes: list[dict[str, Any]] = []
+        self.notes: list[bytes] = []
 
     def take(self, id: str, media: str) -> NDArray[np.uint8]:
         """All JPEGs of a clip; an empty array where it has none."""
@@ -170,10 +169,11 @@ class _Clips:
         jpegs = taken.jpegs if status in USABLE else []
         if status not in USABLE:
             self._sink.fail(id, status, taken.row.message)
-        self.rows.append(
-            asdict(taken.row) | {"id": id, "sha256": sha256, "status": status, "lengths": [*map(len, jpegs)]}
-        )
-        self._notes.append({"id": id, "status": status, "elapsed_ms": taken.elapsed_ms, "attempt": taken.attempt})
+        facts = {"id": id, "sha256": sha256, "status": status, "lengths": [*map(len, jpegs)]}
+        self.rows.append(asdict(taken.row) | facts)
+        note = {"status": status, "elapsed_ms": taken.elapsed_ms, "attempt": taken.attempt}
+        note |= {"at": round(time.time(), 3), "versions": self._versions}
+        self.notes.append(id.encode() + b"\t" + canonical_json(note) + b"\n")
         return np.frombuffer(b"".join(jpegs), np.uint8)
 
     @property
@@ -181,11 +181,6 @@ class _Clips:
         usable = [row for row in self.rows if row["status"] in USABLE]
         pictures, samples = (sum(len(row[name]) for row in usable) for name in ("lengths", "frame_of_sample"))
         return {"clips": len(usable), "frames": pictures, "samples": samples} | Counter(row["status"] for row in usable)
-
-    def notes(self, versions: object) -> Iterator[bytes]:
-        for note in self._notes:
-            told = {**note, "at": round(time.time(), 3), "versions": versions}
-            yield told.pop("id").encode() + b"\t" + canonical_json(told) + b"\n"
 
 
 def _provenance(config: FramesConfig) -> dict[str, Any]:

@@ -1,10 +1,8 @@
 """The pixels stage: pictures resized once, one row of bytes an item, for phases that train the network that sees them.
 
-A row is what a network's own cutting would start from: the shorter side is resized, and of the longer one the middle is
-kept. What lies beyond the square is lost (of 640 x 480 a quarter of the picture, an eighth at each end), and so is all
-detail finer than its pixels: a random crop of an eighth of the square is 90 pixels wide, where in the picture itself it
-would be 170. In return every row has the same length, is found without a table, and is mapped and read as it is, where
-pictures would be decoded anew in every epoch. The middle of a row is the centre crop that features are made from.
+The shorter side is resized, and of the longer one the middle is kept: features are made from the same centre crop. What
+lies beyond the square is lost (of 640 x 480 a quarter), and detail finer than its pixels (a random crop of an eighth of
+the square is 90 pixels wide, of the picture 170). In return rows are mapped as they are, and not decoded every epoch.
 
 Rows are the media over again: they are never published as features.
 """

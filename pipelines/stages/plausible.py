@@ -1,21 +1,16 @@
-"""The plausible stage: pairs of label sets of a corpus that are near each other (as xmodal/metrics/plausible_matches.py
-defines it).
+"""The plausible stage: pairs of label sets of a corpus that are near each other (xmodal/metrics/plausible_matches.py).
 
 The index is one unit, every range of sets another; each worker holds the sets themselves, less than 1 MB for COCO.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
+from pipelines.stages._arrays import write_table
 from xmodal.errors import UserError
 from xmodal.metrics.plausible_matches import ITEMS, LabelSets
 from xmodal.records.tables import Label, read_rows
@@ -64,10 +59,10 @@ def _open(config: PlausibleConfig, inputs: Inputs) -> Callable[[LabelSetRange, S
 
     def work(some: LabelSetRange, sink: Sink) -> Counts:
         if some.first == some.stop:
-            _write(sink, ITEMS, id=sets.ids, set=sets.of_item)
+            write_table(sink, ITEMS, {"id": sets.ids, "set": sets.of_item})
             return {"items": len(sets.ids), "label sets": len(sets.sizes)}
         ones, others, levels = sets.near(some.first, some.stop)
-        _write(sink, f"near-{some.first:08d}.parquet", one=ones, other=others, level=levels)
+        write_table(sink, f"near-{some.first:08d}.parquet", {"one": ones, "other": others, "level": levels})
         return {"near pairs of sets": len(ones)}
 
     return work
@@ -80,9 +75,3 @@ def _sets(records: Output) -> LabelSets:
         if label.kind == "category":
             names[label.item].append(label.name)
     return LabelSets.of(names)
-
-
-def _write(sink: Sink, name: str, **columns: Sequence[str] | NDArray[Any]) -> None:
-    rows = pa.table({column: pa.array(values) for column, values in columns.items()})
-    with sink.file(name) as file:
-        pq.write_table(rows, file, compression="zstd", store_schema=False)

@@ -94,10 +94,8 @@ def check_counts(corpus: Corpus, counts: Counts) -> None:
     """Refuses a full parse that gave other counts than the corpus says it must."""
     for name, expected in corpus.counts.items():
         if counts.get(name, 0) != expected:
-            raise UserError(
-                f"{corpus.name}: a full parse must give {expected:,} {name}, not {counts.get(name, 0):,}: "
-                "these are not the files that the corpus was published with"
-            )
+            found = f"a full parse must give {expected:,} {name}, not {counts.get(name, 0):,}"
+            raise UserError(f"{corpus.name}: {found}: these are not the files that the corpus was published with")
 
 
 class Census:
@@ -139,12 +137,11 @@ class Census:
         Oddities are counted too: `odd: caption without picture: left out`.
         """
         self._refuse_twice(self._regions.twice())
-        self._known(self._captions, self._items, "a caption names item")
-        self._known(self._splits, self._items, "a split names item")
-        self._known(self._shown, self._items, "a region names item")
-        self._known(self._labelled, self._items, "a label names item")
-        self._known(self._matched, self._items, "a match names item")
-        self._known(self._matching, self._caption_ids, "a match names caption")
+        named: dict[str, Iterable[str]] = {"caption": self._captions, "split": self._splits}
+        named |= {"region": self._shown, "label": self._labelled, "match": self._matched}
+        for kind, items in named.items():
+            self._refuse_unknown(f"a {kind} names item", set(items) - self._items)
+        self._refuse_unknown("a match names caption", self._matching - self._caption_ids)
         counts = Counter({"items without captions": len(self._items - self._captions.keys())})
         for item, names in self._splits.items():
             captions = self._captions[item]
@@ -156,16 +153,15 @@ class Census:
         return dict(sorted(counts.items()))
 
     def _once(self, id: str, seen: set[str], what: str) -> None:
-        if id in seen:
-            raise UserError(f"{self._corpus}: {what} {id!r} comes twice")
+        self._refuse_twice(id if id in seen else None, what)
         seen.add(id)
 
-    def _refuse_twice(self, region: str | None) -> None:
-        if region is not None:
-            raise UserError(f"{self._corpus}: region {region!r} comes twice")
+    def _refuse_twice(self, id: str | None, what: str = "region") -> None:
+        if id is not None:
+            raise UserError(f"{self._corpus}: {what} {id!r} comes twice")
 
-    def _known(self, named: Iterable[str], there: set[str], what: str) -> None:
-        if missing := set(named) - there:
+    def _refuse_unknown(self, what: str, missing: set[str]) -> None:
+        if missing:
             raise UserError(f"{self._corpus}: {what} {min(missing)!r}, which does not exist")
 
 

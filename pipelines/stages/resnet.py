@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.engine.stage import Resources, Stage
+from pipelines.engine.stage import Stage
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage
-from xmodal.features.networks import ResNet, load, pixels, weights_sha256
+from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage, with_weights
+from xmodal.features.networks import ResNet, load, pixels
 from xmodal.features.store import FeatureSpec
 
 VERSION = 4
@@ -45,11 +45,7 @@ STAGE = StageKind(
 
 
 def make(config: ResNetConfig, needs: Needs) -> Stage[ResNetConfig, Any]:
-    """A file of weights is a state_dict to use instead of the weights that the config names."""
-    file = needs.files.get("weights")
-    weights = config.weights if file is None else f"sha256:{weights_sha256(file)}"
-    config = replace(config, weights=weights, items=fingerprint_of(needs.items))
-    resources = Resources(gpus=1.0 if config.device == "cuda" else 0.0)
+    config, file, resources = with_weights(replace(config, items=fingerprint_of(needs.items)), needs)
     return picture_stage(STAGE.name, config, needs, VERSION, partial(_extractor, file), resources)
 
 

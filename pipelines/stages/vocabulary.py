@@ -1,15 +1,15 @@
 """The vocabulary stage: the words of a split's captions, counted part by part and merged once.
 
-Counting is a stage of its own, `word-counts`: a unit is a row group of the captions, its file every word with its
-number, in order of the words. The merge reads all these files side by side, a piece of each at a time, so that its
-memory grows with their number and with the words that are kept, not with the words that were counted. Which items are
-in the split is held by every worker. Another minimum count merges the same counts anew.
+Counting is a stage of its own, `word-counts`, which another minimum count uses again: a unit is a row group of the
+captions, its file every word with its number, in order. The merge reads a piece of each file at a time: its memory
+grows with the number of files and of words that are kept. Every worker holds the items of the split.
 """
 
 import hashlib
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage, one_unit
 from pipelines.stages import Needs, StageKind
 from xmodal.batches.texts import VOCABULARY, WORDS
 from xmodal.errors import UserError
@@ -90,7 +90,7 @@ def make(config: VocabularyConfig, needs: Needs) -> Stage[VocabularyConfig, None
     members(records, config.split)  # refuses a split that is not there
     counted = Counted(**{field.name: getattr(config, field.name) for field in fields(Counted)})
     counts = Stage(COUNTS, counted, _plan_parts, _open_counting, (records,), VERSION)
-    return Stage(VOCABULARY, config, _plan_merge, _open_merging, (records, counts), VERSION)
+    return Stage(VOCABULARY, config, partial(one_unit, "words", None), _open_merging, (records, counts), VERSION)
 
 
 def _plan_parts(config: Counted, inputs: Inputs) -> Iterator[tuple[str, RowGroup]]:
@@ -125,10 +125,6 @@ def _captions(records: Output, rows: RowGroup, config: Counted, items: pa.Array)
     return captions
 
 
-def _plan_merge(config: VocabularyConfig, inputs: Inputs) -> Iterator[tuple[str, None]]:
-    yield "words", None
-
-
 def _open_merging(config: VocabularyConfig, inputs: Inputs) -> Callable[[None, Sink], Counts]:
     records, counts = inputs
 
@@ -139,9 +135,8 @@ def _open_merging(config: VocabularyConfig, inputs: Inputs) -> Callable[[None, S
         totals = merged(_entries(counts, name) for name in sorted(counts.files))
         made = Vocabulary.of_counts(totals, config.tokenizer, config.minimum_count, config.cleaning)
         if len(made) == len(SPECIALS):
-            raise UserError(
-                f"no word of {config.split!r} occurs {config.minimum_count:,} times (vocabulary.minimum_count)"
-            )
+            least = f"{config.minimum_count:,} times (vocabulary.minimum_count)"
+            raise UserError(f"no word of {config.split!r} occurs {least}")
         with sink.file(WORDS) as file:
             file.write(made.to_bytes())
         return {"words": len(made)}

@@ -37,25 +37,36 @@ class CorpusBuild:
 
     def build(self, name: str) -> Output:
         """Brings a stage up to date, and whatever it needs before it."""
-        for before in stages.with_needs([name]):
-            if before not in FILE_SETS:
-                self._refuse_early(stages.load(before))
+        self.refuse_early([name])
         return self._build(name)
+
+    def refuse_early(self, names: Sequence[str]) -> None:
+        """Refuses, before anything is fetched, what is known then to be impossible."""
+        for name in stages.with_needs([*names]):
+            if name in FILE_SETS:
+                continue
+            kind = stages.load(name)
+            if self.corpus.kinds and kind.of is not None and kind.of not in self.corpus.kinds:
+                raise self._lacks(kind)
+            self._check(kind)
 
     def stage(self, name: str) -> Stage[Any, Any] | None:
         """The stage with its settings, or None while something that it needs is not finished."""
         if name not in self._stages:
             kind = stages.load(name)
-            found = {need: self.finished(need) for need in kind.needs}
-            outputs = {need: output for need, output in found.items() if output}
-            if len(outputs) < len(found):
+            outputs = self.finished_needs(kind)
+            if len(outputs) < len(kind.needs):
                 return None
+            self._check(kind)
             files = {file: path for file, path in self.options.files.items() if file in kind.files}
             needs = Needs(outputs, files, lambda: self.items_of(kind.of), self.corpus)
             if "media" in kind.needs and kind.of in ITEM_KINDS and not needs.items:
                 raise self._lacks(kind)
             self._stages[name] = kind.make(self.config(kind), needs)
         return self._stages[name]
+
+    def finished_needs(self, kind: StageKind) -> dict[str, Output]:
+        return {need: output for need in kind.needs if (output := self.finished(need))}
 
     def config(self, kind: StageKind) -> Any:
         return apply(kind.config(), kind.name, self.options.settings)
@@ -64,8 +75,6 @@ class CorpusBuild:
         """The output of a stage, or a sealed set, where it is up to date."""
         if name in FILE_SETS:
             return self.files.sealed(PARTS[name])
-        if name in self._built:
-            return self._built[name]
         if name not in self._finished and (stage := self.stage(name)):
             output = Output(self.options.storage, stage.folder)
             if not output.complete:
@@ -74,7 +83,7 @@ class CorpusBuild:
         return self._finished.get(name)
 
     def items_of(self, kind: str | None) -> tuple[Item, ...]:
-        """The items of the records, of one kind where that is a kind of items, in order of the ids."""
+        """The items of the records, in order of the ids; only those of `kind` if that is a kind of items."""
         return tuple(item for item in self._items if kind not in ITEM_KINDS or item.kind == kind)
 
     @cached_property
@@ -84,26 +93,26 @@ class CorpusBuild:
         return tuple(sorted(read_rows(records, Item), key=lambda item: item.id))
 
     def _build(self, name: str) -> Output:
-        if name in self._built:
-            return self._built[name]
-        if name in FILE_SETS:
-            if name == "media":
-                self._build("sources")
-            self._built[name] = self.files.build(PARTS[name])
-            return self._built[name]
+        if name not in self._built:
+            self._built[name] = self._build_files(name) if name in FILE_SETS else self._build_stage(name)
+        return self._built[name]
+
+    def _build_files(self, name: str) -> Output:
+        if name == "media":
+            self._build("sources")
+        return self.files.build(PARTS[name])
+
+    def _build_stage(self, name: str) -> Output:
         for need in stages.load(name).needs:
             self._build(need)
         stage = self.stage(name)
         assert stage is not None
-        self._built[name] = build(stage, self.options.storage, self.options.run, self.options.progress)
+        output = build(stage, self.options.storage, self.options.run, self.options.progress)
         if name == "records":
-            use_records(self._built[name])
-        return self._built[name]
+            use_records(output)
+        return output
 
-    def _refuse_early(self, kind: StageKind) -> None:
-        """Before anything is fetched, as far as it is known then."""
-        if self.corpus.kinds and kind.of is not None and kind.of not in self.corpus.kinds:
-            raise self._lacks(kind)
+    def _check(self, kind: StageKind) -> None:
         if kind.check:
             kind.check(self.config(kind), self.options.files)
 
@@ -111,8 +120,8 @@ class CorpusBuild:
         if kind.of not in ITEM_KINDS:
             return UserError(f"{self.corpus.name} has no labels of kind {kind.of}, which {kind.name} needs")
         has, other = ("pictures", "clips") if kind.of == "image" else ("clips", "pictures")
-        own = self.corpus.card == "own"
-        cure = f"; if they are {has}, name the list again with --kind {kind.of}" if own else ""
+        is_list = self.corpus.card == "own"
+        cure = f"; if they are {has}, name the list again with --kind {kind.of}" if is_list else ""
         return UserError(f"{self.corpus.name} has no {has}: {kind.name} is for {has}, not {other}{cure}")
 
 
@@ -122,10 +131,12 @@ def stages_of(corpus: Corpus) -> list[str]:
     return [name for name in stages.targets() if kinds.get(name) in (None, *corpus.kinds)]
 
 
-def unread(settings: Iterable[str], names: Sequence[str]) -> list[str]:
-    """Settings that no build of these stages reads, nor of what they are made from."""
+def unread(options: BuildOptions, names: Sequence[str]) -> list[str]:
+    """Settings and files that no build of these stages reads, nor of what they are made from."""
     read = {"records", *stages.with_needs([*names])}
-    return [setting for setting in settings if setting.partition(".")[0] not in read]
+    files = {file for name in read - {*FILE_SETS} for file in stages.load(name).files}
+    settings = [setting for setting in options.settings if setting.partition(".")[0] not in read]
+    return settings + [f"--file {name}" for name in options.files if name not in files]
 
 
 def build_stages(work: CorpusBuild, names: Iterable[str]) -> list[dict[str, Any]]:
@@ -134,32 +145,38 @@ def build_stages(work: CorpusBuild, names: Iterable[str]) -> list[dict[str, Any]
     `planned` is how many files or items there should be, `absent` how many of them are not there; `retry` are the
     classes of failures that another try may be spared.
     """
-    storage = work.options.storage
-    before = {output.folder for output in directories(storage) if output.complete}
+    before = {output.folder for output in directories(work.options.storage) if output.complete}
     rows = []
     for name in names:
         output = work.build(name)
-        about = {"corpus": work.corpus.name, "stage": name, "identity": output.identity, "path": output.where}
         totals = {total: output.totals[total] for total in ("bytes", "counts", "failures")}
-        rows.append(about | {"built": output.folder not in before} | totals | _absent(work, name, output))
-        if name not in FILE_SETS and (stage := work.stage(name)):
-            rows[-1]["retry"] = [kind for kind in stage.passing if kind in output.totals["failures"]]
+        row: dict[str, Any] = {
+            "corpus": work.corpus.name,
+            "stage": name,
+            "identity": output.identity,
+            "path": output.where,
+        }
+        row |= {"built": output.folder not in before, **totals}
+        rows.append(row | (_absent_files(work, output) if name in FILE_SETS else _absent_items(work, name, output)))
     return rows
 
 
-def _absent(work: CorpusBuild, name: str, output: Output) -> dict[str, Any]:
-    totals = output.totals
-    if name in FILE_SETS:
-        present, absent = (totals["counts"][key] for key in ("present", "absent"))
-        return {"planned": present + absent, "absent": absent} | (_reasons(work, output) if absent else {})
+def _absent_items(work: CorpusBuild, name: str, output: Output) -> dict[str, Any]:
+    failures, stage = output.totals["failures"], work.stage(name)
     of_media = "media" in stages.with_needs([name])
-    planned = len(work.items_of(stages.load(name).of)) if of_media else 0
-    absent = sum(count for kind, count in totals["failures"].items() if kind != TRUNCATED)
-    return {"planned": planned, "absent": absent}
+    return {
+        "planned": len(work.items_of(stages.load(name).of)) if of_media else 0,
+        "absent": sum(count for kind, count in failures.items() if kind != TRUNCATED),
+        "retry": [kind for kind in stage.passing if kind in failures] if stage else [],
+    }
 
 
-def _reasons(work: CorpusBuild, sealed: Output) -> dict[str, Any]:
-    """Why media are absent: how many files of each class, one of them, and the folders that lack files."""
+def _absent_files(work: CorpusBuild, sealed: Output) -> dict[str, Any]:
+    """Also why media are absent: how many files of each class, one of them, and the folders that lack files."""
+    present, missing = (sealed.totals["counts"][key] for key in ("present", "absent"))
+    row: dict[str, Any] = {"planned": present + missing, "absent": missing}
+    if not missing:
+        return row
     by_folder, absent = AbsentByFolder(), set[str]()
     for locked in read_lock(sealed):
         by_folder.add(locked.path, locked.sha256 is None)
@@ -168,4 +185,4 @@ def _reasons(work: CorpusBuild, sealed: Output) -> dict[str, Any]:
     for state in work.files.of("media").ledger.states():
         if state.failed and state.path in absent:
             why.setdefault(state.kind, {"files": 0, "path": state.path, "reason": state.reason})["files"] += 1
-    return {"reasons": why, "folders": by_folder.folders}
+    return row | {"reasons": why, "folders": by_folder.folders}

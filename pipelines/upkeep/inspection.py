@@ -1,10 +1,11 @@
 """Looks at a root: how far each output is (status), and whether its bytes are the committed ones (verify)."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import cache, partial
+from typing import Any
 
 from pipelines.engine.building import Totals
 from pipelines.engine.commits import Commits
@@ -21,14 +22,13 @@ from xmodal.root.storage import Storage
 def status(storage: Storage) -> dict[str, Any]:
     """Describes every ledger and every output, whether finished, unfinished or damaged."""
     kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for _, _, ledger in ledgers(storage)]
-    return {"root": storage.url, "ledgers": kept, "outputs": [_output_status(o) for o in directories(storage)]}
-
-
-def _output_status(output: Output) -> dict[str, Any]:
-    try:
-        return _describe(output)
-    except UserError as damage:
-        return {"path": output.where, "damage": str(damage)}
+    outputs = []
+    for output in directories(storage):
+        try:
+            outputs.append(_describe(output))
+        except UserError as damage:
+            outputs.append({"path": output.where, "damage": str(damage)})
+    return {"root": storage.url, "ledgers": kept, "outputs": outputs}
 
 
 def _describe(output: Output) -> dict[str, Any]:
@@ -39,7 +39,10 @@ def _describe(output: Output) -> dict[str, Any]:
         totals = {name: value for name, value in output.totals.items() if name not in ("layout", "units_sha256")}
         return known | {"complete": True, "examples": _examples(output)} | totals
     units = sum(1 for _ in Commits(output.storage, output.folder).lines(loose=True))
-    run = _last_run(output)
+    runs = [name for name in output.storage.names(f"{output.folder}/_runs") if name.endswith(".json")]
+    run: dict[str, Any] = {}
+    with suppress(ValueError, IndexError):
+        run = json.loads(output.storage.read(f"{output.folder}/_runs/{runs[-1]}"))
     return known | {"complete": False, "units": units, "planned": run.get("planned"), "started": run.get("started")}
 
 
@@ -49,7 +52,7 @@ def _examples(output: Output) -> dict[str, dict[str, str]]:
     for unit in output.units() if kinds else ():
         for row, kind, reason in unit.failures:
             found.setdefault(kind, {"row": row, "reason": reason})
-        if found.keys() >= kinds:
+        if len(found) == len(kinds):
             break
     return found
 
@@ -60,24 +63,14 @@ def origin(output: Output) -> tuple[Part, str] | None:
     None for an import, and where the description of an output on the way is damaged.
     """
     with suppress(UserError):
-        return _origin(output)
+        for part, stage in FOLDERS.items():
+            if output.stage == stage:
+                return part, str(output.config["name"])
+        for made in output.about["inputs"][:1]:
+            source = Output(output.storage, f"{made['stage']}/{made['identity']}")
+            if output.storage.size(f"{source.folder}/stage.json") is not None:
+                return origin(source)
     return None
-
-
-def _origin(output: Output) -> tuple[Part, str] | None:
-    for part, stage in FOLDERS.items():
-        if output.stage == stage:
-            return part, str(output.config["name"])
-    inputs = (Output(output.storage, f"{i['stage']}/{i['identity']}") for i in output.about["inputs"][:1])
-    there = (made for made in inputs if made.storage.size(f"{made.folder}/stage.json") is not None)
-    return next(map(_origin, there), None)
-
-
-def _last_run(output: Output) -> dict[str, Any]:
-    runs = [name for name in output.storage.names(f"{output.folder}/_runs") if name.endswith(".json")]
-    with suppress(ValueError, IndexError):
-        return cast("dict[str, Any]", json.loads(output.storage.read(f"{output.folder}/_runs/{runs[-1]}")))
-    return {}
 
 
 @dataclass(frozen=True)
@@ -98,13 +91,13 @@ def verify(storage: Storage, progress: ProgressLine) -> tuple[int, list[Damage]]
     outputs = list(directories(storage))
     total = sum(_files_of(output) for output in outputs)
     damage: list[Damage] = []
-    checked: dict[str, str | None] = {}
+    check = cache(partial(_problem, storage))  # blobs that several sets share are read once
     with progress.over("verify", total, unit="files") as tick:
         for output in outputs:
-            for found in _check_output(output, checked):
+            for found in _check_output(output, check):
                 damage += [found] if found else []
                 tick(1)
-    return len(checked), damage
+    return check.cache_info().misses, damage
 
 
 def _files_of(output: Output) -> int:
@@ -114,8 +107,8 @@ def _files_of(output: Output) -> int:
         return 0
 
 
-def _check_output(output: Output, checked: dict[str, str | None]) -> Iterator[Damage | None]:
-    """Gives one result a file, damage or None; blobs that several sets share are read once."""
+def _check_output(output: Output, check: Callable[[str, int, str], str | None]) -> Iterator[Damage | None]:
+    """Gives one result a file, damage or None."""
     try:
         totals = Totals(output.stage)
         if not output.complete:
@@ -130,24 +123,13 @@ def _check_output(output: Output, checked: dict[str, str | None]) -> Iterator[Da
         return
     for unit in units:
         for name, (size, digest) in unit.files.items():
-            problem = _check_file(output.storage, f"{output.folder}/{name}", size, digest, checked)
+            problem = check(f"{output.folder}/{name}", size, digest)
             yield Damage(output.folder, unit.name, name, problem) if problem else None
-            if name == LOCK and not problem:
-                yield from _check_blobs(output, checked)
-
-
-def _check_blobs(output: Output, checked: dict[str, str | None]) -> Iterator[Damage | None]:
-    for locked in read_lock(output):
-        if locked.sha256:
-            key = blob_key(locked.sha256)
-            problem = _check_file(output.storage, key, locked.size, locked.sha256, checked)
-            yield Damage(output.folder, None, key, f"{problem} ({locked.path})") if problem else None
-
-
-def _check_file(storage: Storage, key: str, size: int, sha256: str, checked: dict[str, str | None]) -> str | None:
-    if key not in checked:
-        checked[key] = _problem(storage, key, size, sha256)
-    return checked[key]
+            for locked in read_lock(output) if name == LOCK and not problem else ():
+                if locked.sha256:
+                    key = blob_key(locked.sha256)
+                    problem = check(key, locked.size, locked.sha256)
+                    yield Damage(output.folder, None, key, f"{problem} ({locked.path})") if problem else None
 
 
 def _problem(storage: Storage, key: str, size: int, sha256: str) -> str | None:
@@ -157,9 +139,7 @@ def _problem(storage: Storage, key: str, size: int, sha256: str) -> str | None:
     if actual != size:
         return f"{actual:,} bytes instead of {size:,}"
     with storage.open(key) as file:
-        if sha256_of(file) != sha256:
-            return "its bytes have changed"
-    return None
+        return None if sha256_of(file) == sha256 else "its bytes have changed"
 
 
 def forget(storage: Storage, damage: list[Damage]) -> None:
@@ -167,17 +147,11 @@ def forget(storage: Storage, damage: list[Damage]) -> None:
     for folder in sorted({found.output for found in damage}):
         found = [d for d in damage if d.output == folder]
         blobs = {d.file for d in found if d.file.startswith("blobs/")}
-        _forget_blobs(storage, blobs)
+        for _, _, ledger in ledgers(storage) if blobs else ():
+            if lost := [s.path for s in ledger.states() if not s.failed and blob_key(s.sha256) in blobs]:
+                ledger.lose(lost)
+        storage.delete(*blobs)
         if any(d.unit is None and d.file not in blobs for d in found):
             storage.delete_folder(folder)
         elif units := {d.unit for d in found if d.unit}:
             Commits(storage, folder).forget(units, Output(storage, folder).units())
-
-
-def _forget_blobs(storage: Storage, keys: set[str]) -> None:
-    """Turns each lost blob into a failed attempt, in every ledger that had it."""
-    for _, _, ledger in ledgers(storage) if keys else ():
-        lost = [state.path for state in ledger.states() if not state.failed and blob_key(state.sha256) in keys]
-        if lost:
-            ledger.lose(lost)
-    storage.delete(*keys)

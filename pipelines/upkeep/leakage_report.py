@@ -4,13 +4,13 @@ Records are sealed, so a clean split is an output of its own: a file of ids, one
 splits of the records. All that it was made of decides its name. `xmodal export --ids` takes the file as it is.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from pipelines.engine.building import build
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage, one_unit
 from pipelines.fetching.ledger import Ledger
 from pipelines.stages.fingerprints import planned
 from xmodal.checks.leaks import DISTANCE, Fingerprints, Leak, SplitMedia, clean, leaks
@@ -49,13 +49,17 @@ class FingerprintedCorpus:
 
         Among several fingerprints it takes those of the media that are sealed now. Settings change no rows.
         """
-        records = records_now(storage, corpus)
-        if records:
+        found: list[Output] = []
+        if records := records_now(storage, corpus):
             media = fingerprint(planned(read_rows(records, Item)))
             sealed = Ledger(storage, "media", records.config["media_set"]).sealed
-            if found := _newest(storage, media, sealed):
-                return FingerprintedCorpus(corpus, records, found)
-        raise UserError(f"{corpus} has no fingerprints under {storage.url}: xmodal build {corpus}/fingerprints first")
+            made = find(storage.url, "fingerprints", media=media)
+            found = [output for output in made if output.about["inputs"][0]["identity"] == sealed]
+        if not records or not found:
+            raise UserError(
+                f"{corpus} has no fingerprints under {storage.url}: xmodal build {corpus}/fingerprints first"
+            )
+        return FingerprintedCorpus(corpus, records, max(found, key=lambda output: output.about["version"]))
 
     def parts(self, asked: Iterable[str]) -> list[SplitMedia]:
         """The splits of the records, and the sparse or drawn splits among those asked for that the corpus has."""
@@ -69,15 +73,10 @@ class FingerprintedCorpus:
             for name, some in named.items()
         ]
 
-    def told(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
         totals = self.fingerprints.totals
         counted = {name: totals["counts"].get(name, 0) for name in ("media", "flat")}
         return {"corpus": self.corpus, "fingerprints": self.fingerprints.identity, **counted, **totals["failures"]}
-
-
-def _newest(storage: Storage, media: str, sealed: str | None) -> Output | None:
-    made = (o for o in find(storage.url, "fingerprints", media=media) if o.about["inputs"][0]["identity"] == sealed)
-    return max(made, key=lambda output: output.about["version"], default=None)
 
 
 def leakage(
@@ -102,16 +101,29 @@ def leakage(
     found = leaks(parts, distance, {(min(pair), max(pair)) for pair in beside})
     report = {
         "distance": distance,
-        "corpora": [each.told() for each in known],
-        "pairs": [_told(leak) for leak in found],
+        "corpora": [each.about() for each in known],
+        "pairs": [_row(leak) for leak in found],
     }
     if target is None:
         return report
-    training = [parts[other] for _, other in beside] or _training(found, target)
-    return report | {"clean": _clean(storage, known, target, found, training, distance)}
+    training = [parts[other] for _, other in beside]
+    if not training:
+        training = [part for leak in found if (part := leak.beside(target)) and part.is_training]
+    if not training:
+        raise UserError(
+            f"{target.name} cannot be cleaned: no training split is its author's, so name one with --against"
+        )
+    left, dropped = clean([leak for leak in found if leak.beside(target) in training], target)
+    config = CleanConfig(target.corpus, target.split, distance, tuple(part.name for part in training))
+    inputs = tuple(output for each in known for output in (each.records, each.fingerprints))
+    plan = partial(one_unit, "ids", tuple(left))  # config and inputs decide them
+    output = build(Stage(CLEAN, config, plan, _open, inputs, VERSION), storage)
+    about: dict[str, Any] = {"split": target.split, "name": clean_name(output), "path": f"{output.where}/{IDS}"}
+    about |= {"against": config.against, "items": len(left), "dropped": sorted(dropped)}
+    return report | {"clean": about}
 
 
-def _told(leak: Leak) -> dict[str, Any]:
+def _row(leak: Leak) -> dict[str, Any]:
     names = {"one": leak.one.name, "other": leak.other.name}
     sizes = {"items_of_one": len(leak.items(leak.one)), "items_of_other": len(leak.items(leak.other))}
     return names | sizes | {"same": leak.same, "exact": leak.exact, "near": leak.near}
@@ -126,43 +138,6 @@ def _named(parts: list[SplitMedia], target: SplitMedia | None, against: Collecti
         raise UserError(f"there is no split {missing[0]!r} to compare with; there are: {', '.join(sorted(there))}")
     chosen = [place for place, part in enumerate(parts) if part.split in against and part is not target]
     return [(parts.index(target), place) for place in chosen] if target else []
-
-
-def _training(found: list[Leak], target: SplitMedia) -> list[SplitMedia]:
-    """The training splits that it is compared with where none is named."""
-    training = [part for leak in found if (part := leak.beside(target)) and part.is_training]
-    if not training:
-        raise UserError(
-            f"{target.name} cannot be cleaned: no training split is its author's, so name one with --against"
-        )
-    return training
-
-
-def _clean(
-    storage: Storage,
-    known: list[FingerprintedCorpus],
-    target: SplitMedia,
-    found: list[Leak],
-    training: list[SplitMedia],
-    distance: int,
-) -> dict[str, Any]:
-    left, dropped = clean([leak for leak in found if leak.beside(target) in training], target)
-    config = CleanConfig(target.corpus, target.split, distance, tuple(part.name for part in training))
-    inputs = tuple(output for each in known for output in (each.records, each.fingerprints))
-    output = build(clean_stage(config, tuple(left), inputs), storage)
-    about = {"split": target.split, "name": clean_name(output), "path": f"{output.where}/{IDS}"}
-    return about | {"against": config.against, "items": len(left), "dropped": sorted(dropped)}
-
-
-def clean_stage(
-    config: CleanConfig, ids: tuple[str, ...], inputs: tuple[Output, ...]
-) -> Stage[CleanConfig, tuple[str, ...]]:
-    """`ids` are what `config` and `inputs` decide; the first of these are the records of the split."""
-    return Stage(CLEAN, config, partial(_plan, ids), _open, inputs, VERSION)
-
-
-def _plan(ids: tuple[str, ...], config: CleanConfig, inputs: Inputs) -> Iterator[tuple[str, tuple[str, ...]]]:
-    yield "ids", ids
 
 
 def _open(config: CleanConfig, inputs: Inputs) -> Callable[[tuple[str, ...], Sink], Counts]:

@@ -30,7 +30,6 @@ class Check:
     needed: bool = False
 
 
-IN_CHECKOUT = "pip install -e '.[{}]' in the checkout"
 PACKAGES = (  # distribution, module, purpose, the extra that brings it, whether nothing works without it
     ("pyarrow", "pyarrow", "records", "", True),
     ("fsspec", "fsspec", "roots that are URLs", "", True),
@@ -60,7 +59,7 @@ def how_to_install(module: str) -> str | None:
 
 
 def _remedy(name: str, extra: str) -> str:
-    return IN_CHECKOUT.format(extra) if extra else f"pip install {name}"
+    return f"pip install -e '.[{extra}]' in the checkout" if extra else f"pip install {name}"
 
 
 def examine(root: str | None) -> list[Check]:
@@ -69,9 +68,12 @@ def examine(root: str | None) -> list[Check]:
 
 
 def _python() -> Check:
-    fits = sys.version_info[:2] >= (3, 11)
-    remedy = "" if fits else "use Python 3.11 or newer"
-    return Check("python", "ok" if fits else "broken", platform.python_version(), "everything", remedy, needed=True)
+    remedy = "" if sys.version_info[:2] >= (3, 11) else "use Python 3.11 or newer"
+    return _judged("python", platform.python_version(), "everything", remedy, needed=True)
+
+
+def _judged(name: str, found: str, purpose: str, remedy: str, needed: bool = False) -> Check:
+    return Check(name, "broken" if remedy else "ok", found, purpose, remedy, needed)
 
 
 def _package(name: str, module: str, purpose: str, extra: str, needed: bool) -> Check:
@@ -99,9 +101,8 @@ def _shared_memory() -> Check:
         free = shutil.disk_usage("/dev/shm").free
     except FileNotFoundError:
         return Check("/dev/shm", "ok", "none on this system", "Ray")
-    fits = free >= 2**29
-    remedy = "" if fits else "give the machine or container 512 MB of shared memory (docker run --shm-size=1g)"
-    return Check("/dev/shm", "ok" if fits else "broken", f"{free / 1e9:.1f} GB free", "Ray", remedy)
+    cure = "give the machine or container 512 MB of shared memory (docker run --shm-size=1g)"
+    return _judged("/dev/shm", f"{free / 1e9:.1f} GB free", "Ray", "" if free >= 2**29 else cure)
 
 
 def _root(url: str) -> list[Check]:
@@ -115,8 +116,7 @@ def _root(url: str) -> list[Check]:
     free = storage.free_bytes()
     if free is not None:
         remedy = "" if free > 10**9 else "free some space"
-        verdict: Verdict = "broken" if remedy else "ok"
-        checks.append(Check("disk of the root", verdict, f"{free / 1e9:.1f} GB free", "outputs", remedy))
+        checks.append(_judged("disk of the root", f"{free / 1e9:.1f} GB free", "outputs", remedy))
     for path in new:
         with suppress(OSError):
             path.rmdir()
@@ -124,12 +124,12 @@ def _root(url: str) -> list[Check]:
 
 
 def _put_if_absent(storage: "Storage", url: str) -> Check:
-    key = f".xmodal-doctor-{uuid.uuid4().hex}"
+    name, key = f"root {url}", f".xmodal-doctor-{uuid.uuid4().hex}"
     try:
         wins = [storage.create(key, b"first"), storage.create(key, b"second")]
         storage.delete(key)
     except OSError as error:
-        return Check(f"root {url}", "broken", str(error), "outputs", "choose a folder you can write to", needed=True)
-    if wins != [True, False]:
-        return Check(f"root {url}", "broken", "no put-if-absent", "outputs", "choose another file system", needed=True)
-    return Check(f"root {url}", "ok", "writable, put-if-absent works", "outputs", needed=True)
+        return Check(name, "broken", str(error), "outputs", "choose a folder you can write to", needed=True)
+    if wins == [True, False]:
+        return Check(name, "ok", "writable, put-if-absent works", "outputs", needed=True)
+    return Check(name, "broken", "no put-if-absent", "outputs", "choose another file system", needed=True)

@@ -16,8 +16,7 @@ ASSUMED_BYTES_A_SECOND = 12.5e6  # 100 Mbit/s, until this root has downloads to 
 def plan(targets: Iterable[tuple[CorpusBuild, Sequence[str]]]) -> list[dict[str, Any]]:
     """One row a stage: what is done, what is left, and what that costs.
 
-    Of what comes before a stage that is named, rows are of what is not finished yet. No row comes twice, though several
-    targets need it, or two corpora share their media.
+    What a named stage needs has a row unless it is finished. No row comes twice, not even of media that corpora share.
     """
     rows, seen = [], set[tuple[str, str]]()
     for work, named in targets:
@@ -35,8 +34,7 @@ def _files(work: CorpusBuild, part: Part) -> dict[str, Any]:
     if part == "media" and work.corpus.media and not work.finished("sources"):
         return {"waits_for": "sources"}  # the annotations list the media
     files = work.files.of(part)
-    states, raw = files.states(), work.files.raw_folder(part)
-    left = [source for source in files.sources if source.path not in states or not states[source.path].provides(source)]
+    left, raw = files.lacking(files.sources), work.files.raw_folder(part)
     at_hand = [source for source in left if raw and raw.find(source)]
     requests = [source for source in left if source not in at_hand and source.url]
     known = sum(source.bytes or 0 for source in requests)
@@ -72,6 +70,6 @@ def _estimate(work: CorpusBuild, name: str, left: float) -> dict[str, int]:
     items = len(work.items_of(kind.of)) if is_parsed else work.corpus.counts.get("items")
     if kind.estimate is None or items is None:
         return {}
-    found = {need: work.finished(need) for need in kind.needs}
-    outputs = {need: output for need, output in found.items() if output}
-    return {"writes": round(left * kind.estimate(work.config(kind), items, outputs))}
+    stage = work.stage(name)  # whose config has what `make` filled in
+    estimate = kind.estimate(stage.config if stage else work.config(kind), items, work.finished_needs(kind))
+    return {"writes": round(left * estimate)}

@@ -12,7 +12,7 @@ from pipelines.engine.commits import Commits
 from pipelines.stages import FILE_SETS
 from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal.errors import UserError
-from xmodal.root.outputs import Output, directories
+from xmodal.root.outputs import directories
 from xmodal.root.selection import ancestor
 
 
@@ -32,21 +32,17 @@ def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[s
     units = commits.units(loose=True)  # also those that a kill left half
     tried = {(row, unit.name) for unit in units for row, failed, _ in unit.failures if failed in kinds}
     commits.adopt()
-    made = _unfinish_what_is_made_of(Output(options.storage, stage.folder)) if tried else []
+    made_of_it = []
+    for made in directories(options.storage) if tried else ():
+        source = ancestor(made, stage.name)
+        if source and source.folder == stage.folder:
+            made_of_it.append(made.folder)
+            options.storage.delete(
+                f"{made.folder}/complete.json"
+            )  # first: a kill leaves nothing finished of lost inputs
     if tried:
         commits.forget({unit for _, unit in tried}, commits.units())
     again = build(stage, options.storage, options.run, options.progress)
     failed = {row for unit in again.units() for row, _, _ in unit.failures}
     rows = {row for row, _ in tried}
-    return {"tried": len(rows), "recovered": len(rows - failed), "path": again.where, "unfinished": made}
-
-
-def _unfinish_what_is_made_of(output: Output) -> list[str]:
-    """Called before anything changes, so that a kill never leaves a finished output of inputs that are gone."""
-    found = []
-    for made in directories(output.storage):
-        source = ancestor(made, output.stage)
-        if source and source.folder == output.folder:
-            output.storage.delete(f"{made.folder}/complete.json")
-            found.append(made.folder)
-    return found
+    return {"tried": len(rows), "recovered": len(rows - failed), "path": again.where, "unfinished": made_of_it}

@@ -7,8 +7,7 @@ from difflib import get_close_matches
 
 from pipelines import stages
 from pipelines.engine.build_options import BuildOptions
-from pipelines.fetching import user_lists
-from pipelines.fetching.corpus_names import find_corpus
+from pipelines.fetching.corpus_names import find_corpus, is_data
 from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal import corpora
 from xmodal.errors import UserError
@@ -31,29 +30,21 @@ def parse_targets(
 
 
 def open_corpus(name: str, options: BuildOptions, flags: Mapping[str, str], is_sample: bool = False) -> CorpusBuild:
-    """The corpus of a name, a Python file or your own data, with options that say where its files lie.
-
-    In a folder that no flag named archives are not searched.
-    """
+    """The corpus of a name, a Python file or your own data, with options that say where its files lie."""
     found = find_corpus(name, flags, options.storage, is_sample)
     if found.media_folder and not options.raw:
-        options = replace(options, raw=found.media_folder, archives=False)
-    return CorpusBuild(replace(options, places=found.list_files, list_at=found.place), found.corpus)
+        options = replace(options, raw=found.media_folder, archives=False)  # no flag named this folder
+    return CorpusBuild(replace(options, places=found.lists, list_at=found.place), found.corpus)
 
 
 def _split(text: str, options: BuildOptions) -> tuple[str, str]:
     """The corpus, and the stage or nothing."""
     name, _, stage = text.rpartition("/")
-    is_folder = os.path.isdir(text) and name not in corpora.names()
-    if name and stage in stages.targets() and not is_folder:
+    known = stages.targets()
+    if name and stage in known and (name in corpora.names() or not os.path.isdir(text)):
         return name, stage
-    if "/" in text and not text.endswith(".py") and not user_lists.is_data(text, {}, options.storage):
-        question = _meant(stage, stages.targets())
-        there = f"{' There' if question else '; there'} are: {', '.join(stages.targets())}"
-        raise UserError(f"no stage {stage!r}{question}{there}")
+    if "/" in text and not text.endswith(".py") and not is_data(text, {}, options.storage):
+        meant = get_close_matches(stage, known, n=1)
+        there = f"; did you mean {meant[0]}? There are: " if meant else "; there are: "
+        raise UserError(f"no stage {stage!r}{there}{', '.join(known)}")
     return text, ""
-
-
-def _meant(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""

@@ -214,8 +214,8 @@ def test_a_root_that_cannot_be_made_is_not_said_to_be_damaged(xmodal: Xmodal, pu
 def test_a_file_may_be_given_by_the_name_that_a_stage_gives_it(
     xmodal: Xmodal, publisher: Publisher, root: Path
 ) -> None:
-    said = xmodal("plan", publisher.file, "--root", root, "--file", "detector=x.pth").complaint
-    assert "--file takes NAME=PATH, not 'detector=x.pth'; the names are: " in said
+    said = xmodal("plan", publisher.file, "--root", root, "--file", "nobody=x.pth").complaint
+    assert "--file takes NAME=PATH, not 'nobody=x.pth'; the names are: " in said
     assert "weights" in said
     assert xmodal.done("plan", publisher.file, "--root", root, "--file", "weights=x.pth")["stages"]
 
@@ -424,3 +424,15 @@ def test_training_warns_where_most_words_are_unknown(xmodal: Xmodal, trainable: 
         assert ("warning: less than half of the captions' words are known" in said.err) == (share > 50)
         if share > 50:
             break
+
+
+@pytest.mark.parametrize(("data", "said"), [(b"@SELF\n", "names itself"), (b"caf\xe9\n", "is not UTF-8 text")])
+def test_a_file_of_arguments_that_cannot_be_read_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes, said: str
+) -> None:
+    file = tmp_path / "arguments"
+    file.write_bytes(data.replace(b"SELF", str(file).encode()))
+    with pytest.raises(SystemExit) as ended:
+        main([f"@{file}"])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]

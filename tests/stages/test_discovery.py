@@ -134,13 +134,14 @@ def test_a_new_file_is_a_stage_of_every_command(folder: Path, published: tuple[C
     palette = given["files"]["palette"]
     settings = parse_settings(["tints.side=8"], stages.configs())
     assert settings == {"tints.side": 8}
-    assert unread(settings, ["tints"]) == []
-    assert unread(settings, ["vocabulary"]) == ["tints.side"]
     assert "tints" in stages.targets()
     assert "tints" in stages_of(replace(corpus, kinds=frozenset({"image"})))
     assert "tints" not in stages_of(replace(corpus, kinds=frozenset({"clip"})))
     options = BuildOptions(open_storage(str(tmp_path / "root")), raw=raw, settings=settings)
     target = [f"{CORPUS}/tints"]
+    given_both = replace(options, files={"palette": palette})
+    assert unread(given_both, ["tints"]) == []
+    assert unread(given_both, ["vocabulary"]) == ["tints.side", "--file palette"]
 
     before = plan(parse_targets(target, options, {}))
     assert [row["stage"] for row in before] == ["sources", "records", "media", "tints"]

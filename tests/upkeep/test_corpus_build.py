@@ -15,7 +15,7 @@ from pipelines.demo import coco, tgif
 from pipelines.demo.files import serve_at
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
-from pipelines.fetching import generated_publishers
+from pipelines.fetching.corpus_names import remember_generated
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from pipelines.upkeep.planning import plan
 from pipelines.upkeep.targets import parse_targets
@@ -121,7 +121,7 @@ def test_a_root_of_a_generated_publisher_is_built_on(tmp_path: Path) -> None:
     """As `xmodal build coco/vocabulary --root demo/root` does after `xmodal demo`."""
     corpus = coco.write(World(items=30, image_size=32), tmp_path / "publisher")
     options = BuildOptions(open_storage(str(tmp_path / "root")), **small(tmp_path))
-    generated_publishers.remember(options.storage, corpus, tmp_path / "publisher")
+    remember_generated(options.storage, corpus, tmp_path / "publisher")
     ((work, names),) = parse_targets(["coco/vocabulary"], options, {})
     (row,) = build_stages(work, names)
     assert row["counts"]["words"] > 10

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pipelines.demo.server import serve
-from pipelines.fetching import user_lists
+from pipelines.fetching import corpus_names, user_lists
 from tests.clips import gif, numbered, webp
 from tests.commands.test_cli import Xmodal
 from tests.commands.test_cli import no_pauses as no_pauses
@@ -406,7 +406,7 @@ def test_what_a_flag_does_not_say_stays_as_it_was(xmodal: Xmodal, pictures: Path
 
     def described(*flags: str) -> Description | None:
         xmodal.done("build", f"{pictures}/mylist.csv/records", "--root", root, *flags)
-        return user_lists.description_of(open_storage(str(root)), "mylist")
+        return corpus_names.description_of(open_storage(str(root)), "mylist")
 
     first = described("--url", "file", "--caption", "text", "--id", "key", "--split", "part")
     assert first is not None
