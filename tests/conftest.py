@@ -13,11 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from xmodal import __version__
 from xmodal.corpora import Corpus
 from xmodal.root.storage import Storage, open_storage
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # no test asserts a time
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture

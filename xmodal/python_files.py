@@ -22,7 +22,7 @@ def load_python_file(path: str, kind: str) -> ModuleType:
         raise UserError(f"no {kind} file {path}: {error.strerror or error}") from None
     try:
         return _run(str(file), source)
-    except Exception as error:  # somebody's file: whatever it does wrong is for its writer to read
+    except (Exception, SystemExit) as error:  # somebody's file: whatever it does wrong is for its writer to read
         raise UserError(f"{kind} file {path} cannot be loaded: {type(error).__name__}: {error}") from error
 
 

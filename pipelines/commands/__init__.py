@@ -4,8 +4,8 @@ A command's module has a docstring, which is its help (first line: the summary; 
 
     GROUP                     one word: the part of `xmodal --help` that lists it
     flags(parser)             declares its arguments
-    run(args)                 does the work; returns plain JSON values, which --json prints
-    text(result)              gives the lines that a person reads in place of the JSON
+    run(args)                 does the work; returns plain JSON values, which --json prints, or a text
+    text(result)              gives the lines that a person reads in place of the JSON; not needed for a text
     exit_code(result)         may be left out: always 0
 
 Heavy imports stand inside `run`. An underscore at the end of a module's name is no part of the command's (`import_`).
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
     def convert_arg_line_to_args(self, line: str) -> list[str]:
         line = line.strip()
-        return [] if not line or line.startswith("#") else [line]
+        return [line] if line and not line.startswith("#") else []
 
     def error(self, message: str) -> NoReturn:
         if "required" in message and "--root" in message:
@@ -87,7 +87,7 @@ class _Xmodal(Parser):
         for name, command in load_all().items():
             title = GROUPS.get(command.GROUP, command.GROUP)
             groups.setdefault(title, []).append(f"  {name:12} {summary(command)}")
-        listed = ("\n".join([f"{title}:", *lines]) for title, lines in groups.items() if lines)
+        listed = ["\n".join([f"{title}:", *lines]) for title, lines in groups.items()]
         return HELP.format(commands="\n\n".join(listed))
 
 
@@ -101,13 +101,10 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"xmodal {__version__}")
     commands = whole.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     for name, command in load_all().items():
-        about, heading, examples = (command.__doc__ or "").partition("\nexamples:\n")
+        formatter = argparse.RawDescriptionHelpFormatter
+        about, heading, examples = (command.__doc__ or "").partition("examples:\n")
         sub = commands.add_parser(
-            name,
-            help=summary(command),
-            description=about,
-            epilog=(heading + examples).strip(),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=summary(command), description=about, epilog=heading + examples, formatter_class=formatter
         )
         sub.add_argument("--json", action="store_true", help="the result as JSON on stdout")
         command.flags(sub)

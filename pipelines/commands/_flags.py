@@ -46,8 +46,13 @@ def device(parser: Parser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1")
 
 
+def files(parser: Parser, weights: str, vectors: str) -> None:
+    """Two files of numbers, and what they are for."""
+    parser.add_argument("--weights", type=path, metavar="FILE", help=f"a state_dict of the network, {weights}")
+    parser.add_argument("--vectors", type=path, metavar="FILE", help=f"word vectors, or an index of them: {vectors}")
+
+
 def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
-    """One flag for each kind of output that a root may have several of."""
     for name in outputs:
         what = "resized pictures" if name == "pixels" else name
         parser.add_argument(f"--{name}", metavar="IDENTITY", help=f"which {what}, where the root has several")
@@ -56,23 +61,16 @@ def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
 def training(parser: Parser) -> None:
     """Adds the outputs and files that a training reads."""
     identities(parser, *TRAINING[:3])
-    vectors(parser, "those that the recipe names")
-    weights(parser, "of the features, where a phase trains it too")
+    files(parser, "of the features, where a phase trains it too", "those that the recipe names")
     device(parser)
 
 
-def vectors(parser: Parser, purpose: str) -> None:
-    parser.add_argument("--vectors", type=path, metavar="FILE", help=f"word vectors, or an index of them: {purpose}")
-
-
-def weights(parser: Parser, purpose: str) -> None:
-    parser.add_argument("--weights", type=path, metavar="FILE", help=f"a state_dict of the network, {purpose}")
-
-
 def targets(parser: Parser, metavar: str) -> None:
+    """Corpora or stages, and the root that they are in."""
     what = "a corpus, or a list, folder or mine.py of yours"
     what += f"; /STAGE for one of {', '.join(stage_names())}" if "STAGE" in metavar else ""
     parser.add_argument("targets", nargs="+", metavar=metavar, help=what)
+    root(parser)
 
 
 def workers(parser: Parser) -> None:
@@ -86,19 +84,15 @@ def building(parser: Parser) -> None:
     parser.add_argument("--raw", type=path, help="a folder with files you have, also in archives; linked, if possible")
     workers(parser)
     settings(parser, "resnet.crop=256; `xmodal settings STAGE` lists them; another value is another output")
-    weights(parser, "in place of those that a setting names")
-    vectors(parser, "for the stage sentences")
+    files(parser, "in place of those that a setting names", "for the stage sentences")
     file = "a file that a stage knows by this name, such as weights=FILE, which is --weights FILE"
     parser.add_argument("--file", action="append", default=[], metavar="NAME=PATH", help=file)
     quiet(parser)
 
 
-def sample(parser: Parser) -> None:
-    text = "a part of a corpus' files, all from --raw: no count of the whole is asked for; its name is CORPUS-sample"
-    parser.add_argument("--sample", action="store_true", help=text)
-
-
 def own_data(parser: Parser) -> None:
+    sample = "a part of a corpus' files, all from --raw: no count of the whole is asked for; its name is CORPUS-sample"
+    parser.add_argument("--sample", action="store_true", help=sample)
     own = parser.add_argument_group(
         "your own data",
         "A list (.parquet, .csv, .tsv, .jsonl), a folder with one, or a Hugging Face dataset (a folder, or hf://org/name)\n"
@@ -162,8 +156,8 @@ def build_options(args: Args) -> "BuildOptions":
 
     if args.raw is not None and not args.raw.is_dir():
         raise UserError(f"--raw {args.raw} is not a folder")
-    storage, settings = open_storage(args.root), parse_settings(args.set, configs())
-    return BuildOptions(storage, runner(args), progress(args), args.raw, settings, _files(args))
+    settings = parse_settings(args.set, configs())
+    return BuildOptions(open_storage(args.root), runner(args), progress(args), args.raw, settings, _files(args))
 
 
 def _files(args: Args) -> dict[str, Path]:

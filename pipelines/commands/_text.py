@@ -24,8 +24,8 @@ def size(number: float) -> str:
 
 def absent(folders: Result, most: int = 10) -> list[str]:
     """The folders with most absent files; all are in the JSON."""
-    lines = [f"absent: {of['absent']:,} of {of['files']:,} in {name}" for name, of in list(folders.items())[:most]]
-    return lines + ([f"and in {len(folders) - most:,} more folders"] if len(folders) > most else [])
+    lines = [f"absent: {of['absent']:,} of {of['files']:,} in {name}" for name, of in folders.items()]
+    return lines[:most] + ([f"and in {len(folders) - most:,} more folders"] if len(folders) > most else [])
 
 
 def features(result: Result) -> str:

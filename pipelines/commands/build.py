@@ -15,6 +15,7 @@ examples:
 """
 
 import argparse
+from contextlib import suppress
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import absent, command, counts, failures
@@ -24,9 +25,7 @@ GROUP = "data"
 
 def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS[/STAGE]")
-    _flags.root(parser)
     _flags.building(parser)
-    _flags.sample(parser)
     parser.add_argument(
         "--most-absent",
         type=_share,
@@ -41,8 +40,9 @@ def run(args: Args) -> Result:
     from pipelines.stages import is_of
     from pipelines.upkeep.corpus_build import build_stages, unread
 
-    options, rows, notes = _flags.build_options(args), [], []
+    options = _flags.build_options(args)
     targets, storage = _flags.parse_targets(args, options), options.storage
+    rows, notes = [], []
     if ignored := unread(options.settings, [stage for _, stages in targets for stage in stages]):
         options.progress.say(f"no stage of this build reads {', '.join(ignored)}")
     for work, stages in targets:
@@ -50,14 +50,14 @@ def run(args: Args) -> Result:
         with building(storage, corpus, place):
             rows += build_stages(work, stages)
         notes += hints(storage, corpus, place, of_clips=any(is_of(stage, "clip") for stage in stages))
-    lacking = [f"{row['corpus']}/{row['stage']}" for row in rows if _lacks(row, args.most_absent)]
+    lacking = [_name(row) for row in rows if _lacks(row, args.most_absent)]
     return {"root": storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)], "too_much_absent": lacking}
 
 
 def text(result: Result) -> Lines:
     yield from outputs(result)
     for row in result["outputs"]:
-        if (name := f"{row['corpus']}/{row['stage']}") in result["too_much_absent"]:
+        if (name := _name(row)) in result["too_much_absent"]:
             share = f"{row['absent']:,} of {row['planned']:,}"
             yield f"{name}: {share} absent or unusable, so the exit code is 3 (see --most-absent)"
 
@@ -69,28 +69,28 @@ def exit_code(result: Result) -> int:
 def outputs(result: Result) -> Lines:
     """Two lines an output, and what is odd or absent in it; the demo shows them too."""
     for row in result["outputs"]:
-        name, state = f"{row['corpus']}/{row['stage']}", "built" if row["built"] else "up to date"
-        yield f"{name:28} {state:10}  {row['path']}"
-        yield f"{'':28} {counts(row['counts'])}{failures(row['failures'])}"
-        odd = (f"{rule}: {count:,}" for rule, count in row["counts"].items() if rule.startswith("odd: ") and count)
-        yield from (f"{'':28} {line}" for line in (*odd, *_absent(row), *_retry(row)))
+        yield f"{_name(row):28} {'built' if row['built'] else 'up to date':10}  {row['path']}"
+        yield from (f"{'':28} {line}" for line in _below(row))
     yield from (f"note: {note}" for note in result.get("notes", ()))
 
 
-def _absent(row: Result) -> list[str]:
-    """Where media are absent: how many of which folders, why, and what brings those that come after all."""
-    why = row.get("reasons", {}).items()
-    lines = [f"{one['files']:,} {kind}, such as {one['path']}: {one['reason']}" for kind, one in why]
-    lines = [*absent(row.get("folders", {})), *lines]
-    retry, seal = command("retry", row["corpus"]), command("seal", row["corpus"])
-    cure = f"once they are there: `{retry} [--raw FOLDER]`, then `{seal}`, and build again"
-    return [*lines, cure] if lines else []
+def _below(row: Result) -> Lines:
+    """Counts, what is odd, what is absent of which folders and why, and the commands that may bring it."""
+    yield counts(row["counts"]) + failures(row["failures"])
+    yield from (f"{rule}: {count:,}" for rule, count in row["counts"].items() if rule.startswith("odd: ") and count)
+    lines = absent(row.get("folders", {}))
+    for kind, one in row.get("reasons", {}).items():
+        lines.append(f"{one['files']:,} {kind}, such as {one['path']}: {one['reason']}")
+    yield from lines
+    if lines:
+        retry, seal = command("retry", row["corpus"]), command("seal", row["corpus"])
+        yield f"once they are there: `{retry} [--raw FOLDER]`, then `{seal}`, and build again"
+    if row.get("retry"):
+        yield f"`{command('retry', _name(row))}` tries those of {' and '.join(row['retry'])} again"
 
 
-def _retry(row: Result) -> list[str]:
-    """The command that tries failed items again, where another try may help."""
-    again = command("retry", f"{row['corpus']}/{row['stage']}")
-    return [f"`{again}` tries those of {' and '.join(row['retry'])} again"] if row.get("retry") else []
+def _name(row: Result) -> str:
+    return f"{row['corpus']}/{row['stage']}"
 
 
 def _lacks(row: Result, most: float | None) -> bool:
@@ -99,10 +99,7 @@ def _lacks(row: Result, most: float | None) -> bool:
 
 
 def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"a share from 0 to 1, not {text}")
-    return share
+    with suppress(ValueError):
+        if 0 <= float(text) <= 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"a share from 0 to 1, not {text}")

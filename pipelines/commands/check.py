@@ -12,6 +12,7 @@ examples:
 
 import importlib
 import importlib.util
+from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -67,9 +68,8 @@ def check(text: str, raw: Path | None = None) -> dict[str, Any]:
             corpus, files = (written, Path(folder)) if written else (corpus, raw)
             faults += file_faults(corpus, files) if files else []
         if not corpus.counts:
-            notes.append(
-                "CORPUS.counts is empty, so no build notices a file that lacks half: say what a full parse gives"
-            )
+            note = "CORPUS.counts is empty, so no build notices a file that lacks half: say what a full parse gives"
+            notes.append(note)
         if not files:
             notes.append(f"{corpus.name} was not parsed: add --raw FOLDER with its files, or a part of them")
     if hasattr(module, "RECIPES") or text in models.names():
@@ -99,7 +99,7 @@ def _module(text: str) -> ModuleType:
 
 
 def write_sample(publisher: str, folder: Path) -> Any:
-    """The corpus of the first generated world that a module can tell of as its publisher; None without the module."""
+    """Writes the first generated world that fits a publisher's module; None without the module."""
     from pipelines.demo.files import Unpublishable
     from pipelines.demo.world import World
 
@@ -111,11 +111,10 @@ def write_sample(publisher: str, folder: Path) -> Any:
             return module.write(World(40, image_size=32, motion=motion, captions_per_item=captions), folder)
         except Unpublishable:
             continue
-    raise AssertionError(f"{publisher} tells of no world")
+    raise AssertionError
 
 
 def declaration_faults(module: ModuleType, corpus: Any) -> Iterator[str]:
-    """Faults of a declaration and of its card; a user's corpus may do without a card."""
     from pipelines.publishing.dataset_card import read_card
     from xmodal.checks import corpus_contract
 
@@ -127,12 +126,13 @@ def declaration_faults(module: ModuleType, corpus: Any) -> Iterator[str]:
 
 
 def file_faults(corpus: Any, folder: Path) -> Iterator[str]:
-    """Faults that parsing a folder shows; then files whose damage is not noticed."""
-    found = list(_parse_faults(corpus, folder))
-    yield from found
-    for source in corpus.sources if not found else ():
+    """Faults that parsing a folder shows; where there is none, files whose damage is not noticed."""
+    if faults := list(_parse_faults(corpus, folder)):
+        yield from faults
+        return
+    for source in corpus.sources:
         if source.part == "annotations":
-            yield from _unnoticed(corpus, folder, source.path)
+            yield from _unnoticed(corpus, folder.resolve(), source.path)
 
 
 def _parse_faults(corpus: Any, folder: Path) -> Iterator[str]:
@@ -149,33 +149,32 @@ def _parse_faults(corpus: Any, folder: Path) -> Iterator[str]:
 
 
 def count(corpus: Any, folder: Path) -> dict[str, int]:
-    """Counts rows as the records stage does, which refuses other counts than the corpus promises."""
-    from collections import Counter
-
+    """Counts rows, and refuses other counts than the corpus promises, as the records stage does."""
     from pipelines.stages.records import Census, check_counts
     from xmodal.raw.raw_files import Raw
     from xmodal.records.tables import ROWS
 
-    census, tables, seen = Census(corpus.name), {row: name for name, row in ROWS.items()}, Counter[str]()
+    tables = {row: name for name, row in ROWS.items()}
+    census, counts = Census(corpus.name), Counter[str]()
     for row in corpus.parse(Raw.folder(folder)):
         census.add(row)
-        seen[tables[type(row)]] += 1
-    counts = seen | Counter(census.counts())
+        counts[tables[type(row)]] += 1
+    counts |= Counter(census.counts())
     check_counts(corpus, counts)
     return counts
 
 
 def _unnoticed(corpus: Any, folder: Path, path: str) -> Iterator[str]:
-    """A web page lies in place of one file; all others are links to what is there."""
-    with TemporaryDirectory(prefix="xmodal-") as other:
-        spoiled = Path(other) / "raw"
+    """Parses the files with a web page in place of one."""
+    with TemporaryDirectory(prefix="xmodal-") as spoiled:
         for source in corpus.sources:
-            if source.part == "annotations" and (folder / source.path).is_file():
-                (spoiled / source.path).parent.mkdir(parents=True, exist_ok=True)
-                (spoiled / source.path).symlink_to((folder / source.path).resolve())
-        (spoiled / path).unlink()
-        (spoiled / path).write_bytes(WEB_PAGE)
-        faults = list(_parse_faults(corpus, spoiled))
+            file = Path(spoiled, source.path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if source.path == path:
+                file.write_bytes(WEB_PAGE)
+            elif source.part == "annotations" and (folder / source.path).is_file():
+                file.symlink_to(folder / source.path)
+        faults = list(_parse_faults(corpus, Path(spoiled)))
     if not faults:
         yield f"a web page in place of {path} is not noticed: refuse lines that are not what the publisher writes"
     elif crash := [fault for fault in faults if fault.startswith("parse ends in ")]:

@@ -20,7 +20,3 @@ def run(args: Args) -> str:
     from pipelines.commands import parser
 
     return shtab.complete(parser(), args.shell)
-
-
-def text(result: str) -> list[str]:
-    return [result]

@@ -9,6 +9,8 @@ import os
 import shlex
 import shutil
 import sys
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
@@ -37,12 +39,11 @@ def run(args: Args) -> Result:
 
 def text(result: Result) -> Lines:
     runs = result["runs"]
-    evaluations = [one["evaluation"] for one in runs]
     is_new = any(row["built"] for row in result["outputs"]) or any(one["training"]["trained"] for one in runs)
     yield "corpora were fetched, checked, sealed, parsed and learned from" if is_new else "everything is up to date"
     yield from outputs(result)
-    for corpus in dict.fromkeys(one["corpus"] for one in evaluations):
-        yield from _recall(corpus, [one for one in evaluations if one["corpus"] == corpus])
+    for corpus, evaluations in groupby((one["evaluation"] for one in runs), itemgetter("corpus")):
+        yield from _recall(corpus, list(evaluations))
     if result["left_out"]:
         cure = "pip install -e '.[video]' in the checkout"
         yield f"{' and '.join(result['left_out'])} are left out, as their clips need PyAV: {cure}"
@@ -51,18 +52,22 @@ def text(result: Result) -> Lines:
 
 
 def _next(result: Result) -> Lines:
-    root, xmodal = shlex.quote(os.path.relpath(result["root"])), _program("xmodal")
-    folder = os.path.dirname(os.path.relpath(result["root"]))
-    maps, sheets, dataset = (shlex.quote(os.path.join(folder, name)) for name in ("maps", "sheets", "dataset"))
-    of_pictures = [one for one in result["runs"] if one["evaluation"]["corpus"] == "coco"]
-    of_clips = [one["evaluation"]["corpus"] for one in result["runs"] if one not in of_pictures]
-    run = shlex.quote(os.path.relpath(of_pictures[-1]["training"]["run"]))
-    yield f"{xmodal} status --root {root}"
-    yield f"{xmodal} evaluate {run} --root {root}"
-    yield f"{xmodal} look {run} --root {root} --attention {maps}"
-    yield from (f"{xmodal} look {corpus} --root {root} --frames {sheets}" for corpus in of_clips[:1])
-    yield f"{xmodal} publish coco --root {root} --out {dataset}"
-    yield f"{xmodal} plan coco --root data        the real corpus"
+    root = Path(os.path.relpath(result["root"]))
+    runs = {one["evaluation"]["corpus"]: one["training"]["run"] for one in result["runs"]}  # the last of each
+    run = os.path.relpath(runs["coco"])
+    of_clips = [corpus for corpus in runs if corpus != "coco"]
+    suggested = [
+        ("status", "--root", root),
+        ("evaluate", run, "--root", root),
+        ("look", run, "--root", root, "--attention", root.parent / "maps"),
+        *(("look", corpus, "--root", root, "--frames", root.parent / "sheets") for corpus in of_clips[:1]),
+        ("publish", "coco", "--root", root, "--out", root.parent / "dataset"),
+    ]
+    # this environment's program, whether it is on the path or not
+    beside = os.path.join(os.path.dirname(sys.executable), "xmodal")
+    xmodal = "xmodal" if shutil.which("xmodal") == beside else os.path.relpath(beside)
+    yield from (shlex.join(map(str, (xmodal, *words))) for words in suggested)
+    yield f"{shlex.quote(xmodal)} plan coco --root data        the real corpus"
 
 
 def _recall(corpus: str, evaluations: list[Result]) -> Lines:
@@ -77,9 +82,3 @@ def _recall(corpus: str, evaluations: list[Result]) -> Lines:
 def _both(scores: Result, what: str) -> str:
     found = [scores[side][what][k] for side in ("text_to_visual", "visual_to_text") for k in ("1", "5", "10")]
     return "".join(f"{each:9.1f}" for each in (*found, sum(found)))
-
-
-def _program(name: str) -> str:
-    """How this environment's program is called from here, whether it is on the path or not."""
-    beside = os.path.join(os.path.dirname(sys.executable), name)
-    return name if shutil.which(name) == beside else shlex.quote(os.path.relpath(beside))

@@ -70,23 +70,17 @@ def run(args: Args) -> Any:
     return report.to_latex() if args.latex else report.to_text()
 
 
-def text(result: str) -> list[str]:
-    return [result]
-
-
 def _report(args: Args, corpus: str) -> Any:
     from pipelines.papers.recipe_runs import evaluate, evaluate_released
 
     asked = {"device": args.device, "distance": args.distance, "extended": args.eccv, "progress": _flags.progress(args)}
-    if not _is_released(args):
-        run = args.run.parent if args.run.is_file() else args.run
-        return evaluate(run, args.root, args.split, **asked)
-    asked |= _flags.keywords(args, "records", "features")
-    return evaluate_released(args.run, args.vocabulary, args.root, corpus, args.split, args.set, **asked)
+    if _is_released(args):
+        asked |= _flags.keywords(args, "records", "features")
+        return evaluate_released(args.run, args.vocabulary, args.root, corpus, args.split, args.set, **asked)
+    return evaluate(args.run.parent if args.run.is_file() else args.run, args.root, args.split, **asked)
 
 
 def _is_released(args: Args) -> bool:
-    """Whether a file of weights is to be evaluated, and no run."""
     from xmodal.training.run_folder import BEST, RECIPE
 
     if not args.run or args.run.is_dir() or (args.run.name == BEST and (args.run.parent / RECIPE).is_file()):

@@ -47,8 +47,9 @@ def text(result: Result) -> Lines:
     if not result["pairs"]:
         yield "no two splits to compare: name another corpus too"
     if cleaned := result.get("clean"):
-        dropped = f", without {len(cleaned['dropped']):,}: {_few(cleaned['dropped'])}" if cleaned["dropped"] else ""
-        yield f"{cleaned['name']} has {cleaned['items']:,} items of {cleaned['split']}{dropped}"
+        dropped = cleaned["dropped"]
+        without = f", without {len(dropped):,}: {_few(dropped)}" if dropped else ""
+        yield f"{cleaned['name']} has {cleaned['items']:,} items of {cleaned['split']}{without}"
         yield f"compared with {', '.join(cleaned['against'])}"
         yield cleaned["path"]
 

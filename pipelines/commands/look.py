@@ -6,12 +6,11 @@ examples:
   xmodal build tgif/frames --root data; xmodal look tgif --root data --frames sheets
 """
 
-from typing import Any
-
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from xmodal.errors import UserError
 
 GROUP = "models"
+PROBED = ("unknown", "erased", "mixed")
 
 
 def flags(parser: Parser) -> None:
@@ -42,7 +41,7 @@ def run(args: Args) -> Result:
     progress = _flags.progress(args)
     some = {"items": args.items} | ({} if args.first is None else {"first": args.first})
     if args.frames:
-        some |= {"split": args.split, "features": args.features}
+        some |= _flags.keywords(args, "split", "features")
         return look_at_clips(_flags.corpus_name(str(args.run), args), args.root, args.frames, progress, **some)
     if args.features:
         raise UserError("--features belongs to --frames: a run knows its own")
@@ -54,10 +53,10 @@ def text(result: Result) -> Lines:
         yield from (f"{one['path']}: {one['caption']}" for one in result["pictures"])
         yield f"{len(result['pictures'])} pictures in {result['folder']}"
         return
-    plain, *probes = ([probed[name] for name in ("share", "unknown", "erased", "mixed")] for probed in result["probes"])
+    plain, *probes = result["probes"]
     yield f"mean uncertainty of {result['captions']:,} captions and {result['items']:,} pictures of {result['split']}"
     yield "share" + "".join(f"{head:>20}" for head in ("words <unk>", "erased", "mixed"))
-    yield "  0 %" + "".join(f"{value:>20.4g}" for value in plain[1:])
+    yield "  0 %" + "".join(f"{plain[name]:>20.4g}" for name in PROBED)
     yield from (_probed(row, plain) for row in probes)
     if result["unprobed"]:
         yield f"pictures are not probed: {result['unprobed']}"
@@ -67,18 +66,15 @@ def text(result: Result) -> Lines:
         yield from _by_uncertainty(side.replace("_", " "), result[side])
 
 
-def _probed(row: list[Any], plain: list[Any]) -> str:
+def _probed(row: Result, plain: Result) -> str:
     """Each uncertainty, and how far it is above that of the same items as they are."""
-    cells = zip(row[1:], plain[1:], strict=True)
-    shown = ("-" if value is None else f"{value:.4g} ({100 * (value / before - 1):+.1f} %)" for value, before in cells)
-    return f"{100 * row[0]:3.0f} %" + "".join(f"{cell:>20}" for cell in shown)
+    cells = []
+    for name in PROBED:
+        value = row[name]
+        cells.append("-" if value is None else f"{value:.4g} ({100 * (value / plain[name] - 1):+.1f} %)")
+    return f"{100 * row['share']:3.0f} %" + "".join(f"{cell:>20}" for cell in cells)
 
 
 def _by_uncertainty(side: str, bins: list[Result]) -> Lines:
-    rows = {
-        "uncertainty": [f"{each['mean']:.4g}" for each in bins],
-        "queries": [str(each["count"]) for each in bins],
-        "R@1": [f"{each['recall']:.1f}" for each in bins],
-    }
-    for name, values in rows.items():
-        yield f"{side:16}{name:12}{''.join(f'{value:>9}' for value in values)}"
+    for title, name, form in (("uncertainty", "mean", ".4g"), ("queries", "count", ""), ("R@1", "recall", ".1f")):
+        yield f"{side:16}{title:12}{''.join(f'{each[name]:>9{form}}' for each in bins)}"

@@ -16,9 +16,7 @@ GROUP = "data"
 
 def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS[/STAGE]")
-    _flags.root(parser)
     _flags.building(parser)
-    _flags.sample(parser)
     _flags.own_data(parser)
 
 

@@ -13,7 +13,6 @@ GROUP = "exchange"
 
 def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS")
-    _flags.root(parser)
     out = "the folder; one of an earlier publish is replaced"
     parser.add_argument("--out", type=_flags.path, required=True, help=out)
     _flags.quiet(parser)
@@ -36,5 +35,5 @@ def text(result: Result) -> Lines:
     yield f"{result['path']}: {result['files']:,} files, {size(result['bytes'])}: {splits}"
     if withheld := [f"{part} ({most} at most)" for part, most in result["withheld"].items()]:
         yield f"withheld, as its release says: {', '.join(withheld)}"
-    for name in list(rows)[:1]:
-        yield f"look at it with datasets.load_dataset({result['path']!r}, {name!r})"
+    if rows:
+        yield f"look at it with datasets.load_dataset({result['path']!r}, {next(iter(rows))!r})"

@@ -52,16 +52,15 @@ def text(result: list[Result]) -> Lines:
 def _in_full(each: Result) -> Lines:
     yield from (f"    {name}: {each[name]}" for name in ("data", "features", "compute") if each[name])
     yield from (f"    note: {note}" for note in each["notes"])
-    heading = "to run it:"
-    if any("measured" in row for row in each["rows"]):
+    was_measured = any("measured" in row for row in each["rows"])
+    if was_measured:
         yield from _compared(each)
-        heading = "what is left to run:"
     elif each["rows"]:
         yield "rows:"
         yield from (f"  {_row(row)}" for row in each["rows"])
         yield from _printed(each)
     if each["to_run"]:
-        yield heading
+        yield "what is left to run:" if was_measured else "to run it:"
         yield from (f"  {command}" for command in each["to_run"])
 
 

@@ -14,7 +14,6 @@ GROUP = "data"
 def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS[/frames]")
     parser.add_argument("--class", dest="failure", help="only failures of this class, such as timeout or http_404")
-    _flags.root(parser)
     _flags.building(parser)
 
 
@@ -24,11 +23,11 @@ def run(args: Args) -> Result:
 
     done = {}
     targets = _flags.parse_targets(args, _flags.build_options(args))
-    for target, (work, stages) in zip(args.targets, targets, strict=True):
-        if len(stages) == 1 and stages[0] not in FILE_SETS:
-            done[target] = retry_units(work, stages[0], args.failure)
-        else:  # of all files of the corpus
+    for target, (work, (*others, stage)) in zip(args.targets, targets, strict=True):
+        if others or stage in FILE_SETS:  # of all files of the corpus
             done[target] = work.files.retry(args.failure)
+        else:
+            done[target] = retry_units(work, stage, args.failure)
     return {"root": args.root, "corpora": done}
 
 

@@ -12,7 +12,6 @@ Sealed = dict[str, dict[str, str]]  # of each corpus, the identity of each part
 
 def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS")
-    _flags.root(parser)
 
 
 def run(args: Args) -> Sealed:

@@ -25,12 +25,17 @@ def run(args: Args) -> Result:
     from pipelines.engine.typed_settings import describe
 
     corpus, _, stage = args.name.rpartition("/")
-    there, is_file = stages.targets(), stage.partition(":")[0].endswith(".py")
-    if corpus and stage not in there and not is_file:
-        raise UserError(f"no stage {stage!r}; there are: {', '.join(there)}")
-    configs, files = _of_stage(stage) if stage in there else (_of_recipe(args.name, there, is_file), [])
+    is_file = stage.partition(":")[0].endswith(".py")
+    kinds = []
+    if stage in stages.targets():  # its settings, and those of what is built before it
+        kinds = [stages.load(name) for name in stages.with_needs([stage]) if name not in stages.FILE_SETS]
+        configs = {kind.name: kind.config() for kind in kinds}
+    elif corpus and not is_file:
+        raise UserError(f"no stage {stage!r}; there are: {', '.join(stages.targets())}")
+    else:
+        configs = _of_recipe(args.name, is_file)
     rows = [row for name, config in configs.items() for row in describe(config, name)]
-    return {"name": args.name, "settings": rows, "files": files}
+    return {"name": args.name, "settings": rows, "files": sorted({name for kind in kinds for name in kind.files})}
 
 
 def text(result: Result) -> Lines:
@@ -52,22 +57,13 @@ def _shown(value: object) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def _of_stage(stage: str) -> tuple[dict[str, Any], list[str]]:
-    """The configs of a stage and of what is built before it, and the names of files that they read."""
+def _of_recipe(name: str, is_file: bool) -> dict[str, Any]:
     from pipelines import stages
-
-    kinds = [stages.load(name) for name in stages.with_needs([stage]) if name not in stages.FILE_SETS]
-    return {kind.name: kind.config() for kind in kinds}, sorted({name for kind in kinds for name in kind.files})
-
-
-def _of_recipe(name: str, there: list[str], is_file: bool) -> dict[str, Any]:
     from pipelines.engine.typed_settings import nearest
     from pipelines.papers.recipe_runs import configs_of, find_recipe, recipes
 
-    if is_file:
-        return dict(configs_of(find_recipe(name)))
-    known = recipes()
-    if name not in known:
+    known, there = recipes(), stages.targets()
+    if not is_file and name not in known:
         meant = nearest(name, {one: one for one in (*there, *known)})
         raise UserError(f"no stage or recipe {name!r}{meant}; stages: {', '.join(there)}; recipes: `xmodal recipes`")
-    return dict(configs_of(known[name]))
+    return dict(configs_of(find_recipe(name)))

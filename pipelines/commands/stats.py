@@ -9,7 +9,6 @@ from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import counts
 
 GROUP = "models"
-WIDTH = 14  # of a column
 
 
 def flags(parser: Parser) -> None:
@@ -27,26 +26,23 @@ def run(args: Args) -> Result | str:
     from xmodal.batches.dataset import open_dataset
     from xmodal.checks.statistics import describe
 
-    ours = args.corpus.endswith(".py") or args.corpus in corpora.names()
-    corpus = corpora.load(args.corpus) if ours else None
+    declared = args.corpus.endswith(".py") or args.corpus in corpora.names()
+    printed = corpora.load(args.corpus).printed if declared else ()
     dataset = open_dataset(args.root, _flags.corpus_name(args.corpus, args), args.records)
     captions = dataset.records.totals["counts"]["captions"]
     with _flags.progress(args).over("read", captions, unit="captions") as tick:
-        found = describe(dataset, corpus.printed if corpus else (), tick)
+        found = describe(dataset, printed, tick)
     return found.to_latex() if args.latex and not args.json else asdict(found)
 
 
-def text(result: Result | str) -> Lines:
+def text(result: Result) -> Lines:
     """A line a split; then what else there is, and what the papers print beside what is here."""
-    if isinstance(result, str):  # LaTeX
-        yield result
-        return
     parts, counted = result["parts"], result["counts"]
     wide = max(len(part["name"]) for part in parts) + 2
-    heads = ("items", "captions", "an item", "words each", "vocabulary", "4 times")
     yield f"{result['corpus']}, records {result['records']}: words by {result['tokenizer']}, full stops are words too"
-    yield _columns("", wide, heads)
-    yield from (_columns(part["name"], wide, _cells(part)) for part in parts)
+    rows = {"": ("items", "captions", "an item", "words each", "vocabulary", "4 times")}
+    for name, cells in (rows | {part["name"]: _cells(part) for part in parts}).items():
+        yield f"{name:{wide}}" + "".join(f"{cell:>14}" for cell in cells)
     for part in parts:
         for store, of in part["lengths"].items():
             yield f"{part['name']}: {of['mean']:.1f} rows an item in {store}, {of['least']:,} to {of['most']:,}"
@@ -56,10 +52,6 @@ def text(result: Result | str) -> Lines:
     yield from (f"{name}: {count:,}" for name, count in counted.items() if ":" in name)
     yield from (f"odd: {rule}: {count:,}" for rule, count in result["oddities"].items())
     yield from (beside(each["printed"], each["found"]) for each in result["beside"])
-
-
-def _columns(name: str, wide: int, cells: tuple[str, ...]) -> str:
-    return f"{name:{wide}}" + "".join(f"{cell:>{WIDTH}}" for cell in cells)
 
 
 def _cells(part: Result) -> tuple[str, ...]:

@@ -34,11 +34,10 @@ def run(args: Args) -> Result:
 
 def text(result: Result) -> Lines:
     damage = result["damage"]
+    yield from (f"{one['output']}/{one['file']}: {one['problem']}" for one in damage)
     if not damage:
         yield f"{result['files']:,} files are as they were committed"
-        return
-    yield from (f"{one['output']}/{one['file']}: {one['problem']}" for one in damage)
-    if result["forgotten"]:
+    elif result["forgotten"]:
         yield f"{len(damage)} damaged: run `xmodal retry` for blobs/ and `xmodal build` for the rest"
     else:
         again = command("verify", "--root", result["root"], "--forget")

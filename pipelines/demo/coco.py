@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.demo.files import Unpublishable, member, new_archive, write_json, written
+from pipelines.demo.files import PublishedScene, Unpublishable, member, new_archive, write_json, written
 from pipelines.demo.pictures import jpeg
-from pipelines.demo.published_scene import PublishedScene
 from pipelines.demo.world import KINDS, Scene, World, box, describe, scenes
 from xmodal.corpora import Corpus
 from xmodal.corpora.coco import CAPTIONS, CAPTIONS_MEMBER, CORPUS, FOLDERS, INSTANCES, INSTANCES_MEMBER, SPLITS
 
-SPLIT_OF_TEN = ("train", "train", "train", "train", "train", "train", "restval", "restval", "val", "test")
 CATEGORIES = dict(zip(KINDS, (1, 2, 3, 5, 8, 13, 21, 34, 55, 89), strict=True))
 LICENCES = {
     1: ("Attribution-NonCommercial-ShareAlike License", "http://creativecommons.org/licenses/by-nc-sa/2.0/"),
@@ -35,11 +33,7 @@ QUIRKS = 0x0C0C0  # random numbers that the world itself does not use
 
 @dataclass(frozen=True)
 class Picture(PublishedScene):
-    """One scene as COCO publishes it."""
-
-    @property
-    def split(self) -> str:
-        return SPLIT_OF_TEN[self.scene.index % 10]
+    splits = ("train",) * 6 + ("restval", "restval", "val", "test")
 
     @property
     def cocoid(self) -> int:
@@ -154,18 +148,17 @@ def _thing_records(picture: Picture) -> Iterator[dict[str, Any]]:
 
 
 def _split_record(picture: Picture) -> dict[str, Any]:
-    imgid = picture.scene.index
-    sentences = [
-        {"tokens": re.findall(r"[a-z]+", text.lower()), "raw": text, "imgid": imgid, "sentid": sentid}
-        for sentid, text in picture.sentences()
-    ]
+    imgid, sentences = picture.scene.index, list(picture.sentences())
     return {
         "filepath": picture.folder,
-        "sentids": [sentence["sentid"] for sentence in sentences],
+        "sentids": [sentid for sentid, _ in sentences],
         "filename": picture.filename,
         "imgid": imgid,
         "split": picture.split,
-        "sentences": sentences,
+        "sentences": [
+            {"tokens": re.findall(r"[a-z]+", text.lower()), "raw": text, "imgid": imgid, "sentid": sentid}
+            for sentid, text in sentences
+        ],
         "cocoid": picture.cocoid,
     }
 

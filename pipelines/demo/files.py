@@ -1,16 +1,18 @@
 """Files of generated publishers: equal worlds give equal bytes, on any machine and at any time."""
 
 import gzip
+import hashlib
 import io
 import json
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from pipelines.demo.world import Scene, World
 from xmodal.corpora import Corpus, Source
 from xmodal.raw.raw_files import Raw
 from xmodal.root.files import sha256_of
@@ -20,11 +22,32 @@ class Unpublishable(ValueError):
     """A world that does not fit a publisher's format, such as clips where only pictures are, or too few items."""
 
 
+@dataclass(frozen=True)
+class PublishedScene:
+    """One scene as a publisher's item. Publishers derive ids, addresses and captions from it."""
+
+    scene: Scene
+    world: World
+    splits: ClassVar[tuple[str, ...]]  # of every ten scenes
+
+    @property
+    def split(self) -> str:
+        return self.splits[self.scene.index % 10]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.md5(f"{self.scene.seed} {self.scene.index}".encode(), usedforsecurity=False).hexdigest()
+
+    @property
+    def gone(self) -> bool:
+        """Whether a clip can no longer be fetched."""
+        return self.scene.index % 17 == 12
+
+
 def serve_at(corpus: Corpus, base_url: str) -> Corpus:
     """The corpus with the addresses of its sources, and of media that have one, below `base_url`."""
-    base = base_url.rstrip("/")
-    sources = (replace(source, url=f"{base}/{source.path}", how="") for source in corpus.sources)
-    media = partial(_media_at, base, corpus.media) if corpus.media else None
+    sources = (replace(source, url=f"{base_url}/{source.path}", how="") for source in corpus.sources)
+    media = partial(_media_at, base_url, corpus.media) if corpus.media else None
     return replace(corpus, sources=tuple(sources), media=media)
 
 
@@ -45,31 +68,13 @@ def member(name: str, compression: int) -> zipfile.ZipInfo:
 
 
 def write_json(archive: zipfile.ZipFile, name: str, record: dict[str, Any]) -> None:
-    """Writes what `json.dump` would. An iterator becomes an array, one element at a time."""
+    """Writes JSON, with an iterator as an array."""
     with archive.open(member(name, zipfile.ZIP_DEFLATED), "w", force_zip64=True) as file:
-        separator = "{"
-        for key, value in record.items():
-            file.write(f"{separator}{json.dumps(key)}: ".encode())
-            file.writelines(_pieces(value))
-            separator = ", "
-        file.write(b"}")
-
-
-def _pieces(value: Any) -> Iterator[bytes]:
-    if not isinstance(value, Iterator):
-        yield json.dumps(value).encode()
-        return
-    yield b"["
-    for number, element in enumerate(value):
-        yield (", " if number else "").encode() + json.dumps(element).encode()
-    yield b"]"
+        file.write(json.dumps(record, default=list).encode())
 
 
 def written(corpus: Corpus, folder: Path, counts: Mapping[str, int]) -> Corpus:
-    """The corpus with the sizes and checksums of its files in a folder, with these counts, and without addresses.
-
-    `serve_at` gives it addresses, or the folder is given to a build as its raw files.
-    """
+    """The corpus with these counts, and sizes and checksums of its files in a folder in place of addresses."""
     how, sources = "it was written to a folder: give that as --raw", list[Source]()
     for source in corpus.sources:
         path = folder / source.path

@@ -8,28 +8,22 @@ bytes with one version of the encoder.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.demo.files import Unpublishable, write_tgz, written
-from pipelines.demo.published_scene import PublishedScene
-from pipelines.demo.world import Scene, World, describe, scenes
+from pipelines.demo.files import PublishedScene, Unpublishable, write_tgz, written
+from pipelines.demo.world import World, describe, scenes
 from xmodal.corpora import Corpus
 from xmodal.corpora.mrw import ARCHIVE, CORPUS, SENTENCES
 
-SPLIT_OF_TEN = ("mrw/train",) * 8 + ("mrw/val", "mrw/test")
 STARTS = ("MRW I see ", "MFW there is ", "When I find ", "MRW my friend shows me ")
 
 
 @dataclass(frozen=True)
 class Reaction(PublishedScene):
-    """One scene as MRW publishes it."""
-
-    @property
-    def split(self) -> str:
-        return SPLIT_OF_TEN[self.scene.index % 10]
+    splits = ("mrw/train",) * 8 + ("mrw/val", "mrw/test")
 
     @property
     def id(self) -> str:
@@ -63,9 +57,14 @@ def reactions(world: World) -> Iterator[Reaction]:
 
 def write(world: World, folder: str | Path, validation: Literal["valid", "val"] = "valid") -> Corpus:
     """Writes the archive and the clips; the corpus has the world's counts."""
-    if not world.motion or world.items < len(SPLIT_OF_TEN):
+    if not world.motion or world.items < 10:
         raise Unpublishable(f"MRW has clips in three splits: motion and 10 items at least, not {world}")
-    mp4, path = _encoder(), Path(folder)
+    try:
+        from pipelines.demo.video import mp4
+    except ModuleNotFoundError as missing:
+        cure = "pip install -e '.[video]' in the checkout"
+        raise Unpublishable(f"MRW's clips are MP4, which needs {missing.name}: {cure}") from missing
+    path = Path(folder)
     (path / "mp4").mkdir(parents=True, exist_ok=True)
     members = {SENTENCES: json.dumps([each.record() for each in reactions(world)]).encode()}
     for split, name in (("mrw/train", "train"), ("mrw/val", validation), ("mrw/test", "test")):
@@ -75,21 +74,5 @@ def write(world: World, folder: str | Path, validation: Literal["valid", "val"] 
     for each in reactions(world):
         if each.at_hand:
             (path / f"mp4/{each.id}.mp4").write_bytes(mp4(each.scene))
-    return written(CORPUS, path, _counts(world))
-
-
-def _encoder() -> Callable[[Scene], bytes]:
-    try:
-        from pipelines.demo.video import mp4
-    except ModuleNotFoundError as missing:
-        raise Unpublishable(
-            f"MRW's clips are MP4, which needs {missing.name}: pip install -e '.[video]' in the checkout"
-        ) from missing
-    return mp4
-
-
-def _counts(world: World) -> dict[str, int]:
-    counts = Counter[str]()
-    for each in reactions(world):
-        counts.update({"items": 1, "captions": 1, f"items:{each.split}": 1})
-    return dict(counts)
+    names = (name for each in reactions(world) for name in ("items", "captions", f"items:{each.split}"))
+    return written(CORPUS, path, dict(Counter(names)))

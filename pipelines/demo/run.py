@@ -1,9 +1,9 @@
 """`xmodal demo`: publishers that do not exist, their corpora, features, models and recall, as with real ones.
 
 The generated worlds are written as COCO's, TGIF's and MRW's own files, served on loopback, fetched, checked, sealed and
-parsed. The connection breaks in the middle of one of COCO's archives, as happens: the second attempt goes on from
-there. Some of the clips are gone. Features come from a ResNet with random weights, because weights that were trained
-cannot be had offline; that is enough to learn from, and it is said wherever the features are named.
+parsed. The connection breaks in the middle of one of COCO's archives: the second attempt goes on from there. Some of
+the clips are gone. Features come from a ResNet with random weights, because trained ones cannot be had offline; that is
+enough to learn from, and it is said wherever the features are named.
 """
 
 import importlib.util
@@ -70,7 +70,6 @@ def demo(options: BuildOptions, folder: Path, world: World) -> dict[str, Any]:
 
 
 def learned(options: BuildOptions, folder: Path, shown: Sequence[Show]) -> dict[str, Any]:
-    """One corpus after the other."""
     options = replace(options, settings=SMALL | dict(options.settings))
     outputs, runs = list[Any](), list[Any]()
     for show in shown:
@@ -156,16 +155,15 @@ def _small(name: str, phases: tuple[Phase, ...], **model: Any) -> Recipe:
 
 def _published(options: BuildOptions, publisher: Path, show: Show) -> Corpus:
     """The publisher's files are written once for a world; what they are is remembered beside them."""
-    memory, world = publisher / "world.json", show.world
-    remembered = json.loads(memory.read_text()) if memory.exists() else {}
-    of = fingerprint(world)
-    sizes = {source["path"]: source["bytes"] for source in remembered.get("sources", ())}
-    there = {path: open_storage(str(publisher)).size(path) for path in sizes}
-    if remembered.get("world") != of or there != sizes:
-        memory.unlink(missing_ok=True)
-        options.progress.say(f"writing the publisher's files of a world of {world.items:,} scenes into {publisher}")
-        corpus = show.write(world, publisher)
-        facts = json.dumps({"world": of} | corpus_names.published_facts(corpus))
-        open_storage(str(publisher)).write(memory.name, facts.encode())  # whole or not at all
-        return corpus
-    return corpus_names.as_published(show.corpus, remembered)
+    memory, world = publisher / "world.json", fingerprint(show.world)
+    files = open_storage(str(publisher))
+    known = json.loads(memory.read_text()) if memory.exists() else {}
+    if known.get("world") == world and all(files.size(one["path"]) == one["bytes"] for one in known["sources"]):
+        return corpus_names.as_published(show.corpus, known)
+    memory.unlink(missing_ok=True)
+    scenes = f"a world of {show.world.items:,} scenes"
+    options.progress.say(f"writing the publisher's files of {scenes} into {publisher}")
+    corpus = show.write(show.world, publisher)
+    facts = json.dumps({"world": world} | corpus_names.published_facts(corpus))
+    files.write(memory.name, facts.encode())  # whole or not at all
+    return corpus

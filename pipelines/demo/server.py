@@ -2,10 +2,10 @@
 
 import re
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
@@ -40,50 +40,39 @@ class Server:
 @contextmanager
 def serve(folder: str | Path, behaviours: Mapping[str, Sequence[Behaviour]] | None = None) -> Iterator[Server]:
     """Serves a folder. Each request for a path uses up one of its behaviours; all others are answered correctly."""
-    requests: list[Request] = []
-    site = _Site(Path(folder).resolve(), {path: list(each) for path, each in (behaviours or {}).items()}, requests)
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, site)) as server:
-        thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.02), daemon=True)
+    with _Site(Path(folder).resolve(), {path: deque(each) for path, each in (behaviours or {}).items()}) as site:
+        thread = threading.Thread(target=site.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
-            yield Server(f"http://127.0.0.1:{server.server_port}", requests)
+            yield Server(f"http://127.0.0.1:{site.server_port}", site.requests)
         finally:
-            server.shutdown()
+            site.shutdown()
             thread.join()
 
 
-class _Site:
-    def __init__(self, folder: Path, behaviours: dict[str, list[Behaviour]], requests: list[Request]) -> None:
-        self.folder, self._behaviours, self._requests = folder, behaviours, requests
-        self._lock = threading.Lock()
-
-    def admit(self, request: Request) -> Behaviour:
-        with self._lock:
-            self._requests.append(request)
-            waiting = self._behaviours.get(request.path)
-            return waiting.pop(0) if waiting else Behaviour()
-
-    def file(self, path: str) -> Path | None:
-        found = (self.folder / path).resolve()
-        return found if found.is_relative_to(self.folder) and found.is_file() else None
+class _Site(ThreadingHTTPServer):
+    def __init__(self, folder: Path, behaviours: dict[str, deque[Behaviour]]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.folder, self.behaviours, self.requests = folder, behaviours, list[Request]()
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-
-    def __init__(self, site: _Site, *connection: object) -> None:
-        self._site = site
-        super().__init__(*connection)  # type: ignore[arg-type]
+    server: _Site
 
     def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path).lstrip("/")
-        behaviour = self._site.admit(Request(path, self.headers.get("Range")))
-        file = self._site.file(path)
+        site, path = self.server, unquote(urlsplit(self.path).path).lstrip("/")
+        site.requests.append(Request(path, self.headers.get("Range")))
+        try:
+            behaviour = site.behaviours[path].popleft()
+        except LookupError:
+            behaviour = Behaviour()
+        file = (site.folder / path).resolve()
         with suppress(ConnectionError):  # a client may hang up at any time
-            if behaviour.status is not None or file is None:
-                self._refuse(behaviour.status or 404, behaviour)
-            else:
+            if behaviour.status is None and file.is_relative_to(site.folder) and file.is_file():
                 self._answer(file, behaviour)
+            else:
+                self._head(behaviour.status or 404, {"Content-Length": "0"}, behaviour)
 
     do_HEAD = do_GET
 
@@ -92,20 +81,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, file: Path, behaviour: Behaviour) -> None:
         facts = file.stat()
-        etag = behaviour.etag or f'"{facts.st_size:x}-{facts.st_mtime_ns:x}"'
+        size, etag = facts.st_size, behaviour.etag or f'"{facts.st_size:x}-{facts.st_mtime_ns:x}"'
         use_range = behaviour.ranges and self.headers.get("If-Range", etag) == etag
-        wanted = _range(self.headers.get("Range", ""), facts.st_size) if use_range else None
-        first, last = wanted or (0, facts.st_size - 1)
-        if wanted and first >= facts.st_size:
-            return self._refuse(416, behaviour, {"Content-Range": f"bytes */{facts.st_size}"})
+        wanted = _range(self.headers.get("Range", ""), size) if use_range else None
+        first, last = wanted or (0, size - 1)
+        if wanted and first >= size:
+            return self._head(416, {"Content-Length": "0", "Content-Range": f"bytes */{size}"}, behaviour)
         headers = {"Content-Length": str(last - first + 1), "Accept-Ranges": "bytes", "ETag": etag}
-        headers |= {"Content-Range": f"bytes {first}-{last}/{facts.st_size}"} if wanted else {}
+        headers |= {"Content-Range": f"bytes {first}-{last}/{size}"} if wanted else {}
         self._head(206 if wanted else 200, headers, behaviour)
         if self.command == "GET":
             self._send(file, first, last - first + 1, behaviour)
-
-    def _refuse(self, status: int, behaviour: Behaviour, headers: Mapping[str, str] | None = None) -> None:
-        self._head(status, {"Content-Length": "0", **(headers or {})}, behaviour)
 
     def _head(self, status: int, headers: Mapping[str, str], behaviour: Behaviour) -> None:
         self.send_response(status)

@@ -11,14 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipelines.demo.files import Unpublishable, written
+from pipelines.demo.files import PublishedScene, Unpublishable, written
 from pipelines.demo.pictures import gif
-from pipelines.demo.published_scene import PublishedScene
 from pipelines.demo.world import World, describe, scenes
 from xmodal.corpora import Corpus
 from xmodal.corpora.tgif import CORPUS, LISTS, SENTENCES
 
-SPLIT_OF_TEN = ("tgif/train",) * 8 + ("tgif/val", "tgif/test")
 HOSTS = (38, 33, 31, 37, 42)
 SIZES = ("500", "400", "250", "1280", "540", "75sq", "100")
 ENDS = ("", ".", ",", ".")
@@ -26,11 +24,7 @@ ENDS = ("", ".", ",", ".")
 
 @dataclass(frozen=True)
 class Animation(PublishedScene):
-    """One scene as TGIF publishes it."""
-
-    @property
-    def split(self) -> str:
-        return SPLIT_OF_TEN[self.scene.index % 10]
+    splits = ("tgif/train",) * 8 + ("tgif/val", "tgif/test")
 
     @property
     def id(self) -> str:
@@ -68,16 +62,15 @@ def animations(world: World) -> Iterator[Animation]:
 
 def write(world: World, folder: str | Path) -> Corpus:
     """Writes the table, the lists and the GIFs; the corpus has the world's counts."""
-    if not world.motion or world.items < len(SPLIT_OF_TEN):
+    if not world.motion or world.items < 10:
         raise Unpublishable(f"TGIF has moving pictures in three splits: motion and 10 items at least, not {world}")
     path = Path(folder)
     for name in ("gifs", "splits"):
         (path / name).mkdir(parents=True, exist_ok=True)
-    with (path / SENTENCES).open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(_table(world))
+    (path / SENTENCES).write_text("".join(_table(world)), encoding="utf-8", newline="\n")
     for split, name in LISTS.items():
-        with (path / name).open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{each.url}\n" for each in animations(world) if each.split == split)
+        urls = "".join(f"{each.url}\n" for each in animations(world) if each.split == split)
+        (path / name).write_text(urls, encoding="utf-8", newline="\n")
     for each in animations(world):
         if not each.gone:
             data = gif(replace(each.scene, frames=1) if each.still else each.scene)

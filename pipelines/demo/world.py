@@ -88,11 +88,11 @@ class World:
     noise: float = 0.02  # facts that a caption guesses, mostly wrongly
 
     def __post_init__(self) -> None:
-        if self.items < 0 or self.image_size < 32 or min(self.captions_per_item, self.identities) < 1:
-            raise ValueError(f"a world has items >= 0, image_size >= 32, a caption and an identity, not {self}")
-        for name in ("motion", "ambiguity", "partiality", "synonymy", "noise"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a share from 0 to 1, not {getattr(self, name)}")
+        assert self.items >= 0
+        assert self.image_size >= 32
+        assert min(self.captions_per_item, self.identities) >= 1
+        shares = (self.motion, self.ambiguity, self.partiality, self.synonymy, self.noise)
+        assert 0 <= min(shares) <= max(shares) <= 1
 
 
 @dataclass(frozen=True)
@@ -135,17 +135,17 @@ def scenes(world: World) -> Iterator[Scene]:
 def scene(world: World, index: int) -> Scene:
     """Generates one scene by its number, without generating others."""
     random = _random(world.seed, LAYOUT, index)
-    wide, high = ((1.0, 1.0), (1.0, 0.75), (0.75, 1.0))[random.integers(3)]
-    width, height = round(world.image_size * wide), round(world.image_size * high)
+    sides = ((1.0, 1.0), (1.0, 0.75), (0.75, 1.0))[random.integers(3)]
+    width, height = (round(world.image_size * side) for side in sides)
     source = int(random.integers(index)) if index and random.random() < world.ambiguity else index
     identity, background, things = _looks(world, source)
     places = random.choice(9, len(things), replace=False).tolist()
     things = [_placed(thing, place, width, height, random) for thing, place in zip(things, places, strict=True)]
-    moves = random.random() < world.motion
-    if moves:
+    frames = 1
+    if random.random() < world.motion:
         first, *others = things
         things = [_moving(first, random), *(_moving(one, random) if random.random() < 0.5 else one for one in others)]
-    frames = int(random.integers(8, 25)) if moves else 1
+        frames = int(random.integers(8, 25))
     return Scene(index, world.seed, width, height, background, tuple(things), identity, frames, world.grain)
 
 
@@ -305,11 +305,9 @@ class _Words:
 
     def phrase(self, thing: Thing, told: set[str]) -> tuple[str, str]:
         """A noun with its adjectives, and what follows it: ("small red star", "at the top")."""
-        adjectives = [
-            self.say(value)
-            for name, value in (("size", thing.size), ("texture", thing.texture), ("colour", thing.colour))
-            if name in told and value not in ("medium", "plain")
-        ]
+        facts = {"size": thing.size, "texture": thing.texture, "colour": thing.colour}
+        worth = [value for name, value in facts.items() if name in told and value not in ("medium", "plain")]
+        adjectives = [self.say(value) for value in worth]
         noun = self.say(thing.kind) if "kind" in told else "shape"
         motion = self.say(thing.motion) if "motion" in told and thing.motion else ""
         place = self.say(PLACES[thing.row][thing.column]) if "place" in told else ""

@@ -7,9 +7,11 @@ A recipe that a row names and that does not exist yet is the name it will have.
 
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from xmodal.recipes import Features, Recipe
 
 FOLDER = Path(__file__).parent
 KINDS = {"Table": ("table", "tab", "t", ""), "Figure": ("figure", "fig", "f", ""), "§": ("section", "sec", "text", "")}
+NUMERALS = "I II III IV V VI VII VIII IX X XI XII XIII XIV XV"  # as Dual-Path counts its tables
+ROMAN = {str(number): numeral for number, numeral in enumerate(NUMERALS.split(), 1)}
 SIDES = {"i2t": "visual_to_text", "v2t": "visual_to_text", "t2i": "text_to_visual", "t2v": "text_to_visual"}
 
 
@@ -83,13 +87,11 @@ def papers() -> list[str]:
 @cache
 def of_paper(paper: str) -> tuple[Experiment, ...]:
     tables = tomllib.loads((FOLDER / f"{paper}.toml").read_text(encoding="utf-8"))["experiments"]
-    return tuple(_experiment(paper, **table) for table in tables)
-
-
-def _experiment(paper: str, *, rows: Iterable[dict[str, Any]] = (), **others: Any) -> Experiment:
-    read = [Row(**_frozen(row)) for row in rows]
-    aligned = [replace(row, printed=" ".join(row.printed.split())) for row in read]  # files line values up by spaces
-    return Experiment(paper, rows=tuple(aligned), **_frozen(others))
+    for table in tables:
+        rows = [Row(**_frozen(row)) for row in table.pop("rows", ())]
+        # files line values up by spaces
+        table["rows"] = [replace(row, printed=" ".join(row.printed.split())) for row in rows]
+    return tuple(Experiment(paper, **_frozen(table)) for table in tables)
 
 
 def _frozen(table: dict[str, Any]) -> dict[str, Any]:
@@ -109,13 +111,11 @@ def find(text: str) -> tuple[Experiment, ...]:
     for start, paper in known.items():
         if wanted.startswith(start):
             spelled = _spelled(of_paper(paper))
-            if wanted not in spelled:
-                there = ", ".join(each.number for each in of_paper(paper))
-                raise UserError(f"no experiment {text!r}; of {paper} there are: {there}")
-            return (spelled[wanted],)
-    raise UserError(
-        f"no paper {text!r}; there are: {', '.join(papers())}; name one, or one of its experiments: pvse table 2"
-    )
+            if wanted in spelled:
+                return (spelled[wanted],)
+            there = ", ".join(each.number for each in of_paper(paper))
+            raise UserError(f"no experiment {text!r}; of {paper} there are: {there}")
+    raise UserError(f"no paper {text!r}; there are: {', '.join(papers())}; name one of its experiments: pvse table 2")
 
 
 def _spelled(of: Iterable[Experiment]) -> dict[str, Experiment]:
@@ -125,9 +125,8 @@ def _spelled(of: Iterable[Experiment]) -> dict[str, Experiment]:
         for each in of:
             if each.number.startswith(kind):
                 number = each.number.removeprefix(kind).strip()
-                for word in words:
-                    for digits in (number, _roman(number)):
-                        spelled.setdefault(_squashed(each.paper + word + digits), each)
+                for word, digits in product(words, (number, ROMAN.get(number, number))):
+                    spelled.setdefault(_squashed(each.paper + word + digits), each)
     return spelled
 
 
@@ -135,18 +134,12 @@ def _squashed(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower().replace("§", "section"))
 
 
-def _roman(number: str) -> str:
-    """Writes a number below 20 as Dual-Path counts its tables."""
-    units = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX")
-    return "X" * (int(number) // 10) + units[int(number) % 10] if number.isdigit() else number
-
-
 # ------------------------------------------------------------------------------------------------- whether it is ready
 
 
 @dataclass(frozen=True)
 class Available:
-    """Names everything an experiment may need that exists here."""
+    """Names all that exists here and that an experiment may need."""
 
     recipes: Mapping[str, Recipe]
     corpora: frozenset[str]
@@ -162,17 +155,17 @@ def state(experiment: Experiment, available: Available) -> str:
     """Says `ready`, `not yet: …` with what is missing, or `not reproducible here: …` with the reason."""
     if experiment.why_not:
         return f"not reproducible here: {experiment.why_not}"
-    kinds: dict[str, list[str]] = {}
+    kinds = defaultdict[str, list[str]](list)
     for lacking in missing(experiment, available):
         kind, _, name = lacking.partition(" ")
-        kinds.setdefault(kind, []).append(name)
+        kinds[kind].append(name)
     said = [f"no {kind} {', '.join(names)}" for kind, names in kinds.items()]
     return f"not yet: {'; '.join(said)}" if said else "ready"
 
 
 def missing(experiment: Experiment, available: Available) -> tuple[str, ...]:
     """Lists what the experiment waits for, each as a kind and a name: `corpus mrw`, `recipe sg-coco`."""
-    commands = [text.split()[0] for text in experiment.commands]
+    commands = (text.split()[0] for text in experiment.commands)
     found = [f"corpus {name}" for name in experiment.corpora if name not in available.corpora]
     found += [f"command {name}" for name in commands if name not in available.commands]
     found += [lack for row in experiment.rows for lack in lacks(row, available)]
@@ -182,7 +175,6 @@ def missing(experiment: Experiment, available: Available) -> tuple[str, ...]:
 
 
 def lacks(row: Row, available: Available) -> list[str]:
-    """Lists what this row alone waits for."""
     found = [row.lacks] if row.lacks else []
     if not row.recipe:
         return found
@@ -207,16 +199,14 @@ def _unbuilt(recipe: Recipe, available: Available) -> Iterator[str]:
     for view in (recipe.view, recipe.validation):
         if view.corpus not in available.corpora:
             yield f"corpus {view.corpus}"
-    for read in (recipe.visual, recipe.text):
-        if isinstance(read, Features) and read.stage not in available.stages:
-            yield f"stage {read.stage}"
-    if sees_pictures(recipe) and "pixels" not in available.stages:
-        yield "stage pixels"
+    yield from (f"stage {name}" for name in stages_of(recipe) if name not in available.stages)
     yield from (f"training with {name}" for name in unbuilt(recipe))
 
 
-def sees_pictures(recipe: Recipe) -> bool:
-    return any(phase.pixels for phase in recipe.phases)
+def stages_of(recipe: Recipe) -> list[str]:
+    """Lists the stages whose features a recipe reads."""
+    read = [read.stage for read in (recipe.visual, recipe.text) if isinstance(read, Features)]
+    return [*read, "pixels"] if any(phase.pixels for phase in recipe.phases) else read
 
 
 def is_ready(row: Row, available: Available) -> bool:

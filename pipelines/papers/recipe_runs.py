@@ -35,8 +35,10 @@ def recipes() -> dict[str, Recipe]:
 def find_recipe(text: str) -> Recipe:
     """The recipe of that name, or the one of a user's file: `mine.py`, or `mine.py:NAME` where it has several."""
     path, _, name = text.rpartition(":")
-    if text.endswith(".py") or path.endswith(".py"):
-        return _recipe_in_file(text, "") if text.endswith(".py") else _recipe_in_file(path, name)
+    if text.endswith(".py"):
+        return _recipe_in_file(text, "")
+    if path.endswith(".py"):
+        return _recipe_in_file(path, name)
     known, refused = _recipes_by_name()
     if text not in known:
         meant = nearest(text, {one: one for one in known})
@@ -53,12 +55,10 @@ def _recipes_by_name() -> tuple[dict[str, list[tuple[str, Recipe]]], list[str]]:
     refused = []
     for model in models.names():
         try:
-            declared = models.recipes_of(model)
+            for recipe in models.recipes_of(model):
+                found.setdefault(recipe.name, []).append((model, recipe))
         except UserError as trouble:
             refused.append(str(trouble))
-            continue
-        for recipe in declared:
-            found.setdefault(recipe.name, []).append((model, recipe))
     return found, refused
 
 
@@ -166,10 +166,10 @@ def evaluate(run: Path, root: str, split: str | None, device: str, progress: Pro
 def evaluate_released(
     path: Path, vocabulary: Path, root: str, corpus: str, split: str | None, settings: list[str], **circumstances: Any
 ) -> Any:
-    """Evaluates a released file on a split of a corpus (default: the test split).
+    """Evaluates a released file on a split of a corpus (default: the test split), read as the paper's recipe reads it.
 
-    The corpus is read as the paper's recipe for it reads, with `settings`: `visual.stage=clips`,
-    `view.captions_per_item=none`. `circumstances` are the keywords of `xmodal.evaluation.released_weights.evaluate`.
+    `settings` change that: `visual.stage=clips`, `view.captions_per_item=none`. `circumstances` are the keywords of
+    `xmodal.evaluation.released_weights.evaluate`.
     """
     from xmodal.evaluation import released_weights
 
@@ -184,7 +184,6 @@ def evaluate_released(
 def read_for(config: Config, root: str, corpus: str, split: str | None, records: str | None) -> tuple[View, Features]:
     """As the first recipe of such a model on the corpus reads; without one, all captions, and the usual features."""
     from xmodal.evaluation.matrix_metrics import test_split
-    from xmodal.root.selection import find_output
 
     known = [r for r in recipes().values() if type(r.model) is type(config) and r.view.corpus == corpus]
     if known:
@@ -204,9 +203,8 @@ def _split_of(run: Path, root: str, split: str | None) -> str:
     try:
         members(records, found)
     except UserError as trouble:
-        raise UserError(
-            f"{run} was trained on {recipe.view.split}: say with --split what to ask it; {trouble}"
-        ) from None
+        said = f"{run} was trained on {recipe.view.split}: say with --split what to ask it"
+        raise UserError(f"{said}; {trouble}") from None
     return found
 
 
@@ -218,8 +216,7 @@ def _test_split(recipe: Recipe) -> str:
 def look(
     run: Path, root: str, split: str | None, device: str, progress: ProgressLine, folder: Path | None, **some: Any
 ) -> dict[str, Any]:
-    """Pictures of attention in a folder, `some` being `items` or `first` of
-    `xmodal.evaluation.attention_pictures.draw`; or else probes."""
+    """Draws attention in a folder, `some` being `items` or `first` of `draw`; without a folder, probes uncertainty."""
     from xmodal.evaluation.attention_pictures import draw
     from xmodal.evaluation.uncertainty_probes import probe
 
@@ -248,14 +245,14 @@ def look_at_clips(
     ids = list(items) or [id for id in store.ids if id in store and id in among][:first]
     if not ids and first:
         raise UserError(f"no clip of {split or corpus} has frames: `xmodal status --root {shlex.quote(root)}` says why")
-    told = (one for one in read_rows(records, Caption) if one.source == "human" and not one.position)
-    captions = {one.item: one.text for one in told if one.item in ids}
+    first_captions = (one for one in read_rows(records, Caption) if one.source == "human" and not one.position)
+    caption_of = dict.fromkeys(ids, "") | {one.item: one.text for one in first_captions if one.item in ids}
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     with progress.over("draw", len(ids), unit="clips") as tick:
         for id in ids:
             path = folder / f"{quote(id, safe='')}.png"
-            contact_sheet(store, id, captions.get(id, "")).save(path)
-            drawn.append({"item": id, "caption": captions.get(id, ""), "path": str(path)})
+            contact_sheet(store, id, caption_of[id]).save(path)
+            drawn.append({"item": id, "caption": caption_of[id], "path": str(path)})
             tick(1)
     return {"folder": str(folder), "pictures": drawn}

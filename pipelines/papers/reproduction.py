@@ -18,16 +18,15 @@ from pipelines.papers.experiments import (
     lacks,
     parts_of,
     recipe_of,
-    sees_pictures,
+    stages_of,
     state,
 )
 from pipelines.stages.resnet import ResNetConfig
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network, open_features
 from xmodal.metrics.reports import Report
-from xmodal.recipes import Features, Recipe, Tokens
+from xmodal.recipes import Recipe, Tokens
 from xmodal.records.views import splits
-from xmodal.root.outputs import Output
 from xmodal.root.selection import find_output
 from xmodal.training.run_folder import LAST
 
@@ -74,24 +73,18 @@ def to_run(experiment: Experiment, available: Available, root: str = "data", run
         with_vectors = f" --vectors {vectors}.txt" if vectors else ""
         trained.append(f"xmodal train {row.recipe} {at} --run {folder}{with_vectors}{_set(row.settings)}")
         split = f" --split {recipe.validation.split}" if experiment.on_validation else ""
-        scores = dict.fromkeys(each.score for each in experiment.rows if each.run == row.run)
-        distances = [f" --distance {score}" if score else "" for score in scores]
-        trained += [f"xmodal evaluate {folder} {at}{split}{distance}" for distance in distances]
+        for score in dict.fromkeys(each.score for each in experiment.rows if each.run == row.run):
+            distance = f" --distance {score}" if score else ""
+            trained.append(f"xmodal evaluate {folder} {at}{split}{distance}")
     return [*built, *trained, *_others(experiment, available)]
 
 
 def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
-    """Gives the commands that build what a recipe reads, with the paper's settings."""
     at = f"--root {shlex.quote(root)}"
     yield f"xmodal build {recipe.view.corpus} {at}"
-    for stage in _stages(recipe):
+    for stage in stages_of(recipe):
         settings = _set(setting for setting in experiment.build if setting.startswith(f"{stage}."))
         yield f"xmodal build {recipe.view.corpus}/{stage} {at}{settings}"
-
-
-def _stages(recipe: Recipe) -> list[str]:
-    read = [read.stage for read in (recipe.visual, recipe.text) if isinstance(read, Features)]
-    return [*read, "pixels"] if sees_pictures(recipe) else read
 
 
 def _others(experiment: Experiment, available: Available) -> list[str]:
@@ -108,8 +101,7 @@ def run(
     """Trains and evaluates every row that is ready; a finished run is only evaluated.
 
     Whatever any row misses is said before the first is trained. `vectors` among the circumstances, which are `fit`'s,
-    go to the recipes that name some. Returns each row with the values measured for its columns; columns that evaluation
-    does not compute are left out.
+    go to the recipes that name some. Returns each row with the values measured for its columns.
     """
     ready = _ready_runs(experiment, available)
     if not ready:
@@ -132,14 +124,12 @@ def run(
 
 
 def _vectors(recipe: Recipe) -> str | None:
-    """Names the word vectors that the recipe's words start from."""
     return recipe.text.vectors if isinstance(recipe.text, Tokens) else None
 
 
 def _check(
     experiment: Experiment, recipes: Mapping[str, Recipe], root: str, runs: Path, circumstances: Mapping[str, Any]
 ) -> None:
-    """Refuses to start while any run misses something; accepts features of another network, and says so."""
     found = dict[str, None]()
     for name, recipe in recipes.items():
         found |= dict.fromkeys(_without_vectors(recipe, runs / name, circumstances.get("vectors")))
@@ -159,15 +149,17 @@ def _without_vectors(recipe: Recipe, run: Path, file: str | Path | None) -> Iter
 
 
 def _not_built(recipe: Recipe, experiment: Experiment, root: str, circumstances: Mapping[str, Any]) -> Iterator[str]:
-    """Tells what the recipe reads and nobody built, each with the command that builds it."""
     first, *others = _builds(recipe, experiment, root)
     try:
         tables = find_output(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
     except UserError as trouble:
         yield _with_command(trouble, first)
         return
-    yield from _absent_splits(recipe, tables)
-    for stage, command in zip(_stages(recipe), others, strict=True):
+    there = splits(tables)
+    for view in (recipe.view, recipe.validation):
+        if view.split not in there:
+            yield f"{view.corpus} has no split {view.split!r}; there are: {', '.join(there)}"
+    for stage, command in zip(stages_of(recipe), others, strict=True):
         try:
             open_features(root, stage, circumstances.get("pixels" if stage == "pixels" else "features"), tables)
         except UserError as trouble:
@@ -180,19 +172,12 @@ def _with_command(trouble: UserError, command: str) -> str:
     return f"{absent} (`{command}`)" if builds else absent
 
 
-def _absent_splits(recipe: Recipe, tables: Output) -> Iterator[str]:
-    there = splits(tables)
-    for view in (recipe.view, recipe.validation):
-        if view.split not in there:
-            yield f"{view.corpus} has no split {view.split!r}; there are: {', '.join(there)}"
-
-
 def _other_network(recipe: Recipe, experiment: Experiment, root: str, circumstances: Mapping[str, Any]) -> str | None:
     """Tells when the features are not by the paper's network."""
     tables = find_output(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
     store = open_features(root, recipe.visual.stage, circumstances.get("features"), tables)
-    usual = ResNetConfig()
     settings = [setting for setting in experiment.build if setting.startswith("resnet.")]
+    usual = ResNetConfig()
     wanted = apply(usual, "resnet", parse_settings(settings, {"resnet": usual})).network
     if recipe.visual.stage != "resnet" or store.provenance.get("network") == wanted:
         return None

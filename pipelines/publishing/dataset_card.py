@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 from pipelines.publishing.hub_tables import DatasetConfig
-from pipelines.publishing.publication import Publication, lock_name, may, may_column, withheld
+from pipelines.publishing.publication import Publication, lock_name, made_from, may, may_column, withheld
 from xmodal import corpora
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
@@ -30,6 +30,7 @@ SECTIONS = (
     *("Splits", "Columns", "Captions", "Captions elsewhere", "Media", "Media elsewhere"),
     *("Sources", "Licence", "Citation"),
 )
+WEIGHTS = re.compile("weights|vectors|detector")  # in names of settings
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 
 
@@ -42,26 +43,24 @@ class Card:
     about: str
     sections: Mapping[str, str]
 
-    def section(self, name: str) -> str:
-        return self.sections.get(name, "")
-
 
 def read_card(corpus: Corpus) -> Card:
     """The card of a corpus; one that lacks what it must say, or is for another licence, is refused."""
     path = CARDS / f"{corpus.card or corpus.name}.md"
     if not path.is_file() and corpus.name in corpora.names():
         raise UserError(f"{corpus.name} has no card: write {path}, like those beside it")
-    card = parse_card(path if path.is_file() else CARDS / f"{GENERAL}.md")
+    card = _parse(path if path.is_file() else CARDS / f"{GENERAL}.md", corpus)
     if card.fields.get("licence", corpus.licence) != corpus.licence:
         raise UserError(
             f"{path} is the card of a corpus whose licence is {card.fields['licence']!r}, and CORPUS.licence is "
             f"{corpus.licence!r}: read what may be published, then let both say the same"
         )
-    return _of_corpus(card, corpus)
+    return card
 
 
-def parse_card(path: Path) -> Card:
-    parts = path.read_text("utf-8").split("---\n", 2)
+def _parse(path: Path, corpus: Corpus) -> Card:
+    said = {"name": corpus.name, "homepage": corpus.homepage, "licence": corpus.licence}
+    parts = Template(path.read_text("utf-8")).safe_substitute(said).split("---\n", 2)
     if len(parts) != 3 or parts[0]:
         raise UserError(f"{path} does not begin with fields between two lines of ---")
     lines = parts[1].splitlines(keepends=True)
@@ -80,24 +79,15 @@ def parse_card(path: Path) -> Card:
     return Card(fields, hub.strip(), about.strip(), sections)
 
 
-def _of_corpus(card: Card, corpus: Corpus) -> Card:
-    """The card with the corpus' name, homepage and licence in its text."""
-    said = {"name": corpus.name, "homepage": corpus.homepage, "licence": corpus.licence}
-    hub, about, *texts = (
-        Template(text).safe_substitute(said) for text in (card.hub, card.about, *card.sections.values())
-    )
-    return Card(card.fields, hub, about, dict(zip(card.sections, texts, strict=True)))
-
-
 def fill_card(card: Card, made: Publication, configs: list[DatasetConfig], described: list[dict[str, Any]]) -> str:
     facts = _facts(card, made, configs, described)
-    template = _with_sections((CARDS / f"{TEMPLATE}.md").read_text("utf-8"), facts)
-    return Template(template).substitute(facts)
-
-
-def _with_sections(text: str, facts: Mapping[str, str]) -> str:
     section = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- /\1 -->\n", re.DOTALL)
-    return section.sub(lambda found: _with_sections(found[2], facts) if facts[found[1]] else "", text)
+
+    def kept(found: re.Match[str]) -> str:
+        return section.sub(kept, found[2]) if facts[found[1]] else ""
+
+    template = section.sub(kept, (CARDS / f"{TEMPLATE}.md").read_text("utf-8"))
+    return Template(template).substitute(facts)
 
 
 def _facts(
@@ -108,8 +98,13 @@ def _facts(
     about = [{"config_name": c.name, "default": c is first, "data_files": c.data_files} for c in configs]
     has_texts, has_media = may(corpus, "annotations", "all"), may(corpus, "media", "all")
     hub = card.hub if has_texts else re.sub(r"^license: .*$", "license: other", card.hub, flags=re.MULTILINE)
-    columns = card.section("Columns").splitlines()
+    sections = {**dict.fromkeys(SECTIONS, ""), **card.sections}
+    columns = sections["Columns"].splitlines()
     note = " ".join(line for line in columns if not line.startswith("|")).strip()
+    locks = (
+        f"- {part}: `{output.folder}`, {lock_name(part)} has sha256 `{output.config['lock_sha256']}`"
+        for part, output in made.sealed.items()
+    )
     return {
         "hub": hub,
         "title": re.findall(r"^pretty_name: \"?(.*?)\"?$", card.hub, re.MULTILINE)[0],
@@ -125,27 +120,26 @@ def _facts(
         "item": card.fields["item"],
         "texts": card.fields["texts"],
         "splits": "\n".join(_split_lines(made, configs, described)),
-        "about_splits": card.section("Splits"),
+        "about_splits": sections["Splits"],
         "columns": "\n".join(_column_lines(corpus, columns)),
         "about_columns": f" {note}" if note else "",
-        "captions": card.section("Captions") if has_texts else "",
-        "about_captions": card.section("Captions"),
-        "captions_elsewhere": "" if has_texts else card.section("Captions elsewhere"),
-        "media": card.section("Media") if has_media else "",
-        "media_elsewhere": "" if has_media else card.section("Media elsewhere"),
+        "captions": sections["Captions"] if has_texts else "",
+        "about_captions": sections["Captions"],
+        "captions_elsewhere": "" if has_texts else sections["Captions elsewhere"],
+        "media": sections["Media"] if has_media else "",
+        "media_elsewhere": "" if has_media else sections["Media elsewhere"],
         "features": "\n".join(f"- `{output.folder}`: {_settings(output)}" for output in features),
         "store": features[0].folder if features else "",
         "store_config": configs[-len(features)].name if features else "",
         "read_features": _reading(features[0]) if features else "",
-        "provenance": "\n".join(_provenance(made)),
-        "sources": card.section("Sources"),
-        "about_licence": card.section("Licence"),
-        "citation": card.section("Citation"),
+        "provenance": "\n".join([f"- records: `{made.records.folder}`", *locks]),
+        "sources": sections["Sources"],
+        "about_licence": sections["Licence"],
+        "citation": sections["Citation"],
     }
 
 
 def _column_lines(corpus: Corpus, lines: Iterable[str]) -> Iterator[str]:
-    """The rows of the table whose first column is published."""
     if may(corpus, "annotations", "ids"):
         named = ((re.match(r"\| `(\w+)`", line), line) for line in lines)
         yield from (line for found, line in named if found and may_column(corpus, found[1]))
@@ -161,48 +155,29 @@ def _reading(store: Output) -> str:
 
 
 def _split_lines(made: Publication, configs: list[DatasetConfig], described: list[dict[str, Any]]) -> Iterator[str]:
-    """Rows of a Markdown table: config, split, rows, captions and those of them that are among an item's first five."""
+    """Rows of a Markdown table: config, split, rows, captions, and captions among an item's first five."""
     counts = made.records.totals["counts"]
     for config, info in zip(configs, described, strict=True):
         for split in info["splits"]:
             named = config.named.get(split["name"])
             captions = [counts.get(f"{kind}:{named}") for kind in ("captions", f"captions[:{CAPTIONS_OF_PAPERS}]")]
             numbers = ("" if count is None else f"{count:,}" for count in (split["num_examples"], *captions))
-            names = (f"`{name}`" for name in (config.name, split["name"]))
-            yield f"| {' | '.join([*names, *numbers])} |"
+            yield f"| `{config.name}` | `{split['name']}` | {' | '.join(numbers)} |"
 
 
 def _settings(output: Output) -> str:
-    """Settings of a store, and the weights of everything that it was computed from."""
-    said = ", ".join(f"{name} {value}" for name, value in output.config.items() if name != "_type")
-    before = [f"{name} {value} of `{one.folder}`" for one in _made_from(output) for name, value in _weights(one)]
-    return "; ".join([said, *before])
-
-
-def _weights(output: Output) -> list[tuple[str, Any]]:
-    """Networks, codebooks and word vectors, by the names of the settings that hold them."""
-    config = output.config.items()
-    return [(name, value) for name, value in config if re.search("weights|vectors|detector", name) and value]
-
-
-def _made_from(output: Output) -> Iterator[Output]:
-    for made in output.about["inputs"]:
-        before = Output(output.storage, f"{made['stage']}/{made['identity']}")
-        yield before
-        yield from _made_from(before)
-
-
-def _provenance(made: Publication) -> Iterator[str]:
-    yield f"- records: `{made.records.folder}`"
-    for part, output in made.sealed.items():
-        yield f"- {part}: `{output.folder}`, {lock_name(part)} has sha256 `{output.config['lock_sha256']}`"
+    """Settings of a store, and the networks, codebooks and word vectors of all that it was computed from."""
+    said = [", ".join(f"{name} {value}" for name, value in output.config.items() if name != "_type")]
+    for before in made_from(output):
+        weights = ((name, value) for name, value in before.config.items() if WEIGHTS.search(name) and value)
+        said += [f"{name} {value} of `{before.folder}`" for name, value in weights]
+    return "; ".join(said)
 
 
 def _not_the_publishers(made: Publication) -> Iterator[str]:
     """The files that are others than the corpus of this name is published with."""
-    known = made.corpus.name in corpora.names()
-    sources = corpora.load(made.corpus.name).sources if known else made.corpus.sources
-    published = {source.path: source.sha256 for source in sources if source.sha256}
+    corpus = corpora.load(made.corpus.name) if made.corpus.name in corpora.names() else made.corpus
+    published = {source.path: source.sha256 for source in corpus.sources if source.sha256}
     for output in made.sealed.values():
         locked = ((locked.path, locked.sha256) for locked in read_lock(output))
         yield from (f"`{path}`" for path, sha256 in locked if published.get(path, sha256) != sha256)

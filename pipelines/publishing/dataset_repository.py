@@ -8,8 +8,8 @@
     dataset.lock  media.lock                         which bytes all this was made of
     publication.json                                 every other file and its size: by this a publication is known again
 
-What may be in it is decided by the corpus' release alone (publication.py). The folder is filled beside its place and
-renamed, so it is whole or not there; equal roots give equal bytes.
+The corpus' release decides what may be in it (publication.py). The folder is filled beside its place and renamed, so it
+is whole or not there; equal roots give equal bytes.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import FOLDERS
 from pipelines.publishing.dataset_card import fill_card, read_card
 from pipelines.publishing.hub_tables import CURE, ROWS, DatasetConfig, describe, read_ids, write_captions, write_index
-from pipelines.publishing.publication import Publication, lock_name, may, may_column, withheld
+from pipelines.publishing.publication import Publication, lock_name, made_from, may, may_column, withheld
 from pipelines.stages.records import VERSION
 from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
@@ -63,7 +63,10 @@ def publish(
     publication = _publication(corpus, root_storage, features)
     with _put_in_place(out) as target:
         _copy_all(list(_copies(publication, root_storage)), target, out, progress or ProgressLine(quiet=True))
-        configs = [*_write_captions(publication, target), *_write_features(publication, target)]
+        configs = list[DatasetConfig]()
+        if may(corpus, "annotations", "ids"):
+            configs += write_captions(publication.records, target, partial(may_column, corpus))
+        configs += _write_features(publication, target)
         described = [describe(config, target) for config in configs]
         target.write("README.md", fill_card(card, publication, configs, described).encode())
         files = _sizes(Path(target.url))
@@ -76,8 +79,7 @@ def publish(
 def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
     """Every finished store of features that were computed from the corpus' media as they are sealed now.
 
-    Corpora share media: a store that has a row for anything else than this corpus' items is another's. Resized pixels
-    and frames are the media over again, not features: whoever may have those can make them.
+    Corpora share media: a store that has a row for anything else than this corpus' items is another's.
     """
     media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
@@ -89,7 +91,7 @@ def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
 
 
 def _holds_features(output: Output) -> bool:
-    """As its stage declares; a name that no stage has is that of an import."""
+    """As its stage declares: pixels and frames are the media over again. A name that no stage has is an import's."""
     return output.stage not in stages.names() or stages.load(output.stage).features
 
 
@@ -109,7 +111,7 @@ def _publication(corpus: Corpus, storage: Storage, features: list[Output]) -> Pu
             raise UserError(f"{output.where} has rows that are no items of {corpus.name}: leave it out")
     indexed = may(corpus, "annotations", "ids")  # an index of features names items
     allowed = features if indexed and may(corpus, "media", "features") else []
-    if not (allowed or may(corpus, "annotations", "ids") or may(corpus, "media", "all")):
+    if not (indexed or may(corpus, "media", "all")):
         raise UserError(f"{corpus.name}: its release leaves nothing to publish ({corpus.licence})")
     if may(corpus, "media", "all") and "media" not in sealed:
         raise UserError(f"{corpus.name}: its media belong to it and are not here: build {corpus.name}/media first")
@@ -126,9 +128,7 @@ def _records(corpus: Corpus, storage: Storage) -> Output:
 
 
 def _reads(output: Output, other: Output) -> bool:
-    """Whether an output was made from another, directly or through others."""
-    inputs = [Output(output.storage, f"{i['stage']}/{i['identity']}") for i in output.about["inputs"]]
-    return any(each.folder == other.folder or _reads(each, other) for each in inputs)
+    return any(each.folder == other.folder for each in made_from(output))
 
 
 # ------------------------------------------------------------------------------------------------------------ its place
@@ -138,8 +138,7 @@ def _refuse_what_is_not_ours(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give a folder that is empty or does not exist yet")
     found, known = _sizes(out), _known(out / MANIFEST)
-    strange = sorted(path for path, _ in found.items() ^ known.items())
-    if found and strange:
+    if found and (strange := sorted(path for path, _ in found.items() ^ known.items())):
         what = f"was changed since it was published ({strange[0]})" if known else f"is not empty ({strange[0]})"
         raise UserError(f"{out} {what}: move that away, or give a folder that is empty or does not exist yet")
 
@@ -150,13 +149,11 @@ def _known(manifest: Path) -> dict[str, int]:
         recorded = json.loads(manifest.read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
-    if not isinstance(recorded, dict) or recorded.get("layout") != LAYOUT:
-        return {}
-    return {**recorded["files"], manifest.name: manifest.stat().st_size}
+    ours = isinstance(recorded, dict) and recorded.get("layout") == LAYOUT
+    return recorded["files"] | {manifest.name: manifest.stat().st_size} if ours else {}
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Every file in a folder, by its path there."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
@@ -166,38 +163,26 @@ def _put_in_place(out: Path) -> Iterator[LocalStorage]:
     """A hidden folder beside `out` that takes its place when all is written; what a killed publish left is cleared."""
     beside = out.with_name(f".{out.name}.publishing")
     beside.mkdir(parents=True, exist_ok=True)
-    with _held(beside, out):
-        try:
-            for left in ("new", "old"):
-                shutil.rmtree(beside / left, ignore_errors=True)
-            yield LocalStorage(str(beside / "new"))
-            shutil.rmtree(beside / "new/_runs", ignore_errors=True)  # the storage's own
-            if out.exists():
-                os.rename(out, beside / "old")
-            os.rename(beside / "new", out)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-
-
-@contextmanager
-def _held(folder: Path, out: Path) -> Iterator[None]:
-    """For one process alone; the lock goes with the process, however that ends."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    lock = os.open(beside, os.O_RDONLY)  # it goes with the process, however that ends
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        os.close(lock)
         raise UserError(f"{out} is being published by another process: wait until that is done") from None
+    try:
+        for left in ("new", "old"):
+            shutil.rmtree(beside / left, ignore_errors=True)
+        yield LocalStorage(str(beside / "new"))
+        shutil.rmtree(beside / "new/_runs", ignore_errors=True)  # the storage's own
+        if out.exists():
+            os.rename(out, beside / "old")
+        os.rename(beside / "new", out)
     finally:
-        os.close(descriptor)
+        shutil.rmtree(beside, ignore_errors=True)
+        os.close(lock)
 
 
 # ------------------------------------------------------------------------------------------------------------ its files
-
-
-def _write_captions(publication: Publication, target: LocalStorage) -> list[DatasetConfig]:
-    allowed = partial(may_column, publication.corpus)
-    return write_captions(publication.records, target, allowed) if may(publication.corpus, "annotations", "ids") else []
 
 
 def _write_features(publication: Publication, target: LocalStorage) -> Iterator[DatasetConfig]:
@@ -210,7 +195,6 @@ def _write_features(publication: Publication, target: LocalStorage) -> Iterator[
 
 
 def _copies(publication: Publication, storage: Storage) -> Iterator[Copy]:
-    """The features' files, the locks, and the media themselves where they may be passed on."""
     for output in publication.features:
         for unit in output.units():
             for name, (size, sha256) in unit.files.items():
@@ -230,11 +214,7 @@ def _copy_all(copies: list[Copy], target: LocalStorage, out: Path, progress: Pro
         raise UserError(f"{out} needs {needed:,} bytes and its disk has {free:,} free: make room, or take another disk")
     with progress.over(f"copying to {out}", len(copies), unit="files") as tick:
         for copy in copies:
-            _copy(copy, target)
+            with copy.open() as source, target.writer(copy.key) as file:
+                if copy_and_hash(source, file) != copy.sha256:
+                    raise UserError(f"{copy.key} is not what was committed: {CURE}")
             tick(1)
-
-
-def _copy(copy: Copy, target: LocalStorage) -> None:
-    with copy.open() as source, target.writer(copy.key) as file:
-        if copy_and_hash(source, file) != copy.sha256:
-            raise UserError(f"{copy.key} is not what was committed: {CURE}")

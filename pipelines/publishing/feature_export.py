@@ -17,8 +17,8 @@ from xmodal.errors import UserError
 from xmodal.features.foreign_formats import BLOCK, COPIES, HDF5, open_hdf5, read_ids, refuse_twice
 from xmodal.features.frame_store import clips_file
 from xmodal.features.store import FeatureStore
-from xmodal.records.tables import Caption, read_rows
-from xmodal.records.views import splits
+from xmodal.recipes import View
+from xmodal.records.views import captions_by_item, splits
 from xmodal.root.outputs import Output
 from xmodal.root.selection import find_output
 
@@ -46,25 +46,29 @@ def export_features(
     root = store.output.storage.url.rpartition("/")[0]
     named: dict[str, Any] = {"corpus": corpus} if corpus else {}
     records = find_output(root, "records", **named) if split else None
-    wanted: Sequence[str] = store.ids
-    if records:
+    wanted: Sequence[str] = read_ids(ids) if ids else store.ids
+    if records and split:
         there = splits(records)
         if split not in there:
             raise UserError(f"there is no split {split!r}; there are: {', '.join(sorted(there))}")
         wanted = there[split]
-    elif ids:
-        wanted = read_ids(ids)
     present = [id for id in wanted if id not in store.absent]
-    ids_file, captions_file = f"{out.stem}_ids.txt", f"{out.name.removesuffix('_ims.npy')}_caps.txt"
-    lines: dict[str, Sequence[str]] = {ids_file: present} if out.suffix == ".npy" else {}
-    with_captions = records is not None and out.name.endswith("_ims.npy")
-    _refuse_to_export(store, present, out, [*lines, captions_file] if with_captions else list(lines))
-    if records and with_captions:
-        lines[captions_file] = five_captions(records, present)
+    lines: dict[str, Sequence[str]] = {f"{out.stem}_ids.txt": present} if out.suffix == ".npy" else {}
+    captions = f"{out.name.removesuffix('_ims.npy')}_caps.txt" if out.name.endswith("_ims.npy") else None
+    _refuse_to_export(store, present, out, [*lines, captions] if records and captions else [*lines])
+    if records and split and captions:
+        lines[captions] = _five_captions(records, split, present)
     with show.over("export", total=len(present), unit="items") as tick:
         _export(store, present, out, lines, tick)
-    about = {"path": str(out), "beside": list(lines), "items": len(present), "absent": len(wanted) - len(present)}
-    return about | {"dtype": store.spec.dtype, "row_shape": list(store.spec.row_shape), "ragged": store.spec.ragged}
+    return {
+        "path": str(out),
+        "beside": list(lines),
+        "items": len(present),
+        "absent": len(wanted) - len(present),
+        "dtype": store.spec.dtype,
+        "row_shape": list(store.spec.row_shape),
+        "ragged": store.spec.ragged,
+    }
 
 
 def _export(store: FeatureStore, ids: Sequence[str], out: Path, lines: Mapping[str, Sequence[str]], tick: Tick) -> None:
@@ -81,17 +85,14 @@ def _export(store: FeatureStore, ids: Sequence[str], out: Path, lines: Mapping[s
         raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
 
 
-def five_captions(records: Output, ids: Sequence[str]) -> list[str]:
-    """The first five captions of each item, as lines for SCAN."""
-    found: dict[str, list[Caption]] = {id: [] for id in ids}
-    for caption in read_rows(records, Caption):
-        if caption.item in found and caption.source == "human":
-            found[caption.item].append(caption)
-    for id, captions in found.items():
-        if len(captions) < COPIES:
-            raise UserError(f"{id!r} has {len(captions)} captions, but SCAN's files have {COPIES} of each item")
-    ordered = (sorted(found[id], key=lambda caption: caption.position)[:COPIES] for id in ids)
-    return [" ".join(caption.text.split()) for captions in ordered for caption in captions]
+def _five_captions(records: Output, split: str, ids: Sequence[str]) -> list[str]:
+    captions = captions_by_item(records, View(records.config["corpus"], split))
+    texts, lines = captions.grouped(captions.texts), list[str]()
+    for id in ids:
+        if len(texts[id]) < COPIES:
+            raise UserError(f"{id!r} has {len(texts[id])} captions, but SCAN's files have {COPIES} of each item")
+        lines += [" ".join(text.split()) for text in texts[id][:COPIES]]
+    return lines
 
 
 def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside: list[str]) -> None:
@@ -109,31 +110,26 @@ def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside
     if clips_file(0) in store.output.files:
         raise UserError(
             f"{store.output.where} holds the JPEGs of clips, which are no features: `xmodal look CORPUS --frames DIR` "
-            "draws them, xmodal.features.frame_store.FrameStore reads them, and what `xmodal build CORPUS/clips` makes "
-            "can be exported"
+            "draws them, xmodal.features.frame_store.FrameStore reads them, `xmodal build CORPUS/clips` makes features"
         )
     refuse_twice(ids, out)
     if store.spec.ragged and out.suffix == ".npy":
         raise UserError(f"{store.spec.name} is ragged, which no .npy can be: export to x.h5, x.tar or a folder")
-    if out.suffix == ".tar" and (bad := [id for id in ids if "." in id]):
-        raise UserError(
-            f"id {bad[0]!r} cannot be written to {out}, where readers end a name at its first dot: "
-            "export to x.h5, x.npy or a folder"
-        )
-    can_hold = {".npy": _is_line, "": _is_file_name, ".tar": _is_file_name}.get(out.suffix, _is_hdf5_text)
-    if bad := [id for id in ids if not can_hold(id)]:
-        raise UserError(f"id {bad[0]!r} cannot be written to {out}: export to x.h5")
+    for id in ids:
+        if out.suffix == ".tar" and "." in id:
+            raise UserError(
+                f"id {id!r} cannot be written to {out}, where readers end a name at its first dot: "
+                "export to x.h5, x.npy or a folder"
+            )
+        if not _can_hold(out.suffix, id):
+            raise UserError(f"id {id!r} cannot be written to {out}: export to x.h5")
 
 
-def _is_hdf5_text(id: str) -> bool:
-    return "\0" not in id  # HDF5 ends text there
-
-
-def _is_line(id: str) -> bool:
-    return "\n" not in id and id == id.strip()
-
-
-def _is_file_name(id: str) -> bool:
+def _can_hold(suffix: str, id: str) -> bool:
+    if suffix in HDF5:
+        return "\0" not in id  # HDF5 ends text there
+    if suffix == ".npy":
+        return "\n" not in id and id == id.strip()
     plain = id.isprintable() and not id.startswith(".") and not {"/", "\\", ":"} & set(id)
     return plain and len(f"{id}.npz".encode()) <= 255
 

@@ -1,7 +1,7 @@
-"""`xmodal import` and `xmodal export`: others' features as the output of a stage, and outputs as others have them.
+"""`xmodal import`: others' features as the output of a stage.
 
 An import's units are its shards, so that it goes on where it stopped. It is named by the source's bytes, not by where
-they lie; the source must stay as it is while it is imported. Workers read it where it lies: on a cluster all see it.
+they lie. Workers read the source where it lies: on a cluster all see it.
 """
 
 import hashlib
@@ -65,15 +65,26 @@ def import_features(
         spec = apply(given, "import", parsed).spec
     except ValueError as error:
         raise UserError(f"{source.files[0]} cannot be imported so: {error}") from None
-    stage = imported(name, source, spec, progress)
+    stage = _imported(name, source, spec, progress)
     there = Output(storage, stage.folder).complete
     output = build(stage, storage, run, progress)
-    about = {"stage": name, "identity": output.identity, "path": output.where, "built": not there}
-    about |= {"items": len(source.ids), "row_shape": list(spec.row_shape), "ragged": spec.ragged}
-    return about | {"dtype": spec.dtype, "source_dtype": source.dtype, "copies": source.copies}
+    return {
+        "stage": name,
+        "identity": output.identity,
+        "path": output.where,
+        "built": not there,
+        "items": len(source.ids),
+        "row_shape": list(spec.row_shape),
+        "ragged": spec.ragged,
+        "dtype": spec.dtype,
+        "source_dtype": source.dtype,
+        "copies": source.copies,
+    }
 
 
-def imported(name: str, source: ForeignFeatures, spec: FeatureSpec, progress: ProgressLine) -> Stage[ImportConfig, Any]:
+def _imported(
+    name: str, source: ForeignFeatures, spec: FeatureSpec, progress: ProgressLine
+) -> Stage[ImportConfig, Any]:
     seen = _stamp(source)
     lengths = (spec.chunk_rows, spec.shard_rows, spec.shard_items if spec.ragged else None)
     layout = (spec.row_shape, spec.dtype, spec.ragged, *lengths)

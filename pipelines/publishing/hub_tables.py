@@ -1,7 +1,7 @@
 """Writes records as the Parquet files of a dataset repository: one row an item, by split, in shards, described.
 
-Row groups and shards stay under what the viewers of such repositories can read; chunks are cut where the content says,
-so that a later version uploads what changed alone.
+Row groups and shards stay under what viewers can read; chunks are cut by content, so that a later version uploads what
+changed alone.
 """
 
 import json
@@ -21,6 +21,7 @@ from xmodal.root.storage import LocalStorage
 
 SHARD_BYTES, ROW_GROUP_BYTES = 500_000_000, 100_000_000  # in memory: files are smaller
 CHUNKING = {"min_chunk_size": 256 * 1024, "max_chunk_size": 1024 * 1024, "norm_level": 0}  # what datasets itself takes
+PARQUET: Mapping[str, Any] = {"compression": "zstd", "store_schema": False, "write_page_index": True}
 LABELS = {"category": "categories", "class": "classes", "identity": "identities", "attribute": "attributes"}
 DTYPES = {"double": "float64", "float": "float32", "halffloat": "float16"}  # where datasets has another name than Arrow
 ROWS = "rows.parquet"  # of a feature store: the id of each of its rows
@@ -45,7 +46,7 @@ class DatasetConfig:
 def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str], bool]) -> list[DatasetConfig]:
     """Every named split, with the columns that are allowed."""
     items = _items(records)
-    items = items.select([name for name in items.column_names if allowed(name)])
+    items = items.select(list(filter(allowed, items.column_names)))
     configs: dict[str, DatasetConfig] = {}
     for named, members in _splits(records, items["id"]):
         name, split = _place(named)
@@ -76,11 +77,11 @@ def describe(config: DatasetConfig, target: LocalStorage) -> dict[str, Any]:
     """The config's dataset_info, all of it from the footers of its files."""
     splits = []
     for name, keys in config.files.items():
-        footers = [pq.read_metadata(target.path(key)) for key in keys]
-        size = sum(
-            footer.row_group(group).total_byte_size for footer in footers for group in range(footer.num_row_groups)
-        )
-        splits.append({"name": name, "num_bytes": size, "num_examples": sum(footer.num_rows for footer in footers)})
+        size = rows = 0
+        for footer in (pq.read_metadata(target.path(key)) for key in keys):
+            size += sum(footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))
+            rows += footer.num_rows
+        splits.append({"name": name, "num_bytes": size, "num_examples": rows})
     every = [key for keys in config.files.values() for key in keys]
     return {
         "config_name": config.name,
@@ -98,11 +99,14 @@ def _feature(column: pa.Field) -> dict[str, str]:
 
 
 def _items(records: Output) -> pa.Table:
-    """One row an item, in the order of the records: what the item is, its captions and its labels."""
-    items = _table(records, "items")
-    columns = {name: items[name] for name in items.column_names}
+    """One row an item, in the order of the records: what it is, its captions, and a column for each kind of label."""
+    items, labels = _table(records, "items"), _table(records, "labels")
+    columns = dict(zip(items.column_names, items.columns, strict=True))
     columns |= _captions(items["id"], _table(records, "captions"))
-    return pa.table(columns | _labels(items["id"], _table(records, "labels")))
+    for kind, column in LABELS.items():
+        if (rows := labels.filter(pc.equal(labels["kind"], kind))).num_rows:
+            columns[column] = _lists(items["id"], rows, "name")
+    return pa.table(columns)
 
 
 def _captions(ids: Any, captions: pa.Table) -> dict[str, Any]:
@@ -114,12 +118,6 @@ def _captions(ids: Any, captions: pa.Table) -> dict[str, Any]:
         columns[f"{prefix}captions"] = _lists(ids, rows, "text")
         columns[f"{prefix}caption_ids"] = _lists(ids, rows, "id")
     return columns
-
-
-def _labels(ids: Any, labels: pa.Table) -> dict[str, Any]:
-    """A column for each kind of label that the records have."""
-    by_kind = {column: labels.filter(pc.equal(labels["kind"], kind)) for kind, column in LABELS.items()}
-    return {column: _lists(ids, rows, "name") for column, rows in by_kind.items() if rows.num_rows}
 
 
 def _lists(ids: Any, rows: pa.Table, column: str) -> Any:
@@ -134,7 +132,7 @@ def _lists(ids: Any, rows: pa.Table, column: str) -> Any:
 
 
 def _splits(records: Output, ids: Any) -> Iterator[tuple[str, Any]]:
-    """Every split with a mask of its items; those of no split are "unassigned", so that none is lost."""
+    """Every split with a mask of its items; items of no split are "unassigned"."""
     splits, counts = _table(records, "splits"), records.totals["counts"]
     for name in sorted(splits["name"].unique().to_pylist()):
         members = pc.is_in(ids, value_set=splits.filter(pc.equal(splits["name"], name))["item"])
@@ -156,16 +154,14 @@ def _write(table: pa.Table, target: LocalStorage, stem: str) -> list[str]:
     shards = list(_pieces(table, SHARD_BYTES))
     keys = [f"{stem}-{number:05d}-of-{len(shards):05d}.parquet" for number in range(len(shards))]
     for key, shard in zip(keys, shards, strict=True):
-        with target.writer(key) as file, _parquet_writer(file, table.schema) as writer:
+        with (
+            target.writer(key) as file,
+            pq.ParquetWriter(file, table.schema, use_content_defined_chunking=CHUNKING, **PARQUET) as writer,
+        ):
             for piece in _pieces(shard, ROW_GROUP_BYTES):
                 writer.write_table(piece, row_group_size=piece.num_rows)
             writer.add_key_value_metadata({"content_defined_chunking": json.dumps(CHUNKING)})
     return keys
-
-
-def _parquet_writer(file: Any, schema: pa.Schema) -> pq.ParquetWriter:
-    settings: Mapping[str, Any] = {"compression": "zstd", "store_schema": False, "write_page_index": True}
-    return pq.ParquetWriter(file, schema, use_content_defined_chunking=CHUNKING, **settings)
 
 
 def _pieces(table: pa.Table, limit: int) -> Iterator[pa.Table]:

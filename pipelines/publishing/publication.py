@@ -1,6 +1,6 @@
 """Says what a publication is made of, and what the release class of a corpus lets through."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
@@ -38,6 +38,14 @@ def may_column(corpus: Corpus, column: str) -> bool:
 def withheld(corpus: Corpus) -> dict[str, str]:
     """The parts that are not there themselves, with their release class."""
     return {part: corpus.release.get(part, "nothing") for part in get_args(Part) if not may(corpus, part, "all")}
+
+
+def made_from(output: Output) -> Iterator[Output]:
+    """Yields the outputs that an output was made from, directly or through others."""
+    for made in output.about["inputs"]:
+        before = Output(output.storage, f"{made['stage']}/{made['identity']}")
+        yield before
+        yield from made_from(before)
 
 
 def lock_name(part: Part) -> str:

@@ -262,7 +262,7 @@ def test_wrong_class_lists_are_refused(folder: Path, name: str, edit: Edit, mess
     ("edit", "message"),
     [
         (lambda d: b"", r"seen_test_images\.txt is empty"),
-        (lambda d: d + b"001.X/y.jpg\n", r"seen_test_images\.txt:13: there is no picture 001\.X/y\.jpg"),
+        (lambda d: d + b"001.X/y.jpg\n", r"seen_test_images\.txt:13: CUB_200_2011\.tgz has no picture 001/y"),
         (lambda d: d + d, r"seen_test_images\.txt:13: id .* is there a second time"),
         (lambda d: d + b"y.jpg\n", r"'y\.jpg' is no class/picture\.jpg"),
     ],

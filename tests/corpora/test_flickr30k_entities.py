@@ -339,7 +339,7 @@ BOX = (1, 1, 5, 5)
         (annotation(thing(7, box=(1, 5, 4, 4))), r"object\[0\] has an empty box: .* y from 5 to 4"),
         (annotation(thing(7, box=BOX, flags={"nobndbox": 1})), r"has a box and says that it has none: nobndbox"),
         (annotation(thing(7, flags={"scene": "yes"})), r"object\[0\]: 'scene' is 'yes', no whole number"),
-        (annotation("<object><name>7</name><bndbox/><bndbox/></object>"), r"object\[0\] has 2 boxes"),
+        (annotation("<object><name>7</name><bndbox/><bndbox/></object>"), r"object\[0\] has 2 'bndbox' instead of one"),
         ("<annotation>" + " " * (1 << 20) + "</annotation>", r"5.xml has 1,048,601 bytes; a file of one picture has"),
     ],
 )
@@ -371,8 +371,8 @@ def test_wrong_sentences_are_refused_with_their_place(sentence: str | bytes, mes
 @pytest.mark.parametrize(
     ("unrelated", "message"),
     [
-        ("5", r"UNRELATED_CAPTIONS:1: '5' is not a picture and the number of a caption, from 1"),
-        ("# x\n5 0", r"UNRELATED_CAPTIONS:2: '5 0' is not a picture"),
+        ("5", r"UNRELATED_CAPTIONS:1: '5' is no picture and number of a caption, from 1"),
+        ("# x\n5 0", r"UNRELATED_CAPTIONS:2: '5 0' is no picture"),
         ("5 1\n5 1", r"UNRELATED_CAPTIONS:2: caption 1 of 5 is there a second time"),
         ("5 2", r"UNRELATED_CAPTIONS:1: picture 5 has no caption 2"),
         ("8 1", r"UNRELATED_CAPTIONS:1: picture 8 has no caption 1"),
@@ -388,7 +388,7 @@ def test_wrong_lists_of_unrelated_captions_are_refused(unrelated: str, message: 
     [
         ({"Annotations/8.xml": annotation(image="8")}, r"annotations.zip: picture 8 has no Sentences/8.txt"),
         ({"Sentences/8.txt": SENTENCE}, r"annotations.zip: picture 8 has no Annotations/8.xml"),
-        ({"Sentences/x.txt": SENTENCE}, r"annotations.zip: 'x' is not the number of a picture"),
+        ({"Sentences/x.txt": SENTENCE}, r"annotations.zip: 'x' is no number of a picture"),
         (
             {"Annotations/8.xml": annotation(image="8"), "Sentences/8.txt": SENTENCE},
             r"annotations.zip: picture 8 is in none of flickr30k_entities/train.txt, ",

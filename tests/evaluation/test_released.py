@@ -404,8 +404,8 @@ def test_pictures_are_seen_by_the_cnn_in_the_file(
     assert (code, "reads frames of clips, not pictures" in err) == (1, True)
     saved(tmp_path / "model.pth", heads)
     code, _, err = command("model.pth", *given, "--set", "visual.stage=pixels")
-    assert (code, "model.pth: has no ResNet to look at pictures" in err) == (1, True)
+    assert (code, "model.pth (PVSE) has no ResNet to look at pictures" in err) == (1, True)
     name = "img_enc.cnn.layer4.1.conv2.weight"
     saved(tmp_path / "model.pth", heads | {key: value for key, value in cnn_of(fronted).items() if key != name})
     code, _, err = command("model.pth", *given, "--set", "visual.stage=pixels")
-    assert (code, "model.pth: has a CNN that is no whole resnet18: " in err) == (1, True)
+    assert (code, "model.pth (PVSE) has a CNN that is no whole resnet18: " in err) == (1, True)

@@ -120,13 +120,12 @@ def test_a_metric_of_ranks_is_one_file(add: Callable[[str, str], None]) -> None:
     assert others.pop("scores") != same.pop("scores")
     assert others == same
     heads, row = line_of(found, "gallery"), line_of(found, "all")
-    assert heads.split() == ["gallery", *(["R@1", "R@5", "R@10", "median", "mean", "nMR", "MRR"] * 2), "rsum"]
-    assert row.split()[7] == f"{expected:.2f}"
+    assert row.split()[heads.split().index("MRR")] == f"{expected:.2f}"
     assert len(heads) == len(row)
     table = found.to_latex().splitlines()
     (heads,) = (line for line in table if line.startswith("gallery"))
     cells = table[table.index(heads) + 1].split(" & ")
-    assert (heads.split(" & ")[5], cells[5]) == ("MRR", f"{expected:.1f}")
+    assert cells[heads.split(" & ").index("MRR")] == f"{expected:.1f}"
     assert is_measured("i2t MRR")
     assert measured(found, ["t2i R@1", "i2t MRR", "1K i2t MRR"]) == {
         "t2i R@1": before.scores["all"].text_to_visual["R@1"],
@@ -141,10 +140,9 @@ def test_a_metric_of_all_right_answers_is_one_file(add: Callable[[str, str], Non
     expected = 100 * np.mean([np.sum(row[item != OWNERS] >= worst[item]) + 2 for item, row in enumerate(MATRIX)]) / 12
     plain = json.loads(found.to_json())["lists"]["own captions"]["visual_to_text"]
     assert plain["last_rank"] == pytest.approx(expected)
-    heads, row = line_of(found, "right are"), line_of(found, "own captions")
-    assert heads.split()[9] == "last"
-    assert row.split()[9] == f"{expected:.2f}"
-    assert "R-P & mAP@R & R@1 & last & R-P & mAP@R & R@1 & last" in found.to_latex()
+    heads, row = line_of(found, "right are").split(), line_of(found, "own captions").split()
+    assert row[heads.index("last")] == f"{expected:.2f}"
+    assert found.to_latex().count(" & last") == 2
 
 
 def test_a_metric_of_the_whole_has_a_line_of_its_own(add: Callable[[str, str], None]) -> None:

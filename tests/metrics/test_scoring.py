@@ -27,12 +27,11 @@ from xmodal.metrics.protocols import (
     all_metrics,
     classes,
     eccv,
-    label_bits,
     plausible_scores,
     rank_scores,
 )
 from xmodal.metrics.ranks import fold_windows, ranks
-from xmodal.metrics.relevance import Classes
+from xmodal.metrics.relevance import Classes, pack_names
 from xmodal.metrics.similarities import Similarities
 from xmodal.raw.raw_files import Raw
 from xmodal.records.tables import Caption, Item, Label, Row, Split
@@ -246,7 +245,7 @@ def test_two_thousand_items_are_judged_in_folds_too() -> None:
     gallery = Gallery([str(n) for n in range(2000)], [str(n) for n in range(2000)], np.arange(2000))
     matrix, names = random.random((2000, 2000), np.float32), {str(n): [NAMES[n % 3], NAMES[3]] for n in range(2000)}
     found = all_metrics(Similarities.of(matrix), gallery, {"category": names}).tables
-    bits, windows = label_bits(gallery.ids, names), fold_windows(gallery.caption_items, 2000)
+    bits, windows = pack_names([names.get(item, ()) for item in gallery.ids]), fold_windows(gallery.caption_items, 2000)
     alone = [
         plausible_scores(plausible_answers(Similarities.of(matrix[window]), bits[window[0]], bits[window[1]]))
         for window in windows
@@ -287,7 +286,8 @@ def test_the_command_prints_text_json_and_latex(
         ["own captions", "class"],
         ["all"],
     ]
-    for (columns, _, head, *rows), cells in zip(tables, (10, 7, 3), strict=True):
+    for columns, _, head, *rows in tables:
+        cells = head.count(" & ") + 1
         assert columns == "{l" + "r" * (cells - 1) + "}"
         assert {line.count(" & ") for line in (head, *rows)} == {cells - 1}
         assert all(line.endswith(r" \\") for line in rows)

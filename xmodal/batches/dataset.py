@@ -69,12 +69,10 @@ class Dataset:
         if len(chosen) == 1:
             return FeatureStore(chosen[0])
         names = "; ".join(map(_named, self.features)) or "none: build some first"
-        several = (
-            f"{len(chosen)} sets of features are {features!r}" if features else "there are several sets of features"
-        )
-        what = several
-        if not chosen:
-            what = f"no features {features!r}" if features else "there are no features"
+        if features:
+            what = f"{len(chosen)} sets of features are {features!r}" if chosen else f"no features {features!r}"
+        else:
+            what = f"there are {'several sets of' if chosen else 'no'} features"
         raise UserError(f"{self.corpus} in {self.root}: {what}; there are: {names}")
 
     def vocabulary(self, split: str | None = None, tokens: Tokens = USUAL_TOKENS) -> Vocabulary:

@@ -1,8 +1,7 @@
 """Distributed training: each process encodes its part of a batch, and every process computes the loss of the whole.
 
-Every process has the same weights and gathers what the others encoded. The gradient of a row flows back to the process
-that encoded it; averaged over the processes it is the gradient that one process would have found. Rows that a batch
-borrowed, so that all parts have one size, are encoded but are no part of the loss.
+The gradient of a row flows back to the process that encoded it; averaged over the processes it is the gradient that one
+process would have found. Rows that a batch borrowed, so that all parts have one size, are no part of the loss.
 """
 
 import atexit

@@ -1,5 +1,6 @@
 """Examples: the items of a view that have features and captions, with their rows and words."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +11,7 @@ from xmodal.batches.texts import Texts
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.recipes import View
-from xmodal.records.views import ViewCaptions, captions_by_item, texts_of
+from xmodal.records.views import TextColumn, ViewCaptions, captions_by_item, texts_of
 from xmodal.root.outputs import Output
 from xmodal.text.vocabularies import Encoder
 
@@ -24,7 +25,7 @@ class Examples:
 
     ids: tuple[str, ...]
     rows: NDArray[np.int64]  # (items,), in the feature store
-    caption_ids: tuple[str, ...]
+    caption_ids: Sequence[str]
     caption_items: NDArray[np.int64]  # (captions,): positions of items, ascending
     words: Texts  # (captions,); of each the one number of its row, where `sentences` has them as vectors
     items_without_features: int = 0  # left out
@@ -69,7 +70,7 @@ class Examples:
         return cls(
             ids=chosen.items,
             rows=store.rows(chosen.items),
-            caption_ids=tuple(texts_of(chosen.ids)),
+            caption_ids=TextColumn(chosen.ids),
             caption_items=np.repeat(np.arange(len(chosen.items)), chosen.counts),
             words=words,
             items_without_features=int((has_captions & ~has_both).sum()),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
-from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream, _on_device
+from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream
 from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
@@ -33,16 +33,14 @@ class Loader(IterableDataset[Batch]):
 
     A sample is a caption with its item ("each"), an item with one of its captions, drawn anew every epoch ("one"), or
     an item with all of them ("all"). All samples come once an epoch, in an order that only the seed decides.
-    `batch_size` counts the samples of a step over all ranks: each of `world` gets an equal part of the same batches, so
-    more or fewer processes go on alike. Only where the last, shorter batch of an epoch cannot be shared equally does it
-    borrow up to world - 1 samples of the next epoch, and says how many (`Batch.borrowed`). Several streams advance
-    together; an epoch is one of the first.
+    `batch_size` counts the samples of a step over all ranks: each of `world` gets an equal part of the same batches.
+    Only where the last, shorter batch of an epoch cannot be shared equally does it borrow up to world - 1 samples of
+    the next epoch (`Batch.borrowed`). Several streams advance together; an epoch is one of the first.
 
     `state_dict` is seed, epoch and cursor: samples of the epoch that were handed out. An iteration that was broken off
     goes on there; one that ended is followed by the next epoch. With `torch.utils.data.DataLoader(loader,
-    batch_size=None, num_workers=2)` each worker makes every other batch, in a copy of this loader that begins where
-    this one is: call `set_epoch` before each epoch then, also where workers are persistent, and do not ask this one
-    where they are. The threads here are faster than such workers.
+    batch_size=None, num_workers=2)` each worker makes every other batch, beginning where this loader is: call
+    `set_epoch` before each epoch then, and do not ask this one where they are. The threads here are faster.
     """
 
     def __init__(
@@ -129,9 +127,8 @@ class Loader(IterableDataset[Batch]):
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
         """Yields batches and their start positions.
 
-        Two iterations at once do not share buffers; one after the other they do, because fresh memory is slow. For a
-        caller who comes back at once there is nothing to read meanwhile: the next batch is then made in this thread, in
-        the memory of the last, which the processor still has in its cache.
+        Iterations share buffers, because fresh memory is slow, but not two at once. For a caller who comes back at once
+        the next batch is made in this thread, in the memory of the last, which the processor has in its cache.
         """
         buffers, self._buffers = self._buffers or Buffers(pinned=self._device.type == "cuda"), None
         readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
@@ -184,11 +181,10 @@ class Loader(IterableDataset[Batch]):
         items, captions, visual_rows = self._rows_of(reader.examples, samples, draws)
         text_items = reader.examples.caption_items[captions]
         pairs = np.stack([visual_rows, np.arange(len(captions))], axis=1)
-        visual, text = (
-            self._to_device(reader.visual(items, draws, samples), reader.buffers),
-            reader.text(captions, draws),
-        )
-        text = self._to_device(text, reader.buffers) if reader.examples.sentences is not None else text
+        visual = self._to_device(reader.visual(items, draws, samples), reader.buffers)
+        text = reader.text(captions, draws)
+        if reader.examples.sentences is not None:
+            text = self._to_device(text, reader.buffers)
         stream = Stream(visual, text, *map(torch.from_numpy, (items, text_items, captions, pairs)))
         if reader.classes is not None:
             of_visual, of_text = (torch.from_numpy(reader.classes[some]) for some in (items, text_items))
@@ -213,7 +209,7 @@ class Loader(IterableDataset[Batch]):
         values = features.values.to(self._device)
         if self._dtype is None or values.dtype == self._dtype:
             return features if values is features.values else Padded(values, features.lengths)
-        if _on_device(values) or self._dtype != torch.float32:
+        if values.device.type != "cpu" or self._dtype != torch.float32:
             return Padded(values.to(self._dtype), features.lengths)
         room = buffers.take(tuple(values.shape), np.dtype(np.float32))
         return Padded(torch.from_numpy(room).copy_(values), features.lengths)

@@ -1,8 +1,8 @@
 """The order in which training reads samples, and what is drawn for each: captions, frames, class members, shifts.
 
 Every draw follows from the seed, the epoch that the batch begins in, and the sample, never from a rank or a process. So
-an order can be entered at any point, by any number of processes, and goes on as it would have gone on. Words that
-training leaves out are drawn elsewhere, in `batches.reader`.
+an order can be entered at any point, by any number of processes. Words that training leaves out are drawn in
+`batches.reader`.
 """
 
 from dataclasses import dataclass

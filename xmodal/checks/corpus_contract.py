@@ -25,11 +25,14 @@ def declaration_faults(corpus: Corpus, about: str) -> Iterator[str]:
         yield f"CORPUS.homepage is no address: {corpus.homepage!r}"
     if not corpus.licence.strip():
         yield "CORPUS.licence is empty: say what the publisher allows, or that the publisher says nothing"
+    parts, classes = get_args(Part), get_args(ReleaseClass)
     for part, release in corpus.release.items():
-        if part not in get_args(Part) or release not in get_args(ReleaseClass):
-            parts, classes = ", ".join(get_args(Part)), ", ".join(get_args(ReleaseClass))
-            yield f"CORPUS.release has {part!r}: {release!r}: a part is one of {parts}, a class one of {classes}"
-    if corpus.release.keys() != set(get_args(Part)):
+        if part not in parts or release not in classes:
+            yield (
+                f"CORPUS.release has {part!r}: {release!r}: a part is one of {', '.join(parts)}, "
+                f"a class one of {', '.join(classes)}"
+            )
+    if corpus.release.keys() != set(parts):
         yield "CORPUS.release does not say of annotations and media what may be published (at least 'nothing')"
     if not [source for source in corpus.sources if source.part == "annotations"]:
         yield "CORPUS.sources has no file of part 'annotations', so there is nothing to parse"
@@ -69,16 +72,15 @@ def _split_faults(found: Sequence[Row]) -> Iterator[str]:
 
 def _caption_faults(found: Sequence[Row]) -> Iterator[str]:
     positions = Counter[tuple[str, str]]()
-    for row in found:
-        if isinstance(row, Caption):
-            if not row.text or row.text.strip() != row.text:
-                yield f"caption {row.id!r} is empty or has white space around it: {row.text!r}"
-                return
-            if row.position != positions[row.item, row.source]:
-                place = positions[row.item, row.source]
-                yield f"caption {row.id!r} has position {row.position}, not {place}: count those of an item from 0"
-                return
-            positions[row.item, row.source] += 1
+    for row in (row for row in found if isinstance(row, Caption)):
+        place = positions[row.item, row.source]
+        if not row.text or row.text.strip() != row.text:
+            yield f"caption {row.id!r} is empty or has white space around it: {row.text!r}"
+            return
+        if row.position != place:
+            yield f"caption {row.id!r} has position {row.position}, not {place}: count those of an item from 0"
+            return
+        positions[row.item, row.source] += 1
 
 
 def _media_faults(corpus: Corpus, raw: Raw, found: Sequence[Row]) -> Iterator[str]:

@@ -1,15 +1,14 @@
 """Leaks: media that lie in two splits, or in two corpora, as the same bytes or as nearly the same picture.
 
 Exact copies have one sha256. Near copies differ, in every frame, in at most `distance` bits of their perceptual hashes
-(`checks.perceptual_hashes` says what that finds and misses). Splits of two authors divide the same items in two ways
-and never mix: within a corpus only splits of one author are compared, and no split with a part of itself. Between
-corpora all are compared. A training on another author's split is named by the caller, and compared as well.
+(perceptual_hashes.py says what that finds and misses). Within a corpus only splits of one author are compared, as those
+of two divide the same items in two ways, and no split with a part of itself. Between corpora all are compared.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import chain, combinations, islice, pairwise, product
+from itertools import chain, combinations, islice, pairwise
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -24,8 +23,9 @@ DISTANCE = 6  # bits: see xmodal/checks/perceptual_hashes.py
 FARTHEST = 12  # 150,000 fingerprints then take half a minute, and at 6 bits some seconds
 CELLS_AT_ONCE = 1 << 20  # of a tile: 8 MB
 Frames = NDArray[np.uint64]
-PlacePairs: TypeAlias = Set[tuple[int, int]]  # places of two splits that are compared
 K = TypeVar("K", bound=Hashable)
+Member: TypeAlias = tuple[str, Hashable]  # an item, and what it has in common with items that are no copies of it
+Groups: TypeAlias = Mapping[K, list[Member]]
 Pairs: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # one row, another, their distance
 
 
@@ -42,11 +42,10 @@ class Fingerprints:
         """Reads an output of the stage `fingerprints`."""
         tables = [read_columns(output, name, "media", "sha256", "looks") for name in sorted(output.files)]
         media, sha256, hashes = (
-            [value for table in tables for value in table[name].to_pylist()] for name in ("media", "sha256", "looks")
+            tuple(value for table in tables for value in table[name].to_pylist())
+            for name in ("media", "sha256", "looks")
         )
-        return Fingerprints(
-            tuple(media), tuple(sha256), tuple(None if some is None else tuple(some) for some in hashes)
-        )
+        return Fingerprints(media, sha256, tuple(None if some is None else tuple(some) for some in hashes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +86,8 @@ class SplitMedia:
 class Leak:
     """Two splits and what they share: common items, pairs of equal bytes, and near pairs with the bits they differ in.
 
-    A pair has an item of `one` and an item of `other`. Among many equal pictures each is paired with the first of the
-    other split alone: a placeholder that a publisher gave for a thousand lost pictures would make a million pairs.
+    Each item is paired with the first of many equal ones in the other split: a placeholder for a thousand lost pictures
+    would make a million pairs.
     """
 
     one: SplitMedia
@@ -104,53 +103,55 @@ class Leak:
         return self.one if part is self.other else None
 
     def items(self, part: SplitMedia) -> set[str]:
-        """The leaked items of one of the two splits."""
         side = (self.one, self.other).index(part)
         return {*self.same, *(pair[side] for pair in self.exact), *(str(pair[side]) for pair in self.near)}
 
 
-def leaks(splits: Sequence[SplitMedia], distance: int = DISTANCE, asked: PlacePairs = frozenset()) -> list[Leak]:
+def leaks(
+    splits: Sequence[SplitMedia], distance: int = DISTANCE, asked: Set[tuple[int, int]] = frozenset()
+) -> list[Leak]:
     """Compares all splits that can leak, and pairs of places that are `asked` for, in the order of `splits`.
 
     Pairs of splits that share nothing are listed too.
     """
     if not 0 <= distance <= FARTHEST:
         raise UserError(f"a distance is 0 to {FARTHEST} of {BITS} bits, not {distance}: farther pictures are no copies")
-    places = sorted({*compared(splits), *asked})
-    exact, near = _equal(splits, set(places)), _near(splits, distance, set(places))
-    return [_leak(splits[one], splits[other], exact[one, other], near[one, other]) for one, other in places]
+    by_bytes, by_hashes = [_by_bytes(part) for part in splits], [_by_hashes(part) for part in splits]
+    near = _near(chain.from_iterable(by_hashes), distance)
+    found = []
+    for place, another in sorted({*compared(splits), *asked}):
+        one, other = splits[place], splits[another]
+        same = set(one.ids) & set(other.ids) if one.corpus == other.corpus else set[str]()
+        equal = _copies(by_bytes[place], by_bytes[another])
+        exact = tuple((item, copy) for item, copy, _ in equal)
+        alike = _copies(by_hashes[place], by_hashes[another], near)
+        found.append(Leak(one, other, tuple(sorted(same)), exact, tuple(alike)))
+    return found
 
 
-def compared(splits: Sequence[SplitMedia]) -> Iterator[tuple[int, int]]:
-    """Yields the places of two splits that can leak into each other."""
-    for one, other in combinations(range(len(splits)), 2):
-        first, second = splits[one], splits[other]
-        mixed = first.corpus != second.corpus or first.author == second.author
-        if mixed and not _is_part_of_the_other(first, second):
-            yield one, other
+def compared(splits: Sequence[SplitMedia]) -> list[tuple[int, int]]:
+    """Lists the places of two splits that can leak into each other."""
+    return [pair for pair in combinations(range(len(splits)), 2) if _can_leak(*(splits[place] for place in pair))]
 
 
-def _is_part_of_the_other(one: SplitMedia, other: SplitMedia) -> bool:
-    """Whether one split contains the other by design, as karpathy/train contains karpathy/restval.
+def _can_leak(one: SplitMedia, other: SplitMedia) -> bool:
+    """False for another author's split, and for a part that is one by design, as karpathy/restval of karpathy/train.
 
-    If one is for training and the other is held out, it is a leak.
+    A held-out part of a training split is a leak.
     """
-    leaky = any(a.is_training and b.is_held_out for a, b in ((one, other), (other, one)))
+    if one.corpus != other.corpus:
+        return True
     nested = set(one.ids) <= set(other.ids) or set(one.ids) >= set(other.ids)
-    return one.corpus == other.corpus and nested and not leaky
+    held_out = any(a.is_training and b.is_held_out for a, b in ((one, other), (other, one)))
+    return one.author == other.author and (held_out or not nested)
 
 
 def clean(against: Iterable[Leak], part: SplitMedia) -> tuple[list[str], set[str]]:
-    """The split's items that are in no leak, and the items removed because they are.
-
-    Items whose medium is absent stay: only their ids are known, and readers of features leave them out.
-    """
+    """The split's items that are in no leak, those without medium too, and the items that are in one."""
     dropped = set[str]().union(*(leak.items(part) for leak in against))
-    if not (left := [item for item in part.ids if item not in dropped]):
-        raise UserError(
-            f"{part.name}: nothing is left, all of its {len(dropped):,} items are in what it is compared with"
-        )
-    return left, dropped
+    if left := [item for item in part.ids if item not in dropped]:
+        return left, dropped
+    raise UserError(f"{part.name}: nothing is left, all of its {len(dropped):,} items are in what it is compared with")
 
 
 def near_pairs(hashes_NF: Frames, known_NF: NDArray[np.bool_], distance: int) -> Pairs:
@@ -206,67 +207,43 @@ def _buckets(keys: Frames) -> Iterator[NDArray[np.int64]]:
         yield order[starts[place] : starts[place + 1]]
 
 
-Member: TypeAlias = tuple[str, Hashable]  # an item, and what it has in common with items that are no copies of it
-Group: TypeAlias = Mapping[int, list[Member]]  # members of one picture, by the place of their split
-Pair: TypeAlias = tuple[str, str, int]  # an item, another, and the bits they differ in
-Shared: TypeAlias = dict[tuple[int, int], set[Pair]]  # by the places of two splits
+def _by_bytes(part: SplitMedia) -> Groups[str]:
+    """Groups items of equal bytes. An item is not its own copy in another split; in another corpus it is another."""
+    groups = defaultdict[str, list[Member]](list)
+    for item, (sha256, _) in sorted(part.items.items()):
+        groups[sha256].append((item, (part.corpus, item)))
+    return groups
 
 
-def _equal(splits: Sequence[SplitMedia], wanted: PlacePairs) -> Shared:
-    """Pairs of equal bytes. An item in both splits is not its own copy; equal ids in two corpora are two items."""
-    groups = _grouped(splits, lambda part, item: (part.items[item][0], (part.corpus, item)))
-    return _shared(((some, some, 0) for some in groups.values()), wanted)
+def _by_hashes(part: SplitMedia) -> Groups[PerceptualHashes]:
+    """Groups items of equal hashes; of these, equal bytes are no near copies."""
+    groups = defaultdict[PerceptualHashes, list[Member]](list)
+    for item, (sha256, hashes) in sorted(part.items.items()):
+        if hashes is not None:
+            groups[hashes].append((item, sha256))
+    return groups
 
 
-def _near(splits: Sequence[SplitMedia], distance: int, wanted: PlacePairs) -> Shared:
-    """Pairs of near hashes whose bytes differ."""
-    known = _grouped(splits, lambda part, item: (part.items[item][1], part.items[item][0]))
-    some = list(known.values())
-    hashes = [[each or 0 for each in row] for row in known]
-    there = [[each is not None for each in row] for row in known]
-    shape = (-1, FRAMES)
-    pairs = near_pairs(np.array(hashes, np.uint64).reshape(shape), np.array(there, bool).reshape(shape), distance)
-    within = ((each, each, 0) for each in some)
-    between = ((some[one], some[other], far) for one, other, far in zip(*map(np.ndarray.tolist, pairs), strict=True))
-    return _shared(chain(within, between), wanted)
+def _near(hashes: Iterable[PerceptualHashes], distance: int) -> list[tuple[PerceptualHashes, PerceptualHashes, int]]:
+    known = list(dict.fromkeys(hashes))
+    bits = np.array([[each or 0 for each in row] for row in known], np.uint64).reshape(-1, FRAMES)
+    there = np.array([[each is not None for each in row] for row in known], bool).reshape(-1, FRAMES)
+    found = zip(*map(np.ndarray.tolist, near_pairs(bits, there, distance)), strict=True)
+    pairs = [(known[one], known[other], far) for one, other, far in found]
+    return pairs + [(other, one, far) for one, other, far in pairs]
 
 
-def _grouped(
-    splits: Sequence[SplitMedia], describe: Callable[[SplitMedia, str], tuple[K | None, Hashable]]
-) -> dict[K, Group]:
-    """Groups items by what `describe` gives of them first; None is no group."""
-    groups = dict[K, dict[int, list[Member]]]()
-    for place, part in enumerate(splits):
-        for item in sorted(part.items):
-            key, own = describe(part, item)
-            if key is not None:
-                groups.setdefault(key, {}).setdefault(place, []).append((item, own))
-    return dict(groups)
+def _copies(ones: Groups[K], others: Groups[K], near: Iterable[tuple[K, K, int]] = ()) -> list[tuple[str, str, int]]:
+    """Pairs items of two splits whose groups are equal or near, with the bits they differ in."""
+    found = set[tuple[str, str, int]]()
+    for one, other, bits in chain(((both, both, 0) for both in ones.keys() & others.keys()), near):
+        if one in ones and other in others:
+            found |= {(item, another, bits) for item, another in _pairs(ones[one], others[other])}
+            found |= {(item, another, bits) for another, item in _pairs(others[other], ones[one])}
+    return sorted(found)
 
 
-def _shared(groups: Iterable[tuple[Group, Group, int]], wanted: PlacePairs) -> Shared:
-    """Pairs of members of two groups, by their splits."""
-    found = defaultdict[tuple[int, int], set[Pair]](set)
-    for first, second, bits in groups:
-        for one, other in product(first, second):
-            if (one, other) in wanted:
-                found[one, other] |= _pairs(first[one], second[other], bits)
-            elif first is not second and (other, one) in wanted:
-                found[other, one] |= _pairs(second[other], first[one], bits)
-    return found
-
-
-def _pairs(ones: list[Member], others: list[Member], bits: int) -> set[Pair]:
-    """Pairs every item with the first item of the other side that it has nothing in common with."""
-    pairs = {(item, other, bits) for item, own in ones for other in _first_unlike(others, own)}
-    return pairs | {(item, other, bits) for other, own in others for item in _first_unlike(ones, own)}
-
-
-def _first_unlike(members: list[Member], own: Hashable) -> Iterator[str]:
-    return islice((item for item, its in members if its != own), 1)
-
-
-def _leak(one: SplitMedia, other: SplitMedia, equal: set[Pair], near: set[Pair]) -> Leak:
-    same = set(one.ids) & set(other.ids) if one.corpus == other.corpus else set[str]()
-    exact = sorted((item, another) for item, another, _ in equal)
-    return Leak(one, other, tuple(sorted(same)), tuple(exact), tuple(sorted(near)))
+def _pairs(ones: list[Member], others: list[Member]) -> Iterator[tuple[str, str]]:
+    """Pairs each item with the first item of the other side that it has nothing in common with."""
+    for item, own in ones:
+        yield from islice(((item, other) for other, its in others if its != own), 1)

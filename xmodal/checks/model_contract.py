@@ -44,10 +44,11 @@ def small_recipes(module: ModuleType) -> list[Recipe]:
 def faults(module: ModuleType) -> Iterator[str]:
     """Yields every fault of a model; what it computes is checked where it declares what it must."""
     found = list(declaration_faults(module))
-    for recipe in () if found else module.RECIPES:
-        found += _prefixed(f"recipe {recipe.name}", objective_names, recipe)
-    yield from found
+    if not found:
+        for recipe in module.RECIPES:
+            found += _prefixed(f"recipe {recipe.name}", objective_names, recipe)
     if found:  # all that follows would only say the same again
+        yield from found
         return
     for recipe in small_recipes(module):
         for check in CHECKS.values():
@@ -79,9 +80,8 @@ def declaration_faults(module: ModuleType) -> Iterator[str]:
     if not isinstance(small, tuple):
         yield "SMALL is not a tuple of configs"
         return
-    wrong = {fault for config in (*(one.model for one in recipes), *small) for fault in _config_faults(module, config)}
-    yield from sorted(wrong)
-    if wrong:
+    if wrong := {_config_fault(module, config) for config in (*(one.model for one in recipes), *small)} - {""}:
+        yield from sorted(wrong)
         return
     for recipe in recipes:
         plain, module_of_model = json.loads(canonical_json(recipe)), models.reference(recipe.model)
@@ -91,20 +91,18 @@ def declaration_faults(module: ModuleType) -> Iterator[str]:
             yield f"recipe {recipe.name} has no `cites`: say where its numbers come from, or that they are yours"
 
 
-def _config_faults(module: ModuleType, config: object) -> Iterator[str]:
+def _config_fault(module: ModuleType, config: object) -> str:
     kind = type(config)
     if not is_dataclass(config) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        yield f"{kind.__name__} is not a frozen dataclass: it decides the identity of a run, so it must not change"
-        return
+        return f"{kind.__name__} is not a frozen dataclass: it decides the identity of a run, so it must not change"
     if vars(module).get(kind.__name__) is not kind:
-        yield f"{kind.__name__} is not defined at the top of the model's file: a run would not find it again"
-        return
+        return f"{kind.__name__} is not defined at the top of the model's file: a run would not find it again"
     try:
         _ = to_plain(config)
         _ = get_type_hints(kind)
     except (NameError, TypeError, ValueError) as error:
-        yield f"{kind.__name__} has a field that is no plain value, or whose type cannot be told: {error}"
-        return
+        return f"{kind.__name__} has a field that is no plain value, or whose type cannot be told: {error}"
+    return ""
 
 
 # ---------------------------------------------------------------------------------------------------- what is computed
@@ -117,20 +115,20 @@ def built(recipe: Recipe, seed: int = 0, inputs: Inputs = INPUTS) -> Any:
 
 def eight_pairs(recipe: Recipe, seed: int = 0) -> Stream:
     """Random items of one to three positions, each with a text of as many kinds as the recipe reads."""
-    random = np.random.default_rng(seed)
-    visual = Padded.of(
-        [random.normal(size=(1 + row % 3, INPUTS.visual_width)).astype("float32") for row in range(ROWS)]
-    )
+    random, rows = np.random.default_rng(seed), torch.arange(ROWS)
+    visual = [random.normal(size=(1 + row % 3, INPUTS.visual_width)).astype("float32") for row in range(ROWS)]
     if isinstance(recipe.text, Tokens):
-        text = Padded.of([random.integers(4, INPUTS.text_width, 2 + row % 4).astype("int32") for row in range(ROWS)])
+        text = [random.integers(4, INPUTS.text_width, 2 + row % 4).astype("int32") for row in range(ROWS)]
     else:
-        text = Padded.of([random.normal(size=(1, INPUTS.text_width)).astype("float32") for _ in range(ROWS)])
-    return Stream.paired(visual, text, torch.arange(ROWS), torch.arange(ROWS))
+        text = [random.normal(size=(1, INPUTS.text_width)).astype("float32") for _ in range(ROWS)]
+    return Stream.paired(Padded.of(visual), Padded.of(text), rows, rows)
 
 
 def batch(recipe: Recipe, stream: Stream) -> Batch:
     streams = {ANNOTATED: stream}
-    return Batch(streams | ({UNANNOTATED: eight_pairs(recipe, seed=1)} if recipe.unannotated else {}))
+    if recipe.unannotated:
+        streams[UNANNOTATED] = eight_pairs(recipe, seed=1)
+    return Batch(streams)
 
 
 def loss(recipe: Recipe, model: Any, stream: Stream) -> Tensor:
@@ -170,8 +168,8 @@ def finite_scores_and_gradients(recipe: Recipe) -> Iterator[str]:
         if parameter.grad is None or not parameter.grad.isfinite().all():
             yield f"the loss gives parameter {name} no gradient, or one that is not finite"
         elif bool(parameter.grad.any()) == is_idle:
-            said = "says so in without_gradient, but gets one" if is_idle else "is zero; without_gradient may say so"
-            yield f"the gradient of parameter {name} {said}"
+            what = "should be zero, by without_gradient" if is_idle else "is zero; without_gradient may say so"
+            yield f"the gradient of parameter {name} {what}"
 
 
 def several_captions_of_an_item(recipe: Recipe) -> Iterator[str]:
@@ -187,25 +185,26 @@ def padding(recipe: Recipe) -> Iterator[str]:
     """NaN features and ids of no word beyond the lengths, and each item alone without padding."""
     model, stream = built(recipe).eval(), eight_pairs(recipe)
     expected = similarity(model, stream.visual, stream.text)
-    visual = pad(stream.visual.values, (0, 0, 0, 3))
-    text = pad(stream.text.values, (0, 3) if stream.text.values.ndim == 2 else (0, 0, 0, 3))
-    worse = Padded(visual, stream.visual.lengths), Padded(text, stream.text.lengths)
-    visual[~worse[0].mask] = float("nan")
-    text[~worse[1].mask] = 99_999
+    visual = Padded(pad(stream.visual.values, (0, 0, 0, 3)), stream.visual.lengths)
+    longer = (0, 3) if stream.text.values.ndim == 2 else (0, 0, 0, 3)
+    text = Padded(pad(stream.text.values, longer), stream.text.lengths)
+    visual.values[~visual.mask] = float("nan")
+    text.values[~text.mask] = 99_999
     try:
-        found = similarity(model, *worse)
+        found = similarity(model, visual, text)
     except (IndexError, RuntimeError) as error:
         yield f"what lies beyond an item's length is read ({error}): mask it, or fill it first as Padded.average does"
         return
     if not _close(found, expected):
         yield "what lies beyond an item's length changes its scores: mask it, not by a product, as NaN * 0 is NaN"
     for row in range(ROWS):
-        item = Padded.whole(stream.visual.values[row : row + 1, : int(stream.visual.lengths[row])])
-        caption = Padded.whole(stream.text.values[row : row + 1, : int(stream.text.lengths[row])])
-        if not _close(similarity(model, item, caption)[0, 0], expected[row, row]):
+        pair = (
+            Padded.whole(side.values[row : row + 1, : int(side.lengths[row])]) for side in (stream.visual, stream.text)
+        )
+        if not _close(similarity(model, *pair)[0, 0], expected[row, row]):
             yield f"pair {row} has another score without the other rows"
             break
-    loss(recipe, model, replace(stream, visual=worse[0], text=worse[1])).backward()  # type: ignore[no-untyped-call]
+    loss(recipe, model, replace(stream, visual=visual, text=text)).backward()  # type: ignore[no-untyped-call]
     if not all(one.grad is None or one.grad.isfinite().all() for one in model.parameters()):
         yield "what lies beyond an item's length reaches the gradients: fill it before the first layer"
 
@@ -238,8 +237,7 @@ def determinism(recipe: Recipe) -> Iterator[str]:
     for _ in range(2):
         model, stream = built(recipe), eight_pairs(recipe)
         losses.append(loss(recipe, model, stream))
-        model.eval()
-        scores += [similarity(model, stream.visual, stream.text) for _ in range(2)]
+        scores += [similarity(model.eval(), stream.visual, stream.text) for _ in range(2)]
     if not all(torch.equal(scores[0], score) for score in scores[1:]):
         yield "the same network gives other scores a second time, in evaluation mode on a CPU"
     if not torch.equal(*losses):
@@ -256,10 +254,8 @@ def learning(recipe: Recipe) -> Iterator[str]:
     found = similarity(model.eval(), stream.visual, stream.text)
     known = sum(int((found.argmax(side) == torch.arange(ROWS)).sum()) for side in (0, 1))
     if known < 2 * ROWS:
-        yield (
-            f"{STEPS} steps of Adam at {RATE} on eight pairs find {known} of {2 * ROWS} partners: the objective does "
-            "not lead there, or the config in SMALL is too small"
-        )
+        steps = f"{STEPS} steps of Adam at {RATE} on eight pairs find {known} of {2 * ROWS} partners"
+        yield f"{steps}: the objective does not lead there, or the config in SMALL is too small"
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

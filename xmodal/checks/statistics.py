@@ -5,9 +5,10 @@ commas count. Every table is read once; memory grows with the items and the diff
 """
 
 import hashlib
+import re
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from xmodal.batches.dataset import Dataset
 from xmodal.corpora import Printed
 from xmodal.features.store import FeatureStore
-from xmodal.metrics.plausible_matches import ZETA, PlausibleMatches
+from xmodal.metrics.plausible_matches import ZETA
 from xmodal.recipes import EVERY, HUMAN
 from xmodal.records.tables import CAPTIONS_OF_PAPERS, Caption, Item, Label, Match, Oddity, Region, read_rows
 from xmodal.records.views import splits
@@ -31,23 +32,14 @@ class Spread:
     least: int
     most: int
 
+    @classmethod
+    def of(cls, counts: Counter[int]) -> "Spread | None":
+        """Sums up numbers that were counted; None if there are none."""
+        return cls(_total(counts) / counts.total(), min(counts), max(counts)) if counts else None
 
-@dataclass
-class Tally:
-    """Sum, least and most of numbers, added one by one."""
 
-    count: int = 0
-    total: int = 0
-    least: int = 0
-    most: int = 0
-
-    def add(self, number: int) -> None:
-        self.least = min(self.least, number) if self.count else number
-        self.most, self.count, self.total = max(self.most, number), self.count + 1, self.total + number
-
-    @property
-    def spread(self) -> Spread | None:
-        return Spread(self.total / self.count, self.least, self.most) if self.count else None
+def _total(counts: Counter[int]) -> int:
+    return sum(number * count for number, count in counts.items())
 
 
 @dataclass(frozen=True)
@@ -57,16 +49,9 @@ class PlausiblePairs:
     items: int  # that have categories
     matches: tuple[int, ...]  # by zeta, the sum over items: a pair counts for each of its two items
 
-    @classmethod
-    def of(cls, found: PlausibleMatches) -> "PlausiblePairs":
-        items = len(found.ids)
-        return cls(items, tuple(found.count(zeta) - items for zeta in range(ZETA + 1)))
-
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """The numbers of one split, or of all items."""
-
     name: str
     items: int
     silent: int  # items without captions
@@ -102,20 +87,21 @@ class Statistics:
     def to_latex(self) -> str:
         """A `tabular` of the splits, which needs no package."""
         heads = ("split", "items", "captions", "captions/item", "words/caption", "vocabulary")
-        rows = [
-            (
-                _escaped(part.name),
-                f"{part.items:,}",
-                f"{part.captions:,}",
-                _mean(part.captions_per_item),
-                _mean(part.words_per_caption),
-                f"{part.vocabulary:,}",
-            )
-            for part in self.parts
-        ]
         lines = [f"% {self.corpus}, records {self.records}, words by {self.tokenizer}"]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", " & ".join(heads) + r" \\ \hline"]
-        return "\n".join([*lines, *(" & ".join(row) + r" \\" for row in rows), r"\end{tabular}"])
+        for part in self.parts:
+            means = [f"{each.mean:.2f}" if each else "-" for each in (part.captions_per_item, part.words_per_caption)]
+            name = re.sub(r"([_%#&$])", r"\\\1", part.name)
+            cells = (name, f"{part.items:,}", f"{part.captions:,}", *means, f"{part.vocabulary:,}")
+            lines.append(" & ".join(cells) + r" \\")
+        return "\n".join([*lines, r"\end{tabular}"])
+
+
+@dataclass
+class _Counted:
+    of_item: Counter[int] = field(default_factory=Counter)  # items by their number of captions
+    of_caption: Counter[int] = field(default_factory=Counter)  # captions by their number of words
+    words: Counter[str] = field(default_factory=Counter)
 
 
 def describe(
@@ -125,75 +111,57 @@ def describe(
     records = dataset.records
     belongs = _belongs(records)
     counts = Counter[str]()
-    items = list(_items(records, counts))
-    places: Mapping[str, Sequence[str]] = {item: (EVERY, *belongs.get(item, ())) for item in items}
-    parts = {name: _SplitCounts() for name in (EVERY, *dataset.splits)}
+    places: dict[str, Sequence[str]] = {}
+    for item in read_rows(records, Item):
+        counts[{"image": "pictures", "clip": "clips"}[item.kind]] += 1
+        places[item.id] = (EVERY, *belongs.get(item.id, ()))
+    parts = {name: _Counted() for name in (EVERY, *dataset.splits)}
     captions = _read_captions(records, places, parts, counts, tick)
-    for item in items:
-        for name in places[item]:
-            parts[name].of_item.add(captions[item])
-            parts[name].silent += not captions[item]
-            parts[name].first_five += min(captions[item], CAPTIONS_OF_PAPERS)
-    lengths = {f"{o.stage}/{o.identity}": _lengths(o, places) for o in dataset.features if _has_lengths(o)}
+    for item_id, names in places.items():
+        for name in names:
+            parts[name].of_item[captions[item_id]] += 1
+    lengths = {f"{o.stage}/{o.identity}": _lengths(FeatureStore(o), places) for o in dataset.features}
     matches = _plausible(dataset)
-    made = tuple(part.done(name, lengths, matches.get(name)) for name, part in parts.items())
+    made = tuple(
+        SplitStatistics(
+            name,
+            items=part.of_item.total(),
+            silent=part.of_item[0],
+            captions=part.of_caption.total(),
+            first_five=sum(min(number, CAPTIONS_OF_PAPERS) * items for number, items in part.of_item.items()),
+            captions_per_item=Spread.of(part.of_item),
+            words_per_caption=Spread.of(part.of_caption),
+            tokens=_total(part.of_caption),
+            vocabulary=len(part.words),
+            frequent=sum(count >= FREQUENT for count in part.words.values()),
+            lengths={store: of[name] for store, of in lengths.items() if name in of},
+            plausible=matches.get(name),
+        )
+        for name, part in parts.items()
+    )
     counts.update(_others(records))
     oddities = Counter(row.rule for row in read_rows(records, Oddity))
     known = tuple(Beside(each, _found(each, made, counts)) for each in printed)
     return Statistics(dataset.corpus, records.identity, TOKENIZER, made, dict(counts), dict(oddities), known)
 
 
-@dataclass
-class _SplitCounts:
-    silent: int = 0
-    first_five: int = 0
-    of_item: Tally = field(default_factory=Tally)
-    of_caption: Tally = field(default_factory=Tally)
-    words: Counter[str] = field(default_factory=Counter)
-
-    def done(
-        self, name: str, lengths: Mapping[str, Mapping[str, Spread]], plausible: PlausiblePairs | None
-    ) -> SplitStatistics:
-        return SplitStatistics(
-            name,
-            items=self.of_item.count,
-            silent=self.silent,
-            captions=self.of_caption.count,
-            first_five=self.first_five,
-            captions_per_item=self.of_item.spread,
-            words_per_caption=self.of_caption.spread,
-            tokens=self.of_caption.total,
-            vocabulary=len(self.words),
-            frequent=sum(count >= FREQUENT for count in self.words.values()),
-            lengths={store: of[name] for store, of in lengths.items() if name in of},
-            plausible=plausible,
-        )
-
-
 def _belongs(records: Output) -> dict[str, tuple[str, ...]]:
     """The splits of each item; items of the same splits share one tuple."""
-    found = defaultdict[str, list[str]](list)
+    found, shared = dict[str, tuple[str, ...]](), dict[tuple[str, ...], tuple[str, ...]]()
     for name, members in splits(records).items():
         for item in members:
-            found[item].append(name)
-    shared: dict[tuple[str, ...], tuple[str, ...]] = {}
-    return {item: shared.setdefault(tuple(names), tuple(names)) for item, names in found.items()}
-
-
-def _items(records: Output, counts: Counter[str]) -> Iterator[str]:
-    for item in read_rows(records, Item):
-        counts[{"image": "pictures", "clip": "clips"}[item.kind]] += 1
-        yield item.id
+            names = (*found.get(item, ()), name)
+            found[item] = shared.setdefault(names, names)
+    return found
 
 
 def _read_captions(
     records: Output,
     places: Mapping[str, Sequence[str]],
-    parts: Mapping[str, _SplitCounts],
+    parts: Mapping[str, _Counted],
     counts: Counter[str],
     tick: Callable[[int], None],
 ) -> Counter[str]:
-    """Counts the words of each split, and the captions of each item."""
     split, found = tokenizer(TOKENIZER), Counter[str]()
     for caption in read_rows(records, Caption):
         tick(1)
@@ -203,7 +171,7 @@ def _read_captions(
         found[caption.item] += 1
         words = split(caption.text)
         for name in places[caption.item]:
-            parts[name].of_caption.add(len(words))
+            parts[name].of_caption[len(words)] += 1
             parts[name].words.update(words)
     return found
 
@@ -230,40 +198,33 @@ def _plausible(dataset: Dataset) -> dict[str, PlausiblePairs]:
     """Matches among all items and within each split; empty if the stage was not built."""
     if not dataset.has_plausible:
         return {}
-    every, named = dataset.plausible(), splits(dataset.records)
-    found = {EVERY: every} | {name: every.within(frozenset(members)) for name, members in named.items()}
-    return {name: PlausiblePairs.of(some) for name, some in found.items() if some.ids}
+    found = {EVERY: dataset.plausible()}
+    found |= {name: found[EVERY].within(frozenset(members)) for name, members in splits(dataset.records).items()}
+    return {
+        name: PlausiblePairs(len(some.ids), tuple(some.count(zeta) - len(some.ids) for zeta in range(ZETA + 1)))
+        for name, some in found.items()
+        if some.ids
+    }
 
 
-def _has_lengths(output: Output) -> bool:
-    """Whether an item has rows to count; bytes of a file, which make no rows, are not counted."""
-    spec = FeatureStore(output).spec
-    return spec.ragged and bool(spec.row_shape)
-
-
-def _lengths(output: Output, places: Mapping[str, Sequence[str]]) -> dict[str, Spread]:
-    store, tallies = FeatureStore(output), defaultdict[str, Tally](Tally)
-    there = [item for item in places if item in store]
-    for item, length in zip(there, store.lengths(store.rows(there)).tolist(), strict=True):
-        for name in places[item]:
-            tallies[name].add(length)
-    return {name: tally.spread for name, tally in tallies.items() if tally.spread}
+def _lengths(store: FeatureStore, places: Mapping[str, Sequence[str]]) -> dict[str, Spread]:
+    """The rows of items in a ragged store, by split; bytes of a file are no rows."""
+    found = defaultdict[str, Counter[int]](Counter)
+    if store.spec.ragged and store.spec.row_shape:
+        there = [item for item in places if item in store]
+        for item, length in zip(there, store.lengths(store.rows(there)).tolist(), strict=True):
+            for name in places[item]:
+                found[name][length] += 1
+    return {name: spread for name, counts in found.items() if (spread := Spread.of(counts))}
 
 
 def _found(printed: Printed, parts: Iterable[SplitStatistics], counts: Mapping[str, int]) -> float | None:
     part = {part.name: part for part in parts}.get(printed.split)
     if part is None:
         return None
-    if printed.what == "words_per_caption":
-        return part.words_per_caption.mean if part.words_per_caption else None
-    if printed.what in ("items", "captions", "first_five", "vocabulary"):
-        return float(getattr(part, printed.what))
-    return counts.get(printed.what)
-
-
-def _mean(spread: Spread | None) -> str:
-    return f"{spread.mean:.2f}" if spread else "-"
-
-
-def _escaped(name: str) -> str:
-    return "".join("\\" + letter if letter in "_%#&$" else letter for letter in name)
+    if printed.what not in ("items", "captions", "first_five", "vocabulary", "words_per_caption"):
+        return counts.get(printed.what)
+    found = getattr(part, printed.what)
+    if isinstance(found, Spread):
+        return found.mean
+    return None if found is None else float(found)

@@ -1,8 +1,7 @@
 """Corpora: one module each, found because the file exists.
 
-A module holds a docstring with a sample of the publisher's file, `parse`, and `CORPUS`. Nothing in it downloads. A
-corpus of your own is a file too: wherever a corpus is named, `path/to/mine.py` will do. `xmodal check` says what a
-module or a file lacks.
+A module holds a docstring with a sample of the publisher's file, `parse`, and `CORPUS`. Wherever a corpus is named, a
+file of your own, `path/to/mine.py`, will do too. `xmodal check` says what a module or a file lacks.
 """
 
 import importlib
@@ -71,9 +70,7 @@ class Corpus:
     media: Callable[[Raw], Iterator[Source]] | None = None  # those that only the annotations list
     release: Mapping[Part, ReleaseClass] = field(default_factory=dict)  # a part that is not named: nothing
     counts: Mapping[str, int] = field(default_factory=dict)  # of a full parse: "captions", "items:karpathy/train"
-    drawn: Mapping[str, RandomSplitSizes] = field(
-        default_factory=dict
-    )  # splits that are drawn by a seed, by who drew them
+    drawn: Mapping[str, RandomSplitSizes] = field(default_factory=dict)  # splits drawn by a seed, by who drew them
     printed: tuple[Printed, ...] = ()  # shown by `xmodal stats` beside what is there
     kinds: frozenset[str] = frozenset()  # of its items and labels, by which its stages are known before it is parsed
     version: int = 1  # raised where parse yields other rows from the same bytes: a part of the records' identity
@@ -114,8 +111,7 @@ def load(name: str) -> Corpus:
 def sample_of(corpus: Corpus) -> Corpus:
     """The corpus for a part of its files: no size, checksum or count of the whole is asked for.
 
-    It has a name and a media set of its own, so that nothing made from a sample is taken for the whole: `coco-sample`.
-    The files come from the folder that `--raw` names, never from the publisher.
+    Its name and media set are its own, such as `coco-sample`, so that nothing made from it is taken for the whole.
     """
     how = "a sample is not downloaded: put a part of this file into a folder and add --raw FOLDER"
     return replace(

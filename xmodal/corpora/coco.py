@@ -15,18 +15,17 @@ annotations/annotations_trainval2014.zip!annotations/instances_{train,val}2014.j
      "annotations": [{"id": 8, "image_id": 123456, "category_id": 15, "bbox": [...], ...}, ...],
      "categories": [{"id": 15, "name": "bench", "supercategory": "outdoor"}, ...]}
 
-The traps:
+The traps (more: docs/corpora.md#coco):
 - Two-Branch (5.4) and Dual-Path (VI-A) drew their own splits, also with 113,287 training pictures, and published none:
-  two_branch/train and dual_path/train are drawn here by a seed, and have nothing to do with Karpathy's.
+  two_branch/train and dual_path/train are drawn here by a seed.
 - Papers train on train and restval together. So restval is in karpathy/train, and in karpathy/restval, too.
-- Captions start and end with spaces and contain newlines. Any run of white space becomes one space here.
+- Captions have spaces around them and newlines in them. Any run of white space becomes one space.
 - Some pictures have six or seven captions. Papers take the first five: `position < 5` in the order of `sentences`
-  (order by id is another). All captions of the test split are 25,010, not 25,000.
-- Category ids run from 1 to 90 with gaps, so labels are names. Some pictures show no category.
-- A picture's licence is its uploader's, given as an address. Its url is COCO's copy, or Flickr's.
+  (order by id is another).
+- Category ids have gaps, so labels are names. Some pictures show no category.
 - Stanford's server is often offline. caption_datasets.zip from anywhere will do if its sha256 is right.
 
-Both files are read piece by piece. In memory stay 1.6 kB a picture, 190 MiB for all.
+In memory stay 1.6 kB a picture, 190 MiB for all.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +34,7 @@ from dataclasses import dataclass, field
 from xmodal.corpora import Corpus, Printed, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import has, json_members, once, value
+from xmodal.raw.readers import json_members, once, optional, split_of, value, words_of
 from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 
@@ -73,9 +72,7 @@ def _picture(
 ) -> Iterator[Row]:
     cocoid, folder = value(image, "cocoid", int, where), value(image, "filepath", str, where)
     where = f"{where} (cocoid {cocoid})"
-    split, filename = value(image, "split", str, where), value(image, "filename", str, where)
-    if split not in SPLITS:
-        raise UserError(f"{where} is in an unknown split {split!r}; there are: {', '.join(SPLITS)}")
+    split, filename = split_of(image, SPLITS, where), value(image, "filename", str, where)
     if folder not in instances or filename != f"COCO_{folder}_{cocoid:012d}.jpg":
         raise UserError(f"{where} is {folder}/{filename}, which is no picture of {' or '.join(FOLDERS)} with this id")
     once(images, cocoid, where)
@@ -91,14 +88,10 @@ def _captions(image: object, cocoid: int, where: str, seen: set[int]) -> Iterato
         raise UserError(f"{where} has no captions")
     for position, sentence in enumerate(sentences):
         here = f"{where}: sentences[{position}]"
-        sentid, text = value(sentence, "sentid", int, here), " ".join(value(sentence, "raw", str, here).split())
-        if value(sentence, "imgid", int, here) != imgid:
-            raise UserError(
-                f"{here}: caption {sentid} is of another image, imgid {sentence['imgid']} instead of {imgid}"
-            )
-        if not text:
-            raise UserError(f"{here}: caption {sentid} is empty")
-        once(seen, sentid, here)
+        sentid = once(seen, value(sentence, "sentid", int, here), here)
+        text = words_of(value(sentence, "raw", str, here), f"{here}: caption {sentid}")
+        if (other := value(sentence, "imgid", int, here)) != imgid:
+            raise UserError(f"{here}: caption {sentid} is of another image, imgid {other} instead of {imgid}")
         yield Caption(str(sentid), str(cocoid), position, text)
 
 
@@ -132,7 +125,9 @@ class _Instances:
         match table:
             case "images":
                 cocoid = once(self.images, value(record, "id", int, where), where)
-                self.images[cocoid] = _image(record, where)
+                width, height = value(record, "width", int, where), value(record, "height", int, where)
+                urls = [optional(record, name, str, where) for name in ("coco_url", "flickr_url")]
+                self.images[cocoid] = width, height, optional(record, "license", int, where), urls[0] or urls[1]
             case "licenses":
                 self.licences[value(record, "id", int, where)] = value(record, "url", str, where)
             case "categories":
@@ -151,36 +146,21 @@ def _read_instances(raw: Raw, member: str) -> _Instances:
     return instances
 
 
-def _image(record: object, where: str) -> tuple[int, int, int | None, str | None]:
-    width, height = value(record, "width", int, where), value(record, "height", int, where)
-    licence = value(record, "license", int, where) if has(record, "license") else None
-    urls = [value(record, name, str, where) for name in ("coco_url", "flickr_url") if has(record, name)]
-    return width, height, licence, urls[0] if urls else None
-
-
+COCO = "http://images.cocodataset.org"
+PICTURES = (
+    ("zips/train2014.zip", 13_510_573_713, "ede4087e640bddba550e090eae701092534b554b42b05ac33f0300b984b31775"),
+    ("zips/val2014.zip", 6_645_013_297, "fe9be816052049c34717e077d9e34aa60814a55679f804cd043e3cbee3b9fde0"),
+)
 CORPUS = Corpus(
     name="coco",
     homepage="https://cocodataset.org",
     licence="annotations CC BY 4.0; each picture under its uploader's Flickr licence, which its item names",
     media_set="coco2014",
     sources=(
-        Source(
-            "zips/train2014.zip",
-            "http://images.cocodataset.org/zips/train2014.zip",
-            bytes=13_510_573_713,
-            sha256="ede4087e640bddba550e090eae701092534b554b42b05ac33f0300b984b31775",
-            part="media",
-        ),
-        Source(
-            "zips/val2014.zip",
-            "http://images.cocodataset.org/zips/val2014.zip",
-            bytes=6_645_013_297,
-            sha256="fe9be816052049c34717e077d9e34aa60814a55679f804cd043e3cbee3b9fde0",
-            part="media",
-        ),
+        *(Source(path, f"{COCO}/{path}", (), size, sha256, part="media") for path, size, sha256 in PICTURES),
         Source(
             INSTANCES,
-            "http://images.cocodataset.org/annotations/annotations_trainval2014.zip",
+            f"{COCO}/{INSTANCES}",
             bytes=252_872_794,
             sha256="031296bbc80c45a1d1f76bf9a90ead27e94e99ec629208449507a4917a3bf009",
         ),

@@ -12,40 +12,32 @@ cvpr2016_cub.tar.gz has ten lines a picture in files cvpr2016_cub/text_c10/001.B
 
     a large bird has curly hair on its nape, and a long and sharp bill that is black.
 
-xlsa17.zip has lists of classes, one a line: trainvalclasses (150) and testclasses (50), and for three folds
+xlsa17.zip has lists of classes, one a line: trainvalclasses (150), testclasses (50), and the folds of the 150 as
 trainclasses1 to 3 (100) and valclasses1 to 3 (50). seen_test_images.txt names 1,764 pictures as images.txt does.
 
-The splits:
-- xian/train and xian/test: all pictures of the 150 classes, and of the 50.
-- xian1/train to xian3/val: the folds, all of classes among the 150.
-- pcme/val: the pictures of seen_test_images.txt, on which PCME chooses; pcme/train: the rest of xian/train; pcme/test:
-  the same as xian/test.
-- caltech/train and caltech/test: pictures of every class.
+The splits, besides Caltech's: xian/train, xian/test and the folds xian1/train to xian3/val by those lists; pcme/val is
+seen_test_images.txt, pcme/train the rest of xian/train, pcme/test the same as xian/test. A caption is relevant for
+every picture of its class.
 
-A caption is relevant for every picture of its class.
-
-The traps:
-- Caption folders and lists name some classes differently: classes are matched by the number before the point alone.
-- Ten pictures of seen_test_images.txt are of test classes, one each, which no training sees: left out and counted.
-- Some captions are not UTF-8, or contain U+FFFD where something was not: it becomes a space, and is counted. Any run of
-  white space becomes one space, too. Typing errors stay.
+The traps (more: docs/corpora.md#cub):
+- Folders and lists name some classes differently: classes are matched by the number before the point alone.
+- Ten pictures of seen_test_images.txt are of test classes, which no training sees: left out and counted.
+- Some captions are not UTF-8, or contain U+FFFD: it becomes a space, and is counted. Typing errors stay.
 - The archives contain files that a Mac leaves behind (`._name`) and, in the captions', features: neither is read.
 - A .tgz cannot be entered in its middle: it is read once more for the pictures (`unpack`).
-- Old links lead to CUB-200 of 2010, whose pictures have other names: the captions are of CUB-200-2011.
 """
 
 import math
 import re
 import shutil
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from xmodal.corpora import Corpus, Printed, Source
 from xmodal.errors import UserError
 from xmodal.raw.archives import open_member, tar_members
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import lines, lines_of, once
+from xmodal.raw.readers import id_list, lines, lines_of, matched, once
 from xmodal.records.tables import Caption, Item, Label, Oddity, Region, Row, Split
 
 IMAGES, CAPTIONS, CLASS_LISTS, SEEN = "CUB_200_2011.tgz", "cvpr2016_cub.tar.gz", "xlsa17.zip", "seen_test_images.txt"
@@ -60,38 +52,26 @@ NOT_TEXT, UNSEEN = "caption with what is not UTF-8: becomes a space", "seen test
 Table = dict[str, tuple[str, list[str]]]  # place in the file and fields, by the number of a picture or class
 
 
-@dataclass(frozen=True)
-class _Birds:
-    """The tables of CUB_200_2011.tgz."""
-
-    pictures: Mapping[str, str]  # numbers by key ("001/Black_Footed_Albatross_0046_18")
-    tables: Mapping[str, Table]
-
-    @property
-    def classes(self) -> dict[int, str]:
-        """Names of classes by number."""
-        return {int(number): fields[0] for number, (_, fields) in self.tables["classes"].items()}
-
-
 def parse(raw: Raw) -> Iterator[Row]:
     """Pictures in the order of their table, each followed by its class, box, splits and captions."""
-    birds = _birds(raw)
-    lists = {name: _class_list(raw, member, birds.classes) for name, member in SPLITS.items()}
-    _refuse_crossing(lists, birds.classes)
-    seen = _seen(raw, birds.pictures)
-    captions = _captions(raw, birds.pictures)
-    for key, number in birds.pictures.items():
-        yield Item(number, _media(birds.tables["images"][number][1][0]))
-        yield Label(number, "class", _class_of(birds, key, number))
-        yield _box(number, *birds.tables["bounding_boxes"][number])
-        yield _caltech_split(number, *birds.tables["train_test_split"][number])
+    tables = _tables(raw, TABLES)
+    pictures, classes = _pictures(tables), _classes(tables["classes"])
+    lists = {name: _class_list(raw, member, classes) for name, member in SPLITS.items()}
+    _refuse_crossing(lists, classes)
+    seen = _seen(raw, pictures)
+    captions = _captions(raw, pictures)
+    for key, number in pictures.items():
+        yield Item(number, _media(tables["images"][number][1][0]))
+        yield Label(number, "class", _class_of(key, number, *tables["image_class_labels"][number], classes))
+        yield _box(number, *tables["bounding_boxes"][number])
+        yield _caltech_split(number, *tables["train_test_split"][number])
         yield from _splits(key, number, lists, seen)
         yield from captions[key]
 
 
 def media(raw: Raw) -> Iterator[Source]:
     """Lists every picture by its path in the archive."""
-    for _, (_, (path,)) in _tables(raw, ["images"])["images"].items():
+    for _, (path,) in _tables(raw, ["images"])["images"].values():
         yield _source(_media(path))
 
 
@@ -117,11 +97,11 @@ def _tables(raw: Raw, names: Collection[str]) -> dict[str, Table]:
     """Reads tables from the archive, which is read only as far as the last of them."""
     wanted, found = {f"{FOLDER}/{name}.txt": name for name in names}, dict[str, Table]()
     for member, file in tar_members(raw, IMAGES):
-        if name := wanted.get(member):
+        if name := wanted.pop(member, None):
             found[name] = _table(lines_of(file, f"{IMAGES}!{member}"), TABLES[name])
-        if len(found) == len(wanted):
+        if not wanted:
             return found
-    raise UserError(f"{IMAGES} has no member {next(member for member, name in wanted.items() if name not in found)}")
+    raise UserError(f"{IMAGES} has no member {next(iter(wanted))}")
 
 
 def _table(rows: Iterator[tuple[str, str]], count: int) -> Table:
@@ -134,51 +114,47 @@ def _table(rows: Iterator[tuple[str, str]], count: int) -> Table:
     return table
 
 
-def _birds(raw: Raw) -> _Birds:
-    tables = _tables(raw, TABLES)
+def _pictures(tables: Mapping[str, Table]) -> dict[str, str]:
+    """The number of each picture by its key."""
     pictures: dict[str, str] = {}
     for number, (where, (path,)) in tables["images"].items():
         pictures[once(pictures, _key(path, where), where)] = number
     for name in TABLES.keys() - {"images", "classes"}:
         if wrong := sorted(tables[name].keys() ^ tables["images"].keys()):
             raise UserError(f"{IMAGES}: picture {wrong[0]} is in one of images.txt and {name}.txt alone")
-    for number, (where, (name,)) in tables["classes"].items():
-        if _class_number(name, where) != int(number):
-            raise UserError(f"{where}: class {number} is called {name}")
     if not pictures:
         raise UserError(f"{IMAGES}: images.txt is empty")
-    return _Birds(pictures, tables)
+    return pictures
+
+
+def _classes(table: Table) -> dict[int, str]:
+    for number, (where, (name,)) in table.items():
+        if _class_number(name, where) != int(number):
+            raise UserError(f"{where}: class {number} is called {name}")
+    return {int(number): name for number, (_, (name,)) in table.items()}
 
 
 def _key(path: str, where: str) -> str:
     """The key of a picture, which all files agree on: the number of its class, and its name without ending."""
-    found = re.fullmatch(r"(\d{3})\.[^/\\]+/([^/\\]+)\.jpg", path)
-    if not found:
-        raise UserError(f"{where}: {path!r:.80} is no class/picture.jpg")
+    found = matched(r"(\d{3})\.[^/\\]+/([^/\\]+)\.jpg", path, where, "class/picture.jpg")
     return f"{found[1]}/{found[2]}"
 
 
 def _class_number(name: str, where: str) -> int:
-    found = re.fullmatch(r"(\d{3})\.[^/\\]+", name)
-    if not found:
-        raise UserError(f"{where}: {name!r:.80} is no class, such as 001.Black_footed_Albatross")
-    return int(found[1])
+    return int(matched(r"(\d{3})\.[^/\\]+", name, where, "class, such as 001.Black_footed_Albatross")[1])
 
 
-def _class_of(birds: _Birds, key: str, number: str) -> str:
-    where, (label,) = birds.tables["image_class_labels"][number]
-    if label not in birds.tables["classes"]:
-        raise UserError(f"{where}: there is no class {label}")
-    if int(label) != int(key[:3]):
-        raise UserError(
-            f"{where}: picture {number} is of class {label}, but lies in the folder of class {int(key[:3])}"
-        )
-    return birds.classes[int(label)]
+def _class_of(key: str, number: str, where: str, fields: Sequence[str], classes: Mapping[int, str]) -> str:
+    if not fields[0].isdecimal() or (label := int(fields[0])) not in classes:
+        raise UserError(f"{where}: there is no class {fields[0]}")
+    if label != int(key[:3]):
+        raise UserError(f"{where}: picture {number} is of class {label}, but lies in the folder of class {key[:3]}")
+    return classes[label]
 
 
 def _box(number: str, where: str, fields: Sequence[str]) -> Region:
     try:
-        left, top, width, height = (float(field) for field in fields)
+        left, top, width, height = map(float, fields)
     except ValueError:
         raise UserError(f"{where} has {' '.join(fields)!r} where four numbers should be") from None
     if not (math.isfinite(left + top + width + height) and min(width, height) > 0):
@@ -192,15 +168,17 @@ def _caltech_split(number: str, where: str, fields: Sequence[str]) -> Split:
     return Split(number, "caltech/train" if fields[0] == "1" else "caltech/test")
 
 
-def _class_list(raw: Raw, name: str, classes: Mapping[int, str]) -> set[int]:
-    found, member = set[int](), LIST_MEMBER.format(name)
+def _class_list(raw: Raw, name: str, classes: Collection[int]) -> set[int]:
+    member = LIST_MEMBER.format(name)
     with open_member(raw, CLASS_LISTS, member) as file:
-        for where, line in lines_of(file, f"{CLASS_LISTS}!{member}"):
-            if once(found, number := _class_number(line.strip(), where), where) not in classes:
-                raise UserError(f"{where}: there is no class {number}")
-    if not found:
-        raise UserError(f"{CLASS_LISTS}!{member} is empty")
-    return found
+        listed = lines_of(file, f"{CLASS_LISTS}!{member}")
+        found = id_list(
+            f"{CLASS_LISTS}!{member}", ((where, _class_number(line.strip(), where)) for where, line in listed)
+        )
+    if unknown := found.keys() - classes:
+        number = unknown.pop()
+        raise UserError(f"{found[number]}: there is no class {number}")
+    return set(found)
 
 
 def _refuse_crossing(lists: Mapping[str, set[int]], classes: Collection[int]) -> None:
@@ -213,16 +191,12 @@ def _refuse_crossing(lists: Mapping[str, set[int]], classes: Collection[int]) ->
             raise UserError(f"{CLASS_LISTS}: {names} should divide {len(whole)} classes, but not so class {wrong[0]}")
 
 
-def _seen(raw: Raw, pictures: Mapping[str, str]) -> dict[str, str]:
+def _seen(raw: Raw, pictures: Collection[str]) -> dict[str, str]:
     """Keys and places of the pictures in PCME's list."""
-    found: dict[str, str] = {}
-    for where, line in lines(raw, SEEN):
-        key = once(found, _key(line.strip(), where), where)
+    found = id_list(SEEN, ((where, _key(line.strip(), where)) for where, line in lines(raw, SEEN)))
+    for key, where in found.items():
         if key not in pictures:
-            raise UserError(f"{where}: there is no picture {line.strip()}")
-        found[key] = where
-    if not found:
-        raise UserError(f"{SEEN} is empty")
+            raise UserError(f"{where}: {IMAGES} has no picture {key}")
     return found
 
 

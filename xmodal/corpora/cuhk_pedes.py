@@ -8,14 +8,13 @@ reid_raw.json is one array (line breaks added here):
 The pictures are imgs/<file_path>, in seven folders: CUHK01, CUHK03, Market, cam_a, cam_b, test_query and train_query. A
 caption is relevant for every picture of its person.
 
-The traps:
+The traps (more: docs/corpora.md#cuhk-pedes):
 - caption_all.json, beside it, has no splits. It is not read.
-- Recent copies of the archive lack whole folders (Market, test_query, train_query). Their items are kept, and
-  their pictures sealed as absent; the folder in their paths tells how many.
+- Recent copies of the archive lack whole folders (Market, test_query, train_query). Their items are kept, and their
+  pictures sealed as absent.
 - Nine pictures have more than two captions, one has ten. All 80,440 are kept; `position < 2` gives 80,412.
-- A person is in one split only: 11,003 in train, 1,000 in val, 1,000 in test. Some have one picture.
+- A person is in one split only: 11,003 in train, 1,000 in val, 1,000 in test.
 - Captions have no ids: theirs are the picture's path and their position.
-- Any run of white space in a caption becomes one space.
 """
 
 from collections.abc import Iterator
@@ -23,34 +22,36 @@ from collections.abc import Iterator
 from xmodal.corpora import Corpus, Printed, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import json_elements, once, value
+from xmodal.raw.readers import json_elements, once, split_of, value
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 
 RECORDS, PICTURES = "reid_raw.json", "imgs"
 FOLDERS = ("CUHK01", "CUHK03", "Market", "cam_a", "cam_b", "test_query", "train_query")
 SPLITS = ("train", "val", "test")
-WHOM = "ask the authors by e-mail (github.com/ShuangLI59/Person-Search-with-Natural-Language-Description says how)"
+HOMEPAGE = "https://github.com/ShuangLI59/Person-Search-with-Natural-Language-Description"
+HOW = f"ask the authors by e-mail ({HOMEPAGE} says how), and put {{}} of their archive into the folder that --raw names"
 
 
 def parse(raw: Raw) -> Iterator[Row]:
     """Pictures in the order of the file, each followed by its split, person and captions."""
-    pictures, split_of = set[str](), dict[int, str]()
+    pictures, persons = set[str](), dict[int, str]()  # the split of each person
     for where, record in json_elements(raw, RECORDS):
         path = once(pictures, _path(record, where), where)
         yield Item(path, f"{PICTURES}/{path}")
-        yield from _belongings(record, path, where, split_of)
+        split, person = split_of(record, SPLITS, where), value(record, "id", int, where)
+        if persons.setdefault(person, split) != split:
+            raise UserError(f"{where}: person {person} is in {split}, but also in {persons[person]}")
+        yield Split(path, f"cuhk_pedes/{split}")
+        yield Label(path, "identity", str(person))
         yield from _captions(record, path, where)
     for split in SPLITS:
-        if split not in split_of.values():
+        if split not in persons.values():
             raise UserError(f"{RECORDS}: split {split!r} is empty")
 
 
 def media(raw: Raw) -> Iterator[Source]:
-    how = (
-        f"{WHOM}, and put the folder {PICTURES} of their archive into the folder that --raw names; some copies lack it"
-    )
     for where, record in json_elements(raw, RECORDS):
-        yield Source(f"{PICTURES}/{_path(record, where)}", how=how, part="media")
+        yield Source(f"{PICTURES}/{_path(record, where)}", how=HOW.format(f"the folder {PICTURES}"), part="media")
 
 
 def _path(record: object, where: str) -> str:
@@ -59,17 +60,6 @@ def _path(record: object, where: str) -> str:
     if folder not in FOLDERS or not rest or {"", ".", ".."} & set(rest) or "\\" in path or not path.isprintable():
         raise UserError(f"{where}: {path!r:.80} is no picture below {', '.join(FOLDERS)}")
     return path
-
-
-def _belongings(record: object, path: str, where: str, split_of: dict[int, str]) -> Iterator[Split | Label]:
-    """The split and person of a picture. `split_of` has the split of each person so far."""
-    split, person = value(record, "split", str, where), value(record, "id", int, where)
-    if split not in SPLITS:
-        raise UserError(f"{where} is in an unknown split {split!r}; there are: {', '.join(SPLITS)}")
-    if split_of.setdefault(person, split) != split:
-        raise UserError(f"{where}: person {person} is in {split}, but also in {split_of[person]}")
-    yield Split(path, f"cuhk_pedes/{split}")
-    yield Label(path, "identity", str(person))
 
 
 def _captions(record: object, path: str, where: str) -> Iterator[Caption]:
@@ -85,10 +75,10 @@ def _captions(record: object, path: str, where: str) -> Iterator[Caption]:
 
 CORPUS = Corpus(
     name="cuhk_pedes",
-    homepage="https://github.com/ShuangLI59/Person-Search-with-Natural-Language-Description",
+    homepage=HOMEPAGE,
     licence="for academic research by those whom the authors gave it to; no part may be passed on",
     media_set="cuhk_pedes",
-    sources=(Source(RECORDS, how=f"{WHOM}, and put {RECORDS} of their archive into the folder that --raw names"),),
+    sources=(Source(RECORDS, how=HOW.format(RECORDS)),),
     parse=parse,
     media=media,
     release={"annotations": "nothing", "media": "nothing"},

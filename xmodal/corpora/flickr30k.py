@@ -15,29 +15,24 @@ flickr30k_entities/{train,val,test}.txt has Plummer's split, of all 31,783, an i
 
     1000092795
 
-The traps:
-- There are two splits: 903 of the 1,000 pictures of plummer/test are in karpathy/train. Never train on one and test on
-  the other. Papers name their split, or show it by numbers of pictures: 29,000 / 1,014 / 1,000 is Karpathy's,
-  29,783 / 1,000 / 1,000 is Plummer's.
+The traps (more: docs/corpora.md#flickr30k):
+- 903 of the 1,000 pictures of plummer/test are in karpathy/train: never train on one split and test on the other.
+  Papers show theirs by numbers: 29,000 / 1,014 / 1,000 is Karpathy's, 29,783 / 1,000 / 1,000 is Plummer's.
 - Dual-Path has Plummer's numbers, but its authors say that they drew the pictures: dual_path/train is drawn by a seed.
 - 769 pictures are in none of Karpathy's splits. They are items without such a split, and counted.
 - All captions come from the token file, because Karpathy's JSON lacks those of the 769. Its other captions, in
   another spelling and not tokenised, are not read: numbers of words that papers took from them may differ here.
-- White space at the ends of a caption is removed, and any run of it becomes one space.
-- Kaggle's copy has the captions as results.csv, with a broken row, and every picture twice. It is not read.
-
-Anything else is refused: a picture of a split that has no captions, or that is in none of Plummer's splits, a caption
-without text, a missing or repeated number. The JSON is read piece by piece.
+- Any run of white space in a caption becomes one space.
+- Kaggle's copy of the captions, results.csv, is not read.
 """
 
-import re
 from collections.abc import Iterator
 
 from xmodal.corpora import Corpus, Printed, Source
 from xmodal.corpora.coco import KARPATHYS
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import columns, json_members, once, split_files, value
+from xmodal.raw.readers import columns, json_members, matched, once, split_files, split_of, value, words_of
 from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 
@@ -48,7 +43,6 @@ PLUMMERS = tuple(
     Source(path, f"https://raw.githubusercontent.com/BryanPlummer/{path.replace('/', '/master/')}") for path in PLUMMER
 )
 KARPATHY = {name: f"karpathy/{name}" for name in ("train", "val", "test")}
-NAME = re.compile(r"([0-9]+)\.jpg(?:#([0-9]))?")
 HOMEPAGE = "http://hockenmaier.cs.illinois.edu/DenotationGraph/"
 HOW = (
     f"ask for Flickr30k by the form at {HOMEPAGE}, unpack what is sent, "
@@ -67,9 +61,9 @@ def parse(raw: Raw) -> Iterator[Row]:
         image, position = _named(name, where)
         if image not in positions:
             yield from _picture(image, where, karpathy, plummer)
-        seen = positions.setdefault(image, set())
-        once(seen, position, f"{where}: captions of {image}")
-        yield _caption(image, position, text, where)
+        once(positions.setdefault(image, set()), position, f"{where}: captions of {image}")
+        words = words_of(text, f"{where}: caption {position} of {image}")
+        yield Caption(f"{image}#{position}", image, position, words)
     for image, seen in positions.items():
         if missing := set(range(max(seen))) - seen:
             raise UserError(f"{TOKENS}: picture {image} has no caption #{min(missing)}, but a #{max(seen)}")
@@ -80,8 +74,7 @@ def parse(raw: Raw) -> Iterator[Row]:
 
 def media(raw: Raw) -> Iterator[Source]:
     """Lists every picture that has captions; no other file lists them."""
-    names = (_named(name, where)[0] for where, (name, _) in columns(raw, TOKENS, 2))
-    for image in dict.fromkeys(names):
+    for image in dict.fromkeys(_named(name, where)[0] for where, (name, _) in columns(raw, TOKENS, 2)):
         yield Source(f"flickr30k-images/{image}.jpg", how=HOW, part="media")
 
 
@@ -94,17 +87,8 @@ def _picture(image: str, where: str, karpathy: Places, plummer: Places) -> Itera
         yield Oddity(UNASSIGNED, where, image)
 
 
-def _caption(image: str, position: int, text: str, where: str) -> Caption:
-    words = " ".join(text.split())
-    if not words:
-        raise UserError(f"{where}: caption {position} of {image} is empty")
-    return Caption(f"{image}#{position}", image, position, words)
-
-
 def _named(name: str, where: str) -> tuple[str, int]:
-    found = NAME.fullmatch(name)
-    if found is None or found[2] is None:
-        raise UserError(f"{where}: {name!r:.60} is not the name of a caption, such as 1000092795.jpg#0")
+    found = matched(r"([0-9]+)\.jpg#([0-9])", name, where, "name of a caption, such as 1000092795.jpg#0")
     return found[1], int(found[2])
 
 
@@ -114,12 +98,8 @@ def _karpathy(raw: Raw) -> Places:
     for key, number, image in json_members(raw, CAPTIONS, CAPTIONS_MEMBER):
         if key == "images":
             here = f"{where}: images[{number}]"
-            filename, split = value(image, "filename", str, here), value(image, "split", str, here)
-            name = NAME.fullmatch(filename)
-            if name is None or name[2] is not None:
-                raise UserError(f"{here}: {filename!r:.60} is not the name of a picture, such as 1000092795.jpg")
-            if split not in KARPATHY:
-                raise UserError(f"{here} is in an unknown split {split!r}; there are: {', '.join(KARPATHY)}")
+            filename, split = value(image, "filename", str, here), split_of(image, KARPATHY, here)
+            name = matched(r"([0-9]+)\.jpg", filename, here, "name of a picture, such as 1000092795.jpg")
             found[once(found, name[1], here)] = KARPATHY[split], here
     for split in KARPATHY.values():
         if all(split != other for other, _ in found.values()):
@@ -132,11 +112,7 @@ CORPUS = Corpus(
     homepage=HOMEPAGE,
     licence="for non-commercial research and education; the pictures are their uploaders', under Flickr's terms of use",
     media_set="flickr30k",
-    sources=(
-        Source(TOKENS, how=HOW),
-        KARPATHYS,
-        *PLUMMERS,
-    ),
+    sources=(Source(TOKENS, how=HOW), KARPATHYS, *PLUMMERS),
     parse=parse,
     media=media,
     release={"annotations": "all", "media": "ids"},
@@ -164,8 +140,6 @@ CORPUS = Corpus(
         Printed("captions", 145_000, "A3VSE, section 4.1", "karpathy/train"),
         Printed("items", 1_000, "A3VSE, section 4.1", "karpathy/val", note="Karpathy's has 1,014"),
         Printed("items", 1_000, "A3VSE, section 4.1", "karpathy/test"),
-        Printed(
-            "items", 29_783, "Dual-Path, section VI-A", "plummer/train", note="as many, but perhaps other pictures"
-        ),
+        Printed("items", 29_783, "Dual-Path, section VI-A", "plummer/train", note="perhaps other pictures"),
     ),
 )

@@ -27,22 +27,19 @@ captions that do not belong to their pictures, as id and number of the line, fro
 A phrase becomes a Match with its range of characters in the caption; its group is its chain. An object becomes one
 Region for each of its chains, with the same box: `<id>:<number of the object>:<chain>`.
 
-The traps:
+The traps (more: docs/corpora.md#flickr30k-entities):
 - Chain 0 stands for what cannot be seen ("the background"): such phrases have no group and do not belong together.
-- A phrase may have several types ("bodyparts/people"). A space ends them; words may contain a slash.
 - Boxes count pixels from 1 and include the last one: 1 is subtracted from xmin and ymin, which gives Region's edges.
-- A chain may have many boxes, which are rows as published; `xmodal.detection.boxes.merge_groups` merges them, as
-  localisation is scored. A chain may also have no object at all.
-- An object may have no box. Its region has no coordinates, and as `attributes` the flags that are set: "scene" (it is
+- A chain may have no object, or many boxes: rows as published. `xmodal.detection.boxes.merge_groups` merges them.
+- The region of an object without box has no coordinates, and as `attributes` the flags that are set: "scene" (it is
   the whole picture) or "nobndbox".
 - Captions of UNRELATED_CAPTIONS have the source "unrelated", so readers of "human" captions do not see them. Their
   phrases are Matches like others. Positions count within each source, ids count lines, from 0.
-- Sentences may end without a full stop, and files with blank lines. A blank line before others is refused.
+- Blank lines may end a file of sentences; one before others is refused.
 
 Oddities, which are counted: a box beyond the picture's edges (kept); an object with neither box nor flag (without
 coordinates); a chain that one object names twice (taken once); a bracket that belongs to no phrase (kept as text).
-Anything else is refused, also a document type in XML, so that nothing is expanded. Other files of the archive are not
-read. Karpathy's split belongs to Flickr30k, not to this corpus.
+Anything else is refused, also a document type in XML, so that nothing is expanded.
 """
 
 import io
@@ -50,7 +47,6 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -59,21 +55,17 @@ from xmodal.corpora.flickr30k import HOW, PLUMMER, PLUMMERS
 from xmodal.errors import UserError
 from xmodal.raw.archives import open_archive
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import lines, lines_of, split_files
+from xmodal.raw.readers import lines, lines_of, matched, split_files
 from xmodal.recipes import HUMAN, UNRELATED_TEXT
 from xmodal.records.tables import Caption, Item, Match, Oddity, Region, Row, Split
 
-ANNOTATIONS, SENTENCES_MEMBER, XML_MEMBER = (
-    "flickr30k_entities/annotations.zip",
-    "Sentences/{}.txt",
-    "Annotations/{}.xml",
-)
-UNRELATED = "flickr30k_entities/UNRELATED_CAPTIONS"
+ANNOTATIONS, UNRELATED = "flickr30k_entities/annotations.zip", "flickr30k_entities/UNRELATED_CAPTIONS"
+SENTENCES_MEMBER, XML_MEMBER = "Sentences/{}.txt", "Annotations/{}.xml"
 PUBLISHER = "https://raw.githubusercontent.com/BryanPlummer/flickr30k_entities/master"
 TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments", "scene", "other", "notvisual")
 NOT_VISUAL = "0"  # stands for no chain
 PHRASE = re.compile(r"\[/EN#([0-9]+)((?:/[^\s/\[\]]+)+) ([^\[\]]+)\]")
-MEMBER = re.compile(r"(Sentences/.*\.txt|Annotations/.*\.xml)")
+MEMBER = re.compile(r"(?:Sentences/(.*)\.txt|Annotations/(.*)\.xml)")
 LONGEST = 1 << 20  # bytes of a member: the files are small, and a larger one may be a bomb
 EDGES, FLAGS = ("xmin", "ymin", "xmax", "ymax"), ("nobndbox", "scene")
 UNRELATED_CAPTION = "caption unrelated to its picture: of source 'unrelated'"
@@ -112,11 +104,10 @@ def media(raw: Raw) -> Iterator[Source]:
 
 def _images(archive: zipfile.ZipFile) -> list[str]:
     """Lists the pictures, each of which must have both files."""
-    members = {name for name in archive.namelist() if MEMBER.fullmatch(name)}
-    images = {name.partition("/")[2].rpartition(".")[0] for name in members}
+    members = set(archive.namelist())
+    images = {found[1] or found[2] for found in map(MEMBER.fullmatch, members) if found}
     for image in sorted(images):
-        if not re.fullmatch("[0-9]{1,20}", image):
-            raise UserError(f"{ANNOTATIONS}: {image!r} is not the number of a picture")
+        matched("[0-9]{1,20}", image, ANNOTATIONS, "number of a picture")
         for name in (XML_MEMBER.format(image), SENTENCES_MEMBER.format(image)):
             if name not in members:
                 raise UserError(f"{ANNOTATIONS}: picture {image} has no {name}")
@@ -129,9 +120,9 @@ def _unrelated(raw: Raw) -> Unrelated:
     found: Unrelated = {}
     for where, line in lines(raw, UNRELATED):
         if not line.startswith("#"):
-            entry = re.fullmatch(r"([0-9]+) ([1-9][0-9]{0,3})", line.strip())
-            if entry is None:
-                raise UserError(f"{where}: {line!r:.60} is not a picture and the number of a caption, from 1")
+            entry = matched(
+                r"([0-9]+) ([1-9][0-9]{0,3})", line.strip(), where, "picture and number of a caption, from 1"
+            )
             if (caption := (entry[1], int(entry[2]) - 1)) in found:
                 raise UserError(f"{where}: caption {entry[2]} of {entry[1]} is there a second time")
             found[caption] = where
@@ -148,25 +139,15 @@ def _read(archive: zipfile.ZipFile, name: str) -> tuple[str, bytes]:
 # ------------------------------------------------------------------------------------------------------------- captions
 
 
-@dataclass(frozen=True)
-class Phrase:
-    """A phrase of a caption: its range of characters, and the chain and types of the things it names."""
-
-    start: int
-    end: int
-    chain: str | None
-    types: tuple[str, ...]
-
-
 def _captions(archive: zipfile.ZipFile, image: str, unrelated: Unrelated) -> Iterator[Row]:
     positions = Counter[str]()
     for number, (where, line) in enumerate(_sentences(*_read(archive, SENTENCES_MEMBER.format(image)))):
-        text, phrases, brackets = _caption(line, where)
         key, odd = f"{image}#{number}", unrelated.pop((image, number), None)
         source = UNRELATED_TEXT if odd else HUMAN
+        text, phrases, has_brackets = _caption(line, where, key, image)
         yield Caption(key, image, positions[source], text, source)
-        yield from (Match(key, image, each.chain, each.start, each.end, each.types) for each in phrases)
-        if brackets:
+        yield from phrases
+        if has_brackets:
             yield Oddity(BRACKET, where, image)
         if odd:
             yield Oddity(UNRELATED_CAPTION, odd, image)
@@ -184,32 +165,21 @@ def _sentences(where: str, data: bytes) -> list[tuple[str, str]]:
     return found
 
 
-def _caption(line: str, where: str) -> tuple[str, list[Phrase], bool]:
+def _caption(line: str, where: str, key: str, image: str) -> tuple[str, list[Match], bool]:
     """Parses a caption: its text without marks, its phrases, and whether brackets are left."""
-    line, text, phrases, after, brackets = " ".join(line.split()), "", list[Phrase](), 0, False
+    line, text, phrases, after = " ".join(line.split()), "", list[Match](), 0
     for found in PHRASE.finditer(line):
-        between, words = line[after : found.start()], found[3].strip()
-        brackets |= _has_brackets(between, where)
-        start = len(text) + len(between)
-        text += between + words
-        phrases.append(Phrase(start, len(text), _group(found[1]), _types(found[2], where)))
+        words, types = found[3].strip(), tuple(found[2][1:].split("/"))
+        if unknown := [name for name in types if name not in TYPES]:
+            raise UserError(f"{where}: unknown type {unknown[0]!r}; there are: {', '.join(TYPES)}")
+        text += line[after : found.start()]
+        phrases.append(Match(key, image, _group(found[1]), len(text), len(text) + len(words), types))
+        text += words
         after = found.end()
-    brackets |= _has_brackets(line[after:], where)
-    return text + line[after:], phrases, brackets
-
-
-def _has_brackets(between: str, where: str) -> bool:
-    if "[/" in between:
-        raise UserError(f"{where}: {between[between.index('[/') :]!r:.60} is not [/EN#chain/type words]")
-    return "[" in between or "]" in between
-
-
-def _types(slashed: str, where: str) -> tuple[str, ...]:
-    types = tuple(slashed.removeprefix("/").split("/"))
-    for name in types:
-        if name not in TYPES:
-            raise UserError(f"{where}: unknown type {name!r}; there are: {', '.join(TYPES)}")
-    return types
+    others = PHRASE.sub("\n", line)
+    if broken := re.search(r"\[/.*", others):
+        raise UserError(f"{where}: {broken[0]!r:.60} is not [/EN#chain/type words]")
+    return text + line[after:], phrases, "[" in others or "]" in others
 
 
 def _group(chain: str) -> str | None:
@@ -229,47 +199,36 @@ def _item_and_regions(archive: zipfile.ZipFile, image: str) -> Iterator[Row]:
     if min(width, height) < 1:
         raise UserError(f"{where}: a picture has pixels, not {width} x {height}")
     yield Item(image, f"flickr30k-images/{image}.jpg", width=width, height=height)
-    for number, thing in enumerate(root.findall("object")):
-        yield from _regions(thing, Object(image, number, f"{where}: object[{number}]"), (width, height))
+    for number, element in enumerate(root.findall("object")):
+        here = f"{where}: object[{number}]"
+        box, flags = _box(element, here), _flags(element, here)
+        if box and flags:
+            raise UserError(f"{here} has a box and says that it has none: {', '.join(flags)}")
+        chains = [_text(name) for name in element.findall("name")]
+        if not chains or not all(re.fullmatch("[0-9]+", chain) for chain in chains):
+            raise UserError(f"{here} has the names {chains}, which are not numbers of chains")
+        left, top, right, bottom = box or (None, None, None, None)
+        for chain in dict.fromkeys(chains):
+            key = f"{image}:{number}:{chain}"
+            yield Region(key, image, _group(chain), left, top, right, bottom, attributes=flags)
+        if not box and not flags:
+            yield Oddity(UNBOXED, here, image)
+        if box and (min(box[:2]) < 0 or box[2] > width or box[3] > height):
+            yield Oddity(BEYOND, here, image)
+        if len(set(chains)) < len(chains):
+            yield Oddity(TWICE, here, image)
 
 
-@dataclass(frozen=True)
-class Object:
-    """One object of a picture, by its number, and its place in the archive."""
-
-    image: str
-    number: int
-    where: str
-
-
-def _regions(element: Element, it: Object, size: tuple[int, int]) -> Iterator[Row]:
-    chains = [_text(name) for name in element.findall("name")]
-    if not chains or not all(re.fullmatch("[0-9]+", chain) for chain in chains):
-        raise UserError(f"{it.where} has the names {chains}, which are not numbers of chains")
-    box = _box(element, it.where)
-    flags = tuple(flag for flag in FLAGS if element.find(flag) is not None and _number(element, flag, it.where))
-    if box and flags:
-        raise UserError(f"{it.where} has a box and says that it has none: {', '.join(flags)}")
-    left, top, right, bottom = box or (None, None, None, None)
-    for chain in dict.fromkeys(chains):
-        key = f"{it.image}:{it.number}:{chain}"
-        yield Region(key, it.image, _group(chain), left, top, right, bottom, attributes=flags)
-    odd = {
-        UNBOXED: not box and not flags,
-        BEYOND: box is not None and (min(box[:2]) < 0 or box[2] > size[0] or box[3] > size[1]),
-        TWICE: len(set(chains)) < len(chains),
-    }
-    yield from (Oddity(rule, it.where, it.image) for rule, met in odd.items() if met)
+def _flags(element: Element, where: str) -> tuple[str, ...]:
+    return tuple(flag for flag in FLAGS if element.find(flag) is not None and _number(element, flag, where))
 
 
 def _box(element: Element, where: str) -> tuple[int, int, int, int] | None:
     """Left, top, right, bottom of an object, from 0, with right and bottom excluded."""
-    boxes = element.findall("bndbox")
-    if len(boxes) > 1:
-        raise UserError(f"{where} has {len(boxes)} boxes; one object has one")
-    if not boxes:
+    if element.find("bndbox") is None:
         return None
-    left, top, right, bottom = (_number(boxes[0], edge, where) for edge in EDGES)
+    box = _child(element, "bndbox", where)
+    left, top, right, bottom = (_number(box, edge, where) for edge in EDGES)
     if left > right or top > bottom:
         raise UserError(f"{where} has an empty box: x from {left} to {right}, y from {top} to {bottom}")
     return left - 1, top - 1, right, bottom
@@ -329,12 +288,7 @@ CORPUS = Corpus(
     kinds=frozenset({"image"}),
     printed=(
         Printed("items", 31_783, "Two-Branch, section 4"),
-        Printed(
-            "groups of regions",
-            244_000,
-            "Two-Branch, section 4",
-            note="mentions there, chains in the publisher's README",
-        ),
+        Printed("groups of regions", 244_000, "Two-Branch, section 4", note="mentions there, chains in the README"),
         Printed("regions with a box", 276_000, "Two-Branch, section 4", note="rounded"),
     ),
 )

@@ -10,45 +10,37 @@ splits/{train,val,test}.txt have an address a line, and no sentences:
 
     https://31.media.tumblr.com/<32 hex digits>/tumblr_n9n04znLpA1qddk8uo1_500.gif
 
-The traps:
+The traps (more: docs/corpora.md#tgif):
 - Sentences and splits are joined on the whole address. An id is the address' last part without .gif, as in the papers'
   code; two addresses with one id are refused.
-- Addresses vary and are not changed: hosts numbered 31 to 42, no directory of hex digits (192 of the 22,068 of val and
-  test), revisions (_r1, _r11), sizes (_250 to _1280, _75sq).
-- Some GIFs of every split have more sentences than announced, and further sentences of the test split stand at the end
-  of the file. All are kept, in the file's order. Papers train on one a GIF: `captions_per_item=1` takes the first.
-  PVSE's code keeps the last, and so evaluates 11,360 sentences where its paper counts 34,101.
+- Addresses vary and are not changed: some have no directory of hex digits, others a revision (_r11) or a size (_75sq).
+- Some GIFs of every split have more sentences than announced, partly at the end of the file. All are kept, in the
+  file's order. Papers train on one a GIF: `captions_per_item=1` takes the first. PVSE's code keeps the last, and so
+  evaluates 11,360 sentences where its paper counts 34,101.
 - The first release had the word "Failed" in place of some sentences. Such a sentence is left out and counted.
 - A GIF that is in no split is kept without one and counted. An address in a split without a sentence is left out and
   counted. The release should have neither: 80,000 + 10,708 + 11,360 = 102,068.
-- Any run of white space becomes one space.
-- The release's notes count 125,782 sentences, the paper 125,781: neither is asserted.
 - Many GIFs are gone, and over 400 addresses now serve a still picture. Fetching and decoding find out.
 
-PVSE's modified release (tgif-v1.0-gulp.tsv with a third column for the number of frames, split/{train,valid,test}.txt)
-is not read, and there are no splits "pvse/...". According to its authors it is TGIF without invalid GIFs, and its
-numbers of frames are of its own frames, at 8 a second. Here a GIF that cannot be fetched or decoded is absent from the
-media and from features, and counted there. That table in place of TGIF's own is refused: it has three columns.
+PVSE's modified release is not read, and refused in place of TGIF's own: its table has three columns.
 
 GIFs that you have already, such as TGIF-QA's tgif.tar.gz, are taken from the raw folder, as gifs/<id>.gif or <id>.gif.
 So is a Gulp dump of PVSE's authors, as gulp/{train,valid,test}/data_0.gulp and meta_0.gmeta (`xmodal.raw.gulp`): the
 file of a GIF is then the JPEGs of its frames, 8 a second.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from xmodal.corpora import Corpus, Printed, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import columns, lines, once
+from xmodal.raw.readers import columns, id_list, lines, matched, words_of
 from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 
 SENTENCES = "tgif-v1.0.tsv"
 LISTS = {"tgif/train": "splits/train.txt", "tgif/val": "splits/val.txt", "tgif/test": "splits/test.txt"}
-ADDRESS = re.compile(r"https://[a-z0-9.-]+/(?:[0-9a-f]+/)?([A-Za-z0-9_-]+)\.gif")
-FAILED = "Failed"
+ADDRESS = r"https://[a-z0-9.-]+/(?:[0-9a-f]+/)?([A-Za-z0-9_-]+)\.gif"
 RELEASE = "https://raw.githubusercontent.com/raingo/TGIF-Release/3e54d2f71418d8a2e9f5f61aa5be0edb9c0ac2b8/data"
 
 
@@ -92,27 +84,20 @@ class _SentenceTable:
 
     def id(self, url: str, where: str) -> str:
         """The id of an address; no two addresses may have the same."""
-        found = ADDRESS.fullmatch(url)
-        if found is None:
-            raise UserError(f"{where}: {url!r:.100} is no https address of a GIF")
-        if (other := self.urls.setdefault(found[1], url)) != url:
-            raise UserError(f"{where}: {url} has the id {found[1]}, as has {other}")
-        return found[1]
-
-    def add(self, url: str, sentence: str, where: str) -> None:
-        id = self.id(url, where)
-        if not sentence:
-            raise UserError(f"{where} has no sentence")
-        if sentence == FAILED:
-            self.odd.append(Oddity(f'sentence "{FAILED}": left out', where, id))
-        else:
-            self.gifs.setdefault(url, _Gif(id, where)).sentences.append(sentence)
+        id = matched(ADDRESS, url, where, "https address of a GIF")[1]
+        if (other := self.urls.setdefault(id, url)) != url:
+            raise UserError(f"{where}: {url} has the id {id}, as has {other}")
+        return id
 
 
 def _sentence_table(raw: Raw) -> _SentenceTable:
     table = _SentenceTable()
     for where, (url, text) in columns(raw, SENTENCES, 2):
-        table.add(url, " ".join(text.split()), where)
+        id, sentence = table.id(url, where), words_of(text, f"{where}: its sentence")
+        if sentence == "Failed":
+            table.odd.append(Oddity('sentence "Failed": left out', where, id))
+        else:
+            table.gifs.setdefault(url, _Gif(id, where)).sentences.append(sentence)
     if not table.gifs:
         raise UserError(f"{SENTENCES} has no sentences")
     return table
@@ -120,17 +105,14 @@ def _sentence_table(raw: Raw) -> _SentenceTable:
 
 def _listed(raw: Raw, split: str, path: str, table: _SentenceTable, splits: dict[str, str]) -> Iterator[Oddity]:
     """Adds the split of each address of a list to `splits`; an address without sentence is an oddity."""
-    seen = set[str]()
-    for where, url in lines(raw, path):
-        id = table.id(url, where)
-        once(seen, id, where)
+    urls = dict(lines(raw, path))
+    for id, where in id_list(path, ((where, table.id(url, where)) for where, url in urls.items())).items():
+        url = urls[where]
         if url in splits:
             raise UserError(f"{where}: {url} is in {splits[url]} too")
         splits[url] = split
         if url not in table.gifs:
             yield Oddity("address in a split without sentence: left out", where, id)
-    if not seen:
-        raise UserError(f"{path} is empty: {split} would have no GIFs")
 
 
 def _media(id: str) -> str:

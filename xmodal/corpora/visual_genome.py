@@ -18,9 +18,8 @@ genome/train.txt, val.txt and test.txt have 98,077, 5,000 and 5,000 lines: a pic
 
 A Region is an object whose first name is in the vocabulary. Its name and attributes become the first of their lines.
 
-The traps:
-- The vocabularies' last line has no end (`wc -l` says 1,599), and copies of them have \\r\\n: a naive reader keeps \\r.
-- The networks' outputs count from 1 in the vocabularies' order; 0 is the background. `vocabulary` reads them so.
+The traps (more: docs/corpora.md#visual-genome):
+- The vocabularies' last line has no end, and copies of them have \\r\\n: a naive reader keeps \\r.
 - Names are compared without capitals, final point and extra spaces. As the detector's makers do, "white dog" is a dog
   that is white (for nineteen frequent adjectives); "red and blue" is two attributes, but "black and white" is one.
 - Objects outside the vocabulary are left out and counted, and so are unknown attributes of other objects.
@@ -28,17 +27,15 @@ The traps:
 - Some pictures are COCO's: never train on those that COCO is tested on. The three lists ensure it for Karpathy's split.
 - There are no captions of whole pictures. The 5.4 million phrases of region_descriptions.json are not read.
 
-The long arrays are read piece by piece. In memory stay the sizes of pictures and the attributes of objects: 180 MiB.
+In memory stay the sizes of pictures and the attributes of objects: 180 MiB.
 """
 
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import columns, has, json_elements, lines, once, value
+from xmodal.raw.readers import columns, id_list, json_elements, lines, matched, once, optional, value
 from xmodal.records.tables import Item, Oddity, Region, Row, Split
 
 OBJECT_WORDS, ATTRIBUTE_WORDS = "genome/objects_vocab.txt", "genome/attributes_vocab.txt"
@@ -53,22 +50,8 @@ CUT, NO_AREA = "box beyond its picture: cut", "box without area: left out"
 NO_OBJECT, NO_ATTRIBUTE = "object outside the vocabulary: left out", "attribute outside the vocabulary: left out"
 
 Words = Mapping[str, str]  # the first name of its line, by every name in a vocabulary
-
-
-@dataclass(frozen=True)
-class _Picture:
-    split: str
-    path: str
-
-
-@dataclass(frozen=True)
-class _Object:
-    """An object with the noun and the adjectives of its name, and its box."""
-
-    id: int
-    name: str
-    adjectives: tuple[str, ...]
-    box: tuple[float, float, float, float]
+Pictures = Mapping[int, tuple[str, str]]  # split and path of each picture
+Size = tuple[int, int]  # width and height
 
 
 def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
@@ -82,9 +65,7 @@ def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
     for where, line in lines(raw, path):
         names = tuple(" ".join(name.split()) for name in line.split(","))
         for name in names:
-            if not re.fullmatch(r"[\w][\w '&./-]*", name):
-                raise UserError(f"{where} has a name that is none: {line!r:.80}")
-            once(seen, name, where)
+            once(seen, matched(r"\w[\w '&./-]*", name, where, "name")[0], where)
         outputs.append(names)
     if len(outputs) == 1:
         raise UserError(f"{path} is empty")
@@ -93,11 +74,9 @@ def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
 
 def parse(raw: Raw) -> Iterator[Row]:
     """Pictures in the order of image_data.json with their splits, then all regions, in the order of objects.json."""
-    pictures, sizes = _pictures(raw), dict[int, tuple[int, int]]()
+    pictures, sizes = _pictures(raw), dict[int, Size]()
     for where, record in _array(raw, "image_data"):
-        item = _item(record, where, pictures, sizes)
-        yield item
-        yield Split(item.id, f"bottom_up/{pictures[int(item.id)].split}")
+        yield from _picture(record, where, pictures, sizes)
     if missing := sorted(pictures.keys() - sizes.keys()):
         raise UserError(f"image_data.json has no picture {missing[0]}, which is in a split's list")
     things, attributes = _words(raw, OBJECT_WORDS), _words(raw, ATTRIBUTE_WORDS)
@@ -116,33 +95,33 @@ def _words(raw: Raw, path: str) -> Words:
     return {name: names[0] for names in vocabulary(raw, path) for name in names}
 
 
-def _pictures(raw: Raw) -> dict[int, _Picture]:
-    found: dict[int, _Picture] = {}
+def _pictures(raw: Raw) -> Pictures:
+    found: dict[int, tuple[str, str]] = {}
     for split in SPLITS:
-        before = len(found)
-        for where, (path, _) in columns(raw, SPLIT_LIST.format(split), 2, " "):
-            folder, _, name = path.partition("/")
-            number = name.removesuffix(".jpg")
-            if folder not in ARCHIVES or not number.isdecimal() or name != f"{int(number)}.jpg":
-                raise UserError(f"{where}: {path!r:.80} is no picture of {' or '.join(ARCHIVES)}")
-            found[once(found, int(number), where)] = _Picture(split, path)
-        if len(found) == before:
-            raise UserError(f"{SPLIT_LIST.format(split)} is empty")
+        listed = SPLIT_LIST.format(split)
+        paths = {where: path for where, (path, _) in columns(raw, listed, 2, " ")}
+        ids = id_list(listed, ((where, _number(path, where)) for where, path in paths.items()))
+        found |= {once(found, image, where): (split, paths[where]) for image, where in ids.items()}
     return found
 
 
-def _item(record: object, where: str, pictures: Mapping[int, _Picture], sizes: dict[int, tuple[int, int]]) -> Item:
+def _number(path: str, where: str) -> int:
+    pattern = rf"(?:{'|'.join(ARCHIVES)})/([1-9][0-9]*)\.jpg"
+    return int(matched(pattern, path, where, f"picture of {' or '.join(ARCHIVES)}")[1])
+
+
+def _picture(record: object, where: str, pictures: Pictures, sizes: dict[int, Size]) -> Iterator[Item | Split]:
     image = once(sizes, value(record, "image_id", int, where), where)
-    width, height = value(record, "width", int, where), value(record, "height", int, where)
+    width, height = sizes[image] = value(record, "width", int, where), value(record, "height", int, where)
     if image not in pictures:
         raise UserError(f"{where}: picture {image} is in none of {', '.join(map(SPLIT_LIST.format, SPLITS))}")
     if min(width, height) < 1:
         raise UserError(f"{where}: picture {image} has {width} x {height} pixels")
-    sizes[image] = width, height
-    path = pictures[image].path
+    split, path = pictures[image]
     media = f"{ARCHIVES[path.partition('/')[0]]}!{path}"
-    url = value(record, "url", str, where) if has(record, "url") else None
-    return Item(str(image), media, width=width, height=height, url=url)
+    url = optional(record, "url", str, where)
+    yield Item(str(image), media, width=width, height=height, url=url)
+    yield Split(str(image), f"bottom_up/{split}")
 
 
 def _known(record: object, where: str, sizes: Mapping[int, object]) -> int:
@@ -159,7 +138,7 @@ def _attributes(raw: Raw, sizes: Mapping[int, object]) -> Mapping[int, tuple[str
         _known(record, where, sizes)
         for number, thing in enumerate(value(record, "attributes", list, where)):
             here = f"{where}: attributes[{number}]"
-            said = value(thing, "attributes", list, here) if has(thing, "attributes") else []
+            said = optional(thing, "attributes", list, here) or []
             if texts := tuple(text for each in said for text in _parts(each, here)):
                 identity = value(thing, "object_id", int, here)
                 texts = found.get(identity, ()) + texts
@@ -182,48 +161,50 @@ def _regions(
     record: object,
     where: str,
     image: int,
-    size: tuple[int, int],
+    size: Size,
     things: Words,
     attributes: Words,
     attributes_of: Mapping[int, tuple[str, ...]],
 ) -> Iterator[Region | Oddity]:
     seen = set[int]()
-    for number, written in enumerate(value(record, "objects", list, where)):
+    for number, thing in enumerate(value(record, "objects", list, where)):
         here = f"{where}: objects[{number}]"
-        thing = _thing(written, here)
-        once(seen, thing.id, here)
-        if thing.name not in things:
+        name, adjectives = _name(value(thing, "names", list, here), here)
+        identity = once(seen, value(thing, "object_id", int, here), here)
+        x, y, width, height = (float(value(thing, side, int, here)) for side in "xywh")
+        if name not in things:
             yield Oddity(NO_OBJECT, here, str(image))
             continue
-        left, top, right, bottom = thing.box
-        cut = max(left, 0.0), max(top, 0.0), min(right, float(size[0])), min(bottom, float(size[1]))
-        left, top, right, bottom = cut
+        box = x, y, x + width, y + height
+        left, top, right, bottom = max(x, 0.0), max(y, 0.0), min(box[2], float(size[0])), min(box[3], float(size[1]))
         if right <= left or bottom <= top:
             yield Oddity(NO_AREA, here, str(image))
             continue
-        if cut != thing.box:
+        if (left, top, right, bottom) != box:
             yield Oddity(CUT, here, str(image))
-        said = [*thing.adjectives, *attributes_of.get(thing.id, ())]
+        said = [*adjectives, *attributes_of.get(identity, ())]
         yield from (Oddity(NO_ATTRIBUTE, here, str(image)) for each in said if each not in attributes)
         known = tuple(dict.fromkeys(attributes[each] for each in said if each in attributes))
-        identity, names = f"{image}/{thing.id}", (things[thing.name],)
-        yield Region(identity, str(image), str(thing.id), left, top, right, bottom, names, known)
+        names = (things[name],)
+        yield Region(f"{image}/{identity}", str(image), str(identity), left, top, right, bottom, names, known)
 
 
-def _thing(written: object, where: str) -> _Object:
-    names = value(written, "names", list, where)
+def _name(names: list[object], where: str) -> tuple[str, list[str]]:
+    """The noun and the adjectives of an object's first name."""
     if not names or not isinstance(names[0], str):
         raise UserError(f"{where} has no name")
     *before, last = _clean(names[0]).split() or [""]
-    is_described = bool(before) and ADJECTIVES.issuperset(before)
-    x, y, width, height = (float(value(written, side, int, where)) for side in "xywh")
-    name = last if is_described else " ".join([*before, last])
-    box = (x, y, x + width, y + height)
-    return _Object(value(written, "object_id", int, where), name, tuple(before) if is_described else (), box)
+    if ADJECTIVES.issuperset(before):
+        return last, before
+    return " ".join([*before, last]), []
 
 
 PUBLISHER = "https://homes.cs.washington.edu/~ranjay/visualgenome/data/dataset"
-PICTURES = "https://cs.stanford.edu/people/rak248/VG_100K_2"
+STANFORD = "https://cs.stanford.edu/people/rak248/VG_100K_2"
+PICTURES = (
+    ("images.zip", 9_731_705_982, "51c682d2721f880150720bb416e0346a4c787e4c55d7f80dfd1bd3f73ba81646"),
+    ("images2.zip", 5_471_658_058, "99da1a0ddf87011319ff3b05cf9176ffee2731cc3c52951162d9ef0d68e3cfb5"),
+)
 DETECTOR = (
     "https://raw.githubusercontent.com/peteanderson80/bottom-up-attention"
     "/1ba7086f29cc0949235fa150095c6424b715afe9/data/genome"
@@ -235,23 +216,10 @@ CORPUS = Corpus(
     licence="annotations CC BY 4.0; the pictures were uploaded to Flickr, by people who gave each its own licence",
     media_set="visual_genome",
     sources=(
-        Source(
-            "images.zip",
-            f"{PICTURES}/images.zip",
-            bytes=9_731_705_982,
-            sha256="51c682d2721f880150720bb416e0346a4c787e4c55d7f80dfd1bd3f73ba81646",
-            part="media",
-        ),
-        Source(
-            "images2.zip",
-            f"{PICTURES}/images2.zip",
-            bytes=5_471_658_058,
-            sha256="99da1a0ddf87011319ff3b05cf9176ffee2731cc3c52951162d9ef0d68e3cfb5",
-            part="media",
-        ),
+        *(Source(path, f"{STANFORD}/{path}", (), size, sha256, part="media") for path, size, sha256 in PICTURES),
         *(
-            Source(f"{name}.json.zip", f"{PUBLISHER}/{name}.json.zip")
-            for name in ("image_data", "objects", "attributes")
+            Source(path, f"{PUBLISHER}/{path}")
+            for path in ("image_data.json.zip", "objects.json.zip", "attributes.json.zip")
         ),
         Source(OBJECT_WORDS, f"{DETECTOR}/1600-400-20/objects_vocab.txt"),
         Source(ATTRIBUTE_WORDS, f"{DETECTOR}/1600-400-20/attributes_vocab.txt"),

@@ -105,8 +105,7 @@ def _network(asked: OpenedRun) -> ResNet:
         network = network_of(asked.features)
     except UserError:
         raise UserError(
-            f"{where} does not say which network saw the pictures, and so not where in them its positions lie: "
-            "train from features of the resnet stage"
+            f"{where} does not say which network saw the pictures: train from features of the resnet stage"
         ) from None
     if asked.features.spec.ragged:
         raise UserError(f"{where} has a row for each sample of a clip, which are no grid")
@@ -119,8 +118,8 @@ def _places(asked: OpenedRun, split: str, items: Sequence[str]) -> list[int]:
     places = {id: place for place, id in enumerate(asked.reader.examples.ids)}
     if strange := [id for id in items if id not in places]:
         raise UserError(
-            f"{', '.join(strange)}: not among the {len(places):,} items of {split} that have features and captions; "
-            f"these are {', '.join([*places][:3])}, …"
+            f"{', '.join(strange)}: not among the {len(places):,} items of {split} that have features and captions: "
+            f"{', '.join([*places][:3])}, …"
         )
     return [places[id] for id in dict.fromkeys(items or places)]
 
@@ -137,10 +136,9 @@ def _pictures(asked: OpenedRun, network: ResNet) -> Callable[[str], NDArray[np.u
     paths = {item.id: item.media for item in read_rows(asked.records, Item)}
 
     def read(id: str) -> NDArray[np.uint8]:
+        sizes = network.resize * times, network.crop * times
         try:
-            return square(
-                archives.read(paths[id]), network.resize * times, network.crop * times, on_truncated=lambda why: None
-            )
+            return square(archives.read(paths[id]), *sizes, on_truncated=lambda why: None)
         except (MissingMedia, UnreadableImage) as error:  # it was there, and a picture, when its features were made
             raise UserError(
                 f"the picture of {id} is damaged ({error}): `xmodal verify --forget`, build again"

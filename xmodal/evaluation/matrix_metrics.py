@@ -13,7 +13,7 @@ import numpy as np
 
 from xmodal.errors import UserError
 from xmodal.metrics.protocols import Gallery, all_metrics, eccv, labels_of
-from xmodal.metrics.reports import OWN, Report
+from xmodal.metrics.reports import Report
 from xmodal.metrics.similarities import Numbers, Similarities
 from xmodal.recipes import View
 from xmodal.records.views import captions_by_item, splits
@@ -54,17 +54,12 @@ def score(
         recipe=path.name,
         fingerprint=sha256_of(path),
         records=records.identity,
-        features=None,
-        weights=None,
         corpus=corpus,
         split=split,
-        relevance=OWN,
         items=len(gallery.ids),
         captions=len(gallery.caption_ids),
         absent=len(found) - silent - len(gallery.ids),
         silent=silent,
-        seen=None,
-        chosen=None,
         metrics=metrics,
     )
 
@@ -111,22 +106,17 @@ def _by_order(matrix: Numbers, found: CaptionIds, path: Path) -> tuple[Gallery, 
 
 def _by_ids(matrix: Numbers, found: CaptionIds, prefix: str) -> tuple[Gallery, Similarities]:
     """Brings a matrix into the order of the records, in which folds are cut."""
-    sides = zip(IDS, matrix.shape, ("rows", "columns"), strict=True)
-    rows, columns = (_places(prefix + end, length, what) for end, length, what in sides)
-    some = {
-        item: [caption for caption in captions if caption in columns]
-        for item, captions in found.items()
-        if item in rows
-    }
-    gallery = _gallery(some)
-    for ids, there, what in ((rows, gallery.ids, "item"), (columns, gallery.caption_ids, "caption")):
+    rows = _places(prefix + IDS[0], matrix.shape[0], "rows")
+    columns = _places(prefix + IDS[1], matrix.shape[1], "columns")
+    asked = {item: captions for item, captions in found.items() if item in rows}
+    gallery = _gallery({item: [each for each in captions if each in columns] for item, captions in asked.items()})
+    sides = (rows, gallery.ids, "item", "caption"), (columns, gallery.caption_ids, "caption", "item")
+    for ids, there, what, other in sides:
         if strays := ids.keys() - set(there):
-            other = "caption" if what == "item" else "item"
             raise UserError(
                 f"{prefix}: {what} {min(strays)!r} is not of the split, or has no {other} there ({len(strays):,} such)"
             )
-    row_of = np.array([rows[item] for item in gallery.ids])
-    column_of = np.array([columns[caption] for caption in gallery.caption_ids])
+    row_of, column_of = (np.array([ids[each] for each in there]) for ids, there, _, _ in sides)
 
     def tile(visual: slice, text: slice) -> Numbers:
         return np.asarray(matrix[row_of[visual]][:, column_of[text]])
@@ -154,17 +144,14 @@ def _matrix(path: Path) -> Numbers:
         raise UserError(f"there is no file {path}") from None
     except (ValueError, EOFError) as error:
         raise UserError(f"{path} is no .npy file of numbers, or it is cut: write it with numpy.save") from error
-    if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
-        raise UserError(f"{path} is no .npy file of a matrix of numbers")
-    return matrix
+    if isinstance(matrix, np.ndarray) and matrix.ndim == 2 and matrix.dtype.kind in "fiu":
+        return matrix
+    raise UserError(f"{path} is no .npy file of a matrix of numbers")
 
 
 def test_split(records: Output, corpus: str) -> str:
-    """The corpus' only test split."""
     there = splits(records)
     tests = [name for name in there if name.rpartition("/")[2] == "test"]
-    if len(tests) != 1:
-        raise UserError(
-            f"{corpus} has {len(tests)} test splits, so say which with --split; there are: {', '.join(there)}"
-        )
-    return tests[0]
+    if len(tests) == 1:
+        return tests[0]
+    raise UserError(f"{corpus} has {len(tests)} test splits, so say which with --split; there are: {', '.join(there)}")

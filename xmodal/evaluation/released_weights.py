@@ -4,20 +4,21 @@
     PCME    {"model": a state_dict with uncertain_net as well, "criterion": a and b of the loss, ...}
     VSE++   {"model": [state of the image encoder, state of the text encoder], "opt": Namespace, ...}
 
-Names and shapes are those of the official code's modules. The released files themselves could not be looked at: that
-PVSE saves its state_dict as it is, and how options are called in "opt" or "args", is unverified. Names may start at
-"module", as wrapped networks save them. What cannot be mapped is refused by name, so no weight is silently lost.
+Names and shapes are those of the official code; no released file could be looked at: that PVSE saves its state_dict as
+it is, and how options are called in "opt" or "args", is unverified. Names may start at "module", as wrapped networks
+save them. What cannot be mapped is refused by name, so no weight is silently lost.
 
-A checkpoint is evaluated on features as its CNN gives them, or on pictures, where the CNN is in the file. Training
-moves that CNN, if only its batch norm (docs/models.md#pvse-encoders): on features of another one of the same name the
-model recalls less than its authors say. The report tells which it was.
+A checkpoint is evaluated on features as its CNN gives them, or on pictures, where the CNN is in the file: the report
+tells which. Training moves that CNN, if only its batch norm (docs/models.md#pvse-encoders), so on features of another
+of the same name the model recalls less than its authors say.
 """
 
 import argparse
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from fnmatch import filter as filter_names
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
-from xmodal.evaluation.run_metrics import Evaluated, with_distance
+from xmodal.evaluation.run_metrics import measure, with_distance
 from xmodal.features.networks import Network, ResNet, load, weights_sha256
 from xmodal.features.opening import describe_network, open_features
 from xmodal.features.store import FeatureStore
@@ -84,7 +85,6 @@ class Released:
         return model.eval()
 
     def build_with_trunk(self) -> WithBackbone:
-        """Builds a model that reads pictures by the ResNet in the file."""
         if self.network is None:
             raise UserError("has no ResNet to look at pictures: name features that it was trained on")
         extractor = load(ResNet(self.network, "random:0"))  # of VSE++ too: it takes the mean of the grid
@@ -108,16 +108,14 @@ class Layout:
 
     model: str
     has: tuple[str, ...]  # patterns of names
-    lacks: tuple[str, ...]
     ours: Callable[[str], str | None]  # our name; None for a name that the code does not have
     sizes: Callable[[State, Options], tuple[Config, Inputs]]
+    lacks: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()  # beginnings of names that the official code has and never reads
 
     def fits(self, state: State) -> bool:
-        def found(pattern: str) -> bool:
-            return any(fnmatchcase(name, pattern) for name in state)
-
-        return all(map(found, self.has)) and not any(map(found, self.lacks))
+        found = [pattern for pattern in (*self.has, *self.lacks) if filter_names(state, pattern)]
+        return found == [*self.has]
 
 
 def read(path: str | Path) -> Released:
@@ -145,8 +143,7 @@ def evaluate(
 ) -> Report:
     """Computes every metric of a released file on a view of a corpus.
 
-    `released` is what `read` made of the file already. `records` and `features` are identities, for a root that has
-    several outputs.
+    `released` is what `read` made of the file. `records` and `features` are identities, for a root with several.
     """
     check_device(device)
     released, words = released or read(path), load_vocabulary(vocabulary)
@@ -161,45 +158,46 @@ def evaluate(
     store = open_features(root, visual.stage, features, tables)
     examples = Examples.of(tables, view, store, words)
     opened = _on_pictures if visual.stage == PIXELS else _on_features
-    scorer, reader, cnn = opened(released, path, examples, store, visual)
+    try:
+        scorer, reader, cnn = opened(released, examples, store, visual)
+    except UserError as trouble:
+        raise UserError(f"{path} ({released.layout}) {trouble}") from trouble
     scorer.to(device)
     assert isinstance(scorer, Scorer)
     by = f", by {distance}" if distance else ""
-    evaluated = Evaluated(
+    return measure(
         scorer,
         reader,
         tables,
         view,
+        extended,
+        progress or Silence(),
+        device,
         recipe=f"{released.layout} of {path.name}, words of {vocabulary.name}{by}",
         fingerprint=weights_sha256(path),
         features=f"{visual.stage}/{store.output.identity}",
         weights=cnn,
-        learned=None,
-        chosen=None,
     )
-    return evaluated.report(extended, progress or Silence(), device)
 
 
 def _on_pictures(
-    released: Released, path: Path, examples: Examples, store: FeatureStore, visual: Features
+    released: Released, examples: Examples, store: FeatureStore, visual: Features
 ) -> tuple[nn.Module, Reader, str]:
     """The model, its reader of pictures, and a name for its CNN."""
     if _reads_clips(released.config):
-        raise UserError(f"{path} ({released.layout}) reads frames of clips, not pictures: name a stage that has them")
-    usual = ResNet()  # all were trained on the usual middle of a picture
+        raise UserError("reads frames of clips, not pictures: name a stage that has them")
+    usual, side = ResNet(), store.spec.row_shape[0]  # all were trained on the usual middle of a picture
+    if side != usual.resize:
+        raise UserError(f"reads pictures of side {usual.resize}, but those of {store.output.where} have {side}")
     reader = PictureReader(examples, store, plan=Pixels("centre", flip=False), crop=usual.crop)
-    if store.spec.row_shape[0] != usual.resize:
-        raise UserError(f"{store.output.where} has pictures of side {store.spec.row_shape[0]}, not {usual.resize}")
-    try:
-        return released.build_with_trunk(), reader, f"the {released.network} in the file"
-    except UserError as trouble:
-        raise UserError(f"{path}: {trouble}") from trouble
+    return released.build_with_trunk(), reader, f"the {released.network} in the file"
 
 
 def _on_features(
-    released: Released, path: Path, examples: Examples, store: FeatureStore, visual: Features
+    released: Released, examples: Examples, store: FeatureStore, visual: Features
 ) -> tuple[nn.Module, Reader, str]:
-    _check_features(released, path, store)
+    """The model, its reader of features, and a name for the CNN that they are by."""
+    _check_features(released, store)
     cnn = describe_network(store)
     if released.trunk:
         cnn += ", in place of the CNN in the file"
@@ -212,24 +210,23 @@ def _reads_clips(config: Config) -> bool:
     return isinstance(config, PVSEConfig) and config.visual == "video"
 
 
-def _check_features(released: Released, path: Path, store: FeatureStore) -> None:
+def _check_features(released: Released, store: FeatureStore) -> None:
     """Refuses features that the file's model was not trained on, as far as it and the store tell."""
-    width, spec, config = released.inputs.visual_width, store.spec, released.config
-    is_video = _reads_clips(config)
+    width, spec, is_video = released.inputs.visual_width, store.spec, _reads_clips(released.config)
     shapes = [(width,) if is_video else (GRID, width)]
-    if isinstance(config, VSEPPConfig):
+    if isinstance(released.config, VSEPPConfig):
         shapes.append((width,))
     if spec.row_shape not in shapes or spec.ragged != is_video:
         found, *wanted = (" x ".join(map(str, shape)) for shape in (spec.row_shape, *shapes))
         runs = {True: "rows of any number, each ", False: ""}
         raise UserError(
-            f"{path} ({released.layout}) reads {runs[is_video]}{' or '.join(wanted)} an item, but {store.output.where} "
-            f"has {runs[spec.ragged]}{found}: name other features with --set visual.stage=STAGE"
+            f"reads {runs[is_video]}{' or '.join(wanted)} an item, but {store.output.where} has {runs[spec.ragged]}"
+            f"{found}: name other features with --set visual.stage=STAGE"
         )
     network = store.provenance.get("network")
     if None not in (network, released.network) and network != released.network:
         raise UserError(
-            f"{path} was trained with a {released.network}, but {store.output.where} has features of {network}: "
+            f"was trained with a {released.network}, but {store.output.where} has features of {network}: "
             f"build them with --set resnet.network={released.network}"
         )
 
@@ -278,9 +275,10 @@ def _parts(found: Any) -> tuple[dict[str, Tensor], Options]:
     if isinstance(found, dict) and "model" in found:
         told = found.get("opt", found.get("args"))
         options = vars(told) if isinstance(told, argparse.Namespace) else {}
-        model, criterion = found["model"], found.get("criterion", {})
-        encoders = zip(("img_enc.", "txt_enc."), model, strict=True) if _is_pair(model) else [("", model)]
-        named = [*encoders, ("criterion.", criterion)]
+        model = found["model"]
+        is_pair = isinstance(model, list | tuple) and len(model) == 2
+        encoders = zip(("img_enc.", "txt_enc."), model, strict=True) if is_pair else [("", model)]
+        named = [*encoders, ("criterion.", found.get("criterion", {}))]
     else:
         named = [("", found)]
     if not all(isinstance(state, Mapping) for _, state in named):
@@ -295,10 +293,6 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _is_pair(model: Any) -> bool:
-    return isinstance(model, list | tuple) and len(model) == 2
-
-
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return (", ".join(sorted(names)[:NAMED]) or "what is in it, which is nothing") + more
@@ -306,14 +300,14 @@ def _listed(names: list[str]) -> str:
 
 def _pvse(state: State, options: Options) -> tuple[PVSEConfig, Inputs]:
     """The released weights read out the last word (`--legacy`; docs/models.md#pvse-encoders)."""
-    words, words_width = state["txt_enc.embed.weight"].shape
+    words, word_width = state["txt_enc.embed.weight"].shape
     maps = state.get("img_enc.pie_net.attention.w_2.weight")
     is_video = "img_enc.rnn.weight_ih_l0" in state
     config = PVSEConfig(
         visual="video" if is_video else "image",
         embeddings=0 if maps is None else len(maps),
         width=2 * state["txt_enc.rnn.weight_hh_l0"].shape[1],
-        word_width=words_width,
+        word_width=word_width,
         margin=float(options.get("margin", PVSEConfig.margin)),
         negatives="hardest" if options.get("max_violation", True) else "all",
         similarity="order" if options.get("order", False) else "cosine",
@@ -359,18 +353,17 @@ def _pie_net(there: str, here: str) -> dict[str, str]:
     }
 
 
-_ENCODERS = {"img_enc.fc.": "image.", "txt_enc.embed.": "words.", "txt_enc.rnn.": "sentence."}
-_PIE_NETS = _pie_net("img_enc.pie_net", "visual_pie") | _pie_net("txt_enc.pie_net", "text_pie")
+ENCODERS = {"img_enc.fc.": "image.", "txt_enc.embed.": "words.", "txt_enc.rnn.": "sentence."}
+PIE_NETS = _pie_net("img_enc.pie_net", "visual_pie") | _pie_net("txt_enc.pie_net", "text_pie")
 
 
-def _beginning_with(names: Mapping[str, str]) -> Callable[[str], str | None]:
-    """Replaces the first beginning that a name has by ours."""
+def _beginning_with(names: Mapping[str, str], name: str) -> str | None:
+    beginning = next((one for one in names if name.startswith(one)), None)
+    return None if beginning is None else names[beginning] + name.removeprefix(beginning)
 
-    def ours(name: str) -> str | None:
-        beginnings = [beginning for beginning in names if name.startswith(beginning)]
-        return names[beginnings[0]] + name.removeprefix(beginnings[0]) if beginnings else None
 
-    return ours
+def _of_pcme(name: str) -> str | None:
+    return own_name(name.removeprefix("criterion."))
 
 
 LAYOUTS = (
@@ -378,21 +371,20 @@ LAYOUTS = (
         "PVSE",
         has=("txt_enc.rnn.weight_ih_l0_reverse",),
         lacks=("*.uncertain_net.*", "criterion.negative_scale"),
-        ours=_beginning_with(_ENCODERS | {"img_enc.rnn.": "frames."} | _PIE_NETS),
+        ours=partial(_beginning_with, ENCODERS | {"img_enc.rnn.": "frames."} | PIE_NETS),
         sizes=_pvse,
     ),
     Layout(
         "PCME",
         has=("img_enc.uncertain_net.*", "criterion.negative_scale"),
-        lacks=(),
-        ours=lambda name: own_name(name.removeprefix("criterion.")),
+        ours=_of_pcme,
         sizes=_pcme,
     ),
     Layout(
         "PCME without spread",
         has=("criterion.negative_scale",),
         lacks=("img_enc.uncertain_net.*",),
-        ours=lambda name: own_name(name.removeprefix("criterion.")),
+        ours=_of_pcme,
         sizes=_pcme,
         unused=("txt_enc.uncertain_net.",),
     ),
@@ -400,7 +392,7 @@ LAYOUTS = (
         "VSE++",
         has=("img_enc.fc.weight", "txt_enc.rnn.weight_ih_l0"),
         lacks=("*_reverse", "*.pie_net.*"),
-        ours=_beginning_with(_ENCODERS),
+        ours=partial(_beginning_with, ENCODERS),
         sizes=_vsepp,
     ),
 )

@@ -16,8 +16,8 @@ from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network, open_features
 from xmodal.features.store import FeatureStore
-from xmodal.metrics.protocols import Metrics, all_metrics, eccv, labels_of
-from xmodal.metrics.reports import OWN, Report
+from xmodal.metrics.protocols import all_metrics, eccv, labels_of
+from xmodal.metrics.reports import Report
 from xmodal.metrics.similarities import cached_on_disk
 from xmodal.models import Scorer, Storing
 from xmodal.progress import Progress, Silence
@@ -71,56 +71,6 @@ def with_distance(model: Config, distance: str, name: str) -> Config:
         raise UserError(str(error)) from None
 
 
-@dataclass(frozen=True, eq=False)
-class Evaluated:
-    """A model, what it is evaluated on, and what its report says of both, under the report's names."""
-
-    scorer: Scorer[Any, Any]
-    reader: Reader
-    records: Output
-    view: View
-    recipe: str
-    fingerprint: str
-    features: str
-    weights: str
-    learned: View | None  # the view that it was trained on, if that is known
-    chosen: View | None  # the view that decided which weights were kept
-
-    def report(self, extended: Path | None, progress: Progress, device: str) -> Report:
-        examples = self.reader.examples
-        return Report(
-            recipe=self.recipe,
-            fingerprint=self.fingerprint,
-            records=self.records.identity,
-            features=self.features,
-            weights=self.weights,
-            corpus=self.view.corpus,
-            split=self.view.split,
-            relevance=OWN,
-            items=len(examples.ids),
-            captions=len(examples.words),
-            absent=examples.items_without_features,
-            silent=examples.items_without_captions,
-            seen=self._of(self.learned),
-            chosen=self._of(self.chosen),
-            metrics=_metrics(self.scorer, self.reader, self.records, extended, progress, device),
-            floats_per_item=_floats_per_item(self.scorer),
-        )
-
-    def _of(self, view: View | None) -> int | None:
-        """How many of the evaluated items are of a view."""
-        return (
-            None
-            if view is None
-            else len(items_with_captions(self.records, view).intersection(self.reader.examples.ids))
-        )
-
-
-def _floats_per_item(scorer: Scorer[Any, Any]) -> int | None:
-    model = scorer.model if isinstance(scorer, WithBackbone) else scorer
-    return model.floats_per_item if isinstance(model, Storing) else None
-
-
 def evaluate(
     run: str,
     root: str,
@@ -138,19 +88,55 @@ def evaluate(
     asked = open_run(run, root, split, device, distance)
     recipe, read = asked.started.recipe, asked.reader.store.output
     further = ", trained further from pixels" if isinstance(asked.scorer, WithBackbone) else ""
-    evaluated = Evaluated(
+    return measure(
         asked.scorer,
         asked.reader,
         asked.records,
         replace(recipe.validation, split=split),
+        extended,
+        progress or Silence(),
+        device,
         recipe=f"{recipe.name} by {distance}" if distance else recipe.name,
         fingerprint=fingerprint(recipe),
         features=f"{read.stage}/{read.identity}",
         weights=describe_network(asked.features) + further,
-        learned=recipe.view,
-        chosen=recipe.validation,
+        seen=_shared(asked, recipe.view),
+        chosen=_shared(asked, recipe.validation),
     )
-    return evaluated.report(extended, progress or Silence(), device)
+
+
+def measure(
+    scorer: Scorer[Any, Any],
+    reader: Reader,
+    records: Output,
+    view: View,
+    extended: Path | None,
+    progress: Progress,
+    device: str,
+    **about: Any,
+) -> Report:
+    """Computes every metric of a model on the examples of its reader; `about` are further fields of the report."""
+    examples = reader.examples
+    gallery = _gallery(examples)
+    positives = eccv(extended, gallery) if extended else None
+    with torch.inference_mode(), TemporaryFile() as file:
+        similarities = _similarities(scorer, reader, progress, device, BLOCKS)
+        with progress.over("compare", sum(1 for _ in similarities.cells()), unit="tiles") as tick:
+            cached = cached_on_disk(similarities, file, tick)
+            metrics = all_metrics(cached, gallery, labels_of(records, gallery.ids), positives)
+    model = scorer.model if isinstance(scorer, WithBackbone) else scorer
+    return Report(
+        records=records.identity,
+        corpus=view.corpus,
+        split=view.split,
+        items=len(examples.ids),
+        captions=len(examples.words),
+        absent=examples.items_without_features,
+        silent=examples.items_without_captions,
+        metrics=metrics,
+        floats_per_item=model.floats_per_item if isinstance(model, Storing) else None,
+        **about,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,29 +160,12 @@ def open_run(run: str, root: str, split: str, device: str = "cpu", distance: str
     examples = Examples.of(records, replace(recipe.validation, split=split), store, started.vocabulary)
     scorer = load(run, device, store, distance)
     reader = Reader(examples, store, recipe.visual, recipe.text if isinstance(recipe.text, Tokens) else None)
-    return OpenedRun(started, records, store, scorer, _as_trained(reader, scorer, started, root, records))
+    if isinstance(scorer, WithBackbone):
+        plans = [phase.pixels for phase in recipe.phases if phase.pixels]
+        reader = picture_reader(reader, open_features(root, "pixels", started.pixels, records), plans[-1])
+    return OpenedRun(started, records, store, scorer, reader)
 
 
-def _as_trained(reader: Reader, scorer: Scorer[Any, Any], started: Run, root: str, records: Output) -> Reader:
-    """Reads pictures if the weights were trained from pictures."""
-    if not isinstance(scorer, WithBackbone):
-        return reader
-    plans = [phase.pixels for phase in started.recipe.phases if phase.pixels]
-    return picture_reader(reader, open_features(root, "pixels", started.pixels, records), plans[-1])
-
-
-def _metrics(
-    scorer: Scorer[Any, Any],
-    reader: Reader,
-    records: Output,
-    extended: Path | None,
-    progress: Progress,
-    device: str,
-) -> Metrics:
-    gallery = _gallery(reader.examples)
-    positives = eccv(extended, gallery) if extended else None
-    with torch.inference_mode(), TemporaryFile() as file:
-        similarities = _similarities(scorer, reader, progress, device, BLOCKS)
-        with progress.over("compare", sum(1 for _ in similarities.cells()), unit="tiles") as tick:
-            cached = cached_on_disk(similarities, file, tick)
-            return all_metrics(cached, gallery, labels_of(records, gallery.ids), positives)
+def _shared(asked: OpenedRun, view: View) -> int:
+    """Counts the evaluated items that are in a view, too."""
+    return len(items_with_captions(asked.records, view).intersection(asked.reader.examples.ids))

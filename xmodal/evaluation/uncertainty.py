@@ -2,9 +2,8 @@
 
 As in PCME, section 4.4, the uncertainty of an item is the geometric mean of its sigmas; recall falls with it (figure
 6), and it rises with the share of words or of picture that is taken away (figure 7) and where two pictures are mixed
-(figure 8). Pictures are probed in the features of a grid, row by row, which cached features allow: its positions have
-seen beyond their own place, so a rectangle here takes away more sharply, but less, than one in the picture.
-Chance comes from the generator that is given.
+(figure 8). In cached features, positions of a grid have seen beyond their own place: a rectangle there takes away more
+sharply, but less, than one in the picture.
 """
 
 import math
@@ -79,12 +78,11 @@ def recall_by_uncertainty(
     if not np.isfinite(uncertainty_Q).all():
         raise ValueError("an uncertainty is not finite")
     order_Q = np.argsort(uncertainty_Q, kind="stable")
-    return [_bin(uncertainty_Q[rows], ranks_Q[rows], k) for rows in np.array_split(order_Q, bins)]
-
-
-def _bin(uncertainty: NDArray[np.floating], ranks: NDArray[np.integer], k: int) -> Bin:
-    least, mean, greatest = (float(of(uncertainty)) for of in (np.min, np.mean, np.max))
-    return Bin(len(ranks), least, mean, greatest, recall=100 * float((ranks < k).mean()))
+    found = []
+    for rows in np.array_split(order_Q, bins):
+        least, mean, greatest = (float(of(uncertainty_Q[rows])) for of in (np.min, np.mean, np.max))
+        found.append(Bin(len(rows), least, mean, greatest, recall=100 * float((ranks_Q[rows] < k).mean())))
+    return found
 
 
 def _sides(grid: tuple[int, int], share: float) -> tuple[int, int]:

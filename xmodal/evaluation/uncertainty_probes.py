@@ -1,11 +1,10 @@
 """Uncertainty probes: how unsure a model is of inputs made ambiguous on purpose (PCME, section 4.4, figures 6 to 8).
 
-Words become <unk>; in a picture a rectangle is erased, or taken from the next item of the split. This changes what the
-run reads: pixels if it was trained from pictures, else positions of its features' grid. Chance has one seed: the same
-run gives the same numbers.
+Words become <unk>; in a picture a rectangle is erased, or taken from the next item of the split: of pixels if the run
+was trained from pictures, else of positions of its features' grid. Chance has one seed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +20,6 @@ from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.evaluation.uncertainty import Bin, cut_out, geometric_mean_sigma, mark_unknown, mix, recall_by_uncertainty
 from xmodal.features.networks import STRIDE
 from xmodal.losses.gaussians import Gaussians
-from xmodal.metrics.ranks import Ranks
 from xmodal.metrics.similarities import cuts
 from xmodal.progress import Progress, Silence
 from xmodal.training.picture_crops import PictureReader
@@ -66,17 +64,22 @@ def probe(run: str, root: str, split: str, *, device: str = "cpu", progress: Pro
     items, captions, steps = len(asked.reader.examples.ids), len(asked.reader.examples.words), len(SHARES)
     total = captions * (1 + steps) + items * (1 + 2 * steps if grid else 1)
     with torch.inference_mode(), progress.over("probe", total, unit="rows") as tick:
-        pictures = _Side(asked.scorer.encode_visual, items, BLOCKS[0], device, tick)
-        texts = _Side(asked.scorer.encode_text, captions, BLOCKS[1], device, tick)
-        plain_V, plain_T = pictures.uncertainties(partial(_visual, asked)), texts.uncertainties(asked.reader.text)
+        blocks_V, blocks_T = list(cuts(items, BLOCKS[0])), list(cuts(captions, BLOCKS[1]))
+        of_pictures = partial(_uncertainties, asked.scorer.encode_visual, blocks_V, device, tick)
+        of_texts = partial(_uncertainties, asked.scorer.encode_text, blocks_T, device, tick)
+        plain_V, plain_T = of_pictures(partial(_visual, asked)), of_texts(asked.reader.text)
         probes = [Probed(0.0, _mean(plain_T), _mean(plain_V), _mean(plain_V))]
         for share in SHARES:
-            unknown = _mean(texts.uncertainties(_unknown(asked, share)))
-            changes = [change(asked, grid, share) if grid else None for change in (_erased, _mixed)]
-            seen = [_mean(pictures.uncertainties(change)) if change else None for change in changes]
-            probes.append(Probed(share, unknown, *seen))
+            unknown, erased, mixed = _mean(of_texts(_unknown(asked, share))), None, None
+            if grid:
+                erased = _mean(of_pictures(_changed(asked, grid, share, mixed=False)))
+                mixed = _mean(of_pictures(_changed(asked, grid, share, mixed=True)))
+            probes.append(Probed(share, unknown, erased, mixed))
     both = own_ranks(asked.scorer, asked.reader, progress, device)
-    of_items, of_captions = (_bins(*pair) for pair in zip((plain_V, plain_T), both, strict=True))
+    of_items, of_captions = (
+        tuple(recall_by_uncertainty(uncertainties, found.ranks, min(BINS, len(uncertainties))))
+        for uncertainties, found in zip((plain_V, plain_T), both, strict=True)
+    )
     return Uncertainty(run, split, items, captions, tuple(probes), of_items, of_captions, unprobed)
 
 
@@ -100,23 +103,18 @@ def _grid_or_reason(asked: OpenedRun) -> tuple[tuple[int, int] | None, str | Non
     return (side, side), None
 
 
-@dataclass(frozen=True, eq=False)
-class _Side:
-    """Items or captions, encoded a block at a time."""
-
-    encode: Callable[[Padded], Gaussians]
-    count: int
-    block: int
-    device: str
-    tick: Callable[[int], None]
-
-    def uncertainties(self, read: Callable[[slice], Padded]) -> NDArray[np.float32]:
-        return np.concatenate([self._of(rows, read(rows)) for rows in cuts(self.count, self.block)])
-
-    def _of(self, rows: slice, given: Padded) -> NDArray[np.float32]:
-        found = geometric_mean_sigma(self.encode(given.to(self.device)).log_sigma)
-        self.tick(rows.stop - rows.start)
-        return found.cpu().numpy()
+def _uncertainties(
+    encode: Callable[[Padded], Gaussians],
+    blocks: Sequence[slice],
+    device: str,
+    tick: Callable[[int], None],
+    read: Callable[[slice], Padded],
+) -> NDArray[np.float32]:
+    found = []
+    for rows in blocks:
+        found.append(geometric_mean_sigma(encode(read(rows).to(device)).log_sigma).cpu().numpy())
+        tick(rows.stop - rows.start)
+    return np.concatenate(found)
 
 
 def _visual(asked: OpenedRun, rows: slice, beyond: int = 0) -> Padded:
@@ -130,17 +128,18 @@ def _unknown(asked: OpenedRun, share: float) -> Callable[[slice], Padded]:
     return lambda rows: mark_unknown(asked.reader.text(rows), share, chance)
 
 
-def _erased(asked: OpenedRun, grid: tuple[int, int], share: float) -> Callable[[slice], Padded]:
-    chance = Generator().manual_seed(0)
-    return lambda rows: _as_read(cut_out(_positions(_visual(asked, rows)), grid, share, chance), asked, grid)
-
-
-def _mixed(asked: OpenedRun, grid: tuple[int, int], share: float) -> Callable[[slice], Padded]:
+def _changed(asked: OpenedRun, grid: tuple[int, int], share: float, mixed: bool) -> Callable[[slice], Padded]:
+    """Reads pictures in which a share of the positions is the next item's, or erased."""
     chance = Generator().manual_seed(0)
 
     def read(rows: slice) -> Padded:
-        some, others = (_positions(_visual(asked, rows, beyond)) for beyond in (0, 1))
-        return _as_read(mix(some, others, grid, share, chance), asked, grid)
+        some = _positions(_visual(asked, rows))
+        if mixed:
+            changed = mix(some, _positions(_visual(asked, rows, beyond=1)), grid, share, chance)
+        else:
+            changed = cut_out(some, grid, share, chance)
+        pixels = isinstance(asked.reader, PictureReader)
+        return Padded.whole(changed.values.mT.reshape(-1, 1, 3, *grid)) if pixels else changed
 
     return read
 
@@ -150,14 +149,5 @@ def _positions(visual: Padded) -> Padded:
     return Padded.whole(visual.values.squeeze(1).flatten(2).mT) if visual.values.ndim > 3 else visual
 
 
-def _as_read(positions: Padded, asked: OpenedRun, grid: tuple[int, int]) -> Padded:
-    pixels = isinstance(asked.reader, PictureReader)
-    return Padded.whole(positions.values.mT.reshape(-1, 1, 3, *grid)) if pixels else positions
-
-
 def _mean(values: NDArray[np.float32]) -> float:
     return float(values.mean(dtype=np.float64))
-
-
-def _bins(uncertainties: NDArray[np.float32], found: Ranks) -> tuple[Bin, ...]:
-    return tuple(recall_by_uncertainty(uncertainties, found.ranks, min(BINS, len(uncertainties))))

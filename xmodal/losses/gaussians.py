@@ -1,22 +1,8 @@
-"""Gaussians with a diagonal covariance, and similarities of two of them (docs/models.md#pcme-scores).
+"""Gaussians with a diagonal covariance, and similarities of two of them: docs/models.md#pcme-scores has the formulas.
 
 Scores are greater where items are closer, and never hold all differences of a tile at once. What the official code of
-PCME has wrong stays available under an `official_` name; constants that no ranking sees are left out as there.
-
-    reads    score             formula (sums over dimensions, d = difference of the means, s and t the sigmas)
-    means    mean              product of the means
-             l2                -sum d^2
-             min, max          -min d^2, -max d^2 (over dimensions: a switch of the official code)
-    sigmas   elk               -1/2 sum [d^2 / (s^2 + t^2) + log(s^2 + t^2)]: expected likelihood kernel
-             bhattacharyya     -1/4 sum [d^2 / (s^2 + t^2) + 2 log(s/t + t/s) - 2 log 2]
-             js                -sum [(d^2 + s^2) / t^2 + (d^2 + t^2) / s^2]: not Jensen-Shannon, but KL both ways
-             wasserstein       -sum [d^2 + (s - t)^2]: the square of the 2-Wasserstein distance
-             kl, reverse_kl    -sum [(d^2 + s^2) / t^2 + 2 log(t/s)], and with the two exchanged
-             official_kl, ...  the same with 2 log(s/t), which is no divergence
-    samples  matmul_sum        sum, or maximum, of the products of the samples
-             matmul_max
-             average_l2        minus the mean distance of the samples
-             match_probability from learned numbers, so the model has it
+PCME has wrong stays available under an `official_` name; constants that no ranking sees are left out as there. `js` is
+not Jensen-Shannon but KL both ways. The model has `match_probability`, which takes learned numbers.
 """
 
 import math

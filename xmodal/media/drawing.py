@@ -26,7 +26,7 @@ def attention_picture(
     rows, columns = grid or (math.isqrt(len(attention_LK)),) * 2
     if attention_LK.ndim != 2 or rows * columns != len(attention_LK) or not np.isfinite(attention_LK).all():
         raise ValueError(
-            f"attention must be finite (places, maps) of a grid of {rows} x {columns}, not {attention_LK.shape}"
+            f"attention is finite (places, maps) of a grid of {rows} x {columns}, not {attention_LK.shape}"
         )
     if picture_HW3.ndim != 3 or picture_HW3.shape[2] != 3 or picture_HW3.dtype != np.uint8:
         raise ValueError(f"a picture is (H, W, 3) uint8, not {picture_HW3.shape} {picture_HW3.dtype}")

@@ -8,17 +8,12 @@
   delay in GIF and WebP.
 - Times are compared as whole numbers: at 24 frames a second every k/8 s is exactly the beginning of a frame.
 - A frame between two moments is left out. A frame shown at several moments is given once; samples refer to its number.
-- Other tools choose otherwise: `fps=8` of ffmpeg takes the nearest frame, `-r 8` takes two at the beginning.
+- If a frame cannot be decoded, its samples are the frame before, as in a player, and are counted (`samples_missing`).
 
-A delay of 0 or 10 ms is 100 ms, as in browsers (`Sampling.delays`). Parts of the canvas that no frame covers are white.
-If a frame cannot be decoded, its samples are the frame before, as in a player, and are counted (`samples_missing`).
+What becomes of colours, transparency and still pictures, and what other tools choose: docs/corpora.md#media.
 
-Colours are ffmpeg's: by the matrix and the range that a video names, to 8 bits. HDR (PQ, HLG) is not tone-mapped and
-looks flat. Pixels are taken as square, and the transparency of WebM is not read. A still picture that is named as a
-clip, as hosts serve for clips that are gone, is a clip of one frame; for WebP and JPEG its status says so.
-
-GIF, animated WebP, MP4, WebM and motion JPEG are recognised by their bytes. MP4 and WebM are read twice, first without
-decoding. A decoder's call cannot be stopped: for a limit in time, run this in a process that can be killed.
+MP4 and WebM are read twice, first without decoding. A decoder's call cannot be stopped: for a limit in time, run this
+in a process that can be killed.
 """
 
 import io
@@ -74,15 +69,24 @@ def sample_frames(
 ) -> Sampled:
     """Passes the sampled frames to `keep`, each once and in order. Faults of the bytes become the status.
 
-    If the status is not USABLE, no frame counts, even those already passed. `planned` receives the row, with the clip's
-    length, before the first frame is decoded.
+    If the status is not USABLE, no frame counts, even those already passed. `planned` receives the row before the first
+    frame is decoded.
     """
     config, limits = config or Sampling(), limits or Limits()
     row = Sampled(memoryview(data).nbytes)  # TypeError for a path
     try:
         row = replace(row, container=sniff(data, limits), stage="probe")
         clip = _open(data, row.container, config, limits)
-        row = _described(row, clip, config)
+        row = replace(
+            row,
+            stage="plan",
+            codec=clip.codec,
+            width=clip.width,
+            height=clip.height,
+            frames=len(clip.timeline.starts),
+            duration_ms=int(clip.timeline.seconds * 1000),
+            samples_planned=clip.timeline.count(config.fps),
+        )
         check_plan(clip, config, limits)
         row = replace(row, stage="decode")
         if planned:
@@ -142,20 +146,6 @@ def _open(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip
     if container == "gif":
         return libav.open_gif(data, config, limits)
     return libav.open_video(data, container, config, limits)
-
-
-def _described(row: Sampled, clip: Clip, config: Sampling) -> Sampled:
-    timeline = clip.timeline
-    return replace(
-        row,
-        stage="plan",
-        codec=clip.codec,
-        width=clip.width,
-        height=clip.height,
-        frames=len(timeline.starts),
-        duration_ms=int(timeline.seconds * 1000),
-        samples_planned=timeline.count(config.fps),
-    )
 
 
 def _decoded(row: Sampled, clip: Clip, config: Sampling, keep: Callable[[Frame], None]) -> Sampled:

@@ -17,9 +17,7 @@ NoClip = Literal["empty_file", "not_media", "unsupported_codec", "no_video_strea
 OverLimit = Literal[
     "too_large_bytes", "too_many_pixels", "too_many_frames", "too_long", "too_many_outputs", "too_much_work"
 ]
-Failure = Literal[
-    "timeout", "worker_died", "out_of_memory", "internal"
-]  # the worker finds out_of_memory, its parent the others
+Failure = Literal["timeout", "worker_died", "out_of_memory", "internal"]  # all but out_of_memory: found by the parent
 Status = Literal[Usable, NoClip, OverLimit, Failure]
 USABLE: tuple[Status, ...] = get_args(Usable)
 PASSING: tuple[Status, ...] = get_args(Failure)  # not decided by the clip alone: another try may succeed

@@ -67,11 +67,12 @@ def open_frames(data: bytes, count: int) -> list[Image.Image]:
     They are the middles of `count` equal stretches; a clip of fewer frames gives some more than once.
     """
     jpegs = BETWEEN_JPEGS.split(data) if data.startswith(JPEG) else []
-    if len(jpegs) > 1:
-        return [open_image(jpegs[(2 * number + 1) * len(jpegs) // (2 * count)]) for number in range(count)]
-    with _reading(), _opened(data) as image:
-        length = getattr(image, "n_frames", 1)
-    return list(frames_at(data, [(2 * number + 1) * length // (2 * count) for number in range(count)]))
+    length = len(jpegs)
+    if length < 2:
+        with _reading(), _opened(data) as image:
+            length = getattr(image, "n_frames", 1)
+    numbers = [(2 * number + 1) * length // (2 * count) for number in range(count)]
+    return [open_image(jpegs[number]) for number in numbers] if len(jpegs) > 1 else list(frames_at(data, numbers))
 
 
 def frames_at(data: bytes, numbers: Iterable[int]) -> Iterator[Image.Image]:
@@ -114,7 +115,10 @@ def _remains(data: bytes, image: ImageFile) -> Image.Image:
 
 def _upright(image: Image.Image) -> Image.Image:
     image.load()  # before the orientation is read: it turns TIFF, and its errors must not look like EXIF's
-    turn = UPRIGHT.get(_orientation(image))
+    try:
+        turn = UPRIGHT.get(int(image.getexif().get(ORIENTATION, 1)))
+    except (*UNDECODABLE, TypeError):  # broken metadata of a whole picture
+        turn = None
     colours = _rgb(image)
     return colours if turn is None else colours.transpose(turn)
 
@@ -140,13 +144,6 @@ def normalised(colours_HW3: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Normalises pixels by ImageNet's mean and deviation, as (3, H, W) for a network."""
     normal_HW3 = (colours_HW3.astype(np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(DEVIATION, np.float32)
     return np.ascontiguousarray(normal_HW3.transpose(2, 0, 1))
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        return int(image.getexif().get(ORIENTATION, 1))
-    except (*UNDECODABLE, TypeError):  # broken metadata of a whole picture
-        return 1
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Libav: opens and decodes GIF, MP4 and WebM. The only module that imports PyAV and decord."""
+"""Libav: opens and decodes GIF, MP4 and WebM. No other module imports PyAV or decord."""
 
 import io
 import struct
@@ -38,6 +38,9 @@ FORMATS = {"mp4": "mov", "webm": "matroska"}  # libav's names; no other is opene
 SEGMENT = 0x18538067  # the element of WebM that holds all others
 UNKNOWN = 0x1FFFFFFFFFFFFFF  # its length in a live recording
 TINY = 16  # pixels
+UPRIGHT = (1, 0, 0, 0, 1)  # the matrix of a clip that is not rotated
+
+Logged = list[tuple[int, str, str]]  # level, name and text of libav's lines
 
 ConvertFrame = Callable[[VideoFrame], Frame]
 
@@ -109,7 +112,7 @@ def open_video(data: bytes, container: str, config: Sampling, limits: Limits) ->
 
 
 @contextmanager
-def _listening() -> Iterator[list[tuple[int, str, str]]]:
+def _listening() -> Iterator[Logged]:
     """Collects the errors that libav logs: a damaged GIF shows no other sign. Not for several decoders at once."""
     level, repeated = av.logging.get_level(), av.logging.get_skip_repeated()
     av.logging.set_level(av.logging.ERROR)
@@ -143,9 +146,7 @@ def _stream(opened: InputContainer) -> VideoStream:
     return stream
 
 
-def _packets(
-    opened: InputContainer, stream: VideoStream, limits: Limits, logged: Sequence[tuple[int, str, str]]
-) -> Packets:
+def _packets(opened: InputContainer, stream: VideoStream, limits: Limits, logged: Logged) -> Packets:
     durations: dict[int, int] = {}
     begins, keys = list[int](), list[int]()
     count, trouble, hidden, open_groups = 0, "", False, False
@@ -263,11 +264,7 @@ def _show_video(video: Video, numbers: Sequence[int], keep: OnFrame) -> list[str
 
 
 def _wanted_frames(
-    opened: InputContainer,
-    video: Video,
-    wanted: Mapping[int | None, int],
-    logged: list[tuple[int, str, str]],
-    trouble: list[str],
+    opened: InputContainer, video: Video, wanted: Mapping[int | None, int], logged: Logged, trouble: list[str]
 ) -> Iterator[tuple[int, VideoFrame]]:
     """Decodes the wanted frames and those they are predicted from.
 
@@ -333,7 +330,7 @@ def _matrix(frame: VideoFrame) -> tuple[int, ...]:
     """The rotation of a clip, from its first frame."""
     # A frame whose side data was read refers to itself and keeps its pixels in memory: hence the tiny copy.
     found: Any = frame.reformat(TINY, TINY, interpolation=Interpolation.POINT, threads=1).side_data
-    return struct.unpack("=9i", bytes(found["DISPLAYMATRIX"])) if "DISPLAYMATRIX" in found else (1, 0, 0, 0, 1)
+    return struct.unpack("=9i", bytes(found["DISPLAYMATRIX"])) if "DISPLAYMATRIX" in found else UPRIGHT
 
 
 def _turned(pixels_HW3: NDArray[np.uint8], matrix: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -346,31 +343,32 @@ def _turned(pixels_HW3: NDArray[np.uint8], matrix: tuple[int, ...]) -> NDArray[n
 
 def _wrong_for_decord(video: Video) -> str:
     """The kind of video for which decord gives wrong frames; empty if none is known."""
+    # PyAV tells the matrix of decoded frames alone.
+    frame = _first_frame(video.data, video.container, video.packets, video.limits)
+    a, b, _, c, d, *_ = _matrix(frame) if frame else UPRIGHT
     known = {
         "a truncated file": video.packets.cut,
         "edit lists": video.packets.hidden,
         "open groups of pictures": video.packets.open_groups,
         "a damaged file": bool(video.packets.trouble),
-        "mirrored video": _is_mirrored(video),
+        "mirrored video": a * d < b * c,
     }
     return next((name for name, found in known.items() if found), "")
 
 
-def _is_mirrored(video: Video) -> bool:
-    # PyAV tells the matrix of decoded frames alone.
-    frame = _first_frame(video.data, video.container, video.packets, video.limits)
-    a, b, _, c, d, *_ = _matrix(frame) if frame else (1, 0, 0, 0, 1)
-    return a * d < b * c
-
-
 def _show_by_decord(video: Video, numbers: Sequence[int], keep: OnFrame) -> list[str]:
-    decord, count = _decord(), len(video.packets.starts)
+    try:
+        import decord  # type: ignore[import-untyped]
+    except ModuleNotFoundError as missing:
+        raise UserError(
+            "backend decord needs decord: pip install -e '.[decord]' in the checkout, or take pyav"
+        ) from missing
     try:
         reader = decord.VideoReader(io.BytesIO(video.data), num_threads=1)
     except decord.DECORDError as error:
         raise Refused("unsupported_codec", "decord does not open it: take pyav") from error
     try:
-        if len(reader) != count:
+        if len(reader) != (count := len(video.packets.starts)):
             raise Refused("unsupported_codec", f"decord counts {len(reader)} frames of {count}: take pyav")
         convert = _conversion(video.config, video.limits)
         for number in numbers:
@@ -386,17 +384,7 @@ def _unpadded(pixels_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(pixels_HWC.reshape(height, -1)[:, : 3 * width]).reshape(height, width, 3)
 
 
-def _decord() -> Any:
-    try:
-        import decord  # type: ignore[import-untyped]
-    except ModuleNotFoundError as missing:
-        raise UserError(
-            "backend decord needs decord: pip install -e '.[decord]' in the checkout, or take pyav"
-        ) from missing
-    return decord
-
-
-def _as_lines(logged: Sequence[tuple[int, str, str]]) -> list[str]:
+def _as_lines(logged: Logged) -> list[str]:
     return [f"{name}: {line.strip()}" for _, name, line in logged]
 
 

@@ -72,10 +72,7 @@ def _jpeg(data: bytes, begin: int) -> JpegFrame | None:
 
 
 def _segments(data: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Markers and their positions, up to the picture's end or, if it has none, to the next picture's beginning.
-
-    IndexError or struct.error if the file ends first.
-    """
+    """Markers and their positions, to the picture's end or the next one's start. Raises if the file ends first."""
     while True:
         if data[at] != 0xFF:
             at = data.index(JPEG, at)

@@ -25,14 +25,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Metric(Generic[Needed]):
-    """Computes the values of its columns from one of four things, which metrics share.
+    """Computes the values of its columns from one of four things.
 
     - `ranks.Ranks`, the ranks of the best right answers in one gallery: a value a column.
     - `ranked_lists.RelevantRanks`, the ranks of all right answers of some queries: for each column an array, a fraction
       for each query; reports have their means in percent.
     - `pmrp.PlausibleAnswers`, R-Precision of one gallery by what PCME calls plausible: a value a column.
     - `protocols.Comparison`, all similarities with their gallery and its labels: for each column a value, or None where
-      the metric does not apply; it has a line of its own in text, and is not in LaTeX.
+      the metric does not apply. Text has a line for each, LaTeX none.
 
     The first three are computed for each direction; values of ranks and plausible answers are averaged over folds.
     """

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.metrics.relevance import differing_labels, pack_labels
+from xmodal.metrics.relevance import differing_labels, pack_names
 from xmodal.metrics.similarities import Integers
 from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output
@@ -34,7 +34,7 @@ class LabelSets:
 
     ids: tuple[str, ...]  # of the items that have labels, sorted
     of_item: Integers  # (items,): rows of `bits`
-    bits: Words  # (sets, words), as `pack_labels` gives them
+    bits: Words  # (sets, words), as `pack_names` gives them
     sizes: Integers  # (sets,): labels in each, ascending
 
     @staticmethod
@@ -43,12 +43,8 @@ class LabelSets:
         sets = [tuple(sorted(set(labels[item]))) for item in ids]
         known = sorted(set(sets), key=lambda names: (len(names), names))
         place = {names: row for row, names in enumerate(known)}
-        column = {name: number for number, name in enumerate(sorted({name for names in known for name in names}))}
-        table = np.zeros((len(known), len(column)), np.bool_)
-        for row, names in enumerate(known):
-            table[row, [column[name] for name in names]] = True
         of_item = np.array([place[names] for names in sets], np.int64)
-        return LabelSets(ids, of_item, pack_labels(table), table.sum(axis=1, dtype=np.int64))
+        return LabelSets(ids, of_item, pack_names(known), np.array([len(names) for names in known], np.int64))
 
     def near(self, first: int, stop: int) -> Near:
         """Pairs of a set in first..stop-1 and any set, itself too, that differ in at most ZETA labels."""
@@ -68,8 +64,6 @@ class LabelSets:
 
 @dataclass(frozen=True, eq=False)
 class PlausibleMatches:
-    """Answers which of a corpus' items match."""
-
     ids: Sequence[str]
     of_item: Integers
     starts: Integers  # (sets + 1,): where the neighbours of a set begin

@@ -61,10 +61,10 @@ def relevant_ranks(
     """
     if relevance.shape != similarities.shape:
         raise ValueError(f"relevance of {relevance.shape} cannot judge similarities of {similarities.shape}")
-    everything, gallery = slice(None), similarities.shape[1 - SIDES.index(queries)]
+    gallery = similarities.shape[1 - SIDES.index(queries)]
     found, answers, asked = list[Integers](), 0, False
     for rows, scores_QG in query_blocks(similarities, queries):
-        right_QG = relevance.tile(rows, everything) if queries == "visual" else relevance.tile(everything, rows).T
+        right_QG = relevance.tile(rows, slice(None)) if queries == "visual" else relevance.tile(slice(None), rows).T
         answered = right_QG.any(axis=1)
         if not drop and not answered.all():
             raise ValueError(f"{queries} row {rows.start + answered.argmin()} has no right answer; drop it first")

@@ -1,5 +1,6 @@
 """Relevance: says which texts are right for which items, by listed pairs, classes, or nearly equal labels."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -40,7 +41,7 @@ class Pairs:
     def tile(self, visual_rows: slice, text_rows: slice) -> RelevanceTable:
         visual_start, visual_stop = bounds(visual_rows, self.shape[0])
         text_start, text_stop = bounds(text_rows, self.shape[1])
-        near = slice(*np.searchsorted(self.text, [text_start, text_stop]).tolist())
+        near = slice(*np.searchsorted(self.text, [text_start, text_stop]))
         visual, text = self.visual[near], self.text[near]
         inside = (visual >= visual_start) & (visual < visual_stop)
         table_VT = np.zeros((visual_stop - visual_start, text_stop - text_start), np.bool_)
@@ -74,7 +75,7 @@ class Classes:
 class LabelBits:
     """Makes two rows match where their sets of labels differ in at most `zeta` labels, as in PCME's PMRP.
 
-    Rows without any label are refused: they would all match each other. The protocol drops them from both sides.
+    Rows without labels, which would all match each other, are refused: the protocol drops them from both sides.
     """
 
     visual: NDArray[np.uint64]  # (V, words), as `pack_labels` gives them
@@ -85,12 +86,9 @@ class LabelBits:
         if self.zeta < 0:
             raise ValueError(f"zeta must be 0 or more, not {self.zeta}")
         for name, bits in (("visual", self.visual), ("text", self.text)):
-            if bits.ndim != 2 or bits.dtype != np.uint64 or bits.shape[1] != self.visual.shape[1]:
-                raise ValueError(
-                    f"{name} labels must be (rows, words) uint64 of equal width, not {bits.shape} {bits.dtype}"
-                )
-            empty = np.flatnonzero(~bits.any(axis=1))
-            if len(empty):
+            if bits.dtype != np.uint64 or bits.shape[1:] != self.visual.shape[1:2]:
+                raise ValueError(f"{name} labels must be uint64 words of equal width, not {bits.shape} {bits.dtype}")
+            if len(empty := np.flatnonzero(~bits.any(axis=1))):
                 raise ValueError(f"{name} row {empty[0]} has no label ({len(empty)} such rows); drop them first")
 
     @property
@@ -104,6 +102,15 @@ class LabelBits:
 
 
 Relevance: TypeAlias = Pairs | Classes | LabelBits
+
+
+def pack_names(names: Sequence[Collection[str]]) -> NDArray[np.uint64]:
+    """Packs the labels of rows, given by name; a row without labels is empty."""
+    column = {name: number for number, name in enumerate(sorted({name for row in names for name in row}))}
+    table = np.zeros((len(names), len(column)), np.bool_)
+    for row, of_row in enumerate(names):
+        table[row, [column[name] for name in of_row]] = True
+    return pack_labels(table)
 
 
 def pack_labels(labels: RelevanceTable) -> NDArray[np.uint64]:

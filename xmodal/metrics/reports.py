@@ -1,7 +1,4 @@
-"""Writes what an evaluation found, for people (text), for programs (JSON) and for a paper (LaTeX).
-
-Metrics say which columns they have; this module says where the columns stand.
-"""
+"""Writes what an evaluation found, for people (text), for programs (JSON) and for a paper (LaTeX)."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,45 +15,48 @@ WIDTH = 8  # of each other column
 SIDE = 6 * WIDTH  # the least width of a direction, so that the directions of all tables stand below each other
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Holds what a report prints. Facts that only a run has are None if a user's matrix was scored."""
 
     recipe: str  # or the matrix' file
     fingerprint: str  # of the recipe, or the sha256 of the file
     records: str
-    features: str | None
-    weights: str | None  # the network that made the features, its weights and their checksum
+    features: str | None = None
+    weights: str | None = None  # the network that made the features, its weights and their checksum
     corpus: str
     split: str
-    relevance: str
+    relevance: str = OWN
     items: int
     captions: int
     absent: int  # items of the split without features, or not in the matrix: nobody was asked about them
     silent: int  # and without captions
-    seen: int | None  # items asked about that the run was trained on
-    chosen: int | None  # and those by which its weights were chosen
+    seen: int | None = None  # items asked about that the run was trained on
+    chosen: int | None = None  # and those by which its weights were chosen
     metrics: Metrics
     floats_per_item: int | None = None  # kept of an encoded item, where a model's distances differ in it
 
     @property
     def scores(self) -> Mapping[str, Scores]:
-        """Gives recalls by the gallery."""
         return self.metrics.tables["scores"]
 
     def to_json(self) -> str:
         found = self.metrics
         about = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "metrics"}
         tables = {table: {name: row.as_json() for name, row in rows.items()} for table, rows in found.tables.items()}
-        numbers = nested(list(found.numbers), {column.name: value for column, value in found.numbers.items()})
+        numbers = nested(found.numbers, {column.name: value for column, value in found.numbers.items()})
         return json.dumps(about | tables | numbers, indent=2)
 
     def to_text(self) -> str:
-        lines = [*self._about(), "", _directions(self.scores)]
+        width = max(SIDE, WIDTH * len(_shown(self.scores)))
+        lines = [*self._about(), "", " " * FIRST + "  ".join(f"{side:^{width}}" for side in SIDES)]
         for table, rows in self.metrics.tables.items():
             if rows:
                 lines += [*_text(HEADINGS[table], rows), ""]
-        lines += [_sentence(column, value) for column, value in self.metrics.numbers.items() if value is not None]
+        for column, value in self.metrics.numbers.items():
+            if value is not None:
+                note = f" ({column.note})" if column.note else ""
+                lines.append(f"{column.text} {value:.{column.digits}f}{note}")
         return "\n".join(line.rstrip() for line in lines).rstrip()
 
     def to_latex(self) -> str:
@@ -68,28 +68,22 @@ class Report:
         return "\n".join(lines)
 
     def _about(self) -> list[str]:
-        seen = f"; {self.seen:,} of them were trained on" if self.seen else ""
-        seen += f"; the weights were chosen by {self.chosen:,} of them" if self.chosen else ""
-        lacking = "without features" if self.features else "not in the matrix"
-        left_out = ""
+        what = f"{self.recipe} ({self.fingerprint[:12]}) on {self.corpus} {self.split}: "
+        what += f"{self.items:,} items, {self.captions:,} captions"
+        if self.seen:
+            what += f"; {self.seen:,} of them were trained on"
+        if self.chosen:
+            what += f"; the weights were chosen by {self.chosen:,} of them"
         if self.absent or self.silent:
-            left_out = f"; left out: {self.absent} {lacking}, {self.silent} without captions"
-        kept = f"; kept of an item: {self.floats_per_item:,} floats" if self.floats_per_item else ""
+            lacking = "without features" if self.features else "not in the matrix"
+            what += f"; left out: {self.absent} {lacking}, {self.silent} without captions"
         made = f"features {self.features} by {self.weights}; " if self.features else ""
-        return [
-            f"{self.recipe} ({self.fingerprint[:12]}) on {self.corpus} {self.split}: "
-            f"{self.items:,} items, {self.captions:,} captions{seen}{left_out}",
-            f"records {self.records}, {made}{self.relevance}{kept}",
-        ]
+        kept = f"; kept of an item: {self.floats_per_item:,} floats" if self.floats_per_item else ""
+        return [what, f"records {self.records}, {made}{self.relevance}{kept}"]
 
 
 def _shown(rows: Mapping[str, Scores]) -> list[Column]:
     return [column for column in next(iter(rows.values())).columns if column.text]
-
-
-def _directions(rows: Mapping[str, Scores]) -> str:
-    width = max(SIDE, WIDTH * len(_shown(rows)))
-    return f"{'':{FIRST}}" + "  ".join(f"{side:^{width}}" for side in SIDES)
 
 
 def _text(heading: str, rows: Mapping[str, Scores]) -> Iterator[str]:
@@ -117,11 +111,6 @@ def _line(name: str, row: Scores, columns: Sequence[Column | None]) -> str:
 
 def _sums(sums: Mapping[str, float]) -> str:
     return "".join(f"{value:{WIDTH}.1f}" for value in sums.values())
-
-
-def _sentence(column: Column, value: float) -> str:
-    note = f" ({column.note})" if column.note else ""
-    return f"{column.text} {value:.{column.digits}f}{note}"
 
 
 def _tabular(heading: str, rows: Mapping[str, Scores]) -> Iterator[str]:

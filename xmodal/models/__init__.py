@@ -33,10 +33,9 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Scorer(Protocol[V, T]):
-    """Everything that can be evaluated. What an encoder returns is the model's own business: vectors, sets, densities.
+    """Everything that can be evaluated. An encoder may return anything: vectors, sets, densities.
 
-    Evaluation only hands it back, a visual with a text block at a time, so a similarity of two sets (SCAN) fits too.
-    A row's scores must not depend on its block. Shifts and flips at test time happen inside the encoders.
+    Evaluation hands it back, a visual with a text block at a time. A row's scores must not depend on its block.
     """
 
     def encode_visual(self, visual: "Padded") -> V: ...
@@ -50,8 +49,7 @@ class Scorer(Protocol[V, T]):
 class Trainable(Scorer[V, T], Protocol[V, T]):
     """A `torch.nn.Module` that learns by gradients, and reads features in every phase.
 
-    Where a phase starts from pixels, the trainer puts the network that made the features in front, as `trunk`, so that
-    no model knows two kinds of input. Mining with the model is part of the objective: the batch brings candidates.
+    Where a phase starts from pixels, the trainer puts the network that made the features in front, as `trunk`.
     Parameters that no loss ever moves are named, as patterns, by an attribute `without_gradient`.
     """
 
@@ -61,7 +59,7 @@ class Trainable(Scorer[V, T], Protocol[V, T]):
 
 @runtime_checkable
 class Solvable(Scorer[V, T], Protocol[V, T]):
-    """A closed form, such as CCA. Not a kind of `Trainable`, as the two share nothing but scoring."""
+    """A closed form, such as CCA."""
 
     def solve(self, stream: "Iterable[Stream]") -> None: ...  # sees every pair once, in blocks, and must not keep them
 

@@ -1,37 +1,27 @@
 """PCME (Chun et al., CVPR 2021): an image and a caption are Gaussians, and match as far as their samples are near.
 
-Below, [P] is the paper and [C] the official code (naver-ai/pcme 4947684), as docs/models.md#pcme compares them. Where
-[P] and [C] differ, what we do comes first.
+[P] is the paper and [C] the official code (naver-ai/pcme 4947684); docs/models.md#pcme says all of their differences.
 
-- Input: the positions of a grid (7 x 7), and the vectors of words (300, GloVe; [P] 4.1). A word that GloVe lacks starts
-  from N(0, 1); without GloVe the whole table is Xavier (docs/models.md#pvse-encoders).
+- Input: the positions of a grid (7 x 7), and the vectors of words (300, GloVe; [P] 4.1).
 - Mean ([P] figure 3, docs/models.md#pcme-encoders): n(LN(whole + sigmoid(W attention))), where `whole` is one linear
-  layer on the averaged grid, or a bi-directional GRU of half the width a direction, read at the last word for both
-  directions, so that the backward half has seen one word. The attention has one head and half its input's width. No
-  dropout.
+  layer on the averaged grid, or a bi-directional GRU of half the width a direction, both read at the last word.
 - Spread ([P] 3.2.1): whole + W attention, with weights of its own and no sigmoid, LN or l2. It is the LOG OF SIGMA, as
-  in [C]; [P] equation 4 calls it the variance. Captions have a second GRU for it, as in [C], where [P] figure 3 shows
-  one structure on shared features.
-- Samples: mean + noise * sigma, 7 in training and for scores (docs/models.md#pcme-samples), not normalised.
-- Loss ([P] equations 1-3): a pair matches with probability 1/J^2 sum_jj' s(b - a ||v_j - t_j'||), a and b are learned,
-  and `matching` is its negative log likelihood, summed over ALL pairs of the batch and twice, once a direction. A pair
-  that is not listed does not match, even where its caption describes the same image. Distances are
-  sqrt(squares + 1e-6). s(x) is sigmoid(2x) as in [C]; `sigmoid_scale=1` is the sigmoid of [P].
-- `kl`: from N(0, I), summed over everything. "official" is [C]: it reads log sigma as a log variance and the mean of
-  the samples as the mean, which is a BUG; "exact" is the divergence of what is sampled.
-- `uniformity`: log mean exp(-2 ||x - y||^2) over all pairs of samples, both modalities together. Of more than 128, 128
-  are drawn; [C] draws them with replacement, we do not unless told to. Off for COCO in [C], although [P] has it in
-  general; its weight is 10 for CUB.
-- Deterministic twin ("mu only", [P] table 1): `samples=0`, means in place of samples, no spread, no `kl`. [C] fails on
-  it (docs/models.md#pcme-losses).
-- Scores ([P] 3.2.3, docs/models.md#pcme-scores): every one of `xmodal.losses.gaussians`; the match probability is the
-  one for tables. It is given as log p - log(1 - p): the same order, also where p rounds to 0 or 1. The noise of scores
-  is drawn once for each side and is every item's: nothing beside an item decides its scores, and its last bits do not
-  decide its noise.
+  in [C]; [P] equation 4 calls it the variance. Captions have a second GRU for it, as in [C].
+- Samples: mean + noise * sigma, 7 in training and for scores, not normalised.
+- Loss ([P] equations 1-3, docs/models.md#pcme-losses): a pair matches with probability
+  1/J^2 sum_jj' s(b - a ||v_j - t_j'||), a and b are learned, and `matching` is its negative log likelihood, summed over
+  ALL pairs of the batch and twice. A pair that is not listed does not match, even where its caption describes the same
+  image. s(x) is sigmoid(2x) as in [C]; `sigmoid_scale=1` is the sigmoid of [P].
+- `kl`: from N(0, I). "official" is [C], which reads log sigma as a log variance, a BUG; "exact" is what it should be.
+- `uniformity`: log mean exp(-2 ||x - y||^2) over pairs of samples of both sides. Of more than 128, 128 are drawn; [C]
+  draws them with replacement, we do not unless told to. Off for COCO in [C], although [P] has it in general.
+- Deterministic twin ("mu only", [P] table 1): `samples=0`, means in place of samples, no spread, no `kl`. [C] fails.
+- Scores ([P] 3.2.3, docs/models.md#pcme-scores): every one of `xmodal.losses.gaussians`; tables have the match
+  probability, given as log p - log(1 - p): the same order, also where p rounds to 0 or 1. The noise of scores is drawn
+  once for each side and is every item's, so that nothing beside an item decides its scores.
 - Training ([P] 4.1, docs/models.md#pcme-training): AdamP, cosine; gradient norm 2 without a and b. First the heads,
-  from cached features of a centre crop (ours: [C] augments pictures here too), then all, from pixels; every fifth
-  picture has a rectangle erased ([P] reads as a fifth of the area). Of words, 0.1 become <unk>, then 0.1 are deleted.
-  [C] uses half precision, we do not.
+  from features of a centre crop (ours: [C] augments pictures here too), then all, from pixels; every fifth picture has
+  a rectangle erased ([P] reads as a fifth of the area). [C] uses half precision, we do not.
 """
 
 import math
@@ -61,10 +51,6 @@ from xmodal.recipes import Cosine, Features, OnePerClass, Optimiser, Phase, Pixe
 
 DRAWN = 128  # points that uniformity sees at most
 VISUAL_NOISE, TEXT_NOISE = 0, 1  # seeds: samples of the two sides are independent
-
-
-# The backward half of the read-out takes one step, when its recurrent weights have met zeros alone.
-BACKWARD_HALF = ("*weight_hh_l0_reverse",)
 
 
 @dataclass(frozen=True)
@@ -102,7 +88,8 @@ class PCMEConfig:
 class PCME(nn.Module):
     """Shapes: B rows, L positions, F features, W word width, D joint width, J samples, V visual rows, T text rows."""
 
-    without_gradient = BACKWARD_HALF
+    # the backward half of the read-out takes one step, when its recurrent weights have met zeros alone
+    without_gradient = ("*weight_hh_l0_reverse",)
 
     def __init__(self, config: PCMEConfig, inputs: Inputs) -> None:
         super().__init__()
@@ -116,7 +103,13 @@ class PCME(nn.Module):
             self.image_sigma, self.text_sigma = SigmaHead(visual, width), SigmaHead(word, width)
         self.scale = nn.Parameter(torch.tensor([float(config.scale)]))
         self.shift = nn.Parameter(torch.tensor([float(config.shift)]))
-        self._start_words(inputs)
+        if inputs.word_vectors is None:
+            nn.init.xavier_uniform_(self.words.weight)
+            return
+        vectors_NW = torch.from_numpy(inputs.word_vectors)
+        assert vectors_NW.shape == self.words.weight.shape
+        found_N = ~vectors_NW.isnan().any(1)
+        self.words.weight.data[found_N] = vectors_NW[found_N]
 
     def encode_visual(self, visual: Padded) -> Gaussians:
         return self._for_scores(self.image_gaussians(visual), VISUAL_NOISE)
@@ -191,16 +184,6 @@ class PCME(nn.Module):
             return items
         return replace(items, samples=items.at(noise(self.config.samples, self.config.width, seed).to(items.mean)))
 
-    def _start_words(self, inputs: Inputs) -> None:
-        if inputs.word_vectors is None:
-            nn.init.xavier_uniform_(self.words.weight)
-            return
-        vectors_NW = torch.from_numpy(inputs.word_vectors)
-        if vectors_NW.shape != self.words.weight.shape:
-            raise ValueError(f"word vectors are {tuple(vectors_NW.shape)}, not {tuple(self.words.weight.shape)}")
-        found_N = ~vectors_NW.isnan().any(1)
-        self.words.weight.data[found_N] = vectors_NW[found_N]
-
 
 class Attention(nn.Module):
     """A weighted mean of the positions."""
@@ -220,29 +203,32 @@ class Attention(nn.Module):
         return scores_BL.masked_fill(~mask_BL, -math.inf).softmax(1)
 
 
-class SigmaHead(nn.Module):
+class Head(nn.Module):
+    """One linear layer on what the attention chose, for each of the two heads of a side."""
+
     def __init__(self, positions_width: int, width: int) -> None:
         super().__init__()
         self.attention, self.local = Attention(positions_width), nn.Linear(positions_width, width)
         nn.init.xavier_uniform_(self.local.weight)
         nn.init.zeros_(self.local.bias)
 
-    def forward(self, whole_BD: Tensor, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
+    def chosen(self, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
         local_BD: Tensor = self.local(self.attention(positions_BLF, mask_BL))
-        return whole_BD + local_BD
+        return local_BD
 
 
-class MeanHead(nn.Module):
+class SigmaHead(Head):
+    def forward(self, whole_BD: Tensor, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
+        return whole_BD + self.chosen(positions_BLF, mask_BL)
+
+
+class MeanHead(Head):
     def __init__(self, positions_width: int, width: int) -> None:
-        super().__init__()
-        self.attention, self.local = Attention(positions_width), nn.Linear(positions_width, width)
+        super().__init__(positions_width, width)
         self.norm = nn.LayerNorm(width)
-        nn.init.xavier_uniform_(self.local.weight)
-        nn.init.zeros_(self.local.bias)
 
     def forward(self, whole_BD: Tensor, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
-        residual_BD = self.local(self.attention(positions_BLF, mask_BL)).sigmoid()
-        mean_BD: Tensor = self.norm(whole_BD + residual_BD)
+        mean_BD: Tensor = self.norm(whole_BD + self.chosen(positions_BLF, mask_BL).sigmoid())
         return normalize(mean_BD, dim=1)
 
 

@@ -4,42 +4,31 @@ What the paper does, by its sections:
 
 - Image (3.1): the last map of a ResNet-152 is 49 local features of 2048; the global one is their mean through one
   linear layer. Video: a pooled feature a frame; global: a bi-GRU's final states. Sentence: GloVe vectors and a bi-GRU.
-- PIE-Net (3.2, 3.3), one for each side: K attention maps softmax(w2 tanh(w1 x)) over the positions, with half as many
-  hidden units as x is wide (equation 2); sigmoid(w3 (map x) + b3) are K locally guided features (3); added as
-  residuals to the global feature and layer-normalised they are the K embeddings (4).
+- PIE-Net (3.2, 3.3), one for each side: K attention maps softmax(w2 tanh(w1 x)) over the positions (equation 2);
+  sigmoid(w3 (map x) + b3) are K locally guided features (3); added to the global feature and layer-normalised they are
+  the K embeddings (4).
 - Loss (3.4): a ranking hinge on the best of the K x K pairs, as items match in part (multiple instances, MIL); a
-  diversity loss on the Gram matrix of the guided features (7); the maximum mean discrepancy (MMD) of both sides.
+  diversity loss on the guided features (7); the maximum mean discrepancy (MMD) of both sides.
 - Training (3.5): AMSGrad 2e-4, halved when it stagnates, 128 pairs a batch, 50 epochs with the CNN fixed and 50 with
-  all weights; K, the margin and the loss weights are cross-validated.
+  all weights.
 
-Where the paper and its code (yalesong/pvse 874aa16) differ (docs/models.md#pvse):
+Where the paper and its code (yalesong/pvse 874aa16) differ, we do as the code (docs/models.md#pvse says all of it):
 
-- "bi-GRU with H hidden units" is H / 2 a direction in the code, and here (docs/models.md#pvse-inputs).
-- "Final hidden states" are those of both directions. The released weights were trained with `--legacy`, the output at
-  the last word, of which the backward half has read one word alone: `legacy_last_output`
-  (docs/models.md#pvse-encoders). The code drops out twice there for videos; here once.
-- Equation 6 calls a cosine a distance, which makes the printed loss wrong, and has one direction. As in the code, the
-  similarity grows, and both directions count. Means are over all N^2 entries, or over N with the hardest negatives.
-  `reduction="sum"` sums, in the two other losses too (docs/models.md#pvse-losses, as for the next three items).
-- The diversity loss has a Frobenius norm, and is on the residuals after dropout.
-- The "RBF" kernel has a norm that is not squared, and gamma is 0.5: `kernel="rbf"` squares it.
-- Both extra losses are off with fewer than two embeddings. Their weights are factors in the code and relative to the
-  ranking loss in figure 7: a phase says which.
-- The code freezes word vectors in its first run (`--txt_finetune` is off); the paper names the CNN alone. Frozen
-  (docs/models.md#pvse-training).
-- The code selects its model and its learning rate on the test split, and halves the rate when rsum improves. Both are
-  mistakes, and not here (docs/models.md#pvse-training).
+- A GRU has half the width a direction. Final states are those of both directions; `legacy_last_output` reads both at
+  the last word, as the released weights do (docs/models.md#pvse-encoders).
+- The similarity grows, in both directions; the printed loss is wrong. The diversity loss has a Frobenius norm, and the
+  "RBF" kernel a norm that is not squared, unless `kernel="rbf"` (docs/models.md#pvse-losses).
+- Weights of the extra losses are factors, and relative to the ranking loss in figure 7: a phase says which.
+- The first phase freezes the words too (docs/models.md#pvse-training).
 
-Ours: only listed pairs are right, and captions of one image are wrong for each other's row, as in the official code,
-which clears just the diagonal. Where a batch has other than N rows on each side, means are over what there is. A
-vector of zeros has norm 1e-12 instead of 0, which would give NaN. Without MIL (5.3) the K unit vectors of an item
-become one; the paper does not say what happens to the other losses: they stay. Without residuals nothing is normalised
-by layer, which the paper does not say either (docs/models.md#pvse-ablations).
+Not as the code: it selects its model and its rate on the test split, and halves the rate when rsum improves; it drops
+out twice with legacy videos; it keeps a TGIF clip's last sentence, the view the first; it cleans MRW's captions for its
+vocabulary alone (docs/models.md#vocabulary); its first phase augments pictures, ours reads features of a centre crop.
 
-Of a clip of TGIF the code keeps the last sentence, the view the first. The code cleans the captions of MRW for its
-vocabulary, but not when it encodes them; here that is left to the corpus, for both (docs/models.md#vocabulary). The
-first phase reads features of one centre crop, where the code augments pictures in front of the fixed CNN, whose batch
-norm drifts (docs/models.md#pvse-encoders).
+Ours: only listed pairs are right, so captions of one image are wrong for each other's row, as in the code. Where a
+batch has other than N rows on each side, means are over what there is. A vector of zeros has norm 1e-12, where 0 would
+give NaN. Without MIL the K unit vectors of an item become one, and the other losses stay. Without residuals nothing is
+normalised by layer (docs/models.md#pvse-ablations).
 """
 
 from dataclasses import dataclass, replace
@@ -157,7 +146,13 @@ class PVSE(nn.Module):
         if self.image is not None and config.xavier_image:
             nn.init.xavier_uniform_(self.image.weight)
             nn.init.zeros_(self.image.bias)
-        _start_words(self.words, inputs)
+        if inputs.word_vectors is None:  # docs/models.md#pvse-encoders
+            nn.init.xavier_uniform_(self.words.weight)
+            return
+        vectors = torch.from_numpy(inputs.word_vectors)
+        assert vectors.shape == self.words.weight.shape
+        with torch.no_grad():  # words without a vector stay at N(0, 1)
+            self.words.weight.copy_(torch.where(vectors.isnan(), self.words.weight, vectors))
 
     def encode_visual(self, visual: Padded) -> Tensor:
         return self._compared(self._visual(visual))
@@ -179,14 +174,13 @@ class PVSE(nn.Module):
         config = self.config
         similarity_VT = self.similarity(self._compared(visual), self._compared(text))
         ranking = ranking_loss(similarity_VT, positives_P2, config.margin, config.negatives, config.reduction)
-        terms = {"ranking": ranking}
         off = similarity_VT.new_zeros(())
         if config.embeddings < 2 or visual.guided_BKD is None or text.guided_BKD is None:
-            return terms | {"diversity": off, "mmd": off}
+            return {"ranking": ranking, "diversity": off, "mmd": off}
         diversity = (diversity_loss(guided, config.reduction) for guided in (visual.guided_BKD, text.guided_BKD))
         points = visual.points_BKD.flatten(0, 1), text.points_BKD.flatten(0, 1)
         mmd = discrepancy_loss(*points, config.kernel, config.gamma, config.reduction)
-        return terms | {"diversity": sum(diversity, off), "mmd": mmd}
+        return {"ranking": ranking, "diversity": sum(diversity, off), "mmd": mmd}
 
     def attention_visual(self, visual: Padded) -> Tensor:
         """Where the K embeddings look, (B, L, K); zero at padding."""
@@ -289,18 +283,6 @@ def _bi_gru(width: int, joint_width: int) -> nn.GRU:
     return nn.GRU(width, joint_width // 2, batch_first=True, bidirectional=True)
 
 
-def _start_words(words: nn.Embedding, inputs: Inputs) -> None:
-    """Words without a vector stay at N(0, 1); where none are given, all get Xavier's (docs/models.md#pvse-encoders)."""
-    if inputs.word_vectors is None:
-        nn.init.xavier_uniform_(words.weight)
-        return
-    vectors = torch.from_numpy(inputs.word_vectors)
-    if vectors.shape != words.weight.shape:
-        raise ValueError(f"word vectors are {tuple(vectors.shape)}, the model's words {tuple(words.weight.shape)}")
-    with torch.no_grad():
-        words.weight.copy_(torch.where(vectors.isnan(), words.weight, vectors))
-
-
 def _having(pie: PIENet | None) -> PIENet:
     if pie is None:
         raise ValueError("a model of no embeddings (K = 0) has no attention")
@@ -376,8 +358,8 @@ PVSE_CUB = replace(
 
 def _changed(recipe: Recipe, name: str, cites: str, **changes: Any) -> Recipe:
     """The recipe with another model."""
-    config: Any = recipe.model
-    model = replace(config, **changes)
+    assert isinstance(recipe.model, PVSEConfig)
+    model = replace(recipe.model, **changes)
     return replace(recipe, name=f"{recipe.name}-{name}", cites=f"{cites}; else {recipe.name}", model=model)
 
 
@@ -394,9 +376,8 @@ FACTORS = (0.0, 0.01, 0.1, 1.0)
 
 def _relative(diversity: float, mmd: float) -> Recipe:
     """A point of figure 7: what the two terms weigh beside the ranking."""
-    weights: dict[str, float | Relative] = {"ranking": 1.0}
-    weights |= {"diversity": Relative(diversity, "ranking"), "mmd": Relative(mmd, "ranking")}
-    phases = (replace(FIXED, weights=weights),)
+    extra = {"diversity": Relative(diversity, "ranking"), "mmd": Relative(mmd, "ranking")}
+    phases = (replace(FIXED, weights={"ranking": 1.0, **extra}),)
     return replace(_changed(FIXED_COCO, f"relative-{diversity:g}-{mmd:g}", "figure 7"), phases=phases)
 
 

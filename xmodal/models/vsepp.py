@@ -1,28 +1,22 @@
 """VSE++ (Faghri et al., BMVC 2018) and VSE0, the same without mining: one vector an item, one vector a caption.
 
-What the papers that compare with it call VSE++ is fixed by the official code (fartashf/vsepp abe382f;
-docs/models.md#vsepp). Every number below is of that row, unless another place is named.
+What the papers that compare with it call VSE++ is fixed by the official code (fartashf/vsepp abe382f), whose numbers
+are in docs/models.md#vsepp.
 
-- Image: pooled CNN features, l2-normalised ("CNN features l2 BEFORE fc"), one linear layer with Xavier weights and
-  zero bias, l2-normalised again. Features of several positions are averaged first. The official code for
-  precomputed features leaves the first normalisation out: `normalise_features=False`
-  (tests/reference/vsepp_encoder_image_precomp.npz).
-- Text: word vectors from U(-0.1, 0.1), a uni-directional GRU of the joint width (1024), its state after the last
-  word, l2-normalised. The width of a word vector is 300 (docs/models.md#pvse-inputs, and the default of
-  the official code).
-- Similarity: cosine. Order embeddings (docs/models.md#order) take absolute values and
-  -||max(0, text - image)||, not squared.
-- Loss: a hinge of margin 0.2 on every wrong text of an image and every wrong image of a text. VSE++ keeps the worst
-  one of each query, VSE0 adds all up. Both SUM over the batch, so a learning rate goes with its batch size.
-- Only listed pairs are right. Two captions of one image in a batch are wrong for each other's row, as in the official
-  code, which clears just the diagonal.
-- VSE0 (docs/models.md#vse0) is trained with `--no_imgnorm`: the image is not normalised after the linear layer.
-- Training: Adam 2e-4, x 0.1 every 15 of 30 epochs, gradient norm within 2, batches of 128. COCO: 113,287 training
-  images, first five captions each, words that occur four times or more (docs/models.md#vocabulary: 11,755 with the
-  specials). Here the CNN stays fixed and its features are those of one centre crop; the papers' best numbers augment
-  and fine-tune.
-- Of clips (PVSE, tables 3 and 4) the frames are averaged; on CUB (PCME, table 2) a batch has one pair of each class,
-  as PCME's. How those papers ran it is in their supplements, which we have not seen: what is not in that row is ours.
+- Image: pooled CNN features, l2-normalised, one linear layer, l2-normalised again. Features of several positions are
+  averaged first. The official code for precomputed features leaves the first normalisation out:
+  `normalise_features=False` (tests/reference/vsepp_encoder_image_precomp.npz).
+- Text: word vectors, a uni-directional GRU of the joint width, its state after the last word, l2-normalised.
+- Similarity: cosine. Order embeddings (docs/models.md#order) take absolute values and -||max(0, text - image)||, not
+  squared.
+- Loss: a hinge on every wrong text of an image and every wrong image of a text. VSE++ keeps the worst one of each
+  query, VSE0 adds all up. Both SUM over the batch, so a learning rate goes with its batch size.
+- Only listed pairs are right. Two captions of one image in a batch are wrong for each other's row, as in the code.
+- VSE0 (docs/models.md#vse0) does not normalise the image after the linear layer.
+- Here the CNN stays fixed and its features are those of one centre crop; the papers' best numbers augment and
+  fine-tune.
+- Of clips (PVSE, tables 3 and 4) the frames are averaged; on CUB (PCME, table 2) a batch has one pair of each class.
+  How those papers ran it is in their supplements, which we have not seen: what is not in the code is ours.
 """
 
 from dataclasses import dataclass, replace

@@ -49,7 +49,16 @@ class Archives:
             raise MissingMedia(f"{archive} is not in the media set")
         if archive not in self._open:
             self._open[archive] = self._stack.enter_context(open_archive(self._raw, archive))
-        return _read(self._open[archive], archive, member, most)
+        try:
+            info = self._open[archive].getinfo(member)
+        except KeyError:
+            raise MissingMedia(f"{archive} has no member {member}") from None
+        size = info.file_size
+        if most is None and size > LARGEST:
+            raise UserError(f"{archive}: its member {member} has {size:,} bytes; a medium has at most {LARGEST:,}")
+        with self._open[archive].open(info) as file:
+            # A byte beyond the stated size makes zipfile compare the checksum.
+            return file.read((size if most is None else min(most, size)) + 1)
 
 
 def members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
@@ -71,13 +80,16 @@ def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
     """
     with ExitStack() as stack:
         with _refusing_damage(path):
-            blocks = _Blocks(cast(Any, stack.enter_context(_unzipped(stack.enter_context(raw.open(path))))))
+            file: Any = stack.enter_context(raw.open(path))
+            is_gzipped = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            blocks = _Blocks(stack.enter_context(gzip.GzipFile(fileobj=file)) if is_gzipped else file)
             archive = stack.enter_context(tarfile.open(fileobj=blocks, mode="r:"))
         seen = set[str]()
         while member := _next(archive, blocks, path):
             name = member.name.removeprefix("./")
             special = "" if member.isfile() or member.isdir() else "is a link or a device"
-            _refuse_unsafe(path, member.name, name, "is there twice" if name in seen else "", special)
+            _refuse_unsafe(path, member.name, name, name in seen, special)
             if member.isfile():
                 seen.add(name)
                 content = _Member(cast(IO[bytes], archive.extractfile(member)), path, f" at {name}")
@@ -91,19 +103,15 @@ def archive_of(media: str) -> str:
 
 @contextmanager
 def open_archive(raw: Raw, path: str) -> Iterator[zipfile.ZipFile]:
-    """Opens a zip file, and checks that its members are safe. Damage found on reading is a UserError with its place.
-
-    Members of any size can be streamed; `Archives.read` alone refuses those over LARGEST.
-    """
+    """Opens a zip file, and checks that its members are safe. Members of any size can be streamed."""
     with ExitStack() as stack:
         with _refusing_damage(path):
             archive = stack.enter_context(_Archive(stack.enter_context(raw.open(path)), path))
         times = Counter(archive.namelist())
         for member in archive.infolist():
             name = member.orig_filename  # as written; `filename` ends at a NUL
-            repeated = "is there twice" if times[member.filename] > 1 else ""
             special = "is a link" if stat.S_ISLNK(member.external_attr >> 16) else ""
-            _refuse_unsafe(path, name, name, repeated, special)
+            _refuse_unsafe(path, name, name, times[member.filename] > 1, special)
         with _refusing_damage(path, damage=(UnicodeDecodeError,)):  # raised by a caller that decodes text
             yield archive
 
@@ -119,7 +127,7 @@ def open_member(raw: Raw, path: str, member: str) -> Iterator[IO[bytes]]:
 
 
 class _Archive(zipfile.ZipFile):
-    """Turns errors into damage only where members are opened and read, not in the caller's code."""
+    """Refuses damage where members are opened and read, not in the caller's code."""
 
     def __init__(self, file: IO[bytes], path: str) -> None:
         self._path = path
@@ -160,12 +168,6 @@ class _Blocks(io.BufferedReader):
         return self.last
 
 
-def _unzipped(file: IO[bytes]) -> IO[bytes]:
-    gzipped = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
-    return cast(IO[bytes], gzip.GzipFile(fileobj=file)) if gzipped else file
-
-
 def _next(archive: tarfile.TarFile, blocks: _Blocks, path: str) -> tarfile.TarInfo | None:
     with _refusing_damage(path):
         if member := archive.next():
@@ -178,17 +180,6 @@ def _next(archive: tarfile.TarFile, blocks: _Blocks, path: str) -> tarfile.TarIn
     return None
 
 
-def _read(archive: zipfile.ZipFile, path: str, member: str, most: int | None) -> bytes:
-    try:
-        info = archive.getinfo(member)
-    except KeyError:
-        raise MissingMedia(f"{path} has no member {member}") from None
-    if most is None and info.file_size > LARGEST:
-        raise UserError(f"{path}: its member {member} has {info.file_size:,} bytes; a medium has at most {LARGEST:,}")
-    with archive.open(info) as file:  # a byte beyond the stated size makes zipfile compare the checksum
-        return file.read((info.file_size if most is None else min(most, info.file_size)) + 1)
-
-
 @contextmanager
 def _refusing_damage(path: str, place: str = "", damage: tuple[type[Exception], ...] = DAMAGE) -> Iterator[None]:
     try:
@@ -199,9 +190,9 @@ def _refusing_damage(path: str, place: str = "", damage: tuple[type[Exception], 
         raise UserError(f"{path} is damaged{place} ({error}): delete it and fetch it again") from error
 
 
-def _refuse_unsafe(path: str, member: str, name: str, repeated: str, special: str) -> None:
-    why = repeated or special
-    if not repeated:
+def _refuse_unsafe(path: str, member: str, name: str, is_repeated: bool, special: str) -> None:
+    why = "is there twice" if is_repeated else special
+    if not is_repeated:
         if "\\" in name or "\0" in name:
             why = "has a backslash or a NUL in its name"
         elif name.startswith("/") or name[1:2] == ":":

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from xmodal.errors import UserError
 from xmodal.raw.archives import LARGEST
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import value
+from xmodal.raw.readers import matched, value
 
 JPEG = b"\xff\xd8\xff"
 Frame = tuple[int, int]  # begin and bytes without padding
@@ -35,7 +35,7 @@ def clips(raw: Raw, meta: str) -> Iterator[tuple[str, Iterator[bytes]]]:
     listed = _listed(raw, meta)
     with raw.open(data) as file:
         size = file.seek(0, 2)
-        chunk = {_id(id, meta): _frames(about, f"{meta}: clip {id:.80}", size, file) for id, about in listed.items()}
+        chunk = {id: _frames(about, f"{meta}: clip {id:.80}", size, file) for id, about in listed.items()}
         for id, frames in chunk.items():
             yield id, _read(file, frames, f"{data}: clip {id}")
 
@@ -56,13 +56,9 @@ def _listed(raw: Raw, meta: str) -> dict[str, Any]:
         raise UserError(f"{meta} is not the JSON it should be: {error}") from error
     if not isinstance(listed, dict):
         raise UserError(f"{meta} is not the JSON it should be: clips by their ids")
+    for id in listed:
+        matched(r"[^/\\\0]+", id, meta, "id of a clip")
     return listed
-
-
-def _id(id: str, meta: str) -> str:
-    if not re.fullmatch(r"[^/\\\0]+", id):
-        raise UserError(f"{meta}: {id!r:.80} is no id of a clip")
-    return id
 
 
 def _frames(about: object, where: str, size: int, file: BinaryIO) -> list[Frame]:
@@ -73,9 +69,7 @@ def _frames(about: object, where: str, size: int, file: BinaryIO) -> list[Frame]
             raise UserError(f"{where}: frame_info[{number}] is {info!r:.60}, not [begin, padding, bytes]")
         begin, padding, count = info
         if begin < 0 or not 0 <= padding < count or begin + count > size:
-            raise UserError(
-                f"{where}: frame_info[{number}] is {info}, which does not lie in the {size:,} bytes of its data"
-            )
+            raise UserError(f"{where}: frame_info[{number}] is {info}, outside of the {size:,} bytes of its data")
     frames = [(begin, count - padding) for begin, padding, count in _once(infos, added, file)]
     if not frames or sum(count for _, count in frames) > LARGEST:
         raise UserError(f"{where} has {len(frames):,} frames; a clip has one at least, and at most {LARGEST:,} bytes")

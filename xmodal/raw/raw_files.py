@@ -1,4 +1,4 @@
-"""Raw files of a corpus, opened by the paths that their publisher gave them."""
+"""Raw files of a corpus, by the paths that their publisher gave them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,9 +19,8 @@ class Raw:
     @staticmethod
     def folder(path: str | Path) -> "Raw":
         """The files of a folder; for notebooks and tests."""
-        base = Path(path)
-        keys = {str(p.relative_to(base).as_posix()): str(p.relative_to(base)) for p in base.rglob("*") if p.is_file()}
-        return Raw(LocalStorage(str(base)), keys)
+        files = [file.relative_to(path) for file in Path(path).rglob("*") if file.is_file()]
+        return Raw(LocalStorage(str(path)), {file.as_posix(): str(file) for file in files})
 
     @staticmethod
     def of_file(path: Path) -> "Raw":

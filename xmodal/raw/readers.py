@@ -1,17 +1,17 @@
 """Readers of text, tables and JSON: every piece comes with its place in the file.
 
-Text is UTF-8, with or without a byte order mark; lines end in \n or \r\n. Anything else is a UserError with file and
-line, unless a corpus knows better.
+Text is UTF-8, with or without a byte order mark; lines end in \n or \r\n. Anything else is a UserError with its place.
 
 A list is Parquet, CSV, TSV, JSONL or an Arrow stream, by its ending. CSV and TSV have a header, and maybe quotes; JSONL
-has an object a line; an Arrow stream is what `save_to_disk` of Hugging Face datasets writes. All columns that are asked
-for must exist. The place of a row of Parquet or Arrow is file and row, counted from 1.
+has an object a line; an Arrow stream is what `save_to_disk` of Hugging Face datasets writes. The place of a row of
+Parquet or Arrow is file and row, counted from 1.
 """
 
 import csv
 import io
 import json
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import IO, Any, BinaryIO, TypeVar
@@ -23,11 +23,12 @@ from xmodal.errors import UserError
 from xmodal.raw.archives import open_member
 from xmodal.raw.raw_files import Raw
 
-PIECE, LONGEST = 1 << 20, 1 << 25  # characters: read at once, and of the longest value that is not called broken
+PIECE, LONGEST = 1 << 20, 1 << 25  # characters: read at once, and of the longest value
+NOT_SPACE = re.compile(r"\S")
 ROWS_AT_ONCE = 256  # few, as rows may hold pictures
 BUFFER = 1 << 20
 
-Cells = tuple[str, list[Any]]  # place of a row, and the cells of the columns that were asked for
+Cells = tuple[str, list[Any]]  # place of a row, and its cells of some columns
 T = TypeVar("T")
 Id = TypeVar("Id", int, str)
 
@@ -64,7 +65,7 @@ def columns(raw: Raw, path: str, count: int, separator: str = "\t") -> Iterator[
 
 
 def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",") -> Iterator[tuple[str, list[str]]]:
-    """The named columns of a table with a header and maybe quotes, in this order."""
+    """The named columns, in this order, of a table with a header and maybe quotes."""
     with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
         table = csv.reader(_whole_lines(text, path), delimiter=separator, strict=True)
         try:
@@ -90,13 +91,10 @@ def refuse_columns(where: str, columns: Sequence[str], there: Sequence[str]) -> 
 
 
 def _whole_lines(text: IO[str], path: str) -> Iterator[str]:
-    # What is no UTF-8 was decoded to surrogates, so that its line can be named here.
     for number, line in enumerate(text, 1):
-        try:
-            line.encode()
-        except UnicodeEncodeError as error:
-            before = len(line[: error.start].encode())
-            raise NotUnicode(f"{path}:{number} is not UTF-8, at its byte {before + 1}") from None
+        if wrong := re.search("[\ud800-\udfff]", line):  # what is no UTF-8 was decoded to surrogates
+            before = len(line[: wrong.start()].encode())
+            raise NotUnicode(f"{path}:{number} is not UTF-8, at its byte {before + 1}")
         yield line
 
 
@@ -104,17 +102,41 @@ def split_files(raw: Raw, files: Mapping[str, str]) -> dict[str, tuple[str, str]
     """Split and place of each id, from files {path: split} with an id a line. No file is empty, no id comes twice."""
     found: dict[str, tuple[str, str]] = {}
     for path, split in files.items():
-        before = len(found)
-        for where, line in lines(raw, path):
-            found[once(found, line.strip(), where)] = split, where
-        if len(found) == before:
-            raise UserError(f"{path}: {split} is empty")
+        ids = id_list(f"{path}: {split}", ((where, line.strip()) for where, line in lines(raw, path)))
+        found |= {once(found, id, where): (split, where) for id, where in ids.items()}
     return found
 
 
-def has(record: object, name: str) -> bool:
-    """Whether a JSON object has a field that is neither null nor empty."""
-    return isinstance(record, dict) and record.get(name) not in (None, "")
+def id_list(name: str, ids: Iterable[tuple[str, Id]]) -> dict[Id, str]:
+    """The place of each id of a list, which is not empty and has no id twice."""
+    places: dict[Id, str] = {}
+    for where, identity in ids:
+        places[once(places, identity, where)] = where
+    if not places:
+        raise UserError(f"{name} is empty")
+    return places
+
+
+def matched(pattern: str, text: str, where: str, expected: str) -> re.Match[str]:
+    """The match of a whole text, which must be as expected."""
+    found = re.fullmatch(pattern, text)
+    if found is None:
+        raise UserError(f"{where}: {text!r:.100} is no {expected}")
+    return found
+
+
+def words_of(text: str, where: str) -> str:
+    """A caption with single spaces between its words. There must be one."""
+    words = " ".join(text.split())
+    if not words:
+        raise UserError(f"{where} is empty")
+    return words
+
+
+def optional(record: object, name: str, kind: type[T], where: str) -> T | None:
+    """A field of a JSON object as `value` gives it; None if it is absent, null or empty."""
+    is_there = isinstance(record, dict) and record.get(name) not in (None, "")
+    return value(record, name, kind, where) if is_there else None
 
 
 def value(record: object, name: str, kind: type[T], where: str) -> T:
@@ -125,6 +147,14 @@ def value(record: object, name: str, kind: type[T], where: str) -> T:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise UserError(f"{where}: {name!r} is {value!r:.40}, no {kind.__name__}")
     return value
+
+
+def split_of(record: object, known: Collection[str], where: str) -> str:
+    """The field "split" of a JSON object, which must be a known one."""
+    split = value(record, "split", str, where)
+    if split not in known:
+        raise UserError(f"{where} is in an unknown split {split!r}; there are: {', '.join(known)}")
+    return split
 
 
 def once(seen: Container[Id], identity: Id, where: str) -> Id:
@@ -147,9 +177,9 @@ def json_elements(raw: Raw, path: str, member: str | None = None) -> Iterator[tu
     if member is None:
         with raw.open(path) as file:
             yield from json_elements_of(file, path)
-        return
-    with open_member(raw, path, member) as zipped:
-        yield from json_elements_of(zipped, f"{path}!{member}")
+    else:
+        with open_member(raw, path, member) as zipped:
+            yield from json_elements_of(zipped, f"{path}!{member}")
 
 
 def json_elements_of(file: BinaryIO | IO[bytes], path: str) -> Iterator[tuple[str, Any]]:
@@ -195,11 +225,11 @@ class _Text:
 
     def end(self) -> None:
         """Refuses text after the last value."""
-        while not (rest := self._text[self._at :].lstrip()):
+        while (found := NOT_SPACE.search(self._text, self._at)) is None:
             self._at = len(self._text)
             if not self._more():
                 return
-        raise self._broken(f"{rest[0]!r} after its end", len(self._text) - len(rest))
+        raise self._broken(f"{found[0]!r} after its end", found.start())
 
     def _read(self) -> Any:
         self._next()
@@ -218,14 +248,12 @@ class _Text:
 
     def _next(self) -> str:
         """The next character that is not white space."""
-        while True:
-            for at in range(self._at, len(self._text)):
-                if not self._text[at].isspace():
-                    self._at = at
-                    return self._text[at]
+        while (found := NOT_SPACE.search(self._text, self._at)) is None:
             self._at = len(self._text)
             if not self._more():
                 raise self._broken("it ends too early", self._at)
+        self._at = found.start()
+        return found[0]
 
     def _take(self, expected: str) -> None:
         if self._next() != expected:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 import numpy as np
 import pyarrow as pa
@@ -133,6 +134,28 @@ def texts_of(column: pa.ChunkedArray) -> Iterator[str]:
     """Values of a column of text; only some of them are Python objects at a time."""
     for start in range(0, len(column), BATCH):
         yield from column.slice(start, BATCH).to_pylist()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TextColumn(Sequence[str]):
+    """A column of text as a sequence: as Python objects it would take five times the memory."""
+
+    column: pa.ChunkedArray
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    def __iter__(self) -> Iterator[str]:
+        return texts_of(self.column)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        found = self.column[place]
+        text: str | list[str] = found.to_pylist() if isinstance(place, slice) else found.as_py()
+        return text
 
 
 def classes(records: Output, ids: Sequence[str]) -> NDArray[np.int64]:

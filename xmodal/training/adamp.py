@@ -1,13 +1,12 @@
 """AdamP (Heo et al., ICLR 2021): Adam whose step does not grow the norm of weights that have a direction alone.
 
-Adam's step p turns weights w whose scale normalisation takes away, and lengthens them, so that later steps turn them
-less. AdamP tells such weights by their gradient, which is then nearly orthogonal to them, and takes out of p the part
-along w. It looks twice: at every output on its own (a row of a matrix), then at the whole tensor.
+The gradient of such weights w is nearly orthogonal to them. AdamP then takes out of Adam's step p the part along w. It
+looks twice: at every output on its own (a row of a matrix), then at the whole tensor.
 
     cosine(gradient, w) < delta / sqrt(size of w), for all rows at once   →   p - w (w . p) / |w|^2 in each row
 
-Weight decay, apart from the gradient, is `wd_ratio` of itself where the step was projected. Vectors and scalars get the
-step of Adam. Defaults are those of the paper's section 5 and its code; without Nesterov momentum, which PCME has not.
+Weight decay is `wd_ratio` of itself where the step was projected. Vectors and scalars get the step of Adam. Defaults
+are those of the paper's section 5 and its code; without Nesterov momentum, which PCME has not.
 """
 
 import math

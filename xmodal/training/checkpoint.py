@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from xmodal.batches import distributed
 from xmodal.errors import UserError
@@ -84,13 +85,12 @@ def open_log(run: str, tensorboard: bool) -> Iterator[Log]:
             yield Log(file, board)
 
 
-def save_state(run: str, log: Log, state: TrainingState, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+def save_state(run: str, log: Log, state: TrainingState, model: nn.Module, optimiser: Optimizer) -> None:
     if distributed.rank():
         return
     state.log_bytes = log.synced_size()
-    save(
-        run, run_folder.LAST, {"state": asdict(state), "model": model.state_dict(), "optimiser": optimiser.state_dict()}
-    )
+    tensors = {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
+    save(run, run_folder.LAST, {"state": asdict(state), **tensors})
 
 
 def save(run: str, name: str, state: object) -> None:
@@ -154,7 +154,5 @@ def read_tensors(run: str, name: str) -> dict[str, Any]:
     except DAMAGE as error:
         raise UserError(f"{run}/{name} is damaged ({error}): {run_folder.anew(run)}") from error
     if not isinstance(found, dict):
-        raise UserError(
-            f"{run}/{name} is damaged (it holds a {type(found).__name__}, no tensors): {run_folder.anew(run)}"
-        )
+        raise UserError(f"{run}/{name} is damaged (it holds no tensors): {run_folder.anew(run)}")
     return found

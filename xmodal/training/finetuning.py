@@ -20,8 +20,7 @@ from xmodal.models import Trainable
 class WithBackbone(nn.Module):
     """A `Trainable` that reads pictures, (B, 1, 3, H, W): the features' network, then a model of features.
 
-    The network becomes the model's `trunk`: parameters of the model keep the names of the phases before, those of the
-    network are called `trunk.*`.
+    Parameters of the model keep the names of the phases before, those of the network are called `trunk.*`.
     """
 
     def __init__(self, model: nn.Module, extractor: Extractor) -> None:

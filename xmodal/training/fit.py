@@ -1,12 +1,11 @@
 """Training from cached features, exactly as a recipe says.
 
-Weights are chosen on the recipe's validation view; no test split can be named here. The weights with the highest rsum
-there are kept, the first of equals; where the corpus has classes or identities, these decide what is right. All chance
+The weights with the highest rsum on the recipe's validation view are kept; no test split can be named here. All chance
 follows from the seed and the step, so a run that was killed goes on from where it was last saved, with any number of
 processes, and ends as it would have ended.
 
-Several processes (torchrun) share every batch: see `batches.distributed`. The first one alone writes and validates. The
-batch normalisation of a backbone that reads pictures sees each process's own part: freeze it to train as one process.
+Several processes (torchrun) share every batch: see `batches.distributed`. The batch normalisation of a backbone that
+reads pictures sees each process's own part: freeze it to train as one process.
 """
 
 import math
@@ -18,9 +17,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from xmodal.batches import distributed
 from xmodal.batches.batch import Batch
@@ -83,9 +84,8 @@ def fit(
     """Trains in the folder `run`, or goes on there.
 
     `records`, `features` and `pixels` are identities, for a root that has several outputs of a stage. `vectors` is the
-    file of word vectors that the recipe names. `weights` is the file of the features' network, if a phase trains that
-    network too and it is not one of torchvision's. `threads` are torch's: small steps take longer on several than on
-    one. With `tensorboard` the run has a folder of that name too.
+    file of word vectors that the recipe names, `weights` that of the features' network, if a phase trains that network
+    and it is not one of torchvision's. `threads` are torch's: small steps take longer on several than on one.
     """
     check_device(device)
     run_folder.check_folder(run)
@@ -97,6 +97,7 @@ def fit(
         store = open_features(root, recipe.visual.stage, features, tables, recipe.model)
         squares = open_features(root, "pixels", pixels, tables) if any(p.pixels for p in recipe.phases) else None
         vocabulary, train, validation = _examples(recipe, tables, store, run)
+        pa.default_memory_pool().release_unused()  # the captions' columns, which Arrow would keep
         _refuse_common(recipe, train, validation)
         started = Run(
             recipe,
@@ -112,11 +113,16 @@ def fit(
         progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
         known = KnownWords.of(train, vocabulary)
         known.tell(recipe, progress)
-        _tell_large_batch(recipe, train, progress)
+        by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
+        if not by_class and recipe.batch_size > len(train.words):
+            progress.say(
+                f"batch_size {recipe.batch_size:,} is more than the {len(train.words):,} captions there are: "
+                "every epoch is one step of them all"
+            )
         devices = [device] if torch.device(device).type == "cuda" else []
         with _threads(threads), torch.random.fork_rng(devices):
             seen = [Reader(examples, store, recipe.visual, tokens_of(recipe)) for examples in (train, validation)]
-            if any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases):
+            if by_class:
                 seen[0] = replace(seen[0], classes=classes(tables, train.ids))
             model = _model(run, started, device, word_vectors(vectors, train, vocabulary, progress))
             distributed.refuse_dropout(model)
@@ -155,10 +161,6 @@ class _Readers:
     squares: FeatureStore | None
     labels: Labels  # of the validation's items
 
-    @property
-    def features(self) -> FeatureStore:
-        return self.train.store
-
     def of(self, phase: Phase) -> "_Readers":
         """The readers of a phase: of features, or of the same items as pictures."""
         if phase.pixels is None:
@@ -186,11 +188,11 @@ class _Training:
         """Attaches the network that made the features, if the phase reads pictures; it stays for later phases."""
         if phase.pixels and not isinstance(self.model, WithBackbone):
             file = Path(self.weights) if self.weights else None
-            self.model = attach_backbone(self.model, self.readers.features, file).to(self.device)
+            self.model = attach_backbone(self.model, self.readers.train.store, file).to(self.device)
 
     def load(self, state: dict[str, Any]) -> None:
         if any(name.startswith("trunk.") for name in state) and not isinstance(self.model, WithBackbone):
-            self.model = attach_empty_backbone(self.model, self.readers.features).to(self.device)
+            self.model = attach_empty_backbone(self.model, self.readers.train.store).to(self.device)
         self.model.load_state_dict(state)
 
     @cached_property
@@ -198,17 +200,17 @@ class _Training:
         """One for each phase."""
         size, seed = self.recipe.batch_size, self.recipe.seed
         settings: dict[str, Any] = {"seed": seed, "device": self.device, "dtype": torch.float32}
-        samplers = [phase.sampler if isinstance(phase.sampler, OnePerClass) else None for phase in self.recipe.phases]
-        return [
-            Loader(self.readers.of(phase).train, size, sampler=sampler, **settings)
-            for phase, sampler in zip(self.recipe.phases, samplers, strict=True)
-        ]
+        loaders = []
+        for phase in self.recipe.phases:
+            sampler = phase.sampler if isinstance(phase.sampler, OnePerClass) else None
+            loaders.append(Loader(self.readers.of(phase).train, size, sampler=sampler, **settings))
+        return loaders
 
     @cached_property
     def steps(self) -> int:
         return sum(len(loader) * phase.epochs for loader, phase in zip(self.loaders, self.recipe.phases, strict=True))
 
-    def save(self, state: TrainingState, optimiser: torch.optim.Optimizer) -> None:
+    def save(self, state: TrainingState, optimiser: Optimizer) -> None:
         checkpoint.save_state(self.run, self.log, state, self.model, optimiser)
 
 
@@ -221,7 +223,10 @@ def _run_phases(training: _Training, known: KnownWords) -> Outcome:
         optimisers.freeze(training.model, phase.frozen)
         optimiser = optimisers.build(training.model, phase.optimiser)
         if saved and (state.epoch or state.cursor):
-            _resume(training, optimiser, saved)
+            with checkpoint.blaming_last(training.run):
+                optimiser.load_state_dict(saved["optimiser"])
+                if any("multiplier" not in group for group in optimiser.param_groups):
+                    raise ValueError("its optimiser has no multipliers")
         saved = None
         while state.epoch < phase.epochs and (phase.patience is None or state.waited < phase.patience):
             _train_epoch(training, phase, optimiser, state)
@@ -243,16 +248,15 @@ def _run_phases(training: _Training, known: KnownWords) -> Outcome:
     )
 
 
-def _train_epoch(training: _Training, phase: Phase, optimiser: torch.optim.Optimizer, state: TrainingState) -> None:
+def _train_epoch(training: _Training, phase: Phase, optimiser: Optimizer, state: TrainingState) -> None:
     training.model.train()
     optimisers.evaluate_frozen(training.model)
     now = optimisers.rate(phase.optimiser, state.epoch, state.rsums)
     for group in optimiser.param_groups:
         group["lr"] = now * group["multiplier"]
     loader = training.loaders[state.phase]
-    before = sum(
-        earlier.epochs for earlier in training.recipe.phases[: state.phase]
-    )  # no phase repeats another's order
+    # no phase repeats another's order
+    before = sum(earlier.epochs for earlier in training.recipe.phases[: state.phase])
     loader.load_state_dict({"seed": training.recipe.seed, "epoch": before + state.epoch, "cursor": state.cursor})
     name = f"phase {state.phase + 1} " if len(training.recipe.phases) > 1 else ""
     name += f"epoch {state.epoch + 1}"
@@ -265,12 +269,9 @@ def _train_epoch(training: _Training, phase: Phase, optimiser: torch.optim.Optim
             tick(1)
 
 
-def _step(
-    training: _Training, phase: Phase, optimiser: torch.optim.Optimizer, state: TrainingState, batch: Batch
-) -> None:
-    torch.manual_seed(
-        int(np.random.SeedSequence([training.recipe.seed, state.step]).generate_state(1, np.uint64)[0] >> 1)
-    )
+def _step(training: _Training, phase: Phase, optimiser: Optimizer, state: TrainingState, batch: Batch) -> None:
+    seed = np.random.SeedSequence([training.recipe.seed, state.step]).generate_state(1, np.uint64)[0]
+    torch.manual_seed(int(seed >> 1))
     with torch.autocast(torch.device(training.device).type, torch.bfloat16, training.recipe.precision == "mixed"):
         with distributed.without_borrowed_rows(batch):
             terms = cast(Trainable[Any, Any], training.model).objective(batch)
@@ -283,10 +284,15 @@ def _step(
     _refuse_infinite("gradient's norm", norm, terms, state)
     optimiser.step()
     if state.step % LOG_EVERY == 0:
-        values = {name: term.item() for name, term in terms.items()}
-        rates = sorted({group["lr"] for group in optimiser.param_groups})
-        where = {"phase": state.phase + 1, "epoch": state.epoch + 1, "step": state.step}
-        training.log.say(**where, loss=loss.item(), terms=values, norm=norm.item(), rates=rates)
+        training.log.say(
+            phase=state.phase + 1,
+            epoch=state.epoch + 1,
+            step=state.step,
+            loss=loss.item(),
+            terms={name: term.item() for name, term in terms.items()},
+            norm=norm.item(),
+            rates=sorted({group["lr"] for group in optimiser.param_groups}),
+        )
 
 
 def _validate(training: _Training, state: TrainingState) -> None:
@@ -329,13 +335,6 @@ def _resumed(training: _Training) -> tuple[TrainingState, dict[str, Any] | None]
     return state, saved
 
 
-def _resume(training: _Training, optimiser: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    with checkpoint.blaming_last(training.run):
-        optimiser.load_state_dict(saved["optimiser"])
-        if any("multiplier" not in group for group in optimiser.param_groups):
-            raise ValueError("its optimiser has no multipliers")
-
-
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
     before = torch.get_num_threads()
@@ -358,18 +357,8 @@ def _model(run: str, started: Run, device: str, word_vectors: NDArray[np.float32
 def _counted(examples: Examples) -> str:
     counts = f"{len(examples.ids):,} items with {len(examples.words):,} captions"
     features, captions = examples.items_without_features, examples.items_without_captions
-    if not features and not captions:
-        return counts
-    return f"{counts} ({features} left out without features, {captions} without captions)"
-
-
-def _tell_large_batch(recipe: Recipe, train: Examples, progress: Progress) -> None:
-    by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
-    if not by_class and recipe.batch_size > len(train.words):
-        progress.say(
-            f"batch_size {recipe.batch_size:,} is more than the {len(train.words):,} captions there are: "
-            "every epoch is one step of them all"
-        )
+    left_out = f" ({features} left out without features, {captions} without captions)"
+    return counts + left_out if features or captions else counts
 
 
 def _refuse_infinite(what: str, value: Tensor, terms: Mapping[str, Tensor], state: TrainingState) -> None:

@@ -1,27 +1,21 @@
 """Optimisers of a phase: which parameters move, by which rule, and how fast in which epoch."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD, Adam, Optimizer
 
 from xmodal.errors import UserError
 from xmodal.recipes import Cosine, Optimiser, Phase, Plateau, Relative, Step
 from xmodal.training.adamp import AdamP
 
 RISE = 1e-4  # the share by which an rsum must beat the best to be a rise, as in torch's ReduceLROnPlateau
-
-RULES: dict[str, Callable[[Any, Optimiser], torch.optim.Optimizer]] = {
-    "adam": lambda groups, o: Adam(groups, o.learning_rate, weight_decay=o.weight_decay),
-    "amsgrad": lambda groups, o: Adam(groups, o.learning_rate, weight_decay=o.weight_decay, amsgrad=True),
-    "adamp": lambda groups, o: AdamP(groups, o.learning_rate, weight_decay=o.weight_decay),
-    "sgd": lambda groups, o: SGD(groups, o.learning_rate, o.momentum, weight_decay=o.weight_decay),
-    "nesterov": lambda groups, o: SGD(groups, o.learning_rate, o.momentum, 0, o.weight_decay, nesterov=True),
-}
 
 
 def rate(optimiser: Optimiser, epoch: int, rsums: Sequence[float]) -> float:
@@ -68,8 +62,27 @@ def evaluate_frozen(model: nn.Module) -> None:
             module.eval()
 
 
-def build(model: nn.Module, optimiser: Optimiser) -> torch.optim.Optimizer:
-    return RULES[optimiser.rule](_groups(model, optimiser), optimiser)
+def build(model: nn.Module, optimiser: Optimiser) -> Optimizer:
+    groups = _groups(model, optimiser)
+    settings = {"lr": optimiser.learning_rate, "weight_decay": optimiser.weight_decay}
+    match optimiser.rule:
+        case "adam" | "amsgrad":
+            return _uncompiled(Adam)(groups, **settings, amsgrad=optimiser.rule == "amsgrad")
+        case "adamp":
+            return _uncompiled(AdamP)(groups, **settings)
+        case "sgd" | "nesterov":
+            is_nesterov = optimiser.rule == "nesterov"
+            return _uncompiled(SGD)(groups, **settings, momentum=optimiser.momentum, nesterov=is_nesterov)
+
+
+@cache
+def _uncompiled(rule: Any) -> Callable[..., Optimizer]:
+    """An optimiser that does not import torch's compiler: that takes seconds and 150 MB, only to switch it off."""
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(rule, name)) for name in names}
+    methods["step"] = torch.no_grad()(inspect.unwrap(rule.step))
+    uncompiled: Callable[..., Optimizer] = type(rule.__name__, (rule,), methods)
+    return uncompiled
 
 
 def clip(model: nn.Module, optimiser: Optimiser) -> Tensor:

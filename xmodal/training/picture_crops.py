@@ -1,14 +1,14 @@
 """Picture crops: every sample of a phase that reads pixels is cropped, flipped and coloured anew.
 
-Crops follow torchvision's transforms, with which the papers' code was trained, where no paper gives a number of its own
-(docs/models.md#pvse-training, docs/models.md#pcme-training). Chance is drawn for a sample of an epoch, so that a
-picture looks the same in whichever batch, rank or process it is cropped.
+Crops follow torchvision's transforms, with which the papers' code was trained (docs/models.md#pvse-training,
+docs/models.md#pcme-training). Chance is drawn for a sample of an epoch, whichever batch, rank or process crops it.
 
 Shapes: B samples, S a side of a stored picture, H and W pixels of the crop, T tries.
 """
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 
 import numpy as np
 import torch
@@ -124,16 +124,14 @@ class Colour:
     order: tuple[int, ...]
 
     def of(self, image: Image.Image) -> Image.Image:
-        steps = (self._brightened, self._contrasted, self._turned)
         for step in self.order:
-            image = steps[step](image)
+            if step == 0:
+                image = ImageEnhance.Brightness(image).enhance(self.brightness)
+            elif step == 1:
+                image = ImageEnhance.Contrast(image).enhance(self.contrast)
+            else:
+                image = self._turned(image)
         return image
-
-    def _brightened(self, image: Image.Image) -> Image.Image:
-        return ImageEnhance.Brightness(image).enhance(self.brightness)
-
-    def _contrasted(self, image: Image.Image) -> Image.Image:
-        return ImageEnhance.Contrast(image).enhance(self.contrast)
 
     def _turned(self, image: Image.Image) -> Image.Image:
         hue, saturation, value = image.convert("HSV").split()
@@ -141,7 +139,7 @@ class Colour:
         return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
 
 
-ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+ORDERS = tuple(permutations(range(3)))
 
 
 def _colours(chance: _Chance) -> list[Colour | None]:

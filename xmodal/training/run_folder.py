@@ -16,7 +16,7 @@ import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,21 +62,15 @@ class Run:
 
     def facts(self) -> dict[str, Any]:
         """recipe.json."""
-        return {
+        facts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return facts | {
             "layout": LAYOUT,
             "xmodal": __version__,
             "cites": self.recipe.cites,
             "recipe": to_plain(self.recipe),
             "fingerprint": fingerprint(self.recipe),
             "model": models.reference(self.recipe.model),
-            "records": self.records,
-            "features": self.features,
             "vocabulary": fingerprint(self.vocabulary),
-            "visual_width": self.visual_width,
-            "instances": self.instances,
-            "weights": self.weights,
-            "vectors": self.vectors,
-            "pixels": self.pixels,
         }
 
 
@@ -112,9 +106,13 @@ def check_folder(folder: str) -> None:
 @contextmanager
 def held(folder: str) -> Iterator[None]:
     """Locks the folder so that nobody else trains in it; a process that is killed loses its lock."""
-    with _unwritable_told(folder):
+    try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         file = (Path(folder) / LOCK).open("a+")
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        raise UserError(f"run {folder} cannot be written ({error.strerror}): choose another folder for it") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,16 +127,6 @@ def held(folder: str) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
-
-
-@contextmanager
-def _unwritable_told(folder: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in UNWRITABLE:
-            raise
-        raise UserError(f"run {folder} cannot be written ({error.strerror}): choose another folder for it") from error
 
 
 def anew(folder: str) -> str:
@@ -183,11 +171,8 @@ def read(folder: str) -> Run:
     recipe = recipe_of(facts["recipe"], facts["model"], facts["cites"])
     if (fingerprint(recipe), fingerprint(vocabulary)) != (facts["fingerprint"], facts["vocabulary"]):
         raise UserError(f"{folder}: {RECIPE} and {VOCABULARY} are not what the run was started with: {_afresh(folder)}")
-    names = ("records", "features", "visual_width", "instances")
-    facts = {"weights": "", "vectors": "", "pixels": ""} | facts
-    return Run(
-        recipe, vocabulary=vocabulary, **{name: facts[name] for name in (*names, "weights", "vectors", "pixels")}
-    )
+    told = {field.name: facts[field.name] for field in fields(Run) if field.name in facts}
+    return Run(**told | {"recipe": recipe, "vocabulary": vocabulary})
 
 
 def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = None) -> Scorer[Any, Any]:
@@ -207,9 +192,7 @@ def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = No
 def read_vocabulary(folder: str) -> Vocabulary | None:
     """Reads the words of a run, or None if it has not started."""
     storage = LocalStorage(folder)
-    if storage.size(RECIPE) is None:
-        return None
-    return _vocabulary(storage)
+    return None if storage.size(RECIPE) is None else _vocabulary(storage)
 
 
 def _afresh(folder: str) -> str:

@@ -1,6 +1,6 @@
 """Validation: encodes both sides block by block and computes recalls of a split."""
 
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,10 @@ BLOCKS = (256, 1024)  # visual rows and texts that are encoded, and compared, at
 
 def check_device(device: str) -> None:
     """Refuses a device that torch does not have here."""
-    try:
+    asked = None
+    with suppress(RuntimeError):
         asked = torch.device(device)
-    except RuntimeError:
-        raise UserError(f"no device {device!r}; there are: cpu, cuda") from None
-    if asked.type not in ("cpu", "cuda"):
+    if asked is None or asked.type not in ("cpu", "cuda"):
         raise UserError(f"no device {device!r}; there are: cpu, cuda")
     if asked.type == "cuda" and (asked.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device {device!r}: torch sees {torch.cuda.device_count()} GPUs here; cpu always works")
@@ -63,13 +62,15 @@ def _similarities(
         scorer.eval()
     shape = len(reader.examples.ids), len(reader.examples.words)
     with progress.over("encode", sum(shape), unit="rows") as tick:
-        visual = [
-            _ticked(scorer.encode_visual(_numbers(reader.visual(rows), device)), rows, tick)
-            for rows in cuts(shape[0], blocks[0])
-        ]
-        text = [
-            _ticked(scorer.encode_text(_texts(reader, rows, device)), rows, tick) for rows in cuts(shape[1], blocks[1])
-        ]
+        visual, text = [], []
+        for rows in cuts(shape[0], blocks[0]):
+            visual.append(scorer.encode_visual(_numbers(reader.visual(rows), device)))
+            tick(rows.stop - rows.start)
+        for rows in cuts(shape[1], blocks[1]):
+            found = reader.text(rows)
+            is_dense = reader.examples.sentences is not None
+            text.append(scorer.encode_text(_numbers(found, device) if is_dense else found.to(device)))
+            tick(rows.stop - rows.start)
 
     def tile(visual_rows: slice, text_rows: slice) -> Numbers:
         some, others = visual[visual_rows.start // blocks[0]], text[text_rows.start // blocks[1]]
@@ -78,16 +79,6 @@ def _similarities(
     return Similarities(shape, blocks, tile)
 
 
-def _texts(reader: Reader, rows: slice, device: str) -> Padded:
-    text = reader.text(rows)
-    return text.to(device) if reader.examples.sentences is None else _numbers(text, device)
-
-
 def _numbers(features: Padded, device: str) -> Padded:
     """Moves features to the device in half precision, as they are stored; computing is in single precision."""
     return Padded(features.values.to(device).float(), features.lengths)
-
-
-def _ticked(encoded: Any, rows: slice, tick: Callable[[int], None]) -> Any:
-    tick(rows.stop - rows.start)
-    return encoded

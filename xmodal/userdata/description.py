@@ -1,7 +1,7 @@
 """Descriptions of user lists: which files, which columns, and how items are put into splits.
 
-A `Description` decides alone how lists are read. It is one of the corpus' own sources, the file DESCRIPTION, and is
-sealed with the lists. So the identity of every output changes with the columns, and a root knows the corpus by name.
+It is sealed with the lists, as the file DESCRIPTION: so the identity of every output changes with the columns, and a
+root knows the corpus by name.
 """
 
 import json

@@ -6,8 +6,8 @@ A row has a picture or clip and its captions. The cell of the column `url` may b
     pictures/dog.png               a path beside the list: taken from there
     {"bytes": …, "path": "a.jpg"}  the picture itself (the `Image` of Hugging Face)
 
-An id comes from a column. Without one it is the first 20 hexadecimal digits of the sha256 of an address or of embedded
-bytes, or the path itself. NaN is an empty cell. A row that cannot be used is an oddity; a cell of another kind stops.
+An id comes from a column. Without one it is a digest of an address or of embedded bytes, or the path itself. NaN is an
+empty cell. A row that cannot be used is an oddity; a cell of another kind stops.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ class Entry:
 
 
 def entries(description: Description, raw: Raw) -> Iterator[Entry | Oddity]:
-    """Reads every row in the order of the files; a row that is left out is an Oddity."""
+    """Every row, in the order of the files; a row that is left out is an Oddity."""
     content = [[file.bytes, file.sha256] for file in description.files]  # other settings move no picture
     embedded = EmbeddedPictures(f"embedded/{fingerprint([content, description.revision, description.url])[:16]}")
     given = {"url": description.url, "caption": description.caption, "id": description.id, "split": description.split}
@@ -119,7 +119,7 @@ def _beside_list(text: str) -> Medium | str:
         return BACKSLASH
     if steps[0] in ("..", ".") or not path.isprintable() or len(path) > LONGEST_PATH:
         return LEAVES
-    if any(len(step.encode()) > LONGEST_STEP for step in steps):
+    if max(len(step.encode()) for step in steps) > LONGEST_STEP:
         return LEAVES
     return Medium(path, kind_of(_ending(path)))
 
@@ -131,10 +131,8 @@ def _id(row: Mapping[str, Any], medium: Medium, where: str) -> tuple[str, tuple[
         if not isinstance(cell, str | int) or isinstance(cell, bool) or not str(cell).strip():
             raise UserError(f"{where}: the id is {cell!r:.40}, neither text nor a whole number")
         return _printable_id(str(cell).strip())
-    if medium.content is not None:
-        return hashlib.sha256(medium.content).hexdigest()[:20], ()
-    if medium.url:
-        return hashlib.sha256(medium.url.encode()).hexdigest()[:20], ()
+    if content := medium.content or (medium.url or "").encode():
+        return _digest(content), ()
     return _printable_id(medium.path)
 
 
@@ -142,17 +140,21 @@ def _printable_id(id: str) -> tuple[str, tuple[str, ...]]:
     """The id itself, if every later stage and file can hold it, else a digest."""
     if id.isprintable() and len(id.encode()) <= LONGEST_ID:
         return id, ()
-    return hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:20], (ODD_ID,)
+    return _digest(id.encode("utf-8", "surrogatepass")), (ODD_ID,)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:20]
 
 
 def _captions(cell: Any, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Texts with single spaces, and the rules by which others were left out."""
     texts, odd = [], []
     for text in (cell or [None]) if isinstance(cell, list) else [cell]:  # null and [] are an empty caption
-        text = None if text != text else text
-        if text is not None and not isinstance(text, str):
+        text = "" if text is None or text != text else text  # NaN
+        if not isinstance(text, str):
             raise UserError(f"{where}: a caption is {text!r:.40}, no text")
-        words = " ".join((text or "").split())
+        words = " ".join(text.split())
         if not words:
             odd.append(NO_CAPTION)
         elif re.search("[\ud800-\udfff]", words):
@@ -164,15 +166,14 @@ def _captions(cell: Any, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _split(cell: Any, where: str) -> str | None:
     """The split that a cell names; None for an empty cell."""
-    if cell is None or (isinstance(cell, str) and not cell.strip()):
-        return None
+    text = "" if cell is None else str(cell).strip()
     try:
-        return split_name(str(cell).strip())
+        return split_name(text) if text else None
     except ValueError as error:
         raise UserError(f"{where}: {error}") from error
 
 
 def _ending(name: str) -> str:
-    """A file name's ending if it is short and plain, else empty: it tells the kind, and helps people."""
+    """A file name's ending if it is short and plain, else empty."""
     found = re.search(r"\.[A-Za-z0-9]{1,5}$", name)
     return found[0].lower() if found else ""

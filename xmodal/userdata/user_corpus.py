@@ -6,13 +6,10 @@ A list is Parquet, CSV, TSV, JSONL or an Arrow stream (xmodal/raw/readers.py):
     pictures/cat.jpg  a cat on a mat
     pictures/dog.png  ["a dog", "it barks"]
 
-- xmodal/userdata/description.py names the columns, entries.py checks the cells, hash_splits.py divides the items.
-- Rows with one id are one item with several captions. A caption's id is its item's, # and 16 digits of the sha256 of
-  its text. No id depends on the order of the rows.
+- `description` names the columns, `entries` checks the cells, `hash_splits` divides the items.
+- Rows with one id are one item with several captions. No id depends on the order of the rows.
 - A column says the split of an item, or its file, or the hash of its id.
-- Counted as oddities: a caption that comes twice, an item whose second row names another picture, an item that no
-  column or file puts in a split (kept without one), a picture in files of several splits (kept in each), and what the
-  other modules find.
+- Oddities are counted, by the rules below and those of `entries` and `hash_splits`.
 - Errors, with file and line: a missing column, a cell of another kind, an item that a column puts in two splits, an id
   that is another picture's in a file of another split, a row that cannot be read, a list without any picture.
 - A picture beside the list is taken once, and linked where the disk allows. A changed one needs another name.
@@ -48,7 +45,7 @@ BESIDE = "it is not beside the list"
 
 
 def user_corpus(description: Description, addresses: Mapping[str, str] | None = None) -> Corpus:
-    """Makes a corpus like any other from lists. `addresses` has the URLs of lists on other machines, by path."""
+    """The corpus of some lists. `addresses` has the URLs of those on other machines, by path."""
     text = description.to_json()
     how = f"name the list again, as when {description.name} was first built"
     sources = [Source(f.path, (addresses or {}).get(f.path), (), f.bytes, f.sha256, how) for f in description.files]
@@ -125,7 +122,7 @@ class _Parser:
         self._by_hash = HashSplits(description.splits) if description.splits else None
         self._texts = set[bytes]()
         self._media = dict[str, bytes]()
-        self._splits = dict[str, str | None]()  # the first split of an item
+        self._splits = dict[str, str | None]()  # an item's first
         self._further = set[tuple[str, str]]()  # an item and each of its further splits
         self._without = dict[str, str]()  # the places of items in no split
 
