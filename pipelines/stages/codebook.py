@@ -47,8 +47,8 @@ class CodebookConfig(Coding):
 def check(config: CodebookConfig, files: Mapping[str, Path]) -> None:
     if config.method != "tfidf" and "vectors" not in files:
         raise UserError(
-            f"codes of sentences by {config.method} need word vectors: give --vectors FILE, or take tfidf, "
-            "which needs none (--set codebook.method=tfidf)"
+            f"codes of sentences by {config.method} need word vectors: give the file (--vectors FILE), or take "
+            "tfidf, which needs none (--set codebook.method=tfidf)"
         )
     tokenizer(config.tokenizer)  # the package that it needs is missed before anything is fitted
 
