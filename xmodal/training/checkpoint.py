@@ -154,5 +154,6 @@ def read_tensors(run: str, name: str) -> dict[str, Any]:
     except DAMAGE as error:
         raise UserError(f"{run}/{name} is damaged ({error}): {run_folder.anew(run)}") from error
     if not isinstance(found, dict):
-        raise UserError(f"{run}/{name} is damaged (it holds no tensors): {run_folder.anew(run)}")
+        kind = type(found).__name__
+        raise UserError(f"{run}/{name} is damaged (it holds a {kind}, no tensors): {run_folder.anew(run)}")
     return found
