@@ -187,7 +187,7 @@ def test_weights_of_another_network_are_refused(root: str, copy: Path, tmp_path:
 def test_a_checkpoint_that_holds_no_weights_is_refused(copy: Path, spoiled: object) -> None:
     torch.save(spoiled, copy / run_folder.BEST)
     with pytest.raises(
-        UserError, match=r"best\.pt (is damaged \(it holds no tensors\): remove .*last\.pt|are no weights)"
+        UserError, match=r"best\.pt (is damaged \(it holds a list, no tensors\): remove .*last\.pt|are no weights)"
     ):
         load(str(copy))
 
