@@ -92,3 +92,12 @@ def test_what_is_no_corpus_and_no_model_is_refused(text: str | None, said: str, 
 
 def test_a_name_that_nobody_has_is_answered_with_those_there_are(xmodal: Xmodal) -> None:
     assert "no corpus and no model 'cocoa'; there are: coco, cub" in xmodal("check", "cocoa").complaint
+
+
+def test_a_model_that_trips_an_assertion_is_told_so(xmodal: Xmodal, tmp_path: Path) -> None:
+    mine, begin = tmp_path / "mine.py", "def encode_text(self, text: Padded) -> Tensor:"
+    assert begin in TOY.read_text()
+    mine.write_text(TOY.read_text().replace(begin, begin + "\n        assert not self.training and text is None"))
+    said = xmodal("check", mine)
+    assert said.code == 1
+    assert "ends in AssertionError" in said.out

@@ -29,7 +29,16 @@ from xmodal.training.optimisers import total
 INPUTS = Inputs(visual_width=12, text_width=15, instances=8)
 ROWS = 8
 STEPS, RATE = 150, 0.01  # of Adam, after which a model knows its eight pairs by heart
-FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, UserError)
+FAILURES = (  # by which the check of somebody's model may end
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    UserError,
+)
 Check = Callable[[Recipe], Iterator[str]]
 
 
