@@ -172,7 +172,7 @@ def _compare(
 
 def _is_done(stage: Stage[Any, Any], line: bytes | None, work: Any) -> bool:
     """False if the unit was committed for other inputs, for example because a retry rebuilt what it reads."""
-    return line is not None and (not stage.reuse or Unit.from_line(line).key == stage.work_key(work))
+    return line is not None and (not stage.reuse or Unit.from_line(line, stage.folder).key == stage.work_key(work))
 
 
 def _finish(stage: Stage[Any, Any], inputs: Inputs, storage: Storage, commits: Commits) -> None:
@@ -185,7 +185,7 @@ def _finish(stage: Stage[Any, Any], inputs: Inputs, storage: Storage, commits: C
         for line in commits.lines():
             file.write(line)
             digest.update(line)
-            totals.add(Unit.from_line(line))
+            totals.add(Unit.from_line(line, commits.where))
     summary = totals.summary() | {"layout": LAYOUT, "units_sha256": digest.hexdigest()}
     storage.write(f"{stage.folder}/complete.json", canonical_json(summary))
     commits.sweep()

@@ -14,7 +14,6 @@ promise of identical bytes. Run `make chaos` after any change here.
 import hashlib
 import heapq
 import io
-import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,12 +23,8 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from pipelines.engine.journal import Journal
 from pipelines.engine.stage import Counts
 from xmodal.errors import UserError
-from xmodal.root.outputs import Output, Unit
+from xmodal.root.outputs import FILE_NAME, OURS, UNIT_NAME, Output, Unit
 from xmodal.root.storage import Storage
-
-_UNIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}")
-_FILE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9._=+-]{0,199}(?<!\.)(/[A-Za-z0-9.][A-Za-z0-9._=+-]{0,199}(?<!\.))*")
-_OURS = {"stage.json", "units.tsv", "complete.json"}
 
 
 class Record(NamedTuple):
@@ -47,7 +42,7 @@ class UnitAttempt:
     """One attempt at one unit: the sink that the stage writes to."""
 
     def __init__(self, storage: Storage, folder: str, unit: str) -> None:
-        if not _UNIT_NAME.fullmatch(unit):
+        if not UNIT_NAME.fullmatch(unit):
             raise ValueError(f"a unit's name is at most 200 letters, digits and ._=+-, not {unit!r}")
         self.name = f"{unit}-{uuid.uuid4().hex[:12]}"
         self.files: dict[str, tuple[int, str]] = {}
@@ -56,7 +51,7 @@ class UnitAttempt:
 
     @contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:
-        if name in self.files or name in _OURS or not _FILE_NAME.fullmatch(name):
+        if name in self.files or name in OURS or not FILE_NAME.fullmatch(name):
             raise ValueError(f"unit {self.unit} cannot write a file {name!r}")
         with self._storage.writer(f"{self._folder}/{name}") as file:
             hashing = HashingFile(file)
@@ -97,7 +92,7 @@ class Commits:
             return None
         lines, attempt = found
         if attempt:
-            self._publish_files(Unit.from_line(lines).files, attempt)
+            self._publish_files(Unit.from_line(lines, self.where).files, attempt)
         return Record(name, lines)
 
     def _read_loose(self, name: str) -> tuple[bytes, str] | None:
@@ -174,7 +169,7 @@ class Commits:
         self._storage.delete(self._forgotten)
 
     def units(self, loose: bool = False) -> Iterator[Unit]:
-        return map(Unit.from_line, self.lines(loose))
+        return (Unit.from_line(line, self.where) for line in self.lines(loose))
 
     def take(self, unit: Unit, other: Output) -> Record | None:
         """Takes a unit over from another output by linking its files; None if that output has lost one."""

@@ -78,8 +78,8 @@ class RawFolder:
         found = (file for depth in ("", "*/", "*/*/") for file in self._folder.glob(f"{depth}meta*.gmeta"))
         metas = sorted(file.relative_to(self._folder).as_posix() for file in found)
         files = [*metas, *(gulp.data_of(meta) for meta in metas)]
-        there = {file: file for file in files if (self._folder / file).is_file()}
-        return Raw(LocalStorage(str(self._folder)), there), metas
+        there = {file: path for file in files if (path := self._folder / file).is_file()}
+        return Raw.of_files(there), metas
 
     def changes(self, source: Source) -> bool:
         return source.path in self._elsewhere
@@ -144,7 +144,7 @@ def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Ite
 
     With `whole_paths` a member is found only by its path from the top of the archive.
     """
-    for name, content in members(Raw.of_file(archive), archive.name):
+    for name, content in members(Raw.of_files({archive.name: archive}), archive.name):
         parts = name.split("/")
         ends = ("/".join(parts[start:]) for start in range(1 if whole_paths else len(parts)))
         if path := next((known[end] for end in ends if end in known), None):

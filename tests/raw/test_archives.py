@@ -14,7 +14,6 @@ from xmodal.errors import UserError
 from xmodal.raw import archives as module
 from xmodal.raw.archives import Archives, MissingMedia, archive_of, open_archive, tar_members
 from xmodal.raw.raw_files import Raw
-from xmodal.root.storage import LocalStorage
 
 PICTURE = b"bytes of a picture " * 20
 
@@ -51,7 +50,8 @@ class CountingRaw(Raw):
 
     @staticmethod
     def folder(path: str | Path) -> "CountingRaw":
-        raw = CountingRaw(LocalStorage(str(path)), {file.name: file.name for file in Path(path).iterdir()})
+        files = {file.name: file for file in Path(path).iterdir()}
+        raw = CountingRaw(files, lambda name: files[name].open("rb"))
         raw.opened = []
         return raw
 

@@ -1,42 +1,41 @@
 """Raw files of a corpus, by the paths that their publisher gave them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output
-from xmodal.root.sealed_sets import blob_key, read_lock
-from xmodal.root.storage import LocalStorage, Storage
+from xmodal.root.sealed_sets import open_blob, read_lock
 
 
 class Raw:
     """The publisher's files by the paths of their sources. Files are opened, never listed or guessed."""
 
-    def __init__(self, storage: Storage, keys: Mapping[str, str]) -> None:
-        self._storage, self._keys = storage, keys
+    def __init__(self, paths: Container[str], open: Callable[[str], BinaryIO]) -> None:
+        self._paths, self._open = paths, open
+
+    @staticmethod
+    def of_files(files: Mapping[str, Path]) -> "Raw":
+        """Files of this machine, by the paths that their publisher gave them."""
+        return Raw(files, lambda path: files[path].open("rb"))
 
     @staticmethod
     def folder(path: str | Path) -> "Raw":
         """The files of a folder; for notebooks and tests."""
-        files = [file.relative_to(path) for file in Path(path).rglob("*") if file.is_file()]
-        return Raw(LocalStorage(str(path)), {file.as_posix(): str(file) for file in files})
-
-    @staticmethod
-    def of_file(path: Path) -> "Raw":
-        """One file, under its name."""
-        return Raw(LocalStorage(str(path.absolute().parent)), {path.name: path.name})
+        files = [file for file in Path(path).rglob("*") if file.is_file()]
+        return Raw.of_files({file.relative_to(path).as_posix(): file for file in files})
 
     def open(self, path: str) -> BinaryIO:
-        if path not in self._keys:
+        if path not in self._paths:
             raise UserError(f"{path} is not among the publisher's files: fetch it, or give its folder with --raw")
-        return self._storage.open(self._keys[path])
+        return self._open(path)
 
     def __contains__(self, path: str) -> bool:
-        return path in self._keys
+        return path in self._paths
 
 
 def raw_of(sealed: Output) -> Raw:
-    """The files of a sealed set, for a parser."""
-    present = {locked.path: blob_key(locked.sha256) for locked in read_lock(sealed) if locked.sha256}
-    return Raw(sealed.storage, present)
+    """The files of a sealed set, for a parser; bytes that are not those that were sealed are refused."""
+    present = {locked.path: locked for locked in read_lock(sealed) if locked.sha256}
+    return Raw(present, lambda path: open_blob(sealed, present[path]))

@@ -5,11 +5,13 @@
                               complete.json   written last: the checksum of units.tsv and the totals
                               …               the files themselves
 
-A directory without complete.json is work in progress and is refused.
+A directory without complete.json is work in progress and is refused. A root may come from anybody: what its files say
+is checked where they are read, so that no name leads elsewhere.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +25,11 @@ LAYOUT = 1
 TOTALS = {"units": int, "files": int, "bytes": int, "counts": dict, "failures": dict, "units_sha256": str}
 TRUNCATED = "truncated"  # the class of failures that have a row all the same, made of what there was
 CURE = "`xmodal verify --forget` removes what it is part of, then build again"
+LARGEST_JSON, LARGEST_LIST = 2**24, 2**30  # bytes of stage.json or complete.json, and of units.tsv
+UNIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}")
+FILE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9._=+-]{0,199}(?<!\.)(/[A-Za-z0-9.][A-Za-z0-9._=+-]{0,199}(?<!\.))*")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+OURS = {"stage.json", "units.tsv", "complete.json"}
 
 
 @dataclass(frozen=True)
@@ -48,12 +55,32 @@ class Unit:
         return self.name.encode() + b"\t" + canonical_json(facts) + b"\n"
 
     @staticmethod
-    def from_line(line: bytes) -> "Unit":
+    def from_line(line: bytes, where: str) -> "Unit":
+        """Reads what `line` wrote; a line of another form or with unsafe names is refused. `where` it stands."""
         name, _, body = line.partition(b"\t")
-        facts = json.loads(body)
-        files = {file: (size, digest) for file, (size, digest) in facts["files"].items()}
-        failures = tuple((row, kind, reason) for row, kind, reason in facts.get("failures", ()))
-        return Unit(name.decode(), files, facts["counts"], failures, facts.get("key"))
+        try:
+            facts = json.loads(body)
+            files = {file: (size, digest) for file, (size, digest) in facts["files"].items()}
+            failures = tuple((row, kind, reason) for row, kind, reason in facts.get("failures", ()))
+            unit = Unit(name.decode(), files, facts["counts"], failures, facts.get("key"))
+            is_sound = unit.is_sound
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            is_sound = False
+        if not is_sound:
+            raise UserError(f"{where} has a line that xmodal does not write, {line[:60]!r}: {CURE}")
+        return unit
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the names stay within the output's folder, and all else is what a build writes."""
+        texts = [text for failure in self.failures for text in failure]
+        return (
+            UNIT_NAME.fullmatch(self.name) is not None
+            and all(FILE_NAME.fullmatch(file) and file not in OURS for file in self.files)
+            and all(_is_count(size) and SHA256.fullmatch(digest) for size, digest in self.files.values())
+            and all(map(_is_count, self.counts.values()))
+            and all(isinstance(text, str) for text in [*texts, self.key or ""])
+        )
 
 
 @dataclass(frozen=True)
@@ -70,6 +97,8 @@ class Output:
         decides = {name: about.get(name) for name in ("stage", "version", "config", "inputs")}
         if not fingerprint(decides)[:DIGITS] == about.get("identity") == self.folder.rpartition("/")[2]:
             raise UserError(f"{self.where}/stage.json has changed: {CURE}")
+        if about["stage"] != self.folder.partition("/")[0] or not _names_outputs(about["inputs"]):
+            raise UserError(f"{self.where}/stage.json does not describe an output: {CURE}")
         return about
 
     @property
@@ -82,7 +111,8 @@ class Output:
 
     @property
     def config(self) -> dict[str, Any]:
-        return dict(self.about["config"])
+        config = self.about["config"]
+        return dict(config) if isinstance(config, dict) else {}
 
     @cached_property
     def totals(self) -> dict[str, Any]:
@@ -98,10 +128,10 @@ class Output:
 
     def units(self) -> Iterator[Unit]:
         """Every unit in order of its name, after units.tsv has been checked as a whole."""
-        data = _read(self.storage, f"{self.folder}/units.tsv")
+        data, where = _read(self.storage, f"{self.folder}/units.tsv", LARGEST_LIST), f"{self.where}/units.tsv"
         if hashlib.sha256(data).hexdigest() != self.totals["units_sha256"]:
-            raise UserError(f"{self.where}/units.tsv is not what was committed: {CURE}")
-        return map(Unit.from_line, data.splitlines())
+            raise UserError(f"{where} is not what was committed: {CURE}")
+        return (Unit.from_line(line, where) for line in data.splitlines())
 
     @cached_property
     def _committed(self) -> dict[str, tuple[int, str]]:
@@ -169,16 +199,27 @@ def directories(storage: Storage, stage: str | None = None) -> Iterator[Output]:
 
 def _read_json(storage: Storage, key: str) -> dict[str, Any]:
     try:
-        value = json.loads(_read(storage, key))
-    except ValueError as error:
+        value = json.loads(_read(storage, key, LARGEST_JSON))
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{storage.url}/{key} is corrupt ({error}): {CURE}") from error
     if not isinstance(value, dict) or value.get("layout") != LAYOUT:
         raise UserError(f"{storage.url}/{key} was written by another version of xmodal: use that, or another root")
     return value
 
 
-def _read(storage: Storage, key: str) -> bytes:
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _names_outputs(inputs: object) -> bool:
+    return isinstance(inputs, list) and all(
+        isinstance(made, dict) and isinstance(made.get("stage"), str) and isinstance(made.get("identity"), str)
+        for made in inputs
+    )
+
+
+def _read(storage: Storage, key: str, most: int) -> bytes:
     try:
-        return storage.read(key)
+        return storage.read(key, most)
     except FileNotFoundError:
         raise UserError(f"{storage.url}/{key} is missing: {CURE}") from None

@@ -3,6 +3,9 @@
 Keys are relative, with `/`. `create` and `publish` never overwrite: locally they are hard links with fsync, on an
 object store a conditional put and a server-side copy. File systems without hard links (exFAT, some network mounts) are
 refused by `xmodal doctor` and by the first commit.
+
+A root may come from anybody. No key leads out of it: `..` and links on the way are refused, and only regular files are
+read, so that a pipe or a device cannot hang a reader.
 """
 
 import errno
@@ -40,24 +43,51 @@ class LocalStorage:
 
     def __init__(self, url: str) -> None:
         self.url = str(Path(url.removeprefix("file://")).expanduser().absolute())
+        self._folders = {self.url}  # that are known to be no links: looking at them again costs as much as reading
 
     def __repr__(self) -> str:
         return f"LocalStorage({self.url!r})"
 
     def path(self, key: str) -> str:
-        return f"{self.url}/{key}" if key else self.url
+        """The path of a key, no part of whose folder is a link."""
+        if not key:
+            return self.url
+        _check_key(key)
+        path = f"{self.url}/{key}"
+        self._check_folder(os.path.dirname(path))
+        return path
 
-    def read(self, key: str) -> bytes:
-        with open(self.path(key), "rb") as file:
-            return file.read()
+    def _check_folder(self, folder: str) -> None:
+        if folder in self._folders:
+            return
+        self._check_folder(os.path.dirname(folder))
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if stat.S_ISLNK(os.lstat(folder).st_mode):
+                raise UserError(f"{folder} is a link: a root is one folder; move it where there is room, and link that")
+            self._folders.add(folder)
+
+    def read(self, key: str, most: int | None = None) -> bytes:
+        """Reads a file; one of more than `most` bytes is refused."""
+        with self.open(key) as file:
+            if most is None:
+                return file.read()
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise UserError(f"{self.url}/{key} has more than the {most:,} bytes that such a file may have")
+        return data
 
     def open(self, key: str) -> BinaryIO:
-        return open(self.path(key), "rb")
+        path = self.path(key)
+        file = open(path, "rb", opener=_open_regular)  # noqa: SIM115 - the caller closes it
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file
+        file.close()
+        raise UserError(f"{path} is no regular file")
 
     def size(self, key: str) -> int | None:
-        """The bytes of a file, or None if there is no such file; a folder is none."""
+        """The bytes of a file, or None if there is no such file; a folder, a link and a device are none."""
         try:
-            found = os.stat(self.path(key))
+            found = os.lstat(self.path(key))
             return found.st_size if stat.S_ISREG(found.st_mode) else None
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -189,9 +219,12 @@ class RemoteStorage:
         return f"RemoteStorage({self.url!r})"
 
     def path(self, key: str) -> str:
+        _check_key(key)
         return f"{self._base}/{key}" if key else str(self._base)
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, most: int | None = None) -> bytes:
+        if most is not None and (self.size(key) or 0) > most:
+            raise UserError(f"{self.url}/{key} has more than the {most:,} bytes that such a file may have")
         return cast(bytes, self._files.cat_file(self.path(key)))
 
     def open(self, key: str) -> BinaryIO:
@@ -270,3 +303,18 @@ class RemoteStorage:
 
 
 Storage: TypeAlias = LocalStorage | RemoteStorage
+
+
+def _check_key(key: str) -> None:
+    if key.startswith("/") or "\0" in key or ".." in key.split("/"):
+        raise UserError(f"{key!r} leads out of the root: something else than xmodal has written that name")
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Follows no link, and does not wait for the other end of a pipe."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise UserError(f"{path} is no regular file") from None
+        raise
