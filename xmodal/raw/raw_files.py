@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output
-from xmodal.root.sealed_sets import open_blob, read_lock
+from xmodal.root.sealed_sets import open_sealed, read_lock
 
 
 class Raw:
@@ -38,4 +38,4 @@ class Raw:
 def raw_of(sealed: Output) -> Raw:
     """The files of a sealed set, for a parser; bytes that are not those that were sealed are refused."""
     present = {locked.path: locked for locked in read_lock(sealed) if locked.sha256}
-    return Raw(present, lambda path: open_blob(sealed, present[path]))
+    return Raw(present, lambda path: open_sealed(sealed, present[path]))

@@ -117,6 +117,7 @@ ROWS: Mapping[str, type[Row]] = {
     "oddities": Oddity,
 }
 TABLES = {row: name for name, row in ROWS.items()}
+MOST_ROWS_A_BYTE = 16
 BATCH = 1 << 16  # rows that are Python objects at once
 R = TypeVar("R", Item, Caption, Split, Region, Label, Match, Oddity)
 
@@ -179,13 +180,13 @@ class Tables:
 
 def read_columns(output: Output, name: str, *columns: str) -> pa.Table:
     """Reads columns of one table of any stage."""
-    with _opened(output, name) as file:
+    with open_table(output, name) as file:
         return file.read(columns=list(columns), use_threads=False).select(columns)
 
 
 def read_batches(output: Output, name: str, *columns: str) -> Iterator[pa.RecordBatch]:
     """Reads columns of one table, some rows at a time."""
-    with _opened(output, name) as file:
+    with open_table(output, name) as file:
         for batch in file.iter_batches(BATCH, columns=list(columns), use_threads=False):
             yield batch.select(list(columns))
 
@@ -194,7 +195,7 @@ def read_rows(records: Output, row: type[R]) -> Iterator[R]:
     """Reads the rows of one kind, batch by batch."""
     name, expected = f"{TABLES[row]}.parquet", [field.name for field in fields(row)]
     lists = [field.name for field in fields(row) if get_origin(field.type) is tuple]
-    with _opened(records, name) as file:
+    with open_table(records, name) as file:
         if file.schema_arrow.names != expected:
             raise ValueError(f"{name} is no table of {row.__name__}: it has {file.schema_arrow.names}, not {expected}")
         for batch in file.iter_batches(use_threads=False):
@@ -203,9 +204,15 @@ def read_rows(records: Output, row: type[R]) -> Iterator[R]:
 
 
 @contextmanager
-def _opened(output: Output, name: str) -> Iterator[pq.ParquetFile]:
+def open_table(output: Output, name: str) -> Iterator[pq.ParquetFile]:
+    """Opens a Parquet file of an output, whose rows are no more than its bytes can hold: equal ones take none."""
+    data = output.read(name)
     try:
         # for a file by name, and with `use_threads`, Arrow starts threads, of which processes die at their exit
-        yield pq.ParquetFile(pa.BufferReader(output.read(name)))
+        file = pq.ParquetFile(pa.BufferReader(data))
+        if file.metadata.num_rows > MOST_ROWS_A_BYTE * len(data):
+            rows = f"{file.metadata.num_rows:,} rows in {len(data):,} bytes"
+            raise UserError(f"{output.where}/{name} has {rows}, which xmodal does not write: {CURE}")
+        yield file
     except (pa.ArrowException, KeyError) as error:
         raise UserError(f"{output.where}/{name} is corrupt ({error}): {CURE}") from error

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, BinaryIO
 
 from xmodal.errors import UserError
+from xmodal.root.checked_files import open_checked, size_problem
 from xmodal.root.identity import DIGITS, canonical_json, fingerprint, to_plain
 from xmodal.root.storage import Storage, open_storage
 
@@ -25,7 +26,7 @@ LAYOUT = 1
 TOTALS = {"units": int, "files": int, "bytes": int, "counts": dict, "failures": dict, "units_sha256": str}
 TRUNCATED = "truncated"  # the class of failures that have a row all the same, made of what there was
 CURE = "`xmodal verify --forget` removes what it is part of, then build again"
-LARGEST_JSON, LARGEST_LIST = 2**24, 2**30  # bytes of stage.json or complete.json, and of units.tsv
+LARGEST_JSON, LARGEST_LIST = 2**24, 2**30  # bytes of stage.json or complete.json; of units.tsv or a file that is read whole
 UNIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}")
 FILE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9._=+-]{0,199}(?<!\.)(/[A-Za-z0-9.][A-Za-z0-9._=+-]{0,199}(?<!\.))*")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -148,26 +149,25 @@ class Output:
         return {name: sha256 for name, (_, sha256) in self._committed.items()}
 
     def read(self, name: str) -> bytes:
-        """Reads one small file and refuses bytes that were not committed."""
-        with self.open(name) as file:
-            data = file.read()
+        """Reads one file and refuses bytes that were not committed."""
+        self.check(name)
+        data = self.storage.read(f"{self.folder}/{name}", LARGEST_LIST)
         if hashlib.sha256(data).hexdigest() != self.checksums[name]:
             raise UserError(f"{self.where}/{name} is not what was committed: {CURE}")
         return data
 
     def open(self, name: str) -> BinaryIO:
-        """Opens one file after `check`."""
+        """Opens one file, of any size, and refuses bytes that were not committed."""
         self.check(name)
-        return self.storage.open(f"{self.folder}/{name}")
+        key = f"{self.folder}/{name}"
+        return open_checked(self.storage, key, self.files[name], self.checksums[name], CURE)
 
     def check(self, name: str) -> None:
-        """Refuses a file that is missing or has another size than was committed."""
+        """Refuses a file that is missing or has another size than was committed: enough where chunks have checksums."""
         if name not in self.files:
             raise UserError(f"{self.where} has no file {name!r}; it has: {', '.join(list(self.files)[:8])}")
-        actual = self.storage.size(f"{self.folder}/{name}")
-        if actual != self.files[name]:
-            found = "missing" if actual is None else f"{actual} bytes instead of {self.files[name]}"
-            raise UserError(f"{self.where}/{name} is {found}: {CURE}")
+        if problem := size_problem(self.storage, f"{self.folder}/{name}", self.files[name]):
+            raise UserError(f"{self.where}/{name} is {problem}: {CURE}")
 
     @property
     def where(self) -> str:

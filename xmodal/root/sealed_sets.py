@@ -7,26 +7,22 @@ It has no times, addresses or reasons for absent files (the ledger has them): th
 bytes lie under `blobs/`, by their checksum, so that sets share equal files.
 """
 
-import hashlib
-import io
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from xmodal.errors import UserError
+from xmodal.root.checked_files import open_checked
 from xmodal.root.files import sha256_of
 from xmodal.root.identity import canonical_json
 from xmodal.root.outputs import CURE, SHA256, Output
-from xmodal.root.storage import LocalStorage, Storage
+from xmodal.root.storage import Storage
 
 LOCK = "dataset.lock"
 RECORDS = "_runs/records/{}"
 LONGEST_LINE = 2**16
 BLOB_CURE = "`xmodal verify --forget` removes it, then build again"
-READ_AT_ONCE = 2**24  # bytes of a file that is read whole to be compared; a larger one is compared once a process
-_compared = set[tuple[str, int, int, int]]()  # large local files, as they were then
 
 
 @dataclass(frozen=True)
@@ -46,47 +42,13 @@ def blob_key(sha256: str) -> str:
     return f"blobs/{sha256[:2]}/{sha256}"
 
 
-def open_blob(sealed: Output, locked: Locked) -> BinaryIO:
-    """Opens a file of a sealed set, and refuses bytes that are not those that were sealed.
-
-    A large file of an object store is compared by its size alone: each worker would fetch all of an archive to read a
-    part of it. The members of a zip have checksums of their own.
-    """
+def open_sealed(sealed: Output, locked: Locked) -> BinaryIO:
+    """Opens a file of a sealed set, and refuses bytes that are not those that were sealed."""
     assert locked.sha256
-    storage, key = sealed.storage, blob_key(locked.sha256)
-    size = storage.size(key)
-    if size != locked.size:
-        raise _not_as_sealed(
-            sealed, locked, "missing" if size is None else f"{size:,} bytes instead of {locked.size:,}"
-        )
-    file = storage.open(key)
-    if size <= READ_AT_ONCE:
-        with file:
-            data = file.read()
-        file, is_same = io.BytesIO(data), hashlib.sha256(data).hexdigest() == locked.sha256
-    else:
-        is_same = not isinstance(storage, LocalStorage) or _is_same(file, storage.path(key), locked.sha256)
-    if is_same:
-        return file
-    file.close()
-    raise _not_as_sealed(sealed, locked, "not the bytes that were sealed")
-
-
-def _is_same(file: BinaryIO, path: str, sha256: str) -> bool:
-    """Whether a large file has this checksum; looked at again only if it was changed since."""
-    facts = os.fstat(file.fileno())
-    seen = (path, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns)
-    if seen not in _compared:
-        if sha256_of(file) != sha256:
-            return False
-        file.seek(0)
-        _compared.add(seen)
-    return True
-
-
-def _not_as_sealed(sealed: Output, locked: Locked, problem: str) -> UserError:
-    blob = f"{sealed.storage.url}/{blob_key(locked.sha256 or '')}"
-    return UserError(f"{locked.path} of {sealed.where} is {problem} ({blob}): {BLOB_CURE}")
+    try:
+        return open_checked(sealed.storage, blob_key(locked.sha256), locked.size, locked.sha256, BLOB_CURE)
+    except UserError as error:
+        raise UserError(f"{locked.path} of {sealed.stage}/{sealed.identity}: {error}") from None
 
 
 def sealed_now(storage: Storage, folder: str, name: str) -> Output | None:

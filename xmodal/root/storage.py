@@ -69,12 +69,8 @@ class LocalStorage:
     def read(self, key: str, most: int | None = None) -> bytes:
         """Reads a file; one of more than `most` bytes is refused."""
         with self.open(key) as file:
-            if most is None:
-                return file.read()
-            data = file.read(most + 1)
-        if len(data) > most:
-            raise UserError(f"{self.url}/{key} has more than the {most:,} bytes that such a file may have")
-        return data
+            _check_size(f"{self.url}/{key}", os.fstat(file.fileno()).st_size, most)
+            return file.read()
 
     def open(self, key: str) -> BinaryIO:
         path = self.path(key)
@@ -223,8 +219,8 @@ class RemoteStorage:
         return f"{self._base}/{key}" if key else str(self._base)
 
     def read(self, key: str, most: int | None = None) -> bytes:
-        if most is not None and (self.size(key) or 0) > most:
-            raise UserError(f"{self.url}/{key} has more than the {most:,} bytes that such a file may have")
+        if most is not None:
+            _check_size(f"{self.url}/{key}", self.size(key) or 0, most)
         return cast(bytes, self._files.cat_file(self.path(key)))
 
     def open(self, key: str) -> BinaryIO:
@@ -308,6 +304,11 @@ Storage: TypeAlias = LocalStorage | RemoteStorage
 def _check_key(key: str) -> None:
     if key.startswith("/") or "\0" in key or ".." in key.split("/"):
         raise UserError(f"{key!r} leads out of the root: something else than xmodal has written that name")
+
+
+def _check_size(where: str, size: int, most: int | None) -> None:
+    if most is not None and size > most:
+        raise UserError(f"{where} has {size:,} bytes, more than the {most:,} that it may have")
 
 
 def _open_regular(path: str, flags: int) -> int:
