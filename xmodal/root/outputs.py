@@ -131,7 +131,7 @@ class Output:
         """Every unit in order of its name, after units.tsv has been checked as a whole."""
         data, where = _read(self.storage, f"{self.folder}/units.tsv", LARGEST_LIST), f"{self.where}/units.tsv"
         if hashlib.sha256(data).hexdigest() != self.totals["units_sha256"]:
-            raise UserError(f"{where} is not what was committed: {CURE}")
+            raise UserError(f"{where} is not what was committed, by complete.json: {CURE}")
         return (Unit.from_line(line, where) for line in data.splitlines())
 
     @cached_property
