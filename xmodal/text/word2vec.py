@@ -1,7 +1,6 @@
-"""Trains word vectors on a corpus' own captions, for want of a published file: word2vec by gensim.
+"""Trains word vectors on a corpus' own captions by gensim: skip-gram, of every word, as a vocabulary drops rare ones.
 
-Skip-gram with five negatives, a window of five, five epochs, and every word that occurs: a vocabulary drops the rare
-ones. One thread trains, so that the same captions give the same bytes with the same gensim and kind of processor.
+One thread trains, so that the same captions give the same bytes with the same gensim and kind of processor.
 """
 
 import sys
