@@ -1,4 +1,4 @@
-"""Metrics: numbers from similarities, without torch. A module with a METRIC adds one, found because it exists."""
+"""Metrics: numbers from similarities, without torch. A module with a METRIC adds one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ Needed = TypeVar("Needed")
 
 @dataclass(frozen=True)
 class Column:
-    """Names one number of a metric: in papers, in JSON, in text and in LaTeX."""
+    """Names one number of a metric."""
 
     name: str  # as papers print it and `xmodal reproduce` looks it up: "R@1"
     key: str = ""  # where JSON has it, a dot before an inner key: "recall.1"; "" leaves it out
@@ -29,10 +29,10 @@ class Metric(Generic[Needed]):
     - `ranked_lists.RelevantRanks`, all right answers of some queries: for each column an array, a fraction for each
       query; reports have their means in percent.
     - `pmrp.PlausibleAnswers`, R-Precision of one gallery by what PCME calls plausible: a value a column.
-    - `protocols.Comparison`, all similarities with their gallery and its labels: for each column a value, or None where
-      the metric does not apply. Text has a line for each, LaTeX none.
+    - `protocols.Comparison`, all similarities and labels: for each column a value, or None where the metric does not
+      apply. Text has a line for each, LaTeX none.
 
-    The first three are computed for each direction; values of ranks and plausible answers are averaged over folds.
+    The first three are computed for each direction; ranks and plausible answers are averaged over folds.
     """
 
     name: str

@@ -1,8 +1,7 @@
 """Computes every metric a split has labels for, from similarities: a run's or a user's matrix.
 
 A corpus with categories gives plausible matches (PMRP); one with classes or identities has texts that are right for
-every item of theirs (PCME on CUB, CUHK-PEDES); ECCV-Caption's files say more of COCO's test split
-(docs/models.md#eccv-caption).
+every item of theirs (PCME on CUB, CUHK-PEDES).
 """
 
 import importlib
@@ -46,7 +45,7 @@ NO_LABELS: Labels = {}
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """Names what is compared: items by their ids, and captions item by item."""
+    """Names what is compared."""
 
     ids: Sequence[str]
     caption_ids: Sequence[str]
@@ -64,7 +63,7 @@ class Gallery:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Holds all that a split's metrics are computed from. Tiles may be asked for several times."""
+    """Holds all that a split's metrics are computed from."""
 
     similarities: Similarities
     gallery: Gallery
@@ -73,7 +72,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Scores:
-    """Holds one row of a report: the values of both directions by the names of columns."""
+    """Holds one row of a report: values by the names of columns."""
 
     columns: tuple[Column, ...]
     visual_to_text: Mapping[str, float]
@@ -86,7 +85,7 @@ class Scores:
 
     @property
     def sums_by_chance(self) -> dict[str, float]:
-        """What a random order has for the parts of each sum."""
+        """What a random order has for each sum."""
         adds_to = {column.name: column.adds_to for column in self.columns}
         return self._sums({column.name: adds_to.get(column.chance_of, "") for column in self.columns})
 
@@ -132,10 +131,7 @@ class Metrics:
     numbers: Mapping[Column, float | None]  # None if the metric does not apply
 
     def value(self, column: str, direction: str = "", gallery: str = "all") -> float | None:
-        """Looks up a column, or without a direction a sum over both; None if this split does not have it.
-
-        Over all items, what is right goes by classes or identities if the corpus has them.
-        """
+        """Looks up a column, or without a direction a sum over both; None if this split does not have it."""
         for rows in filter(None, self.tables.values()):
             row = headline(rows) if gallery == "all" else rows.get(gallery)
             values = row and (getattr(row, direction) if direction else row.sums)
@@ -145,7 +141,7 @@ class Metrics:
 
 
 def known(needs: type) -> list[Metric[Any]]:
-    """Finds every metric that is computed from `needs`, in the order of their columns."""
+    """Finds the metrics that are computed from `needs`, in the order of their columns."""
     modules = [importlib.import_module(found.name) for found in pkgutil.iter_modules(room.__path__, "xmodal.metrics.")]
     found = [module.METRIC for module in modules if hasattr(module, "METRIC")]
     _check(found)
@@ -173,7 +169,6 @@ def columns(*needs: type) -> tuple[Column, ...]:
 
 
 def _values(found: object) -> dict[str, Any]:
-    """Computes every metric that needs such a thing, by the names of columns."""
     values: dict[str, Any] = {}
     for metric in known(type(found)):
         computed = metric.compute(found)
@@ -187,7 +182,7 @@ def _values(found: object) -> dict[str, Any]:
 def all_metrics(
     similarities: Similarities, gallery: Gallery, labels: Labels, eccv: tuple[Pairs, Pairs] | None = None
 ) -> Metrics:
-    """Computes every metric that the labels allow; tiles are asked for several times, see `cached_on_disk`."""
+    """Computes every metric that the labels allow; asks for tiles several times, see `cached_on_disk`."""
     scores = recall_by_gallery(similarities, gallery, labels)
     right: dict[str, Relevance] = {OWN: gallery.own, **_exclusive(gallery, labels)}
     lists = {kind: list_scores(similarities, (relevance, relevance)) for kind, relevance in right.items()}
@@ -205,10 +200,7 @@ def all_metrics(
 
 
 def recall_by_gallery(similarities: Similarities, gallery: Gallery, labels: Labels = NO_LABELS) -> dict[str, Scores]:
-    """Computes the metrics of ranks over all items, over folds of 1,000 if they are whole ones, and by labels.
-
-    Only labels of which an item has one say what is right: classes and identities.
-    """
+    """Computes the metrics of ranks over all items, over whole folds of 1,000, and by class or identity."""
     found = _by_gallery(ranks(similarities, gallery.own, gallery.windows), rank_scores)
     by_label = _exclusive(gallery, labels)
     return found | {kind: rank_scores(ranks(similarities, right)) for kind, right in by_label.items()}
@@ -221,18 +213,18 @@ def _by_gallery(galleries: Sequence[Row], scores: Callable[[Sequence[Row]], Scor
 
 
 def headline(rows: Mapping[str, Row]) -> Row:
-    """Picks what a paper reports first: by class or identity if the corpus has them, else own captions over all."""
+    """Picks what a paper reports first: by class or identity if there are such rows, else over all items."""
     return next((rows[kind] for kind in EXCLUSIVE if kind in rows), next(iter(rows.values())))
 
 
 def rank_scores(galleries: Sequence[Both]) -> Scores:
-    """Averages the metrics of ranks over galleries, which weigh alike."""
+    """Averages over galleries, which weigh alike."""
     of_visual, of_text = map(_means, zip(*galleries, strict=True))
     return Scores(columns(Ranks), of_visual, of_text, len(galleries))
 
 
 def plausible_scores(galleries: Sequence[tuple[PlausibleAnswers, PlausibleAnswers]]) -> Scores:
-    """Averages the metrics of plausible matches over galleries, which weigh alike."""
+    """Averages over galleries, which weigh alike."""
     of_visual, of_text = (
         {QUERIES.name: sum(one.queries for one in side), **_means(side)} for side in zip(*galleries, strict=True)
     )
@@ -245,7 +237,7 @@ def _means(galleries: Iterable[object]) -> dict[str, float]:
 
 
 def list_scores(similarities: Similarities, relevance: tuple[Relevance, Relevance], drop: bool = False) -> Scores:
-    """Averages the metrics of lists over the queries, in percent; the two directions may differ in what is right."""
+    """Averages over the queries, in percent; the two directions may differ in what is right."""
 
     def percentages(right: Relevance, queries: Side) -> dict[str, float]:
         values = list_values(similarities, right, queries, drop=drop)
@@ -286,11 +278,10 @@ def classes(gallery: Gallery, kind: str, of_item: Mapping[str, Sequence[str]]) -
 
 
 def eccv(folder: Path, gallery: Gallery) -> tuple[Pairs, Pairs]:
-    """Reads ECCV-Caption's positives of visual and of text queries: each direction has queries and answers of its own.
+    """Reads ECCV-Caption's positives of visual and of text queries (docs/models.md#eccv-caption).
 
-    The folder is the package's `data` (naver-ai/eccv-caption, checked at b51f56c): two JSON objects, from a COCO image
-    id to caption ids and from a caption id to image ids. What is not in the gallery is left out: of the package's own
-    25,000 captions that is two of the 22,550 positive ones.
+    The folder is the package's `data`: two JSON objects, from a COCO image id to caption ids and from a caption id to
+    image ids. What is not in the gallery is left out, as two of the package's 22,550 positive captions are.
     """
     of_visual, of_text = (_read(folder / name) for name in ECCV_FILES)
     rows, columns = ({name: place for place, name in enumerate(ids)} for ids in (gallery.ids, gallery.caption_ids))

@@ -38,7 +38,7 @@ class Mixture:
     laplacian_KD: NDArray[np.bool_]
 
     def log_densities(self, words_ND: Numbers) -> Numbers:
-        """(N, K): the logarithm of each component's weighted density; -inf for weight 0."""
+        """(N, K): the logarithm of each component's weighted density."""
         found_NK = np.empty((len(words_ND), len(self.weights_K)))
         for k in range(len(self.weights_K)):
             z_ND = self._z(words_ND, k)
@@ -73,7 +73,7 @@ class Mixture:
 
     @cached_property
     def _heights_K(self) -> Numbers:
-        """(K,): the log of each component's weighted density at its centre."""
+        """The same at each centre."""
         areas_KD = self.spreads_KD * np.where(self.laplacian_KD, 2.0, np.sqrt(2 * np.pi))
         logs_K = np.log(self.weights_K, out=np.full(self.weights_K.shape, -np.inf), where=self.weights_K > 0)
         heights_K: Numbers = logs_K - np.log(areas_KD).sum(axis=1)
@@ -81,7 +81,7 @@ class Mixture:
 
 
 def fit_mixture(words_ND: Numbers, components: int, kind: Kind = "hglmm", seed: int = 0) -> tuple[Mixture, list[float]]:
-    """Fits a mixture by expectation-maximisation from k-means; returns a word's mean log-likelihood by round, too.
+    """Fits a mixture by expectation-maximisation; returns a word's mean log-likelihood by round, too.
 
     Each word counts once: otherwise frequent words get components of their own (with COCO's captions most of 30).
     """
@@ -106,7 +106,7 @@ def fit_mixture(words_ND: Numbers, components: int, kind: Kind = "hglmm", seed: 
 def fisher_vectors(mixture: Mixture, words_ND: Numbers, counts_SN: Any) -> NDArray[np.float32]:
     """(S, K · 2 · D): for each component first what moves its centre, then what moves its spread.
 
-    `counts_SN` is a scipy.sparse array: how often each sentence has each word. A sentence without words gives zeros.
+    `counts_SN` is a scipy.sparse array: how often each sentence has each word.
     """
     shares_NK, _ = mixture.posteriors(words_ND)
     found_SKF = np.zeros((counts_SN.shape[0], len(mixture.weights_K), 2 * words_ND.shape[1]), np.float32)
@@ -122,7 +122,7 @@ def fisher_vectors(mixture: Mixture, words_ND: Numbers, counts_SN: Any) -> NDArr
 
 
 def normalised(vectors_SF: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns the signed square roots of rows, scaled to length 1; zeros stay zeros."""
+    """Returns the signed square roots of rows at length 1; zeros stay zeros."""
     roots_SF = np.abs(vectors_SF)
     sums_S1 = roots_SF.sum(axis=1, keepdims=True)  # of the roots' squares
     roots_SF /= np.where(sums_S1 > 0, sums_S1, 1)
@@ -133,7 +133,7 @@ def normalised(vectors_SF: NDArray[np.float32]) -> NDArray[np.float32]:
 def _maximise(
     words_ND: Numbers, order_DN: NDArray[np.int64], narrowest_D: Numbers, kind: Kind, shares_NK: Numbers
 ) -> Mixture:
-    """Returns the components that make their words likeliest (the M step); `order_DN` sorts each dimension."""
+    """The M step; `order_DN` sorts each dimension."""
     weights_K = shares_NK.mean(axis=0)
     weights_K = np.where(weights_K > EMPTY, weights_K, 0.0)
     shape = (len(weights_K), words_ND.shape[1])
@@ -159,18 +159,19 @@ def _maximise(
 
 
 def _medians(words_ND: Numbers, order_DN: NDArray[np.int64], shares_N: Numbers) -> Numbers:
-    """(D,): the weighted median of each dimension."""
+    """(D,), weighted"""
     below_DN = np.cumsum(shares_N[order_DN], axis=1)
     places_D = (below_DN < 0.5 * below_DN[:, -1:]).sum(axis=1)
     dimensions = np.arange(len(order_DN))
-    return words_ND[order_DN[dimensions, places_D], dimensions]
+    medians_D: Numbers = words_ND[order_DN[dimensions, places_D], dimensions]
+    return medians_D
 
 
 def _clusters(words_ND: Numbers, components: int, seed: int) -> NDArray[np.int64]:
     different = len(np.unique(words_ND, axis=0))
     if different < components:
         raise UserError(f"{different:,} different words cannot make {components:,} components: ask for fewer")
-    from sklearn.cluster import KMeans  # type: ignore[import-untyped]
+    from sklearn.cluster import KMeans
 
     means = KMeans(components, n_init=1, random_state=seed)
     return np.asarray(means.fit(words_ND).labels_, np.int64)

@@ -31,7 +31,7 @@ KIND = "codes"
 
 @dataclass(frozen=True)
 class Dictionary:
-    """Words by their ids, <pad> for no word first, with the tokenizer that they come from."""
+    """Words by their ids, <pad> for no word first."""
 
     tokenizer: str
     words: tuple[str, ...]
@@ -56,7 +56,6 @@ class Dictionary:
         return len(self.words)
 
     def encode(self, caption: str) -> Ids:
-        """The ids of the caption's known words, which may be none."""
         found = (self._ids.get(word) for word in self._split(caption))
         return np.array([number for number in found if number], np.int32)
 
@@ -95,7 +94,7 @@ class Codes:
 
 
 def shifted(codes_TL: Ids, shifts_T: NDArray[np.int64]) -> Ids:
-    """Moves codes that stand at the left to the right; no word may be pushed out."""
+    """Moves words from the left to the right; none may be pushed out."""
     words_TL, length = codes_TL != PAD, codes_TL.shape[1]
     assert not (words_TL[:, 1:] & ~words_TL[:, :-1]).any()  # no gap, and none before the words
     assert ((shifts_T >= 0) & (shifts_T <= length - words_TL.sum(axis=1))).all()
@@ -105,8 +104,7 @@ def shifted(codes_TL: Ids, shifts_T: NDArray[np.int64]) -> Ids:
 def all_shifts(codes_TL: Ids) -> tuple[Ids, NDArray[np.int64]]:
     """Returns (S, L) every code at every place where it fits, text by text, and (S,) the text of each.
 
-    At test a text's feature is the normalised sum over its shifts: `features.index_add_(0, texts, each)`. A text
-    without words has L + 1 empty ones.
+    At test a text's feature is the normalised sum over its shifts: `features.index_add_(0, texts, each)`.
     """
     counts_T = codes_TL.shape[1] + 1 - (codes_TL != PAD).sum(axis=1)
     texts_S = np.repeat(np.arange(len(codes_TL)), counts_T)

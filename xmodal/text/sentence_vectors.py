@@ -43,8 +43,6 @@ AT_ONCE = 256  # sentences of a batch: 40 MB of codes; the batches decide their 
 
 @dataclass(frozen=True)
 class Coding:
-    """The settings of a codebook."""
-
     method: Method = "hglmm"
     components: int = 30
     width: int = 6000
@@ -62,8 +60,6 @@ class Coding:
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Projects on principal or independent components."""
-
     centre_F: NDArray[Any]
     axes_WF: NDArray[Any]
 
@@ -74,8 +70,6 @@ class Projection:
 
 @dataclass(frozen=True, eq=False)
 class Codebook:
-    """Encodes sentences."""
-
     coding: Coding
     words: tuple[str, ...]
     vectors_VE: NDArray[np.float32]  # of the words, rotated for Fisher vectors; for tfidf the rarities
@@ -94,7 +88,7 @@ class Codebook:
         return 2 * self.mixture.centres_KD.size if self.mixture else self.vectors_VE.shape[1]
 
     def encode(self, captions: Iterable[str]) -> NDArray[np.float32]:
-        """(S, width); the last bits of a caption's vector depend on the captions beside it."""
+        """(S, width); the last bits of a vector depend on the captions beside it."""
         sentences = list(map(self._split, captions))
         codes_SW = np.zeros((len(sentences), self.width), np.float32)
         with _one_thread():
@@ -104,7 +98,6 @@ class Codebook:
         return codes_SW
 
     def to_bytes(self) -> bytes:
-        """Writes what `numpy.load` opens without pickles."""
         about = canonical_json({"coding": asdict(self.coding), "words": self.words})
         arrays: dict[str, Any] = {"about": np.frombuffer(about, np.uint8), "vectors_VE": self.vectors_VE}
         for part in (self.mixture, self.principal):
@@ -132,7 +125,7 @@ class Codebook:
         return tokenizer(self.coding.tokenizer, self.coding.cleaning)
 
     def _batches(self, sentences: Sentences) -> Iterator[tuple[slice, NDArray[np.float32], NDArray[np.bool_]]]:
-        """Yields rows, their codes before they are shortened, and which of them have a known word."""
+        """Yields rows, their codes before they are shortened, and which have a known word."""
         for start in range(0, len(sentences), AT_ONCE):
             rows = slice(start, start + AT_ONCE)
             yield rows, *self._code(sentences[rows])
@@ -152,8 +145,8 @@ class Codebook:
         return codes_SF.astype(np.float32), lengths_S > 0
 
     def _counted(self, sentences: Sentences) -> tuple[NDArray[np.int64], Any]:
-        """Returns (U,) the words that occur, and (S, U) their counts, as a scipy.sparse array."""
-        from scipy.sparse import csr_array  # type: ignore[import-untyped]
+        """Returns (U,) the words that occur, and (S, U) their counts, sparse."""
+        from scipy.sparse import csr_array
 
         known = [[self._rows[word] for word in words if word in self._rows] for words in sentences]
         starts = np.cumsum([0, *map(len, known)])
@@ -165,7 +158,7 @@ class Codebook:
 
 
 def _part(kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Reads a mixture or a projection; None if the codebook has none."""
+    """None if the codebook has none."""
     names = [field.name for field in fields(kind)]
     return kind(**{name: arrays[name] for name in names}) if names[0] in arrays else None
 
@@ -184,7 +177,7 @@ def fit(
         assert vectors_VE is not None, f"{coding.method} needs word vectors"
         has_V = np.isfinite(vectors_VE).all(axis=1)
         known = tuple(words[row] for row in np.flatnonzero(has_V).tolist())
-        codebook, facts = Codebook(coding, known, vectors_VE[has_V]), {}
+        codebook, facts = Codebook(coding, known, vectors_VE[has_V]), dict[str, Any]()
         if coding.method != "mean":
             codebook, facts = _with_mixture(codebook, coding.method, sentences)
         return _shortened(codebook, sentences), facts
@@ -229,9 +222,8 @@ def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Co
 
 
 def _independent(vectors_NE: Numbers, directions: int, seed: int) -> tuple[Projection, bool]:
-    """Finds as many components as words differ in; on real words the search may not converge."""
-    from sklearn.decomposition import FastICA  # type: ignore[import-untyped]
-    from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
+    from sklearn.decomposition import FastICA
+    from sklearn.exceptions import ConvergenceWarning
 
     analysis = FastICA(directions, whiten="unit-variance", whiten_solver="svd", random_state=seed)
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):  # by those that are left out
@@ -264,9 +256,9 @@ def _check_enough(sentences: int, width: int, length: int) -> None:
 
 
 def _one_thread() -> Any:
-    """Limits numpy to one thread: the number of threads changes the last bits."""
+    """The number of threads changes the last bits."""
     try:
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
+        from threadpoolctl import threadpool_limits  # comes with scikit-learn
     except ImportError:
         raise UserError("codes of sentences need scikit-learn: pip install -e '.[text]' in the checkout") from None
     return threadpool_limits(1)

@@ -30,7 +30,6 @@ Tokenizer: TypeAlias = Callable[[str], list[str]]
 
 
 def tokenizer(name: str, cleaning: str = "none") -> Tokenizer:
-    """Returns a function that cleans a caption and splits it."""
     check_names(name, cleaning)
     split, clean = TOKENIZERS[name](), _CLEANINGS[cleaning]
     return split if clean is None else lambda text: split(clean(text))
@@ -45,7 +44,7 @@ def count_words(captions: Iterable[str], name: str, cleaning: str = "none") -> C
 
 
 def by_frequency(counts: Iterable[tuple[str, int]]) -> list[str]:
-    """Sorts words by falling frequency, then by their letters."""
+    """Sorts by falling frequency, then by letters."""
     return [word for _, word in sorted((-count, word) for word, count in counts)]
 
 
@@ -56,7 +55,7 @@ def check_names(tokenizer: str, cleaning: str) -> None:
 
 
 def noun_phrases(captions: Iterable[str], model: str = "en_core_web_sm") -> Iterator[list[tuple[int, int]]]:
-    """Finds where each caption's noun phrases begin and end, in characters; `model` is a package of spaCy or a folder."""
+    """Finds where noun phrases begin and end, in characters; `model` is a package of spaCy or a folder."""
     try:
         network = _spacy().load(model, exclude=["ner"])
     except OSError:
@@ -74,7 +73,7 @@ def _nltk() -> Tokenizer:
 
 def _nltk_sentences() -> Tokenizer:
     split = _nltk_words()
-    from nltk.tokenize.punkt import PunktTokenizer  # type: ignore[import-untyped]
+    from nltk.tokenize.punkt import PunktTokenizer
 
     try:
         sentences = PunktTokenizer("english").tokenize
@@ -86,7 +85,7 @@ def _nltk_sentences() -> Tokenizer:
 
 def _nltk_words() -> Tokenizer:
     try:
-        from nltk.tokenize.destructive import NLTKWordTokenizer  # type: ignore[import-untyped]
+        from nltk.tokenize.destructive import NLTKWordTokenizer
     except ImportError:
         raise UserError("the nltk tokenizers need NLTK: pip install 'nltk==3.10.*'") from None
     split_by_nltk: Tokenizer = NLTKWordTokenizer().tokenize
@@ -100,7 +99,7 @@ def _nltk_words() -> Tokenizer:
 
 
 def _spacy_words() -> Tokenizer:
-    """Makes spaCy's rules anew when they remember too many words; its memory zones cost five times more."""
+    """Makes spaCy's rules anew when they remember too many words."""
     blank = _spacy().blank
     split = blank("en").tokenizer
 

@@ -42,8 +42,6 @@ Vectors = tuple[list[bytes], NDArray[np.float32]]  # words, and a row for each
 
 @dataclass(frozen=True)
 class VectorFile:
-    """A file whose format is known."""
-
     path: Path
     packed: Packed
     kind: Literal["GloVe text", "word2vec text", "word2vec binary"]
@@ -77,7 +75,9 @@ class VectorFile:
             return cls(path, packed, kind, width, count, len(first) + 1)
         width = len(first.split()) - 1
         if width < 1 or (not ends and len(head) == LONGEST_LINE) or not _is_text(first, width):
-            raise UserError(f"{path}, line 1 (byte 0) is neither a word with numbers, a space apart, nor how many words follow")
+            raise UserError(
+                f"{path}, line 1 (byte 0) is neither a word with numbers, a space apart, nor how many words follow"
+            )
         return cls(path, packed, "GloVe text", width, None, 0)
 
     def entries(self, wanted: Collection[bytes] | None = None, tick: Tick = lambda size: None) -> Iterator[Vectors]:
@@ -109,7 +109,7 @@ class VectorFile:
             raise UserError(f"{self.path} was cut or damaged: {found}, where its first line says {self.count:,}")
 
     def _split(self, place: str, line: bytes) -> tuple[bytes, bytes]:
-        """Returns a line's word and numbers; a number in the word means a number too many."""
+        """Returns a line's word and numbers."""
         word, _, numbers = (stripped := line.rstrip()).partition(b" ")
         if numbers.count(b" ") + 1 == self.width:
             return word, numbers
@@ -168,7 +168,7 @@ class VectorFile:
             raise UserError(f"{self.path} was cut or damaged: it {ends}, of {self.count:,}")
 
     def _check_word(self, word: bytes, place: int) -> None:
-        """Refuses control bytes: after a lost byte numbers are read as words."""
+        """Refuses control bytes: numbers are read as words after a lost byte."""
         if strange := re.search(rb"[\0-\x1f]", word.lstrip(b"\n")):
             raise UserError(f"{self.path} is damaged before byte {place + strange.start()}: no word begins at {place}")
 
@@ -186,14 +186,14 @@ _OF_NUMBERS = b"0123456789+-.eEnaifNAIF \r"
 
 
 def _is_text(entries: bytes, width: int) -> bool:
-    """Tells whether written numbers follow the first word, of which a few digits may be damaged."""
+    """Tells whether written numbers follow the first word, perhaps with damaged digits."""
     numbers = entries.partition(b" ")[2].partition(b"\n")[0]
     known = len(numbers) - len(numbers.translate(None, _OF_NUMBERS))
     return 2 * len(numbers.split()) > width and known >= 0.9 * len(numbers)
 
 
 def _numbers(texts: Sequence[bytes], width: int) -> NDArray[np.float32]:
-    """Parses `width` numbers of each text as Python does: by float64, whose rounding decides the last bit."""
+    """Parses `width` numbers of each text as Python does: by float64."""
     tokens = pa.compute.split_pattern(pa.array(texts, pa.binary()), " ").flatten()
     values = pa.compute.cast(pa.compute.cast(tokens, pa.string()), pa.float64()).to_numpy()
     with np.errstate(over="ignore"):

@@ -95,7 +95,7 @@ class VectorIndex:
 
 
 def write_index(source: VectorFile, path: Path, tick: Tick = lambda size: None) -> VectorIndex:
-    """Indexes every word; one that is there twice has its last vector."""
+    """Of a word that is there twice the last vector counts."""
     rows, checksums = dict[bytes, int](), array("I")  # the row of each word; the checksum of each row
     with new_file(path) as file:
         file.write(MAGIC)

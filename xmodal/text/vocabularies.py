@@ -41,7 +41,7 @@ def check_words(what: str, words: Sequence[str], specials: tuple[str, ...]) -> N
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by their ids, the four special ones first, and how they were split."""
+    """Words by their ids, the four special ones first."""
 
     tokenizer: str
     words: tuple[str, ...]
@@ -71,11 +71,10 @@ class Vocabulary:
         return len(self.words)
 
     def encode(self, caption: str) -> NDArray[np.int32]:
-        """The ids from <start> to <end>."""
         return np.array([START, *map(self.id_of, self._split(caption)), END], np.int32)
 
     def id_of(self, word: str) -> int:
-        """The id of <unk> for unknown words, and for those that spell a special."""
+        """<unk> for unknown words, and for those that spell a special."""
         return self._ids.get(word, UNKNOWN)
 
     def to_bytes(self) -> bytes:
@@ -98,7 +97,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, eq=False)
 class ReleasedVocabulary:
-    """The word ids of a released file (VSE++, PVSE, PCME), in any order.
+    """The word ids of a released file (VSE++, PVSE, PCME).
 
     NLTK splits captions as a whole. The official code splits sentences first: with PCME's words, 18 of COCO's 25,000
     test captions get other ids by it.
@@ -175,7 +174,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(data: bytes) -> Any:
-    """Unpickles a vocabulary, which has no tuples: many in each other would take for ever to hash."""
+    """Refuses many tuples, which a vocabulary does not have: in each other they take for ever to hash."""
     if sum(code.name in _TUPLES for code, _, _ in pickletools.genops(data)) > FEW_TUPLES:
         raise pickle.UnpicklingError("it is full of tuples")
     found = _Unpickler(data).load()
@@ -190,7 +189,7 @@ def words_file(words: Sequence[str], *about: str) -> bytes:
 
 
 def read_words_file(data: bytes, is_not: str) -> tuple[Any, ...]:
-    """Returns the words, then the facts; `is_not` begins the message for a changed or other file."""
+    """Returns the words, then the facts; `is_not` begins the message for another file."""
     first, _, body = data.partition(b"\n")
     head, _, checksum = first.rpartition(b" ")
     if checksum != _checksum(head, body):

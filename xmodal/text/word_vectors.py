@@ -1,4 +1,4 @@
-"""Word vectors of a vocabulary, read from a published file or from an index of one."""
+"""Word vectors of a vocabulary, read from a published file or an index of one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,15 +51,13 @@ def open_vectors(path: Path) -> VectorFile | VectorIndex:
 
 
 def vectors_sha256(path: Path) -> str:
-    """The sha256 of a word-vector file, or of the file that an index was made from."""
+    """The sha256 of a word-vector file, also by an index of it."""
     source = open_vectors(path)
     return source.source_sha256 if isinstance(source, VectorIndex) else sha256_of(source.path)
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Counts the words that have a vector."""
-
     words: int
     missing: tuple[str, ...]  # by frequency, if that is known
     occurrences: int | None = None
