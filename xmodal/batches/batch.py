@@ -55,11 +55,14 @@ class Padded:
         positions_L = torch.arange(self.values.shape[1], device=self.values.device)
         return positions_L < self.lengths.to(self.values.device)[:, None]
 
+    def zero_padded(self) -> Tensor:
+        """The values, with zeros beyond the lengths: a weight of 0 does not stop a NaN that lies there."""
+        mask = self.mask.view(self.values.shape[:2] + (1,) * (self.values.ndim - 2))
+        return self.values.masked_fill(~mask, 0)
+
     def average(self) -> Tensor:
         """(B, D): the mean of each row's real positions."""
-        mask_BL = self.mask
-        real_BLD = self.values.masked_fill(~mask_BL[..., None], 0)
-        return real_BLD.sum(dim=1) / mask_BL.sum(dim=1, keepdim=True)
+        return self.zero_padded().sum(dim=1) / self.mask.sum(dim=1, keepdim=True)
 
     def __len__(self) -> int:
         return self.values.shape[0]
