@@ -7,13 +7,11 @@
 - D is the end of the last frame: by its packet's duration in MP4 and WebM (if unknown, the gap before it), by its
   delay in GIF and WebP.
 - Times are compared as whole numbers: at 24 frames a second every k/8 s is exactly the beginning of a frame.
-- A frame between two moments is left out. A frame shown at several moments is given once; samples refer to its number.
-- If a frame cannot be decoded, its samples are the frame before, as in a player, and are counted (`samples_missing`).
+- A frame shown at several moments is given once; samples refer to its number. If it cannot be decoded, its samples are
+  the frame before, and are counted (`samples_missing`).
 
-What becomes of colours, transparency and still pictures, and what other tools choose: docs/corpora.md#media.
-
-MP4 and WebM are read twice, first without decoding. A decoder's call cannot be stopped: for a limit in time, run this
-in a process that can be killed.
+docs/corpora.md#media says what becomes of colours, transparency and still pictures, and what other tools choose.
+A decoder's call cannot be stopped: for a limit in time, run this in a process that can be killed.
 """
 
 import io
@@ -69,8 +67,7 @@ def sample_frames(
 ) -> Sampled:
     """Passes the sampled frames to `keep`, each once and in order. Faults of the bytes become the status.
 
-    If the status is not USABLE, no frame counts, even those already passed. `planned` receives the row before the first
-    frame is decoded.
+    Frames count only if the status is USABLE. `planned` receives the row before the first frame is decoded.
     """
     config, limits = config or Sampling(), limits or Limits()
     row = Sampled(memoryview(data).nbytes)  # TypeError for a path
@@ -140,11 +137,11 @@ def _open(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip
 
         return open_jpegs(data, config, limits)
     try:
-        from xmodal.media import libav
+        from xmodal.media import gif, libav
     except ModuleNotFoundError as missing:
         raise UserError(f"clips need {missing.name}: pip install -e '.[video]' in the checkout") from missing
     if container == "gif":
-        return libav.open_gif(data, config, limits)
+        return gif.open_gif(data, config, limits)
     return libav.open_video(data, container, config, limits)
 
 
