@@ -1,7 +1,4 @@
-"""GIF: finds the frames of a file and their delays, without decoding a pixel.
-
-A decoder's times are not used: what it makes of delays of 0 and 10 ms changes with its version.
-"""
+"""GIF: finds the frames of a file and their delays, which a decoder's version would read in its own way."""
 
 import struct
 from collections.abc import Sequence
@@ -37,7 +34,6 @@ class GifFrame:
 
 
 def open_gif(data: bytes, config: Sampling, limits: Limits) -> Clip:
-    """Finds the frames of a GIF. A frame that the end of the file cuts is left out."""
     if len(data) < SCREEN:
         raise Refused("not_media", "the GIF ends within its header")
     width, height = struct.unpack_from("<HH", data, 6)
@@ -62,18 +58,18 @@ def _show_gif(
 
 
 def _frame_bytes(data: bytes, frame: GifFrame, first: bool) -> bytes:
-    """The bytes of one frame as libav's decoder needs them; the first comes with a header."""
+    """A frame as libav's decoder needs it; the first comes with a header."""
     flags, screen = data[frame.image + 9], b""
     if not flags & OWN_PALETTE:  # the screen's palette goes with the image
         flags, screen = flags & INTERLACED | OWN_PALETTE | data[10] & 7, data[SCREEN : SCREEN + _palette(data[10])]
-    # Where a frame is taken away the decoder draws the screen's background, browsers nothing: so that is white here.
+    # where a frame is taken away the decoder draws the screen's background, so that is white
     header = b"GIF89a" + data[6:10] + bytes([OWN_PALETTE, 0, 0]) + b"\xff" * 6 if first else b""
     before, after = data[frame.begin : frame.image + 9], data[frame.image + 10 : frame.end]
     return header + before + bytes([flags]) + screen + after
 
 
 def _walk(data: bytes, frames: list[GifFrame], limits: Limits) -> tuple[Status, str]:
-    """Fills the list. IndexError or struct.error if the file ends too early."""
+    """Finds whole frames. IndexError or struct.error if the file ends too early."""
     begin = at = SCREEN + _palette(data[10])
     delay = 0
     while (marker := data[at]) != TRAILER:
@@ -94,7 +90,7 @@ def _walk(data: bytes, frames: list[GifFrame], limits: Limits) -> tuple[Status, 
 
 
 def _palette(flags: int) -> int:
-    """Length in bytes of the palette after a header with these flags."""
+    """Bytes of the palette after a header with these flags."""
     return 3 << (flags & 7) + 1 if flags & OWN_PALETTE else 0
 
 

@@ -43,7 +43,7 @@ Logged = list[tuple[int, str, str]]  # level, name and text of libav's lines
 
 @dataclass(frozen=True)
 class Packets:
-    """Facts about the packets of a video, times in units of its stream."""
+    """Times are in units of the stream."""
 
     count: int
     starts: tuple[int, ...]  # of the frames that are shown, ascending
@@ -52,7 +52,7 @@ class Packets:
     cut: bool  # the file ends too early
     hidden: bool  # an edit list hides some frames
     open_groups: bool
-    earliest: int  # the start of the first packet; frames up to `key` may be predicted from what was cut off
+    earliest: int  # the first packet's start; frames up to `key` may be predicted from what was cut off
     key: int  # the start of the first keyframe
 
     @property
@@ -70,7 +70,7 @@ class Video:
 
 
 def open_video(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip:
-    """Reads the timeline of an MP4 or WebM from its packets, without decoding them."""
+    """Reads the timeline of an MP4 or WebM without decoding it."""
     kind, begin, end = (b"", 0, _segment_end(data)) if container == "webm" else _last_box(data)
     is_short = end > len(data)
     # the index of a fragment that is cut off would make the whole file unreadable
@@ -113,7 +113,7 @@ def _listening() -> Iterator[Logged]:
 
 @contextmanager
 def _opened(video: Video) -> Iterator[tuple[VideoStream, Logged]]:
-    """Opens a video, ready to be decoded, and collects what libav logs about it."""
+    """Opens a video to be decoded, and collects what libav logs."""
     options = {"max_pixels": str(video.limits.pixels)}
     with _listening() as logged:
         try:
@@ -175,7 +175,7 @@ def _first_frame(video: Video, packets: Packets) -> VideoFrame | None:
 
 
 def _whole(stream: VideoStream) -> Iterator[tuple[int, "av.Packet[VideoStream]"]]:
-    """Packets that can be decoded, after the starts of their frames."""
+    """Packets that can be decoded, with the starts of their frames."""
     assert isinstance(stream.container, InputContainer)
     for packet in stream.container.demux(stream):
         start = packet.dts if packet.pts is None else packet.pts
@@ -219,7 +219,6 @@ def _element_length(data: bytes, at: int) -> tuple[int, int]:
 def show_gif(
     frames: Iterable[bytes], config: Sampling, limits: Limits, numbers: Sequence[int], keep: OnFrame
 ) -> list[str]:
-    """Decodes a GIF from the bytes of its frames up to the last wanted one."""
     context = VideoCodecContext.create("gif", "r")
     context.thread_count = 1
     convert, wanted, trouble = _conversion(config, limits), set(numbers), list[str]()
@@ -250,14 +249,10 @@ def _show_video(video: Video, packets: Packets, numbers: Sequence[int], keep: On
 def _wanted_frames(
     stream: VideoStream, packets: Packets, wanted: Mapping[int | None, int], logged: Logged, trouble: list[str]
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """Decodes the wanted frames and those they are predicted from.
-
-    Frames that are not shown and whose reference was cut off may fail without being trouble.
-    """
     context = stream.codec_context
     for start, packet in _to_decode(stream, packets):
         context.skip_frame = "DEFAULT" if packet is None or start in wanted else "NONREF"
-        cut_off = start is not None and start < packets.key
+        cut_off = start is not None and start < packets.key  # what it is predicted from: it may fail
         before = len(logged)
         for frame in _frames(context, packet, [] if cut_off else trouble):
             number = wanted.get(_start(frame))
@@ -287,7 +282,7 @@ def _frames(context: VideoCodecContext, packet: "av.Packet[Any] | None", trouble
 
 
 def _conversion(config: Sampling, limits: Limits) -> Callable[[VideoFrame], Frame]:
-    """Makes the function that converts the colours, size and rotation of one clip's frames."""
+    """Makes a function that converts colours, size and rotation of one clip's frames."""
     scaler = VideoReformatter()
     matrix: tuple[int, ...] | None = None
 
@@ -304,7 +299,7 @@ def _conversion(config: Sampling, limits: Limits) -> Callable[[VideoFrame], Fram
 
 def _matrix(frame: VideoFrame) -> tuple[int, ...]:
     """The rotation of a clip, from its first frame."""
-    # A frame whose side data was read refers to itself and keeps its pixels in memory: hence the tiny copy.
+    # a tiny copy, as a frame whose side data was read refers to itself and stays in memory
     found: Any = frame.reformat(TINY, TINY, interpolation=Interpolation.POINT, threads=1).side_data
     return struct.unpack("=9i", bytes(found["DISPLAYMATRIX"])) if "DISPLAYMATRIX" in found else UPRIGHT
 
@@ -318,7 +313,7 @@ def _turned(pixels_HW3: NDArray[np.uint8], matrix: tuple[int, ...]) -> NDArray[n
 
 
 def _wrong_for_decord(video: Video, packets: Packets) -> str:
-    """The kind of video for which decord gives wrong frames; empty if none is known."""
+    """The reason why decord would give wrong frames, or ""."""
     frame = _first_frame(video, packets)  # PyAV tells the matrix of decoded frames alone
     a, b, _, c, d, *_ = _matrix(frame) if frame else UPRIGHT
     known = {
@@ -353,7 +348,7 @@ def _show_by_decord(video: Video, packets: Packets, numbers: Sequence[int], keep
 
 
 def _unpadded(pixels_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Removes the padding of narrow videos' lines, which decord gives as if a pixel had more colours."""
+    """Removes the padding of lines, which decord gives as if a pixel had more colours."""
     height, width, _ = pixels_HWC.shape
     return np.ascontiguousarray(pixels_HWC.reshape(height, -1)[:, : 3 * width]).reshape(height, width, 3)
 
@@ -363,7 +358,6 @@ def _as_lines(logged: Logged) -> list[str]:
 
 
 def _last_logged(error: av.FFmpegError) -> str:
-    """The text that libav logged last, which says more than the error's number."""
     if isinstance(error, MemoryError):
         raise error
     return ": ".join(str(part).strip() for part in error.log[1:]) if error.log else error.strerror
