@@ -20,8 +20,6 @@ from contextlib import suppress
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import absent, command, counts, failures
 
-GROUP = "data"
-
 
 def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS[/STAGE]")
