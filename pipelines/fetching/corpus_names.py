@@ -1,8 +1,8 @@
 """Finds the corpus that a command names, and keeps what a root remembers of the names of users' corpora.
 
-A name's NOTE says where a user's list or Python file lies, so that every command takes the name of what was built once.
-Listing the corpora of a root executes no file. A name belongs to the list that was last parsed under it: another list of
-that name is refused, a grown one is accepted, and one that cannot be read changes nothing.
+A name's NOTE says where a user's list or Python file lies, so that every command takes the name of what was built.
+Listing the corpora of a root executes no file. A name belongs to the list that was last parsed under it: another list
+of that name is refused, a grown one is accepted, and one that cannot be read changes nothing.
 """
 
 import json
@@ -105,7 +105,7 @@ def description_of(storage: Storage, name: str) -> Description | None:
 
 @contextmanager
 def building(storage: Storage, found: FoundCorpus) -> Iterator[None]:
-    """A build that gives the corpus' name to the list or file at its place: to a list as soon as its rows are parsed."""
+    """A build that gives the corpus' name to the list or file at its place, to a list when its rows are parsed."""
     corpus, place = found.corpus, found.place
     if not place or place.endswith(".py"):
         if (place or corpus.sample) and corpus.name not in corpora.names():

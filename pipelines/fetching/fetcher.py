@@ -1,7 +1,7 @@
 """Fetches the publisher's files into `blobs/`, and every attempt into the ledger.
 
-A file at hand in the `--raw` folder is taken from there (status `local`), another from its address or a mirror. Its size
-and checksum must be those that the corpus pins.
+A file at hand in the `--raw` folder is taken from there (status `local`), another from its address or a mirror. Its
+size and checksum must be those that the corpus pins.
 """
 
 import hashlib
@@ -186,7 +186,9 @@ def _units(sources: list[Source]) -> Iterator[tuple[str, list[Source]]]:
 def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[FetchAttempt]:
     """Every attempt at one file, up to the first success; an address whose failure will not pass is not asked again."""
     if raw and (file := raw.find(source)):
-        yield _attempt(source, "local", partial(_copy if source.path in raw.elsewhere else _keep, source, file, storage))
+        yield _attempt(
+            source, "local", partial(_copy if source.path in raw.elsewhere else _keep, source, file, storage)
+        )
         return
     addresses = [address for address in (source.url, *source.mirrors) if address]
     if not addresses:

@@ -41,7 +41,9 @@ class FetchAttempt:
     @staticmethod
     def damaged(path: str) -> "FetchAttempt":
         """The loss of bytes that were here, which alone undoes an earlier success."""
-        return FetchAttempt(path, "failed", time.time(), 0.0, kind=DAMAGED, reason="its bytes under this root were damaged")
+        return FetchAttempt(
+            path, "failed", time.time(), 0.0, kind=DAMAGED, reason="its bytes under this root were damaged"
+        )
 
     def line(self) -> bytes:
         facts = asdict(self)

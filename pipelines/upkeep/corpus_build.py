@@ -15,6 +15,7 @@ from pipelines.engine.building import build
 from pipelines.engine.stage import Stage
 from pipelines.engine.typed_settings import apply
 from pipelines.fetching.corpus_files import CorpusFiles
+from pipelines.fetching.corpus_names import FoundCorpus
 from pipelines.fetching.ledger import FOLDERS, folder_of, incomplete_folders
 from pipelines.stages import FILE_SETS, ITEM_KINDS, Needs, StageKind
 from xmodal.corpora import Corpus, Part
@@ -29,9 +30,9 @@ PARTS: dict[str, Part] = {folder: part for part, folder in FOLDERS.items()}
 class CorpusBuild:
     """Ends with the command: the next one looks at everything anew."""
 
-    def __init__(self, options: BuildOptions, corpus: Corpus) -> None:
-        self.options, self.corpus = options, corpus
-        self.files = CorpusFiles(options, corpus)
+    def __init__(self, options: BuildOptions, corpus: Corpus, found: FoundCorpus | None = None) -> None:
+        self.options, self.corpus, self.found = options, corpus, found or FoundCorpus(corpus)
+        self.files = CorpusFiles(options, self.found)
         self._stages: dict[str, Stage[Any, Any]] = {}
         self._finished: dict[str, Output] = {}
         self._built: dict[str, Output] = {}
@@ -75,7 +76,7 @@ class CorpusBuild:
     def finished(self, name: str) -> Output | None:
         """The output of a stage, or a sealed set, where it is up to date."""
         if name in FILE_SETS:
-            return self.files.sealed(PARTS[name])
+            return self.files.of(PARTS[name]).sealed
         if name not in self._finished and (stage := self.stage(name)):
             output = Output(self.options.storage, stage.folder)
             if not output.complete:
