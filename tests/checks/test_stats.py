@@ -12,7 +12,7 @@ import pytest
 
 import xmodal
 from pipelines.cli import main
-from pipelines.commands.stats import beside
+from pipelines.commands.models.stats import beside
 from pipelines.demo import coco
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
