@@ -55,7 +55,7 @@ Places = dict[str, tuple[str, str]]  # split of each picture, and the place in t
 
 def parse(raw: Raw) -> Iterator[Row]:
     """Pictures in the order of their first captions, each followed by its splits; captions in the file's order."""
-    karpathy, plummer = _karpathy(raw), plummers_splits(raw)
+    karpathy, plummer = _karpathy(raw), split_files(raw, PLUMMER, lambda id, where: id)
     positions: dict[str, set[int]] = {}
     for where, (name, text) in columns(raw, TOKENS, 2):
         image, position = _named(name, where)
@@ -75,15 +75,7 @@ def parse(raw: Raw) -> Iterator[Row]:
 def media(raw: Raw) -> Iterator[Source]:
     """Lists every picture that has captions; no other file lists them."""
     for image in dict.fromkeys(_named(name, where)[0] for where, (name, _) in columns(raw, TOKENS, 2)):
-        yield picture_source(image)
-
-
-def picture_source(image: str) -> Source:
-    return Source(f"flickr30k-images/{image}.jpg", how=HOW, part="media")
-
-
-def plummers_splits(raw: Raw) -> Places:
-    return split_files(raw, PLUMMER, lambda id, where: id)
+        yield Source(f"flickr30k-images/{image}.jpg", how=HOW, part="media")
 
 
 def _picture(image: str, where: str, karpathy: Places, plummer: Places) -> Iterator[Row]:

@@ -51,11 +51,11 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from xmodal.corpora import Corpus, Source, printed
-from xmodal.corpora.flickr30k import PLUMMER, PLUMMERS, picture_source, plummers_splits
+from xmodal.corpora.flickr30k import HOW, PLUMMER, PLUMMERS
 from xmodal.errors import UserError
 from xmodal.raw.archives import open_archive
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import lines, lines_of, matched
+from xmodal.raw.readers import lines, lines_of, matched, split_files
 from xmodal.recipes import HUMAN, UNRELATED_TEXT
 from xmodal.records.tables import Caption, Item, Match, Oddity, Region, Row, Split
 
@@ -79,7 +79,7 @@ Unrelated = dict[tuple[str, int], str]  # place in the file, by picture and numb
 
 def parse(raw: Raw) -> Iterator[Row]:
     """Pictures by their numbers, each followed by its split, regions, captions and phrases."""
-    plummer, unrelated, images = plummers_splits(raw), _unrelated(raw), set[str]()
+    plummer, unrelated, images = split_files(raw, PLUMMER, lambda id, where: id), _unrelated(raw), set[str]()
     with open_archive(raw, ANNOTATIONS) as archive:
         for image in _images(archive):
             if image not in plummer:
@@ -99,7 +99,7 @@ def media(raw: Raw) -> Iterator[Source]:
     """Flickr30k's own pictures, by the paths that Flickr30k gives them."""
     with open_archive(raw, ANNOTATIONS) as archive:
         for image in _images(archive):
-            yield picture_source(image)
+            yield Source(f"flickr30k-images/{image}.jpg", how=HOW, part="media")
 
 
 def _images(archive: zipfile.ZipFile) -> list[str]:
