@@ -10,7 +10,7 @@ import pytest
 
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import PIECE, Record, json_elements_of, json_members, named_columns
+from xmodal.raw.readers import PIECE, JsonRecord, json_elements_of, json_members, named_columns
 
 
 def elements(text: bytes) -> list[Any]:
@@ -73,7 +73,7 @@ def test_json_that_is_nested_too_deep_is_refused() -> None:
 
 
 def test_true_is_no_number() -> None:
-    assert Record({"a": True}, "here").value("a", bool) is True
-    assert Record({"a": 1}, "here").value("a", int) == 1
+    assert JsonRecord({"a": True}, "here").value("a", bool) is True
+    assert JsonRecord({"a": 1}, "here").value("a", int) == 1
     with pytest.raises(UserError, match="here: 'a' is True, no int"):
-        Record({"a": True}, "here").value("a", int)
+        JsonRecord({"a": True}, "here").value("a", int)

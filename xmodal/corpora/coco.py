@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from xmodal.corpora import Corpus, Source, printed
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import Record, json_members, once, words_of
+from xmodal.raw.readers import JsonRecord, json_members, once, words_of
 from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 
@@ -68,10 +68,10 @@ def parse(raw: Raw) -> Iterator[Row]:
 
 
 def _picture(
-    image: Record, instances: Mapping[str, "_Instances"], images: set[int], sentences: set[int]
+    image: JsonRecord, instances: Mapping[str, "_Instances"], images: set[int], sentences: set[int]
 ) -> Iterator[Row]:
     cocoid, folder = image.value("cocoid", int), image.value("filepath", str)
-    image = Record(image.content, f"{image.where} (cocoid {cocoid})")
+    image = JsonRecord(image.content, f"{image.where} (cocoid {cocoid})")
     split, filename = image.split(SPLITS), image.value("filename", str)
     if folder not in instances or filename != f"COCO_{folder}_{cocoid:012d}.jpg":
         raise UserError(
@@ -84,7 +84,7 @@ def _picture(
     yield from _captions(image, cocoid, sentences)
 
 
-def _captions(image: Record, cocoid: int, seen: set[int]) -> Iterator[Caption]:
+def _captions(image: JsonRecord, cocoid: int, seen: set[int]) -> Iterator[Caption]:
     imgid, sentences = image.value("imgid", int), list(image.each("sentences"))
     if not sentences:
         raise UserError(f"{image.where} has no captions")
@@ -123,7 +123,7 @@ class _Instances:
             raise UserError(f"{self.path}: {table} has no id {key}, which an image or annotation refers to")
         return names[key]
 
-    def add(self, table: str, record: Record) -> None:
+    def add(self, table: str, record: JsonRecord) -> None:
         match table:
             case "images":
                 cocoid = once(self.images, record.value("id", int), record.where)

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from xmodal.corpora import Corpus, Source, printed
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import Record, json_elements, once, words_of
+from xmodal.raw.readers import JsonRecord, json_elements, once, words_of
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 
 RECORDS, PICTURES = "reid_raw.json", "imgs"
@@ -59,7 +59,7 @@ def media(raw: Raw) -> Iterator[Source]:
         yield Source(f"{PICTURES}/{_path(record)}", how=HOW.format(f"the folder {PICTURES}"), part="media")
 
 
-def _path(record: Record) -> str:
+def _path(record: JsonRecord) -> str:
     path = record.value("file_path", str)
     folder, *rest = path.split("/")
     if folder not in FOLDERS or not rest or {"", ".", ".."} & set(rest) or "\\" in path or not path.isprintable():

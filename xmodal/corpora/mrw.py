@@ -34,7 +34,7 @@ from xmodal.corpora import Corpus, Source, printed
 from xmodal.errors import UserError
 from xmodal.raw.archives import tar_members
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import Record, id_list, json_elements_of, lines_of, matched, once, splits_by_id, words_of
+from xmodal.raw.readers import JsonRecord, id_list, json_elements_of, lines_of, matched, once, splits_by_id, words_of
 from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 
 ARCHIVE, SENTENCES = "mrw-v1.0.tar.gz", "mrw-v1.0.json"
@@ -83,7 +83,7 @@ def _clips(file: IO[bytes]) -> Iterator[tuple[str, Item, list[Row]]]:
         id = once(seen, _id(record.value("id", str), where), where)
         sentence = words_of(record.value("sentence", str), f"{where} ({id}): its sentence")
         others: list[Row] = [Caption(id, id, 0, sentence)]
-        url = Record(record.value("images", dict), where).optional("mp4_url", str)
+        url = JsonRecord(record.value("images", dict), where).optional("mp4_url", str)
         if url is None:
             others.append(Oddity("mp4_url is empty: no address", where, id))
         else:

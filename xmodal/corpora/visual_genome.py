@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping
 from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import Record, json_elements, lines, matched, once, split_files
+from xmodal.raw.readers import JsonRecord, json_elements, lines, matched, once, split_files
 from xmodal.records.tables import Item, Oddity, Region, Row, Split
 
 OBJECT_WORDS, ATTRIBUTE_WORDS = "genome/objects_vocab.txt", "genome/attributes_vocab.txt"
@@ -87,7 +87,7 @@ def parse(raw: Raw) -> Iterator[Row]:
         yield from _regions(record, image, sizes[image], things, attributes, said)
 
 
-def _array(raw: Raw, name: str) -> Iterator[Record]:
+def _array(raw: Raw, name: str) -> Iterator[JsonRecord]:
     return json_elements(raw, f"{name}.json.zip!{name}.json")
 
 
@@ -108,7 +108,7 @@ def _path(line: str, where: str) -> str:
     return matched(pattern, line, where, f"picture of {' or '.join(ARCHIVES)} with a second file")[1]
 
 
-def _picture(record: Record, pictures: Pictures, sizes: dict[int, Size]) -> Iterator[Item | Split]:
+def _picture(record: JsonRecord, pictures: Pictures, sizes: dict[int, Size]) -> Iterator[Item | Split]:
     image = once(sizes, record.value("image_id", int), record.where)
     width, height = sizes[image] = record.value("width", int), record.value("height", int)
     if image not in pictures:
@@ -121,7 +121,7 @@ def _picture(record: Record, pictures: Pictures, sizes: dict[int, Size]) -> Iter
     yield Split(str(image), f"bottom_up/{split}")
 
 
-def _known(record: Record, sizes: Mapping[int, object]) -> int:
+def _known(record: JsonRecord, sizes: Mapping[int, object]) -> int:
     image = record.value("image_id", int)
     if image not in sizes:
         raise UserError(f"{record.where} is of picture {image}, which image_data.json does not have")
@@ -151,7 +151,7 @@ def _clean(text: str) -> str:
 
 
 def _regions(
-    record: Record,
+    record: JsonRecord,
     image: int,
     size: Size,
     things: Words,
@@ -180,7 +180,7 @@ def _regions(
         yield Region(f"{image}/{id}", item, str(id), left, top, right, bottom, (things[name],), known)
 
 
-def _name(thing: Record) -> tuple[str, list[str]]:
+def _name(thing: JsonRecord) -> tuple[str, list[str]]:
     """The noun and the adjectives of an object's first name."""
     name = next(thing.texts("names"), None)
     if name is None:

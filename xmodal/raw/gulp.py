@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from xmodal.errors import UserError
 from xmodal.raw.archives import LARGEST
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import Record, matched
+from xmodal.raw.readers import JsonRecord, matched
 
 JPEG = b"\xff\xd8\xff"
 Frame = tuple[int, int]  # begin and bytes without padding
@@ -35,7 +35,7 @@ def clips(raw: Raw, meta: str) -> Iterator[tuple[str, Iterator[bytes]]]:
     listed = _listed(raw, meta)
     with raw.open(data) as file:
         size = file.seek(0, 2)
-        chunk = {id: _frames(Record(about, f"{meta}: clip {id:.80}"), size, file) for id, about in listed.items()}
+        chunk = {id: _frames(JsonRecord(about, f"{meta}: clip {id:.80}"), size, file) for id, about in listed.items()}
         for id, frames in chunk.items():
             yield id, _read(file, frames, f"{data}: clip {id}")
 
@@ -61,7 +61,7 @@ def _listed(raw: Raw, meta: str) -> dict[str, Any]:
     return listed
 
 
-def _frames(clip: Record, size: int, file: BinaryIO) -> list[Frame]:
+def _frames(clip: JsonRecord, size: int, file: BinaryIO) -> list[Frame]:
     """The frames of one clip, checked to lie in the data."""
     for each in clip.each("frame_info"):
         info = each.content

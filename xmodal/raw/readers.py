@@ -116,7 +116,7 @@ def words_of(text: str, where: str) -> str:
     return words
 
 
-class Record:
+class JsonRecord:
     """A JSON value that should be an object, with its place in the file."""
 
     __slots__ = ("content", "where")
@@ -138,10 +138,10 @@ class Record:
         is_there = isinstance(self.content, dict) and self.content.get(name) not in (None, "")
         return self.value(name, kind) if is_there else None
 
-    def each(self, name: str) -> Iterator["Record"]:
+    def each(self, name: str) -> Iterator["JsonRecord"]:
         """The elements of a list."""
         for number, element in enumerate(self.value(name, list)):
-            yield Record(element, f"{self.where}: {name}[{number}]")
+            yield JsonRecord(element, f"{self.where}: {name}[{number}]")
 
     def texts(self, name: str) -> Iterator[str]:
         """The elements of a list of texts."""
@@ -158,7 +158,7 @@ class Record:
         return split
 
 
-def json_members(raw: Raw, path: str) -> Iterator[tuple[str, Record]]:
+def json_members(raw: Raw, path: str) -> Iterator[tuple[str, JsonRecord]]:
     """Key and value of each element of the arrays in a JSON object. See `open_file` for `path`."""
     with open_file(raw, path) as file, io.TextIOWrapper(file, "utf-8-sig") as text:
         values = _Json(text, path)
@@ -166,13 +166,13 @@ def json_members(raw: Raw, path: str) -> Iterator[tuple[str, Record]]:
         values.end()
 
 
-def json_elements(raw: Raw, path: str) -> Iterator[Record]:
+def json_elements(raw: Raw, path: str) -> Iterator[JsonRecord]:
     """Each element of a JSON array. See `open_file` for `path`."""
     with open_file(raw, path) as file:
         yield from json_elements_of(file, path)
 
 
-def json_elements_of(file: IO[bytes], path: str) -> Iterator[Record]:
+def json_elements_of(file: IO[bytes], path: str) -> Iterator[JsonRecord]:
     with io.TextIOWrapper(file, "utf-8-sig") as text:
         values = _Json(text, path)
         yield from values.elements(path)
@@ -186,7 +186,7 @@ class _Json:
         self._file, self._path = file, path
         self._text, self._at, self._dropped = "", 0, 0
 
-    def members(self) -> Iterator[tuple[str, Record]]:
+    def members(self) -> Iterator[tuple[str, JsonRecord]]:
         for _ in self._inside("{", "}"):
             key = self._read()
             self._take(":")
@@ -195,9 +195,9 @@ class _Json:
             else:
                 self._read()
 
-    def elements(self, where: str) -> Iterator[Record]:
+    def elements(self, where: str) -> Iterator[JsonRecord]:
         for number, _ in enumerate(self._inside("[", "]")):
-            yield Record(self._read(), f"{where}[{number}]")
+            yield JsonRecord(self._read(), f"{where}[{number}]")
 
     def end(self) -> None:
         """Refuses text after the last value."""
