@@ -100,7 +100,7 @@ def test_rows_beyond_the_end_are_refused(rows: slice) -> None:
         ([0, 1], [-1, 1], r"text rows -1\.\.1 are not all within 0:2"),
         ([0, 1], [1, 0], "sorted by text"),
         ([0, 1], [0], "one visual row for each text row"),
-        ([0.0, 1.0], [0, 1], "visual rows must be integers"),
+        ([0.0, 1.0], [0, 1], "visual rows must be one integer a row"),
     ],
 )
 def test_wrong_pairs_are_refused(visual: list[int], text: list[int], message: str) -> None:

@@ -26,6 +26,7 @@ ROWS_AT_ONCE = 64  # label sets of a tile: some 10 MB against 20,000 others
 ITEMS = "items.parquet"
 Words = NDArray[np.uint64]
 Near: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]  # one set, another, their level
+NOTHING: Near = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +49,9 @@ class LabelSets:
 
     def near(self, first: int, stop: int) -> Near:
         """Pairs of a set in first..stop-1 and any set, itself too, that differ in at most ZETA labels."""
-        pairs = [self._near(row, min(row + ROWS_AT_ONCE, stop)) for row in range(first, stop, ROWS_AT_ONCE)]
-        ones, others, levels = zip(*pairs, strict=True)
-        return np.concatenate(ones), np.concatenate(others), np.concatenate(levels)
+        return _concatenated(
+            [self._near(row, min(row + ROWS_AT_ONCE, stop)) for row in range(first, stop, ROWS_AT_ONCE)]
+        )
 
     def _near(self, first: int, stop: int) -> Near:
         low, high = self.sizes[first] - ZETA, self.sizes[stop - 1] + ZETA
@@ -74,7 +75,7 @@ class PlausibleMatches:
 
     @staticmethod
     def of(sets: LabelSets) -> "PlausibleMatches":
-        return _joined(sets.ids, sets.of_item, [sets.near(0, len(sets.sizes))] if len(sets.sizes) else [])
+        return _joined(sets.ids, sets.of_item, sets.near(0, len(sets.sizes)))
 
     @staticmethod
     def read(output: Output) -> "PlausibleMatches":
@@ -82,7 +83,7 @@ class PlausibleMatches:
         ids, of_item = read_columns(output, ITEMS, "id", "set").columns
         files = sorted(name for name in output.files if name.startswith("near-"))
         parts = [read_columns(output, name, "one", "other", "level").columns for name in files]
-        near: list[Near] = [tuple(column.to_numpy() for column in part) for part in parts]
+        near = _concatenated([tuple(column.to_numpy() for column in part) for part in parts])
         return _joined(ids.to_pylist(), of_item.to_numpy(), near)
 
     def within(self, items: Container[str]) -> "PlausibleMatches":
@@ -123,10 +124,12 @@ class PlausibleMatches:
         return {item: place for place, item in enumerate(self.ids)}
 
 
-def _joined(ids: Sequence[str], of_item: Integers, near: Sequence[Near]) -> PlausibleMatches:
-    sets = int(of_item.max(initial=-1)) + 1
-    if not near:
-        return PlausibleMatches(ids, of_item, np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8))
-    ones, others, levels = (np.concatenate(part) for part in zip(*near, strict=True))
-    starts = np.concatenate([[0], np.cumsum(np.bincount(ones, minlength=sets))])
-    return PlausibleMatches(ids, of_item, starts, others, levels)
+def _concatenated(parts: Sequence[Near]) -> Near:
+    ones, others, levels = (np.concatenate(columns) for columns in zip(NOTHING, *parts, strict=True))
+    return ones, others, levels
+
+
+def _joined(ids: Sequence[str], of_item: Integers, near: Near) -> PlausibleMatches:
+    ones, others, levels = near
+    counts = np.bincount(ones, minlength=int(of_item.max(initial=-1)) + 1)
+    return PlausibleMatches(ids, of_item, np.concatenate([[0], np.cumsum(counts)]), others, levels)

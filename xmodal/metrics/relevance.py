@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.metrics.similarities import Integers, bounds
+from xmodal.metrics.similarities import SIDES, Integers, bounds
 
 RelevanceTable: TypeAlias = NDArray[np.bool_]  # (visual rows, text rows)
 
@@ -21,12 +21,12 @@ class Pairs:
     shape: tuple[int, int]  # visual rows, text rows
 
     def __post_init__(self) -> None:
-        if self.visual.ndim != 1 or self.visual.shape != self.text.shape:
-            raise ValueError(
-                f"pairs need one visual row for each text row, not {self.visual.shape} and {self.text.shape}"
-            )
-        _check_within("visual", self.visual, self.shape[0])
-        _check_within("text", self.text, self.shape[1])
+        if self.visual.shape != self.text.shape:
+            raise ValueError(f"pairs need one visual row for each text row: {self.visual.shape}, {self.text.shape}")
+        for name, rows, length in zip(SIDES, (self.visual, self.text), self.shape, strict=True):
+            _check_integers(f"{name} rows", rows)
+            if len(rows) and not 0 <= rows.min() <= rows.max() < length:
+                raise ValueError(f"{name} rows {rows.min()}..{rows.max()} are not all within 0:{length}")
         if np.any(self.text[1:] < self.text[:-1]):
             raise ValueError("pairs must be sorted by text row")
 
@@ -54,9 +54,8 @@ class Classes:
     text: Integers  # (T,)
 
     def __post_init__(self) -> None:
-        for name, classes in (("visual", self.visual), ("text", self.text)):
-            if classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
-                raise ValueError(f"{name} classes must be one integer a row, not {classes.shape} {classes.dtype}")
+        _check_integers("visual classes", self.visual)
+        _check_integers("text classes", self.text)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -82,7 +81,7 @@ class LabelBits:
     def __post_init__(self) -> None:
         if self.zeta < 0:
             raise ValueError(f"zeta must be 0 or more, not {self.zeta}")
-        for name, bits in (("visual", self.visual), ("text", self.text)):
+        for name, bits in zip(SIDES, (self.visual, self.text), strict=True):
             if bits.dtype != np.uint64 or bits.shape[1:] != self.visual.shape[1:2]:
                 raise ValueError(f"{name} labels must be uint64 words of equal width, not {bits.shape} {bits.dtype}")
             if len(empty := np.flatnonzero(~bits.any(axis=1))):
@@ -127,8 +126,6 @@ def differing_labels(visual_VW: NDArray[np.uint64], text_TW: NDArray[np.uint64])
     return differing_VT
 
 
-def _check_within(name: str, rows: Integers, length: int) -> None:
-    if not np.issubdtype(rows.dtype, np.integer):
-        raise ValueError(f"{name} rows must be integers, not {rows.dtype}")
-    if len(rows) and not 0 <= rows.min() <= rows.max() < length:
-        raise ValueError(f"{name} rows {rows.min()}..{rows.max()} are not all within 0:{length}")
+def _check_integers(what: str, rows: Integers) -> None:
+    if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
+        raise ValueError(f"{what} must be one integer a row, not {rows.shape} {rows.dtype}")

@@ -13,15 +13,14 @@ The official dictionaries come of other splits: Flickr30k's at white space alone
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
-from xmodal.text.tokenizers import Tokenizer, by_frequency, check_names, count_words, tokenizer
-from xmodal.text.vocabularies import PAD, SPECIALS, check_words, read_words_file, words_file
+from xmodal.text.tokenizers import by_frequency, count_words
+from xmodal.text.vocabularies import PAD, SPECIALS, WordList, read_words_file, words_file
 
 Ids: TypeAlias = NDArray[np.int32]
 Vectors: TypeAlias = Callable[[Sequence[str]], NDArray[np.float32]]  # (words, width), NaN for a word that has none
@@ -29,16 +28,10 @@ NO_WORD = SPECIALS[PAD]
 KIND = "codes"
 
 
-@dataclass(frozen=True)
-class Dictionary:
+class Dictionary(WordList):
     """Words by their ids, <pad> for no word first."""
 
-    tokenizer: str
-    words: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        check_names(self.tokenizer, "none")
-        check_words("dictionary", self.words, (NO_WORD,))
+    specials = (NO_WORD,)
 
     @classmethod
     def build(cls, captions: Iterable[str], tokenizer_name: str, vectors: Vectors) -> "Dictionary":
@@ -48,12 +41,6 @@ class Dictionary:
         if not known:
             raise UserError(f"none of the captions' {len(words):,} words has a vector: is it their language's file?")
         return cls(tokenizer_name, (NO_WORD, *known))
-
-    def __repr__(self) -> str:
-        return f"<Dictionary: {len(self):,} words, by the tokenizer {self.tokenizer}>"
-
-    def __len__(self) -> int:
-        return len(self.words)
 
     def encode(self, caption: str) -> Ids:
         found = (self._ids.get(word) for word in self._split(caption))
@@ -68,14 +55,6 @@ class Dictionary:
         if kind != KIND or len(rest) != 1:
             raise UserError(f"{where} holds no dictionary of codes: {' '.join((kind, *rest))}")
         return cls(rest[0], words)
-
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words) if number}
-
-    @cached_property
-    def _split(self) -> Tokenizer:
-        return tokenizer(self.tokenizer)
 
 
 @dataclass(frozen=True)

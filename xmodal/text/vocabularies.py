@@ -11,7 +11,7 @@ from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,27 +29,44 @@ class Encoder(Protocol):
     def __len__(self) -> int: ...  # different ids
 
 
-def check_words(what: str, words: Sequence[str], specials: tuple[str, ...]) -> None:
-    if tuple(words[: len(specials)]) != specials or len(set(words)) < len(words):
-        raise ValueError(f"a {what} starts with {' '.join(specials)} and has no word twice")
-    for word in words:
-        if word.split() != [word]:
-            raise ValueError(f"{word!r} is no word: it is empty or has white space in it")
-        if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
-            raise ValueError(f"{word!r} is no word: it is not Unicode")
-
-
 @dataclass(frozen=True)
-class Vocabulary:
-    """Words by their ids, the four special ones first."""
+class WordList:
+    """Words by their ids, the specials first, and how captions become words."""
 
     tokenizer: str
     words: tuple[str, ...]
     cleaning: str = "none"
+    specials: ClassVar[tuple[str, ...]]
 
     def __post_init__(self) -> None:
         check_names(self.tokenizer, self.cleaning)
-        check_words("vocabulary", self.words, SPECIALS)
+        if self.words[: len(self.specials)] != self.specials or len(set(self.words)) < len(self.words):
+            kind = type(self).__name__.lower()
+            raise ValueError(f"a {kind} starts with {' '.join(self.specials)} and has no word twice")
+        for word in self.words:
+            if word.split() != [word]:
+                raise ValueError(f"{word!r} is no word: it is empty or has white space in it")
+            if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
+                raise ValueError(f"{word!r} is no word: it is not Unicode")
+
+    def __repr__(self) -> str:
+        how = f"by the tokenizer {self.tokenizer}, cleaning {self.cleaning}"
+        return f"<{type(self).__name__}: {len(self):,} words, {how}>"
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words) if number >= len(self.specials)}
+
+    @cached_property
+    def _split(self) -> Tokenizer:
+        return tokenizer(self.tokenizer, self.cleaning)
+
+
+class Vocabulary(WordList):
+    specials = SPECIALS
 
     @classmethod
     def build(cls, captions: Iterable[str], tokenizer: str, minimum_count: int, cleaning: str = "none") -> "Vocabulary":
@@ -63,12 +80,6 @@ class Vocabulary:
             raise ValueError(f"a word must occur at least once, not {minimum_count} times")
         kept = ((word, count) for word, count in counts if count >= minimum_count and word not in SPECIALS)
         return cls(tokenizer, (*SPECIALS, *by_frequency(kept)), cleaning)
-
-    def __repr__(self) -> str:
-        return f"<Vocabulary: {len(self):,} words, by the tokenizer {self.tokenizer}, cleaning {self.cleaning}>"
-
-    def __len__(self) -> int:
-        return len(self.words)
 
     def encode(self, caption: str) -> NDArray[np.int32]:
         return np.array([START, *map(self.id_of, self._split(caption)), END], np.int32)
@@ -85,14 +96,6 @@ class Vocabulary:
     def from_bytes(cls, data: bytes, where: str) -> "Vocabulary":
         words, tokenizer, *cleaning = read_words_file(data, f"{where} is not the vocabulary")
         return cls(tokenizer, words, *cleaning)
-
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words) if number >= len(SPECIALS)}
-
-    @cached_property
-    def _split(self) -> Tokenizer:
-        return tokenizer(self.tokenizer, self.cleaning)
 
 
 @dataclass(frozen=True, eq=False)
