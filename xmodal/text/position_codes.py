@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 from xmodal.text.tokenizers import by_frequency, count_words
-from xmodal.text.vocabularies import PAD, SPECIALS, WordList, read_words_file, words_file
+from xmodal.text.vocabularies import PAD, SPECIALS, WordList
 
 Ids: TypeAlias = NDArray[np.int32]
 Vectors: TypeAlias = Callable[[Sequence[str]], NDArray[np.float32]]  # (words, width), NaN for a word that has none
 NO_WORD = SPECIALS[PAD]
-KIND = "codes"
 
 
 class Dictionary(WordList):
     """Words by their ids, <pad> for no word first."""
 
     specials = (NO_WORD,)
+    kind = "codes"
 
     @classmethod
     def build(cls, captions: Iterable[str], tokenizer_name: str, vectors: Vectors) -> "Dictionary":
@@ -45,16 +45,6 @@ class Dictionary(WordList):
     def encode(self, caption: str) -> Ids:
         found = (self._ids.get(word) for word in self._split(caption))
         return np.array([number for number in found if number], np.int32)
-
-    def to_bytes(self) -> bytes:
-        return words_file(self.words, KIND, self.tokenizer)
-
-    @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> "Dictionary":
-        words, kind, *rest = read_words_file(data, f"{where} is not the dictionary")
-        if kind != KIND or len(rest) != 1:
-            raise UserError(f"{where} holds no dictionary of codes: {' '.join((kind, *rest))}")
-        return cls(rest[0], words)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ import json
 import pickle
 import pickletools
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ class WordList:
     words: tuple[str, ...]
     cleaning: str = "none"
     specials: ClassVar[tuple[str, ...]]
+    kind: ClassVar[str] = ""  # how its file begins, if not by the tokenizer
 
     def __post_init__(self) -> None:
         check_names(self.tokenizer, self.cleaning)
@@ -55,6 +56,26 @@ class WordList:
 
     def __len__(self) -> int:
         return len(self.words)
+
+    def to_bytes(self) -> bytes:
+        """Writes a line of facts, the number of words and a checksum; then one word a line."""
+        cleaning = "" if self.cleaning == "none" else self.cleaning
+        head = " ".join(filter(None, (self.kind, self.tokenizer, cleaning, str(len(self))))).encode()
+        body = "".join(f"{word}\n" for word in self.words).encode()
+        return head + b" " + _checksum(head, body) + b"\n" + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Self:
+        name = cls.__name__.lower()
+        first, _, body = data.partition(b"\n")
+        head, _, checksum = first.rpartition(b" ")
+        if checksum != _checksum(head, body):
+            raise UserError(f"{where} is not the {name} that was written: it was changed, cut or is another file")
+        *facts, _ = head.decode().split(" ")
+        if cls.kind and facts.pop(0) != cls.kind:
+            raise UserError(f"{where} holds no {name}")
+        tokenizer, *cleaning = facts
+        return cls(tokenizer, tuple(body.decode().split("\n")[:-1]), *cleaning)
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -87,15 +108,6 @@ class Vocabulary(WordList):
     def id_of(self, word: str) -> int:
         """<unk> for unknown words, and for those that spell a special."""
         return self._ids.get(word, UNKNOWN)
-
-    def to_bytes(self) -> bytes:
-        cleaning = () if self.cleaning == "none" else (self.cleaning,)
-        return words_file(self.words, self.tokenizer, *cleaning)
-
-    @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> "Vocabulary":
-        words, tokenizer, *cleaning = read_words_file(data, f"{where} is not the vocabulary")
-        return cls(tokenizer, words, *cleaning)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,22 +194,6 @@ def _unpickled(data: bytes) -> Any:
         raise pickle.UnpicklingError("it is full of tuples")
     found = _Unpickler(data).load()
     return found if isinstance(found, dict) else getattr(found, "__dict__", None)
-
-
-def words_file(words: Sequence[str], *about: str) -> bytes:
-    """Writes a line of facts, the number of words and a checksum; then one word a line."""
-    head = " ".join([*about, str(len(words))]).encode()
-    body = "".join(f"{word}\n" for word in words).encode()
-    return head + b" " + _checksum(head, body) + b"\n" + body
-
-
-def read_words_file(data: bytes, is_not: str) -> tuple[Any, ...]:
-    """Returns the words, then the facts; `is_not` begins the message for another file."""
-    first, _, body = data.partition(b"\n")
-    head, _, checksum = first.rpartition(b" ")
-    if checksum != _checksum(head, body):
-        raise UserError(f"{is_not} that was written: it was changed, cut or is another file")
-    return tuple(body.decode().split("\n")[:-1]), *head.decode().split(" ")[:-1]
 
 
 def _checksum(head: bytes, body: bytes) -> bytes:
