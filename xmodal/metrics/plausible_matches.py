@@ -1,10 +1,10 @@
-"""Plausible matches: items that show nearly the same things, by the protocol of PCME's section 4.1.
+"""Plausible matches: items that show nearly the same things (docs/models.md#pmrp).
 
-Each item has a set of categories. Two items match at level zeta, which is 0, 1 or 2, if their sets differ in at most
-zeta labels. Items without any label are dropped: they would all match each other.
+Two items match at level zeta, which is 0, 1 or 2, if their sets of categories differ in at most zeta. Items without any
+are dropped: they would all match each other.
 
 COCO's 113,287 training items would make a table of 13 billion cells. They share some ten thousand label sets, so pairs
-of near label sets are kept, with their level, and pairs of items are expanded on demand.
+of near label sets are kept, with their level.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence

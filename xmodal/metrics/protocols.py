@@ -1,8 +1,4 @@
-"""Computes every metric a split has labels for, from similarities: a run's or a user's matrix.
-
-A corpus with categories gives plausible matches (PMRP); one with classes or identities has texts that are right for
-every item of theirs (PCME on CUB, CUHK-PEDES).
-"""
+"""Computes every metric a split has labels for, from similarities: a run's or a user's matrix."""
 
 import importlib
 import json

@@ -1,11 +1,11 @@
 """Fisher vectors: how a sentence's words would move a mixture of distributions (docs/models.md#fisher-vectors).
 
-In every dimension a component has a centre and a spread, and is a Gaussian or a Laplacian (`Kind`):
+In every dimension a component is a Gaussian or a Laplacian:
 
     gmm    Gaussians: the centre is a mean, the spread a standard deviation
     lmm    Laplacians: a median and a mean absolute deviation
-    hglmm  whichever of the two makes the words likelier. Klein et al. weigh them by an exponent from 0 to 1; as the
-           likelihood is linear in it, its best value is 0 or 1
+    hglmm  whichever makes the words likelier. Klein et al. weigh the two by an exponent from 0 to 1; as the likelihood
+           is linear in it, its best value is 0 or 1
 
 Shapes: N words, D dimensions, K components, S sentences.
 """

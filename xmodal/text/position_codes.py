@@ -1,13 +1,12 @@
-"""Dual-Path's text input: a caption's word2vec words as a code of fixed length, in which they may stand anywhere.
+"""Dual-Path's text input: a caption's word2vec words as a code of fixed length (docs/models.md#dual-path-text-input).
 
     words = captions(records, view)  # from xmodal.records.views
     dictionary = Dictionary.build(words, "dual-path", partial(read_vectors, path, exact=True))
     reader = Reader(Examples.of(records, view, store, dictionary), store, tokens=Codes(32))  # from xmodal.batches
 
 Shapes: T texts, L positions of a code, S shifted codes of all texts. A code has ids from 1 on, and 0 where there is no
-word: a column of zeros in the paper, so row 0 of a table of word vectors must stay zero.
+word: row 0 of a table of word vectors must stay zero.
 
-The tokenizers `dual-path` and `dual-path-coco` keep upper case, as word2vec does (docs/models.md#dual-path-text-input).
 The official dictionaries come of other splits: Flickr30k's at white space alone, COCO's without `?`.
 """
 

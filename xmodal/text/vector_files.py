@@ -1,12 +1,11 @@
 """Published word-vector files, read in one pass; a file's content says which format it has.
 
-    GloVe text        one line a word, then its numbers, separated by single spaces; a word may have spaces in it, as
-                      some of glove.840B.300d have, so numbers are counted from the end of the line
+    GloVe text        one line a word, then its numbers, separated by single spaces; some words of glove.840B.300d have
+                      spaces, so numbers are counted from the end of the line
     word2vec text     the same after a first line with the number of words and their width
     word2vec binary   the same first line, then for each word the word, a space, its floats, and perhaps a line feed
 
-A file may be plain, in gzip, or alone in a zip. Lines of unwanted words are not parsed, but a file that is cut is
-refused.
+A file may be plain, in gzip, or alone in a zip; one that is cut is refused.
 """
 
 import gzip
