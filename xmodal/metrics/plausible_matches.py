@@ -43,9 +43,9 @@ class LabelSets:
         ids = tuple(sorted(item for item, names in labels.items() if names))
         sets = [tuple(sorted(set(labels[item]))) for item in ids]
         known = sorted(set(sets), key=lambda names: (len(names), names))
-        place = {names: row for row, names in enumerate(known)}
-        of_item = np.array([place[names] for names in sets], np.int64)
-        return LabelSets(ids, of_item, pack_names(known), np.array([len(names) for names in known], np.int64))
+        rows = {names: row for row, names in enumerate(known)}
+        of_item = np.array([rows[names] for names in sets], np.int64)
+        return LabelSets(ids, of_item, pack_names(known), np.array([*map(len, known)], np.int64))
 
     def near(self, first: int, stop: int) -> Near:
         """Pairs of a set in first..stop-1 and any set, itself too, that differ in at most ZETA labels."""
@@ -88,7 +88,7 @@ class PlausibleMatches:
 
     def within(self, items: Container[str]) -> "PlausibleMatches":
         rows = [row for row, item in enumerate(self.ids) if item in items]
-        return replace(self, ids=tuple(self.ids[row] for row in rows), of_item=self.of_item[rows])
+        return replace(self, ids=[self.ids[row] for row in rows], of_item=self.of_item[rows])
 
     def matches(self, item: str, zeta: int = 0) -> dict[str, int]:
         """The items that match an item, itself too, with their level."""
