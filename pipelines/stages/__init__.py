@@ -56,6 +56,7 @@ class StageKind:
     needs: tuple[str, ...]  # built before it: other stages, or "sources" and "media"
     of: str | None = None  # the kind of item ("image", "clip") or label ("category") that a corpus must have
     files: tuple[str, ...] = ()  # what a user may give as --file NAME=PATH; their sha256 goes into the config
+    packages: tuple[str, ...] = ()  # those it imports that an extra of pyproject.toml brings: a literal, for doctor
     features: bool = False  # whether recipes train from it and datasets are published with it
     estimate: Callable[[Any, int, Mapping[str, Output]], float] | None = None  # bytes of so many items, for `plan`
     check: Callable[[Any, Mapping[str, Path]], None] | None = None  # refuses what must fail before anything is fetched
