@@ -179,14 +179,29 @@ def test_completion_knows_commands_and_flags(shell: str, capsys: pytest.CaptureF
         assert word in script
 
 
-def test_bash_takes_the_completion(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("xmodal ver", {"verify"}),
+        ("xmodal build tgi", {"tgif", "tgif/records", "tgif/frames", "tgif.csv"}),
+        ("xmodal build coco/resn", {"coco/resnet"}),
+        ("xmodal settings vs", {"vsepp"}),
+        ("xmodal train vs", {"vsepp"}),
+        ("xmodal status --root data mr", {"mrw"}),
+        ("xmodal check pcm", {"pcme"}),
+    ],
+)
+def test_bash_takes_the_completion(words: str, completed: set[str], tmp_path: Path) -> None:
     pytest.importorskip("shtab")
     script = tmp_path / "complete.sh"
     made = in_fresh_python("import sys; from pipelines.cli import main; main()", "completion", "bash")
     script.write_text(made.stdout)
-    ask = f"source {script}; COMP_WORDS=(xmodal ver); COMP_CWORD=1; _shtab_xmodal; echo ${{COMPREPLY[@]}}"
-    said = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=False)
-    assert said.stdout.split() == ["verify"], said
+    (tmp_path / "tgif.csv").touch()
+    typed = f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"
+    ask = f"source {script}; {typed}; _shtab_xmodal; echo ${{COMPREPLY[@]}}"
+    said = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert completed <= set(said.stdout.split()), said
+    assert all(word.startswith(words.split()[-1]) for word in said.stdout.split())
 
 
 # ----------------------------------------------------------------------------------------------- what a person may type
