@@ -205,9 +205,10 @@ def _item_and_regions(archive: zipfile.ZipFile, image: str) -> Iterator[Row]:
         chains = [_text(name) for name in element.findall("name")]
         if not chains or not all(re.fullmatch("[0-9]+", chain) for chain in chains):
             raise UserError(f"{here} has the names {chains}, which are not numbers of chains")
+        left, top, right, bottom = box or (None, None, None, None)
         for chain in dict.fromkeys(chains):
-            key, edges = f"{image}:{number}:{chain}", box or (None, None, None, None)
-            yield Region(key, image, _group(chain), *edges, (), flags)
+            key = f"{image}:{number}:{chain}"
+            yield Region(key, image, _group(chain), left, top, right, bottom, attributes=flags)
         if not box and not flags:
             yield Oddity(UNBOXED, here, image)
         if box and (min(box[:2]) < 0 or box[2] > width or box[3] > height):
