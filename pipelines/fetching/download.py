@@ -98,9 +98,13 @@ def _receive_or_fail(url: str, file: BinaryIO, version: Path) -> None:
     except (OSError, ValueError, http.client.HTTPException) as error:
         if isinstance(error, OSError) and error.errno in OURS:
             raise
-        cause = error.reason if isinstance(error, URLError) else error
-        kind = next((kind for error_type, kind in KINDS.items() if isinstance(cause, error_type)), "connection")
-        raise Failed(kind, f"{url}: {cause}") from error
+        raise _failure(url, error) from error
+
+
+def _failure(url: str, error: Exception) -> Failed:  # a local of its raiser would keep the error's socket open
+    cause = error.reason if isinstance(error, URLError) else error
+    kind = next((kind for error_type, kind in KINDS.items() if isinstance(cause, error_type)), "connection")
+    return Failed(kind, f"{url}: {cause}")
 
 
 def _receive(url: str, file: BinaryIO, version: Path) -> None:

@@ -52,15 +52,13 @@ class Copy(NamedTuple):
     sha256: str
 
 
-def publish(
-    corpus: Corpus, root_storage: Storage, out: Path, features: list[Output], progress: ProgressLine | None = None
-) -> dict[str, Any]:
+def publish(corpus: Corpus, storage: Storage, out: Path, progress: ProgressLine | None = None) -> dict[str, Any]:
     """Fills `out`, or replaces what was published there."""
     out, card = out.resolve(), read_card(corpus)
     _refuse_foreign_files(out)
-    publication = _publication(corpus, root_storage, features)
+    publication = _publication(corpus, storage)
     with _put_in_place(out) as target:
-        _copy_all(list(_copies(publication, root_storage)), target, out, progress or ProgressLine(quiet=True))
+        _copy_all(list(_copies(publication, storage)), target, out, progress or ProgressLine(quiet=True))
         configs = list[DatasetConfig]()
         if may(corpus, "annotations", "ids"):
             configs += write_captions(publication.records, target, partial(may_column, corpus))
@@ -91,25 +89,18 @@ def _holds_features(output: Output) -> bool:
     return output.stage not in stages.names() or stages.load(output.stage).features
 
 
-def _publication(corpus: Corpus, storage: Storage, features: list[Output]) -> Publication:
+def _publication(corpus: Corpus, storage: Storage) -> Publication:
     names: dict[Part, str] = {"annotations": corpus.name, "media": corpus.media_set}
     found = {part: sealed_now(storage, FOLDERS[part], name) for part, name in names.items()}
-    media, records = found["media"], _records(corpus, storage)
-    items = read_ids(records, ITEMS) if features else set()
-    for output in features:
-        if not _holds_features(output):
-            raise UserError(f"{output.where} holds the pictures themselves, smaller: they are no features to publish")
-        if not media or not _reads(output, media):
-            raise UserError(f"{output.where} is not of {corpus.name}'s media as they are sealed now: build it again")
-        if not read_ids(output, ROWS) <= items:
-            raise UserError(f"{output.where} has rows that are no items of {corpus.name}: leave it out")
+    records = _records(corpus, storage)
     indexed = may(corpus, "annotations", "ids")  # an index of features names items
     if not (indexed or may(corpus, "media", "all")):
         raise UserError(f"{corpus.name}: its release leaves nothing to publish ({corpus.licence})")
-    if may(corpus, "media", "all") and not media:
+    if may(corpus, "media", "all") and not found["media"]:
         raise UserError(f"{corpus.name}: its media belong to it and are not here: build {corpus.name}/media first")
     sealed = {part: output for part, output in found.items() if output and may(corpus, part, "ids")}
-    return Publication(corpus, records, sealed, features if indexed and may(corpus, "media", "features") else [])
+    features = feature_stores(corpus, storage) if indexed and may(corpus, "media", "features") else []
+    return Publication(corpus, records, sealed, features)
 
 
 def _records(corpus: Corpus, storage: Storage) -> Output:
