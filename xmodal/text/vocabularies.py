@@ -139,9 +139,8 @@ class ReleasedVocabulary:
         return tuple(sorted(self.ids, key=self.ids.__getitem__))
 
     def encode(self, caption: str) -> NDArray[np.int32]:
-        start, end, unknown = (self.ids[SPECIALS[name]] for name in (START, END, UNKNOWN))
-        found = [self.ids.get(word, unknown) for word in self._split(caption)]
-        return np.array([start, *found, end], np.int32)
+        _, start, end, unknown = map(self.ids.__getitem__, SPECIALS)
+        return np.array([start, *(self.ids.get(word, unknown) for word in self._split(caption)), end], np.int32)
 
     @cached_property
     def _split(self) -> Tokenizer:
@@ -179,9 +178,6 @@ _NO_PICKLE = (pickle.UnpicklingError, EOFError, LookupError, TypeError, Attribut
 class _Unpickler(pickle.Unpickler):
     """Makes plain values alone; any class called Vocabulary becomes an empty one."""
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(BytesIO(data), encoding="utf-8")  # for strings of Python 2
-
     def find_class(self, module: str, name: str) -> Any:
         if name != "Vocabulary":
             raise pickle.UnpicklingError(f"it wants {module}.{name}, and nothing but a Vocabulary is unpickled")
@@ -192,7 +188,7 @@ def _unpickled(data: bytes) -> Any:
     """Refuses many tuples, which a vocabulary does not have: in each other they take for ever to hash."""
     if sum(code.name in _TUPLES for code, _, _ in pickletools.genops(data)) > FEW_TUPLES:
         raise pickle.UnpicklingError("it is full of tuples")
-    found = _Unpickler(data).load()
+    found = _Unpickler(BytesIO(data), encoding="utf-8").load()  # for strings of Python 2
     return found if isinstance(found, dict) else getattr(found, "__dict__", None)
 
 
