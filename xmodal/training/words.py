@@ -42,27 +42,27 @@ class KnownWords:
 
 
 def word_vectors(
-    file: str | None, train: Examples, vocabulary: Vocabulary, progress: Progress
+    file: Path | None, train: Examples, vocabulary: Vocabulary, progress: Progress
 ) -> NDArray[np.float32] | None:
     """Reads the vectors of the vocabulary's words, and says how many of them have one."""
     if file is None:
         return None
-    path, specials = Path(file), len(SPECIALS)
-    with progress.over("word vectors", path.stat().st_size // MB, unit="MB") as tick:
-        vectors = read_vectors(path, vocabulary.words, tick=in_megabytes(tick))
+    specials = len(SPECIALS)
+    with progress.over("word vectors", file.stat().st_size // MB, unit="MB") as tick:
+        vectors = read_vectors(file, vocabulary.words, tick=in_megabytes(tick))
     words = vocabulary.words[specials:]
     counts = np.bincount(train.words.numbers, minlength=len(vocabulary))[specials:].tolist()
     progress.say(f"{file}: {Coverage.of(words, vectors[specials:], dict(zip(words, counts, strict=True)))}")
     return vectors
 
 
-def sha256_of_vectors(recipe: Recipe, run: str, file: str | None) -> str:
+def sha256_of_vectors(recipe: Recipe, run: str, file: Path | None) -> str:
     """The checksum of the file that the words start from; a run that goes on knows it already."""
     named = tokens_of(recipe).vectors
     if file is not None:
         if named is None:
             raise UserError(f"recipe {recipe.name!r} starts its words from no vectors, so {file} is of no use")
-        return vectors_sha256(Path(file))
+        return vectors_sha256(file)
     if named is None:
         return ""
     if LocalStorage(run).size(run_folder.RECIPE) is None:
