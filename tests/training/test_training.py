@@ -231,7 +231,7 @@ def test_a_batch_size_beyond_the_corpus_is_told(root: str, tmp_path: Path) -> No
 def test_a_run_in_place_of_a_file_is_refused(root: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
     for run in ("file", "file/run"):
-        with pytest.raises(UserError, match=f"run .*/{run} is a file, or in one: choose a folder"):
+        with pytest.raises(UserError, match=f"run .*/{run} cannot be written .*: choose another folder"):
             fit(recipe(1), root, str(tmp_path / run))
     assert (tmp_path / "file").read_text() == "here"
 

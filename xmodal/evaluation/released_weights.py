@@ -4,19 +4,17 @@
     PCME    {"model": a state_dict with uncertain_net as well, "criterion": a and b of the loss, ...}
     VSE++   {"model": [state of the image encoder, state of the text encoder], "opt": Namespace, ...}
 
-Names and shapes are those of the official code. No released file could be looked at: that PVSE saves its state_dict as
-it is, and how options are called in "opt" or "args", is unverified. Wrapped networks have "module" in their names.
+No released file could be looked at: that PVSE saves its state_dict as it is, and how options are called in "opt" or
+"args", is unverified. Wrapped networks have "module" in their names.
 
-A checkpoint is evaluated on features as its CNN gives them, or on pictures, where the CNN is in the file: the report
-tells which. Training moves that CNN, if only its batch norm (docs/models.md#pvse-encoders), so on features of another
-of the same name the model recalls less than its authors say.
+Training moves the CNN, if only its batch norm (docs/models.md#pvse-encoders): on features of another one of the same
+name a model recalls less than its authors say, but not on pictures, where its CNN is in the file.
 """
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import filter as filter_names
-from functools import partial
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +29,8 @@ from xmodal.features.networks import Network, ResNet, load, weights_sha256
 from xmodal.features.opening import describe_network
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.reports import Report
-from xmodal.models import Inputs, Scorer
-from xmodal.models.pcme import PCMEConfig, own_name
+from xmodal.models import Inputs, Scorer, pcme
+from xmodal.models.pcme import PCMEConfig
 from xmodal.models.pvse import PVSEConfig
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.recipes import Config, Features, Pixels, View
@@ -44,20 +42,13 @@ from xmodal.training.run_setup import Setup
 from xmodal.training.validation import check_device
 
 State = Mapping[str, Tensor]
-Options = Mapping[str, Any]  # the flags of the official training, where a file has them
+Options = Mapping[str, Any]  # flags of the official training
 TRUNK = "img_enc.cnn."
 NAMED = 5  # names that a message lists
-GRID = 7 * 7  # places of a ResNet's last map of 224 x 224 pixels, by which all of them were trained
-PIXELS = "pixels"  # the stage whose pictures the CNN in a file looks at
+GRID = 7 * 7  # places of a ResNet's last map of 224 x 224 pixels, on which all of them were trained
 PLACES = {"conv1": 0, "bn1": 1, **{f"layer{number}": 3 + number for number in range(1, 5)}}  # in an `Extractor.trunk`
-# by the blocks of the third layer, and whether each has three convolutions
-RESNETS: dict[tuple[int, bool], Network] = {
-    (2, False): "resnet18",
-    (6, False): "resnet34",
-    (6, True): "resnet50",
-    (23, True): "resnet101",
-    (36, True): "resnet152",
-}
+# by the convolutions in the third layer
+RESNETS: dict[int, Network] = {4: "resnet18", 12: "resnet34", 18: "resnet50", 69: "resnet101", 108: "resnet152"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +62,7 @@ class Released:
     trunk: dict[str, Tensor]  # the weights of its CNN, if it has one, by the CNN's own names
 
     def build(self) -> nn.Module:
-        with torch.device("meta"):  # no weights that are overwritten at once
+        with torch.device("meta"):  # weights would be overwritten at once
             model = self.config.build(self.inputs)
         assert isinstance(model, nn.Module)
         model.load_state_dict({name: value.clone() for name, value in self.state.items()}, assign=True)
@@ -80,7 +71,7 @@ class Released:
     def build_with_trunk(self) -> WithBackbone:
         if self.network is None:
             raise UserError("has no ResNet to look at pictures: name features that it was trained on")
-        extractor = load(ResNet(self.network, "random:0"))  # of VSE++ too: it takes the mean of the grid
+        extractor = load(ResNet(self.network, "random:0"))  # VSE++ takes the mean of the grid itself
         try:
             parts = [(name.split(".", 1), value) for name, value in self.trunk.items() if not name.startswith("fc.")]
             extractor.trunk.load_state_dict({f"{PLACES[part]}.{rest}": value for (part, rest), value in parts})
@@ -91,8 +82,7 @@ class Released:
     @property
     def network(self) -> Network | None:
         """The CNN in the file, as the resnet stage names it; None if there is none, or another kind."""
-        blocks = {name.split(".")[1] for name in self.trunk if name.startswith("layer3.")}
-        return RESNETS.get((len(blocks), "layer3.0.conv3.weight" in self.trunk))
+        return RESNETS.get(sum(name.startswith("layer3.") and ".conv" in name for name in self.trunk))
 
     @property
     def reads_clips(self) -> bool:
@@ -127,7 +117,7 @@ def evaluate(
     store = setup.store(visual.stage, tables)
     examples = Examples.of(tables, view, store, words)
     try:
-        if visual.stage == PIXELS:
+        if visual.stage == "pixels":
             reader: Reader = _picture_reader(released, examples, store)
             scorer: nn.Module = released.build_with_trunk()
             cnn = f"the {released.network} in the file"
@@ -184,7 +174,7 @@ def _network_of_features(released: Released, store: FeatureStore) -> str:
     cnn = describe_network(store)
     if released.trunk:
         cnn += ", in place of the CNN in the file"
-    return f"{cnn}, which --set visual.stage={PIXELS} takes" if released.network and not clips else cnn
+    return f"{cnn}, which --set visual.stage=pixels takes" if released.network and not clips else cnn
 
 
 # ------------------------------------------------------------------------------------------------ reading a file
@@ -223,19 +213,16 @@ def _parts(found: Any) -> tuple[dict[str, Tensor], Options]:
 def convert(state: State, options: Options | None = None) -> Released:
     """Converts weights from their official names; without options the released models' defaults are taken."""
     plain = {".".join(part for part in name.split(".") if part != "module"): value for name, value in state.items()}
-    head = {name: value for name, value in plain.items() if not name.startswith(TRUNK)}
-    layout = next((layout for layout in LAYOUTS if layout.fits(head)), None)
-    if layout is None:
-        known = ", ".join(layout.model for layout in LAYOUTS)
-        raise UserError(f"no checkpoint of {known}: nobody knows {_listed(list(plain))}")
-    head = {name: value for name, value in head.items() if not name.startswith(layout.unused)}
-    if unknown := [name for name in head if layout.ours(name) is None]:
-        raise UserError(f"looks like {layout.model}, which has no {_listed(unknown)}")
-    ours = {str(layout.ours(name)): value.float() for name, value in head.items()}
     trunk = {name.removeprefix(TRUNK): value for name, value in plain.items() if name.startswith(TRUNK)}
+    layout = _layout(plain)
+    if layout is None:
+        raise UserError(f"no checkpoint of PVSE, PCME or VSE++: nobody knows {_listed(list(plain))}")
+    heads = [name for name in plain if not name.startswith((TRUNK, *layout.unused))]
+    ours = {reduce(lambda name, pair: name.replace(*pair), layout.names.items(), head): plain[head] for head in heads}
     try:
         inputs = Inputs(plain[FRAMES if FRAMES in plain else IMAGE].shape[1], len(plain[WORDS]), instances=0)
-        released = Released(layout.model, layout.config(plain, options or {}), inputs, ours, trunk)
+        weights = {name: value.float() for name, value in ours.items()}
+        released = Released(layout.model, layout.config(plain, options or {}), inputs, weights, trunk)
         released.build()
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"looks like {layout.model}, but does not fit: {_line(error)}") from error
@@ -254,41 +241,41 @@ def _listed(names: list[str]) -> str:
 # ------------------------------------------------------------------------------------------------ the official codes
 
 IMAGE, FRAMES, WORDS = "img_enc.fc.weight", "img_enc.rnn.weight_ih_l0", "txt_enc.embed.weight"
-ENCODERS = {"img_enc.fc.": "image.", "txt_enc.embed.": "words.", "txt_enc.rnn.": "sentence."}
-PIE_NETS = {
-    f"{encoder}.pie_net.{there}.": f"{side}_pie.{here}."
-    for encoder, side in (("img_enc", "visual"), ("txt_enc", "text"))
-    for there, here in (
-        ("attention.w_1", "hidden"),
-        ("attention.w_2", "maps"),
-        ("fc", "guided"),
-        ("layer_norm", "norm"),
-    )
+OFFICIAL_NAMES = {  # of parts of a name, replaced in this order
+    "img_enc.fc.": "image.",
+    "img_enc.rnn.": "frames.",
+    "img_enc.pie_net.": "visual_pie.",
+    "txt_enc.embed.": "words.",
+    "txt_enc.rnn.": "sentence.",
+    "txt_enc.pie_net.": "text_pie.",
+    ".attention.w_1.": ".hidden.",
+    ".attention.w_2.": ".maps.",
+    "_pie.fc.": "_pie.guided.",
+    ".layer_norm.": ".norm.",
 }
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The names of one official code."""
+    """The names and the flags of one official code."""
 
     model: str
-    has: tuple[str, ...]  # patterns of names
-    ours: Callable[[str], str | None]  # our name; None for a name that the code does not have
     config: Callable[[State, Options], Config]
-    lacks: tuple[str, ...] = ()
+    names: Mapping[str, str]  # ours for parts of theirs
     unused: tuple[str, ...] = ()  # beginnings of names that the official code has and never reads
 
-    def fits(self, state: State) -> bool:
-        found = [pattern for pattern in (*self.has, *self.lacks) if filter_names(state, pattern)]
-        return found == [*self.has]
 
-
-def _beginning_with(names: Mapping[str, str], name: str) -> str | None:
-    return next((ours + name.removeprefix(theirs) for theirs, ours in names.items() if name.startswith(theirs)), None)
-
-
-def _of_pcme(name: str) -> str:
-    return own_name(name.removeprefix("criterion."))
+def _layout(state: State) -> Layout | None:
+    if "criterion.negative_scale" in state:
+        names = pcme.OFFICIAL_NAMES | {"criterion.": ""}
+        if any(name.startswith("img_enc.uncertain_net.") for name in state):
+            return Layout("PCME", _pcme, names)
+        return Layout("PCME without spread", _pcme_twin, names, unused=("txt_enc.uncertain_net.",))
+    if "txt_enc.rnn.weight_ih_l0_reverse" in state:
+        return Layout("PVSE", _pvse, OFFICIAL_NAMES)
+    if state.keys() >= {IMAGE, "txt_enc.rnn.weight_ih_l0"}:
+        return Layout("VSE++", _vsepp, OFFICIAL_NAMES)
+    return None
 
 
 def _ranking(state: State, options: Options) -> dict[str, Any]:
@@ -326,34 +313,8 @@ def _vsepp(state: State, options: Options) -> VSEPPConfig:
 
 
 def _pcme(state: State, options: Options) -> PCMEConfig:
-    config = PCMEConfig(width=len(state[IMAGE]), word_width=state[WORDS].shape[1])
-    if not filter_names(state, "img_enc.uncertain_net.*"):
-        config = replace(config, samples=0, kl="off", distance="mean")
-    return config
+    return PCMEConfig(width=len(state[IMAGE]), word_width=state[WORDS].shape[1])
 
 
-LAYOUTS = (
-    Layout(
-        "PVSE",
-        has=("txt_enc.rnn.weight_ih_l0_reverse",),
-        lacks=("*.uncertain_net.*", "criterion.negative_scale"),
-        ours=partial(_beginning_with, ENCODERS | {"img_enc.rnn.": "frames."} | PIE_NETS),
-        config=_pvse,
-    ),
-    Layout("PCME", has=("img_enc.uncertain_net.*", "criterion.negative_scale"), ours=_of_pcme, config=_pcme),
-    Layout(
-        "PCME without spread",
-        has=("criterion.negative_scale",),
-        lacks=("img_enc.uncertain_net.*",),
-        ours=_of_pcme,
-        config=_pcme,
-        unused=("txt_enc.uncertain_net.",),
-    ),
-    Layout(
-        "VSE++",
-        has=("img_enc.fc.weight", "txt_enc.rnn.weight_ih_l0"),
-        lacks=("*_reverse", "*.pie_net.*"),
-        ours=partial(_beginning_with, ENCODERS),
-        config=_vsepp,
-    ),
-)
+def _pcme_twin(state: State, options: Options) -> PCMEConfig:
+    return replace(_pcme(state, options), samples=0, kl="off", distance="mean")

@@ -70,7 +70,7 @@ def open_log(run: str, tensorboard: bool) -> Iterator[Log]:
     if distributed.rank():
         yield Log(BytesIO())
         return
-    with (Path(run) / run_folder.LOG).open("ab") as file:
+    with Path(run, run_folder.LOG).open("ab") as file:
         if not tensorboard:
             yield Log(file)
             return
@@ -104,8 +104,8 @@ def read_last(run: str) -> dict[str, Any] | None:
 
 
 def state_of(saved: dict[str, Any], phases: int) -> TrainingState:
-    state = TrainingState(**saved["state"])
-    wrong = [name for name, value in asdict(TrainingState()).items() if type(getattr(state, name)) is not type(value)]
+    state, fresh = TrainingState(**saved["state"]), vars(TrainingState())
+    wrong = any(type(value) is not type(fresh[name]) for name, value in vars(state).items())
     if wrong or not 0 <= state.phase <= phases or min(state.epoch, state.cursor, state.step, state.log_bytes) < 0:
         raise ValueError(f"its training state is impossible: {state}")
     return state
@@ -122,20 +122,7 @@ def blaming_last(run: str) -> Iterator[None]:
         ) from error
 
 
-# reading raises one of these if bytes are not what was written
-_DAMAGE = (
-    AssertionError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    OverflowError,
-    RuntimeError,
-    TypeError,
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+DAMAGED = (AssertionError, AttributeError, EOFError, LookupError, OSError, OverflowError, RuntimeError, TypeError)
 
 
 def load_tensors(data: bytes) -> Any:
@@ -146,7 +133,7 @@ def load_tensors(data: bytes) -> Any:
             raise ValueError(f"{broken} has changed")
         with torch.serialization.safe_globals([Namespace]):  # in which official codes save their options
             return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
-    except _DAMAGE as error:
+    except (*DAMAGED, pickle.UnpicklingError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(str(error)) from error
 
 

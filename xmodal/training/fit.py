@@ -67,7 +67,6 @@ class Outcome:
 def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) -> Outcome:
     """Trains in the folder `run`, or goes on there. Whatever is refused before the first step has written nothing."""
     check_device(setup.device)
-    run_folder.check_folder(run)
     refuse_unbuilt(recipe)
     with distributed.process_group(setup.device):
         device = distributed.own_device(setup.device)

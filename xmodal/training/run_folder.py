@@ -9,7 +9,6 @@
       _lock             held while somebody trains here; says who
 """
 
-import errno
 import fcntl
 import json
 import os
@@ -35,10 +34,9 @@ RECIPE, VOCABULARY, LOG, LAST, BEST, LOCK = "recipe.json", "vocabulary.txt", "lo
 LAYOUT = 4
 TOLD = ("weights", "cites", "xmodal")  # facts of recipe.json that two equal runs may differ in
 SHOWN = 6  # differences of two runs
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-FACTS = {"recipe": dict, "visual_width": int, "instances": int} | dict.fromkeys(
-    ("cites", "fingerprint", "model", "records", "features", "vocabulary"), str
-)  # of recipe.json, with their kinds
+# of recipe.json
+TEXTS = ("cites", "fingerprint", "model", "records", "features", "vocabulary")
+FACTS = {"recipe": dict, "visual_width": int, "instances": int} | dict.fromkeys(TEXTS, str)
 
 
 @dataclass(frozen=True)
@@ -99,11 +97,6 @@ def has_state(folder: str) -> bool:
     return LocalStorage(folder).size(LAST) is not None
 
 
-def check_folder(folder: str) -> None:
-    if any(path.exists() and not path.is_dir() for path in (Path(folder), *Path(folder).parents)):
-        raise UserError(f"run {folder} is a file, or in one: choose a folder")
-
-
 @contextmanager
 def held(folder: str) -> Iterator[None]:
     """Locks the folder; a process that is killed loses its lock."""
@@ -111,8 +104,6 @@ def held(folder: str) -> Iterator[None]:
         Path(folder).mkdir(parents=True, exist_ok=True)
         file = (Path(folder) / LOCK).open("a+")
     except OSError as error:
-        if error.errno not in UNWRITABLE:
-            raise
         raise UserError(f"run {folder} cannot be written ({error.strerror}): choose another folder for it") from error
     with file:
         try:
@@ -177,10 +168,10 @@ def read(folder: str) -> Run:
 def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = None) -> Scorer[Any, Any]:
     """Builds the run's network; UserError if nothing can be built of such sizes."""
     wide = getattr(run.recipe.model, "word_width", None)
-    if word_vectors is not None and wide not in (None, word_vectors.shape[1]):
+    if word_vectors is not None and wide not in (None, there := word_vectors.shape[1]):
         raise UserError(
-            f"recipe {run.recipe.name!r} has words of {wide} numbers, the word vectors have {word_vectors.shape[1]}: "
-            f"other vectors, or --set model.word_width={word_vectors.shape[1]}"
+            f"recipe {run.recipe.name!r} has words of {wide} numbers, the word vectors have {there}: other vectors, or "
+            f"--set model.word_width={there}"
         )
     try:
         return run.recipe.model.build(replace(run.inputs, word_vectors=word_vectors))
@@ -206,12 +197,12 @@ def recipe_of(plain: Mapping[str, Any], model: str, cites: str = "") -> Recipe:
     try:
         recipe = _from_plain({"cites": cites, **plain}, classes)
         _ = fingerprint(recipe)
+        if not isinstance(recipe, Recipe):
+            raise TypeError(f"it is a {type(recipe).__name__}")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise UserError(
             f"a recipe of model {model} does not fit this version of xmodal ({error}): use that of the run"
         ) from error
-    if not isinstance(recipe, Recipe):
-        raise UserError(f"{RECIPE} holds no recipe but a {type(recipe).__name__}: the run is damaged")
     return recipe
 
 
@@ -225,17 +216,15 @@ def _from_plain(value: Any, classes: Mapping[str, Any]) -> Any:
 
 
 def _facts(storage: LocalStorage) -> dict[str, Any]:
-    where, cure = f"{storage.url}/{RECIPE}", _afresh(storage.url)
+    where = f"{storage.url}/{RECIPE}"
     try:
-        facts = json.loads(storage.read(RECIPE))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is damaged ({error}): {cure}") from error
-    if not isinstance(facts, dict):
-        raise UserError(f"{where} is damaged (it holds a {type(facts).__name__}): {cure}")
-    if facts.get("layout") != LAYOUT:
-        raise UserError(f"{where} was written by another version of xmodal: use that one")
-    if wrong := [name for name, kind in FACTS.items() if not isinstance(facts.get(name), kind)]:
-        raise UserError(f"{where} is damaged (it has no usable {', '.join(wrong)}): {cure}")
+        facts: dict[str, Any] = json.loads(storage.read(RECIPE))
+        if facts.get("layout") != LAYOUT:
+            raise UserError(f"{where} was written by another version of xmodal: use that one")
+        if wrong := [name for name, kind in FACTS.items() if not isinstance(facts.get(name), kind)]:
+            raise ValueError(f"it has no usable {', '.join(wrong)}")
+    except (AttributeError, ValueError, RecursionError) as error:
+        raise UserError(f"{where} is damaged ({error}): {_afresh(storage.url)}") from error
     return facts
 
 
