@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pipelines.cli import main
 from pipelines.engine.building import build
+from tests import toy_root
 from tests.features.test_open import records_root
 from tests.toy_root import Facts, facts, fit, item_id, make_root, recipe
 from tests.toy_root import one_thread as one_thread
@@ -200,6 +201,13 @@ def test_weights_cut_or_changed_anywhere_are_refused(copy: Path) -> None:
         (copy / run_folder.BEST).write_bytes(damaged)
         with pytest.raises(UserError, match=r"best\.pt is damaged"):
             load(str(copy))
+
+
+def test_features_of_no_named_network_are_told_by_their_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy_root, "TOLD", {})
+    root = make_root(tmp_path / "root")
+    report = evaluate(fit(recipe(1), root, str(tmp_path / "run")).run, Setup(root), "toy/test")
+    assert report.weights == "stage resnet"
 
 
 def test_a_run_is_evaluated_on_what_it_was_trained_on_or_not_at_all(run: str, tmp_path: Path) -> None:

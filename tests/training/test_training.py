@@ -228,6 +228,16 @@ def test_a_batch_size_beyond_the_corpus_is_told(root: str, tmp_path: Path) -> No
     assert not [line for line in exact.said if "batch_size" in line]
 
 
+def test_weights_of_terms_that_the_objective_lacks_are_refused_before_anything_is_written(
+    root: str, tmp_path: Path
+) -> None:
+    (phase,) = recipe(1).phases
+    wrong = replace(phase, weights={"mail": 1.0})
+    with pytest.raises(UserError, match="the objective has the terms ranking, but a phase weighs mail: "):
+        fit(recipe(phases=(phase, wrong)), root, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_in_place_of_a_file_is_refused(root: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
     for run in ("file", "file/run"):

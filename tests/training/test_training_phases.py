@@ -203,6 +203,22 @@ def test_a_phase_of_no_epochs_is_left_out() -> None:
         recipe_with("pvse-coco", ["phase2.epochs=0", "phase2.epoch=3"])
 
 
+def test_the_optimiser_and_the_weights_of_a_phase_may_be_set() -> None:
+    settings = ["phase2.optimiser.learning_rate=0.5", "phase2.optimiser.clip_norm=none", "phase2.weights.ranking=3"]
+    (first, second), changed = recipes()["pvse-coco"].phases, recipe_with("pvse-coco", settings).phases
+    optimiser = replace(second.optimiser, learning_rate=0.5, clip_norm=None)
+    assert changed == (first, replace(second, optimiser=optimiser, weights={**second.weights, "ranking": 3.0}))
+    assert recipe_with("pvse-coco", ["phase1.weights.ranking=1"]) == recipes()["pvse-coco"]
+    for wrong, message in (
+        ("phase1.learning_rate=1", r"do you mean phase1\.optimiser\.learning_rate\?"),
+        ("phase1.optimiser.learning_rate=0", "must be above zero"),
+        ("phase1.weights.rank=1", r"do you mean phase1\.weights\.ranking\?"),
+        ("phase1.optimiser.multipliers=a", "no setting"),
+    ):
+        with pytest.raises(UserError, match=message):
+            recipe_with("pvse-coco", [wrong])
+
+
 def test_pictures_need_a_pixels_stage_and_features_that_say_what_made_them(
     root: str, pictures: str, tmp_path: Path
 ) -> None:

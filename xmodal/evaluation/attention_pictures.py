@@ -49,7 +49,7 @@ def draw(
     It shows a picture with every map over it; for a clip, the frames that are read and what every map gives each.
     """
     asked = open_run(run, setup, split)
-    attend, show = _attention(asked, run), (_show_clips if asked.features.spec.ragged else _show_pictures)(asked)
+    attend, show = _attention(asked, run), _show_clips(asked) if asked.features.spec.ragged else _show_pictures(asked)
     places = _places(asked, split, items)[: None if items else first]
     described = captions_by_item(asked.records, replace(asked.started.recipe.validation, split=split))
     captions = described.grouped(described.texts)
@@ -66,13 +66,14 @@ def draw(
 def _attention(asked: OpenedRun, run: str) -> Callable[[Padded], Tensor]:
     """A function that gives the maps (B, L, K) of what the run reads."""
     scorer: Any = asked.scorer
-    model = scorer.model if isinstance(scorer, WithBackbone) else scorer
+    backbone = scorer if isinstance(scorer, WithBackbone) else None
+    model = backbone.model if backbone else scorer
     if not isinstance(model, Attentive):
         raise UserError(f"{run}: {asked.started.recipe.name} has no attention to look at; PVSE and PCME have")
 
     def attend(visual: Padded) -> Tensor:
         try:
-            return model.attention_visual(scorer.features(visual) if isinstance(scorer, WithBackbone) else visual)
+            return model.attention_visual(backbone.features(visual) if backbone else visual)
         except ValueError as error:  # a PVSE of no local embeddings
             raise UserError(f"{run}: {error}") from None
 

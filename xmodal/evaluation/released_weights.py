@@ -216,7 +216,7 @@ def convert(state: State, options: Options | None = None) -> Released:
     trunk = {name.removeprefix(TRUNK): value for name, value in plain.items() if name.startswith(TRUNK)}
     layout = _layout(plain)
     if layout is None:
-        raise UserError(f"no checkpoint of PVSE, PCME or VSE++: nobody knows {_listed(list(plain))}")
+        raise UserError(f"no checkpoint of PVSE, PCME, VSE++: nobody knows {_listed(list(plain))}")
     heads = [name for name in plain if not name.startswith((TRUNK, *layout.unused))]
     ours = {reduce(lambda name, pair: name.replace(*pair), layout.names.items(), head): plain[head] for head in heads}
     try:
