@@ -10,8 +10,8 @@ import numpy as np
 from pipelines.engine.stage import Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage, with_weights
+from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.networks import ResNet, load, pixels
-from xmodal.features.store import FeatureSpec
 
 VERSION = 4
 

@@ -41,7 +41,7 @@ import numpy as np
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage
 from xmodal.errors import UserError
-from xmodal.features.store import FeatureSpec
+from xmodal.features.feature_spec import FeatureSpec
 from xmodal.media.images import UnreadableImage, square
 
 
