@@ -130,7 +130,7 @@ def progress(args: Args) -> ProgressLine:
 
 
 def setup(args: Args) -> "Setup":
-    """What --root, --device, --features and the like say; a command need not have all of them."""
+    """The values of --root, --device, --features and the like; a command need not have all of them."""
     from xmodal.training.run_setup import Setup
 
     given = {field.name: getattr(args, field.name, None) for field in fields(Setup)} | {"progress": progress(args)}

@@ -99,7 +99,7 @@ def save(run: str, name: str, state: object) -> None:
 
 
 def read_last(run: str) -> dict[str, Any] | None:
-    """What was saved last; None for a run that saved nothing."""
+    """The state that was saved last; None if there is none."""
     return read_tensors(run, run_folder.LAST) if run_folder.has_state(run) else None
 
 

@@ -12,7 +12,7 @@ from xmodal.root.selection import find_output
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run works with: `Setup("data", device="cuda")`."""
+    """Everything that a run works with: `Setup("data", device="cuda")`."""
 
     root: str
     records: str | None = None  # an identity, for a root that has several outputs of a stage
