@@ -33,7 +33,7 @@ from xmodal.raw.raw_files import Raw
 from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 from xmodal.userdata.description import DESCRIPTION, Description
 from xmodal.userdata.entries import Entry, Medium, entries
-from xmodal.userdata.hash_splits import HashSplits
+from xmodal.userdata.hash_splits import hash_splits
 
 VERSION = 4  # of the rows that are parsed from the same bytes
 
@@ -84,18 +84,19 @@ def parse(description: Description, raw: Raw) -> Iterator[Row]:
 
 def media(description: Description, raw: Raw) -> Iterator[Source]:
     """Lists every picture or clip once. Embedded pictures are listed by the archives they are put into."""
-    seen = set[bytes]()
-    for entry in entries(description, raw):
-        if isinstance(entry, Entry):
-            path = entry.medium.path if entry.medium.content is None else archive_of(entry.medium.path)
-            if (key := _digest(path)) not in seen:
-                seen.add(key)
-                yield Source(path, entry.medium.url, how=BESIDE, part="media")
+    archives = set[str]()
+    for medium in _each_once(description, raw):
+        path = medium.path if medium.content is None else archive_of(medium.path)
+        if path not in archives:
+            yield Source(path, medium.url, how=BESIDE, part="media")
+        if medium.content is not None:
+            archives.add(path)
 
 
 def unpack(description: Description, raw: Raw, wanted: Container[str], folder: Path) -> Iterator[Source]:
     """Writes the wanted archives of embedded pictures; each is whole when it is yielded."""
-    for path, some in groupby(_embedded_once(description, raw), key=lambda medium: archive_of(medium.path)):
+    embedded = (medium for medium in _each_once(description, raw) if medium.content)
+    for path, some in groupby(embedded, key=lambda medium: archive_of(medium.path)):
         if path in wanted:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             with zipfile.ZipFile(folder / path, "w") as archive:
@@ -105,10 +106,10 @@ def unpack(description: Description, raw: Raw, wanted: Container[str], folder: P
             yield Source(path, how=BESIDE, part="media")
 
 
-def _embedded_once(description: Description, raw: Raw) -> Iterator[Medium]:
+def _each_once(description: Description, raw: Raw) -> Iterator[Medium]:
     seen = set[bytes]()
     for entry in entries(description, raw):
-        if isinstance(entry, Entry) and entry.medium.content and (key := _digest(entry.medium.path)) not in seen:
+        if isinstance(entry, Entry) and (key := _digest(entry.medium.path)) not in seen:
             seen.add(key)
             yield entry.medium
 
@@ -119,7 +120,6 @@ class _Parser:
     def __init__(self, description: Description) -> None:
         self.captions = dict[str, int]()  # number of captions, by item
         self._description = description
-        self._by_hash = HashSplits(description.splits) if description.splits else None
         self._texts = set[bytes]()
         self._media = dict[str, bytes]()
         self._splits = dict[str, str | None]()  # an item's first
@@ -132,7 +132,7 @@ class _Parser:
             yield from self._new_item(entry)
         else:
             is_other = self._media.get(entry.id, b"") not in (b"", _digest(entry.medium.path))
-            if not self._by_hash and self._splits[entry.id] != entry.split:
+            if not self._description.splits and self._splits[entry.id] != entry.split:
                 yield from self._another_split(entry, self._description.split is not None or is_other)
             if is_other:  # its captions are not of the picture that counts
                 yield Oddity(OTHER_MEDIUM, entry.where, entry.id)
@@ -148,8 +148,8 @@ class _Parser:
 
     def split_rows(self) -> Iterator[Row]:
         """Splits by hash, and the oddities of splits, after the last entry."""
-        if self._by_hash:
-            yield from self._by_hash.rows(self.captions)
+        if self._description.splits:
+            yield from hash_splits(self._description.splits, self.captions)
         yield from (Oddity(NO_SPLIT, where, id) for id, where in self._without.items())
 
     def _new_item(self, entry: Entry) -> Iterator[Row]:
@@ -157,8 +157,7 @@ class _Parser:
         if self._description.id is not None:  # without a column the id is made from the medium
             self._media[entry.id] = _digest(entry.medium.path)
         yield Item(entry.id, entry.medium.path, entry.medium.kind, url=entry.medium.url)
-        if self._by_hash:
-            self._by_hash.add(entry.id)
+        if self._description.splits:
             return
         self._splits[entry.id] = entry.split
         if entry.split:
