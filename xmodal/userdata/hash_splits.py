@@ -1,8 +1,7 @@
 """Splits by hash: items fall into splits of given shares by the hash of their ids, whatever their order.
 
-The first 16 hexadecimal digits of an id's sha256, as a fraction of 16^16, are divided by the shares in their order. A
-split without items takes the one whose fraction is nearest, from a split that has others: so small lists have every
-split. That item goes back when the list grows; all others stay.
+The first 16 hexadecimal digits of an id's sha256, as a fraction of 16^16, are divided by the shares. A split without
+items takes the one whose fraction is nearest, from a split that has others; it goes back when the list grows.
 """
 
 import hashlib

@@ -6,10 +6,8 @@ A list is Parquet, CSV, TSV, JSONL or an Arrow stream (xmodal/raw/readers.py):
     pictures/cat.jpg  a cat on a mat
     pictures/dog.png  ["a dog", "it barks"]
 
-- `description` names the columns, `entries` checks the cells, `hash_splits` divides the items.
 - Rows with one id are one item with several captions. No id depends on the order of the rows.
 - A column says the split of an item, or its file, or the hash of its id.
-- Oddities are counted, by the rules below and those of `entries` and `hash_splits`.
 - Errors, with file and line: a missing column, a cell of another kind, an item that a column puts in two splits, an id
   that is another picture's in a file of another split, a row that cannot be read, a list without any picture.
 - A picture beside the list is taken once, and linked where the disk allows. A changed one needs another name.
@@ -45,7 +43,7 @@ BESIDE = "it is not beside the list"
 
 
 def user_corpus(description: Description, addresses: Mapping[str, str] | None = None) -> Corpus:
-    """The corpus of some lists. `addresses` has the URLs of those on other machines, by path."""
+    """Makes the corpus of some lists. `addresses` has the URLs of those on other machines, by path."""
     text = description.to_json()
     how = f"name the list again, as when {description.name} was first built"
     sources = [Source(f.path, (addresses or {}).get(f.path), (), f.bytes, f.sha256, how) for f in description.files]
@@ -83,7 +81,7 @@ def parse(description: Description, raw: Raw) -> Iterator[Row]:
 
 
 def media(description: Description, raw: Raw) -> Iterator[Source]:
-    """Lists every picture or clip once. Embedded pictures are listed by the archives they are put into."""
+    """Lists every picture or clip once, and embedded pictures by their archives."""
     archives = set[str]()
     for medium in _each_once(description, raw):
         path = medium.path if medium.content is None else archive_of(medium.path)
@@ -115,7 +113,7 @@ def _each_once(description: Description, raw: Raw) -> Iterator[Medium]:
 
 
 class _Parser:
-    """Turns entries into rows. Remembers the items so far, and digests of their captions and media."""
+    """Turns entries into rows."""
 
     def __init__(self, description: Description) -> None:
         self.captions = dict[str, int]()  # number of captions, by item
@@ -147,7 +145,6 @@ class _Parser:
             self.captions[entry.id] += 1
 
     def split_rows(self) -> Iterator[Row]:
-        """Splits by hash, and the oddities of splits, after the last entry."""
         if self._description.splits:
             yield from hash_splits(self._description.splits, self.captions)
         yield from (Oddity(NO_SPLIT, where, id) for id, where in self._without.items())
@@ -166,7 +163,7 @@ class _Parser:
             self._without[entry.id] = entry.where
 
     def _another_split(self, entry: Entry, contradicts: bool) -> Iterator[Row]:
-        """Adds a split that differs from the item's first: allowed if files of both list the same picture."""
+        """Adds a further split: allowed if files of both list the same picture."""
         first = self._splits[entry.id]
         if contradicts:
             raise UserError(f"{entry.where}: item {entry.id!r} is in {entry.split}, but was in {first}")
