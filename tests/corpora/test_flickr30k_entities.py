@@ -178,7 +178,7 @@ def test_records_are_built_and_published_without_pictures(demo: str, tmp_path: P
     site = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
     counts = CorpusBuild(site, corpus).build("records").totals["counts"]
     assert counts["captions"] == 300
-    report = publish(corpus, site.storage, tmp_path / "out", [])
+    report = publish(corpus, site.storage, tmp_path / "out")
     assert report["rows"]["plummer"] == {"train": 48, "val": 6, "test": 6}
     assert ("karpathy" in report["rows"]) == (demo == "flickr30k")
     assert report["withheld"] == {"media": "ids"}
@@ -404,8 +404,8 @@ def test_pictures_that_are_there_by_half_are_refused(others: dict[str, str], mes
     ("test", "message"),
     [
         ("70\n8\n", r"test.txt:2: picture 8 of plummer/test is not in .*annotations.zip"),
-        ("70\n5\n", r"test.txt:2: id 5 is there a second time"),
-        ("", r"test.txt: plummer/test is empty"),
+        ("70\n5\n", r"test.txt:2: 5 is in plummer/train too"),
+        ("", r"test.txt is empty"),
     ],
 )
 def test_wrong_splits_are_refused(test: str, message: str, tmp_path: Path) -> None:
