@@ -1,8 +1,11 @@
 """Contact sheets: the frames of a clip on one picture, with or without attention."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +16,25 @@ from xmodal.media.drawing import font_of, wrapped
 
 SHEET, COLUMNS = 64, 8  # the most frames of a sheet, and the fewest in a line of a full one
 THUMBNAIL, LABEL, TITLE, GAP, LETTERS, LINE = (160, 120), 90, 480, 6, 13, 18  # pixels
+
+
+@dataclass(frozen=True)
+class DrawnPicture:
+    item: str
+    caption: str
+    path: str
+
+
+def save_sheets(
+    folder: Path, sheets: Iterable[tuple[str, str, Image.Image]], tick: Callable[[int], None]
+) -> Iterator[DrawnPicture]:
+    """Saves the picture of each item, with its id and caption; the folder is made for the first one."""
+    for id, caption, sheet in sheets:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{quote(id, safe='')}.png"
+        sheet.save(path)
+        yield DrawnPicture(id, caption, str(path))
+        tick(1)
 
 
 def attention_sheet(

@@ -50,7 +50,7 @@ def covering_all_items(features: list[Output], records: Output) -> list[Output]:
 
 
 def describe_network(store: FeatureStore) -> str:
-    """Names a network, its weights and their checksum, as far as the store says."""
+    """Names a network, its weights and their checksum, or else the stage of its features."""
     known = [str(store.provenance[name]) for name in ("network", "weights") if store.provenance.get(name)]
     digest = store.provenance.get("weights_sha256")
-    return (" ".join(known) or "an unnamed network") + (f" (sha256 {digest})" if digest else "")
+    return (" ".join(known) or f"stage {store.output.stage}") + (f" (sha256 {digest})" if digest else "")
