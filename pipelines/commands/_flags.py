@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from pipelines.engine.building import Runner
     from pipelines.upkeep.targets import Target
     from xmodal.root.storage import Storage
+    from xmodal.training.run_setup import Setup
 
-TRAINING = ("records", "features", "pixels", "vectors", "weights", "device")
+OWN_DATA = ("url", "caption", "id", "split", "splits", "captions", "kind", "name")
 
 
 def path(text: str) -> Path:
@@ -60,7 +62,7 @@ def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
 
 def training(parser: Parser) -> None:
     """Adds the outputs and files that a training reads."""
-    identities(parser, *TRAINING[:3])
+    identities(parser, "records", "features", "pixels")
     files(parser, "of the features, where a phase trains it too", "those that the recipe names")
     device(parser)
 
@@ -127,9 +129,12 @@ def progress(args: Args) -> ProgressLine:
     return ProgressLine(quiet=args.quiet)
 
 
-def keywords(args: Args, *names: str) -> dict[str, Any]:
-    """The values of these flags by their names."""
-    return {name: getattr(args, name) for name in names}
+def setup(args: Args) -> "Setup":
+    """The values of --root, --device, --features and the like; a command need not have all of them."""
+    from xmodal.training.run_setup import Setup
+
+    given = {field.name: getattr(args, field.name, None) for field in fields(Setup)} | {"progress": progress(args)}
+    return Setup(**{name: value for name, value in given.items() if value is not None})
 
 
 def runner(args: Args) -> "Runner":
@@ -185,10 +190,10 @@ def existing(root: str) -> "Storage":
 
 def parse_targets(args: Args, options: "BuildOptions") -> "list[Target]":
     """`coco` is its data, `coco/resnet` one stage; a Python file or your own data may stand for the name."""
-    from pipelines.fetching.corpus_names import flags_given
     from pipelines.upkeep import targets
 
-    return targets.parse_targets(args.targets, options, flags_given(args), getattr(args, "sample", False))
+    own = {name: value for name in OWN_DATA if (value := getattr(args, name, None)) is not None}
+    return targets.parse_targets(args.targets, options, own, getattr(args, "sample", False))
 
 
 def corpus_name(text: str, args: Args) -> str:

@@ -1,11 +1,7 @@
 """Decodes pictures in a process that is killed when one takes too long: a small file can be hours of work."""
 
-import json
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from pipelines.engine.killable_worker import KillableWorker, ResourceLimit, Send
 from xmodal.media.images import OnTruncated, UnreadableImage, square

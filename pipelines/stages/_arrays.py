@@ -14,15 +14,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
-from xmodal.features.store import (
-    FeatureSpec,
-    extents_file,
-    index_files,
-    shard_file,
-    shard_ranges,
-    write_ragged_shard,
-    write_shard,
-)
+from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.store import extents_file, index_files, shard_file, shard_ranges, write_ragged_shard, write_shard
 
 C = TypeVar("C")
 

@@ -18,9 +18,9 @@ from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
 from pipelines.stages._media import with_weights
+from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.networks import Extractor, ResNet, load, pixels
-from xmodal.features.store import FeatureSpec
 from xmodal.media.images import UnreadableImage
 from xmodal.root.outputs import Output
 
@@ -59,6 +59,7 @@ STAGE = StageKind(
     needs=("frames",),
     of="clip",
     files=("weights",),
+    packages=("torch", "torchvision", "simplejpeg"),
     features=True,
     estimate=estimate,
     small={"network": "resnet18", "weights": "random:0", "resize": 32, "crop": 32},

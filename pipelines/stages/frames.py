@@ -31,8 +31,8 @@ from pipelines.stages._arrays import ArrayShard, ArrayWriter, array_stage, write
 from pipelines.stages._media import fingerprint_of, planned_media
 from xmodal import __version__
 from xmodal.errors import UserError
+from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.frame_store import CLIPS, NAME, clips_file
-from xmodal.features.store import FeatureSpec
 from xmodal.media.frame_sampling import Sampled
 from xmodal.media.frame_times import PASSING, USABLE, Limits, Sampling
 from xmodal.raw.archives import Archives, MissingMedia
@@ -107,6 +107,7 @@ STAGE = StageKind(
     config=FramesConfig,
     needs=("records", "media"),
     of="clip",
+    packages=("av",),
     estimate=lambda config, clips, before: clips * config.clip_bytes,
     check=check_decoders,
     small={"short_side": 48},

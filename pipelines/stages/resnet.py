@@ -10,8 +10,8 @@ import numpy as np
 from pipelines.engine.stage import Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage, with_weights
+from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.networks import ResNet, load, pixels
-from xmodal.features.store import FeatureSpec
 
 VERSION = 4
 
@@ -38,6 +38,7 @@ STAGE = StageKind(
     needs=("records", "media"),
     of="image",
     files=("weights",),
+    packages=("torch", "torchvision"),
     features=True,
     estimate=bytes_of_rows,
     small={"network": "resnet18", "weights": "random:0", "resize": 32, "crop": 32},

@@ -4,6 +4,7 @@ Parsing needs no media, and media that corpora share (one media set) are fetched
 the data are built only when they are named: they may take days.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,8 @@ from pipelines.engine.building import build
 from pipelines.engine.stage import Stage
 from pipelines.engine.typed_settings import apply
 from pipelines.fetching.corpus_files import CorpusFiles
-from pipelines.fetching.ledger import FOLDERS, AbsentByFolder
+from pipelines.fetching.corpus_names import FoundCorpus
+from pipelines.fetching.ledger import FOLDERS, folder_of, incomplete_folders
 from pipelines.stages import FILE_SETS, ITEM_KINDS, Needs, StageKind
 from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
@@ -28,9 +30,9 @@ PARTS: dict[str, Part] = {folder: part for part, folder in FOLDERS.items()}
 class CorpusBuild:
     """Ends with the command: the next one looks at everything anew."""
 
-    def __init__(self, options: BuildOptions, corpus: Corpus) -> None:
-        self.options, self.corpus = options, corpus
-        self.files = CorpusFiles(options, corpus)
+    def __init__(self, options: BuildOptions, corpus: Corpus, found: FoundCorpus | None = None) -> None:
+        self.options, self.corpus, self.found = options, corpus, found or FoundCorpus(corpus)
+        self.files = CorpusFiles(options, self.found)
         self._stages: dict[str, Stage[Any, Any]] = {}
         self._finished: dict[str, Output] = {}
         self._built: dict[str, Output] = {}
@@ -42,12 +44,7 @@ class CorpusBuild:
 
     def refuse_early(self, names: Sequence[str]) -> None:
         """Refuses, before anything is fetched, what is known then to be impossible."""
-        for name in stages.with_needs([*names]):
-            if name in FILE_SETS:
-                continue
-            kind = stages.load(name)
-            if self.corpus.kinds and kind.of is not None and kind.of not in self.corpus.kinds:
-                raise self._lacks(kind)
+        for kind in kinds_for(self.corpus, names):
             self._check(kind)
 
     def stage(self, name: str) -> Stage[Any, Any] | None:
@@ -61,7 +58,7 @@ class CorpusBuild:
             files = {file: path for file, path in self.options.files.items() if file in kind.files}
             needs = Needs(outputs, files, lambda: self.items_of(kind.of), self.corpus)
             if "media" in kind.needs and kind.of in ITEM_KINDS and not needs.items:
-                raise self._lacks(kind)
+                raise _lacks(self.corpus, kind)
             self._stages[name] = kind.make(self.config(kind), needs)
         return self._stages[name]
 
@@ -74,7 +71,7 @@ class CorpusBuild:
     def finished(self, name: str) -> Output | None:
         """The output of a stage, or a sealed set, where it is up to date."""
         if name in FILE_SETS:
-            return self.files.sealed(PARTS[name])
+            return self.files.of(PARTS[name]).sealed
         if name not in self._finished and (stage := self.stage(name)):
             output = Output(self.options.storage, stage.folder)
             if not output.complete:
@@ -116,13 +113,22 @@ class CorpusBuild:
         if kind.check:
             kind.check(self.config(kind), self.options.files)
 
-    def _lacks(self, kind: StageKind) -> UserError:
-        if kind.of not in ITEM_KINDS:
-            return UserError(f"{self.corpus.name} has no labels of kind {kind.of}, which {kind.name} needs")
-        has, other = ("pictures", "clips") if kind.of == "image" else ("clips", "pictures")
-        is_list = self.corpus.card == "own"
-        cure = f"; if they are {has}, name the list again with --kind {kind.of}" if is_list else ""
-        return UserError(f"{self.corpus.name} has no {has}: {kind.name} is for {has}, not {other}{cure}")
+
+def kinds_for(corpus: Corpus | None, names: Sequence[str]) -> list[StageKind]:
+    """These stages and those they need, without files; UserError if the corpus has none of what one is for."""
+    kinds = [stages.load(name) for name in stages.with_needs([*names]) if name not in FILE_SETS]
+    for kind in kinds:
+        if corpus and corpus.kinds and kind.of not in (None, *corpus.kinds):
+            raise _lacks(corpus, kind)
+    return kinds
+
+
+def _lacks(corpus: Corpus, kind: StageKind) -> UserError:
+    if kind.of not in ITEM_KINDS:
+        return UserError(f"{corpus.name} has no labels of kind {kind.of}, which {kind.name} needs")
+    has, other = ("pictures", "clips") if kind.of == "image" else ("clips", "pictures")
+    cure = f"; if they are {has}, name the list again with --kind {kind.of}" if corpus.card == "own" else ""
+    return UserError(f"{corpus.name} has no {has}: {kind.name} is for {has}, not {other}{cure}")
 
 
 def stages_of(corpus: Corpus) -> list[str]:
@@ -177,12 +183,12 @@ def _absent_files(work: CorpusBuild, sealed: Output) -> dict[str, Any]:
     row: dict[str, Any] = {"planned": present + missing, "absent": missing}
     if not missing:
         return row
-    by_folder, absent = AbsentByFolder(), set[str]()
+    files, absent = Counter[str](), set[str]()
     for locked in read_lock(sealed):
-        by_folder.add(locked.path, locked.sha256 is None)
+        files[folder_of(locked.path)] += 1
         absent |= set() if locked.sha256 else {locked.path}
     why = dict[str, dict[str, Any]]()
     for state in work.files.of("media").ledger.states():
         if state.failed and state.path in absent:
             why.setdefault(state.kind, {"files": 0, "path": state.path, "reason": state.reason})["files"] += 1
-    return row | {"reasons": why, "folders": by_folder.folders}
+    return row | {"reasons": why, "folders": incomplete_folders(files, Counter(map(folder_of, sorted(absent))))}

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,6 @@ NEW = '''"""Counts the letters of a word.
 examples:
   xmodal letters word
 """
-
-GROUP = "words"
 
 
 def flags(parser):
@@ -70,9 +69,8 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("name", commands.load_all())
-def test_every_command_has_a_group_a_summary_and_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_a_summary_and_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = commands.load_all()[name]
-    assert re.fullmatch(r"[a-z]+", command.GROUP)
     summary = commands.summary(command)
     assert 10 < len(summary) < 101
     shown = printed(capsys, name, "--help")
@@ -101,28 +99,65 @@ def test_help_lists_every_command_once_under_its_group(capsys: pytest.CaptureFix
     shown = printed(capsys, "--help")
     for name in commands.load_all():
         assert len(re.findall(rf"^  {name} ", shown, re.MULTILINE)) == 1
-    places = [shown.index(f"\n{title}:\n") for title in commands.GROUPS.values()]
+    places = [
+        shown.index(f"\n{title}:\n") for title in ("get data", "train and evaluate", "exchange", "this installation")
+    ]
     assert places == sorted(places)
     for code in ("0 ", "1 ", "2 ", "3 ", "130 "):
         assert re.search(rf"^  {code} +\w", shown, re.MULTILINE)
 
 
-def test_a_file_is_all_that_a_new_command_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "letters.py").write_text(NEW)
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a new group of commands, whose files are forgotten afterwards."""
+    before = set(sys.modules)
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "__init__.py").write_text('"""words and letters"""')
     monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "pipelines.commands.letters", raising=False)
-    try:
-        shown = printed(capsys, "--help")
-        assert "words:\n  letters      Counts the letters of a word\n" in shown
-        assert "xmodal letters word" in printed(capsys, "letters", "--help")
-        assert main(["letters", "cat"]) == 0
-        assert capsys.readouterr().out == "cat has 3 letters\n"
-        assert main(["letters", "", "--json"]) == 1
-        assert json.loads(capsys.readouterr().out) == {"word": "", "letters": 0}
-    finally:
-        sys.modules.pop("pipelines.commands.letters", None)
+    yield tmp_path / "words"
+    for name in set(sys.modules) - before:
+        if name.startswith("pipelines.commands.words"):
+            del sys.modules[name]
+    vars(commands).pop("words", None)
+
+
+def test_a_file_is_all_that_a_new_command_takes(group: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (group / "letters.py").write_text(NEW)
+    shown = printed(capsys, "--help")
+    assert "words and letters:\n  letters      Counts the letters of a word\n" in shown
+    assert "xmodal letters word" in printed(capsys, "letters", "--help")
+    assert main(["letters", "cat"]) == 0
+    assert capsys.readouterr().out == "cat has 3 letters\n"
+    assert main(["letters", "", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"word": "", "letters": 0}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "import nowhere_to_be_found\n",
+            "cannot be loaded: ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+        ),
+        ("def flags(:\n", "cannot be loaded: SyntaxError: "),
+        ("raise SystemExit('100 %')\n", "cannot be loaded: SystemExit: 100 %"),
+        (NEW.replace("def run(", "def go("), "must define run"),
+        ('"""Nothing."""\n', "must define flags and run"),
+    ],
+)
+def test_a_file_that_is_no_command_is_one_line_and_the_others_work(
+    text: str, said: str, group: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (group / "letters.py").write_text(text)
+    for arguments in ([], ["word"], ["--root", "x"], ["--help"]):
+        assert main(["letters", *arguments]) == 1
+        printed_to = capsys.readouterr()
+        assert printed_to.out == ""
+        assert printed_to.err.startswith(f"xmodal: {group / 'letters.py'} {said}")
+        assert printed_to.err.count("\n") == 1
+    assert f"  letters      Does not work: {group / 'letters.py'} {said}" in printed(capsys, "--help")
+    assert main(["doctor"]) == 0
+    assert main(["completion", "bash"]) == 0
 
 
 def test_the_version_is_the_librarys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,14 +179,29 @@ def test_completion_knows_commands_and_flags(shell: str, capsys: pytest.CaptureF
         assert word in script
 
 
-def test_bash_takes_the_completion(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("xmodal ver", {"verify"}),
+        ("xmodal build tgi", {"tgif", "tgif/records", "tgif/frames", "tgif.csv"}),
+        ("xmodal build coco/resn", {"coco/resnet"}),
+        ("xmodal settings vs", {"vsepp"}),
+        ("xmodal train vs", {"vsepp"}),
+        ("xmodal status --root data mr", {"mrw"}),
+        ("xmodal check pcm", {"pcme"}),
+    ],
+)
+def test_bash_takes_the_completion(words: str, completed: set[str], tmp_path: Path) -> None:
     pytest.importorskip("shtab")
     script = tmp_path / "complete.sh"
     made = in_fresh_python("import sys; from pipelines.cli import main; main()", "completion", "bash")
     script.write_text(made.stdout)
-    ask = f"source {script}; COMP_WORDS=(xmodal ver); COMP_CWORD=1; _shtab_xmodal; echo ${{COMPREPLY[@]}}"
-    said = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=False)
-    assert said.stdout.split() == ["verify"], said
+    (tmp_path / "tgif.csv").touch()
+    typed = f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"
+    ask = f"source {script}; {typed}; _shtab_xmodal; echo ${{COMPREPLY[@]}}"
+    said = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert completed <= set(said.stdout.split()), said
+    assert all(word.startswith(words.split()[-1]) for word in said.stdout.split())
 
 
 # ----------------------------------------------------------------------------------------------- what a person may type
@@ -241,8 +291,28 @@ def test_settings_of_a_recipe_are_what_train_may_set(xmodal: Xmodal) -> None:
     rows = {row["name"]: row["default"] for row in xmodal.done("settings", "vsepp")["settings"]}
     assert rows["model.width"] == 1024
     assert rows["phase1.epochs"] == 30
+    assert (rows["phase1.optimiser.learning_rate"], rows["phase1.weights.ranking"]) == (2e-4, 1.0)
+    shown = xmodal("settings", "vsepp").out
+    assert re.search(r"phase1\.weights\.ranking +float +1\.0\n", shown)
     assert "no stage or recipe 'vsep' (do you mean vsepp?)" in xmodal("settings", "vsep").complaint
     assert "no stage 'vsepp'; there are: " in xmodal("settings", "coco/vsepp").complaint
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("coco/frames", "coco has no clips: frames is for clips, not pictures"),
+        ("coco/clips", "coco has no clips: frames is for clips, not pictures"),
+        ("tgif/plausible", "tgif has no labels of kind category, which plausible needs"),
+        ("PICTURES/frames", "pictures has no clips: frames is for clips, not pictures"),
+        ("nowhere.py/frames", "no corpus file nowhere.py"),
+    ],
+)
+def test_settings_of_a_stage_that_the_corpus_cannot_have_are_refused(name: str, said: str, xmodal: Xmodal) -> None:
+    pictures = str(REPOSITORY / "tests/fixtures/pictures.py")
+    assert said in xmodal("settings", name.replace("PICTURES", pictures)).complaint
+    assert xmodal("settings", f"{pictures}/resnet").code == 0
+    assert xmodal("settings", "mylist/frames").code == 0, "a list is known by its root alone"
 
 
 @pytest.mark.parametrize("stage", ["sources", "records", "media", "frames", "sentences", "coco/resnet"])
@@ -351,7 +421,7 @@ def test_a_module_that_nobody_names_is_a_defect_and_not_a_line(monkeypatch: pyte
     def broken(args: object) -> Any:
         raise ModuleNotFoundError("No module named 'pipelines.lost'", name="pipelines.lost")
 
-    monkeypatch.setattr("pipelines.commands.doctor.run", broken)
+    monkeypatch.setattr("pipelines.commands.installation.doctor.run", broken)
     with pytest.raises(ModuleNotFoundError):
         main(["doctor"])
 

@@ -178,7 +178,7 @@ def test_records_are_built_and_published_without_pictures(demo: str, tmp_path: P
     site = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
     counts = CorpusBuild(site, corpus).build("records").totals["counts"]
     assert counts["captions"] == 300
-    report = publish(corpus, site.storage, tmp_path / "out", [])
+    report = publish(corpus, site.storage, tmp_path / "out")
     assert report["rows"]["plummer"] == {"train": 48, "val": 6, "test": 6}
     assert ("karpathy" in report["rows"]) == (demo == "flickr30k")
     assert report["withheld"] == {"media": "ids"}
@@ -373,7 +373,7 @@ def test_wrong_sentences_are_refused_with_their_place(sentence: str | bytes, mes
     [
         ("5", r"UNRELATED_CAPTIONS:1: '5' is no picture and number of a caption, from 1"),
         ("# x\n5 0", r"UNRELATED_CAPTIONS:2: '5 0' is no picture"),
-        ("5 1\n5 1", r"UNRELATED_CAPTIONS:2: caption 1 of 5 is there a second time"),
+        ("5 1\n5 1", r"UNRELATED_CAPTIONS:2: id 5 1 is there a second time"),
         ("5 2", r"UNRELATED_CAPTIONS:1: picture 5 has no caption 2"),
         ("8 1", r"UNRELATED_CAPTIONS:1: picture 8 has no caption 1"),
     ],
@@ -404,8 +404,8 @@ def test_pictures_that_are_there_by_half_are_refused(others: dict[str, str], mes
     ("test", "message"),
     [
         ("70\n8\n", r"test.txt:2: picture 8 of plummer/test is not in .*annotations.zip"),
-        ("70\n5\n", r"test.txt:2: id 5 is there a second time"),
-        ("", r"test.txt: plummer/test is empty"),
+        ("70\n5\n", r"test.txt:2: 5 is in plummer/train too"),
+        ("", r"test.txt is empty"),
     ],
 )
 def test_wrong_splits_are_refused(test: str, message: str, tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from xmodal.batches.dataset import Dataset
 from xmodal.batches.loader import Loader
 from xmodal.corpora import load
 from xmodal.errors import UserError
-from xmodal.features.store import FeatureSpec, FeatureStore, extents_file, index_files, shard_file, write_ragged_shard
+from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.store import FeatureStore, extents_file, index_files, shard_file, write_ragged_shard
 from xmodal.recipes import Tokens
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
@@ -126,7 +127,10 @@ def test_a_dataset_says_what_there_is(root: str, several: str, tmp_path: Path) -
 def test_one_of_several_features_must_be_named(several: str) -> None:
     dataset = xmodal.open(several, "pictures")
     first, second = (output.identity for output in xmodal.find(several, "resnet"))
-    for name, message in ((None, "there are several sets of features"), ("resnet", "2 sets of features are 'resnet'")):
+    for name, message in (
+        (None, "there are several sets of features"),
+        ("resnet", "several sets of features 'resnet'"),
+    ):
         line = line_of(lambda name=name: dataset.loader(features=name))  # type: ignore[misc]
         assert message in line
         assert f"resnet/{first} (" in line

@@ -208,7 +208,9 @@ def test_no_key_leads_out_of_a_root(root: Path, key: str) -> None:
     assert (root.parent / "victim").read_bytes() == SECRET
 
 
-@pytest.mark.parametrize("inputs", [5, "x", [5], [{}], [{"stage": 5, "identity": "a"}], [{"stage": "../..", "identity": ".."}]])
+@pytest.mark.parametrize(
+    "inputs", [5, "x", [5], [{}], [{"stage": 5, "identity": "a"}], [{"stage": "../..", "identity": ".."}]]
+)
 def test_what_an_output_is_made_of_is_named_by_outputs(
     root: Path, inputs: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import accumulate
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,23 +18,21 @@ NoClip = Literal["empty_file", "not_media", "unsupported_codec", "no_video_strea
 OverLimit = Literal[
     "too_large_bytes", "too_many_pixels", "too_many_frames", "too_long", "too_many_outputs", "too_much_work"
 ]
-Failure = Literal["timeout", "worker_died", "out_of_memory", "internal"]  # all but out_of_memory: found by the parent
+Failure = Literal["timeout", "worker_died", "out_of_memory", "internal"]
 Status = Literal[Usable, NoClip, OverLimit, Failure]
 USABLE: tuple[Status, ...] = get_args(Usable)
-PASSING: tuple[Status, ...] = get_args(Failure)  # not decided by the clip alone: another try may succeed
+PASSING: tuple[Status, ...] = get_args(Failure)  # another try may succeed
 BROWSER_LEAST_MS, BROWSER_MS = 10, 100  # a delay up to the first becomes the second
 JPEG_SIDE = 65_500  # pixels: the longest side that libjpeg writes
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings that decide the frames of a clip."""
-
     fps: int = 8
     short_side: int = 256  # pixels
     upscale: bool = True  # False: a small clip keeps its size
-    delays: Delays = "browser"  # of GIF and WebP; with "raw" a frame without delay is never shown
-    jpegs_per_second: int = 8  # the rate of motion JPEG, which stores none
+    delays: Delays = "browser"  # of GIF and WebP; "raw" never shows a frame without delay
+    jpegs_per_second: int = 8  # motion JPEG stores no rate
     backend: Backend = "pyav"
 
     def __post_init__(self) -> None:
@@ -54,22 +53,49 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper limits of a clip."""
-
     bytes: int = 128 << 20
     pixels: int = 1 << 24
     frames: int = 20_000
     seconds: int = 600
     samples: int = 2_048
-    work: int = 1 << 31  # pixels of all frames up to the last chosen, of GIF and WebP
+    work: int = 1 << 31  # pixels up to the last chosen frame of a GIF or WebP
 
     def __post_init__(self) -> None:
         if wrong := [name for name, most in vars(self).items() if most < 1]:
-            raise ValueError(f"no clip has less than 1 of {', '.join(wrong)}: a limit is 1 or more")
+            raise ValueError(f"no clip has less than 1 of {', '.join(wrong)}: set 1 or more")
+
+    def check_canvas(self, width: int, height: int, config: Sampling) -> None:
+        """Refuses a size, stored or sampled, before any pixel is decoded."""
+        if not width or not height:
+            raise Refused("zero_size", f"the canvas is {width} x {height}")
+        if self._is_exceeded(width, height, config):
+            wide, high = config.size(width, height)
+            message = f"{width} x {height} pixels, sampled as {wide} x {high}"
+            if not self._is_exceeded(width, height, replace(config, upscale=False)):
+                message += "; upscale=false takes it"
+            raise Refused("too_many_pixels", message)
+
+    def _is_exceeded(self, width: int, height: int, config: Sampling) -> bool:
+        wide, high = config.size(width, height)
+        return max(width * height, wide * high) > self.pixels or max(wide, high) > JPEG_SIDE
+
+    def check_frames(self, count: int) -> None:
+        if count > self.frames:
+            raise Refused("too_many_frames", f"more than {self.frames} frames")
+
+    def check_plan(self, clip: "Clip", config: Sampling) -> None:
+        """Refuses a clip that would take too long, from its timeline alone."""
+        timeline = clip.timeline
+        if timeline.seconds > self.seconds:
+            raise Refused("too_long", f"{float(timeline.seconds):.0f} seconds")
+        if (count := timeline.count(config.fps)) > self.samples:
+            raise Refused("too_many_outputs", f"{count} samples")
+        if clip.in_order and (work := (timeline.shown(config.fps)[-1] + 1) * clip.width * clip.height) > self.work:
+            raise Refused("too_much_work", f"{work} pixels are to be decoded")
 
 
 class Refused(Exception):
-    """A clip gives no frames: its status and a line. `sample_frames` returns it as data."""
+    """A clip gives no frames; `sample_frames` returns it as data."""
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
@@ -78,7 +104,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Starts of the frames, ascending, and the end of the last, in fractions of a second from any zero."""
+    """Starts of the frames, ascending, and the end of the last, in units (of seconds) from any zero."""
 
     starts: tuple[int, ...]
     end: int
@@ -93,31 +119,26 @@ class Timeline:
         return int((self.starts[frame] - self.starts[0]) * self.unit * 1_000_000)
 
     def count(self, fps: int) -> int:
-        """The number of samples, at least one."""
+        """Samples, at least one."""
         duration, unit = self.end - self.starts[0], self.unit
         return max(1, -(-duration * unit.numerator * fps // unit.denominator))
 
     def shown(self, fps: int) -> list[int]:
-        """For every sample k, the number of the frame that is on the screen at k / fps seconds."""
+        """For every sample k, the number of the frame that is shown at k / fps seconds."""
         rate, first = self.unit.numerator * fps, self.starts[0]
         due = (first + k * self.unit.denominator // rate for k in range(self.count(fps)))
         return [bisect_right(self.starts, tick) - 1 for tick in due]
 
 
 def from_delays(delays_ms: Sequence[int], rule: Delays) -> Timeline:
-    """The timeline of an animation whose file stores delays."""
-    starts, now = [], 0
-    for delay in delays_ms:
-        starts.append(now)
-        now += BROWSER_MS if rule == "browser" and delay <= BROWSER_LEAST_MS else delay
-    return Timeline(tuple(starts), now, Fraction(1, 1000))
+    shown_ms = (BROWSER_MS if rule == "browser" and delay <= BROWSER_LEAST_MS else delay for delay in delays_ms)
+    *starts, end = accumulate(shown_ms, initial=0)
+    return Timeline(tuple(starts), end, Fraction(1, 1000))
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One frame: upright RGB of the size that was asked for."""
-
-    pixels_HW3: NDArray[np.uint8]
+    pixels_HW3: NDArray[np.uint8]  # upright RGB of the size that was asked for
     jpeg: bytes | None = None  # the clip's own JPEG, if it has exactly these pixels
 
 
@@ -126,10 +147,7 @@ OnFrame = Callable[[int, Frame], None]  # receives a frame with its number
 
 @dataclass(frozen=True)
 class Clip:
-    """A clip whose timeline is known and whose frames are not decoded yet.
-
-    `show` decodes the frames of ascending numbers, hands over each at once, and returns what went wrong.
-    """
+    """A clip before it is decoded. `show` decodes frames of ascending numbers and returns what went wrong."""
 
     codec: str
     width: int
@@ -138,36 +156,4 @@ class Clip:
     show: Callable[[Sequence[int], OnFrame], list[str]]
     status: Status = "ok"
     message: str = ""
-    in_order: bool = False  # every frame up to the last chosen must be decoded
-
-
-def check_canvas(width: int, height: int, config: Sampling, limits: Limits) -> None:
-    """Refuses a size, stored or sampled, before any pixel is decoded."""
-    if not width or not height:
-        raise Refused("zero_size", f"the canvas is {width} x {height}")
-    if _is_too_large(width, height, config, limits):
-        wide, high = config.size(width, height)
-        message = f"{width} x {height} pixels, sampled as {wide} x {high}"
-        if not _is_too_large(width, height, replace(config, upscale=False), limits):
-            message += "; upscale=false takes it"
-        raise Refused("too_many_pixels", message)
-
-
-def _is_too_large(width: int, height: int, config: Sampling, limits: Limits) -> bool:
-    wide, high = config.size(width, height)
-    return max(width * height, wide * high) > limits.pixels or max(wide, high) > JPEG_SIDE
-
-
-def check_frames(count: int, limits: Limits) -> None:
-    if count > limits.frames:
-        raise Refused("too_many_frames", f"more than {limits.frames} frames")
-
-
-def check_plan(clip: Clip, config: Sampling, limits: Limits) -> None:
-    """Refuses a clip that would take too long, from its timeline alone."""
-    if clip.timeline.seconds > limits.seconds:
-        raise Refused("too_long", f"{float(clip.timeline.seconds):.0f} seconds")
-    if (count := clip.timeline.count(config.fps)) > limits.samples:
-        raise Refused("too_many_outputs", f"{count} samples")
-    if clip.in_order and (work := (clip.timeline.shown(config.fps)[-1] + 1) * clip.width * clip.height) > limits.work:
-        raise Refused("too_much_work", f"{work} pixels are to be decoded")
+    in_order: bool = False  # frames before the chosen ones are decoded too

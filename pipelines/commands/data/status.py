@@ -12,8 +12,6 @@ from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import absent, counts, failures, size
 from xmodal.errors import UserError
 
-GROUP = "data"
-
 
 def flags(parser: Parser) -> None:
     parser.add_argument("corpora", nargs="*", metavar="CORPUS", help="only what is of these: names, mine.py or a list")
@@ -59,7 +57,8 @@ def _failure(state: Result) -> str:
 
 
 def _output(output: Result) -> str:
-    name = f"{output['stage']}/{output['identity']}" + (f" of {output['of']}" if output["of"] else "")
+    told_apart = f" {output['differs']}" if "differs" in output else ""
+    name = f"{output['stage']}/{output['identity']}{told_apart}" + (f" of {output['of']}" if output["of"] else "")
     if not output["complete"]:
         return f"{name}: {output['units']:,} of {output['planned'] or '?'} units, not finished: build again to go on"
     made = f"{output['files']:,} files, {size(output['bytes'])}: {counts(output['counts'])}"
