@@ -519,7 +519,7 @@ def test_the_advice_for_larger_pages_is_right(tmp_path: Path, monkeypatch: pytes
 
 
 def test_no_directory_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere holds no finished features .no complete.json.: build them, or name"):
+    with pytest.raises(UserError, match=r"nowhere holds no finished features: no complete\.json; build them, or name"):
         FeatureStore(str(tmp_path / "nowhere"))
 
 

@@ -130,9 +130,8 @@ class FeatureStore:
     def __init__(self, source: str | Path | Output, name: str | None = None, cache: str = CACHE) -> None:
         self.output = source if isinstance(source, Output) else _output_at(str(source))
         if not self.output.complete:
-            raise UserError(
-                f"{self.output.where} holds no finished features (complete.json): build them, or name another folder"
-            )
+            where = self.output.where
+            raise UserError(f"{where} holds no finished features: no complete.json; build them, or name another folder")
         table = read_columns(self.output, ROWS, "row", "id").to_pydict()
         if table["row"] != list(range(len(table["row"]))):
             raise UserError(f"{self.output.where}/{ROWS} does not name the rows in order: {CURE}")
