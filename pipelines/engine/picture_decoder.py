@@ -1,47 +1,77 @@
-"""Decodes pictures in a process that is killed when one takes too long: a small file can be hours of work."""
+"""Decodes pictures in a process that is killed when one takes too long: a file of 18 kB can be minutes of work."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import cached_property
 
-from pipelines.engine.killable_worker import KillableWorker, ResourceLimit, Send
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.engine.killable_worker import KillableWorker, ResourceLimit, Send, WorkerFailure
 from xmodal.media.images import OnTruncated, UnreadableImage, square
 
-TRUNCATED, UNREADABLE = b"T", b"N"  # kinds of messages before the answer: why a picture is cut, or is none
-LIMIT = ResourceLimit(seconds=20.0, rate=0.0)  # the slowest of 5,000 photographs took 0.4 s
+DEADLINE = 20.0  # seconds
+TRIES = 2  # of a picture whose process dies
+TRUNCATED, UNREADABLE = b"T", b"N"  # kinds of messages before the answer: why a picture is cut short, or is none
+
+
+class NotDecoded(Exception):
+    """A picture that is a failure of its unit: its class, and the reason as the text."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
 
 
 class PictureDecoder:
-    """Calls a function that decodes one picture; WorkerFailure says that it took too long or ended the process.
+    """Calls `function`, "module:name" of `(settings, data, send) -> bytes`, for one picture after the other.
 
-    The function is "module:name" of `(settings, data, send) -> bytes`, as `squares` below. `close` ends the process.
+    Its process starts with the first picture, as a child of the thread that asks, and ends with that.
     """
 
-    def __init__(self, function: str, settings: object, limit: ResourceLimit = LIMIT) -> None:
-        self._worker = KillableWorker(function, settings, limit)
+    def __init__(self, function: str, settings: object, deadline: float) -> None:
+        self._function, self._settings, self._limit = function, settings, ResourceLimit(deadline, rate=0.0)
 
-    def close(self) -> None:
-        self._worker.close()
+    @cached_property
+    def _worker(self) -> KillableWorker:
+        return KillableWorker(self._function, self._settings, self._limit)
 
     def decode(self, data: bytes, on_truncated: OnTruncated = lambda reason: None) -> bytes:
-        """The function's answer; UnreadableImage if there is no picture in the data."""
-        *told, (_, answer) = self._worker.call(data)
+        for left in reversed(range(TRIES)):
+            try:
+                *told, (_, answer) = self._worker.call(data)
+                break
+            except WorkerFailure as failure:
+                if failure.status == "timeout":
+                    raise NotDecoded("timeout", f"not done after {self._limit.seconds:g} seconds") from None
+                if failure.status == "internal" or not left:
+                    raise NotDecoded(failure.status, str(failure)) from None
         for kind, reason in told:
             if kind == UNREADABLE:
-                raise UnreadableImage(reason.decode())
+                raise NotDecoded("unreadable", reason.decode())
             on_truncated(reason.decode())
         return answer
 
 
-def answering(decode: Callable[[bytes, OnTruncated], bytes], data: bytes, send: Send) -> bytes:
-    """What `decode` gives, with its reasons sent."""
+def answer(decode: Callable[[OnTruncated], bytes], send: Send) -> bytes:
+    """What `decode` gives, or nothing where there is no picture; the reasons are sent before."""
     try:
-        return decode(data, lambda reason: send(TRUNCATED, reason.encode()))
+        return decode(lambda reason: send(TRUNCATED, reason.encode()))
     except UnreadableImage as error:
         send(UNREADABLE, str(error).encode())
         return b""
 
 
-def squares(settings: dict[str, Any], data: bytes, send: Send) -> bytes:
-    """The pixels of the middle of a picture, (crop, crop, 3), as `square` cuts them."""
-    cut = (settings["resize"], settings["crop"])
-    return answering(lambda picture, on_truncated: square(picture, *cut, on_truncated).tobytes(), data, send)
+class SquareDecoder(PictureDecoder):
+    """Gives the pixels of the middle of a picture, (crop, crop, 3), as `square` cuts them."""
+
+    def __init__(self, resize: int, crop: int, deadline: float) -> None:
+        super().__init__(f"{__name__}:squares", [resize, crop], deadline)
+        self._side = crop
+
+    def pixels(self, data: bytes, on_truncated: OnTruncated = lambda reason: None) -> NDArray[np.uint8]:
+        return np.frombuffer(self.decode(data, on_truncated), np.uint8).reshape(self._side, self._side, 3)
+
+
+def squares(settings: list[int], data: bytes, send: Send) -> bytes:
+    resize, crop = settings
+    return answer(lambda on_truncated: square(data, resize, crop, on_truncated).tobytes(), send)

@@ -14,12 +14,13 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.engine.picture_decoder import NotDecoded, SquareDecoder
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from pipelines.stages import Needs, Pairs
 from pipelines.stages._arrays import ArrayIndex, ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.networks import ResNet, weights_sha256
-from xmodal.media.images import OnTruncated, UnreadableImage
+from xmodal.media.frame_times import PASSING
 from xmodal.raw.archives import Archives, MissingMedia, archive_of
 from xmodal.raw.raw_files import raw_of
 from xmodal.root.identity import fingerprint
@@ -34,6 +35,8 @@ class ItemRows(Protocol):
     def spec(self) -> FeatureSpec: ...
     @property
     def items(self) -> str: ...
+    @property
+    def deadline(self) -> float: ...
 
 
 C = TypeVar("C", bound=ItemRows)
@@ -42,9 +45,11 @@ R = TypeVar("R", bound=ResNet)
 
 @dataclass(frozen=True, eq=False)
 class PictureExtractor:
-    """Loaded once a worker: decodes one picture, and turns a batch of decoded pictures into rows."""
+    """Loaded once a worker: turns a batch of pictures into rows. `side` is that of the middle that it looks at."""
 
-    see: Callable[[bytes, OnTruncated], NDArray[Any]]  # raises UnreadableImage
+    resize: int
+    side: int
+    see: Callable[[NDArray[np.uint8]], NDArray[Any]]  # the pixels of one picture, (side, side, 3)
     rows: Callable[[NDArray[Any]], NDArray[Any]]
     blank: NDArray[Any]  # takes the place of a picture that cannot be had, so that the batch keeps its order
     batch_size: int
@@ -61,7 +66,7 @@ def picture_stage(
 ) -> Stage[C, ArrayIndex | ArrayShard]:
     """`config.items` must be `fingerprint_of(needs.items)`."""
     planned, inputs = partial(planned_media, needs.items), (needs["media"],)
-    return array_stage(name, config, inputs, version, planned, partial(_open, opened), resources)
+    return array_stage(name, config, inputs, version, planned, partial(_open, opened), resources, passing=PASSING)
 
 
 def with_weights(config: R, needs: Needs) -> tuple[R, Path | None, Resources]:
@@ -108,40 +113,47 @@ def files_of(sealed: Mapping[str, str | None], media: Iterable[str]) -> tuple[tu
 
 def _open(opened: Callable[[C], PictureExtractor], config: C, inputs: Inputs) -> ArrayWriter:
     extractor, archives = opened(config), Archives(raw_of(inputs[0]))
+    decoder = SquareDecoder(extractor.resize, extractor.side, config.deadline)
 
     def fill(work: ArrayShard, sink: Sink) -> Counts:
-        lost: list[str] = []
+        pictures = _Pictures(extractor, decoder, archives, sink)
         media, _ = work.reads
         items = tuple(zip(work.ids, media, strict=True))
-        write_items(sink, config.spec, work.rows, _rows(extractor, archives, items, sink, lost))
-        return {"rows": len(items) - len(lost)}
+        write_items(sink, config.spec, work.rows, pictures.rows(items))
+        return {"rows": len(items) - pictures.lost}
 
     return ArrayWriter(config.spec, {**extractor.provenance, "items": config.items}, fill)
 
 
-def _rows(
-    extractor: PictureExtractor, archives: Archives, items: Pairs, sink: Sink, lost: list[str]
-) -> Iterator[NDArray[Any]]:
-    """Batch by batch."""
-    for start in range(0, len(items), extractor.batch_size):
-        seen = [_seen(extractor, archives, *item, sink, lost) for item in items[start : start + extractor.batch_size]]
-        rows = extractor.rows(np.stack([extractor.blank if picture is None else picture for picture in seen]))
-        rows[[picture is None for picture in seen]] = 0
-        yield rows
+class _Pictures:
+    """The pictures of one unit, decoded, and made into rows batch by batch."""
 
+    def __init__(self, extractor: PictureExtractor, decoder: SquareDecoder, archives: Archives, sink: Sink) -> None:
+        self._extractor, self._decoder, self._archives, self._sink = extractor, decoder, archives, sink
+        self.lost = 0
 
-def _seen(
-    extractor: PictureExtractor, archives: Archives, id: str, media: str, sink: Sink, lost: list[str]
-) -> NDArray[Any] | None:
-    cut = list[str]()
-    try:
-        seen = extractor.see(archives.read(media), cut.append)
-        for reason in cut:
-            sink.fail(id, TRUNCATED, reason)
-        return seen
-    except MissingMedia as missing:
-        sink.fail(id, "absent", str(missing))
-    except UnreadableImage as unreadable:
-        sink.fail(id, "unreadable", str(unreadable))
-    lost.append(id)
-    return None
+    def rows(self, items: Pairs) -> Iterator[NDArray[Any]]:
+        size, blank = self._extractor.batch_size, self._extractor.blank
+        for start in range(0, len(items), size):
+            seen = [self._seen(*item) for item in items[start : start + size]]
+            rows = self._extractor.rows(np.stack([blank if picture is None else picture for picture in seen]))
+            rows[[picture is None for picture in seen]] = 0
+            yield rows
+
+    def _seen(self, id: str, media: str) -> NDArray[Any] | None:
+        reasons = list[str]()
+        try:
+            pixels = self._decoder.pixels(self._archives.read(media), reasons.append)
+        except MissingMedia as missing:
+            self._fail(id, "absent", str(missing))
+            return None
+        except NotDecoded as failure:
+            self._fail(id, failure.kind, str(failure))
+            return None
+        for reason in reasons:
+            self._sink.fail(id, TRUNCATED, reason)
+        return self._extractor.see(pixels)
+
+    def _fail(self, id: str, kind: str, reason: str) -> None:
+        self._sink.fail(id, kind, reason)
+        self.lost += 1

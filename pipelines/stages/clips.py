@@ -14,14 +14,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.engine.picture_decoder import DEADLINE, NotDecoded, SquareDecoder
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
 from pipelines.stages._media import with_weights
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.frame_store import FrameStore
-from xmodal.features.networks import Extractor, ResNet, load, pixels
-from xmodal.media.images import UnreadableImage
+from xmodal.features.networks import Extractor, ResNet, load
+from xmodal.media.frame_times import PASSING
+from xmodal.media.images import normalised
+from xmodal.root.identity import since
 from xmodal.root.outputs import Output
 
 VERSION = 2
@@ -34,6 +37,7 @@ class ClipsConfig(ResNet):
 
     output: Literal["grid", "pooled"] = "pooled"
     items_per_shard: int = 64
+    deadline: float = since("0.2", DEADLINE)  # seconds for one frame
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,7 +72,8 @@ STAGE = StageKind(
 
 def make(config: ClipsConfig, needs: Needs) -> Stage[ClipsConfig, Any]:
     config, file, resources = with_weights(config, needs)
-    return array_stage(STAGE.name, config, (needs["frames"],), VERSION, _planned, partial(_open, file), resources)
+    opened, inputs = partial(_open, file), (needs["frames"],)
+    return array_stage(STAGE.name, config, inputs, VERSION, _planned, opened, resources, passing=PASSING)
 
 
 def _planned(config: ClipsConfig, inputs: Inputs) -> PlannedArray:
@@ -87,45 +92,48 @@ def _planned(config: ClipsConfig, inputs: Inputs) -> PlannedArray:
 
 def _open(weights_file: Path | None, config: ClipsConfig, inputs: Inputs) -> ArrayWriter:
     extractor, frames = load(config, weights_file), FrameStore(inputs[0])
+    decoder = SquareDecoder(config.resize, config.crop, config.deadline)
 
     def fill(work: ArrayShard, sink: Sink) -> Counts:
         absent, _ = work.reads
         for id in absent:
             sink.fail(id, "absent", "it has no frames")
         lost = list[str]()
-        rows = write_items(sink, config.spec, work.rows, _runs(extractor, frames, work, sink, lost))
+        rows = write_items(sink, config.spec, work.rows, _runs(extractor, decoder, frames, work, sink, lost))
         return {"clips": len(work.ids) - len(absent) - len(lost), "rows": rows}
 
     return ArrayWriter(config.spec, extractor.provenance(), fill)
 
 
 def _runs(
-    extractor: Extractor, frames: FrameStore, work: ArrayShard, sink: Sink, lost: list[str]
+    extractor: Extractor, decoder: SquareDecoder, frames: FrameStore, work: ArrayShard, sink: Sink, lost: list[str]
 ) -> Iterator[NDArray[Any]]:
     """Clip by clip: each takes its frames' rows from the batches, which do not end where it does."""
     absent, _ = work.reads
-    rows = _rows(extractor, (jpeg for id in work.ids if id not in absent for jpeg in frames.jpegs(id)))
+    rows = _rows(extractor, decoder, (jpeg for id in work.ids if id not in absent for jpeg in frames.jpegs(id)))
     for id in work.ids:
         own = list(islice(rows, 0 if id in absent else len(frames.starts_us(id))))
         seen = [row for row, _ in own]
-        if why := next((why for _, why in own if why), None):
-            sink.fail(id, "unreadable", why)
+        if failure := next((failure for _, failure in own if failure), None):
+            sink.fail(id, failure.kind, str(failure))
             lost.append(id)
             seen = []
         empty = np.zeros((0, *extractor.config.spec.row_shape), extractor.config.dtype)
         yield np.stack(seen)[frames.frame_of_sample(id)] if seen else empty
 
 
-def _rows(extractor: Extractor, jpegs: Iterator[bytes]) -> Iterator[tuple[NDArray[Any], str]]:
+def _rows(
+    extractor: Extractor, decoder: SquareDecoder, jpegs: Iterator[bytes]
+) -> Iterator[tuple[NDArray[Any], NotDecoded | None]]:
     """A row a frame, seen batch by batch; and why a frame cannot be seen, whose row means nothing."""
-    seen = (_seen(jpeg, extractor.config) for jpeg in jpegs)
+    seen = (_seen(jpeg, decoder, extractor.config.crop) for jpeg in jpegs)
     while batch := list(islice(seen, extractor.config.batch_size)):
-        yield from zip(extractor(np.stack([picture for picture, _ in batch])), (why for _, why in batch), strict=True)
+        yield from zip(extractor(np.stack([each for each, _ in batch])), (why for _, why in batch), strict=True)
 
 
-def _seen(jpeg: bytes, config: ResNet) -> tuple[NDArray[np.float32], str]:
+def _seen(jpeg: bytes, decoder: SquareDecoder, side: int) -> tuple[NDArray[np.float32], NotDecoded | None]:
     """A frame may be too narrow for a network, where it kept its size; a blank one keeps its place in the batch."""
     try:
-        return pixels(jpeg, config), ""
-    except UnreadableImage as unreadable:
-        return np.zeros((3, config.crop, config.crop), np.float32), str(unreadable)
+        return normalised(decoder.pixels(jpeg)), None
+    except NotDecoded as failure:
+        return np.zeros((3, side, side), np.float32), failure

@@ -6,24 +6,28 @@ counted; a flat frame of a clip is null among its looks.
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
 
+from pipelines.engine.killable_worker import Send
+from pipelines.engine.picture_decoder import DEADLINE, NotDecoded, PictureDecoder, answer
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import write_table
 from pipelines.stages._media import checksums, files_of
 from xmodal.checks.perceptual_hashes import PerceptualHashes, hash_media
-from xmodal.media.images import UnreadableImage
+from xmodal.media.frame_times import PASSING
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, Kind
-from xmodal.root.identity import fingerprint
+from xmodal.root.identity import fingerprint, since
 
 VERSION = 4
+IMAGE, CLIP = b"i", b"c"
 COLUMNS = pa.schema({"media": pa.string(), "sha256": pa.string(), "looks": pa.list_(pa.uint64())})
 
 Media = tuple[tuple[str, Kind], ...]  # path and kind of each, in order of the paths
@@ -36,6 +40,7 @@ class FingerprintsConfig:
 
     media_per_unit: int = 1024
     media: str = field(default="", metadata={"given": True})
+    deadline: float = since("0.2", DEADLINE)  # seconds for one medium
 
     def __post_init__(self) -> None:
         if self.media_per_unit < 1:
@@ -62,7 +67,8 @@ def planned(items: Iterable[Item]) -> Media:
 def make(config: FingerprintsConfig, needs: Needs) -> Stage[FingerprintsConfig, MediaBatch]:
     media = planned(needs.read_items())
     config = replace(config, media=fingerprint(media))
-    return Stage(STAGE.name, config, partial(_plan, media), _open, (needs["media"],), VERSION, reuse=True)
+    inputs = (needs["media"],)
+    return Stage(STAGE.name, config, partial(_plan, media), _open, inputs, VERSION, reuse=True, passing=PASSING)
 
 
 def _plan(media: Media, config: FingerprintsConfig, inputs: Inputs) -> Iterator[tuple[str, MediaBatch]]:
@@ -74,10 +80,11 @@ def _plan(media: Media, config: FingerprintsConfig, inputs: Inputs) -> Iterator[
 
 def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[MediaBatch, Sink], Counts]:
     archives = Archives(raw_of(inputs[0]))
+    decoder = PictureDecoder(f"{__name__}:looks", None, config.deadline)
 
     def work(batch: MediaBatch, sink: Sink) -> Counts:
         failed = set[str]()
-        rows = [row for medium in batch.media if (row := _row(archives, *medium, sink, failed))]
+        rows = [row for medium in batch.media if (row := _row(archives, decoder, *medium, sink, failed))]
         columns = {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS.names)}
         write_table(sink, f"part-{batch.number:06d}.parquet", columns, COLUMNS)
         return {"media": len(rows), "flat": sum(path not in failed and not look for path, _, look in rows)}
@@ -85,7 +92,15 @@ def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[MediaBatch, S
     return work
 
 
-def _row(archives: Archives, path: str, kind: Kind, sink: Sink, failed: set[str]) -> Row | None:
+def looks(settings: None, data: bytes, send: Send) -> bytes:
+    """The perceptual hashes of a medium as JSON; the first byte of the data is that of its kind."""
+    kind: Kind = "clip" if data[:1] == CLIP else "image"
+    return answer(lambda on_truncated: json.dumps(hash_media(data[1:], kind)).encode(), send)
+
+
+def _row(
+    archives: Archives, decoder: PictureDecoder, path: str, kind: Kind, sink: Sink, failed: set[str]
+) -> Row | None:
     try:
         data = archives.read(path)
     except MissingMedia as missing:
@@ -93,8 +108,9 @@ def _row(archives: Archives, path: str, kind: Kind, sink: Sink, failed: set[str]
         return None
     sha256 = hashlib.sha256(data).hexdigest()
     try:
-        return path, sha256, hash_media(data, kind)
-    except UnreadableImage as unreadable:
-        sink.fail(path, "unreadable", str(unreadable))
+        found = json.loads(decoder.decode((CLIP if kind == "clip" else IMAGE) + data))
+    except NotDecoded as failure:
+        sink.fail(path, failure.kind, str(failure))
         failed.add(path)
         return path, sha256, None
+    return path, sha256, None if found is None else tuple(found)

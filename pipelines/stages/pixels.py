@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.engine.picture_decoder import DEADLINE
 from pipelines.engine.stage import Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage
 from xmodal import __version__
 from xmodal.features.feature_spec import FeatureSpec
-from xmodal.media.images import square
+from xmodal.root.identity import since
 
 VERSION = 3
 PICTURES_AT_ONCE = 16  # changes no byte
@@ -31,6 +32,7 @@ class PixelsConfig:
     side: int = 256
     rows_per_shard: int = 1024
     items: str = field(default="", metadata={"given": True})
+    deadline: float = since("0.2", DEADLINE)  # seconds for one picture
 
     def __post_init__(self) -> None:
         if self.side < 1:
@@ -63,6 +65,4 @@ def _extractor(config: PixelsConfig) -> PictureExtractor:
     versions = {"pillow": version("pillow"), "xmodal": __version__}
     provenance = {"preprocessing": preprocessing, "versions": versions}
     blank = np.zeros((side, side, 3), np.uint8)
-    return PictureExtractor(
-        lambda data, cut: square(data, side, side, cut), np.asarray, blank, PICTURES_AT_ONCE, provenance
-    )
+    return PictureExtractor(side, side, np.asarray, np.asarray, blank, PICTURES_AT_ONCE, provenance)

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.engine.picture_decoder import DEADLINE
 from pipelines.engine.stage import Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage, with_weights
 from xmodal.features.feature_spec import FeatureSpec
-from xmodal.features.networks import ResNet, load, pixels
+from xmodal.features.networks import ResNet, load
+from xmodal.media.images import normalised
+from xmodal.root.identity import since
 
 VERSION = 4
 
@@ -22,6 +25,7 @@ class ResNetConfig(ResNet):
 
     rows_per_shard: int = 256
     items: str = field(default="", metadata={"given": True})
+    deadline: float = since("0.2", DEADLINE)  # seconds for one picture
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,6 +57,5 @@ def make(config: ResNetConfig, needs: Needs) -> Stage[ResNetConfig, Any]:
 def _extractor(file: Path | None, config: ResNetConfig) -> PictureExtractor:
     network = load(config, file)
     gray = np.zeros((3, config.crop, config.crop), np.float32)
-    return PictureExtractor(
-        lambda data, cut: pixels(data, config, cut), network, gray, config.batch_size, network.provenance()
-    )
+    told = network.provenance()
+    return PictureExtractor(config.resize, config.crop, normalised, network, gray, config.batch_size, told)

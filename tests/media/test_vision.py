@@ -22,11 +22,16 @@ from torchvision.models.feature_extraction import create_feature_extractor  # ty
 
 from pipelines.demo.world import World, draw, scenes
 from xmodal.errors import UserError
-from xmodal.features.networks import ResNet, load, pixels, weights_sha256
-from xmodal.media.images import MEAN, UnreadableImage, open_image
+from xmodal.features.networks import ResNet, load, weights_sha256
+from xmodal.media.images import MEAN, OnTruncated, UnreadableImage, normalised, open_image, square
 
 MEDIA = Path(__file__).parents[3] / "shared/media"
 TINY = ResNet("resnet18", "random:0", resize=72, crop=64, dtype="float32", batch_size=4)
+
+
+def pixels(data: bytes, config: ResNet, cut: OnTruncated | None = None) -> NDArray[np.float32]:
+    """A picture as the network of a config takes it."""
+    return normalised(square(data, config.resize, config.crop, cut))
 
 
 def scene_image(index: int = 0, size: int = 96) -> Image.Image:

@@ -32,7 +32,7 @@ from pipelines.upkeep.planning import plan
 from tests.clips import gif, numbered, shown_of_delays
 from tests.conftest import tree_digest
 from tests.made import clips, frames
-from tests.media.test_vision import named_state
+from tests.media.test_vision import named_state, pixels
 from tests.stages.test_resnet_stage import backwards, by_turns, sealed
 from tests.stages.test_resnet_stage import storage as storage
 from xmodal.batches.examples import Examples
@@ -41,7 +41,7 @@ from xmodal.batches.sample_order import evaluation_frames
 from xmodal.corpora import load as load_corpus
 from xmodal.errors import UserError
 from xmodal.features.frame_store import FrameStore
-from xmodal.features.networks import load, pixels
+from xmodal.features.networks import load
 from xmodal.features.opening import open_features
 from xmodal.features.store import FeatureStore
 from xmodal.media.frame_sampling import encode_jpeg

@@ -24,9 +24,9 @@ from pipelines.stages import Pairs
 from pipelines.stages.resnet import ResNetConfig
 from tests.conftest import tree_digest
 from tests.made import resnet
-from tests.media.test_vision import named_state
+from tests.media.test_vision import named_state, pixels
 from xmodal.errors import UserError
-from xmodal.features.networks import load, pixels
+from xmodal.features.networks import load
 from xmodal.features.store import FeatureStore
 from xmodal.root.outputs import Output
 from xmodal.root.sealed_sets import LOCK, Locked, blob_key

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from xmodal import __version__
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
-from xmodal.media.images import DEVIATION, MEAN, OnTruncated, normalised, square
+from xmodal.media.images import DEVIATION, MEAN
 from xmodal.root.files import sha256_of
 
 if TYPE_CHECKING:
@@ -70,11 +70,6 @@ class ResNet:
     def spec(self) -> FeatureSpec:
         row_shape = (self.width,) if self.output == "pooled" else ((self.crop // STRIDE) ** 2, self.width)
         return FeatureSpec(f"{self.network}-{self.output}", row_shape, self.dtype)
-
-
-def pixels(data: bytes, config: ResNet, cut: OnTruncated | None = None) -> NDArray[np.float32]:
-    """Decodes a picture to (3, H, W), as the network takes it."""
-    return normalised(square(data, config.resize, config.crop, cut))
 
 
 @dataclass(frozen=True, eq=False)
