@@ -14,7 +14,7 @@ from PIL import Image
 from pipelines.engine.building import build
 from pipelines.engine.picture_decoder import NotDecoded, PictureDecoder, SquareDecoder
 from pipelines.engine.stage import Stage
-from pipelines.stages import Needs
+from pipelines.stages import Needs, fingerprints
 from pipelines.stages.fingerprints import FingerprintsConfig
 from pipelines.stages.pixels import PixelsConfig
 from pipelines.stages.resnet import ResNetConfig
@@ -79,11 +79,8 @@ def test_a_clip_that_takes_for_ever_has_a_checksum_alone(tmp_path: Path) -> None
     storage = open_storage(str(tmp_path))
     files = {"a.jpg": photograph(0), "b.gif": many_frames(600)}
     listed = (Item("a", "a.jpg"), Item("b", "b.gif", "clip"))
-    kind = stages.load("fingerprints")
-    media = sealed(storage, files)
-    found = build(
-        kind.make(FingerprintsConfig(deadline=DEADLINE), Needs({"media": media}, {}, lambda: listed)), storage
-    )
+    needs = Needs({"media": sealed(storage, files)}, {}, lambda: listed)
+    found = build(fingerprints.make(FingerprintsConfig(deadline=DEADLINE), needs), storage)
     assert [(row, kind) for unit in found.units() for row, kind, _ in unit.failures] == [("b.gif", "timeout")]
     known = Fingerprints.read(found)
     assert (known.media, [look is None for look in known.hashes]) == (("a.jpg", "b.gif"), [False, True])
