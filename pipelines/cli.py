@@ -10,6 +10,7 @@ from typing import Any
 
 from pipelines import commands
 from pipelines.commands._errors import explain
+from xmodal.progress import printable
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,7 +48,7 @@ def _show(as_json: bool, command: ModuleType, result: Any) -> None:
     if as_json:
         text = json.dumps(result, indent=1)
     else:
-        text = result if isinstance(result, str) else "\n".join(command.text(result))
+        text = printable(result if isinstance(result, str) else "\n".join(command.text(result)))
     try:
         print(text, flush=True)
     except BrokenPipeError:  # `xmodal status | head`: the reader has read enough
@@ -55,7 +56,7 @@ def _show(as_json: bool, command: ModuleType, result: Any) -> None:
 
 
 def _complain(text: str, code: int = 1) -> int:
-    print(f"xmodal: {' '.join(text.split())}", file=sys.stderr)
+    print(f"xmodal: {printable(' '.join(text.split()))}", file=sys.stderr)
     return code
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from xmodal.progress import printable
+
 TERMINAL_SECONDS = 0.1
 LOG_SECONDS = 30.0
 
@@ -27,7 +29,7 @@ class ProgressLine:
     def say(self, text: str) -> None:
         self._log(text)
         if not self._quiet:
-            print(text, file=self._stream, flush=True)
+            print(printable(text), file=self._stream, flush=True)
 
     @contextmanager
     def over(self, name: str, total: int, done: int = 0, unit: str = "units") -> Iterator[Callable[[int], None]]:
@@ -59,6 +61,7 @@ class ProgressLine:
     def _draw(self, line: str, is_last: bool = False) -> None:
         if self._quiet:
             return
+        line = printable(line)
         if self._redraws:
             fits = line[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be redrawn
             print(f"\r\x1b[K{fits}", end="\n" if is_last else "", file=self._stream, flush=True)
