@@ -63,7 +63,7 @@ def _same(pinned: dict[str, Any], now: dict[str, Any]) -> bool:
 def digests(folder: Path) -> dict[str, dict[str, Any]]:
     """Version and digest of what every stage makes of the toy corpus."""
     raw = folder / "raw"
-    _publish(raw)
+    publish(raw)
     options = BuildOptions(open_storage(str(folder / "root")), raw=raw, **small(folder))
     corpus, moving = replace(load(str(CORPUS)), counts={}, kinds=frozenset()), _moving(options, folder)
     pictures = CorpusBuild(options, _with_categories(corpus))
@@ -90,7 +90,7 @@ def _with_categories(corpus: Corpus) -> Corpus:
 
 def _moving(options: BuildOptions, folder: Path) -> BuildOptions:
     """The same names, two of which are clips, under another root."""
-    _publish(folder / "moving")
+    publish(folder / "moving")
     for number, path in enumerate(sorted((folder / "moving").glob("*.jpg"))):
         clip = gif([numbered(number + shown, delay=10 * shown) for shown in range(5)])
         path.write_bytes(clip if number < 2 else b"no clip")
@@ -127,7 +127,7 @@ def _bytes(output: Output) -> dict[str, Any]:
     return {"shape": list(values.shape), "values": some.round(4).tolist()}
 
 
-def _publish(folder: Path) -> None:
+def publish(folder: Path) -> None:
     """The toy corpus' files; nobody answers for the last picture."""
     folder.mkdir()
     names = [f"p{number:03d}.jpg" for number in range(8)]
