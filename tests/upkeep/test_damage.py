@@ -128,30 +128,30 @@ def reached(root: Path, file: Path, outputs: list[Output]) -> list[Output]:
 
 
 def test_no_damage_is_read_silently(roots: Path, tmp_path: Path) -> None:
-    silent: list[str] = []
+    silent = list(silent_differences(roots, tmp_path, DAMAGES))
+    assert silent == [], "\n".join(silent)
+
+
+def silent_differences(roots: Path, folder: Path, damages: int) -> Iterator[str]:
+    """Spoils one file after the other in copies of both roots, and yields a sentence for each reader that believes it."""
     draw = random.Random(0)
     for name in ("root", "clips"):
-        root = tmp_path / name
+        root = folder / name
         shutil.copytree(roots / name, root)
-        storage = open_storage(str(root))
-        outputs = [output for output in directories(storage) if output.complete]
+        outputs = [output for output in directories(open_storage(str(root))) if output.complete]
         good = {(o.folder, what): answer(read, o) for o in outputs for what, read in readings(o)}
         assert not [told for told in good.values() if isinstance(told, str)]
         files = files_of(root)
-        for number in range(DAMAGES // 2):
-            file, other = draw.choice(files), draw.choice(files)
-            spoil = (flip, flip, flip, cut, zero, swap, delete)[number % 7]
+        for number in range(damages // 2):
+            file, spoil = draw.choice(files), (flip, flip, flip, cut, zero, swap, delete)[number % 7]
             before = file.read_bytes()
-            if spoil is swap:
-                alike = [one for one in files if one.name == file.name and one.read_bytes() != before]
-                other = draw.choice(alike or files)
-            read = [(o, list(readings(o))) for o in reached(root, file, outputs)]
-            spoil(file, other, draw)
+            alike = [one for one in files if one.name == file.name and one.read_bytes() != before]
+            read = [(output, list(readings(output))) for output in reached(root, file, outputs)]
+            spoil(file, draw.choice(alike or files), draw)
             if not file.exists() or file.read_bytes() != before:
-                silent += _differences(root, file, spoil.__name__, read, good)
+                yield from _differences(root, file, spoil.__name__, read, good)
             file.unlink(missing_ok=True)
             file.write_bytes(before)
-    assert silent == [], "\n".join(silent)
 
 
 def _differences(

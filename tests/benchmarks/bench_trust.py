@@ -1,0 +1,118 @@
+"""Trust: what it costs to compare bytes before they are used, and to decode where a deadline holds."""
+
+import io
+import statistics
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from pipelines.engine.building import build
+from pipelines.engine.picture_decoder import DEADLINE, PictureDecoder, SquareDecoder
+from pipelines.stages import _media
+from pipelines.stages.resnet import ResNetConfig
+from tests.benchmarks.measured import Bar, Measured, timed
+from tests.made import resnet
+from tests.stages.test_pinned import digests
+from tests.stages.test_resnet_stage import sealed
+from tests.upkeep.test_damage import silent_differences
+from xmodal.checks.perceptual_hashes import hash_media
+from xmodal.media.images import square
+from xmodal.raw.raw_files import Raw, raw_of
+from xmodal.root.outputs import Output
+from xmodal.root.sealed_sets import blob_key, read_lock
+from xmodal.root.storage import open_storage
+
+BARS = {
+    "checked_reading_vs_unchecked": Bar(minimum=0.95),
+    "silent_differences": Bar(maximum=0),
+    "killable_pictures_cost": Bar(maximum=1.05),
+}
+PICTURES, ROUNDS, DAMAGES = 96, 5, 500
+SIZE = (500, 375)  # pixels, as COCO's and Flickr's, of some 90 kB each
+
+
+def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
+    pictures = [picture(number) for number in range(PICTURES)]
+    yield {"killable_pictures_cost": _killable(pictures)}
+    with tempfile.TemporaryDirectory() as folder:
+        yield {"checked_reading_vs_unchecked": _checked(pictures, Path(folder))}
+    with tempfile.TemporaryDirectory() as folder:
+        digests(Path(folder))
+        found = list(silent_differences(Path(folder), Path(folder) / "damaged", DAMAGES))
+    told = f"of {DAMAGES} seeded damages to finished roots, readers that gave other data or did not name the file"
+    yield {"silent_differences": Measured(len(found), "", told, (len(found),))}
+
+
+def picture(seed: int) -> bytes:
+    """Smooth colours with grain: a JPEG of a photograph's size and cost."""
+    random = np.random.default_rng(seed)
+    coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8)).resize(SIZE, Image.Resampling.BICUBIC)
+    grain = random.normal(0, 12, (SIZE[1], SIZE[0], 3))
+    data = io.BytesIO()
+    Image.fromarray((np.asarray(coarse) + grain).clip(0, 255).astype(np.uint8)).save(data, "JPEG", quality=90)
+    return data.getvalue()
+
+
+def _killable(pictures: Sequence[bytes]) -> Measured:
+    """Each picture in turn by every way, in a new order each round."""
+    squares, looks = (
+        SquareDecoder(256, 224, DEADLINE),
+        PictureDecoder("pipelines.stages.fingerprints:looks", None, DEADLINE),
+    )
+    ways: Mapping[str, tuple[Callable[[bytes], object], Callable[[bytes], object]]] = {
+        "pixels": (lambda data: square(data, 256, 224), squares.pixels),
+        "fingerprints": (lambda data: hash_media(data, "image"), lambda data: looks.decode(b"i" + data)),
+    }
+    ratios: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(ROUNDS + 1):
+        for name, both in ways.items():
+            spent = [0.0, 0.0]
+            for place in np.random.default_rng(turn).permutation(2 * len(pictures)):
+                number, way = divmod(int(place), 2)
+                spent[way] += timed(lambda number=number, way=way, both=both: both[way](pictures[number]))
+            ratios[name].append(spent[1] / spent[0])
+    medians = {name: statistics.median(runs[1:]) for name, runs in ratios.items()}
+    told = ", ".join(f"{name} {value:.3f}" for name, value in medians.items())
+    worst = max(medians, key=medians.__getitem__)
+    runs = tuple(round(run, 4) for run in ratios[worst][1:])
+    return Measured(medians[worst], "x", f"seconds of the same pictures in process ({told})", runs)
+
+
+def _checked(pictures: Sequence[bytes], folder: Path) -> Measured:
+    """The resnet18 stage over files and over a zip; the other way opens the same blobs without a look at them."""
+    names = [f"{number:03d}.jpg" for number in range(len(pictures))]
+    with zipfile.ZipFile(packed := io.BytesIO(), "w") as archive:
+        for name, data in zip(names, pictures, strict=True):
+            archive.writestr(name, data)
+    sets = {
+        "files": (dict(zip(names, pictures, strict=True)), names),
+        "zip": ({"all.zip": packed.getvalue()}, [f"all.zip!{name}" for name in names]),
+    }
+    config = ResNetConfig("resnet18", "random:0", output="pooled")
+    medians, runs = {}, {}
+    for kind, (files, media) in sets.items():
+        ratios = []
+        for turn in range(ROUNDS + 1):
+            spent = {}
+            for opened in (raw_of, unchecked)[:: 1 if turn % 2 else -1]:
+                storage = open_storage(str(folder / f"{kind}-{turn}-{opened.__name__}"))
+                stage = resnet(sealed(storage, files), tuple(zip(names, media, strict=True)), config)
+                _media.raw_of = opened
+                spent[opened] = timed(lambda stage=stage, storage=storage: build(stage, storage))
+            ratios.append(spent[unchecked] / spent[raw_of])
+        medians[kind], runs[kind] = statistics.median(ratios[1:]), ratios[1:]
+    _media.raw_of = raw_of
+    told = ", ".join(f"{kind} {value:.3f}" for kind, value in medians.items())
+    worst = min(medians, key=medians.__getitem__)
+    return Measured(
+        medians[worst], "x", f"throughput without checksums ({told})", tuple(round(r, 4) for r in runs[worst])
+    )
+
+
+def unchecked(media: Output) -> Raw:
+    keys = {locked.path: blob_key(locked.sha256) for locked in read_lock(media) if locked.sha256}
+    return Raw(keys, lambda path: media.storage.open(keys[path]))
