@@ -32,16 +32,13 @@ from xmodal.training.run_setup import Setup
 
 
 def overview() -> list[dict[str, Any]]:
-    """Lists every experiment in short, without its state: that needs all models, which take seconds to load."""
+    """Lists every experiment without its state, which needs all models: they take seconds to load."""
     told = ("name", "title", "corpora", "why_not")
     return [{name: getattr(each, name) for name in told} for each in find("")]
 
 
 def reproduce(text: str, setup: Setup | None, runs: Path, commands: Iterable[str]) -> list[dict[str, Any]]:
-    """Describes the experiments that the text names. With a setup it must name one, which is trained and evaluated.
-
-    `commands` are the names that `xmodal` knows.
-    """
+    """Describes the experiments that the text names. With a setup it must name one, which is trained and evaluated."""
     found, available = find(text), Available.now(commands)
     if setup is None:
         return [about(each, available) for each in found]
@@ -62,7 +59,7 @@ def about(experiment: Experiment, available: Available) -> dict[str, Any]:
 
 
 def to_run(experiment: Experiment, available: Available, root: str = "data", runs: str = "runs") -> list[str]:
-    """Lists the commands that run its ready rows; each of them leaves alone what is up to date."""
+    """Lists the commands that run its ready rows; what is up to date they leave alone."""
     built, trained, at = dict[str, None](), list[str](), f"--root {shlex.quote(root)}"
     for row in _ready_runs(experiment, available):
         recipe, folder = recipe_of(row, available), shlex.quote(str(Path(runs) / row.run))
@@ -94,10 +91,9 @@ def _set(settings: Iterable[str]) -> str:
 
 
 def run(experiment: Experiment, available: Available, setup: Setup, runs: Path) -> list[dict[str, Any]]:
-    """Trains and evaluates every row that is ready; a finished run is only evaluated.
+    """Trains and evaluates every row that is ready, and adds to each the values measured for its columns.
 
-    Whatever any row misses is said before the first is trained. The setup's `vectors` go to the recipes that name some.
-    Returns each row with the values measured for its columns.
+    Whatever any row misses is said before the first is trained. A finished run is only evaluated.
     """
     ready = _ready_runs(experiment, available)
     if not ready:
@@ -180,7 +176,7 @@ def _ready_runs(experiment: Experiment, available: Available) -> list[Row]:
 
 
 def measured(report: Report, columns: Iterable[str]) -> dict[str, float]:
-    """Looks up the columns of a paper's table in a report; leaves out those that this split does not have."""
+    """The columns of a paper's table in a report, but those that this split does not have."""
     found = {}
     for column in filter(is_measured, columns):
         gallery, side, measure = parts_of(column)

@@ -1,7 +1,7 @@
 """Uncertainty probes: how unsure a model is of inputs made ambiguous on purpose (PCME, section 4.4, figures 6 to 8).
 
-Words become <unk>; in a picture a rectangle is erased, or taken from the next item of the split: of pixels if the run
-was trained from pictures, else of positions of its features' grid. Chance has one seed.
+Words become <unk>; in a picture a rectangle is erased, or taken from the next item: of pixels if the run was trained
+from pictures, else of positions of its features' grid.
 """
 
 from collections.abc import Callable, Sequence

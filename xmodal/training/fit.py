@@ -1,10 +1,8 @@
-"""Training from cached features, exactly as a recipe says.
+"""Training from cached features; the weights with the highest rsum on the recipe's validation view are kept.
 
-The weights with the highest rsum on the recipe's validation view are kept. All chance follows from the seed and the
-step: a run that was killed goes on from its last checkpoint, with any number of processes, and ends as it would have.
-
-Several processes (torchrun) share every batch: see `batches.distributed`. The batch normalisation of a backbone that
-reads pictures sees each process's own part: freeze it to train as one process.
+All chance follows from the seed and the step: a run that was killed goes on from its last checkpoint, with any number
+of processes, and ends as it would have. Several processes (torchrun) share every batch (`batches.distributed`), but the
+batch normalisation of a backbone sees each process's own part: freeze it to train as one process.
 """
 
 import math
@@ -35,8 +33,6 @@ from xmodal.models import Trainable
 from xmodal.progress import Progress, Silence
 from xmodal.recipes import OnePerClass, Phase, Recipe
 from xmodal.records.views import captions_of_views, classes
-from xmodal.root.outputs import Output
-from xmodal.text.vocabularies import Vocabulary
 from xmodal.training import checkpoint, optimisers, run_folder
 from xmodal.training.checkpoint import Log, TrainingState
 from xmodal.training.finetuning import WithBackbone, attach_backbone, attach_empty_backbone
@@ -65,25 +61,14 @@ class Outcome:
 
 
 def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) -> Outcome:
-    """Trains in the folder `run`, or goes on there. Whatever is refused before the first step has written nothing."""
+    """Trains in the folder `run`, or goes on there; what is refused before the first step has written nothing."""
     check_device(setup.device)
     refuse_unbuilt(recipe)
     with distributed.process_group(setup.device):
         device = distributed.own_device(setup.device)
         setup = replace(setup, device=device, progress=Silence() if distributed.rank() else setup.progress)
-        data = _open(recipe, setup, run)
-        started = Run(
-            recipe,
-            data.tables.identity,
-            data.store.output.identity,
-            data.vocabulary,
-            visual_width=data.store.spec.row_shape[-1],
-            instances=len(data.train.examples.ids),
-            weights=describe_network(data.store),
-            vectors=sha256_of_vectors(recipe, run, setup.vectors),
-            pixels=data.squares.output.identity if data.squares else "",
-        )
-        known = _announce(recipe, data, setup.progress)
+        started, data = _open(recipe, setup, run)
+        known = _announce(started, data, setup.progress)
         devices = [device] if torch.device(device).type == "cuda" else []
         with _threads(setup.threads), torch.random.fork_rng(devices):
             model = _model(started, setup, run, data)
@@ -95,13 +80,10 @@ def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) ->
 class _Data:
     """Everything that a run reads."""
 
-    tables: Output
-    store: FeatureStore
-    squares: FeatureStore | None  # pictures, if a phase reads them
-    vocabulary: Vocabulary
     train: Reader
     validation: Reader
     labels: Labels  # of the validation's items
+    squares: FeatureStore | None  # pictures, if a phase reads them
 
     def pictured(self, reader: Reader, phase: Phase) -> Reader:
         """A reader of the same items as pictures, if the phase reads them."""
@@ -111,7 +93,7 @@ class _Data:
         return picture_reader(reader, self.squares, phase.pixels)
 
 
-def _open(recipe: Recipe, setup: Setup, run: str) -> _Data:
+def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
     tables = setup.tables(recipe.view.corpus)
     store = setup.store(recipe.visual.stage, tables, recipe.model)
     squares = setup.store("pixels", tables) if any(phase.pixels for phase in recipe.phases) else None
@@ -127,22 +109,27 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> _Data:
             f"recipe {recipe.name!r}: {len(common):,} items are in both {recipe.view.split!r} and "
             f"{recipe.validation.split!r}, such as {common[0]!r}: validate on items that are not trained on"
         )
-    by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
-    return _Data(
-        tables,
-        store,
-        squares,
+    started = Run(
+        recipe,
+        tables.identity,
+        store.output.identity,
         vocabulary,
-        Reader(train, store, recipe.visual, tokens, classes(tables, train.ids) if by_class else None),
-        Reader(validation, store, recipe.visual, tokens),
-        labels_of(tables, validation.ids),
+        visual_width=store.spec.row_shape[-1],
+        instances=len(train.ids),
+        weights=describe_network(store),
+        vectors=sha256_of_vectors(recipe, run, setup.vectors),
+        pixels=squares.output.identity if squares else "",
     )
+    by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
+    read = Reader(train, store, recipe.visual, tokens, classes(tables, train.ids) if by_class else None)
+    labels = labels_of(tables, validation.ids)
+    return started, _Data(read, replace(read, examples=validation, classes=None), labels, squares)
 
 
-def _announce(recipe: Recipe, data: _Data, progress: Progress) -> KnownWords:
-    train, validation = data.train.examples, data.validation.examples
+def _announce(started: Run, data: _Data, progress: Progress) -> KnownWords:
+    recipe, train, validation = started.recipe, data.train.examples, data.validation.examples
     progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
-    known = KnownWords.of(train, data.vocabulary)
+    known = KnownWords.of(train, started.vocabulary)
     known.tell(recipe, progress)
     if data.train.classes is None and recipe.batch_size > len(train.words):
         progress.say(
@@ -171,7 +158,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 def _model(started: Run, setup: Setup, run: str, data: _Data) -> nn.Module:
     recipe = started.recipe
-    vectors = word_vectors(setup.vectors, data.train.examples, data.vocabulary, setup.progress)
+    vectors = word_vectors(setup.vectors, data.train.examples, started.vocabulary, setup.progress)
     torch.manual_seed(recipe.seed)
     model = run_folder.network(run, started, vectors)
     if not isinstance(model, nn.Module) or not isinstance(model, Trainable):
@@ -221,11 +208,8 @@ class _Training:
     @cached_property
     def loaders(self) -> list[Loader]:
         """One for each phase."""
-        readers = [self.data.pictured(self.data.train, phase) for phase in self.recipe.phases]
-        return [
-            _loader(self.recipe, phase, reader, self.setup.device)
-            for phase, reader in zip(self.recipe.phases, readers, strict=True)
-        ]
+        recipe, data, device = self.recipe, self.data, self.setup.device
+        return [_loader(recipe, phase, data.pictured(data.train, phase), device) for phase in recipe.phases]
 
     @cached_property
     def steps(self) -> int:
@@ -234,11 +218,11 @@ class _Training:
     def attach_backbone(self) -> None:
         """Puts the network that made the features in front; it stays for later phases."""
         if not isinstance(self.model, WithBackbone):
-            self.model = attach_backbone(self.model, self.data.store, self.setup.weights).to(self.setup.device)
+            self.model = attach_backbone(self.model, self.data.train.store, self.setup.weights).to(self.setup.device)
 
     def load(self, state: dict[str, Any]) -> None:
         if any(name.startswith("trunk.") for name in state):
-            self.model = attach_empty_backbone(self.model, self.data.store).to(self.setup.device)
+            self.model = attach_empty_backbone(self.model, self.data.train.store).to(self.setup.device)
         self.model.load_state_dict(state)
 
     def save(self, state: TrainingState, optimiser: Optimizer) -> None:

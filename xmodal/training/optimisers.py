@@ -93,7 +93,7 @@ def _uncompiled(rule: Any) -> Callable[..., Optimizer]:
 
 
 def clip(model: nn.Module, optimiser: Optimiser) -> Tensor:
-    """The norm before clipping, of everything that may be clipped."""
+    """Clips what may be clipped; the norm before that."""
     clipped = [p for name, p in model.named_parameters() if not _matches(name, optimiser.unclipped)]
     return nn.utils.clip_grad_norm_(clipped, optimiser.clip_norm or math.inf)
 

@@ -39,7 +39,7 @@ def run(args: Args) -> Result:
         recipe = on_corpus(recipe, setup, corpus)
     run = args.run or Path("runs") / "-".join(filter(None, (recipe.name, corpus)))
     if args.workers:
-        return train_on_ray(recipe, setup, run, args.workers, args.address, args.quiet, args.tensorboard)
+        return train_on_ray(recipe, setup, run, args.workers, args.address, args.quiet, tensorboard=args.tensorboard)
     return train(recipe, setup, run, args.tensorboard)
 
 
