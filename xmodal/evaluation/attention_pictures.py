@@ -44,10 +44,7 @@ class Attentive(Protocol):
 def draw(
     run: str, setup: Setup, split: str, folder: Path, *, items: Sequence[str] = (), first: int = 8
 ) -> list[DrawnPicture]:
-    """Draws a PNG for each of the items, or for the first ones of the split.
-
-    It shows a picture with every map over it; for a clip, the frames that are read and what every map gives each.
-    """
+    """Draws a PNG for each of the items, or the first ones of the split: its maps over it, or beside its frames."""
     asked = open_run(run, setup, split)
     attend, show = _attention(asked, run), _show_clips(asked) if asked.features.spec.ragged else _show_pictures(asked)
     places = _places(asked, split, items)[: None if items else first]
@@ -86,13 +83,11 @@ def grid_network(asked: OpenedRun) -> ResNet:
     try:
         network = network_of(asked.features)
     except UserError:
-        raise UserError(
-            f"{where} does not say which network saw the pictures: train from features of the resnet stage"
-        ) from None
+        raise UserError(f"{where} does not say which network saw the pictures: train from the resnet stage") from None
     if asked.features.spec.ragged:
         raise UserError(f"{where} has a row for each sample of a clip, which are no grid")
     if network.output != "grid":
-        raise UserError(f"{where} is pooled, which is no grid: train from features built with --set resnet.output=grid")
+        raise UserError(f"{where} is pooled, which is no grid: build features with --set resnet.output=grid")
     return network
 
 
@@ -106,9 +101,10 @@ def _places(asked: OpenedRun, split: str, items: Sequence[str]) -> list[int]:
     return [places[id] for id in dict.fromkeys(items or places)]
 
 
-def _pictures(asked: OpenedRun, network: ResNet) -> Callable[[str], NDArray[np.uint8]]:
-    """A function that reads the part of an item's picture that the network saw, but finer."""
-    features, media = asked.features.output, ancestor(asked.features.output, "media")
+def _show_pictures(asked: OpenedRun) -> Show:
+    """Shows the part of a picture that the network saw, but finer."""
+    network, features = grid_network(asked), asked.features.output
+    media = ancestor(features, "media")
     if media is None:
         raise UserError(
             f"the pictures of {features.where} are no longer under {features.storage.url}: "
@@ -117,26 +113,17 @@ def _pictures(asked: OpenedRun, network: ResNet) -> Callable[[str], NDArray[np.u
     archives, times = Archives(raw_of(media)), -(-SIDE // network.crop)
     paths = {item.id: item.media for item in read_rows(asked.records, Item)}
 
-    def read(id: str) -> NDArray[np.uint8]:
+    def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
         sizes = network.resize * times, network.crop * times
         try:
-            return square(archives.read(paths[id]), *sizes, on_truncated=lambda why: None)
-        except (MissingMedia, UnreadableImage) as error:  # it was there, and a picture, when its features were made
+            picture = square(archives.read(paths[id]), *sizes, on_truncated=lambda why: None)
+        except (MissingMedia, UnreadableImage) as error:  # it was a picture when its features were made
             raise UserError(
                 f"the picture of {id} is damaged ({error}): `xmodal verify --forget`, build again"
             ) from error
-
-    return read
-
-
-def _show_pictures(asked: OpenedRun) -> Show:
-    read = _pictures(asked, grid_network(asked))
-
-    def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
         ranges = zip(100 * maps_LK.min(0), 100 * maps_LK.max(0), strict=True)
         names = [f"map {number}: {low:.1f} to {high:.1f} % a place" for number, (low, high) in enumerate(ranges, 1)]
-        panels_HW3 = attention_picture(read(id), maps_LK)
-        return labelled(panels_HW3, ["what the network sees", *names], f"{id}: {caption}")
+        return labelled(attention_picture(picture, maps_LK), ["what the network sees", *names], f"{id}: {caption}")
 
     return show
 
