@@ -96,7 +96,7 @@ def _phase_with(phase: Phase, name: str, parsed: Mapping[str, object]) -> Phase:
 
 
 def configs_of(recipe: Recipe) -> dict[str, object]:
-    """All that a setting may name: the recipe, its parts, its phases, counted from 1, and theirs."""
+    """The names in a setting: of the recipe, its parts, its phases, counted from 1, and theirs."""
     configs: dict[str, object] = {"recipe": recipe} | {name: getattr(recipe, name) for name in PARTS}
     for number, phase in enumerate(recipe.phases, 1):
         configs[f"phase{number}"] = phase
@@ -210,7 +210,6 @@ def _split_of(run: Path, setup: Setup, split: str | None) -> str:
 
 
 def _test_split(recipe: Recipe) -> str:
-    """Beside that of its training."""
     return (recipe.view.split.rpartition("/")[0] + "/test").lstrip("/")
 
 
@@ -228,7 +227,6 @@ def look(run: Path, setup: Setup, split: str | None, folder: Path | None, **some
 def look_at_clips(
     corpus: str, setup: Setup, folder: Path, *, items: Sequence[str] = (), first: int = 8, split: str | None = None
 ) -> dict[str, Any]:
-    """A contact sheet of each of the items in a folder, or of the first ones that have frames."""
     records = setup.tables(corpus)
     store = FrameStore(setup.store(FRAMES, records).output)
     among = set(store.ids) if split is None else members(records, split)

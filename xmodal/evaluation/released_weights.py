@@ -1,4 +1,4 @@
-"""Released weights: files of the papers' authors as models of ours. The names in a file tell its layout.
+"""Released weights: files of the papers' authors as models of ours, told by the names in them.
 
     PVSE    a state_dict of img_enc.* and txt_enc.*, or one as "model" of a dict
     PCME    {"model": a state_dict with uncertain_net as well, "criterion": a and b of the loss, ...}
@@ -53,12 +53,10 @@ RESNETS: dict[int, Network] = {4: "resnet18", 12: "resnet34", 18: "resnet50", 69
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """A model and its weights, by our names."""
-
     layout: str
     config: Config
-    inputs: Inputs  # the number of training items is not known (0)
-    state: dict[str, Tensor]
+    inputs: Inputs
+    state: dict[str, Tensor]  # by our names
     trunk: dict[str, Tensor]  # the weights of its CNN, if it has one, by the CNN's own names
 
     def build(self) -> nn.Module:
@@ -81,15 +79,12 @@ class Released:
 
     @property
     def network(self) -> Network | None:
-        """The CNN in the file, as the resnet stage names it; None if there is none, or another kind."""
+        """The CNN in the file; None if there is none, or another kind."""
         return RESNETS.get(sum(name.startswith("layer3.") and ".conv" in name for name in self.trunk))
 
     @property
     def reads_clips(self) -> bool:
         return isinstance(self.config, PVSEConfig) and self.config.visual == "video"
-
-
-# ------------------------------------------------------------------------------------------------ evaluating a file
 
 
 def evaluate(
@@ -177,9 +172,6 @@ def _network_of_features(released: Released, store: FeatureStore) -> str:
     return f"{cnn}, which --set visual.stage=pixels takes" if released.network and not clips else cnn
 
 
-# ------------------------------------------------------------------------------------------------ reading a file
-
-
 def read(path: str | Path) -> Released:
     """Reads a released file; nothing in it is executed."""
     try:
@@ -257,8 +249,6 @@ OFFICIAL_NAMES = {  # of parts of a name, replaced in this order
 
 @dataclass(frozen=True)
 class Layout:
-    """The names and the flags of one official code."""
-
     model: str
     config: Callable[[State, Options], Config]
     names: Mapping[str, str]  # ours for parts of theirs
@@ -279,7 +269,6 @@ def _layout(state: State) -> Layout | None:
 
 
 def _ranking(state: State, options: Options) -> dict[str, Any]:
-    """The settings that PVSE and VSE++ share."""
     negatives = "hardest" if options.get("max_violation", True) else "all"
     shared = {"word_width": state[WORDS].shape[1], "negatives": negatives}
     return shared | ({"margin": float(options["margin"])} if "margin" in options else {})

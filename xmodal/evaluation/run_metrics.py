@@ -153,5 +153,4 @@ def open_run(run: str, setup: Setup, split: str, distance: str | None = None) ->
 
 
 def _shared(asked: OpenedRun, view: View) -> int:
-    """Counts the evaluated items that are in a view, too."""
     return len(items_with_captions(asked.records, view).intersection(asked.reader.examples.ids))

@@ -59,7 +59,6 @@ class Log:
         self.file.truncate(min(size, self.file.tell()))
 
     def synced_size(self) -> int:
-        """Brings the file to the disk; its size in bytes."""
         os.fsync(self.file.fileno())
         return os.fstat(self.file.fileno()).st_size
 
@@ -138,7 +137,6 @@ def load_tensors(data: bytes) -> Any:
 
 
 def read_tensors(run: str, name: str) -> dict[str, Any]:
-    """Reads a run's file of tensors and plain values by name."""
     try:
         found = load_tensors(LocalStorage(run).read(name))
         if not isinstance(found, dict):

@@ -78,15 +78,12 @@ def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) ->
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """Everything that a run reads."""
-
     train: Reader
     validation: Reader
     labels: Labels  # of the validation's items
     squares: FeatureStore | None  # pictures, if a phase reads them
 
     def pictured(self, reader: Reader, phase: Phase) -> Reader:
-        """A reader of the same items as pictures, if the phase reads them."""
         if phase.pixels is None:
             return reader
         assert self.squares is not None
@@ -178,7 +175,6 @@ def _model(started: Run, setup: Setup, run: str, data: _Data) -> nn.Module:
 
 @contextmanager
 def _locked(run: str, started: Run) -> Iterator[None]:
-    """The first process locks the folder for all of them."""
     if distributed.rank() == 0:
         run_folder.refuse_another(run, started)
     with run_folder.held(run) if distributed.rank() == 0 else nullcontext():
@@ -207,7 +203,6 @@ class _Training:
 
     @cached_property
     def loaders(self) -> list[Loader]:
-        """One for each phase."""
         recipe, data, device = self.recipe, self.data, self.setup.device
         return [_loader(recipe, phase, data.pictured(data.train, phase), device) for phase in recipe.phases]
 

@@ -33,7 +33,6 @@ def rate(optimiser: Optimiser, epoch: int, rsums: Sequence[float]) -> float:
 
 
 def check_terms(terms: Mapping[str, Tensor], weights: Mapping[str, float | Relative]) -> None:
-    """Refuses weights of other terms than the objective gave."""
     if terms.keys() != weights.keys():
         raise UserError(
             f"the objective has the terms {', '.join(sorted(terms))}, but a phase weighs {', '.join(sorted(weights))}: "
@@ -99,7 +98,6 @@ def clip(model: nn.Module, optimiser: Optimiser) -> Tensor:
 
 
 def _groups(model: nn.Module, optimiser: Optimiser) -> list[dict[str, Any]]:
-    """Parameters that share a multiplier."""
     _refuse_unmatched(model, [*optimiser.unclipped, *dict(optimiser.multipliers)])
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():

@@ -131,7 +131,6 @@ def coloured(image: Image.Image, amounts: tuple[float, float, float], order: tup
 
 
 def _colours(chance: _Chance) -> list[tuple[Any, tuple[int, ...]]]:
-    """The amounts and the order of each sample."""
     ranges = ((1 - BRIGHTNESS, 1 + BRIGHTNESS), (1 - CONTRAST, 1 + CONTRAST), (-HUE, HUE))
     amounts = [chance.between(*limits, COLOURING + part).tolist() for part, limits in enumerate(ranges)]
     orders = tuple(permutations(range(3)))

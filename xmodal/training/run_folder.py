@@ -40,9 +40,7 @@ FACTS = {"recipe": dict, "visual_width": int, "instances": int} | dict.fromkeys(
 
 
 @dataclass(frozen=True)
-class Run:
-    """Everything a run was started with."""
-
+class Run:  # everything that it was started with
     recipe: Recipe
     records: str  # the identity of an output, as are `features` and `pixels`
     features: str
@@ -71,7 +69,7 @@ class Run:
 
 
 def start(folder: str, run: Run) -> None:
-    """Writes what the run is, unless the folder holds this very run."""
+    """Writes what the run is, unless the folder holds that already."""
     refuse_another(folder, run)
     storage = LocalStorage(folder)
     if storage.size(RECIPE) is None:
@@ -121,8 +119,7 @@ def held(folder: str) -> Iterator[None]:
             file.truncate(0)
 
 
-def anew(folder: str) -> str:
-    """The cure for damaged weights."""
+def anew(folder: str) -> str:  # where weights are damaged
     return f"remove {folder}/{LAST} and train again, from the beginning"
 
 
@@ -180,13 +177,11 @@ def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = No
 
 
 def read_vocabulary(folder: str) -> Vocabulary | None:
-    """The words of a run; None if it has not started."""
     storage = LocalStorage(folder)
     return None if storage.size(RECIPE) is None else _vocabulary(storage)
 
 
-def _afresh(folder: str) -> str:
-    """The cure where nobody can tell any more what was trained."""
+def _afresh(folder: str) -> str:  # where nobody can tell any more what was trained
     return f"remove the folder {folder} and train again"
 
 

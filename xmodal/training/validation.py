@@ -21,7 +21,6 @@ BLOCKS = (256, 1024)  # visual rows and texts that are encoded, and compared, at
 
 
 def check_device(device: str) -> None:
-    """Refuses a device that torch does not have here."""
     asked = None
     with suppress(RuntimeError):
         asked = torch.device(device)
