@@ -119,8 +119,8 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
     )
     by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
     read = Reader(train, store, recipe.visual, tokens, classes(tables, train.ids) if by_class else None)
-    labels = labels_of(tables, validation.ids)
-    return started, _Data(read, replace(read, examples=validation, classes=None), labels, squares)
+    chosen = Reader(validation, store, recipe.visual, tokens)
+    return started, _Data(read, chosen, labels_of(tables, validation.ids), squares)
 
 
 def _announce(started: Run, data: _Data, progress: Progress) -> KnownWords:
