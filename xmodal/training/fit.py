@@ -41,7 +41,7 @@ from xmodal.training.recipe_limits import refuse_unbuilt
 from xmodal.training.run_folder import Run
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import check_device, measure
-from xmodal.training.words import KnownWords, sha256_of_vectors, tokens_of, word_vectors
+from xmodal.training.words import known_words, sha256_of_vectors, tokens_of, word_vectors
 
 LOG_EVERY, SAVE_EVERY = 10, 500  # steps; the state is saved after every epoch too
 
@@ -123,11 +123,10 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
     return started, _Data(read, chosen, labels_of(tables, validation.ids), squares)
 
 
-def _announce(started: Run, data: _Data, progress: Progress) -> KnownWords:
+def _announce(started: Run, data: _Data, progress: Progress) -> tuple[int, float]:
     recipe, train, validation = started.recipe, data.train.examples, data.validation.examples
     progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
-    known = KnownWords.of(train, started.vocabulary)
-    known.tell(recipe, progress)
+    known = known_words(recipe, train, started.vocabulary, progress)
     if data.train.classes is None and recipe.batch_size > len(train.words):
         progress.say(
             f"batch_size {recipe.batch_size:,} is more than the {len(train.words):,} captions there are: "
@@ -224,7 +223,7 @@ class _Training:
         checkpoint.save_state(self.run, self.log, state, self.model, optimiser)
 
 
-def _run_phases(training: _Training, known: KnownWords) -> Outcome:
+def _run_phases(training: _Training, known: tuple[int, float]) -> Outcome:
     state, saved = _resumed(training)
     before, phases = state.step, training.recipe.phases
     for number, phase in enumerate(phases[state.phase :], state.phase):
@@ -253,8 +252,8 @@ def _run_phases(training: _Training, known: KnownWords) -> Outcome:
         state.best_epoch + 1,
         state.step,
         trained=state.step > before,
-        words=known.words,
-        known_words=known.share,
+        words=known[0],
+        known_words=known[1],
     )
 
 
