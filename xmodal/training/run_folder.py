@@ -71,8 +71,8 @@ class Run:  # everything that it was started with
 def start(folder: str, run: Run) -> None:
     """Writes what the run is, unless the folder holds that already."""
     refuse_another(folder, run)
-    storage = LocalStorage(folder)
-    if storage.size(RECIPE) is None:
+    if not _has(folder, RECIPE):
+        storage = LocalStorage(folder)
         storage.write(VOCABULARY, run.vocabulary.to_bytes())
         storage.write(RECIPE, canonical_json(run.facts()))
         if source := models.source_of(run.recipe.model):
@@ -81,18 +81,21 @@ def start(folder: str, run: Run) -> None:
 
 def refuse_another(folder: str, run: Run) -> None:
     """Refuses a folder that is not empty, unless it holds this very run."""
-    storage = LocalStorage(folder)
-    if storage.size(RECIPE) is not None:
-        if changed := list(_changes(_facts(storage), json.loads(canonical_json(run.facts())))):
+    if _has(folder, RECIPE):
+        if changed := list(_changes(_facts(folder), json.loads(canonical_json(run.facts())))):
             more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
             told = ", ".join(changed[:SHOWN]) + more
             raise UserError(f"{folder} holds another run: {told}: choose another folder for this")
-    elif others := [name for name in storage.names("") if name != VOCABULARY and name[0] not in "_."]:
+    elif others := [name for name in LocalStorage(folder).names("") if name != VOCABULARY and name[0] not in "_."]:
         raise UserError(f"{folder} is no run and not empty (it has {others[0]}): choose another folder")
 
 
 def has_state(folder: str) -> bool:
-    return LocalStorage(folder).size(LAST) is not None
+    return _has(folder, LAST)
+
+
+def _has(folder: str, name: str) -> bool:
+    return LocalStorage(folder).size(name) is not None
 
 
 @contextmanager
@@ -138,7 +141,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for part, inner in value.items():
             yield from _leaves(inner, f"{name}.{part}".lstrip(".").removeprefix("recipe."))
-    elif name == "phases":
+    elif name == "phases" and isinstance(value, list):
         yield name, len(value)
         for number, phase in enumerate(value, 1):
             yield from _leaves(phase, f"phase{number}")
@@ -151,10 +154,9 @@ def _said(values: Mapping[str, Any], name: str) -> str:
 
 
 def read(folder: str) -> Run:
-    storage = LocalStorage(folder)
-    if storage.size(RECIPE) is None:
+    if not _has(folder, RECIPE):
         raise UserError(f"{folder} is no run: it has no {RECIPE}")
-    facts, vocabulary = _facts(storage), _vocabulary(storage)
+    facts, vocabulary = _facts(folder), _vocabulary(folder)
     recipe = recipe_of(facts["recipe"], facts["model"], facts["cites"])
     if (fingerprint(recipe), fingerprint(vocabulary)) != (facts["fingerprint"], facts["vocabulary"]):
         raise UserError(f"{folder}: {RECIPE} and {VOCABULARY} are not what the run was started with: {_afresh(folder)}")
@@ -177,8 +179,7 @@ def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = No
 
 
 def read_vocabulary(folder: str) -> Vocabulary | None:
-    storage = LocalStorage(folder)
-    return None if storage.size(RECIPE) is None else _vocabulary(storage)
+    return _vocabulary(folder) if _has(folder, RECIPE) else None
 
 
 def _afresh(folder: str) -> str:  # where nobody can tell any more what was trained
@@ -210,23 +211,23 @@ def _from_plain(value: Any, classes: Mapping[str, Any]) -> Any:
     return classes[value["_type"]](**plain) if "_type" in value else plain
 
 
-def _facts(storage: LocalStorage) -> dict[str, Any]:
-    where = f"{storage.url}/{RECIPE}"
+def _facts(folder: str) -> dict[str, Any]:
+    where = f"{folder}/{RECIPE}"
     try:
-        facts: dict[str, Any] = json.loads(storage.read(RECIPE))
+        facts: dict[str, Any] = json.loads(LocalStorage(folder).read(RECIPE))
         if facts.get("layout") != LAYOUT:
             raise UserError(f"{where} was written by another version of xmodal: use that one")
         if wrong := [name for name, kind in FACTS.items() if not isinstance(facts.get(name), kind)]:
             raise ValueError(f"it has no usable {', '.join(wrong)}")
     except (AttributeError, ValueError, RecursionError) as error:
-        raise UserError(f"{where} is damaged ({error}): {_afresh(storage.url)}") from error
+        raise UserError(f"{where} is damaged ({error}): {_afresh(folder)}") from error
     return facts
 
 
-def _vocabulary(storage: LocalStorage) -> Vocabulary:
-    where, cure = f"{storage.url}/{VOCABULARY}", _afresh(storage.url)
+def _vocabulary(folder: str) -> Vocabulary:
+    where, cure = f"{folder}/{VOCABULARY}", _afresh(folder)
     try:
-        return Vocabulary.from_bytes(storage.read(VOCABULARY), where)
+        return Vocabulary.from_bytes(LocalStorage(folder).read(VOCABULARY), where)
     except FileNotFoundError:
         raise UserError(f"{where} is missing: {cure}") from None
     except UserError as trouble:
