@@ -63,8 +63,8 @@ def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
 
 def evaluate_frozen(model: nn.Module) -> None:
     for module in model.modules():
-        parameters = list(module.parameters())
-        if parameters and not any(parameter.requires_grad for parameter in parameters):
+        moving = [parameter.requires_grad for parameter in module.parameters()]
+        if moving and not any(moving):
             module.eval()
 
 
