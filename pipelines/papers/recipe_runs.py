@@ -161,19 +161,12 @@ def _train_showing(
         return train(recipe, replace(setup, progress=ProgressLine(stream, quiet)), run, **options)
 
 
-def evaluate(run: Path, setup: Setup, split: str | None = None, **asked: Any) -> "Report":
-    """Evaluates a run on a split (default: the test split beside that of its training); `asked` may be `distance`, …"""
-    from xmodal.evaluation.run_metrics import evaluate
-
-    return evaluate(str(run), setup, _split_of(run, setup, split), **asked)
-
-
 def evaluate_released(
     path: Path, vocabulary: Path, setup: Setup, corpus: str, split: str | None, settings: list[str], **asked: Any
 ) -> "Report":
     """Evaluates a released file on a split (default: the test split), read as the paper's recipe reads it.
 
-    `settings` change that: `visual.stage=clips`, `view.captions_per_item=none`; `asked` are as of `evaluate`.
+    `settings` change that: `visual.stage=clips`, `view.captions_per_item=none`.
     """
     from xmodal.evaluation import released_weights
 
@@ -187,30 +180,12 @@ def evaluate_released(
 def read_for(config: Config, setup: Setup, corpus: str, split: str | None) -> tuple[View, Features]:
     """As the first recipe of such a model on the corpus reads; without one, all captions and the usual features."""
     from xmodal.evaluation.matrix_metrics import test_split
+    from xmodal.evaluation.run_metrics import test_split_beside
 
     known = [r for r in recipes().values() if type(r.model) is type(config) and r.view.corpus == corpus]
     if known:
-        return replace(known[0].validation, split=split or _test_split(known[0])), known[0].visual
+        return replace(known[0].validation, split=split or test_split_beside(known[0].view)), known[0].visual
     return View(corpus, split or test_split(setup.tables(corpus), corpus)), Features("resnet")
-
-
-def _split_of(run: Path, setup: Setup, split: str | None) -> str:
-    from xmodal.training import run_folder
-
-    if split:
-        return split
-    started = run_folder.read(str(run))
-    recipe, found = started.recipe, _test_split(started.recipe)
-    try:
-        members(replace(setup, records=started.records).tables(recipe.view.corpus), found)
-    except UserError as trouble:
-        said = f"{run} was trained on {recipe.view.split}: say with --split what to ask it"
-        raise UserError(f"{said}; {trouble}") from None
-    return found
-
-
-def _test_split(recipe: Recipe) -> str:
-    return (recipe.view.split.rpartition("/")[0] + "/test").lstrip("/")
 
 
 def look(run: Path, setup: Setup, split: str | None, folder: Path | None, **some: Any) -> dict[str, Any]:
@@ -218,7 +193,6 @@ def look(run: Path, setup: Setup, split: str | None, folder: Path | None, **some
     from xmodal.evaluation.attention_pictures import draw
     from xmodal.evaluation.uncertainty_probes import probe
 
-    split = _split_of(run, setup, split)
     if folder is None:
         return asdict(probe(str(run), setup, split))
     return _drawn(folder, draw(str(run), setup, split, folder, **some))

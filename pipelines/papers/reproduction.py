@@ -95,6 +95,8 @@ def run(experiment: Experiment, available: Available, setup: Setup, runs: Path) 
 
     Whatever any row misses is said before the first is trained. A finished run is only evaluated.
     """
+    from xmodal.evaluation.run_metrics import evaluate
+
     ready = _ready_runs(experiment, available)
     if not ready:
         raise UserError(f"{experiment.name} has no row that can be run; {state(experiment, available)}")
@@ -107,7 +109,7 @@ def run(experiment: Experiment, available: Available, setup: Setup, runs: Path) 
         found = None
         if is_ready(row, available):
             split = recipes[row.run].validation.split if experiment.on_validation else None
-            report = recipe_runs.evaluate(runs / row.run, setup, split, distance=row.score or None)
+            report = evaluate(str(runs / row.run), setup, split, distance=row.score or None)
             found = measured(report, experiment.columns)
         rows.append(asdict(row) | {"measured": found})
     return rows

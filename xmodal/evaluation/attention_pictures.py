@@ -1,7 +1,6 @@
 """Attention pictures: the maps of a run's model, drawn over pictures or beside the frames of clips."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -42,13 +41,13 @@ class Attentive(Protocol):
 
 
 def draw(
-    run: str, setup: Setup, split: str, folder: Path, *, items: Sequence[str] = (), first: int = 8
+    run: str, setup: Setup, split: str | None, folder: Path, *, items: Sequence[str] = (), first: int = 8
 ) -> list[DrawnPicture]:
     """Draws a PNG for each of the items, or the first ones of the split: its maps over it, or beside its frames."""
     asked = open_run(run, setup, split)
     attend, show = _attention(asked, run), _show_clips(asked) if asked.features.spec.ragged else _show_pictures(asked)
-    places = _places(asked, split, items)[: None if items else first]
-    described = captions_by_item(asked.records, replace(asked.started.recipe.validation, split=split))
+    places = _places(asked, items)[: None if items else first]
+    described = captions_by_item(asked.records, asked.view)
     captions = described.grouped(described.texts)
 
     def sheet(place: int) -> tuple[str, str, Image]:
@@ -91,12 +90,12 @@ def grid_network(asked: OpenedRun) -> ResNet:
     return network
 
 
-def _places(asked: OpenedRun, split: str, items: Sequence[str]) -> list[int]:
+def _places(asked: OpenedRun, items: Sequence[str]) -> list[int]:
     places = {id: place for place, id in enumerate(asked.reader.examples.ids)}
     if strange := [id for id in items if id not in places]:
         raise UserError(
-            f"{', '.join(strange)}: not among the {len(places):,} items of {split} that have features and captions, "
-            f"such as {', '.join([*places][:3])}"
+            f"{', '.join(strange)}: not among the {len(places):,} items of {asked.view.split} that have features and "
+            f"captions, such as {', '.join([*places][:3])}"
         )
     return [places[id] for id in dict.fromkeys(items or places)]
 

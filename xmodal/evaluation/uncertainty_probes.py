@@ -54,7 +54,7 @@ class Uncertainty:
     unprobed: str | None
 
 
-def probe(run: str, setup: Setup, split: str) -> Uncertainty:
+def probe(run: str, setup: Setup, split: str | None = None) -> Uncertainty:
     """Probes a run on a split; an uncertainty is the mean over all items, or all captions."""
     asked = open_run(run, setup, split)
     reader, scorer = asked.reader, asked.scorer
@@ -81,7 +81,7 @@ def probe(run: str, setup: Setup, split: str) -> Uncertainty:
         tuple(recall_by_uncertainty(uncertainties, found.ranks, min(BINS, len(uncertainties))))
         for uncertainties, found in zip((plain_V, plain_T), both, strict=True)
     )
-    return Uncertainty(run, split, items, captions, tuple(probes), of_items, of_captions, unprobed)
+    return Uncertainty(run, asked.view.split, items, captions, tuple(probes), of_items, of_captions, unprobed)
 
 
 def _grid_or_reason(asked: OpenedRun) -> tuple[tuple[int, int] | None, str | None]:
