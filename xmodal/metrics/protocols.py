@@ -80,7 +80,7 @@ class Scores:
 
     @property
     def sums_by_chance(self) -> dict[str, float]:
-        """What a random order has for each sum."""
+        """A random order's sums."""
         adds_to = {column.name: column.adds_to for column in self.columns}
         return self._sums({column.name: adds_to.get(column.chance_of, "") for column in self.columns})
 

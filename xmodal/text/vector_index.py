@@ -94,7 +94,7 @@ class VectorIndex:
 
 
 def write_index(source: VectorFile, path: Path, tick: Tick = lambda size: None) -> VectorIndex:
-    """Of a word that is there twice the last vector counts."""
+    """Writes every word; of two vectors of a word the last counts."""
     rows, checksums = dict[bytes, int](), array("I")  # the row of each word; the checksum of each row
     with new_file(path) as file:
         file.write(MAGIC)
