@@ -1,4 +1,4 @@
-"""Contact sheets: the samples of a clip on one picture, with or without attention."""
+"""Contact sheets: the frames of a clip on one picture, with or without attention."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,7 +40,7 @@ def save_sheets(
 def attention_sheet(
     store: FrameStore, id: str, caption: str, samples: NDArray[np.integer[Any]], maps_SK: NDArray[np.floating[Any]]
 ) -> Image.Image:
-    """Draws the samples that a model reads, each with its time and its percent of every map."""
+    """Draws samples, each with its time and its percent of every map."""
     sampling: Any = store.provenance["sampling"]
     shares = (", ".join(f"{share:.0f}" for share in shares_K) for shares_K in 100 * maps_SK)
     labels = [f"{at / sampling['fps']:.2f} s: {share}" for at, share in zip(samples.tolist(), shares, strict=True)]
@@ -53,7 +53,7 @@ def attention_sheet(
 
 
 def contact_sheet(store: FrameStore, id: str, caption: str = "") -> Image.Image:
-    """Draws a clip's frames with their numbers and times; of more than 64, that many at equal distances."""
+    """Draws at most 64 of a clip's frames with their numbers and times."""
     starts_us = store.starts_us(id)
     numbers = np.linspace(0, len(starts_us) - 1, min(len(starts_us), SHEET)).round().astype(int).tolist()
     shown = f", {len(numbers)} of them here" if len(numbers) < len(starts_us) else ""
@@ -63,7 +63,6 @@ def contact_sheet(store: FrameStore, id: str, caption: str = "") -> Image.Image:
 
 
 def _sheet(jpegs: Sequence[bytes], labels: Sequence[str], titles: Sequence[str]) -> Image.Image:
-    """Draws thumbnails in lines, each below its label."""
     pictures = [open_jpeg(jpeg) for jpeg in jpegs]
     for picture in pictures:
         picture.thumbnail(THUMBNAIL)
