@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.papers import recipe_runs
 from pipelines.papers.experiments import (
     Available,
@@ -64,9 +63,8 @@ def to_run(experiment: Experiment, available: Available, root: str = "data", run
     for row in _ready_runs(experiment, available):
         recipe, folder = recipe_of(row, available), shlex.quote(str(Path(runs) / row.run))
         built |= dict.fromkeys(_builds(recipe, experiment, root))
-        vectors = _vectors(recipe)
-        with_vectors = f" --vectors {vectors}.txt" if vectors else ""
-        trained.append(f"xmodal train {row.recipe} {at} --run {folder}{with_vectors}{_set(row.settings)}")
+        vectors = f" --vectors {_vectors(recipe)}.txt" if _vectors(recipe) else ""
+        trained.append(f"xmodal train {row.recipe} {at} --run {folder}{vectors}{_set(row.settings)}")
         split = f" --split {recipe.validation.split}" if experiment.on_validation else ""
         for score in dict.fromkeys(each.score for each in experiment.rows if each.run == row.run):
             distance = f" --distance {score}" if score else ""
@@ -157,7 +155,7 @@ def _not_built(recipe: Recipe, experiment: Experiment, setup: Setup) -> Iterator
 
 
 def _with_command(trouble: UserError, command: str) -> str:
-    """Adds the paper's build command where an output is absent; a choice among several has another cure."""
+    """Gives the paper's build command where an output is absent; a choice among several has another cure."""
     absent, builds, _ = str(trouble).partition(": build it first")
     return f"{absent} (`{command}`)" if builds else absent
 
@@ -165,9 +163,8 @@ def _with_command(trouble: UserError, command: str) -> str:
 def _other_network(recipe: Recipe, experiment: Experiment, setup: Setup) -> str | None:
     """Tells when the features are not by the paper's network."""
     store = setup.store(recipe.visual.stage, setup.tables(recipe.view.corpus))
-    settings = [setting for setting in experiment.build if setting.startswith("resnet.")]
-    usual = ResNetConfig()
-    wanted = apply(usual, "resnet", parse_settings(settings, {"resnet": usual})).network
+    settings = dict(setting.split("=", 1) for setting in experiment.build)
+    wanted = settings.get("resnet.network", ResNetConfig().network)
     if recipe.visual.stage != "resnet" or store.provenance.get("network") == wanted:
         return None
     return f"{store.output.where} is by {describe_network(store)}, not by the {wanted} of {experiment.name}"
@@ -182,7 +179,6 @@ def measured(report: Report, columns: Iterable[str]) -> dict[str, float]:
     found = {}
     for column in filter(is_measured, columns):
         gallery, side, measure = parts_of(column)
-        value = report.metrics.value(measure, side, gallery)
-        if value is not None:
+        if (value := report.metrics.value(measure, side, gallery)) is not None:
             found[column] = value
     return found

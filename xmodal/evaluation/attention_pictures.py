@@ -24,6 +24,7 @@ from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, read_rows
 from xmodal.records.views import captions_by_item
+from xmodal.root.outputs import Output
 from xmodal.root.selection import ancestor
 from xmodal.training.finetuning import WithBackbone, network_of
 from xmodal.training.run_setup import Setup
@@ -100,16 +101,21 @@ def _places(asked: OpenedRun, items: Sequence[str]) -> list[int]:
     return [places[id] for id in dict.fromkeys(items or places)]
 
 
+def _source(asked: OpenedRun, stage: str) -> Output:
+    features = asked.features.output
+    source = ancestor(features, stage)
+    if source is None:
+        raise UserError(
+            f"the {stage} of {features.where} are not under {features.storage.url}: "
+            f"`xmodal build {asked.view.corpus}/{stage}` gets them"
+        )
+    return source
+
+
 def _show_pictures(asked: OpenedRun) -> Show:
     """Shows the part of a picture that the network saw, but finer."""
-    network, features = grid_network(asked), asked.features.output
-    media = ancestor(features, "media")
-    if media is None:
-        raise UserError(
-            f"the pictures of {features.where} are no longer under {features.storage.url}: "
-            f"`xmodal build {asked.started.recipe.view.corpus}/media` gets them again"
-        )
-    archives, times = Archives(raw_of(media)), -(-SIDE // network.crop)
+    network = grid_network(asked)
+    archives, times = Archives(raw_of(_source(asked, "media"))), -(-SIDE // network.crop)
     paths = {item.id: item.media for item in read_rows(asked.records, Item)}
 
     def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
@@ -129,13 +135,7 @@ def _show_pictures(asked: OpenedRun) -> Show:
 
 def _show_clips(asked: OpenedRun) -> Show:
     features, frames = asked.features, asked.reader.frames
-    taken = ancestor(features.output, FRAMES)
-    if taken is None:
-        raise UserError(
-            f"{features.output.where} is not of frames that are under {features.output.storage.url}: "
-            f"`xmodal build {asked.started.recipe.view.corpus}/frames` takes those of clips"
-        )
-    store = FrameStore(taken)
+    store = FrameStore(_source(asked, FRAMES))
 
     def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
         lengths = features.lengths(features.rows([id]))
