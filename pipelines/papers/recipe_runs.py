@@ -174,7 +174,7 @@ def evaluate_released(
     view, visual = read_for(released.config, setup, corpus, split)
     parsed = parse_settings(settings, {"view": view, "visual": visual})
     view, visual = apply(view, "view", parsed), apply(visual, "visual", parsed)
-    return released_weights.evaluate(path, vocabulary, setup, view, visual, released=released, **asked)
+    return released_weights.evaluate(released, vocabulary, setup, view, visual, **asked)
 
 
 def read_for(config: Config, setup: Setup, corpus: str, split: str | None) -> tuple[View, Features]:

@@ -107,7 +107,7 @@ def _source(asked: OpenedRun, stage: str) -> Output:
     if source is None:
         raise UserError(
             f"the {stage} of {features.where} are not under {features.storage.url}: "
-            f"`xmodal build {asked.view.corpus}/{stage}` gets them"
+            f"`xmodal build {asked.view.corpus}/{stage}` gets them again"
         )
     return source
 

@@ -58,6 +58,7 @@ class Released:
     inputs: Inputs
     state: dict[str, Tensor]  # by our names
     trunk: dict[str, Tensor]  # the weights of its CNN, if it has one, by the CNN's own names
+    path: Path = Path()  # of the file
 
     def build(self) -> nn.Module:
         with torch.device("meta"):  # weights would be overwritten at once
@@ -88,19 +89,18 @@ class Released:
 
 
 def evaluate(
-    path: Path,
+    released: Released,
     vocabulary: Path,
     setup: Setup,
     view: View,
     visual: Features,
     *,
-    released: Released | None = None,
     distance: str | None = None,
     extended: Path | None = None,
 ) -> Report:
-    """Computes every metric of a released file on a view of a corpus. `released` is what `read` made of the file."""
+    """Computes every metric of a released file on a view of a corpus."""
     check_device(setup.device)
-    released, words = released or read(path), load_vocabulary(vocabulary)
+    path, words = released.path, load_vocabulary(vocabulary)
     if len(words) != released.inputs.text_width:
         raise UserError(
             f"{vocabulary} has {len(words):,} words, but {path} was trained with {released.inputs.text_width:,}: "
@@ -175,7 +175,7 @@ def _network_of_features(released: Released, store: FeatureStore) -> str:
 def read(path: str | Path) -> Released:
     """Reads a released file; nothing in it is executed."""
     try:
-        return convert(*_parts(load_tensors(Path(path).read_bytes())))
+        return replace(convert(*_parts(load_tensors(Path(path).read_bytes()))), path=Path(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
