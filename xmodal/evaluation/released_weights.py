@@ -161,7 +161,7 @@ def _network_of_features(released: Released, store: FeatureStore) -> str:
             ": name other features with --set visual.stage=STAGE"
         )
     network = store.provenance.get("network")
-    if None not in (network, released.network) and network != released.network:
+    if network and released.network and network != released.network:
         raise UserError(
             f"was trained with a {released.network}, but {store.output.where} has features of {network}: "
             f"build them with --set resnet.network={released.network}"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -220,7 +220,10 @@ class _Training:
         self.model.load_state_dict(state)
 
     def save(self, state: TrainingState, optimiser: Optimizer) -> None:
-        checkpoint.save_state(self.run, self.log, state, self.model, optimiser)
+        if distributed.rank() == 0:  # the log of another is in memory
+            state.log_bytes = self.log.synced_size()
+        tensors = {"model": self.model.state_dict(), "optimiser": optimiser.state_dict()}
+        checkpoint.save(self.run, run_folder.LAST, {"state": asdict(state), **tensors})
 
 
 def _run_phases(training: _Training, known: tuple[int, float]) -> Outcome:
