@@ -29,8 +29,8 @@ from xmodal.features.networks import Network, ResNet, load, weights_sha256
 from xmodal.features.opening import describe_network
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.reports import Report
-from xmodal.models import Inputs, Scorer, pcme
-from xmodal.models.pcme import PCMEConfig
+from xmodal.models import Inputs, Scorer
+from xmodal.models.pcme import PCMEConfig, own_name
 from xmodal.models.pvse import PVSEConfig
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.recipes import Config, Features, Pixels, View
@@ -210,10 +210,9 @@ def convert(state: State, options: Options | None = None) -> Released:
     if layout is None:
         raise UserError(f"no checkpoint of PVSE, PCME, VSE++: nobody knows {_listed(list(plain))}")
     heads = [name for name in plain if not name.startswith((TRUNK, *layout.unused))]
-    ours = {reduce(lambda name, pair: name.replace(*pair), layout.names.items(), head): plain[head] for head in heads}
     try:
         inputs = Inputs(plain[FRAMES if FRAMES in plain else IMAGE].shape[1], len(plain[WORDS]), instances=0)
-        weights = {name: value.float() for name, value in ours.items()}
+        weights = {layout.ours(head.removeprefix("criterion.")): plain[head].float() for head in heads}
         released = Released(layout.model, layout.config(plain, options or {}), inputs, weights, trunk)
         released.build()
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -251,20 +250,23 @@ OFFICIAL_NAMES = {  # of parts of a name, replaced in this order
 class Layout:
     model: str
     config: Callable[[State, Options], Config]
-    names: Mapping[str, str]  # ours for parts of theirs
+    ours: Callable[[str], str]  # our name for a weight
     unused: tuple[str, ...] = ()  # beginnings of names that the official code has and never reads
+
+
+def _own_name(official: str) -> str:
+    return reduce(lambda name, pair: name.replace(*pair), OFFICIAL_NAMES.items(), official)
 
 
 def _layout(state: State) -> Layout | None:
     if "criterion.negative_scale" in state:
-        names = pcme.OFFICIAL_NAMES | {"criterion.": ""}
         if any(name.startswith("img_enc.uncertain_net.") for name in state):
-            return Layout("PCME", _pcme, names)
-        return Layout("PCME without spread", _pcme_twin, names, unused=("txt_enc.uncertain_net.",))
+            return Layout("PCME", _pcme, own_name)
+        return Layout("PCME without spread", _pcme_twin, own_name, unused=("txt_enc.uncertain_net.",))
     if "txt_enc.rnn.weight_ih_l0_reverse" in state:
-        return Layout("PVSE", _pvse, OFFICIAL_NAMES)
+        return Layout("PVSE", _pvse, _own_name)
     if state.keys() >= {IMAGE, "txt_enc.rnn.weight_ih_l0"}:
-        return Layout("VSE++", _vsepp, OFFICIAL_NAMES)
+        return Layout("VSE++", _vsepp, _own_name)
     return None
 
 
