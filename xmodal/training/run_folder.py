@@ -166,12 +166,13 @@ def read(folder: str) -> Run:
 
 def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = None) -> Scorer[Any, Any]:
     """Builds the run's network; UserError if nothing can be built of such sizes."""
-    wide = getattr(run.recipe.model, "word_width", None)
-    if word_vectors is not None and wide not in (None, there := word_vectors.shape[1]):
-        raise UserError(
-            f"recipe {run.recipe.name!r} has words of {wide} numbers, the word vectors have {there}: other vectors, or "
-            f"--set model.word_width={there}"
-        )
+    if word_vectors is not None:
+        wide, there = getattr(run.recipe.model, "word_width", None), word_vectors.shape[1]
+        if wide not in (None, there):
+            raise UserError(
+                f"recipe {run.recipe.name!r} has words of {wide} numbers, the word vectors have {there}: "
+                f"other vectors, or --set model.word_width={there}"
+            )
     try:
         return run.recipe.model.build(replace(run.inputs, word_vectors=word_vectors))
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
