@@ -26,7 +26,7 @@ from pipelines import stages
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import FOLDERS
 from pipelines.publishing.dataset_card import fill_card, read_card
-from pipelines.publishing.hub_tables import CURE, ROWS, DatasetConfig, describe, read_ids, write_captions, write_index
+from pipelines.publishing.hub_tables import CURE, ROWS, DatasetConfig, read_ids, write_captions, write_index
 from pipelines.publishing.publication import Publication, lock_name, made_from, may, may_column, withheld
 from pipelines.stages.records import VERSION
 from xmodal.corpora import Corpus, Part
@@ -63,12 +63,13 @@ def publish(corpus: Corpus, storage: Storage, out: Path, progress: ProgressLine 
         if may(corpus, "annotations", "ids"):
             configs += write_captions(publication.records, target, partial(may_column, corpus))
         configs += _write_features(publication, target)
-        described = [describe(config, target) for config in configs]
-        target.write("README.md", fill_card(card, publication, configs, described).encode())
+        target.write("README.md", fill_card(card, publication, configs).encode())
         files = _sizes(Path(target.url))
         about = {"corpus": corpus.name, "records": publication.records.identity, "withheld": withheld(corpus)}
         target.write(MANIFEST, canonical_json(about | {"layout": LAYOUT, "files": files}))
-    rows = {i["config_name"]: {split["name"]: split["num_examples"] for split in i["splits"]} for i in described}
+    rows = {
+        config.name: {split["name"]: split["num_examples"] for split in config.info["splits"]} for config in configs
+    }
     return about | {"path": str(out), "rows": rows, "files": len(files), "bytes": sum(files.values())}
 
 

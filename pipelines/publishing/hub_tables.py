@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class DatasetConfig:
     """One config of a dataset repository."""
 
     name: str
+    target: LocalStorage
     files: dict[str, list[str]] = field(default_factory=dict)  # of each split
     named: dict[str, str] = field(default_factory=dict)  # what the records call a split
 
@@ -42,6 +44,24 @@ class DatasetConfig:
         patterns = {split: re.sub(r"-\d+-of-\d+\.", "-*.", keys[0]) for split, keys in self.files.items()}
         return [{"split": split, "path": pattern} for split, pattern in patterns.items()]
 
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """The config's dataset_info, all of it from the footers of its files."""
+        splits = []
+        for name, keys in self.files.items():
+            footers = [pq.read_metadata(self.target.path(key)) for key in keys]
+            groups = (footer.row_group(number) for footer in footers for number in range(footer.num_row_groups))
+            size, rows = sum(group.total_byte_size for group in groups), sum(footer.num_rows for footer in footers)
+            splits.append({"name": name, "num_bytes": size, "num_examples": rows})
+        every = [key for keys in self.files.values() for key in keys]
+        return {
+            "config_name": self.name,
+            "features": [_feature(column) for column in pq.read_schema(self.target.path(every[0]))],
+            "splits": splits,
+            "download_size": sum(self.target.size(key) or 0 for key in every),
+            "dataset_size": sum(split["num_bytes"] for split in splits),
+        }
+
 
 def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str], bool]) -> list[DatasetConfig]:
     """Every named split, with the columns that are allowed."""
@@ -50,7 +70,7 @@ def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str
     configs: dict[str, DatasetConfig] = {}
     for named, members in _splits(records, items["id"]):
         name, split = _place(named)
-        config = configs.setdefault(name, DatasetConfig(name))
+        config = configs.setdefault(name, DatasetConfig(name, target))
         if split in config.named:
             raise UserError(f"splits {config.named[split]!r} and {named!r} would both be {split!r} of config {name!r}")
         config.named[split] = named
@@ -68,25 +88,7 @@ def write_index(features: Output, target: LocalStorage, stem: str) -> DatasetCon
     absent = [row for unit in features.units() for row in unit.absent]
     rows = read_columns(features, ROWS, "id", "row")
     present = rows.filter(pc.invert(pc.is_in(rows["id"], value_set=pa.array(absent, pa.string()))))
-    return DatasetConfig(features.folder.replace("/", "-"), {"rows": _write(present, target, stem)})
-
-
-def describe(config: DatasetConfig, target: LocalStorage) -> dict[str, Any]:
-    """The config's dataset_info, all of it from the footers of its files."""
-    splits = []
-    for name, keys in config.files.items():
-        footers = [pq.read_metadata(target.path(key)) for key in keys]
-        groups = (footer.row_group(number) for footer in footers for number in range(footer.num_row_groups))
-        size, rows = sum(group.total_byte_size for group in groups), sum(footer.num_rows for footer in footers)
-        splits.append({"name": name, "num_bytes": size, "num_examples": rows})
-    every = [key for keys in config.files.values() for key in keys]
-    return {
-        "config_name": config.name,
-        "features": [_feature(column) for column in pq.read_schema(target.path(every[0]))],
-        "splits": splits,
-        "download_size": sum(target.size(key) or 0 for key in every),
-        "dataset_size": sum(split["num_bytes"] for split in splits),
-    }
+    return DatasetConfig(features.folder.replace("/", "-"), target, {"rows": _write(present, target, stem)})
 
 
 def _feature(column: pa.Field) -> dict[str, str]:
