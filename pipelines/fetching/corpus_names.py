@@ -54,8 +54,7 @@ def find_corpus(text: str, flags: Mapping[str, str], storage: Storage, is_sample
         if is_sample:
             raise UserError(f"--sample is for a corpus that says how much is in it: {text} is read as it is")
         return _of_lists(text, flags, storage)
-    if flags:
-        flag = next(iter(flags))
+    for flag in flags:
         raise UserError(f"--{flag} is for data of your own: a list, a folder or hf://…, which {text} is not")
     if text.endswith(".py"):
         return _of_file(text, storage, is_sample)
@@ -205,7 +204,7 @@ def _by_name(name: str, storage: Storage) -> FoundCorpus:
             return FoundCorpus(corpus)
         facts = json.loads(storage.read(generated))
         return FoundCorpus(as_published(corpus, facts), media_folder=Path(facts["folder"]))
-    before, base = _place(storage, name), name.removesuffix(SAMPLE)
+    before, whole = _place(storage, name), name.removesuffix(SAMPLE)
     if known := description_of(storage, name):
         place = Path(before or "")
         is_here = place.is_absolute() and place.exists()
@@ -213,8 +212,8 @@ def _by_name(name: str, storage: Storage) -> FoundCorpus:
         return FoundCorpus(user_corpus(known), media_folder=folder if is_here else None)
     if before and before.endswith(".py"):
         return FoundCorpus(_of_noted_file(name, before))
-    if base != name and base in corpora.names():
-        return FoundCorpus(sample_of(corpora.load(base)))
+    if whole != name and whole in corpora.names():
+        return FoundCorpus(sample_of(corpora.load(whole)))
     yours = sorted(corpus.name for corpus in user_corpora(storage))
     if meant := get_close_matches(name, [*corpora.names(), *yours], n=1):
         raise UserError(f"no corpus {name!r}; did you mean {meant[0]}?")
@@ -225,11 +224,10 @@ def _of_noted_file(name: str, place: str) -> Corpus:
     if not os.path.exists(place):
         raise UserError(f"{name} was defined by {place}, which is gone: build once from the file where it lies now")
     corpus = corpora.load(place)
-    if corpus.name != name and name.endswith(SAMPLE):
-        corpus = sample_of(corpus)
-    if corpus.name != name:
-        raise UserError(f"{place} defines {corpus.name} now, and {name} no longer: name the file in place of {name}")
-    return corpus
+    for found in (corpus, sample_of(corpus)):
+        if found.name == name:
+            return found
+    raise UserError(f"{place} defines {corpus.name} now, and {name} no longer: name the file in place of {name}")
 
 
 def _noted(storage: Storage) -> list[str]:
@@ -285,7 +283,5 @@ def as_published(corpus: Corpus, facts: Mapping[str, Any]) -> Corpus:
 
 def remember_generated(storage: Storage, corpus: Corpus, folder: Path) -> None:
     """Notes that this root is built from generated files, so that later commands ask for these."""
-    facts = json.dumps(published_facts(corpus) | {"folder": str(folder.absolute())}).encode()
-    key = GENERATED.format(corpus.name)
-    if storage.size(key) is None or storage.read(key) != facts:
-        storage.write(key, facts)
+    facts = published_facts(corpus) | {"folder": str(folder.absolute())}
+    storage.write(GENERATED.format(corpus.name), json.dumps(facts).encode())
