@@ -4,7 +4,6 @@ A module of the stage's name declares `STAGE`, which says what it is, and `make(
 its `Stage`. A module that begins with an underscore is shared by stages and is none itself.
 """
 
-import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from typing import Any
 from pipelines.engine.stage import Stage
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
+from xmodal.python_files import load_module
 from xmodal.records.tables import Item
 from xmodal.root.outputs import Output
 
@@ -56,6 +56,7 @@ class StageKind:
     needs: tuple[str, ...]  # built before it: other stages, or "sources" and "media"
     of: str | None = None  # the kind of item ("image", "clip") or label ("category") that a corpus must have
     files: tuple[str, ...] = ()  # what a user may give as --file NAME=PATH; their sha256 goes into the config
+    packages: tuple[str, ...] = ()  # those it imports that an extra of pyproject.toml brings: a literal, for doctor
     features: bool = False  # whether recipes train from it and datasets are published with it
     estimate: Callable[[Any, int, Mapping[str, Output]], float] | None = None  # bytes of so many items, for `plan`
     check: Callable[[Any, Mapping[str, Path]], None] | None = None  # refuses what must fail before anything is fetched
@@ -70,9 +71,9 @@ def names() -> list[str]:
 
 
 def load(name: str) -> StageKind:
-    module = importlib.import_module(f"{__name__}.{name}")
-    kind = getattr(module, "STAGE", None)
-    if not isinstance(kind, StageKind) or kind.name != name or not hasattr(module, "make"):
+    module = load_module(f"{__name__}.{name}", "STAGE", "make")
+    kind = module.STAGE
+    if not isinstance(kind, StageKind) or kind.name != name:
         raise UserError(f"{module.__file__} must define make(config, needs) and STAGE = StageKind(name={name!r}, …)")
     return replace(kind, make=module.make)
 
