@@ -105,7 +105,7 @@ def description_of(storage: Storage, name: str) -> Description | None:
 
 @contextmanager
 def building(storage: Storage, found: FoundCorpus) -> Iterator[None]:
-    """A build that gives the corpus' name to the list or file at its place, to a list when its rows are parsed."""
+    """A build that gives the corpus' name to the list or file at its place: to a list when its rows are parsed."""
     corpus, place = found.corpus, found.place
     if not place or place.endswith(".py"):
         if (place or corpus.sample) and corpus.name not in corpora.names():

@@ -98,7 +98,7 @@ def _feature(column: pa.Field) -> dict[str, str]:
 
 
 def _items(records: Output) -> pa.Table:
-    """One row an item, in the order of the records, with its captions and a column for each kind of label."""
+    """One row an item, in the order of the records: its captions, and a column for each kind of label."""
     items, labels = _table(records, "items"), _table(records, "labels")
     columns = dict(zip(items.column_names, items.columns, strict=True))
     columns |= _captions(items["id"], _table(records, "captions"))
