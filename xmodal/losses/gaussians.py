@@ -22,7 +22,7 @@ OfSamples = Literal["matmul_sum", "matmul_max", "average_l2", "match_probability
 Distance = Literal[OfMeans, OfSigmas, OfSamples]
 MEANS, SAMPLES = get_args(OfMeans), get_args(OfSamples)
 
-AT_ONCE = 16  # visual rows whose samples are compared in one step: 16 * J * T * J floats
+AT_ONCE = 16  # visual rows whose samples are compared in one step
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,13 +100,9 @@ def _relative_squares(first: Gaussians, second: Gaussians) -> Tensor:
     return squares_ND @ precision_MD.T - 2 * first.mean @ (second.mean * precision_MD).T + own_M
 
 
-def _log_ratios(first: Gaussians, second: Gaussians) -> Tensor:
-    """sum log(t / s)."""
-    return second.log_sigma.sum(1) - first.log_sigma.sum(1)[:, None]
-
-
 def _kl(first: Gaussians, second: Gaussians, sign: int) -> Tensor:
-    return -_relative_squares(first, second) - sign * 2 * _log_ratios(first, second)
+    log_ratios_NM = second.log_sigma.sum(1) - first.log_sigma.sum(1)[:, None]
+    return -_relative_squares(first, second) - sign * 2 * log_ratios_NM
 
 
 def _joint(visual: Gaussians, text: Gaussians) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.metrics.relevance import Relevance, RelevanceTable
-from xmodal.metrics.similarities import WHOLE, Integers, Numbers, Similarities, Window, bounded
+from xmodal.metrics.similarities import SIDES, WHOLE, Integers, Numbers, Similarities, Window, bounded
 
 Ties: TypeAlias = Literal["against", "for"]
 
@@ -90,11 +90,10 @@ class _Counts:
             self._ranks[side][rows] += np.count_nonzero(ahead, axis=1 - side)
 
     def check_answers(self) -> None:
-        for side, (name, rows) in enumerate(zip(("visual", "text"), self._window, strict=True)):
-            without = np.flatnonzero(self._relevant[side] == 0)
-            if len(without):
-                some = f"{name} row {rows.start + without[0]} has no right answer ({len(without)} such rows)"
-                raise ValueError(f"{some}; drop it first")
+        for name, rows, relevant in zip(SIDES, self._window, self._relevant, strict=True):
+            if len(without := np.flatnonzero(relevant == 0)):
+                row = f"{name} row {rows.start + without[0]}"
+                raise ValueError(f"{row} has no right answer ({len(without)} such rows); drop it first")
 
     def ranks(self) -> Both:
         of_visual, of_text = map(Ranks, self._ranks, self._relevant, map(len, reversed(self._ranks)))

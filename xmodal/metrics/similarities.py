@@ -52,21 +52,19 @@ def cached_on_disk(
     similarities: Similarities, file: IO[bytes], made: Callable[[int], None] = lambda tiles: None
 ) -> Similarities:
     """Makes every tile once, and keeps it in `file`."""
-    written = dict[tuple[int, int], tuple[int, Any]]()  # offset and dtype, by the start of a tile
+    offsets = dict[tuple[int, int], int]()  # by the start of a tile
 
     def tile(visual: slice, text: slice) -> Numbers:
         key = visual.start, text.start
-        if key not in written:
+        if key not in offsets:
             new = similarities.tile(visual, text)
-            written[key] = file.seek(0, io.SEEK_END), new.dtype
-            file.write(np.ascontiguousarray(new).data)
+            offsets[key] = file.seek(0, io.SEEK_END)
+            np.save(file, new)
             made(1)
             return new
-        offset, dtype = written[key]
-        rows, columns = visual.stop - visual.start, text.stop - text.start
-        file.seek(offset)
-        read: NDArray[Any] = np.frombuffer(file.read(rows * columns * dtype.itemsize), dtype)
-        return read.reshape(rows, columns)
+        file.seek(offsets[key])
+        found: Numbers = np.load(file)
+        return found
 
     return Similarities(similarities.shape, similarities.grid, tile)
 
