@@ -56,14 +56,14 @@ def floats_per_item(distance: Distance, width: int, samples: int) -> int:
 
 
 def similarity(visual: Gaussians, text: Gaussians, distance: Distance) -> Tensor:
-    """(V, T), for every score that needs no learned number."""
+    """(V, T)"""
     if distance not in _SIMILARITIES:
         raise ValueError(f"{distance!r} cannot be told from two Gaussians; these can: {', '.join(_SIMILARITIES)}")
     return _SIMILARITIES[distance](visual, text)
 
 
 def compare_samples(visual: Gaussians, text: Gaussians, score: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """(V, T): `score` of (v, J, D) and (T, J, D), a few visual rows at a time, as (V, J, T, J) would not fit."""
+    """(V, T): `score` of (v, J, D) and (T, J, D), a few visual rows at a time."""
     steps = cuts(len(visual.mean), AT_ONCE)
     return torch.cat([score(visual.drawn[rows], text.drawn) for rows in steps])
 

@@ -6,7 +6,7 @@ A tie with a wrong answer counts against the model: an answer stands behind ever
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xmodal.metrics.relevance import Relevance, RelevanceTable
 from xmodal.metrics.similarities import SIDES, WHOLE, Integers, Numbers, Similarities, Window, bounded
 
-Ties: TypeAlias = Literal["against", "for"]
+Ties = Literal["against", "for"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,37 +26,37 @@ class Ranks:
     gallery: int
 
 
-Both: TypeAlias = tuple[Ranks, Ranks]  # visual to text, text to visual
+Both = tuple[Ranks, Ranks]  # visual to text, text to visual
 
 
 def ranks(
-    similarities: Similarities, relevance: Relevance, windows: Sequence[Window] = (WHOLE,), ties: Ties = "against"
+    matrix: Similarities, relevance: Relevance, windows: Sequence[Window] = (WHOLE,), ties: Ties = "against"
 ) -> list[Both]:
-    """Ranks the answers within each window, all windows in one sweep.
+    """Ranks the answers within each window.
 
     Tiles with right answers are made twice: the best one must be known before what is ahead of it is counted.
     """
-    if relevance.shape != similarities.shape:
-        raise ValueError(f"relevance of {relevance.shape} cannot judge similarities of {similarities.shape}")
+    if relevance.shape != matrix.shape:
+        raise ValueError(f"relevance of {relevance.shape} cannot judge similarities of {matrix.shape}")
     counts = [_Counts(bounded(window, relevance.shape), ties) for window in windows]
-    for visual, text in similarities.cells():
+    for visual, text in matrix.cells():
         met, right = _met(counts, visual, text), relevance.tile(visual, text)
         if met and right.any():
-            tile = similarities.checked(visual, text)
+            tile = matrix.checked(visual, text)
             for count, part in met:
                 count.find_best(part, tile, right)
     for count in counts:
         count.check_answers()
-    for visual, text in similarities.cells():
+    for visual, text in matrix.cells():
         if met := _met(counts, visual, text):
-            tile, right = similarities.checked(visual, text), relevance.tile(visual, text)
+            tile, right = matrix.checked(visual, text), relevance.tile(visual, text)
             for count, part in met:
                 count.count_ahead(part, tile, right)
     return [count.ranks() for count in counts]
 
 
 class _Counts:
-    """Collects best answers and counts of one window, on both sides."""
+    """Collects best answers and counts of one window."""
 
     def __init__(self, window: Window, ties: Ties) -> None:
         self._window, self._ahead = window, np.greater_equal if ties == "against" else np.greater
