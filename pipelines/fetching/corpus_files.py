@@ -94,7 +94,7 @@ class CorpusFiles:
         return files.seal()
 
     def _fetch(self, files: FileSet, some: list[Source]) -> None:
-        """From the raw folder, else from their addresses. Archives and dumps are searched in a folder that a flag named."""
+        """From the raw folder, else from their addresses. Archives are searched only in a folder that a flag named."""
         options, raw = self._options, self.raw_folder(files.part)
         if raw and some and options.raw:
             taken = self._take(files, partial(unpacked, raw, some, options.progress.say))
