@@ -1,7 +1,7 @@
 """Journals: facts about names, appended as sorted immutable segments and read as one sorted stream.
 
-A line is `name<TAB>JSON`; lines sort by name. Segments are named by their content: adding one twice adds it once, and
-two drivers that merge at the same time leave the same facts. Nothing is changed in place.
+A line is `name<TAB>JSON`. Segments are named by their content: adding one twice adds it once, and two drivers may merge
+at the same time.
 """
 
 import hashlib
@@ -61,20 +61,16 @@ class Journal:
                 return [self._open_checked(name, files) for name in self._segments()]
             except FileNotFoundError:
                 files.close()
-        raise UserError(
-            f"{self._storage.url}/{self._folder} keeps changing: is another driver at work on it? Try again"
-        )
+        raise UserError(f"{self._storage.url}/{self._folder} keeps changing: is another driver at work? Try again")
 
     def _open_checked(self, name: str, files: ExitStack) -> BinaryIO:
         # A copy, in memory if small: another driver's merge may delete the segment while it is read.
-        key = f"{self._folder}/{name}"
         copy = files.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES))  # noqa: SIM115 - the stack closes it
-        with self._storage.open(key) as file:
+        with self._storage.open(f"{self._folder}/{name}") as file:
             digest = copy_and_hash(file, copy)
         if _name_of(digest) != name:
-            raise UserError(
-                f"{self._storage.url}/{key} is corrupt: delete it and run again; what it held is done again"
-            )
+            where = f"{self._storage.url}/{self._folder}/{name}"
+            raise UserError(f"{where} is corrupt: delete it and run again; what it held is done again")
         copy.seek(0)
         return cast(BinaryIO, copy)
 

@@ -15,13 +15,11 @@ class ProgressLine:
     def __init__(
         self, stream: TextIO | None = None, quiet: bool = False, log: Callable[[str], None] = lambda line: None
     ) -> None:
-        self._stream = stream or sys.stderr
-        self._quiet = quiet
+        self._stream, self._quiet = stream or sys.stderr, quiet
         self._redraws = self._stream.isatty()
         self._log = log  # is given every line too, quiet or not, but none that is redrawn
 
     def logged(self, log: Callable[[str], None]) -> "ProgressLine":
-        """The same progress, which `log` is told too."""
         return ProgressLine(self._stream, self._quiet, log)
 
     def say(self, text: str) -> None:
@@ -31,7 +29,7 @@ class ProgressLine:
 
     @contextmanager
     def over(self, name: str, total: int, done: int = 0, unit: str = "units") -> Iterator[Callable[[int], None]]:
-        """Gives the function to call with how many were just done. A part that fails is shown as far as it came."""
+        """Gives the function to call with how many were just done."""
         started = shown = logged = time.monotonic()
         now_done = done
 

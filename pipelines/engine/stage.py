@@ -3,9 +3,8 @@
     plan(config, inputs)  → (unit name, work) in order of the names; cheap and lazy, on the driver
     open(config, inputs)  → the function that does one unit's work; called once per worker, so that networks load once
 
-A stage knows nothing of runners, attempts or resuming: pipelines/engine/building.py gives it those. Its config holds
-everything that decides the bytes (weights by their sha256, the device class and dtype where they change numbers) and
-nothing else.
+A stage knows nothing of runners, attempts or resuming. Its config holds everything that decides the bytes (weights by
+their sha256, the device class and dtype where they change numbers) and nothing else.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,19 +27,24 @@ def one_unit(name: str, work: Work, config: Any, inputs: Inputs) -> Iterator[tup
     yield name, work
 
 
+def given(default: object = "") -> Any:
+    """Declares a field of a config that the stage fills in itself: it is no setting."""
+    return field(default=default, metadata={"given": True})
+
+
 class Sink(Protocol):
-    """Takes the files of one unit. No reader sees any of them until the whole unit is committed."""
+    """Takes the files of one unit, which readers see once the whole unit is committed."""
 
     def file(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """A new file of the output, written from start to end; `name` is final and no other unit's."""
+        """A new file of the output, written from start to end; no other unit writes one of this name."""
 
     def fail(self, row: str, kind: str, reason: str) -> None:
-        """One row that could not be done: expected trouble, kept and counted with the unit."""
+        """Keeps and counts a row that could not be done."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """The needs of one worker: circumstance, never part of an identity."""
+    """The needs of one worker, in no identity."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -49,12 +53,11 @@ class Resources:
 
 @dataclass(frozen=True)
 class Stage(Generic[Config, Work]):
-    """`version` rises with every change of code that changes bytes: the pinned digests in the tests insist.
+    """`version` rises with every change of code that changes bytes.
 
-    `inputs` are other stages, or outputs such as a sealed media set. With `reuse`, a unit's work names by checksum all
-    that it reads: an output of the same stage and config over other inputs then lends every unit whose work is equal.
-    `passing` are classes of failures that another try may be spared: such units are lent to nobody, and `xmodal retry`
-    makes them again.
+    With `reuse`, a unit's work names by checksum all that it reads: outputs of the same stage and config over other
+    inputs lend every unit whose work is equal. `passing` are classes of failures that another try may be spared: such
+    units are lent to nobody, and `xmodal retry` makes them again.
     """
 
     name: str
@@ -76,11 +79,11 @@ class Stage(Generic[Config, Work]):
         return f"{self.name}/{self.identity}"
 
     def about(self) -> dict[str, Any]:
-        """stage.json. The version of xmodal that wrote it is no part of what decides the output."""
+        """stage.json."""
         return {"layout": LAYOUT, "identity": self.identity, "xmodal": __version__, **self._decides()}
 
     def work_key(self, work: Work) -> str:
-        """A fingerprint of everything that decides one unit's bytes, whatever the rest of the inputs."""
+        """A fingerprint of everything that decides one unit's bytes."""
         return fingerprint([self.name, self.version, self.config, work])
 
     def _decides(self) -> dict[str, Any]:
