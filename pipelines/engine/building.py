@@ -130,23 +130,20 @@ class _Build:
 
     def compare(self, loose: bool = False) -> Iterator[tuple[bytes | None, str, Any]]:
         """Every planned unit with the line of its commit, or None."""
-        nothing = (None, None)
-        committed = ((line.partition(TAB)[0].decode(), line) for line in self._commits.lines(loose))
-        (found, line), previous = next(committed, nothing), ""
-        for name, work in self._stage.plan(self._stage.config, self._inputs):
+        stage, committed = self._stage, self._commits.lines(loose)
+        line, previous = next(committed, b""), ""
+        for name, work in stage.plan(stage.config, self._inputs):
             if name <= previous:
-                raise ValueError(f"stage {self._stage.name} plans {name!r} after {previous!r}: unit names must ascend")
-            if found is not None and found < name:
+                raise ValueError(f"stage {stage.name} plans {name!r} after {previous!r}: unit names must ascend")
+            found = _name_of(line)
+            if line and found < name:
                 break
-            if found == name:
-                yield line, name, work
-                found, line = next(committed, nothing)
-            else:
-                yield None, name, work
+            yield line if found == name else None, name, work
+            line = next(committed, b"") if found == name else line
             previous = name
-        if found is not None:
-            where, stage = self.output.where, self._stage.name
-            raise UserError(f"{where} holds {found}, which is not planned: stage {stage} needs a new version")
+        if line:
+            unplanned = f"{self.output.where} holds {_name_of(line)}, which is not planned"
+            raise UserError(f"{unplanned}: stage {stage.name} needs a new version")
 
     def is_done(self, line: bytes | None, work: Any) -> bool:
         """False too if the unit was committed for other inputs: a retry may have rebuilt what it reads."""
@@ -170,19 +167,10 @@ class _Build:
 
     def _reuse_units(self, other: Output) -> None:
         passing = self._stage.passing
-        lent = (unit for unit in other.units() if not any(kind in passing for _, kind, _ in unit.failures))
-        unit = next(lent, None)
-        taken: list[Record] = []
-        for line, name, work in self.compare():
-            while unit is not None and unit.name < name:
-                unit = next(lent, None)
-            if line or unit is None or unit.name != name or unit.key != self._stage.work_key(work):
-                continue
-            taken += [record] if (record := self._commits.take(unit, other)) else []
-            if len(taken) == GATHER_EVERY:
-                self._commits.gather(taken)
-                taken = []
-        self._commits.gather(taken)
+        lent = {(u.name, u.key): u for u in other.units() if not any(kind in passing for _, kind, _ in u.failures)}
+        missing = ((name, self._stage.work_key(work)) for line, name, work in self.compare() if not line)
+        taken = (self._commits.take(lent[unit], other) for unit in missing if unit in lent)
+        self._commits.gather([record for record in taken if record])
 
     def _gather(self, records: Iterable[Record], tick: Callable[[int], None]) -> None:
         loose: list[Record] = []
@@ -304,3 +292,7 @@ class _RunLog:
 
     def _write(self) -> None:
         self._storage.write(f"{self._key}.json", canonical_json(self._facts))
+
+
+def _name_of(line: bytes) -> str:
+    return line.partition(TAB)[0].decode()

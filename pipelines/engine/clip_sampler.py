@@ -27,16 +27,14 @@ class SampleRequest:
 
 @dataclass(frozen=True, eq=False)
 class SampledClip:
-    """The result of a clip. Its JPEGs count only if the row's status is usable; `attempt` counts from 1."""
-
     row: Sampled
-    jpegs: list[bytes]
+    jpegs: list[bytes]  # count only if the row's status is usable
     elapsed_ms: int
-    attempt: int
+    attempt: int  # from 1
 
 
 class ClipSampler:
-    """Samples one clip at a time in a process of its own; `close` ends that."""
+    """Samples one clip at a time in another process, which `close` ends."""
 
     def __init__(self, request: SampleRequest, limit: ResourceLimit) -> None:
         self._worker = KillableWorker(f"{__name__}:answer", asdict(request), limit)
@@ -45,7 +43,6 @@ class ClipSampler:
         self._worker.close()
 
     def sample(self, data: bytes) -> SampledClip:
-        """Samples a clip. If the process dies it tries once more; a clip that takes too long has no second try."""
         began, attempt = time.monotonic(), 1
         row, jpegs = self._sample(data)
         while row.status == "worker_died" and attempt < TRIES:

@@ -1,8 +1,8 @@
 """Runs a function in another process, which is killed when a call takes too long: a decoder cannot be stopped.
 
 The process is a fresh interpreter, without torch and Ray, and ends with its parent, however that ends. Only bytes are
-exchanged, never pickles: whatever hostile media make of a decoder, all it can send is data. A plain socket, and no
-connection of multiprocessing, because a deadline must also hold in the middle of a message.
+exchanged, never pickles: whatever hostile media make of a decoder, all it can send is data. The deadline holds in the
+middle of a message too, unlike that of a connection of multiprocessing.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from typing import Literal
 
 from xmodal.errors import UserError
 
-STARTS = 2  # tries: a start that fails may be a machine short of memory for a moment
+STARTS = 2  # tries: a machine may be short of memory for a moment
 START_SECONDS, END_SECONDS = 60.0, 5.0  # to be ready; to be gone after the connection ended
 HEADER = struct.Struct("<cQ")  # kind and length of a message
 PROGRAM = "from pipelines.engine.killable_worker import serve; serve()"
@@ -38,11 +38,11 @@ Send = Callable[[bytes, bytes], None]  # kind, of one byte, and body of a messag
 
 @dataclass(frozen=True)
 class ResourceLimit:
-    """Time and memory for one call: `seconds`, `rate` more per second of media, `memory` in bytes of addresses."""
+    """Time and memory for one call."""
 
     seconds: float = 30.0
-    rate: float = 2.0
-    memory: int = 4 << 30
+    rate: float = 2.0  # more seconds, for each of media
+    memory: int = 4 << 30  # bytes of addresses
 
     def __post_init__(self) -> None:
         if self.seconds <= 0 or self.rate < 0 or self.memory < 1:
@@ -61,7 +61,7 @@ class WorkerFailure(Exception):
 
 
 class KillableWorker:
-    """Calls one function, "module:name", in one process. A process that died is replaced; `close` ends it.
+    """Calls one function, "module:name", in one process. One that died is replaced; `close` ends it.
 
     The function is given its settings (JSON), the bytes of the call, and a `Send` for messages before its answer.
     The thread that makes a worker must outlive it: Linux ends the process with its thread.
@@ -97,7 +97,7 @@ class KillableWorker:
             raise WorkerFailure("worker_died", f"the process {how}") from None
 
     def allow(self, duration_ms: int) -> None:
-        """Moves the deadline of the current call to what the limit allows media of this length."""
+        """Moves the deadline of the current call to that of media of this length."""
         self._talk.seconds = self.limit.allows(duration_ms)
 
     @property
@@ -125,7 +125,7 @@ class KillableWorker:
         self.close = weakref.finalize(self, _close, self._process, self._socket)
 
     def _end(self, patience: float) -> str:
-        """Waits so many seconds for the process to end, then kills it; says how it ended."""
+        """Waits so many seconds for the process, then kills it; says how it ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
         self.close()
@@ -134,7 +134,7 @@ class KillableWorker:
 
 
 class _Conversation:
-    """Messages with a process, until a deadline. TimeoutError after it; any other OSError if the process is gone."""
+    """Messages until a deadline. TimeoutError after it; any other OSError if the other process is gone."""
 
     def __init__(self, connection: socket.socket, seconds: float = math.inf) -> None:
         self._socket, self._began, self.seconds = connection, time.monotonic(), seconds
@@ -174,11 +174,8 @@ def _close(process: "subprocess.Popen[bytes]", connection: socket.socket) -> Non
     process.wait()
 
 
-# ---------------------------------------------------------------------------------------------- in the process
-
-
 def serve() -> None:
-    """Answers calls until the process is killed or its parent is gone."""
+    """Runs in the process: answers calls until it is killed or its parent is gone."""
     function, settings, memory, parent = json.loads(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c at the terminal is for the parent
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)

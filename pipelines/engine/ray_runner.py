@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from threading import Event, Thread
 from typing import Any
@@ -36,7 +36,7 @@ KNOCK_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class RayRunner:
-    """Runs units by actors on the Ray cluster at `address`, or on a local one that ends with the process."""
+    """Runs units on the Ray cluster at `address`, or on a local one that ends with the process."""
 
     workers: int = 0  # 0: as many as the cluster has room for
     address: str | None = None
@@ -103,14 +103,13 @@ def connect(address: str | None = None) -> None:
     """Joins the cluster at `address`, or starts a local one, unless this process is connected already."""
     if ray.is_initialized():
         return
+    start = partial(ray.init, log_to_driver=False, logging_level=logging.ERROR)
     address = address or os.environ.get("RAY_ADDRESS")  # set inside a Ray job
     if address is None:
-        ray.init(
+        start(
             address="local",
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
             _temp_dir=_short_folder(),
             _system_config={"task_events_report_interval_ms": 0},  # halves the driver's memory over 100,000 calls
         )
@@ -119,37 +118,33 @@ def connect(address: str | None = None) -> None:
     try:
         if port.isdigit() and "://" not in address:  # if nobody listens there, Ray would wait for minutes
             socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        start(address=address)
     except (OSError, ValueError) as error:
         cure = "start one with `ray start --head`, or leave --address out"
         raise UserError(f"no Ray cluster at {address}: {cure}") from error
 
 
 def disconnect() -> None:
-    if ray.is_initialized():
-        ray.shutdown()
+    ray.shutdown()
 
 
 def _short_folder() -> str:
-    folder = os.path.join(tempfile.gettempdir(), f"xmodal-ray-{os.getuid()}")
     # Paths of Ray's sockets have at most 107 bytes, whatever TMPDIR says.
-    return folder if len(folder) < 40 else f"/tmp/xmodal-ray-{os.getuid()}"
+    name, folder = f"xmodal-ray-{os.getuid()}", tempfile.gettempdir()
+    return f"{folder if len(folder) < 25 else '/tmp'}/{name}"
 
 
 def _room(resources: Resources) -> int:
     """Counts the workers of this size that fit into the cluster at once."""
     nodes: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    needs = {"CPU": resources.cpus, "GPU": resources.gpus, **resources.custom}
+    needs = {"CPU": resources.cpus, "GPU": resources.gpus}
     needs = {name: amount for name, amount in needs.items() if amount > 0} or {"CPU": 1.0}
     room = sum(min(int(node.get(name, 0) // amount) for name, amount in needs.items()) for node in nodes)
     if room < 1:
         most = {name: max(node.get(name, 0) for node in nodes) for name in needs}
-        raise UserError(f"no node of the Ray cluster has room for a worker: it needs {_sizes(needs)} of {_sizes(most)}")
+        wanted, there = (", ".join(f"{each[name]:g} {name}" for name in needs) for each in (needs, most))
+        raise UserError(f"no node of the Ray cluster has room for a worker: it needs {wanted} of {there}")
     return room
-
-
-def _sizes(resources: dict[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(resources.items()))
 
 
 class _Actor:
@@ -167,28 +162,20 @@ class _Actor:
 
 @dataclass
 class _Member:
-    """One actor of the pool, and its calls, oldest first."""
-
-    handle: Any
-    calls: dict[Any, Call] = field(default_factory=dict)
+    actor: Any
+    calls: dict[Any, Call]  # oldest first
 
 
 class _Pool:
     """Actors and their calls. An actor gets calls after it answered an empty one, so that it has started."""
 
     def __init__(self, open_worker: OpenWorker, units: Units, resources: Resources, size: int) -> None:
-        self._actor = ray.remote(
-            max_restarts=0,
-            max_task_retries=0,
-            num_cpus=resources.cpus,
-            num_gpus=resources.gpus,
-            resources=dict(resources.custom),
-        )(_Actor)
+        needs: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
+        self._actor = ray.remote(max_restarts=0, max_task_retries=0, **needs)(_Actor)
         self._open = ray.put(open_worker)
         self._units, self._next, self._pace = units, deque[Call](), Pace()
         self._suspects, self._deaths = set[str](), Counter[str]()
-        self._openings_failed = 0
-        self._heard = time.monotonic()
+        self._openings_failed, self._heard = 0, time.monotonic()
         self._members = [self._start() for _ in range(size)]
 
     def results(self) -> Iterator[Record]:
@@ -215,11 +202,11 @@ class _Pool:
 
     def stop(self) -> None:
         for member in self._members:
-            ray.kill(member.handle)
+            ray.kill(member.actor)
 
     def _start(self) -> _Member:
-        handle: Any = self._actor.remote(self._open)
-        return _Member(handle, {handle.run.remote([]): []})
+        actor: Any = self._actor.remote(self._open)
+        return _Member(actor, {actor.run.remote([]): []})
 
     def _feed(self) -> None:
         # Slow calls wait here, where any worker may take them.
@@ -227,7 +214,7 @@ class _Pool:
             for member in self._members:
                 if len(member.calls) <= most and self._has_next() and self._may_take(member, self._next[0]):
                     call = self._next.popleft()
-                    member.calls[member.handle.run.remote(call)] = call
+                    member.calls[member.actor.run.remote(call)] = call
 
     def _may_take(self, member: _Member, call: Call) -> bool:
         # A unit that a dead worker held is tried alone, so that another death can only be its own.
@@ -240,7 +227,7 @@ class _Pool:
         return bool(self._next)
 
     def _replace(self, member: _Member, error: RayActorError) -> None:
-        """Replaces a dead actor. Its units are tried again, each in a call of its own."""
+        """Replaces a dead actor; each of its units is tried again in a call of its own."""
         units = [unit for call in member.calls.values() for unit in call]
         if len(units) == 1:  # with several nobody knows which one it died of: even answers of finished calls are lost
             name = units[0][0]
@@ -252,7 +239,7 @@ class _Pool:
             raise UserError(f"no worker lives long enough to open the stage: {_last_line(error)}")
         self._suspects.update(name for name, _ in units)
         self._next.extendleft([unit] for unit in reversed(units))
-        ray.kill(member.handle)  # it may only be out of reach, and would keep what it holds
+        ray.kill(member.actor)  # it may only be out of reach, and would keep what it holds
         self._members[self._members.index(member)] = self._start()
         self._feed()
 
@@ -264,7 +251,6 @@ class _Pool:
 
 
 def _cause(error: RayTaskError) -> Exception:
-    """The exception that the worker raised, with its traceback as a note."""
     cause = error.cause
     if not isinstance(cause, Exception):
         return error

@@ -23,12 +23,12 @@ Counts = Mapping[str, int]
 
 
 def one_unit(name: str, work: Work, config: Any, inputs: Inputs) -> Iterator[tuple[str, Work]]:
-    """Plans a single unit: `partial(one_unit, "words", None)` is the plan of such a stage."""
+    """Plans a single unit: `partial(one_unit, "words", None)`."""
     yield name, work
 
 
 def given(default: object = "") -> Any:
-    """Declares a field of a config that the stage fills in itself: it is no setting."""
+    """Declares a field that the stage fills in itself: it is no setting."""
     return field(default=default, metadata={"given": True})
 
 
@@ -48,7 +48,6 @@ class Resources:
 
     cpus: float = 1.0
     gpus: float = 0.0
-    custom: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Stage(Generic[Config, Work]):
     open: Callable[[Config, Inputs], Callable[[Work, Sink], Counts]]
     inputs: tuple["Stage[Any, Any] | Output", ...] = ()
     version: int = 1
-    resources: Resources = field(default_factory=Resources)
+    resources: Resources = Resources()
     reuse: bool = False
     passing: tuple[str, ...] = ()
 

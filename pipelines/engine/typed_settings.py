@@ -1,7 +1,7 @@
 """`--set name=value`: text from the command line into a field of a frozen config, typed by that field.
 
 A setting names a field (`row_group=1024`), or a stage and a field where two stages have one of that name
-(`records.row_group=1024`). Another value is another identity, and so another directory.
+(`records.row_group=1024`).
 """
 
 import inspect
@@ -16,10 +16,11 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from xmodal.errors import UserError
 
 C = TypeVar("C")
+UNIONS = (Union, types.UnionType)
 
 
 def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str, object]:
-    """`stage.field` → value. UserError names what no config has, what two have and what a config refuses."""
+    """`stage.field` → value; refuses what no config has, what two have and what a config refuses."""
     settings: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -40,7 +41,6 @@ def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str,
 
 
 def apply(config: C, stage: str, settings: Mapping[str, object]) -> C:
-    """The config with the stage's settings in it."""
     own = {name.partition(".")[2]: value for name, value in settings.items() if name.partition(".")[0] == stage}
     return replace(config, **own)  # type: ignore[type-var]
 
@@ -57,7 +57,7 @@ def _full_name(name: str, configs: Mapping[str, object]) -> str:
 
 
 def nearest(name: str, known: Mapping[str, str]) -> str:
-    """A question after what was probably meant, or nothing; `known` are spellings, and what to ask for each."""
+    """Asks for what was probably meant, if anything; `known` are spellings, and what to ask for each."""
     found = [spelling for spelling in known if spelling.startswith(f"{name}-")] or get_close_matches(name, known, n=1)
     return f" (do you mean {known[found[0]]}?)" if found else ""
 
@@ -78,14 +78,14 @@ def describe(config: object, stage: str) -> list[dict[str, Any]]:
 
 
 def _type_text(declared: Any) -> str:
-    between = {Literal: "|", Union: "|", types.UnionType: "|", tuple: ","}.get(get_origin(declared))
-    if between:
+    kind = get_origin(declared)
+    if kind in (Literal, tuple, *UNIONS):
+        between = "," if kind is tuple else "|"
         return between.join(map(_type_text, get_args(declared)))
     return {type(None): "none", Ellipsis: "..."}.get(declared) or str(getattr(declared, "__name__", declared))
 
 
 def _settable(config: Any) -> list[str]:
-    """A field that is given by what is built, such as the corpus' name, is no setting."""
     hints = get_type_hints(type(config))
     return [f.name for f in fields(config) if not f.metadata.get("given") and _is_plain(hints[f.name])]
 
@@ -94,33 +94,28 @@ def _is_plain(declared: Any) -> bool:
     """Whether a command line can say it."""
     if get_origin(declared) is Literal or declared in (int, float, bool, str, type(None), Ellipsis):
         return True
-    return get_origin(declared) in (Union, types.UnionType, tuple) and all(map(_is_plain, get_args(declared)))
+    return get_origin(declared) in (*UNIONS, tuple) and all(map(_is_plain, get_args(declared)))
 
 
 def _convert(text: str, declared: Any) -> Any:
-    options = get_args(declared)
-    if get_origin(declared) in (Union, types.UnionType):
+    kind, options = get_origin(declared), get_args(declared)
+    if kind in UNIONS:
         if text.lower() == "none" and type(None) in options:
             return None
         return _convert(text, next(option for option in options if option is not type(None)))
-    if get_origin(declared) is Literal:
+    if kind is Literal:
         return _one_of(text, {str(option): option for option in options})
-    if get_origin(declared) is tuple:
+    if kind is tuple:
         parts = [part for part in text.split(",") if part]
         if options[-1] is Ellipsis:
-            return tuple(_convert(part, options[0]) for part in parts)
+            options = options[:1] * len(parts)
         if len(parts) != len(options):
             raise ValueError(f"takes {len(options)} values with commas between them, not {len(parts)}")
-        return tuple(_convert(part, each) for part, each in zip(parts, options, strict=True))
+        return tuple(map(_convert, parts, options))
     if declared is bool:
         return _one_of(text.lower(), {"true": True, "false": False})
     if declared is str:
         return text
-    assert declared in (int, float)
-    return _number(text, declared)
-
-
-def _number(text: str, declared: type[int] | type[float]) -> int | float:
     try:
         number = declared(text)
     except ValueError:
