@@ -28,7 +28,6 @@ OF_ONE_KIND = (
     "xmodal/models",
     "xmodal/metrics",
     "pipelines/stages",
-    "pipelines/commands",
     "pipelines/demo",
 )
 TORCH_ROOMS = ("xmodal/losses", "xmodal/models", "xmodal/training", "xmodal/evaluation")
@@ -141,14 +140,13 @@ def test_every_import_goes_to_a_room_above(package: str) -> None:
 
 def test_no_room_has_more_modules_than_one_can_overlook() -> None:
     count = Counter(path.rpartition("/")[0] for path in MODULES if not path.endswith("__init__.py"))
-    limits = dict.fromkeys(OF_ONE_KIND, 20) | {"pipelines/commands": 30}  # `xmodal --help` shows these in groups
+    limits = dict.fromkeys(OF_ONE_KIND, 20)
     assert {room: size for room, size in count.items() if size > limits.get(room, 14)} == {}
 
 
 def test_no_two_modules_have_one_name() -> None:
-    """A corpus and its generated publisher excepted; and commands, which have the names that people type."""
-    named_elsewhere = ("pipelines/demo/", "pipelines/commands/")
-    names = Counter(Path(path).stem for path in MODULES if not path.startswith(named_elsewhere))
+    """A corpus and its generated publisher excepted."""
+    names = Counter(Path(path).stem for path in MODULES if not path.startswith("pipelines/demo/"))
     assert {name for name, count in names.items() if count > 1} == {"__init__"}
 
 

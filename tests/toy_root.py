@@ -21,7 +21,8 @@ from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal.corpora import load
-from xmodal.features.store import FeatureSpec, index_files, shard_file, write_shard
+from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.store import index_files, shard_file, write_shard
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.recipes import Features, Optimiser, Phase, Recipe, Step, Tokens, View
 from xmodal.root.storage import open_storage

@@ -11,15 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
-from xmodal.features.store import (
-    FeatureSpec,
-    extents_file,
-    index_files,
-    shard_file,
-    shard_ranges,
-    write_ragged_shard,
-    write_shard,
-)
+from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.store import extents_file, index_files, shard_file, shard_ranges, write_ragged_shard, write_shard
 
 HALF = Resources(cpus=0.5)
 

@@ -1,14 +1,15 @@
-"""The commands of `xmodal`: each public module here is one, found because it exists.
+"""The commands of `xmodal`: each public module in a folder here is one, found because it exists.
 
-A command's module has a docstring, which is its help (first line: the summary; examples at the end), and
+A folder is a group of commands; its docstring is the heading under which `xmodal --help` lists them. A command's module
+has a docstring, which is its help (first line: the summary; examples at the end), and
 
-    GROUP                     one word: the part of `xmodal --help` that lists it
     flags(parser)             declares its arguments
     run(args)                 does the work; returns plain JSON values, which --json prints, or a text
     text(result)              gives the lines that a person reads in place of the JSON; not needed for a text
     exit_code(result)         may be left out: always 0
 
-Heavy imports stand inside `run`. An underscore at the end of a module's name is no part of the command's (`import_`).
+Heavy imports stand inside `run`. An underscore at the end of a module's name is no part of the command's: `import_`
+avoids a word of Python, `recipes_` the name of another module.
 """
 
 import argparse
@@ -24,12 +25,7 @@ Args = argparse.Namespace
 Result = dict[str, Any]
 Lines = Iterator[str]
 
-GROUPS = {  # in this order; a group that is not named here comes after them, by its own word
-    "data": "get data",
-    "models": "train and evaluate",
-    "exchange": "exchange",
-    "installation": "this installation",
-}
+GROUPS = ("data", "models", "exchange", "installation")  # in this order in the help; other folders come after
 MOST_FILES_WITHIN_FILES = 20
 HELP = """\
 usage: xmodal [-h] [--version] COMMAND ...
@@ -63,8 +59,19 @@ examples:
 
 def load_all() -> dict[str, ModuleType]:
     """Maps each command, as it is typed, to its module."""
-    names = sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_"))
-    return {name.removesuffix("_").replace("_", "-"): importlib.import_module(f"{__name__}.{name}") for name in names}
+    return {name: module for group in groups() for name, module in commands_of(group).items()}
+
+
+def groups() -> list[ModuleType]:
+    """The folders of commands, in the order of the help."""
+    names = [found.name for found in pkgutil.iter_modules(__path__) if found.ispkg]
+    return [importlib.import_module(f"{__name__}.{name}") for name in dict.fromkeys([*GROUPS, *names])]
+
+
+def commands_of(group: ModuleType) -> dict[str, ModuleType]:
+    names = sorted(found.name for found in pkgutil.iter_modules(group.__path__) if not found.name.startswith("_"))
+    modules = (importlib.import_module(f"{group.__name__}.{name}") for name in names)
+    return dict(zip([name.removesuffix("_").replace("_", "-") for name in names], modules, strict=True))
 
 
 class Parser(argparse.ArgumentParser):
@@ -97,11 +104,10 @@ class _Xmodal(Parser):
     """The parser of the whole command line, whose help lists the commands by group."""
 
     def format_help(self) -> str:
-        groups: dict[str, list[str]] = {title: [] for title in GROUPS.values()}
-        for name, command in load_all().items():
-            title = GROUPS.get(command.GROUP, command.GROUP)
-            groups.setdefault(title, []).append(f"  {name:12} {summary(command)}")
-        listed = ["\n".join([f"{title}:", *lines]) for title, lines in groups.items()]
+        listed = []
+        for group in groups():
+            lines = [f"  {name:12} {summary(command)}" for name, command in commands_of(group).items()]
+            listed.append("\n".join([f"{group.__doc__}:", *lines]))
         return HELP.format(commands="\n\n".join(listed))
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pipelines.upkeep.targets import Target
     from xmodal.root.storage import Storage
 
+OWN_DATA = ("url", "caption", "id", "split", "splits", "captions", "kind", "name")
 TRAINING = ("records", "features", "pixels", "vectors", "weights", "device")
 
 
@@ -185,10 +186,10 @@ def existing(root: str) -> "Storage":
 
 def parse_targets(args: Args, options: "BuildOptions") -> "list[Target]":
     """`coco` is its data, `coco/resnet` one stage; a Python file or your own data may stand for the name."""
-    from pipelines.fetching.corpus_names import flags_given
     from pipelines.upkeep import targets
 
-    return targets.parse_targets(args.targets, options, flags_given(args), getattr(args, "sample", False))
+    own = {name: value for name in OWN_DATA if (value := getattr(args, name, None)) is not None}
+    return targets.parse_targets(args.targets, options, own, getattr(args, "sample", False))
 
 
 def corpus_name(text: str, args: Args) -> str:

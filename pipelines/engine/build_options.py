@@ -19,6 +19,3 @@ class BuildOptions:
     raw: Path | None = None  # a folder with files of publishers
     settings: Mapping[str, object] = field(default_factory=dict)  # `stage.field` → value
     files: Mapping[str, Path] = field(default_factory=dict)  # by the names that stages give them: weights, vectors
-    places: Mapping[str, Path] = field(default_factory=dict)  # of annotations that lie elsewhere than in `raw`
-    archives: bool = True  # archives and dumps in `raw` are searched too
-    list_at: str | None = None  # the place of the list of a user's own data

@@ -1,13 +1,9 @@
-"""The files of a corpus in one command: its annotations and its media, fetched into the ledger and sealed.
-
-Each list of files is made, and each sealed set looked up, once. What is fetched or sealed meanwhile is a new fact: then
-what was known before is forgotten.
-"""
+"""The files of a corpus in one command: its annotations and its media, fetched into the ledger and sealed."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,11 +11,12 @@ from tempfile import TemporaryDirectory
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import serial
 from pipelines.engine.progress_line import ProgressLine
+from pipelines.fetching.corpus_names import FoundCorpus
 from pipelines.fetching.download import may_pass
 from pipelines.fetching.fetcher import RawFolder, fetch, unpacked
 from pipelines.fetching.ledger import FOLDERS, Ledger, State
 from pipelines.fetching.sealing import planned, seal
-from xmodal.corpora import Corpus, Part, Source
+from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of
 from xmodal.root.outputs import Output
@@ -29,7 +26,7 @@ from xmodal.root.storage import Storage
 UNPACKED_AT_ONCE = 64  # files that lie beside their archive for a moment
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class FileSet:
     """The annotations of a corpus, or its media."""
 
@@ -39,17 +36,23 @@ class FileSet:
     required: tuple[Source, ...]  # named by the corpus itself: nothing goes on while one is missing
     listed: tuple[Source, ...] = ()  # named inside the annotations: some are always gone, and are sealed as absent
 
-    @cached_property
-    def sources(self) -> list[Source]:
-        return [*self.required, *self.listed]
-
-    @cached_property
-    def ledger(self) -> Ledger:
-        return Ledger(self.storage, self.part, self.name)
+    def __post_init__(self) -> None:
+        self.sources = [*self.required, *self.listed]
+        self.ledger = Ledger(self.storage, self.part, self.name)
 
     @cached_property
     def planned(self) -> str:
         return planned(self.sources)
+
+    @cached_property
+    def sealed(self) -> Output | None:
+        """The set that was sealed last, if it is of just these files."""
+        output = sealed_now(self.storage, FOLDERS[self.part], self.name)
+        return output if output and output.config["planned"] == self.planned else None
+
+    def seal(self) -> Output:
+        self.sealed = sealed = seal(self.ledger, self.sources, self.planned)
+        return sealed
 
     def states(self) -> dict[str, State]:
         return {state.path: state for state in self.ledger.states()}
@@ -60,55 +63,43 @@ class FileSet:
         return [s for s in sources if s.path not in states or not states[s.path].provides(s)]
 
     def to_fetch(self) -> list[Source]:
-        """Listed files that failed before wait for `retry`, unless their bytes were lost."""
+        """What a build tries. Listed files that failed before wait for `retry`, unless their bytes were lost."""
         states = self.states()
-        return [s for s in self.listed if s.path not in states or states[s.path].lost(s)]
-
-    def sealed_now(self) -> Output | None:
-        """The set that was sealed last, if it is of just these files."""
-        output = sealed_now(self.storage, FOLDERS[self.part], self.name)
-        return output if output and output.config["planned"] == self.planned else None
-
-    def seal(self) -> Output:
-        return seal(self.ledger, self.sources, self.planned)
+        new = [s for s in self.listed if s.path not in states or states[s.path].lost(s)]
+        return self.lacking(self.required) + new
 
 
 class CorpusFiles:
     """Ends with the command: the next one looks at everything anew."""
 
-    def __init__(self, options: BuildOptions, corpus: Corpus) -> None:
-        self._options, self._corpus = options, corpus
+    def __init__(self, options: BuildOptions, found: FoundCorpus) -> None:
+        self._options, self._found, self._corpus = options, found, found.corpus
+        self._raw = options.raw or found.media_folder
         self._sets: dict[Part, FileSet] = {}
-        self._sealed: dict[Part, Output | None] = {}
 
     def of(self, part: Part) -> FileSet:
         """Media that unsealed annotations list are not known yet."""
         if part not in self._sets:
-            corpus = self._corpus
+            corpus, listed = self._corpus, tuple[Source, ...]()
+            if part == "media" and corpus.media and (annotations := self.of("annotations").sealed):
+                listed = tuple(corpus.media(raw_of(annotations)))
             required = tuple(source for source in corpus.sources if source.part == part)
-            annotations = self.sealed("annotations") if part == "media" and corpus.media else None
-            listed = tuple(corpus.media(raw_of(annotations))) if corpus.media and annotations else ()
             name = corpus.name if part == "annotations" else corpus.media_set
             self._sets[part] = FileSet(self._options.storage, part, name, required, listed)
         return self._sets[part]
 
-    def sealed(self, part: Part) -> Output | None:
-        """The set that builds use now, where it is sealed."""
-        if part not in self._sealed:
-            self._sealed[part] = self.of(part).sealed_now()
-        return self._sealed[part]
-
     def build(self, part: Part) -> Output:
         """The sealed set. The annotations, which list the media, are built before these."""
-        if sealed := self.sealed(part):
-            return sealed
-        files = self.of(part)
+        files, corpus = self.of(part), self._corpus
+        if files.sealed:
+            return files.sealed
         counts = Counter(source.path for source in files.sources)
         if shared := next((path for path, count in counts.items() if count > 1), None):
-            raise UserError(f"{self._corpus.name}: {counts[shared]} files have one path, {shared}: give each its own")
-        if part == "media" and self._corpus.unpack:
-            self._unpack_annotations(files)
-        self._fetch(files, files.lacking(files.required) + files.to_fetch())
+            raise UserError(f"{corpus.name}: {counts[shared]} files have one path, {shared}: give each its own")
+        if part == "media" and corpus.unpack and (annotations := self.of("annotations").sealed):
+            wanted = {source.path for source in files.to_fetch() if not source.url}
+            self._take(files, partial(corpus.unpack, raw_of(annotations), wanted))
+        self._fetch(files, files.to_fetch())
         return self._seal(files)
 
     def retry(self, kind: str | None = None) -> dict[str, int]:
@@ -139,56 +130,40 @@ class CorpusFiles:
 
     def raw_folder(self, part: Part) -> RawFolder | None:
         """The folder with files that somebody has already."""
-        if not self._options.raw:
-            return None
-        places = self._options.places if part == "annotations" else {}
-        return RawFolder(self._options.raw, self.of(part).sources, places, self._corpus.whole_paths)
+        lists = self._found.lists if part == "annotations" else {}
+        return RawFolder(self._raw, self.of(part).sources, lists, self._corpus.whole_paths) if self._raw else None
 
     def _seal(self, files: FileSet) -> Output:
         if missing := files.lacking(files.required):
             raise self._are_missing(files, missing)
-        sealed = files.seal()
-        before = self._sealed.get(files.part)
-        self._sealed[files.part] = sealed
-        if files.part == "annotations" and (before is None or before.identity != sealed.identity):
+        if files.part == "annotations":
             self._sets.pop("media", None)  # other annotations may list other media
-            self._sealed.pop("media", None)
-        return sealed
+        return files.seal()
 
     def _fetch(self, files: FileSet, some: list[Source]) -> None:
-        """From the raw folder, its archives and dumps, else from their addresses."""
+        """From the raw folder, and what archives and dumps in it have if a flag named it, else from their addresses."""
         options, raw = self._options, self.raw_folder(files.part)
-        if raw and some and options.archives:
-            own = {Path(source.path).name for source in files.sources}
-            with TemporaryDirectory(prefix="xmodal-") as folder:
-                inside = unpacked(raw, some, own, Path(folder), options.progress.say)
-                taken = self._take(files, inside, Path(folder))
+        if raw and some and options.raw:
+            taken = self._take(files, partial(unpacked, raw, some, options.progress.say))
             some = [source for source in some if source.path not in taken]
         fetch(files.ledger, some, raw, options.run, options.progress)
 
-    def _unpack_annotations(self, files: FileSet) -> None:
-        """Takes the media that lie inside the annotations, and are not here yet, into the ledger."""
-        annotations = self.sealed("annotations")
-        assert annotations
-        assert self._corpus.unpack
-        wanted = {source.path for source in files.to_fetch() if not source.url}
-        with TemporaryDirectory(prefix="xmodal-") as folder:
-            found = self._corpus.unpack(raw_of(annotations), wanted, Path(folder))
-            self._take(files, found, Path(folder))
-
-    def _take(self, files: FileSet, found: Iterator[Source], folder: Path) -> set[str]:
+    def _take(self, files: FileSet, unpack: Callable[[Path], Iterator[Source]]) -> set[str]:
         """Files that are unpacked into a folder one after the other, into the ledger; their paths."""
         taken = set[str]()
-        while some := list(islice(found, UNPACKED_AT_ONCE)):
-            fetch(files.ledger, some, RawFolder(folder, some), serial, ProgressLine(quiet=True))
-            taken.update(source.path for source in some)
-            for source in some:
-                (folder / source.path).unlink()
+        with TemporaryDirectory(prefix="xmodal-") as name:
+            folder = Path(name)
+            found = unpack(folder)
+            while some := list(islice(found, UNPACKED_AT_ONCE)):
+                fetch(files.ledger, some, RawFolder(folder, some), serial, ProgressLine(quiet=True))
+                for source in some:
+                    taken.add(source.path)
+                    (folder / source.path).unlink()
         return taken
 
     def _are_missing(self, files: FileSet, missing: list[Source]) -> UserError:
         """Trying again is advised only where a failure may pass."""
-        states, raw, few = files.states(), self._options.raw, [source.path for source in missing[:3]]
+        states, raw, few = files.states(), self._raw, [source.path for source in missing[:3]]
         reasons = "; ".join(f"{path} ({states[path].trouble if path in states else 'never tried'})" for path in few)
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         may_come = any(source.path not in states or may_pass(states[source.path].kind) for source in missing)

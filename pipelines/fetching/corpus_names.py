@@ -1,19 +1,15 @@
 """Finds the corpus that a command names, and keeps what a root remembers of the names of users' corpora.
 
-A corpus is one of this package, of a Python file, or of a user's lists, or a sample of one. A name's NOTE says where
-its file or list lies, so that every command takes the name of what was built once. Only commands that name a corpus
-execute its file: listing the corpora of a root executes nothing.
-
-A name belongs to the list that was last parsed under it. Another list of that name is refused, a grown one is accepted,
-and one that cannot be read changes nothing.
+A name's NOTE says where a user's list or Python file lies, so that every command takes the name of what was built.
+Listing the corpora of a root executes no file. A name belongs to the list that was last parsed under it: another list
+of that name is refused, a grown one is accepted, and one that cannot be read changes nothing.
 """
 
 import json
 import os
 import re
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -37,7 +33,6 @@ from xmodal.userdata.user_corpus import user_corpus
 NOTE = "_runs/own/{}.json"
 GENERATED = "_runs/publishers/{}.json"  # in roots of the demo: sources in place of those that corpora pin
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-FLAGS = ("url", "caption", "id", "split", "splits", "captions", "kind", "name")
 MEASURED = ("val", "test")  # the ends of the names of splits that numbers are computed on
 FEW = 10  # items, of which a recall says nothing
 SAMPLE_HINT = "a sample, which may be any part of the corpus: no size, checksum or count of the whole is asked for"
@@ -45,19 +40,16 @@ SAMPLE_HINT = "a sample, which may be any part of the corpus: no size, checksum 
 
 @dataclass(frozen=True)
 class FoundCorpus:
-    """A corpus, and where a user has its files. A build gives its name to the list or Python file at `place`."""
+    """A corpus, and where a user has its files."""
 
     corpus: Corpus
-    place: str | None = None
-    media_folder: Path | None = None
-    lists: Mapping[str, Path] = field(default_factory=dict)
+    place: str | None = None  # of the list or Python file that a build gives the name to
+    media_folder: Path | None = None  # searched, but for archives, where no --raw is given
+    lists: Mapping[str, Path] = field(default_factory=dict)  # annotations by their paths, wherever they lie
 
 
 def find_corpus(text: str, flags: Mapping[str, str], storage: Storage, is_sample: bool = False) -> FoundCorpus:
-    """The corpus that `text` names; `flags` tell columns and splits of a user's data.
-
-    A sample is named with the whole corpus and `is_sample`, or by its own name.
-    """
+    """The corpus that `text` names; `flags` tell columns and splits of a user's data."""
     if text not in corpora.names() and is_data(text, flags, storage):
         if is_sample:
             raise UserError(f"--sample is for a corpus that says how much is in it: {text} is read as it is")
@@ -83,13 +75,8 @@ def is_data(text: str, flags: Mapping[str, str], storage: Storage) -> bool:
     return known is None or any(path in LISTS or ending(path) in (".parquet", ".arrow") for path in found)
 
 
-def flags_given(flags: Namespace) -> dict[str, str]:
-    """The flags about columns and splits that were given."""
-    return {name: value for name in FLAGS if (value := getattr(flags, name, None)) is not None}
-
-
 def name_of(text: str, storage: Storage) -> str:
-    """The name under which a root has a corpus, for commands that read its records alone; nothing is looked at."""
+    """The name under which a root has a corpus, for commands that read its records alone."""
     if text.endswith(".py"):
         return corpora.load(text).name
     path = Path(text).expanduser()
@@ -97,11 +84,15 @@ def name_of(text: str, storage: Storage) -> str:
 
 
 def user_corpora(storage: Storage) -> list[Corpus]:
-    """The corpora of users that a root remembers; of one that a file defines, what the last build wrote down."""
+    """The corpora of users that a root remembers. Those that a file defines can only be listed."""
     names = storage.names(f"_runs/ledger/{FOLDERS['annotations']}")
-    lists = [user_corpus(known) for name in names if (known := description_of(storage, name))]
-    abouts = ((name, _note(storage, name).get("about")) for name in _noted(storage))
-    return [*lists, *(_as_noted(name, about) for name, about in abouts if about)]
+    found = [user_corpus(known) for name in names if (known := description_of(storage, name))]
+    for name in _noted(storage):
+        if about := _note(storage, name).get("about"):
+            sources = tuple(Source(path, how=how) for path, how in about.pop("by_hand").items())
+            kinds = frozenset(about.pop("kinds"))
+            found.append(Corpus(name, **about, sources=sources, parse=lambda raw: iter(()), kinds=kinds))
+    return found
 
 
 def description_of(storage: Storage, name: str) -> Description | None:
@@ -112,35 +103,32 @@ def description_of(storage: Storage, name: str) -> Description | None:
     return None
 
 
-def building(storage: Storage, corpus: Corpus, place: str | None) -> AbstractContextManager[None]:
-    """A build of a corpus, after which its name means the list or file at `place`."""
-    if place and not place.endswith(".py"):
-        return _naming_lists(storage, corpus.name, place)
-    if (place or corpus.sample) and corpus.name not in corpora.names():
-        about = {
-            "homepage": corpus.homepage,
-            "licence": corpus.licence,
-            "media_set": corpus.media_set,
-            "kinds": sorted(corpus.kinds),
-            "by_hand": {source.path: source.how for source in corpus.sources if source.url is None},
-        }
-        _write_note(storage, corpus.name, {"place": place or _place(storage, corpus.name), "about": about})
-    return nullcontext()
-
-
 @contextmanager
-def _naming_lists(storage: Storage, name: str, place: str) -> Iterator[None]:
-    """Gives a name to the list at `place` as soon as its rows are parsed; until then the name means the list before."""
-    ledger, is_done = Ledger(storage, "annotations", name), False
+def building(storage: Storage, found: FoundCorpus) -> Iterator[None]:
+    """A build that gives the corpus' name to the list or file at its place, to a list when its rows are parsed."""
+    corpus, place = found.corpus, found.place
+    if not place or place.endswith(".py"):
+        if (place or corpus.sample) and corpus.name not in corpora.names():
+            about = {
+                "homepage": corpus.homepage,
+                "licence": corpus.licence,
+                "media_set": corpus.media_set,
+                "kinds": sorted(corpus.kinds),
+                "by_hand": {source.path: source.how for source in corpus.sources if source.url is None},
+            }
+            _write_note(storage, corpus.name, {"place": place or _place(storage, corpus.name), "about": about})
+        yield
+        return
+    ledger, is_done = Ledger(storage, "annotations", corpus.name), False
     before = ledger.sealed
     try:
         yield
         is_done = True
     finally:
-        sealed, made = ledger.sealed, records_now(storage, name)
+        sealed, made = ledger.sealed, records_now(storage, corpus.name)
         parsed = made.about["inputs"][0]["identity"] if made else None
         if parsed == sealed and (is_done or sealed != before):
-            _write_note(storage, name, {"place": place})
+            _write_note(storage, corpus.name, {"place": place})
         elif parsed and not is_done and _is_whole(Output(storage, f"{FOLDERS['annotations']}/{parsed}")):
             ledger.use(parsed)
 
@@ -151,12 +139,12 @@ def _is_whole(sealed: Output) -> bool:
     return all(digest and sealed.storage.size(blob_key(digest)) is not None for digest in files)
 
 
-def hints(storage: Storage, corpus: Corpus, place: str | None, of_clips: bool) -> list[str]:
+def hints(storage: Storage, found: FoundCorpus, of_clips: bool) -> list[str]:
     """Hints after a build: a column that looks as if it was meant, splits with few items, items not taken for clips."""
-    name, hints = corpus.name, [SAMPLE_HINT] if corpus.sample else []
+    name, hints = found.corpus.name, [SAMPLE_HINT] if found.corpus.sample else []
     description, raw, records = description_of(storage, name), _annotations(storage, name), records_now(storage, name)
     if description and raw and records:
-        hints += _hints_of_lists(description, raw, records) if place else []
+        hints += _hints_of_lists(description, raw, records) if found.place else []
         kinds = read_columns(records, "items.parquet", "kind")["kind"].to_pylist() if of_clips else []
         if others := len(kinds) - kinds.count("clip"):
             total = f"{others:,} of {len(kinds):,} items"
@@ -247,12 +235,11 @@ def _noted(storage: Storage) -> list[str]:
 
 
 def _note(storage: Storage, name: str) -> dict[str, Any]:
-    """Returns what the root remembers of a name: its `place`, and of a file or a sample `about` it; or nothing."""
+    """The `place` of a name, and facts `about` it, if of a file or a sample; or nothing."""
     key = NOTE.format(name)
     if not re.fullmatch(NAME, name) or storage.size(key) is None:
         return {}
-    note: dict[str, Any] = json.loads(storage.read(key))
-    return note
+    return dict(json.loads(storage.read(key)))
 
 
 def _place(storage: Storage, name: str) -> str | None:
@@ -282,18 +269,6 @@ def _annotations(storage: Storage, name: str) -> Raw | None:
     sealed = sealed_now(storage, FOLDERS["annotations"], name) if re.fullmatch(NAME, name) else None
     raw = raw_of(sealed) if sealed else None
     return raw if raw and DESCRIPTION in raw else None
-
-
-def _as_noted(name: str, about: Mapping[str, Any]) -> Corpus:
-    return Corpus(
-        name,
-        about["homepage"],
-        about["licence"],
-        about["media_set"],
-        tuple(Source(path, how=how) for path, how in about["by_hand"].items()),
-        parse=lambda raw: iter(()),  # it is only listed
-        kinds=frozenset(about["kinds"]),
-    )
 
 
 def published_facts(corpus: Corpus) -> dict[str, Any]:

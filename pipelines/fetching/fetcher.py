@@ -1,7 +1,7 @@
-"""Fetching: the publisher's files into `blobs/`, every attempt into the ledger.
+"""Fetches the publisher's files into `blobs/`, and every attempt into the ledger.
 
-A file at hand in the `--raw` folder is taken from there, status `local`; else it is downloaded from its address or a
-mirror. What arrives is checked against the size and checksum that the corpus pins. What two drivers fetch is one blob.
+A file at hand in the `--raw` folder is taken from there (status `local`), another from its address or a mirror. Its
+size and checksum must be those that the corpus pins.
 """
 
 import hashlib
@@ -11,8 +11,7 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -55,23 +54,25 @@ class RawFolder:
         elsewhere: Mapping[str, Path] | None = None,
         whole_paths: bool = False,
     ) -> None:
+        paths = [Path(source.path) for source in sources]
         self.whole_paths = whole_paths
         self._folder = folder.expanduser().absolute()
-        self._elsewhere = {path: place.expanduser().absolute() for path, place in (elsewhere or {}).items()}
-        self._telling = set() if whole_paths else set(_telling([Path(source.path) for source in sources], _name))
+        self.elsewhere = {path: place.absolute() for path, place in (elsewhere or {}).items()}
+        self._own = {path.name for path in paths if path.name.endswith(ARCHIVES)}
+        self._telling = set() if whole_paths else set(_telling(paths, "name"))
 
     def find(self, source: Source) -> str | None:
         places = [self._folder / source.path]
         if (name := Path(source.path).name) in self._telling:
             places.append(self._folder / name)
-        if source.path in self._elsewhere:
-            places = [self._elsewhere[source.path]]
+        if source.path in self.elsewhere:
+            places = [self.elsewhere[source.path]]
         return next((str(place) for place in places if place.is_file()), None)
 
-    def archives(self, own: Container[str]) -> list[Path]:
-        """Archives in the folder itself whose names are not in `own`."""
+    def archives(self) -> list[Path]:
+        """Archives in the folder itself that are no files of the corpus."""
         files = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
-        return [file for file in files if file.name.endswith(ARCHIVES) and file.name not in own]
+        return [file for file in files if file.name.endswith(ARCHIVES) and file.name not in self._own]
 
     def gulped(self) -> tuple[Raw, list[str]]:
         """The chunks of a Gulp dump, in the folder or as it was made, in gulp/train/ and its likes."""
@@ -81,21 +82,16 @@ class RawFolder:
         there = {file: file for file in files if (self._folder / file).is_file()}
         return Raw(LocalStorage(str(self._folder)), there), metas
 
-    def changes(self, source: Source) -> bool:
-        return source.path in self._elsewhere
 
-
-def unpacked(
-    raw: RawFolder, wanted: list[Source], own: Container[str], into: Path, say: Callable[[str], None]
-) -> Iterator[Source]:
+def unpacked(raw: RawFolder, wanted: list[Source], say: Callable[[str], None], into: Path) -> Iterator[Source]:
     """Unpacks the wanted files that only archives and dumps of the raw folder have into a folder, one by one.
 
-    Each archive is read once, from start to end: there are tars of a hundred gigabytes. Archives named in `own` are
-    files of the corpus, and are not searched. A damaged one is an error only if a file without address may be in it.
+    Each archive is read once, from start to end: there are tars of a hundred gigabytes. A damaged one is an error only
+    if a file without address may be in it.
     """
     lacking = {source.path: source for source in wanted if raw.find(source) is None}
     damaged: list[UserError] = []
-    for files in _inside(raw, [Path(path) for path in lacking], own):
+    for files in _inside(raw, [Path(path) for path in lacking]):
         if not lacking:
             break
         try:
@@ -117,26 +113,22 @@ def unpacked(
         say(f"in the raw folder, {each}; what it may have had is looked for elsewhere")
 
 
-def _inside(raw: RawFolder, paths: list[Path], own: Container[str]) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
+def _inside(raw: RawFolder, paths: list[Path]) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
     """Path and content of every wanted file in each archive, then in each chunk of a dump."""
-    known = {str(path): str(path) for path in paths} | ({} if raw.whole_paths else _telling(paths, _name))
-    for archive in raw.archives(own):
+    known = {str(path): str(path) for path in paths} | ({} if raw.whole_paths else _telling(paths, "name"))
+    for archive in raw.archives():
         yield _archived(archive, known, raw.whole_paths)
     clips = [path for path in paths if path.suffix in CLIP_ENDINGS and not raw.whole_paths]
-    if ids := _telling(clips, lambda path: path.stem):
+    if ids := _telling(clips, "stem"):
         folder, metas = raw.gulped()
         for meta in metas:
             yield ((ids[id], frames) for id, frames in gulp.clips(folder, meta) if id in ids)
 
 
-def _name(path: Path) -> str:
-    return path.name
-
-
-def _telling(paths: list[Path], part: Callable[[Path], str]) -> dict[str, str]:
+def _telling(paths: list[Path], part: Literal["name", "stem"]) -> dict[str, str]:
     """Each path by a part of it that no other path has."""
-    counts = Counter(map(part, paths))
-    return {part(path): str(path) for path in paths if counts[part(path)] == 1}
+    counts = Counter(getattr(path, part) for path in paths)
+    return {getattr(path, part): str(path) for path in paths if counts[getattr(path, part)] == 1}
 
 
 def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Iterator[tuple[str, Iterator[bytes]]]:
@@ -151,49 +143,40 @@ def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Ite
             yield path, iter(partial(content.read, PIECE), b"")
 
 
-@dataclass(frozen=True)
-class OpenFetcher:
-    """Sent to a worker: opens the ledger there, and gives the function that fetches."""
-
-    url: str
-    part: Part
-    name: str
-    raw: RawFolder | None
-
-    def __call__(self) -> Worker:
-        storage = open_storage(self.url)
-        ledger = Ledger(storage, self.part, self.name)
-        if not ledger.in_sight:
-            raise UserError(f"a worker on {socket.gethostname()} {NOT_SHARED.format(self.url)}")
-
-        def fetch_units(call: Call) -> list[Record]:
-            records = []
-            for name, sources in call:
-                attempts = [attempt for source in sources for attempt in _fetch(source, storage, self.raw)]
-                records.append(Record(name, ledger.add(attempts)))
-            return records
-
-        return fetch_units
-
-
 def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Runner, progress: ProgressLine) -> None:
     """Tries every one of these files; how it went is in the ledger."""
     if not sources:
         return
     ledger.compact()
     ledger.note_driver()
-    opener = OpenFetcher(ledger.storage.url, ledger.part, ledger.name, raw)
-    records = run(opener, _units(sources), Resources(cpus=0.5))
+    open_worker = partial(_open_worker, ledger.storage.url, ledger.part, ledger.name, raw)
+    records = run(open_worker, _units(sources), Resources(cpus=0.5))
     with progress.over(f"fetch {ledger.folder.removeprefix('_runs/ledger/')}", len(sources), unit="files") as tick:
         for count, record in enumerate(records):
-            tick(len({line.partition(b"\t")[0] for line in record.lines.splitlines()}))
+            tick(record.units)
             if count % GATHER_EVERY == GATHER_EVERY - 1:
                 ledger.compact()
     ledger.compact()
 
 
+def _open_worker(url: str, part: Part, name: str, raw: RawFolder | None) -> Worker:
+    storage = open_storage(url)
+    ledger = Ledger(storage, part, name)
+    if not ledger.in_sight:
+        raise UserError(f"a worker on {socket.gethostname()} {NOT_SHARED.format(url)}")
+
+    def fetch_units(call: Call) -> list[Record]:
+        records = []
+        for name, sources in call:
+            ledger.add([attempt for source in sources for attempt in _fetch(source, storage, raw)])
+            records.append(Record(name, "".join(f"{source.path}\n" for source in sources).encode()))
+        return records
+
+    return fetch_units
+
+
 def _units(sources: list[Source]) -> Iterator[tuple[str, list[Source]]]:
-    """Archives one by one, so that each has a worker; many small files together."""
+    """A few files, such as archives, one by one, so that each has a worker; many together."""
     size = 1 if len(sources) <= FILES_A_UNIT else FILES_A_UNIT
     remaining = iter(sources)
     while some := list(islice(remaining, size)):
@@ -203,7 +186,9 @@ def _units(sources: list[Source]) -> Iterator[tuple[str, list[Source]]]:
 def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[FetchAttempt]:
     """Every attempt at one file, up to the first success; an address whose failure will not pass is not asked again."""
     if raw and (file := raw.find(source)):
-        yield _attempt(source, "local", partial(_copy if raw.changes(source) else _keep, source, file, storage))
+        yield _attempt(
+            source, "local", partial(_copy if source.path in raw.elsewhere else _keep, source, file, storage)
+        )
         return
     addresses = [address for address in (source.url, *source.mirrors) if address]
     if not addresses:

@@ -1,7 +1,6 @@
-"""The ledger: every attempt at every file, for as long as the world may still change its mind.
+"""The ledger has every attempt at every file, under `_runs/ledger/<part>/<name>/`.
 
-It lies under `_runs/ledger/<part>/<name>/`, beside the outputs and outside their promise. Attempts are only ever added,
-by any number of workers and drivers; a file's state is their sum. `seal` turns the state into a fact.
+Attempts are only ever added, by any number of workers and drivers; a file's state is their sum.
 """
 
 import json
@@ -28,7 +27,7 @@ Status = Literal["ok", "local", "failed"]
 
 @dataclass(frozen=True)
 class FetchAttempt:
-    """One try at one file. `kind` is the class of a failure (http_404, timeout, …), `reason` what a person reads."""
+    """One try at one file."""
 
     path: str
     status: Status
@@ -36,14 +35,15 @@ class FetchAttempt:
     seconds: float
     size: int = 0
     sha256: str = ""
-    kind: str = ""
-    reason: str = ""
+    kind: str = ""  # the class of a failure: http_404, timeout, …
+    reason: str = ""  # for a person
 
     @staticmethod
     def damaged(path: str) -> "FetchAttempt":
-        """Bytes that were there and are lost: only this undoes an earlier success."""
-        reason = "its bytes under this root were damaged"
-        return FetchAttempt(path, "failed", time.time(), 0.0, kind=DAMAGED, reason=reason)
+        """The loss of bytes that were here, which alone undoes an earlier success."""
+        return FetchAttempt(
+            path, "failed", time.time(), 0.0, kind=DAMAGED, reason="its bytes under this root were damaged"
+        )
 
     def line(self) -> bytes:
         facts = asdict(self)
@@ -53,10 +53,7 @@ class FetchAttempt:
 
 @dataclass(frozen=True)
 class State:
-    """Sums up a file's attempts: the last success counts, else the last failure.
-
-    A later failure undoes no success, for another driver may have been slower; a loss of the bytes does.
-    """
+    """A file's last success or loss of its bytes, else its last failure: another driver may just have been slower."""
 
     path: str
     status: Status
@@ -86,25 +83,17 @@ class State:
         return not self.failed and all(pinned in (None, actual) for pinned, actual in pins)
 
 
-class AbsentByFolder:
-    """Counts files and absent files of each folder: an incomplete copy of an archive lacks whole folders."""
+def folder_of(path: str) -> str:
+    return FETCHED if path.startswith(f"{FETCHED}/") else path.rpartition("/")[0]
 
-    def __init__(self) -> None:
-        self._files, self._absent = Counter[str](), Counter[str]()
 
-    def add(self, path: str, absent: bool) -> None:
-        folder = FETCHED if path.startswith(f"{FETCHED}/") else path.rpartition("/")[0]
-        self._files[folder] += 1
-        self._absent[folder] += absent
+def incomplete_folders(files: Counter[str], absent: Counter[str]) -> dict[str, dict[str, int]]:
+    """Folders that lack files, by counts of all files and of absent ones: the worst first, none of a single folder.
 
-    @property
-    def folders(self) -> dict[str, dict[str, int]]:
-        """Folders that lack files, the worst first; none where all files are in one folder."""
-        return {
-            f"{folder or '.'}/": {"absent": absent, "files": self._files[folder]}
-            for folder, absent in self._absent.most_common()
-            if absent and len(self._files) > 1
-        }
+    An incomplete copy of an archive lacks whole folders.
+    """
+    lacking = [(folder, count) for folder, count in absent.most_common() if count and len(files) > 1]
+    return {f"{folder or '.'}/": {"absent": count, "files": files[folder]} for folder, count in lacking}
 
 
 class Ledger:
@@ -115,11 +104,9 @@ class Ledger:
         self.folder = f"_runs/ledger/{FOLDERS[part]}/{name}"
         self._journal = Journal(storage, self.folder)
 
-    def add(self, attempts: list[FetchAttempt]) -> bytes:
-        """Durable when this returns; gives the lines that were added."""
-        lines = sorted(attempt.line() for attempt in attempts)
-        self._journal.add(lines)
-        return b"".join(lines)
+    def add(self, attempts: list[FetchAttempt]) -> None:
+        """Durable when this returns."""
+        self._journal.add(attempt.line() for attempt in attempts)
 
     def compact(self) -> None:
         self._journal.merge()
@@ -130,21 +117,22 @@ class Ledger:
             yield _sum_up(path.decode(), [json.loads(line.partition(b"\t")[2]) for line in lines])
 
     def summary(self) -> dict[str, Any]:
-        """Files by status, failures by class, a few of each class to look at, and folders that lack files."""
-        statuses, kinds, attempts, total = Counter[str](), Counter[str](), 0, 0
+        """Files by status, failures by class, three examples of each class, and folders that lack files."""
+        statuses, kinds, files, absent = (Counter[str]() for _ in range(4))
+        attempts = size = 0
         examples: dict[str, list[dict[str, Any]]] = {}
-        by_folder = AbsentByFolder()
         for state in self.states():
             statuses[state.status] += 1
             attempts += state.attempts
-            total += state.size
-            by_folder.add(state.path, state.failed)
+            size += state.size
+            files[folder_of(state.path)] += 1
             if state.failed:
+                absent[folder_of(state.path)] += 1
                 kinds[state.kind] += 1
                 if kinds[state.kind] <= 3:
                     examples.setdefault(state.kind, []).append(asdict(state))
-        files = {"files": dict(statuses), "attempts": attempts, "bytes": total}
-        return files | {"failures": dict(kinds), "examples": examples, "folders": by_folder.folders}
+        counts = {"files": statuses, "attempts": attempts, "bytes": size, "failures": kinds}
+        return counts | {"examples": examples, "folders": incomplete_folders(files, absent)}
 
     def download_speed(self) -> float | None:
         """Bytes a second of one download: the mean of all that succeeded."""
@@ -165,7 +153,7 @@ class Ledger:
         self.storage.write(f"{self.folder}/sealed", identity.encode())
 
     def note_driver(self) -> None:
-        """Notes the process that fetches; a worker that does not find the note does not see this root."""
+        """Notes the process that fetches. A worker that does not find the note does not see this root."""
         self.storage.write(f"{self.folder}/driver", f"{socket.gethostname()} {os.getpid()}\n".encode())
 
     @property

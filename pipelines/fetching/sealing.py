@@ -1,12 +1,12 @@
 """Sealing: the ledger's present state becomes an immutable set with a dataset.lock, and build uses it from now on."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from pipelines.engine.building import build
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage, one_unit
+from pipelines.engine.stage import Counts, Sink, Stage, one_unit
 from pipelines.fetching.ledger import FOLDERS, Ledger
 from xmodal.corpora import Source
 from xmodal.errors import UserError
@@ -31,41 +31,38 @@ def planned(sources: list[Source]) -> str:
 
 def seal(ledger: Ledger, sources: list[Source], of_files: str) -> Output:
     """The ledger's state of these files, of which `of_files` is `planned`; the same output if nothing has changed."""
-    lines = partial(_lock_lines, ledger, sorted(sources, key=lambda source: source.path))
+    sources = sorted(sources, key=lambda source: source.path)
     digest = hashlib.sha256()
-    for line in lines():
-        digest.update(line)
+    for locked in _locked(ledger, sources):
+        digest.update(locked.line())
     config = Sealed(ledger.name, of_files, digest.hexdigest())
-    output = build(
-        Stage(FOLDERS[ledger.part], config, partial(one_unit, "lock", None), partial(_open, lines)), ledger.storage
-    )
+
+    def write(work: None, sink: Sink) -> Counts:
+        digest, counts = hashlib.sha256(), {"present": 0, "absent": 0}
+        with sink.file(LOCK) as file:
+            for locked in _locked(ledger, sources):
+                line = locked.line()
+                file.write(line)
+                digest.update(line)
+                counts["present" if locked.sha256 else "absent"] += 1
+        if digest.hexdigest() != config.lock_sha256:
+            raise UserError(f"the ledger of {config.name} changed while it was sealed: seal again")
+        return counts
+
+    stage = Stage(FOLDERS[ledger.part], config, partial(one_unit, "lock", None), lambda config, inputs: write)
+    output = build(stage, ledger.storage)
     ledger.use(output.identity)
     return output
 
 
-def _lock_lines(ledger: Ledger, sources: list[Source]) -> Iterator[bytes]:
+def _locked(ledger: Ledger, sources: list[Source]) -> Iterator[Locked]:
     """The planned files and the ledger's states, both sorted by path, merged."""
     states = ledger.states()
     state = next(states, None)
     for source in sources:
-        while state is not None and state.path < source.path:
+        while state and state.path < source.path:
             state = next(states, None)
-        if state is not None and state.path == source.path and state.provides(source):
-            yield Locked(source.path, state.size, state.sha256).line()
+        if state and state.path == source.path and state.provides(source):
+            yield Locked(source.path, state.size, state.sha256)
         else:
-            yield Locked(source.path).line()
-
-
-def _open(lines: Callable[[], Iterator[bytes]], config: Sealed, inputs: Inputs) -> Callable[[None, Sink], Counts]:
-    def write(work: None, sink: Sink) -> Counts:
-        digest, present, absent = hashlib.sha256(), 0, 0
-        with sink.file(LOCK) as file:
-            for line in lines():
-                file.write(line)
-                digest.update(line)
-                present, absent = present + (b'"sha256"' in line), absent + (b'"absent"' in line)
-        if digest.hexdigest() != config.lock_sha256:
-            raise UserError(f"the ledger of {config.name} changed while it was sealed: seal again")
-        return {"present": present, "absent": absent}
-
-    return write
+            yield Locked(source.path)

@@ -22,8 +22,9 @@ from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
 from xmodal.errors import UserError
+from xmodal.features.feature_spec import Dtype, FeatureSpec
 from xmodal.features.foreign_formats import BLOCK, ForeignFeatures, reading
-from xmodal.features.store import ROWS, Dtype, FeatureSpec
+from xmodal.features.store import ROWS
 from xmodal.records.views import CLEAN
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, directories

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from xmodal.features import store
-from xmodal.features.store import FeatureSpec
+from xmodal.features.feature_spec import FeatureSpec
 
 C = TypeVar("C")
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from pipelines.stages import Needs, Pairs
 from pipelines.stages._arrays import ArrayIndex, ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
+from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.networks import ResNet, load, pixels, weights_sha256
-from xmodal.features.store import FeatureSpec
 from xmodal.media.images import OnTruncated, UnreadableImage
 from xmodal.raw.archives import Archives, MissingMedia, archive_of
 from xmodal.raw.raw_files import raw_of

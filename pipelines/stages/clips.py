@@ -18,9 +18,9 @@ from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
 from pipelines.stages._media import PictureExtractor, resnet_extractor, rows_of, with_weights
+from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.networks import ResNet
-from xmodal.features.store import FeatureSpec
 from xmodal.media.images import UnreadableImage
 from xmodal.root.outputs import Output
 

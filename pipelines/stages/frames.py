@@ -29,8 +29,8 @@ from pipelines.stages._arrays import ArrayShard, ArrayWriter, write_items, write
 from pipelines.stages._media import media_stage
 from xmodal import __version__
 from xmodal.errors import UserError
+from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.frame_store import CLIPS, NAME, clips_file
-from xmodal.features.store import FeatureSpec
 from xmodal.media.frame_sampling import Sampled
 from xmodal.media.frame_times import PASSING, USABLE, Limits, Sampling
 from xmodal.raw.archives import Archives, MissingMedia

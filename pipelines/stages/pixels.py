@@ -15,7 +15,7 @@ from pipelines.engine.stage import Stage, given
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._media import PictureExtractor, bytes_of_rows, picture_stage
 from xmodal import __version__
-from xmodal.features.store import FeatureSpec
+from xmodal.features.feature_spec import FeatureSpec
 from xmodal.media.images import square
 
 VERSION = 3

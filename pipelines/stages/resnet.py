@@ -7,8 +7,8 @@ from typing import Any
 from pipelines.engine.stage import Stage, given
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._media import bytes_of_rows, picture_stage, resnet_extractor, with_weights
+from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.networks import ResNet
-from xmodal.features.store import FeatureSpec
 
 VERSION = 4
 

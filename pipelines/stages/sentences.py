@@ -17,7 +17,7 @@ from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
 from pipelines.stages.codebook import ABOUT, FILE
 from xmodal.errors import UserError
-from xmodal.features.store import FeatureSpec
+from xmodal.features.feature_spec import FeatureSpec
 from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output
 from xmodal.text.sentence_vectors import AT_ONCE, Codebook

@@ -4,6 +4,7 @@ Parsing needs no media, and media that corpora share (one media set) are fetched
 the data are built only when they are named: they may take days.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,8 @@ from pipelines.engine.building import build
 from pipelines.engine.stage import Stage
 from pipelines.engine.typed_settings import apply
 from pipelines.fetching.corpus_files import CorpusFiles
-from pipelines.fetching.ledger import FOLDERS, AbsentByFolder
+from pipelines.fetching.corpus_names import FoundCorpus
+from pipelines.fetching.ledger import FOLDERS, folder_of, incomplete_folders
 from pipelines.stages import FILE_SETS, ITEM_KINDS, Needs, StageKind
 from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
@@ -28,9 +30,9 @@ PARTS: dict[str, Part] = {folder: part for part, folder in FOLDERS.items()}
 class CorpusBuild:
     """Ends with the command: the next one looks at everything anew."""
 
-    def __init__(self, options: BuildOptions, corpus: Corpus) -> None:
-        self.options, self.corpus = options, corpus
-        self.files = CorpusFiles(options, corpus)
+    def __init__(self, options: BuildOptions, corpus: Corpus, found: FoundCorpus | None = None) -> None:
+        self.options, self.corpus, self.found = options, corpus, found or FoundCorpus(corpus)
+        self.files = CorpusFiles(options, self.found)
         self._stages: dict[str, Stage[Any, Any]] = {}
         self._finished: dict[str, Output] = {}
         self._built: dict[str, Output] = {}
@@ -74,7 +76,7 @@ class CorpusBuild:
     def finished(self, name: str) -> Output | None:
         """The output of a stage, or a sealed set, where it is up to date."""
         if name in FILE_SETS:
-            return self.files.sealed(PARTS[name])
+            return self.files.of(PARTS[name]).sealed
         if name not in self._finished and (stage := self.stage(name)):
             output = Output(self.options.storage, stage.folder)
             if not output.complete:
@@ -177,12 +179,12 @@ def _absent_files(work: CorpusBuild, sealed: Output) -> dict[str, Any]:
     row: dict[str, Any] = {"planned": present + missing, "absent": missing}
     if not missing:
         return row
-    by_folder, absent = AbsentByFolder(), set[str]()
+    files, absent = Counter[str](), set[str]()
     for locked in read_lock(sealed):
-        by_folder.add(locked.path, locked.sha256 is None)
+        files[folder_of(locked.path)] += 1
         absent |= set() if locked.sha256 else {locked.path}
     why = dict[str, dict[str, Any]]()
     for state in work.files.of("media").ledger.states():
         if state.failed and state.path in absent:
             why.setdefault(state.kind, {"files": 0, "path": state.path, "reason": state.reason})["files"] += 1
-    return row | {"reasons": why, "folders": by_folder.folders}
+    return row | {"reasons": why, "folders": incomplete_folders(files, Counter(map(folder_of, sorted(absent))))}

@@ -47,7 +47,7 @@ def _files(work: CorpusBuild, part: Part) -> dict[str, Any]:
         "bytes": known,
         "unknown_sizes": sum(source.bytes is None for source in requests),
         "seconds": round(known / (files.ledger.download_speed() or ASSUMED_BYTES_A_SECOND)),
-        "sealed": work.files.sealed(part) is not None,
+        "sealed": files.sealed is not None,
     }
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 
 from pipelines import stages
@@ -30,11 +29,9 @@ def parse_targets(
 
 
 def open_corpus(name: str, options: BuildOptions, flags: Mapping[str, str], is_sample: bool = False) -> CorpusBuild:
-    """The corpus of a name, a Python file or your own data, with options that say where its files lie."""
+    """The corpus of a name, a Python file or your own data."""
     found = find_corpus(name, flags, options.storage, is_sample)
-    if found.media_folder and not options.raw:
-        options = replace(options, raw=found.media_folder, archives=False)  # no flag named this folder
-    return CorpusBuild(replace(options, places=found.lists, list_at=found.place), found.corpus)
+    return CorpusBuild(options, found.corpus, found)
 
 
 def _split(text: str, options: BuildOptions) -> tuple[str, str]:

@@ -74,7 +74,7 @@ def resolutions(folder: Path) -> Counter[str]:
         for kind in stages.all()
     }
     watched[sealing.planned.__code__] = lambda frame: f"list of {frame.f_locals['sources'][0].path} and others hashed"
-    watched[corpus_files.FileSet.sealed_now.__code__] = lambda frame: f"{frame.f_locals['self'].part} looked up"
+    watched[corpus_files.FileSet.sealed.func.__code__] = lambda frame: f"{frame.f_locals['self'].part} looked up"
     watched[checksums.__wrapped__.__code__] = lambda frame: f"lock of {frame.f_locals['sealed'].stage} read"
     watched[CorpusBuild._items.func.__code__] = lambda frame: "items read"
     with _counting(watched, counted):

@@ -32,7 +32,8 @@ from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
 from xmodal.batches.texts import Texts
 from xmodal.evaluation import released_weights
-from xmodal.features.store import FeatureSpec, FeatureStore
+from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.store import FeatureStore
 from xmodal.metrics.pmrp import ZETAS, plausible_answers
 from xmodal.metrics.ranks import Both, fold_windows, ranks
 from xmodal.metrics.relevance import Pairs, pack_labels

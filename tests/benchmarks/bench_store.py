@@ -43,7 +43,8 @@ from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader as BatchReader
 from xmodal.batches.texts import Texts
-from xmodal.features.store import FeatureSpec, FeatureStore, write_shard
+from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.store import FeatureStore, write_shard
 from xmodal.features.zarr_arrays import buffer
 
 BARS = {

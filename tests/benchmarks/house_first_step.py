@@ -21,7 +21,8 @@ from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from tests.benchmarks.measured import Bar, Measured, timed
 from tests.benchmarks.text_tokens import _captions
 from tests.records.test_sparse import tables
-from xmodal.features.store import FeatureSpec, index_files, shard_file, shard_ranges, write_shard
+from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.store import index_files, shard_file, shard_ranges, write_shard
 from xmodal.records.tables import Caption, Item, Split
 from xmodal.root.storage import open_storage
 

@@ -12,7 +12,7 @@ import pytest
 
 import xmodal
 from pipelines.cli import main
-from pipelines.commands.stats import beside
+from pipelines.commands.models.stats import beside
 from pipelines.demo import coco
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
@@ -24,7 +24,8 @@ from tests.toy_root import PICTURES, item_id, make_root
 from xmodal import corpora
 from xmodal.checks.statistics import PlausiblePairs, Spread, describe
 from xmodal.corpora import Corpus
-from xmodal.features.store import FeatureSpec, extents_file, index_files, shard_file, write_ragged_shard
+from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.store import extents_file, index_files, shard_file, write_ragged_shard
 from xmodal.raw.raw_files import Raw
 from xmodal.records.tables import Caption, Item, Label, Match, Oddity, Region, Row, Split
 from xmodal.root.storage import open_storage

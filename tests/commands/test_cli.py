@@ -720,7 +720,7 @@ def test_what_anybody_prints_meanwhile_does_not_reach_the_result(
         print("(raylet) A worker died")
         return [{"needed": False}]
 
-    monkeypatch.setattr("pipelines.commands.doctor.run", noisy)
+    monkeypatch.setattr("pipelines.commands.installation.doctor.run", noisy)
     ray = SimpleNamespace(disconnect=lambda: print("(raylet) A worker died [repeated 2x]"))
     monkeypatch.setitem(sys.modules, "pipelines.engine.ray_runner", ray)
     assert main(["doctor", "--json"]) == 0

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,6 @@ NEW = '''"""Counts the letters of a word.
 examples:
   xmodal letters word
 """
-
-GROUP = "words"
 
 
 def flags(parser):
@@ -70,9 +69,8 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("name", commands.load_all())
-def test_every_command_has_a_group_a_summary_and_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_a_summary_and_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = commands.load_all()[name]
-    assert re.fullmatch(r"[a-z]+", command.GROUP)
     summary = commands.summary(command)
     assert 10 < len(summary) < 101
     shown = printed(capsys, name, "--help")
@@ -101,28 +99,37 @@ def test_help_lists_every_command_once_under_its_group(capsys: pytest.CaptureFix
     shown = printed(capsys, "--help")
     for name in commands.load_all():
         assert len(re.findall(rf"^  {name} ", shown, re.MULTILINE)) == 1
-    places = [shown.index(f"\n{title}:\n") for title in commands.GROUPS.values()]
+    places = [
+        shown.index(f"\n{title}:\n") for title in ("get data", "train and evaluate", "exchange", "this installation")
+    ]
     assert places == sorted(places)
     for code in ("0 ", "1 ", "2 ", "3 ", "130 "):
         assert re.search(rf"^  {code} +\w", shown, re.MULTILINE)
 
 
-def test_a_file_is_all_that_a_new_command_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "letters.py").write_text(NEW)
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a new group of commands, whose files are forgotten afterwards."""
+    before = set(sys.modules)
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "__init__.py").write_text('"""words and letters"""')
     monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "pipelines.commands.letters", raising=False)
-    try:
-        shown = printed(capsys, "--help")
-        assert "words:\n  letters      Counts the letters of a word\n" in shown
-        assert "xmodal letters word" in printed(capsys, "letters", "--help")
-        assert main(["letters", "cat"]) == 0
-        assert capsys.readouterr().out == "cat has 3 letters\n"
-        assert main(["letters", "", "--json"]) == 1
-        assert json.loads(capsys.readouterr().out) == {"word": "", "letters": 0}
-    finally:
-        sys.modules.pop("pipelines.commands.letters", None)
+    yield tmp_path / "words"
+    for name in set(sys.modules) - before:
+        if name.startswith("pipelines.commands.words"):
+            del sys.modules[name]
+    vars(commands).pop("words", None)
+
+
+def test_a_file_is_all_that_a_new_command_takes(group: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (group / "letters.py").write_text(NEW)
+    shown = printed(capsys, "--help")
+    assert "words and letters:\n  letters      Counts the letters of a word\n" in shown
+    assert "xmodal letters word" in printed(capsys, "letters", "--help")
+    assert main(["letters", "cat"]) == 0
+    assert capsys.readouterr().out == "cat has 3 letters\n"
+    assert main(["letters", "", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"word": "", "letters": 0}
 
 
 def test_the_version_is_the_librarys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -351,7 +358,7 @@ def test_a_module_that_nobody_names_is_a_defect_and_not_a_line(monkeypatch: pyte
     def broken(args: object) -> Any:
         raise ModuleNotFoundError("No module named 'pipelines.lost'", name="pipelines.lost")
 
-    monkeypatch.setattr("pipelines.commands.doctor.run", broken)
+    monkeypatch.setattr("pipelines.commands.installation.doctor.run", broken)
     with pytest.raises(ModuleNotFoundError):
         main(["doctor"])
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from pipelines import stages
-from pipelines.commands.check import count, declaration_faults, file_faults, write_sample
+from pipelines.commands.data.check import count, declaration_faults, file_faults, write_sample
 from pipelines.demo.files import Unpublishable
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import xmodal
-from pipelines.commands import build
-from pipelines.commands import status as status_command
 from pipelines.commands._text import absent
+from pipelines.commands.data import build
+from pipelines.commands.data import status as status_command
 from pipelines.demo.world import World, describe
 from pipelines.engine.build_options import BuildOptions
 from pipelines.publishing.dataset_repository import publish

@@ -10,7 +10,7 @@ import pytest
 
 import xmodal
 from pipelines.cli import main
-from pipelines.commands.demo import text
+from pipelines.commands.installation.demo import text
 from pipelines.demo import coco
 from pipelines.demo.run import demo, learned, recipes, shows
 from pipelines.demo.world import World

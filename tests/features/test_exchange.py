@@ -302,7 +302,6 @@ def test_a_zarr_array_of_others_with_half_a_shard_is_refused(rows: int, tmp_path
     "change",
     [
         lambda about: [],
-        lambda about: about | {"attributes": None},
         lambda about: about | {"shape": "64"},
         lambda about: about | {"chunk_grid": None},
         lambda about: about | {"chunk_key_encoding": None},

@@ -31,9 +31,8 @@ from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from xmodal.errors import UserError
 from xmodal.features import zarr_arrays
+from xmodal.features.feature_spec import Dtype, FeatureSpec
 from xmodal.features.store import (
-    Dtype,
-    FeatureSpec,
     FeatureStore,
     extents_file,
     index_files,
@@ -470,6 +469,14 @@ def test_rows_that_are_no_table_are_refused(tmp_path: Path, rows: bytes) -> None
 def replaced(name: str, old: bytes, new: bytes, files: Files) -> Files:
     assert old in files[name]
     return files | {name: files[name].replace(old, new)}
+
+
+def test_a_shard_that_lacks_chunks_is_refused(tmp_path: Path) -> None:
+    """As of another array, with fewer rows: whole in itself. Beyond them lies no memory."""
+    more = index_files(SMALL, [f"id{row}" for row in range(16)], {})
+    output = write_store(tmp_path, SMALL, VALUES[:12], absent={}, change=lambda files: more)
+    with pytest.raises(UserError, match="small/c/1/0/0 does not hold its rows"):
+        FeatureStore(output)
 
 
 def test_an_output_that_holds_no_features_is_refused(tmp_path: Path) -> None:

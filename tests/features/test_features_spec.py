@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xmodal.features.store import FeatureSpec, extents_file, shard_file, shard_ranges
+from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.store import extents_file, shard_file, shard_ranges
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -68,7 +69,7 @@ def test_default_ragged_shards_have_room_for_many_long_items(row_shape: tuple[in
 
 def test_a_ragged_array_has_the_rows_that_its_items_may_have() -> None:
     spec = FeatureSpec("clips", (64,), "float16", True, 4, 32, 5)
-    assert [spec.layout(items).rows for items in (0, 1, 5, 6, 12)] == [0, 32, 32, 64, 96]
+    assert [spec.rows(items) for items in (0, 1, 5, 6, 12)] == [0, 32, 32, 64, 96]
     assert [list(items) for items in shard_ranges(spec, 7)] == [[0, 1, 2, 3, 4], [5, 6]]
     assert (shard_file(spec, 2), extents_file(spec, 2)) == ("clips/c/2/0", "clips_extents/c/2/0")
 

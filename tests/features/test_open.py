@@ -26,7 +26,8 @@ from xmodal.batches.dataset import Dataset
 from xmodal.batches.loader import Loader
 from xmodal.corpora import load
 from xmodal.errors import UserError
-from xmodal.features.store import FeatureSpec, FeatureStore, extents_file, index_files, shard_file, write_ragged_shard
+from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.store import FeatureStore, extents_file, index_files, shard_file, write_ragged_shard
 from xmodal.recipes import Tokens
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage

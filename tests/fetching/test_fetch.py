@@ -156,7 +156,7 @@ def test_where_whole_paths_count_neither_a_bare_name_nor_a_folder_of_an_archive_
 
     def found(whole_paths: bool) -> tuple[set[str], set[str]]:
         raw = RawFolder(tmp_path, wanted, whole_paths=whole_paths)
-        inside = unpacked(raw, wanted, (), tmp_path / f"into-{whole_paths}", print)
+        inside = unpacked(raw, wanted, print, tmp_path / f"into-{whole_paths}")
         return {s.path for s in wanted if raw.find(s)}, {source.path for source in inside}
 
     assert found(whole_paths=True) == (set(), {"cats/3.jpg"})

@@ -17,7 +17,7 @@ import pytest
 from pipelines.demo.server import Behaviour, Server, serve
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.progress_line import ProgressLine
-from pipelines.fetching.corpus_files import CorpusFiles, FileSet
+from pipelines.fetching.corpus_files import FileSet
 from pipelines.fetching.ledger import FetchAttempt, Ledger, State
 from pipelines.upkeep.corpus_build import CorpusBuild
 from pipelines.upkeep.inspection import forget, verify
@@ -228,9 +228,9 @@ def test_a_retry_asks_for_the_failed_files_and_nothing_else(site: BuildOptions, 
     CorpusBuild(site, publisher.corpus).build("media")
     publisher.asked()
     publisher.restore("p004.jpg")
-    assert CorpusFiles(site, publisher.corpus).retry() == {"tried": 2, "recovered": 1}
+    assert CorpusBuild(site, publisher.corpus).files.retry() == {"tried": 2, "recovered": 1}
     assert sorted(publisher.asked()) == ["pictures/p001.jpg", "pictures/p004.jpg"]
-    assert CorpusFiles(site, publisher.corpus).retry() == {"tried": 1, "recovered": 0}
+    assert CorpusBuild(site, publisher.corpus).files.retry() == {"tried": 1, "recovered": 0}
     assert publisher.asked() == ["pictures/p001.jpg"]
     states = {state.path: state for state in Ledger(site.storage, "media", "pictures").states()}
     assert states["pictures/p001.jpg"].attempts == 3
@@ -243,9 +243,9 @@ def test_a_retry_of_one_class_leaves_the_others(site: BuildOptions, tmp_path: Pa
     with publishing(tmp_path, refused) as publisher:
         CorpusBuild(site, publisher.corpus).build("media")
         publisher.asked()
-        assert CorpusFiles(site, publisher.corpus).retry("http_403") == {"tried": 1, "recovered": 1}
+        assert CorpusBuild(site, publisher.corpus).files.retry("http_403") == {"tried": 1, "recovered": 1}
         assert publisher.asked() == ["pictures/p002.jpg"]
-        assert CorpusFiles(site, publisher.corpus).retry("timeout") == {"tried": 0, "recovered": 0}
+        assert CorpusBuild(site, publisher.corpus).files.retry("timeout") == {"tried": 0, "recovered": 0}
         assert publisher.asked() == []
 
 
@@ -256,7 +256,7 @@ def test_a_retry_counts_only_what_it_tried(site: BuildOptions, publisher: Publis
     publisher.list_media(*PICTURES[2:])
     _forget_sources(site)
     CorpusBuild(site, publisher.corpus).build("media")
-    assert CorpusFiles(site, publisher.corpus).retry() == {"tried": 1, "recovered": 0}
+    assert CorpusBuild(site, publisher.corpus).files.retry() == {"tried": 1, "recovered": 0}
 
 
 def test_a_rebuild_does_not_ask_again_for_what_is_gone(site: BuildOptions, publisher: Publisher) -> None:
@@ -280,8 +280,8 @@ def test_a_lock_says_which_bytes_and_nothing_of_how_they_came(tmp_path: Path) ->
         CorpusBuild(other, publisher.corpus).build("media")
         publisher.restore("p007.jpg", "p000.jpg")
         for _ in range(3):
-            CorpusFiles(other, publisher.corpus).retry()
-        CorpusFiles(other, publisher.corpus).reseal()
+            CorpusBuild(other, publisher.corpus).files.retry()
+        CorpusBuild(other, publisher.corpus).files.reseal()
         first, second = (
             CorpusBuild(one, publisher.corpus).build("media"),
             CorpusBuild(other, publisher.corpus).build("media"),
@@ -309,12 +309,12 @@ def test_a_late_success_is_a_new_set_that_reuses_all_that_did_not_change(
     publisher.withdraw("p003.jpg")
     old, records = CorpusBuild(site, parses.corpus).build("media"), CorpusBuild(site, parses.corpus).build("records")
     publisher.restore("p003.jpg")
-    CorpusFiles(site, parses.corpus).retry()
+    CorpusBuild(site, parses.corpus).files.retry()
     assert CorpusBuild(site, parses.corpus).build("media").identity == old.identity, (
         "a set changes when it is sealed, not before"
     )
     publisher.asked()
-    CorpusFiles(site, parses.corpus).reseal()
+    CorpusBuild(site, parses.corpus).files.reseal()
     new = CorpusBuild(site, parses.corpus).build("media")
     assert (absent(old), absent(new)) == (["p003.jpg"], [])
     assert new.identity != old.identity
@@ -327,7 +327,7 @@ def test_a_late_success_is_a_new_set_that_reuses_all_that_did_not_change(
 def test_a_seal_without_news_is_the_same_set(site: BuildOptions, publisher: Publisher) -> None:
     first = CorpusBuild(site, publisher.corpus).build("media")
     before = tree_digest(site.storage.url)
-    assert CorpusFiles(site, publisher.corpus).reseal()["media"] == first.identity
+    assert CorpusBuild(site, publisher.corpus).files.reseal()["media"] == first.identity
     assert tree_digest(site.storage.url) == before
 
 
@@ -336,7 +336,7 @@ def test_checksums_that_are_pinned_later_and_hold_cost_neither_a_fetch_nor_a_par
 ) -> None:
     parses = Parses(publisher.corpus)
     first = CorpusBuild(site, parses.corpus).build("records")
-    sealed = FileSet(site.storage, "annotations", "pictures", parses.corpus.sources).sealed_now()
+    sealed = FileSet(site.storage, "annotations", "pictures", parses.corpus.sources).sealed
     assert sealed is not None
     digests = {locked.path: locked.sha256 for locked in read_lock(sealed)}
     pinned = replace(parses.corpus, sources=tuple(replace(s, sha256=digests[s.path]) for s in parses.corpus.sources))
@@ -367,7 +367,7 @@ def test_a_longer_list_of_files_is_fetched_as_far_as_it_is_new(site: BuildOption
     long = CorpusBuild(site, publisher.corpus).build("media")
     assert sorted(path for path in publisher.asked() if "/" in path) == [f"pictures/{name}" for name in PICTURES[5:]]
     assert (short.totals["counts"]["present"], long.totals["counts"]["present"]) == (5, 8)
-    assert FileSet(site.storage, "media", "pictures", tuple(_listed(publisher, PICTURES))).sealed_now() == long
+    assert FileSet(site.storage, "media", "pictures", tuple(_listed(publisher, PICTURES))).sealed == long
 
 
 def test_two_listed_files_of_one_path_are_refused(site: BuildOptions, publisher: Publisher) -> None:
@@ -379,7 +379,7 @@ def test_two_listed_files_of_one_path_are_refused(site: BuildOptions, publisher:
 
 def test_what_was_never_tried_is_not_sealed_as_absent(site: BuildOptions, publisher: Publisher) -> None:
     CorpusBuild(site, publisher.corpus).build("records")
-    CorpusFiles(site, publisher.corpus).reseal()
+    CorpusBuild(site, publisher.corpus).files.reseal()
     assert absent(CorpusBuild(site, publisher.corpus).build("media")) == []
 
 
@@ -389,7 +389,7 @@ def test_files_that_parsing_needs_are_never_sealed_as_absent(site: BuildOptions,
     with pytest.raises(UserError, match=r"1 of 3 files are missing: captions\.tsv"):
         CorpusBuild(site, publisher.corpus).build("records")
     with pytest.raises(UserError, match=r"captions\.tsv"):
-        CorpusFiles(site, publisher.corpus).reseal()
+        CorpusBuild(site, publisher.corpus).files.reseal()
     (publisher.folder / "away").rename(captions)
     assert CorpusBuild(site, publisher.corpus).build("records").totals["counts"]["captions"] == 16
 
@@ -420,10 +420,10 @@ def test_seals_at_once_of_one_ledger_are_one_set(site: BuildOptions, publisher: 
     publisher.withdraw("p003.jpg")
     CorpusBuild(site, publisher.corpus).build("media")
     publisher.restore("p003.jpg")
-    CorpusFiles(site, publisher.corpus).retry()
+    CorpusBuild(site, publisher.corpus).files.retry()
     with ThreadPoolExecutor(4) as pool:
         sites = [BuildOptions(open_storage(site.storage.url)) for _ in range(4)]
-        results = [pool.submit(CorpusFiles(other, publisher.corpus).reseal) for other in sites]
+        results = [pool.submit(CorpusBuild(other, publisher.corpus).files.reseal) for other in sites]
         assert len({result.result()["media"] for result in results}) == 1
     assert absent(CorpusBuild(site, publisher.corpus).build("media")) == []
     assert damage_of(site) == []
@@ -452,12 +452,12 @@ def test_lost_bytes_are_fetched_again_however_many_sets_share_them(site: BuildOp
     CorpusBuild(site, publisher.corpus).build("media")
     for name in late:
         publisher.restore(name)
-        CorpusFiles(site, publisher.corpus).retry()
-        CorpusFiles(site, publisher.corpus).reseal()
+        CorpusBuild(site, publisher.corpus).files.retry()
+        CorpusBuild(site, publisher.corpus).files.reseal()
         publisher.asked()
         _damage_blob(site, _sha256(CorpusBuild(site, publisher.corpus).build("media"), "pictures/p007.jpg"))
         forget(site.storage, verify(site.storage, ProgressLine(quiet=True))[1])
-        CorpusFiles(site, publisher.corpus).retry()
+        CorpusBuild(site, publisher.corpus).files.retry()
         assert "pictures/p007.jpg" in publisher.asked()
         assert damage_of(site) == []
 
@@ -470,7 +470,7 @@ def test_bytes_that_two_corpora_share_are_fetched_again_for_either(site: BuildOp
         publisher.asked()
         _damage_blob(site, lost)
         forget(site.storage, verify(site.storage, ProgressLine(quiet=True))[1])
-        CorpusFiles(site, corpus).retry()
+        CorpusBuild(site, corpus).files.retry()
         assert publisher.asked() == ["captions.tsv"]
         assert damage_of(site) == []
 

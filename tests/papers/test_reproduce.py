@@ -15,7 +15,7 @@ import pytest
 from pipelines.cli import main
 from pipelines.commands import load_all
 from pipelines.commands import parser as make_parser
-from pipelines.commands import reproduce as reproduce_command
+from pipelines.commands.models import reproduce as reproduce_command
 from pipelines.demo import coco, mrw, tgif
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions

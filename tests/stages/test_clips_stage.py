@@ -17,7 +17,7 @@ from PIL import Image
 
 import xmodal
 from pipelines.cli import main
-from pipelines.commands import plan as plan_command
+from pipelines.commands.data import plan as plan_command
 from pipelines.demo import coco, tgif
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions

@@ -19,16 +19,9 @@ from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from tests.conftest import new_bucket, tree_digest
 from tests.toy_stages import ARRAYS, Arrays, array_values, arrays
 from xmodal.errors import UserError
-from xmodal.features.store import (
-    FeatureSpec,
-    FeatureStore,
-    extents_file,
-    index_files,
-    shard_file,
-    shard_ranges,
-    write_shard,
-)
-from xmodal.features.zarr_arrays import open_array
+from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.foreign_formats import open_foreign
+from xmodal.features.store import FeatureStore, extents_file, index_files, shard_file, shard_ranges, write_shard
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
 
@@ -153,12 +146,13 @@ def test_a_shard_in_work_at_a_kill_is_seen_by_nobody(tmp_path: Path, victim: str
 
 @pytest.mark.parametrize("victim", ["regions/1", "frames/1"])
 def test_an_unfinished_array_is_not_given_as_fill_values(tmp_path: Path, victim: str) -> None:
-    """It says of itself that we wrote it, and we leave no shard out."""
+    """It says of itself that we wrote it: no import reads it, finished or not."""
     build_and_die(str(tmp_path / "root"), tmp_path / "ledger", victim)
     folder = tmp_path / "root" / arrays(Arrays()).folder
     name = victim.partition("/")[0]
-    with pytest.raises(UserError, match=rf"{name}/c/1(/0)+ is missing"):
-        open_array(str(folder / name))
+    (tmp_path / "ids.txt").write_text("a")
+    with pytest.raises(UserError, match=f"{name} is of a store of xmodal"):
+        open_foreign(folder / name, tmp_path / "ids.txt")
 
 
 def test_a_rerun_after_kills_computes_what_is_missing_and_nothing_else(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from xmodal import __version__
 from xmodal.errors import UserError
-from xmodal.features.store import FeatureSpec
+from xmodal.features.feature_spec import FeatureSpec
 from xmodal.media.images import DEVIATION, MEAN, OnTruncated, normalised, square
 from xmodal.root.files import sha256_of
 

@@ -17,13 +17,10 @@ lengths of the items are known.
 
 import io
 import json
-import math
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -31,104 +28,22 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from xmodal.errors import UserError
-from xmodal.features.zarr_arrays import PLAIN, ArrayLayout, MappedRows, ShardFile, ShardWriter, buffer
+from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.zarr_arrays import MappedRows, ShardWriter, buffer, read_checksums
 from xmodal.records.tables import read_columns
 from xmodal.root.files import copy_and_hash, new_file, sha256_of
 from xmodal.root.identity import canonical_json
 from xmodal.root.outputs import CURE, Output
 from xmodal.root.storage import LocalStorage, open_storage
 
-Dtype = Literal["float16", "float32", "uint8", "int32", "int64"]
-
-KIB, MIB = 1024, 1024 * 1024
-LARGE_ROW = 64 * KIB  # from here on a chunk is one row, so that a random read touches exactly one
-CHUNK, SHARD = 256 * KIB, 256 * MIB
-PAGE = 4 * KIB  # shards lie end to end in one mapping, so each must end on a page
-CAPACITY = 1024 * MIB  # the most that a ragged shard may hold; its file is as long as its rows
-ITEMS = 256  # of a ragged shard
 MOST_SHARDS = 15_000  # a process may have 65,530 mappings; an isolated one counts twice, and a store may be open twice
 LAYOUT = 3  # 2: checksums were of the chunks alone
 GROUP, ROWS = "zarr.json", "rows.parquet"
 CACHE = "~/.cache/xmodal/shards"
 
 
-@dataclass(frozen=True)
-class FeatureSpec:
-    """Declares a feature array: one row per item, or several rows for each item if it is ragged.
-
-    36 regions are one row of (36, 2048), the frames of a clip are ragged rows of (2048,), JPEG bytes ragged rows of ().
-    Lengths left at None follow from the row's bytes. Slow extractors want short shards, because a killed worker loses
-    the shard in work.
-    """
-
-    name: str
-    row_shape: tuple[int, ...]
-    dtype: Dtype = "float16"
-    ragged: bool = False
-    rows_per_chunk: int | None = None
-    rows_per_shard: int | None = None  # in a ragged array: the most rows that the items of a shard may have together
-    items_per_shard: int | None = None  # of ragged arrays only
-
-    @property
-    def row_bytes(self) -> int:
-        return math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
-
-    @property
-    def shard_rows(self) -> int:
-        if self.rows_per_shard is not None:
-            return self.rows_per_shard
-        size = CAPACITY if self.ragged else SHARD
-        return max(_power_of_two_within(size // self.row_bytes), self._rows_to_fill_pages)
-
-    @property
-    def shard_items(self) -> int:
-        return (self.items_per_shard or ITEMS) if self.ragged else self.shard_rows
-
-    @property
-    def chunk_rows(self) -> int:
-        if self.rows_per_chunk is not None:
-            return self.rows_per_chunk
-        if self.row_bytes >= LARGE_ROW:
-            return 1
-        return min(_power_of_two_within(CHUNK // self.row_bytes), self.shard_rows)
-
-    def layout(self, items: int) -> ArrayLayout:
-        """Lays out an array of so many items; a ragged one counts the most rows that they may have."""
-        rows = -(-items // self.shard_items) * self.shard_rows if self.ragged else items
-        return ArrayLayout(rows, self.row_shape, np.dtype(self.dtype), self.chunk_rows, self.shard_rows)
-
-    @property
-    def _rows_to_fill_pages(self) -> int:
-        return PAGE // math.gcd(PAGE, self.row_bytes)
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", self.name):
-            raise ValueError(f"feature name {self.name!r} must be lower-case letters, digits, '_' or '-'")
-        if self.dtype not in get_args(Dtype):
-            raise ValueError(f"{self.name}: no dtype {self.dtype!r}; there are: {', '.join(get_args(Dtype))}")
-        if not isinstance(self.row_shape, tuple) or not all(isinstance(n, int) and n > 0 for n in self.row_shape):
-            raise ValueError(f"{self.name}: row_shape must be a tuple of positive integers, not {self.row_shape!r}")
-        for length in (self.rows_per_chunk, self.rows_per_shard, self.items_per_shard):
-            if length is not None and length < 1:
-                raise ValueError(f"{self.name}: a chunk or shard of {length} rows or items; it needs at least one")
-        if self.items_per_shard is not None and not self.ragged:
-            raise ValueError(f"{self.name}: items_per_shard is for ragged arrays; here an item is a row")
-        if self.shard_rows % self.chunk_rows:
-            raise ValueError(f"{self.name}: a shard of {self.shard_rows} rows is not whole chunks of {self.chunk_rows}")
-        if self.shard_rows % self._rows_to_fill_pages:
-            raise ValueError(
-                f"{self.name}: a shard of {self.shard_rows} rows of {self.row_bytes} bytes does not fill whole pages "
-                f"of {PAGE} bytes; take a multiple of {self._rows_to_fill_pages} rows"
-            )
-
-
-def _power_of_two_within(rows: int) -> int:
-    """At least 1; a power of two aligns a shard's end best."""
-    return 1 << (max(rows, 1).bit_length() - 1)
-
-
 def shard_file(spec: FeatureSpec, shard: int) -> str:
-    return f"{spec.name}/{spec.layout(0).shard_key(shard)}"
+    return f"{spec.name}/c/{shard}" + "/0" * len(spec.row_shape)
 
 
 def extents_file(spec: FeatureSpec, shard: int) -> str:
@@ -149,10 +64,10 @@ def write_shard(file: BinaryIO, spec: FeatureSpec, rows: range, blocks: Iterable
     """Streams one shard from blocks of any length, which together are `rows` of the array."""
     assert not spec.ragged
     assert rows in shard_ranges(spec, rows.stop)[-1:]
-    layout, row = spec.layout(rows.stop), rows.start
-    writer = ShardWriter(file, layout, spec.name, row)
+    row = rows.start
+    writer = ShardWriter(file, spec, row)
     for block in blocks:
-        assert (block.shape[1:], block.dtype) == (layout.row_shape, layout.dtype), row
+        assert (block.shape[1:], block.dtype) == (spec.row_shape, np.dtype(spec.dtype)), row
         row += len(block)
         assert row <= rows.stop
         writer.append(block)
@@ -165,11 +80,10 @@ def write_ragged_shard(file: BinaryIO, spec: FeatureSpec, items: range, arrays: 
     assert spec.ragged
     assert items in shard_ranges(spec, items.stop)[-1:]
     first = row = items.start // spec.shard_items * spec.shard_rows
-    layout = spec.layout(items.stop)
-    writer = ShardWriter(file, layout, spec.name, first)
+    writer = ShardWriter(file, spec, first)
     extents = np.zeros((spec.shard_items, 2), "<i8")
     for item, array in zip(items, arrays, strict=True):
-        assert (array.shape[1:], array.dtype) == (layout.row_shape, layout.dtype), item
+        assert (array.shape[1:], array.dtype) == (spec.row_shape, np.dtype(spec.dtype)), item
         if row + len(array) > first + spec.shard_rows:
             raise UserError(
                 f"{spec.name}: items {items.start} to {item} have more than the {spec.shard_rows:,} rows of a shard: "
@@ -200,11 +114,9 @@ def index_files(
         ROWS: file.getvalue(),
     }
     for spec in several:
-        files[f"{spec.name}/zarr.json"] = canonical_json(spec.layout(len(ids)).metadata())
+        files[f"{spec.name}/zarr.json"] = canonical_json(spec.metadata(len(ids)))
         if spec.ragged:
-            extents = ArrayLayout(len(ids), (2,), np.dtype("int64"), spec.shard_items, spec.shard_items).metadata()
-            extents |= {"codecs": [PLAIN], "attributes": {}}  # no shards: chunks are files
-            files[f"{spec.name}_extents/zarr.json"] = canonical_json(extents)
+            files[f"{spec.name}_extents/zarr.json"] = canonical_json(spec.extents_metadata(len(ids)))
     return files
 
 
@@ -231,11 +143,11 @@ class FeatureStore:
         self._refused = np.fromiter((id in self.absent for id in self.ids), bool, len(self.ids))
         self._process = os.getpid()
         self._extents: NDArray[np.int64] | None = None
+        self._shards = len(shard_ranges(self.spec, len(self.ids)))
         if self.spec.ragged:
-            shards = range(len(shard_ranges(self.spec, len(self.ids))))
-            data = b"".join(self.output.read(extents_file(self.spec, shard)) for shard in shards)
+            data = b"".join(self.output.read(extents_file(self.spec, shard)) for shard in range(self._shards))
             self._extents = np.frombuffer(data, "<i8").reshape(-1, 2)[: len(self.ids)].astype(np.int64)
-        self._values = MappedRows(self.spec.layout(len(self.ids)), self._shard)
+        self._values = MappedRows(self.spec, self._shards, self._open_shard)
         if isinstance(self.output.storage, LocalStorage):
             self._values.map_all()
 
@@ -316,30 +228,30 @@ class FeatureStore:
 
     def verify(self) -> None:
         """Refuses a shard that is not what was committed."""
-        for shard in range(self._values.layout.shards):
+        for shard in range(self._shards):
             name = shard_file(self.spec, shard)
             if sha256_of(_local_file(self.output, name, self._cache)) != self.output.checksums[name]:
                 raise UserError(f"{self.output.where}/{name} is not what was committed: {CURE}")
 
-    def _shard(self, shard: int) -> ShardFile:
+    def _open_shard(self, shard: int) -> tuple[str, NDArray[np.uint32]]:
         if os.getpid() != self._process:  # connections do not survive a fork
             self.output, self._process = _output_at(self.output.where), os.getpid()
-        name, layout = shard_file(self.spec, shard), self._values.layout
-        found = ShardFile.read(_local_file(self.output, name, self._cache), layout)
-        if not self.spec.ragged and found.in_order != layout.chunks_of(shard):
-            raise UserError(f"{self.output.where}/{name} does not hold its {layout.chunks_of(shard):,} chunks: {CURE}")
-        if self._extents is not None:
-            first, size, rows = (
-                shard * layout.shard_rows,
-                self.spec.shard_items,
-                (found.in_order or 0) * layout.chunk_rows,
-            )
-            starts, lengths = self._extents[shard * size : (shard + 1) * size].T
+        spec, name = self.spec, shard_file(self.spec, shard)
+        path = _local_file(self.output, name, self._cache)
+        checksums = read_checksums(path, spec)
+        rows = len(checksums) * spec.chunk_rows
+        if self._extents is None:
+            missing = min(spec.shard_rows, len(self.ids) - shard * spec.shard_rows) - rows
+            if not -spec.chunk_rows < missing <= 0:
+                raise UserError(f"{self.output.where}/{name} does not hold its rows: {CURE}")
+        else:
+            starts, lengths = self._extents[shard * spec.shard_items : (shard + 1) * spec.shard_items].T
+            starts = starts - shard * spec.shard_rows
             # nothing is mapped beyond the shard's rows, so reading there would end the process
-            if (lengths < 0).any() or ((starts < first) | (starts - first > rows - lengths))[lengths > 0].any():
-                where = f"{self.output.where}/{extents_file(self.spec, shard)}"
+            if (lengths < 0).any() or ((starts < 0) | (starts > rows - lengths))[lengths > 0].any():
+                where = f"{self.output.where}/{extents_file(spec, shard)}"
                 raise UserError(f"{where} points outside of the {rows:,} rows of its shard: {CURE}")
-        return found
+        return path, checksums
 
     def _extent(self, rows: ArrayLike) -> NDArray[np.int64]:
         if self._extents is None:
@@ -387,17 +299,21 @@ def _read_metadata(output: Output, name: str | None, items: int) -> tuple[Featur
             raise UserError(f"{output.where} has no array {name!r}; there are: {', '.join(features)}")
         about = features[name or next(iter(features))]
         array = json.loads(output.read(f"{about['name']}/zarr.json"))
-        layout = ArrayLayout.of(array)
-        if layout is None:
-            raise ValueError("the array is not as this version writes it")
-        dtype: Any = layout.dtype.name
-        ragged, items_per_shard = about["ragged"], about["items_per_shard"] if about["ragged"] else None
-        lengths = (layout.chunk_rows, layout.shard_rows, items_per_shard)
-        spec = FeatureSpec(about["name"], layout.row_shape, dtype, ragged, *lengths)
-        if ragged:
+        chunk_shape = array["codecs"][0]["configuration"]["chunk_shape"]
+        shard_shape = array["chunk_grid"]["configuration"]["chunk_shape"]
+        spec = FeatureSpec(
+            about["name"],
+            tuple(array["shape"][1:]),
+            array["data_type"],
+            about["ragged"],
+            rows_per_chunk=chunk_shape[0],
+            rows_per_shard=shard_shape[0],
+            items_per_shard=about["items_per_shard"] if about["ragged"] else None,
+        )
+        if spec.ragged:
             output.read(f"{spec.name}_extents/zarr.json")  # it says no more, but must be what was written
-        if array != spec.layout(items).metadata():
-            raise ValueError(f"{layout} is not of {items} items")
+        if array != spec.metadata(items):
+            raise ValueError(f"{spec.name}/zarr.json is not what is written for {items} items")
     except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
         raise UserError(f"{output.where} describes no feature array of this layout ({error!r}): {CURE}") from error
     return spec, dict(attributes["provenance"]), tuple(features)

@@ -1,28 +1,23 @@
-"""Zarr v3 arrays of equal rows: their layout, a writer of shards, and a reader that maps all shards as one ndarray.
+"""Shards of feature arrays: a writer, and a reader that maps all shards of an array as one ndarray.
 
-A shard as we write it is uncompressed and in order, so that it can be mapped; any Zarr v3 reader opens it too:
+A shard is uncompressed and in order, so that it can be mapped; any Zarr v3 reader opens it too:
 
     chunk 0 | chunk 1 | … | crc32c of each chunk | offset and length of each chunk | crc32c of those
 
 A shard may be short: chunks after its last row are marked as missing and take no bytes. A chunk is checked when one of
 its rows is first read, and never again. The checksum, in what other readers see as a gap, covers the chunk's number
 too, so that a shard in another's place is found.
-
-Arrays of others are mapped if their shards are uncompressed, whole and in order, else decoded by zarr-python: slowly.
 """
 
 import ctypes
 import functools
-import json
 import math
 import mmap
 import os
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from threading import current_thread, main_thread
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 from weakref import finalize
 
 import numpy as np
@@ -30,121 +25,24 @@ from google_crc32c import extend
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
+from xmodal.features.feature_spec import FeatureSpec
 
 READ_AROUND = 64 * 1024  # bytes of a row from which on the kernel's reading around a page helps
 LINE = 64  # bytes of a cache line
 HUGE = 2 * 1024 * 1024  # mappings start on such an address, so that the kernel may use huge pages
 NO_CHUNK = 2**64 - 1  # offset and length of a missing chunk in a shard's index
-CHECKSUMS = {"checksums": "crc32c of each chunk's number, as 8 bytes, and the chunk; between the last and the index"}
-PLAIN = {"name": "bytes", "configuration": {"endian": "little"}}
-KEYS = ({"name": "default", "configuration": {"separator": "/"}}, {"name": "default"})
-INDEX_CODECS = [PLAIN, {"name": "crc32c"}]
 CURE = "`xmodal verify --forget` removes it where it was built (remove a cache's copy yourself); then make it again"
 MUCH = 1024 * 1024  # bytes of a batch from which on a second thread is worth its call
 PROBES = 4  # rows of a batch that say whether the file is in memory
 
 
-@dataclass(frozen=True)
-class ArrayLayout:
-    """Describes an array that can be mapped: every chunk holds whole rows."""
-
-    rows: int
-    row_shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    chunk_rows: int
-    shard_rows: int
-    checksums: bool = True
-    index_first: bool = False  # written by others
-
-    @property
-    def row_bytes(self) -> int:
-        return math.prod(self.row_shape) * self.dtype.itemsize
-
-    @property
-    def chunk_bytes(self) -> int:
-        return self.chunk_rows * self.row_bytes
-
-    @property
-    def shard_bytes(self) -> int:
-        return self.shard_rows * self.row_bytes
-
-    @property
-    def shard_chunks(self) -> int:
-        return self.shard_rows // self.chunk_rows
-
-    @property
-    def index_bytes(self) -> int:
-        return 16 * self.shard_chunks + 4
-
-    @property
-    def shards(self) -> int:
-        return -(-self.rows // self.shard_rows)
-
-    def shard_key(self, shard: int) -> str:
-        return f"c/{shard}" + "/0" * len(self.row_shape)
-
-    def chunks_of(self, shard: int) -> int:
-        """Counts the chunks of a shard that have rows; the last shard may be short."""
-        return -(-min(self.shard_rows, self.rows - shard * self.shard_rows) // self.chunk_rows)
-
-    def metadata(self) -> dict[str, object]:
-        """The zarr.json of an array that we write."""
-        sharding = {
-            "chunk_shape": [self.chunk_rows, *self.row_shape],
-            "codecs": [PLAIN],
-            "index_codecs": INDEX_CODECS,
-            "index_location": "end",
-        }
-        grid = {"chunk_shape": [self.shard_rows, *self.row_shape]}
-        return {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": [self.rows, *self.row_shape],
-            "data_type": self.dtype.name,
-            "chunk_grid": {"name": "regular", "configuration": grid},
-            "chunk_key_encoding": KEYS[0],
-            "fill_value": 0,
-            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-            "attributes": CHECKSUMS,
-        }
-
-    @staticmethod
-    def of(array: dict[str, Any]) -> "ArrayLayout | None":
-        """Reads a parsed zarr.json; None if the array cannot be mapped."""
-        rows, *row_shape = array["shape"]
-        codecs, grid = array["codecs"], array["chunk_grid"]["configuration"]["chunk_shape"]
-        if [codec["name"] for codec in codecs] != ["sharding_indexed"]:
-            return None
-        sharding = codecs[0]["configuration"]
-        chunk = sharding["chunk_shape"]
-        if any(type(length) is not int or length < 0 for length in [rows, *row_shape]) or not all(
-            type(length) is int and length > 0 for length in chunk + grid
-        ):
-            raise ValueError(f"no array has the lengths {[rows, *row_shape, *chunk, *grid]}")
-        if len(grid) != len(chunk) or grid[0] % chunk[0]:
-            raise ValueError("its shards are not whole chunks")
-        whole_rows = chunk[1:] == row_shape == grid[1:] and 0 not in row_shape
-        dtype = _plain_dtype(array["data_type"], sharding["codecs"])
-        usual = sharding["index_codecs"] == INDEX_CODECS and array["chunk_key_encoding"] in KEYS
-        if not whole_rows or dtype is None or not usual:
-            return None
-        return ArrayLayout(
-            rows=rows,
-            row_shape=tuple(row_shape),
-            dtype=dtype,
-            chunk_rows=chunk[0],
-            shard_rows=grid[0],
-            checksums=array.get("attributes", {}).get("checksums") == CHECKSUMS["checksums"],
-            index_first=sharding.get("index_location", "end") == "start",
-        )
-
-
 class ShardWriter:
     """Streams one shard, whose first row is `first` of the array; a number that is not finite is refused."""
 
-    def __init__(self, file: BinaryIO, layout: ArrayLayout, name: str, first: int) -> None:
-        self._file, self._layout, self._name, self._first = file, layout, name, first
-        self._chunk = first // layout.shard_rows * layout.shard_chunks  # the shard's first, of the array
+    def __init__(self, file: BinaryIO, spec: FeatureSpec, first: int) -> None:
+        self._file, self._spec, self._first = file, spec, first
+        self._chunk_bytes = spec.chunk_bytes
+        self._chunk = first // spec.chunk_rows  # the shard's first, of the array
         self._checksums = [_seed(self._chunk)]  # the last one is of the chunk in work
         self._written = 0  # bytes
 
@@ -158,34 +56,40 @@ class ShardWriter:
             piece = numbers[done : done + (HUGE - self._written % HUGE) // numbers.itemsize]
             if not all_finite(piece):
                 at = self._written + int(np.flatnonzero(~np.isfinite(piece))[0]) * piece.itemsize
-                what = whose or f"row {self._first + at // self._layout.row_bytes}"
+                what = whose or f"row {self._first + at // self._spec.row_bytes}"
                 raise UserError(
-                    f"{self._name}: {what} is NaN or infinite: numbers too large take float32, else mend what made them"
+                    f"{self._spec.name}: {what} is NaN or infinite: take float32 if numbers are too large, "
+                    "else mend what made them"
                 )
             self._write(piece.view(np.uint8))
             done += len(piece)
 
     def finish(self) -> None:
-        if rest := self._written % self._layout.chunk_bytes:
-            self._write(np.zeros(self._layout.chunk_bytes - rest, np.uint8))
+        if rest := self._written % self._chunk_bytes:
+            self._write(np.zeros(self._chunk_bytes - rest, np.uint8))
         *checksums, _ = self._checksums
         self._file.write(np.array(checksums, "<u4").tobytes())
-        size, chunks = self._layout.chunk_bytes, len(checksums)
-        index = np.full((self._layout.shard_chunks, 2), NO_CHUNK, "<u8")
-        index[:chunks, 0] = np.arange(chunks) * size
-        index[:chunks, 1] = size
-        self._file.write(_with_checksum(index.tobytes()))
+        self._file.write(_shard_index(self._spec, len(checksums)))
 
     def _write(self, data: NDArray[np.uint8]) -> None:
         data.flags.writeable = False  # or its checksum would be refused
         self._file.write(data.data)
         while len(data):
-            room = self._layout.chunk_bytes - self._written % self._layout.chunk_bytes
+            room = self._chunk_bytes - self._written % self._chunk_bytes
             part, data = data[:room], data[room:]
             self._checksums[-1] = extend(self._checksums[-1], part)
             self._written += len(part)
             if len(part) == room:
                 self._checksums.append(_seed(self._chunk + len(self._checksums)))
+
+
+def _shard_index(spec: FeatureSpec, chunks: int) -> bytes:
+    """The index of a shard that has its first `chunks` chunks."""
+    index = np.full((spec.shard_chunks, 2), NO_CHUNK, "<u8")
+    index[:chunks, 0] = np.arange(chunks) * spec.chunk_bytes
+    index[:chunks, 1] = spec.chunk_bytes
+    data = index.tobytes()
+    return data + int(extend(0, data)).to_bytes(4, "little")
 
 
 def all_finite(numbers: NDArray[Any]) -> bool:
@@ -201,70 +105,53 @@ def all_finite(numbers: NDArray[Any]) -> bool:
     return bool(signed.max() < positive and unsigned.max() < negative)
 
 
-@dataclass(frozen=True, eq=False)
-class ShardFile:
-    """A shard's file, whose index was read and found whole."""
-
-    path: str
-    starts: NDArray[np.int64]  # byte of the file at which each chunk starts; negative for a missing chunk
-    checksums: NDArray[np.uint32] | None
-    in_order: int | None  # number of chunks, if they begin the file without a gap
-
-    @staticmethod
-    def read(path: str, layout: ArrayLayout) -> "ShardFile":
-        try:
-            with open(path, "rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                if size < layout.index_bytes:
-                    raise ValueError("it does not hold the index of its chunks")
-                file.seek(0 if layout.index_first else size - layout.index_bytes)
-                starts = _read_index(file.read(layout.index_bytes), layout, size)
-                chunks = int(np.count_nonzero(starts >= 0))
-                checksums = _read_checksums(file, chunks, layout, size) if layout.checksums else None
-        except ValueError as error:
-            raise UserError(f"{path} is damaged: {error}; {CURE}") from None
-        in_order = np.array_equal(starts[:chunks], np.arange(chunks) * layout.chunk_bytes)
-        return ShardFile(path, starts, checksums, chunks if in_order else None)
+def read_checksums(path: str, spec: FeatureSpec) -> NDArray[np.uint32]:
+    """Returns the checksum of each chunk that a shard has; a file that is laid out otherwise is refused."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        chunks = (size - 16 * spec.shard_chunks - 4) // (spec.chunk_bytes + 4)
+        if 0 <= chunks <= spec.shard_chunks:
+            file.seek(chunks * spec.chunk_bytes)
+            checksums = file.read(4 * chunks)
+            if file.read() == _shard_index(spec, chunks):
+                return np.frombuffer(checksums, "<u4")
+    raise UserError(f"{path} is damaged: it does not hold the index of its chunks; {CURE}")
 
 
 class MappedRows:
     """Maps all shards one behind the other: a single flat, read-only ndarray.
 
-    `shard` opens a shard by its number when one of its rows is first wanted. Safe to fork: mappings stay. A file that
-    is cut while it is mapped ends the process (SIGBUS), as with np.memmap.
+    `opened` gives a shard's path and checksums when one of its rows is first wanted. Safe to fork: mappings stay. A
+    file that is cut while it is mapped ends the process (SIGBUS), as with np.memmap.
     """
 
-    def __init__(self, layout: ArrayLayout, shard: Callable[[int], ShardFile]) -> None:
-        self.layout, self._shard = layout, shard
-        if layout.shard_bytes % mmap.PAGESIZE:
-            rows = math.lcm(layout.row_bytes, mmap.PAGESIZE) // layout.row_bytes
+    def __init__(self, spec: FeatureSpec, shards: int, opened: Callable[[int], tuple[str, NDArray[np.uint32]]]) -> None:
+        self._opened = opened
+        self._row_bytes, self._chunk_bytes = spec.row_bytes, spec.chunk_bytes
+        self._chunk_rows, self._shard_rows, self._shard_chunks = spec.chunk_rows, spec.shard_rows, spec.shard_chunks
+        self._shard_bytes = self._shard_rows * self._row_bytes
+        if self._shard_bytes % mmap.PAGESIZE:
+            rows = math.lcm(self._row_bytes, mmap.PAGESIZE) // self._row_bytes
             raise UserError(
-                f"shards of {layout.shard_rows:,} rows do not end on this machine's pages of {mmap.PAGESIZE:,} bytes: "
+                f"shards of {self._shard_rows:,} rows do not end on this machine's pages of {mmap.PAGESIZE:,} bytes: "
                 f"build them with rows_per_shard a multiple of {rows:,}"
             )
-        self.shape, self.dtype = (layout.rows, *layout.row_shape), layout.dtype
-        self._space = _Addresses(layout.shards * layout.shard_bytes)
+        self._space = _Addresses(shards * self._shard_bytes)
         self._bytes = np.asarray(self._space)
-        self._values = self._bytes.view(layout.dtype).reshape(-1, *layout.row_shape)
-        self._is_small = layout.row_bytes < READ_AROUND
-        self._mapped = np.zeros(layout.shards, bool)
-        self._paths = [""] * layout.shards
-        chunks = layout.shards * layout.shard_chunks
-        self._unchecked = np.zeros(chunks, bool)
-        self._checksums = np.empty(chunks, np.uint32)  # both take memory only where a shard is mapped
+        self._values = self._bytes.view(spec.dtype).reshape(-1, *spec.row_shape)
+        self._mapped = np.zeros(shards, bool)
+        self._paths = [""] * shards
+        self._unchecked = np.zeros(shards * self._shard_chunks, bool)
+        self._checksums = np.empty(len(self._unchecked), np.uint32)  # both take memory only where a shard is mapped
 
     def map(self, shard: int) -> None:
-        found = self._shard(shard)
-        if found.in_order is None:
-            raise UserError(f"{found.path} is damaged: its chunks are not in order; {CURE}")
-        self._space.place(
-            shard * self.layout.shard_bytes, found.path, found.in_order * self.layout.chunk_bytes, self._is_small
-        )
-        if found.checksums is not None:
-            first = shard * self.layout.shard_chunks
-            self._checksums[first : first + found.in_order] = found.checksums
-            self._unchecked[first : first + found.in_order] = True
-        self._paths[shard] = found.path
+        path, checksums = self._opened(shard)
+        size = len(checksums) * self._chunk_bytes
+        self._space.place(shard * self._shard_bytes, path, size, alone=self._row_bytes < READ_AROUND)
+        first = shard * self._shard_chunks
+        self._checksums[first : first + len(checksums)] = checksums
+        self._unchecked[first : first + len(checksums)] = True
+        self._paths[shard] = path
         self._mapped[shard] = True  # only now may another thread read it
 
     def map_all(self) -> None:
@@ -274,13 +161,13 @@ class MappedRows:
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copies rows, which lie within the array, to `out`, which has their shape and dtype."""
         if not self._mapped.all():
-            shards = np.unique(rows // self.layout.shard_rows)
+            shards = np.unique(rows // self._shard_rows)
             for shard in shards[~self._mapped[shards]].tolist():
                 self.map(shard)
-        chunks = rows // self.layout.chunk_rows
+        chunks = rows // self._chunk_rows
         fresh = self._unchecked[chunks]
         unread = np.unique(chunks[fresh]).tolist() if fresh.any() else []
-        size = self.layout.row_bytes
+        size = self._row_bytes
         is_warm = self._space.in_memory(rows[:: max(1, len(rows) // PROBES)] * size + size // 2)
         if unread or not is_warm:
             self._ask_for(unread, np.unique(rows[~fresh]).tolist())
@@ -293,11 +180,11 @@ class MappedRows:
 
     def run(self, first: int, stop: int) -> NDArray[Any]:
         """A view of consecutive rows of one shard, checked as `take` does; nothing is copied."""
-        layout, size = self.layout, self.layout.row_bytes
+        size = self._row_bytes
         if first < stop:
-            if not self._mapped[first // layout.shard_rows]:
-                self.map(first // layout.shard_rows)
-            chunks = range(first // layout.chunk_rows, -(-stop // layout.chunk_rows))
+            if not self._mapped[first // self._shard_rows]:
+                self.map(first // self._shard_rows)
+            chunks = range(first // self._chunk_rows, -(-stop // self._chunk_rows))
             fresh = [chunk for chunk in chunks if self._unchecked[chunk]]
             self._ask_for(fresh, [])
             for chunk in fresh:
@@ -307,79 +194,26 @@ class MappedRows:
 
     def _ask_for(self, chunks: list[int], rows: list[int]) -> None:
         """Asks a cold disk for a whole batch at once."""
-        for size, places in ((self.layout.chunk_bytes, chunks), (self.layout.row_bytes, rows)):
+        for size, places in ((self._chunk_bytes, chunks), (self._row_bytes, rows)):
             for place in places:
                 self._space.will_need(place * size, size)
 
     def _receive(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Checks and copies row by row, in the disk's order, while others arrive."""
         for place in np.argsort(rows).tolist():
-            chunk = int(rows[place]) // self.layout.chunk_rows
+            chunk = int(rows[place]) // self._chunk_rows
             if self._unchecked[chunk]:
                 self._check(chunk)
             out[place] = self._values[rows[place]]
 
     def _check(self, chunk: int) -> None:
-        size = self.layout.chunk_bytes
+        size = self._chunk_bytes
         if extend(_seed(chunk), self._bytes[chunk * size : (chunk + 1) * size]) != self._checksums[chunk]:
-            first, stop = chunk * self.layout.chunk_rows, (chunk + 1) * self.layout.chunk_rows
+            first, stop = chunk * self._chunk_rows, (chunk + 1) * self._chunk_rows
             rows = f"row {first}" if stop == first + 1 else f"one of the rows {first} to {stop - 1}"
-            path = self._paths[first // self.layout.shard_rows]
+            path = self._paths[first // self._shard_rows]
             raise UserError(f"{path} is damaged: {rows} is not what was written; {CURE}")
         self._unchecked[chunk] = False
-
-
-class DecodedRows:
-    """Reads any other array through zarr-python."""
-
-    def __init__(self, folder: str) -> None:
-        try:
-            import zarr  # only archives need it
-        except ImportError:
-            raise UserError(f"{folder} is not stored plainly; zarr-python decodes it: pip install zarr") from None
-        self._array = zarr.open_array(folder, mode="r")
-        self.shape, self.dtype = self._array.shape, np.dtype(self._array.dtype)
-
-    def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        out[...] = self._array.oindex[rows]
-
-
-ArrayRows: TypeAlias = MappedRows | DecodedRows
-
-
-def open_array(folder: str, complete: bool = False) -> ArrayRows:
-    """Opens any Zarr v3 array in a local folder; chunks that a writer left out read as the fill value.
-
-    With `complete`, a shard that lacks a chunk is refused, if that can be seen without decoding it. An array of ours
-    with short shards, as ragged ones have, is refused.
-    """
-    try:
-        with open(f"{folder}/zarr.json", "rb") as file:
-            about = json.load(file)
-        layout = ArrayLayout.of(about)
-    except FileNotFoundError:
-        raise UserError(f"{folder} is no Zarr v3 array: it has no zarr.json") from None
-    except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{folder}/zarr.json describes no array ({error!r})") from error
-    if layout is None:
-        return DecodedRows(folder)
-    paths = [f"{folder}/{layout.shard_key(shard)}" for shard in range(layout.shards)]
-    if layout.checksums and (missing := [path for path in paths if not os.path.exists(path)]):
-        raise UserError(f"{missing[0]} is missing: xmodal leaves no shard out; {CURE}")
-    shards = {number: ShardFile.read(path, layout) for number, path in enumerate(paths) if os.path.exists(path)}
-    for number, shard in shards.items():
-        if complete and (shard.starts[: layout.chunks_of(number)] < 0).any():
-            raise UserError(f"{shard.path} was never written as a whole: what it lacks would be read as zeros")
-    is_whole = len(shards) == len(paths) and all(
-        shard.in_order is not None and shard.in_order >= layout.chunks_of(number) for number, shard in shards.items()
-    )
-    if is_whole and layout.shard_bytes % mmap.PAGESIZE == 0:
-        rows = MappedRows(layout, shards.__getitem__)
-        rows.map_all()
-        return rows
-    if layout.checksums:
-        raise UserError(f"{folder} has shards of fewer rows than its others: xmodal.features.FeatureStore reads them")
-    return DecodedRows(folder)
 
 
 def buffer(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -473,35 +307,3 @@ def _map(address: int | None, size: int, protection: int, flags: int, descriptor
 def _seed(chunk: int) -> int:
     """Starts a chunk's checksum with its number."""
     return int(extend(0, chunk.to_bytes(8, "little")))
-
-
-def _with_checksum(data: bytes) -> bytes:
-    return data + int(extend(0, data)).to_bytes(4, "little")
-
-
-def _read_index(data: bytes, layout: ArrayLayout, size: int) -> NDArray[np.int64]:
-    if data != _with_checksum(data[:-4]):
-        raise ValueError("it does not hold the index of its chunks")
-    offsets, lengths = np.frombuffer(data[:-4], "<u8").reshape(-1, 2).T
-    there = (offsets != NO_CHUNK) | (lengths != NO_CHUNK)
-    starts = np.where(there, offsets, 0).astype(np.int64)
-    outside = (starts < 0) | (starts > size - layout.chunk_bytes) | (lengths != layout.chunk_bytes)
-    if outside[there].any():
-        raise ValueError("its index points outside of it")
-    return np.where(there, starts, -1)
-
-
-def _read_checksums(file: BinaryIO, chunks: int, layout: ArrayLayout, size: int) -> NDArray[np.uint32]:
-    """Reads the checksums behind the chunks, which are in order and begin the file."""
-    if size != chunks * (layout.chunk_bytes + 4) + layout.index_bytes:
-        raise ValueError(f"its {size:,} bytes are not those of {chunks:,} chunks")
-    file.seek(chunks * layout.chunk_bytes)
-    return np.frombuffer(file.read(4 * chunks), "<u4")
-
-
-def _plain_dtype(name: object, codecs: object) -> np.dtype[Any] | None:
-    """Returns None if the bytes of a chunk are not the rows as numpy has them."""
-    if not re.fullmatch(r"bool|u?int(8|16|32|64)|float(16|32|64)", str(name)):
-        return None
-    dtype = np.dtype(str(name)).newbyteorder("<")
-    return dtype if codecs == [PLAIN] or (codecs == [{"name": "bytes"}] and dtype.itemsize == 1) else None

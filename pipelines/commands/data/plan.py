@@ -11,8 +11,6 @@ from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import size
 from pipelines.engine.progress_line import duration
 
-GROUP = "data"
-
 
 def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS[/STAGE]")

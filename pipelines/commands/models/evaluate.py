@@ -19,7 +19,6 @@ from typing import Any
 from pipelines.commands import Args, Parser, _flags
 from xmodal.errors import UserError
 
-GROUP = "models"
 WEIGHTS = (".pth", ".pt", ".tar")
 
 

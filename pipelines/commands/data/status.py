@@ -12,8 +12,6 @@ from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import absent, counts, failures, size
 from xmodal.errors import UserError
 
-GROUP = "data"
-
 
 def flags(parser: Parser) -> None:
     parser.add_argument("corpora", nargs="*", metavar="CORPUS", help="only what is of these: names, mine.py or a list")

@@ -10,8 +10,6 @@ examples:
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import command
 
-GROUP = "data"
-
 
 def flags(parser: Parser) -> None:
     _flags.root(parser)

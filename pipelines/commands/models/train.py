@@ -15,8 +15,6 @@ from pathlib import Path
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import command
 
-GROUP = "models"
-
 
 def flags(parser: Parser) -> None:
     add = parser.add_argument

@@ -12,8 +12,6 @@ from typing import Any
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from xmodal.errors import UserError
 
-GROUP = "installation"
-
 
 def flags(parser: Parser) -> None:
     stages = f"stages: {', '.join(_flags.stage_names())}; `xmodal recipes` lists the recipes"

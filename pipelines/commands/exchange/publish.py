@@ -8,8 +8,6 @@ from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import size
 from xmodal.errors import UserError
 
-GROUP = "exchange"
-
 
 def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS")

@@ -9,7 +9,6 @@ examples:
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from xmodal.errors import UserError
 
-GROUP = "models"
 PROBED = ("unknown", "erased", "mixed")
 
 

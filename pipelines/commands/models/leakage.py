@@ -9,8 +9,6 @@ from typing import Any
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 
-GROUP = "models"
-
 
 def flags(parser: Parser) -> None:
     add = parser.add_argument

@@ -9,8 +9,6 @@ from typing import Any
 
 from pipelines.commands import Args, Lines, Parser, _flags
 
-GROUP = "data"
-
 
 def flags(parser: Parser) -> None:
     _flags.root(parser, required=False)

@@ -9,8 +9,6 @@ examples:
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 
-GROUP = "installation"
-
 
 def flags(parser: Parser) -> None:
     _flags.root(parser, required=False)

@@ -7,8 +7,6 @@ examples:
 
 from pipelines.commands import Args, Lines, Parser, Result
 
-GROUP = "models"
-
 
 def flags(parser: Parser) -> None:
     """It takes none."""

@@ -14,10 +14,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
-from pipelines.commands.build import outputs
+from pipelines.commands.data.build import outputs
 from xmodal.errors import UserError
-
-GROUP = "installation"
 
 
 def flags(parser: Parser) -> None:

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 
-GROUP = "models"
-
 
 def flags(parser: Parser) -> None:
     parser.add_argument("names", nargs="*", metavar="PAPER|TABLE", help="a paper, or one of its tables (default: all)")

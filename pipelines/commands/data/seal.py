@@ -6,7 +6,6 @@ examples:
 
 from pipelines.commands import Args, Lines, Parser, _flags
 
-GROUP = "data"
 Sealed = dict[str, dict[str, str]]  # of each corpus, the identity of each part
 
 

@@ -23,7 +23,6 @@ from typing import Any
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from xmodal.errors import UserError
 
-GROUP = "data"
 WEB_PAGE = b"<html>the page is gone</html>"
 FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 

@@ -7,8 +7,6 @@ examples:
 
 from pipelines.commands import Args, Parser
 
-GROUP = "installation"
-
 
 def flags(parser: Parser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh"))

@@ -8,8 +8,6 @@ examples:
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import counts
 
-GROUP = "models"
-
 
 def flags(parser: Parser) -> None:
     parser.add_argument("corpus", metavar="CORPUS", help="a corpus or a file mine.py, with records under the root")

@@ -8,8 +8,6 @@ examples:
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import features
 
-GROUP = "exchange"
-
 
 def flags(parser: Parser) -> None:
     add = parser.add_argument

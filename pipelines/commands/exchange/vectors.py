@@ -15,8 +15,6 @@ from pathlib import Path
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from xmodal.errors import UserError
 
-GROUP = "exchange"
-
 
 def flags(parser: Parser) -> None:
     add = parser.add_argument

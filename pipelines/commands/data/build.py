@@ -20,8 +20,6 @@ from contextlib import suppress
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import absent, command, counts, failures
 
-GROUP = "data"
-
 
 def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS[/STAGE]")
@@ -48,10 +46,9 @@ def run(args: Args) -> Result:
     for work, stages in targets:
         work.refuse_early(stages)
     for work, stages in targets:
-        corpus, place = work.corpus, work.options.list_at
-        with building(storage, corpus, place):
+        with building(storage, work.found):
             rows += build_stages(work, stages)
-        notes += hints(storage, corpus, place, of_clips=any(is_of(stage, "clip") for stage in stages))
+        notes += hints(storage, work.found, of_clips=any(is_of(stage, "clip") for stage in stages))
     lacking = [_name(row) for row in rows if _lacks(row, args.most_absent)]
     return {"root": storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)], "too_much_absent": lacking}
 
