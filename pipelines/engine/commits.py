@@ -7,7 +7,7 @@
 
 Units without files share one record a call, so that a tiny unit does not cost an inode and two fsyncs. A crash after 1
 leaves rubbish, after 2 a record that the next driver publishes. Work that is done twice, by orphaned workers or two
-drivers, loses at 2 or writes the same record. `_runs/` may differ between runs. Run `make chaos` after a change.
+drivers, loses at 2 or writes the same record. Run `make chaos` after a change.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ from itertools import groupby
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from pipelines.engine.journal import Journal
-from pipelines.engine.stage import Counts
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output, Unit
 from xmodal.root.storage import Storage
 
 TAB = b"\t"
 _UNIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}")
-_FILE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9._=+-]{0,199}(?<!\.)(/[A-Za-z0-9.][A-Za-z0-9._=+-]{0,199}(?<!\.))*")
+_PART = r"[A-Za-z0-9.][A-Za-z0-9._=+-]{0,199}(?<!\.)"
+_FILE_NAME = re.compile(rf"{_PART}(/{_PART})*")
 _OURS = {"stage.json", "units.tsv", "complete.json"}
 
 
@@ -44,7 +44,7 @@ class Record(NamedTuple):
 
 
 class UnitAttempt:
-    """The sink of one attempt at one unit."""
+    """Takes the files and failures of one unit, which readers see once the whole unit is committed."""
 
     def __init__(self, storage: Storage, attempts: str, unit: str) -> None:
         if not _UNIT_NAME.fullmatch(unit):
@@ -56,6 +56,7 @@ class UnitAttempt:
 
     @contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:
+        """A new file of the output, written from start to end; no other unit writes one of this name."""
         if name in self.files or name in _OURS or not _FILE_NAME.fullmatch(name):
             raise ValueError(f"unit {self.unit} cannot write a file {name!r}")
         with self._storage.writer(f"{self._folder}/{name}") as file:
@@ -64,9 +65,10 @@ class UnitAttempt:
         self.files[name] = hashing.checksum
 
     def fail(self, row: str, kind: str, reason: str) -> None:
+        """Keeps and counts a row that could not be done."""
         self._failures.append((_printable(row), kind, _printable(reason[:200])))
 
-    def line(self, counts: Counts, key: str | None) -> bytes:
+    def line(self, counts: Mapping[str, int], key: str | None) -> bytes:
         return Unit(self.unit, self.files, counts, tuple(sorted(self._failures)), key).line()
 
     def discard(self) -> None:
@@ -88,14 +90,14 @@ class Commits:
         return UnitAttempt(self._storage, self._attempts, unit)
 
     def find(self, name: str) -> Record | None:
-        """Finds a loose record, and publishes its files: its writer may have died before that."""
+        """Finds a loose record, and publishes its files in place of a writer that died."""
         lines, attempt = self._read_loose(name)
         if attempt:
             self._publish(Unit.from_line(lines).files, attempt)
         return Record(name, lines) if lines else None
 
     def _read_loose(self, name: str) -> tuple[bytes, str]:
-        """The lines of a record, none if it is not there, and the attempt that it names, if it has files."""
+        """Lines and attempt of a record; both are empty if there is none."""
         key = f"{self._loose}/{name}"
         try:
             record = self._storage.read(key)
@@ -110,7 +112,7 @@ class Commits:
         return lines, attempt
 
     def commit(self, attempt: UnitAttempt, line: bytes) -> Record:
-        """Commits this attempt and returns its record, or the winner's if another attempt was first."""
+        """Returns the record of this attempt, or the winner's if another was first."""
         won = self._storage.create(f"{self._loose}/{attempt.unit}", _sign(line, attempt.name))
         # A put whose answer was lost is tried again by the storage's client, and then finds its own record.
         if won or self._read_loose(attempt.unit)[1] == attempt.name:
@@ -120,13 +122,14 @@ class Commits:
         return self.find(attempt.unit) or Record(attempt.unit, line)
 
     def commit_together(self, lines: list[bytes]) -> Record:
-        """Commits units that wrote no files, in one record."""
-        record = Record("~" + hashlib.sha256(b"".join(lines)).hexdigest()[:32], b"".join(lines))
-        self._storage.create(f"{self._loose}/{record.name}", _sign(record.lines, ""))
+        """Commits units without files."""
+        data = b"".join(lines)
+        record = Record(f"~{hashlib.sha256(data).hexdigest()[:32]}", data)
+        self._storage.create(f"{self._loose}/{record.name}", _sign(data, ""))
         return record
 
     def adopt(self) -> None:
-        """Finishes what an earlier driver was killed at: forgetting units, publishing and gathering loose records."""
+        """Finishes what an earlier driver was killed at."""
         with suppress(FileNotFoundError):
             self._forget(set(self._storage.read(self._forgotten).decode().split("\n")), list(self.units()))
         names = self._storage.names(self._loose)
@@ -146,7 +149,7 @@ class Commits:
             self._journal.merge()
 
     def lines(self, loose: bool = False) -> Iterator[bytes]:
-        """Lines of all gathered units, once each, sorted by unit; with `loose` also those not gathered yet."""
+        """Lines of all gathered units, sorted; with `loose` also those not gathered yet."""
         records = [self._read_loose(name) for name in self._storage.names(self._loose)] if loose else []
         ungathered = sorted(line for lines, _ in records for line in lines.splitlines(keepends=True))
         previous = b""
@@ -161,16 +164,14 @@ class Commits:
             yield line
 
     def forget(self, names: Collection[str], among: Iterable[Unit]) -> None:
-        """Deletes the named units, so that they are done again. `among` are all committed units.
-
-        Files are deleted before their records, since new files may not replace them. After a kill `adopt` goes on.
-        """
+        """Deletes units, so that they are done again; `among` are all committed ones. After a kill `adopt` goes on."""
         units = list(among)
         self._storage.delete(f"{self._folder}/complete.json")
         self._storage.write(self._forgotten, "\n".join(sorted(names)).encode())
         self._forget(names, units)
 
     def _forget(self, names: Collection[str], units: list[Unit]) -> None:
+        # Before their records, since new files may not replace them.
         self._storage.delete(*(f"{self._folder}/{file}" for unit in units if unit.name in names for file in unit.files))
         self._journal.replace(unit.line() for unit in units if unit.name not in names)
         self._storage.delete(self._forgotten)
@@ -179,7 +180,7 @@ class Commits:
         return map(Unit.from_line, self.lines(loose))
 
     def take(self, unit: Unit, other: Output) -> Record | None:
-        """Takes a unit over from another output by linking its files; None if that output has lost one."""
+        """Links a unit's files from another output; None if that has lost one."""
         if any(self._storage.size(f"{other.folder}/{name}") != size for name, (size, _) in unit.files.items()):
             return None
         for name in unit.files:
@@ -187,7 +188,7 @@ class Commits:
         return Record(unit.name, unit.line())
 
     def sweep(self) -> None:
-        """Deletes the files that losing and killed attempts left behind."""
+        """Deletes what losing and killed attempts left behind."""
         self._storage.delete_folder(self._attempts)
 
     def _publish(self, files: Mapping[str, tuple[int, str]], attempt: str) -> None:
@@ -203,7 +204,7 @@ class Commits:
 
 
 class HashingFile(io.BufferedIOBase):
-    """Passes bytes on, and computes their size and checksum."""
+    """Passes bytes on, and sums them up."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._digest, self._size = file, hashlib.sha256(), 0
@@ -223,6 +224,7 @@ class HashingFile(io.BufferedIOBase):
 
     @property
     def checksum(self) -> tuple[int, str]:
+        """Size and sha256."""
         return self._size, self._digest.hexdigest()
 
 

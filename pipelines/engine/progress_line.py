@@ -33,8 +33,8 @@ class ProgressLine:
         started = shown = logged = time.monotonic()
         now_done = done
 
-        def line(now: float) -> str:
-            return _line(name, now_done, done, total, unit, now - started)
+        def line() -> str:
+            return _line(name, now_done, done, total, unit, time.monotonic() - started)
 
         def tick(count: int) -> None:
             nonlocal now_done, shown, logged
@@ -42,26 +42,26 @@ class ProgressLine:
             now = time.monotonic()
             if now - logged >= LOG_SECONDS:
                 logged = now
-                self._log(line(now))
+                self._log(line())
             if now - shown >= (TERMINAL_SECONDS if self._redraws else LOG_SECONDS):
                 shown = now
-                self._draw(line(now))
+                self._draw(line())
 
         try:
             yield tick
         finally:
-            last = line(time.monotonic())
+            last = line()
             self._log(last)
             self._draw(last, is_last=True)
 
     def _draw(self, line: str, is_last: bool = False) -> None:
         if self._quiet:
             return
+        end = "\n"
         if self._redraws:
-            fits = line[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be redrawn
-            print(f"\r\x1b[K{fits}", end="\n" if is_last else "", file=self._stream, flush=True)
-        else:
-            print(line, file=self._stream, flush=True)
+            line = f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}"  # one that wraps cannot be redrawn
+            end = "\n" if is_last else ""
+        print(line, end=end, file=self._stream, flush=True)
 
 
 def _line(name: str, now_done: int, before: int, total: int, unit: str, seconds: float) -> str:

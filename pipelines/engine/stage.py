@@ -8,10 +8,10 @@ their sha256, the device class and dtype where they change numbers) and nothing 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from pipelines.engine.commits import UnitAttempt
 from xmodal import __version__
 from xmodal.root.identity import DIGITS, fingerprint, to_plain
 from xmodal.root.outputs import LAYOUT, Output
@@ -20,6 +20,7 @@ Config = TypeVar("Config")
 Work = TypeVar("Work")
 Inputs = tuple[Output, ...]
 Counts = Mapping[str, int]
+Sink = UnitAttempt
 
 
 def one_unit(name: str, work: Work, config: Any, inputs: Inputs) -> Iterator[tuple[str, Work]]:
@@ -30,16 +31,6 @@ def one_unit(name: str, work: Work, config: Any, inputs: Inputs) -> Iterator[tup
 def given(default: object = "") -> Any:
     """Declares a field that the stage fills in itself: it is no setting."""
     return field(default=default, metadata={"given": True})
-
-
-class Sink(Protocol):
-    """Takes the files of one unit, which readers see once the whole unit is committed."""
-
-    def file(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """A new file of the output, written from start to end; no other unit writes one of this name."""
-
-    def fail(self, row: str, kind: str, reason: str) -> None:
-        """Keeps and counts a row that could not be done."""
 
 
 @dataclass(frozen=True)

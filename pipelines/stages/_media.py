@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from pipelines.stages import Needs, Pairs
 from pipelines.stages._arrays import ArrayIndex, ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
-from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.networks import ResNet, load, pixels, weights_sha256
 from xmodal.media.images import OnTruncated, UnreadableImage
 from xmodal.raw.archives import Archives, MissingMedia, archive_of
@@ -26,17 +25,8 @@ from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import TRUNCATED, Output
 from xmodal.root.sealed_sets import read_lock
 
-
-class ItemRows(Protocol):
-    """A config whose field `items` is the fingerprint of the planned items."""
-
-    @property
-    def spec(self) -> FeatureSpec: ...
-    @property
-    def items(self) -> str: ...
-
-
-C = TypeVar("C", bound=ItemRows)
+Checksums = tuple[tuple[str, str | None], ...]  # of files; None where one is absent
+C = TypeVar("C")
 R = TypeVar("R", bound=ResNet)
 
 
@@ -46,7 +36,7 @@ class PictureExtractor:
 
     see: Callable[[bytes, OnTruncated | None], NDArray[Any]]  # raises UnreadableImage
     rows: Callable[[NDArray[Any]], NDArray[Any]]
-    blank: NDArray[Any]  # takes the place of a picture that cannot be had, so that the batch keeps its order
+    blank: NDArray[Any]  # takes the place of a picture that cannot be had
     batch_size: int
     provenance: Mapping[str, object]
 
@@ -60,13 +50,14 @@ def picture_stage(
 def media_stage(
     name: str, config: C, needs: Needs, version: int, opened: Callable[[C, Inputs], ArrayWriter]
 ) -> Stage[C, ArrayIndex | ArrayShard]:
-    """An array with a row, or a run of rows, an item; a shard reads its media, and the files that these lie in."""
-    config = replace(config, items=fingerprint_of(needs.items))  # type: ignore[type-var]
-    return array_stage(name, config, (needs["media"],), version, partial(_planned, needs.items), opened)
+    """An array with a row, or a run of rows, an item; the config has its `spec`, and a field `items` to fill in."""
+    items = needs.items
+    config = replace(config, items=fingerprint_of(items))  # type: ignore[type-var]
+    return array_stage(name, config, (needs["media"],), version, partial(_planned, items), opened)
 
 
 def with_weights(config: R, needs: Needs) -> tuple[R, Path | None, Resources]:
-    """The config with the checksum of the user's file of weights, if any; that file; what a worker needs."""
+    """The config with the checksum of the user's file, if any; that file; what a worker needs."""
     file = needs.files.get("weights")
     config = replace(config, weights=f"sha256:{weights_sha256(file)}") if file else config
     return config, file, Resources(gpus=float(config.device == "cuda"))
@@ -81,21 +72,21 @@ def resnet_extractor(weights: Path | None, config: ResNet) -> PictureExtractor:
 
 
 def fingerprint_of(items: Pairs) -> str:
-    """Corpora with the same list share the rows."""
     late = next((later for (earlier, _), (later, _) in pairwise(items) if earlier >= later), None)
     assert late is None, f"items ascend by id and have one row each, but {late!r} comes too late"
     return fingerprint(items)
 
 
-def bytes_of_rows(config: ItemRows, items: int, before: Mapping[str, Output]) -> float:
+def bytes_of_rows(config: Any, items: int, before: Mapping[str, Output]) -> float:
     """Estimates an array with a row an item."""
-    return items * config.spec.row_bytes
+    return float(items * config.spec.row_bytes)
 
 
-def _planned(items: Pairs, config: ItemRows, inputs: Inputs) -> PlannedArray:
+def _planned(items: Pairs, config: Any, inputs: Inputs) -> PlannedArray:
+    """A shard reads its media, and the files that these lie in."""
     sealed = checksums(inputs[0])
 
-    def reads(rows: range) -> tuple[tuple[str, ...], tuple[tuple[str, str | None], ...]]:
+    def reads(rows: range) -> tuple[tuple[str, ...], Checksums]:
         media = tuple(path for _, path in items[rows.start : rows.stop])
         return media, files_of(sealed, media)
 
@@ -104,17 +95,16 @@ def _planned(items: Pairs, config: ItemRows, inputs: Inputs) -> PlannedArray:
 
 @lru_cache(maxsize=4)
 def checksums(sealed: Output) -> Mapping[str, str | None]:
-    """The sha256 of every file of a sealed set, None where it is absent."""
     return {locked.path: locked.sha256 for locked in read_lock(sealed)}
 
 
-def files_of(sealed: Mapping[str, str | None], media: Iterable[str]) -> tuple[tuple[str, str | None], ...]:
+def files_of(sealed: Mapping[str, str | None], media: Iterable[str]) -> Checksums:
     """The files that these media are, or lie in, with their checksums."""
     files = sorted({each if each in sealed else archive_of(each) for each in media})
     return tuple((file, sealed.get(file)) for file in files)
 
 
-def _open(opened: Callable[[C], PictureExtractor], config: C, inputs: Inputs) -> ArrayWriter:
+def _open(opened: Callable[[Any], PictureExtractor], config: Any, inputs: Inputs) -> ArrayWriter:
     extractor, archives = opened(config), Archives(raw_of(inputs[0]))
 
     def see(id: str, media: str, sink: Sink) -> NDArray[Any] | None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import write_table
-from pipelines.stages._media import checksums, files_of
+from pipelines.stages._media import Checksums, checksums, files_of
 from xmodal.checks.perceptual_hashes import hash_media
 from xmodal.media.images import UnreadableImage
 from xmodal.raw.archives import Archives, MissingMedia
@@ -51,7 +51,7 @@ class MediaBatch:
 
     number: int
     media: Media
-    sha256: tuple[tuple[str, str | None], ...]  # of every file that they are read from; None where it is absent
+    sha256: Checksums  # of every file that they are read from
 
 
 def planned(items: Iterable[Item]) -> Media:

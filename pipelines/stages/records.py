@@ -11,7 +11,7 @@ import numpy as np
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._media import checksums
+from pipelines.stages._media import Checksums, checksums
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of
@@ -45,7 +45,7 @@ STAGE = StageKind(name="records", config=RecordsConfig, needs=("sources",))
 class Files:
     """The work."""
 
-    sha256: tuple[tuple[str, str | None], ...]  # of every file that is read
+    sha256: Checksums
 
 
 def make(config: RecordsConfig, needs: Needs) -> Stage[RecordsConfig, Files]:
