@@ -14,7 +14,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from itertools import islice
 from typing import Any
@@ -121,7 +121,8 @@ class _Build:
         try:
             with progress.logged(log.say).over(stage.name, total=planned.total(), done=planned[True]) as tick:
                 if planned[False]:
-                    self._gather(run(OpenUnits(stage, self._inputs, self._storage.url), missing, stage.resources), tick)
+                    opened = partial(open_units, stage, self._inputs, self._storage.url)
+                    self._gather(run(opened, missing, stage.resources), tick)
             self._finish()
         except BaseException as error:
             log.say(f"ended by {type(error).__name__}: {error}")
@@ -220,53 +221,46 @@ def sum_up(stage: str, units: Iterable[Unit]) -> dict[str, object]:
     return {"units": number, "files": len(files), "bytes": size, "counts": counts, "failures": failures}
 
 
-@dataclass(frozen=True)
-class OpenUnits:
+def open_units(stage: Stage[Any, Any], inputs: Inputs, url: str) -> Worker:
     """Opens a stage in a worker, and gives the function that does and commits its units."""
+    storage = open_storage(url)
+    if storage.size(f"{stage.folder}/stage.json") is None:
+        raise UserError(f"a worker on {socket.gethostname()} {NOT_SHARED.format(url)}")
+    commits = Commits(storage, stage.folder)
+    do = stage.open(stage.config, tuple(Output(open_storage(i.storage.url), i.folder) for i in inputs))
 
-    stage: Stage[Any, Any]
-    inputs: Inputs
-    url: str
-
-    def __call__(self) -> Worker:
-        stage, storage = self.stage, open_storage(self.url)
-        if storage.size(f"{stage.folder}/stage.json") is None:
-            raise UserError(f"a worker on {socket.gethostname()} {NOT_SHARED.format(self.url)}")
-        commits = Commits(storage, stage.folder)
-        do = stage.open(stage.config, tuple(Output(open_storage(i.storage.url), i.folder) for i in self.inputs))
-
-        def units(call: Call) -> list[Record]:
-            records: list[Record] = []
-            bare: list[bytes] = []  # units without files
-            began = time.monotonic()
-            try:
-                for name, work in call:
-                    if record := commits.find(name):  # another driver's, or ours before the worker died
-                        records.append(record)
-                        continue
-                    attempt = commits.attempt(name)
-                    line = self._do(do, work, attempt)
-                    if attempt.files:
-                        records.append(commits.commit(attempt, line))
-                    else:
-                        bare.append(line)
-                    if bare and time.monotonic() - began > COMMIT_SECONDS:
-                        records.append(commits.commit_together(bare))
-                        began, bare = time.monotonic(), []
-            finally:  # also what was done before a unit raised
-                records += [commits.commit_together(bare)] if bare else []
-            return records
-
-        return units
-
-    def _do(self, do: Any, work: Any, attempt: UnitAttempt) -> bytes:
+    def line_of(attempt: UnitAttempt, work: Any) -> bytes:
         try:
             counts = do(work, attempt)
         except Exception as error:
             attempt.discard()
-            error.add_note(f"in unit {attempt.unit} of stage {self.stage.name}")
+            error.add_note(f"in unit {attempt.unit} of stage {stage.name}")
             raise
-        return attempt.line(counts, self.stage.work_key(work) if self.stage.reuse else None)
+        return attempt.line(counts, stage.work_key(work) if stage.reuse else None)
+
+    def units(call: Call) -> list[Record]:
+        records: list[Record] = []
+        bare: list[bytes] = []  # units without files
+        began = time.monotonic()
+        try:
+            for name, work in call:
+                if record := commits.find(name):  # another driver's, or ours before the worker died
+                    records.append(record)
+                    continue
+                attempt = commits.attempt(name)
+                line = line_of(attempt, work)
+                if attempt.files:
+                    records.append(commits.commit(attempt, line))
+                else:
+                    bare.append(line)
+                if bare and time.monotonic() - began > COMMIT_SECONDS:
+                    records.append(commits.commit_together(bare))
+                    began, bare = time.monotonic(), []
+        finally:  # also what was done before a unit raised
+            records += [commits.commit_together(bare)] if bare else []
+        return records
+
+    return units
 
 
 class _RunLog:

@@ -11,13 +11,11 @@ drivers, loses at 2 or writes the same record. Run `make chaos` after a change.
 """
 
 import hashlib
-import heapq
 import io
 import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import groupby
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from pipelines.engine.journal import Journal
@@ -153,7 +151,7 @@ class Commits:
         records = [self._read_loose(name) for name in self._storage.names(self._loose)] if loose else []
         ungathered = sorted(line for lines, _ in records for line in lines.splitlines(keepends=True))
         previous = b""
-        for line, _ in groupby(heapq.merge(self._journal.lines(), ungathered)):
+        for line in self._journal.lines(ungathered):
             name = line.partition(TAB)[0]
             if name == previous:
                 raise UserError(

@@ -38,10 +38,10 @@ class Journal:
         old, name = self._segments(), self.add(lines)
         self._storage.delete(*(f"{self._folder}/{other}" for other in old if other != name))
 
-    def lines(self) -> Iterator[bytes]:
-        """Reads every fact once, sorted by name, in bounded memory."""
+    def lines(self, more: Iterable[bytes] = ()) -> Iterator[bytes]:
+        """Reads every fact once, sorted by name, in bounded memory; `more` are sorted lines to be read among them."""
         with ExitStack() as files:
-            yield from _each_once(self._open_all(files))
+            yield from _each_once([*self._open_all(files), more])
 
     def merge(self) -> None:
         """Merges the smaller half of the segments if there are many."""
@@ -75,7 +75,7 @@ class Journal:
         return cast(BinaryIO, copy)
 
 
-def _each_once(segments: list[BinaryIO]) -> Iterator[bytes]:
+def _each_once(segments: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
     return (line for line, _ in itertools.groupby(heapq.merge(*segments)))
 
 

@@ -98,9 +98,9 @@ def write_files(sink: Sink, files: Mapping[str, bytes]) -> None:
             file.write(data)
 
 
-def write_table(sink: Sink, name: str, columns: Mapping[str, Any], schema: pa.Schema | None = None) -> None:
+def write_table(sink: Sink, name: str, table: pa.Table) -> None:
     with sink.file(name) as file:
-        pq.write_table(pa.table(columns, schema), file, compression="zstd", store_schema=False)
+        pq.write_table(table, file, compression="zstd", store_schema=False)
 
 
 def write_items(sink: Sink, spec: FeatureSpec, items: range, arrays: Iterable[NDArray[Any]]) -> int:

@@ -90,8 +90,7 @@ def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[MediaBatch, S
             except UnreadableImage as unreadable:
                 sink.fail(path, "unreadable", str(unreadable))
             rows.append({"media": path, "sha256": hashlib.sha256(data).hexdigest(), "looks": looks})
-        columns = {name: [row[name] for row in rows] for name in COLUMNS.names}
-        write_table(sink, f"part-{batch.number:06d}.parquet", columns, COLUMNS)
+        write_table(sink, f"part-{batch.number:06d}.parquet", pa.Table.from_pylist(rows, COLUMNS))
         return {"media": len(rows), "flat": flat}
 
     return work

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.engine.clip_sampler import ClipSampler, SampledClip, SampleRequest, Subsampling
@@ -138,8 +139,8 @@ def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
                 yield np.frombuffer(b"".join(own), np.uint8)
 
         write_items(sink, config.spec, work.rows, jpegs())
-        columns = {name: [row[name] for row in rows] for name in CLIPS.names}
-        write_table(sink, clips_file(work.first // config.spec.shard_items), columns, CLIPS)
+        shard = work.first // config.spec.shard_items
+        write_table(sink, clips_file(shard), pa.Table.from_pylist(rows, CLIPS))
         notes.add(took)
         notes.merge()
         return _counts(rows)

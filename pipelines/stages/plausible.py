@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+import pyarrow as pa
+
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import write_table
@@ -51,10 +53,11 @@ def _open(config: PlausibleConfig, inputs: Inputs) -> Callable[[range, Sink], Co
 
     def work(some: range, sink: Sink) -> Counts:
         if not some:
-            write_table(sink, ITEMS, {"id": sets.ids, "set": sets.of_item})
+            write_table(sink, ITEMS, pa.table({"id": sets.ids, "set": sets.of_item}))
             return {"items": len(sets.ids), "label sets": len(sets.sizes)}
         ones, others, levels = sets.near(some.start, some.stop)
-        write_table(sink, f"near-{some.start:08d}.parquet", {"one": ones, "other": others, "level": levels})
+        table = pa.table({"one": ones, "other": others, "level": levels})
+        write_table(sink, f"near-{some.start:08d}.parquet", table)
         return {"near pairs of sets": len(ones)}
 
     return work
