@@ -23,11 +23,6 @@ Counts = Mapping[str, int]
 Sink = UnitAttempt
 
 
-def one_unit(name: str, work: Work, config: Any, inputs: Inputs) -> Iterator[tuple[str, Work]]:
-    """Plans a single unit: `partial(one_unit, "words", None)`."""
-    yield name, work
-
-
 def given(default: object = "") -> Any:
     """Declares a field that the stage fills in itself: it is no setting."""
     return field(default=default, metadata={"given": True})
@@ -79,3 +74,19 @@ class Stage(Generic[Config, Work]):
     def _decides(self) -> dict[str, Any]:
         inputs = [{"stage": i.name if isinstance(i, Stage) else i.stage, "identity": i.identity} for i in self.inputs]
         return {"stage": self.name, "version": self.version, "config": to_plain(self.config), "inputs": inputs}
+
+
+def single(
+    name: str,
+    config: Config,
+    inputs: tuple[Any, ...],
+    version: int,
+    unit: str,
+    write: Callable[[Config, Inputs, Sink], Counts],
+) -> Stage[Config, None]:
+    """A stage with one unit."""
+
+    def opened(config: Config, inputs: Inputs) -> Callable[[None, Sink], Counts]:
+        return lambda work, sink: write(config, inputs, sink)
+
+    return Stage(name, config, lambda config, inputs: iter([(unit, None)]), opened, inputs, version)

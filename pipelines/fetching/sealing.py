@@ -3,10 +3,9 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from pipelines.engine.building import build
-from pipelines.engine.stage import Counts, Sink, Stage, one_unit
+from pipelines.engine.stage import Counts, Inputs, Sink, single
 from pipelines.fetching.ledger import FOLDERS, Ledger
 from xmodal.corpora import Source
 from xmodal.errors import UserError
@@ -37,7 +36,7 @@ def seal(ledger: Ledger, sources: list[Source], of_files: str) -> Output:
         digest.update(locked.line())
     config = Sealed(ledger.name, of_files, digest.hexdigest())
 
-    def write(work: None, sink: Sink) -> Counts:
+    def write(config: Sealed, inputs: Inputs, sink: Sink) -> Counts:
         digest, counts = hashlib.sha256(), {"present": 0, "absent": 0}
         with sink.file(LOCK) as file:
             for locked in _locked(ledger, sources):
@@ -49,8 +48,7 @@ def seal(ledger: Ledger, sources: list[Source], of_files: str) -> Output:
             raise UserError(f"the ledger of {config.name} changed while it was sealed: seal again")
         return counts
 
-    stage = Stage(FOLDERS[ledger.part], config, partial(one_unit, "lock", None), lambda config, inputs: write)
-    output = build(stage, ledger.storage)
+    output = build(single(FOLDERS[ledger.part], config, (), 1, "lock", write), ledger.storage)
     ledger.use(output.identity)
     return output
 

@@ -8,7 +8,6 @@ import hashlib
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage, one_unit
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage, single
 from pipelines.stages import Needs, StageKind
 from xmodal.batches.texts import VOCABULARY, WORDS
 from xmodal.errors import UserError
@@ -82,7 +81,7 @@ def make(config: VocabularyConfig, needs: Needs) -> Stage[VocabularyConfig, None
     members(records, config.split)  # refuses a split that is not there
     counted = Counted(**{field.name: getattr(config, field.name) for field in fields(Counted)})
     counts = Stage(COUNTS, counted, _plan_parts, _open_counting, (records,), VERSION)
-    return Stage(VOCABULARY, config, partial(one_unit, "words", None), _open_merging, (records, counts), VERSION)
+    return single(VOCABULARY, config, (records, counts), VERSION, "words", _merge)
 
 
 def _plan_parts(config: Counted, inputs: Inputs) -> Iterator[tuple[str, int]]:
@@ -118,23 +117,19 @@ def _captions(records: Output, group: int, config: Counted, items: pa.Array) -> 
     return captions
 
 
-def _open_merging(config: VocabularyConfig, inputs: Inputs) -> Callable[[None, Sink], Counts]:
+def _merge(config: VocabularyConfig, inputs: Inputs, sink: Sink) -> Counts:
     records, counts = inputs
-
-    def merge(work: None, sink: Sink) -> Counts:
-        if not counts.totals["counts"].get("captions"):
-            corpus = records.config["corpus"]
-            raise UserError(f"{corpus} has no {config.text} captions in {config.split!r} whose words could be counted")
-        totals = merged(_entries(counts, name) for name in sorted(counts.files))
-        made = Vocabulary.of_counts(totals, config.tokenizer, config.minimum_count, config.cleaning)
-        if len(made) == len(SPECIALS):
-            times = f"{config.minimum_count:,} times (vocabulary.minimum_count)"
-            raise UserError(f"no word of {config.split!r} occurs {times}")
-        with sink.file(WORDS) as file:
-            file.write(made.to_bytes())
-        return {"words": len(made)}
-
-    return merge
+    if not counts.totals["counts"].get("captions"):
+        corpus = records.config["corpus"]
+        raise UserError(f"{corpus} has no {config.text} captions in {config.split!r} whose words could be counted")
+    totals = merged(_entries(counts, name) for name in sorted(counts.files))
+    made = Vocabulary.of_counts(totals, config.tokenizer, config.minimum_count, config.cleaning)
+    if len(made) == len(SPECIALS):
+        least = f"{config.minimum_count:,} times (vocabulary.minimum_count)"
+        raise UserError(f"no word of {config.split!r} occurs {least}")
+    with sink.file(WORDS) as file:
+        file.write(made.to_bytes())
+    return {"words": len(made)}
 
 
 def merged(parts: Iterable[Iterator[Entry]]) -> Iterator[Entry]:
