@@ -13,7 +13,7 @@ import uuid
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import sha256
 from itertools import islice
@@ -43,7 +43,7 @@ Runner = Callable[[OpenWorker, Units, Resources], Iterator[Record]]  # runs unit
 
 
 class Pace:
-    """Chooses how many units one call does: as many as take about CALL_SECONDS, so that tiny ones cost little."""
+    """Chooses how many units one call does: as many as take about CALL_SECONDS."""
 
     def __init__(self) -> None:
         self._seconds_a_unit, self._size = CALL_SECONDS, 1
@@ -90,7 +90,7 @@ def build(
 
 
 def pending(stage: Stage[Any, Any], storage: Storage) -> tuple[int, int]:
-    """Counts the units of the plan and those left; the inputs must be finished."""
+    """Counts the units of the plan and those left, of a stage whose inputs are finished."""
     work = _Build(stage, storage)
     if work.output.complete:
         return work.output.totals["units"], 0
@@ -102,38 +102,34 @@ class _Build:
     """One stage whose inputs are finished."""
 
     def __init__(self, stage: Stage[Any, Any], storage: Storage) -> None:
-        self._stage, self._storage = stage, storage
-        self._inputs = tuple(i if isinstance(i, Output) else Output(storage, i.folder) for i in stage.inputs)
+        self.stage, self.storage = stage, storage
+        self.inputs = tuple(i if isinstance(i, Output) else Output(storage, i.folder) for i in stage.inputs)
         self.output = Output(storage, stage.folder)
-        self._commits = Commits(storage, stage.folder)
+        self.commits = Commits(storage, stage.folder)
 
     def bring_up_to_date(self, run: Runner, progress: ProgressLine) -> None:
-        stage = self._stage
-        self._describe()
-        self._commits.adopt()
+        stage = self.stage
+        self.describe()
+        self.commits.adopt()
         if stage.reuse:
             if stale := {name for line, name, work in self.compare() if line and not self.is_done(line, work)}:
-                self._commits.forget(stale, self._commits.units())
-            self._reuse()
+                self.commits.forget(stale, self.commits.units())
+            self.reuse()
         planned = Counter(line is not None for line, _, _ in self.compare())
-        log = _RunLog(self.output, planned=planned.total(), done=planned[True])
+        total, done = planned.total(), planned[True]
         missing = ((name, work) for line, name, work in self.compare() if line is None)
-        try:
-            with progress.logged(log.say).over(stage.name, total=planned.total(), done=planned[True]) as tick:
-                if planned[False]:
-                    opened = partial(open_units, stage, self._inputs, self._storage.url)
-                    self._gather(run(opened, missing, stage.resources), tick)
-            self._finish()
-        except BaseException as error:
-            log.say(f"ended by {type(error).__name__}: {error}")
-            raise
-        log.finished()
+        with _run_log(self.output, {"planned": total, "done_before": done}) as say:
+            with progress.logged(say).over(stage.name, total, done) as tick:
+                if done < total:
+                    opened = partial(open_units, stage, self.inputs, self.storage.url)
+                    self.gather(run(opened, missing, stage.resources), tick)
+            self.finish()
 
     def compare(self, loose: bool = False) -> Iterator[tuple[bytes | None, str, Any]]:
         """Every planned unit with the line of its commit, or None."""
-        stage, committed = self._stage, self._commits.lines(loose)
+        stage, committed = self.stage, self.commits.lines(loose)
         line, previous = next(committed, b""), ""
-        for name, work in stage.plan(stage.config, self._inputs):
+        for name, work in stage.plan(stage.config, self.inputs):
             if name <= previous:
                 raise ValueError(f"stage {stage.name} plans {name!r} after {previous!r}: unit names must ascend")
             found = _name_of(line)
@@ -148,32 +144,32 @@ class _Build:
 
     def is_done(self, line: bytes | None, work: Any) -> bool:
         """False too if the unit was committed for other inputs: a retry may have rebuilt what it reads."""
-        return line is not None and (not self._stage.reuse or Unit.from_line(line).key == self._stage.work_key(work))
+        return line is not None and (not self.stage.reuse or Unit.from_line(line).key == self.stage.work_key(work))
 
-    def _describe(self) -> None:
-        about = self._stage.about()
-        if self._storage.create(f"{self.output.folder}/stage.json", canonical_json(about)):
+    def describe(self) -> None:
+        about = self.stage.about()
+        if self.storage.create(f"{self.output.folder}/stage.json", canonical_json(about)):
             return
         if self.output.about | {"xmodal": about["xmodal"]} != json.loads(canonical_json(about)):
             raise UserError(f"{self.output.where}/stage.json is of another stage: delete its folder and build again")
 
-    def _reuse(self) -> None:
+    def reuse(self) -> None:
         """Takes over units of finished outputs that differ in their inputs only."""
-        about = self._stage.about()
-        for other in directories(self._storage, self._stage.name):
+        about = self.stage.about()
+        for other in directories(self.storage, self.stage.name):
             with suppress(UserError):  # a damaged directory lends nothing; verify is what complains of it
                 same = all(other.about[name] == about[name] for name in ("version", "config"))
                 if same and other.folder != self.output.folder and other.complete:
-                    self._reuse_units(other)
+                    self.reuse_units(other)
 
-    def _reuse_units(self, other: Output) -> None:
-        passing = self._stage.passing
+    def reuse_units(self, other: Output) -> None:
+        passing = self.stage.passing
         lent = {(u.name, u.key): u for u in other.units() if not any(kind in passing for _, kind, _ in u.failures)}
-        missing = ((name, self._stage.work_key(work)) for line, name, work in self.compare() if not line)
-        taken = (self._commits.take(lent[unit], other) for unit in missing if unit in lent)
-        self._commits.gather([record for record in taken if record])
+        missing = ((name, self.stage.work_key(work)) for line, name, work in self.compare() if not line)
+        taken = (self.commits.take(lent[unit], other) for unit in missing if unit in lent)
+        self.commits.gather([record for record in taken if record])
 
-    def _gather(self, records: Iterable[Record], tick: Callable[[int], None]) -> None:
+    def gather(self, records: Iterable[Record], tick: Callable[[int], None]) -> None:
         loose: list[Record] = []
         units = 0
         try:
@@ -182,25 +178,24 @@ class _Build:
                 units += record.units
                 tick(record.units)
                 if units >= GATHER_EVERY:
-                    self._commits.gather(loose)
+                    self.commits.gather(loose)
                     loose, units = [], 0
         finally:  # also when the run fails, so that a later driver finds them together
-            self._commits.gather(loose)
+            self.commits.gather(loose)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         left = next((name for line, name, _ in self.compare() if line is None), None)
         if left is not None:
             raise UserError(f"{self.output.where}: unit {left} was done but its record is gone: build again")
-        with self._storage.writer(f"{self.output.folder}/units.tsv") as file:
+        with self.storage.writer(f"{self.output.folder}/units.tsv") as file:
             copy = HashingFile(file)
-            totals = sum_up(self._stage.name, self._copied_to(copy))
-        _, digest = copy.checksum
-        totals |= {"layout": LAYOUT, "units_sha256": digest}
-        self._storage.write(f"{self.output.folder}/complete.json", canonical_json(totals))
-        self._commits.sweep()
+            totals = sum_up(self.stage.name, self.copied_to(copy))
+        totals |= {"layout": LAYOUT, "units_sha256": copy.checksum[1]}
+        self.storage.write(f"{self.output.folder}/complete.json", canonical_json(totals))
+        self.commits.sweep()
 
-    def _copied_to(self, file: HashingFile) -> Iterator[Unit]:
-        for line in self._commits.lines():
+    def copied_to(self, file: HashingFile) -> Iterator[Unit]:
+        for line in self.commits.lines():
             file.write(line)
             yield Unit.from_line(line)
 
@@ -263,29 +258,28 @@ def open_units(stage: Stage[Any, Any], inputs: Inputs, url: str) -> Worker:
     return units
 
 
-class _RunLog:
-    """Writes who ran when and where to `_runs/<time>.json`, and what progress said to `.log` beside it."""
+@contextmanager
+def _run_log(output: Output, facts: dict[str, object]) -> Iterator[Callable[[str], None]]:
+    """Writes who ran when and where to `_runs/<time>.json`, and what is said to `.log` beside it."""
+    key = f"{output.folder}/_runs/{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
+    facts |= {"started": round(time.time(), 3)}
+    facts |= {"host": socket.gethostname(), "pid": os.getpid(), "python": sys.version.split()[0]}
+    output.storage.write(f"{key}.json", canonical_json(facts))
+    lines = ""
 
-    def __init__(self, output: Output, planned: int, done: int) -> None:
-        self._storage, self._lines = output.storage, ""
-        self._key = f"{output.folder}/_runs/{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
-        self._facts: dict[str, object] = {"planned": planned, "done_before": done, "started": round(time.time(), 3)}
-        self._facts |= {"host": socket.gethostname(), "pid": os.getpid(), "python": sys.version.split()[0]}
-        self._write()
+    def say(line: str) -> None:
+        nonlocal lines
+        lines += f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {line}\n"
+        with suppress(OSError):  # a log that cannot be written stops no build
+            output.storage.write(f"{key}.log", lines.encode())  # anew, as object stores cannot append
 
-    def say(self, line: str) -> None:
-        """Writes the whole log anew, as object stores cannot append; one that cannot be written stops no build."""
-        self._lines += f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {line}\n"
-        with suppress(OSError):
-            self._storage.write(f"{self._key}.log", self._lines.encode())
-
-    def finished(self) -> None:
-        self.say("finished")
-        self._facts["finished"] = round(time.time(), 3)
-        self._write()
-
-    def _write(self) -> None:
-        self._storage.write(f"{self._key}.json", canonical_json(self._facts))
+    try:
+        yield say
+    except BaseException as error:
+        say(f"ended by {type(error).__name__}: {error}")
+        raise
+    say("finished")
+    output.storage.write(f"{key}.json", canonical_json(facts | {"finished": round(time.time(), 3)}))
 
 
 def _name_of(line: bytes) -> str:

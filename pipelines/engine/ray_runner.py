@@ -167,7 +167,7 @@ class _Member:
 
 
 class _Pool:
-    """Actors and their calls. An actor gets calls after it answered an empty one, so that it has started."""
+    """Actors and their calls; an actor gets some after it answered an empty one."""
 
     def __init__(self, open_worker: OpenWorker, units: Units, resources: Resources, size: int) -> None:
         needs: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
@@ -179,7 +179,7 @@ class _Pool:
         self._members = [self._start() for _ in range(size)]
 
     def results(self) -> Iterator[Record]:
-        while any(call for member in self._members for call in member.calls.values()) or self._has_next():
+        while any(any(member.calls.values()) for member in self._members) or self._has_next():
             waiting = {call: member for member in self._members for call in member.calls}
             done, _ = ray.wait(list(waiting), num_returns=1, timeout=60)
             if not done:
