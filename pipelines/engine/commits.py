@@ -104,9 +104,7 @@ class Commits:
         lines, _, rest = record.rpartition(TAB)
         attempt = rest.partition(b" ")[0].decode(errors="replace")
         if _sign(lines, attempt) != record:
-            raise UserError(
-                f"{self._storage.url}/{key} is corrupt: delete it and build again; its units are done again"
-            )
+            raise UserError(f"{self._storage.url}/{key} is corrupt: delete it and build again")
         return lines, attempt
 
     def commit(self, attempt: UnitAttempt, line: bytes) -> Record:
@@ -135,9 +133,7 @@ class Commits:
             self.gather([record for name in names if (record := self.find(name))])
         except FileNotFoundError as error:
             where = f"{self._storage.url}/{self._loose}"
-            raise UserError(
-                f"{where} records lost files ({error.filename}): delete that folder and build again"
-            ) from error
+            raise UserError(f"{where} records lost files ({error.filename}): delete it and build again") from error
 
     def gather(self, records: list[Record]) -> None:
         """Moves loose records into one segment of the journal."""
@@ -154,10 +150,8 @@ class Commits:
         for line in self._journal.lines(ungathered):
             name = line.partition(TAB)[0]
             if name == previous:
-                raise UserError(
-                    f"{self._storage.url}/{self._folder}: two attempts at unit {name.decode()} gave different bytes: "
-                    "the stage is not deterministic; mend it and delete the folder"
-                )
+                twice = f"{self._storage.url}/{self._folder}: two attempts at unit {name.decode()} gave different bytes"
+                raise UserError(f"{twice}: the stage is not deterministic; mend it and delete the folder")
             previous = name
             yield line
 

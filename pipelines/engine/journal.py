@@ -26,7 +26,7 @@ class Journal:
         self._storage, self._folder = storage, folder
 
     def add(self, lines: Iterable[bytes]) -> str:
-        """Adds one segment, durable when this returns, and returns its name."""
+        """Adds one durable segment, and returns its name."""
         data = b"".join(sorted(lines))
         name = _name_of(hashlib.sha256(data).hexdigest())
         if data:
@@ -34,7 +34,7 @@ class Journal:
         return name
 
     def replace(self, lines: Iterable[bytes]) -> None:
-        """Replaces all lines by these. Until it is done, readers see both."""
+        """Replaces all lines; meanwhile readers see both."""
         old, name = self._segments(), self.add(lines)
         self._storage.delete(*(f"{self._folder}/{other}" for other in old if other != name))
 
@@ -69,8 +69,7 @@ class Journal:
         with self._storage.open(f"{self._folder}/{name}") as file:
             digest = copy_and_hash(file, copy)
         if _name_of(digest) != name:
-            where = f"{self._storage.url}/{self._folder}/{name}"
-            raise UserError(f"{where} is corrupt: delete it and run again; what it held is done again")
+            raise UserError(f"{self._storage.url}/{self._folder}/{name} is corrupt: delete it and run again")
         copy.seek(0)
         return cast(BinaryIO, copy)
 

@@ -53,7 +53,7 @@ class ResourceLimit:
 
 
 class WorkerFailure(Exception):
-    """A call that gave no answer: it took too long, its process died, or the function raised ("internal")."""
+    """A call gave no answer: it took too long, its process died, or the function raised ("internal")."""
 
     def __init__(self, status: Literal["timeout", "worker_died", "internal"], message: str) -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class WorkerFailure(Exception):
 
 
 class KillableWorker:
-    """Calls one function, "module:name", in one process. One that died is replaced; `close` ends it.
+    """Calls one function, "module:name", in one process, which is replaced if it dies, and ended by `close`.
 
     The function is given its settings (JSON), the bytes of the call, and a `Send` for messages before its answer.
     The thread that makes a worker must outlive it: Linux ends the process with its thread.
@@ -73,7 +73,7 @@ class KillableWorker:
         self._start()
 
     def call(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yields kind and body of each message that answers `data`; the last is DONE. Raises WorkerFailure."""
+        """Yields kind and body of each message that answers; the last is DONE. Raises WorkerFailure."""
         talk = self._talk = _Conversation(self._socket, self.limit.seconds)
         exception = ""
         try:
@@ -118,10 +118,9 @@ class KillableWorker:
         self._socket, theirs = socket.socketpair()
         setup = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
         command = [sys.executable, "-c", setup + PROGRAM, json.dumps(sys.path), self._arguments]
+        nowhere = subprocess.DEVNULL
         with theirs:
-            self._process = subprocess.Popen(
-                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=nowhere, stderr=nowhere)
         self.close = weakref.finalize(self, _close, self._process, self._socket)
 
     def _end(self, patience: float) -> str:
@@ -198,6 +197,6 @@ def serve() -> None:
 
 
 def _last_words(send: Send, kind: type[BaseException], error: BaseException, trace: object) -> None:
-    of, text = (USER_ERROR, f"{error}") if isinstance(error, UserError) else (EXCEPTION, f"{kind.__name__}: {error}")
+    said, text = (USER_ERROR, f"{error}") if isinstance(error, UserError) else (EXCEPTION, f"{kind.__name__}: {error}")
     with suppress(OSError):
-        send(of, text.encode(errors="replace"))
+        send(said, text.encode(errors="replace"))

@@ -56,8 +56,8 @@ def train_together(
 ) -> dict[str, Any]:
     """Runs `train` in several processes by Ray Train, and returns what the first one returns.
 
-    All processes see `folder`. Each gets the path of a file there, and lines written to it are shown here. If one dies
-    the others are ended; the same call again continues from the last checkpoint.
+    Each gets the path of a file in `folder`, which all see; lines written to it are shown here. If one dies the others
+    are ended; the same call again continues from the last checkpoint.
     """
     from ray import train as ray_train  # imports torch, which workers of stages do not need
     from ray.train.torch import TorchTrainer

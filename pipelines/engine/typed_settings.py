@@ -32,7 +32,7 @@ def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str,
             settings[full_name] = _convert(value, get_type_hints(type(configs[stage]))[field])
         except ValueError as error:
             raise UserError(f"--set {full_name}={value}: {error}") from None
-    for stage, config in configs.items():  # all at once, for one setting may only make sense with another
+    for stage, config in configs.items():  # all settings at once: one may only make sense with another
         try:
             apply(config, stage, settings)
         except ValueError as error:
@@ -63,7 +63,7 @@ def nearest(name: str, known: Mapping[str, str]) -> str:
 
 
 def describe(config: object, stage: str) -> list[dict[str, Any]]:
-    """Lists every setting of a config: its name, type, value, and the line of its declaration."""
+    """Every setting of a config: its name, type, value, and the line of its declaration."""
     rows, hints = [], get_type_hints(type(config))
     for name in _settable(config):
         owner = next(cls for cls in type(config).__mro__ if name in inspect.get_annotations(cls))
@@ -87,11 +87,10 @@ def _type_text(declared: Any) -> str:
 
 def _settable(config: Any) -> list[str]:
     hints = get_type_hints(type(config))
-    return [f.name for f in fields(config) if not f.metadata.get("given") and _is_plain(hints[f.name])]
+    return [f.name for f in fields(config) if "given" not in f.metadata and _is_plain(hints[f.name])]
 
 
 def _is_plain(declared: Any) -> bool:
-    """Whether a command line can say it."""
     if get_origin(declared) is Literal or declared in (int, float, bool, str, type(None), Ellipsis):
         return True
     return get_origin(declared) in (*UNIONS, tuple) and all(map(_is_plain, get_args(declared)))

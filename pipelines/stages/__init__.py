@@ -18,7 +18,7 @@ from xmodal.errors import UserError
 from xmodal.records.tables import Item, Kind, Label
 from xmodal.root.outputs import Output
 
-FILE_SETS = ("sources", "media")  # sealed files of a corpus: a stage may need them as it needs other stages
+FILE_SETS = {"sources": (), "media": ("sources",)}  # sealed files, which stages may need, and what is before them
 DATA = ("sources", "records", "media")  # what is built where a corpus is named without a stage
 ITEM_KINDS = get_args(Kind)
 LABEL_KINDS = get_args(get_type_hints(Label)["kind"])
@@ -49,15 +49,15 @@ class StageKind:
 
     name: str  # of the folder under the root, and of the module
     config: Callable[[], Any]  # a frozen dataclass whose fields all have defaults: what --set NAME.field=… may say
-    needs: tuple[str, ...]  # built before it: other stages, or "sources" and "media"
+    needs: tuple[str, ...]  # built before it: other stages, or FILE_SETS
     of: str | None = None  # the kind of item ("image", "clip") or label ("category") that a corpus must have
     files: tuple[str, ...] = ()  # what a user may give as --file NAME=PATH; their sha256 goes into the config
-    features: bool = False  # whether recipes train from it and datasets are published with it
+    features: bool = False  # recipes train from it and datasets are published with it
     estimate: Callable[[Any, int, Mapping[str, Output]], float] | None = None  # bytes of so many items, for `plan`
     check: Callable[[Any, Mapping[str, Path]], None] | None = None  # refuses what must fail before anything is fetched
     also: tuple[str, ...] = ()  # folders of further stages, which it builds for itself
-    small: Mapping[str, Any] = field(default_factory=dict)  # settings by which every test builds it of tiny items
-    small_files: Mapping[str, bytes] = field(default_factory=dict)  # and such files; no two stages give one of a name
+    small: Mapping[str, Any] = field(default_factory=dict)  # settings by which tests build it of tiny items
+    small_files: Mapping[str, bytes] = field(default_factory=dict)  # and files, whose names no other stage gives
     make: Callable[[Any, Needs], Stage[Any, Any]] = None  # type: ignore[assignment]  # `load` takes it from the module
 
 
@@ -111,7 +111,7 @@ def is_of(name: str, kind: str) -> bool:
 
 
 def targets() -> list[str]:
-    """Everything that can be built of a corpus by name, in order."""
+    """All that can be built of a corpus, in order."""
     return [*DATA, *(name for name in names() if name not in DATA)]
 
 
@@ -119,6 +119,6 @@ def with_needs(wanted: list[str]) -> list[str]:
     """These stages after all that is built before them."""
     ordered: dict[str, None] = {}
     for name in wanted:
-        before = () if name == "sources" else ("sources",) if name == "media" else load(name).needs
+        before = FILE_SETS[name] if name in FILE_SETS else load(name).needs
         ordered |= dict.fromkeys([*with_needs([*before]), name])
     return [*ordered]

@@ -30,7 +30,7 @@ SAMPLES = 29  # of a clip of 3.6 seconds, sampled as by default: to make plans w
 
 @dataclass(frozen=True)
 class ClipsConfig(ResNet):
-    """The network is set as for the resnet stage; a shard's length, too, may change the last bits."""
+    """A shard's length may change the last bits."""
 
     output: Literal["grid", "pooled"] = "pooled"
     items_per_shard: int = 64
@@ -104,7 +104,7 @@ def _open(weights: Path | None, config: ClipsConfig, inputs: Inputs) -> ArrayWri
 def _runs(
     extractor: PictureExtractor, frames: FrameStore, work: ArrayShard, lost: dict[str, str], empty: NDArray[Any]
 ) -> Iterator[NDArray[Any]]:
-    """Clip by clip: each takes its frames' rows from the batches, which do not end where it does."""
+    """Clip by clip; batches have frames of several."""
     lengths = {id: 0 if id in work.reads[0] else len(frames.starts_us(id)) for id in work.ids}
 
     def pictures() -> Iterator[NDArray[Any] | None]:

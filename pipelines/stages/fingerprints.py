@@ -32,7 +32,7 @@ Media = tuple[tuple[str, Kind], ...]  # path and kind of each, in order of the p
 
 @dataclass(frozen=True)
 class FingerprintsConfig:
-    """`media` is the fingerprint of the planned list."""
+    """`media` is the fingerprint of the list."""
 
     media_per_unit: int = 1024
     media: str = given()
@@ -55,7 +55,6 @@ class MediaBatch:
 
 
 def planned(items: Iterable[Item]) -> Media:
-    """The media of these items."""
     return tuple(sorted({item.media: item.kind for item in items}.items()))
 
 

@@ -89,7 +89,7 @@ def check_counts(corpus: Corpus, counts: Counts) -> None:
 
 
 class Census:
-    """Counts rows as they pass and refuses what contradicts itself, in whatever order the kinds of rows come."""
+    """Counts rows as they pass, in any order, and refuses what contradicts itself."""
 
     def __init__(self, corpus: str) -> None:
         self._corpus = corpus
@@ -123,10 +123,7 @@ class Census:
                 self._oddities[rule] += 1
 
     def counts(self) -> dict[str, int]:
-        """`items:karpathy/val`, `captions:karpathy/val`, `captions[:5]:karpathy/val`, `items without captions`.
-
-        Oddities are counted too: `odd: caption without picture: left out`.
-        """
+        """`items:SPLIT`, `captions:SPLIT`, `captions[:5]:SPLIT`, `items without captions`, `odd: RULE`."""
         self._refuse("region", self._regions.twice(), TWICE)
         named = {"caption": self._captions.keys(), "split": self._splits.keys(), **self._named}
         for kind, items in named.items():
@@ -148,14 +145,14 @@ class Census:
 
 
 class _Regions:
-    """The ids of regions, of which there are millions: as digests of 16 bytes, but for the latest."""
+    """Millions of ids, as digests of 16 bytes but for the latest."""
 
     def __init__(self) -> None:
         self._latest: dict[str, None] = {}
         self._before = np.empty(0, "S16")  # ascending
 
     def add(self, id: str) -> str | None:
-        """An id that is found to come twice now, at the latest by `twice`."""
+        """An id that is found to come twice; `twice` finds the rest."""
         if id in self._latest:
             return id
         self._latest[id] = None
