@@ -68,7 +68,7 @@ def write(world: World, folder: str | Path) -> Corpus:
     for name in ("gifs", "splits"):
         (path / name).mkdir(parents=True, exist_ok=True)
     (path / SENTENCES).write_text("".join(_table(world)), encoding="utf-8", newline="\n")
-    for split, name in LISTS.items():
+    for name, split in LISTS.items():
         urls = "".join(f"{each.url}\n" for each in animations(world) if each.split == split)
         (path / name).write_text(urls, encoding="utf-8", newline="\n")
     for each in animations(world):

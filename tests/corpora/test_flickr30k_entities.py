@@ -404,8 +404,8 @@ def test_pictures_that_are_there_by_half_are_refused(others: dict[str, str], mes
     ("test", "message"),
     [
         ("70\n8\n", r"test.txt:2: picture 8 of plummer/test is not in .*annotations.zip"),
-        ("70\n5\n", r"test.txt:2: id 5 is there a second time"),
-        ("", r"test.txt: plummer/test is empty"),
+        ("70\n5\n", r"test.txt:2: 5 is in plummer/train too"),
+        ("", r"test.txt is empty"),
     ],
 )
 def test_wrong_splits_are_refused(test: str, message: str, tmp_path: Path) -> None:

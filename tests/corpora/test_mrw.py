@@ -244,9 +244,9 @@ def both(members: Members) -> object:
     ("edit", "message"),
     [
         (lambda members: members.pop(CLIPS), f"{ARCHIVE} has no member {CLIPS}"),
-        (both, f"{ARCHIVE} has 2 of {VALID} and {VAL}; it must have one for mrw/val"),
-        (lambda members: members.pop(VALID), f"{ARCHIVE} has none of {VALID} and {VAL}; it must have one for mrw/val"),
-        (lambda members: members.pop(TRAIN), f"{ARCHIVE} has none of {TRAIN}; it must have one for mrw/train"),
+        (both, f"{ARCHIVE}!{VAL} is a second list of mrw/val: remove one of them"),
+        (lambda members: members.pop(VALID), f"{ARCHIVE} has no {VALID}, the list of mrw/val"),
+        (lambda members: members.pop(TRAIN), f"{ARCHIVE} has no {TRAIN}, the list of mrw/train"),
         (lambda members: members.update({TEST: b"\n"}), f"{ARCHIVE}!{TEST} is empty"),
         (lambda members: members.update({TEST: b"a b\n"}), f"{ARCHIVE}!{TEST}:1: 'a b' is no id of giphy"),
         (lambda members: members.update({TEST: b"a\tb\n"}), rf"{ARCHIVE}!{TEST}:1: 'a\\tb' is no id of giphy"),

@@ -257,7 +257,7 @@ def test_two_addresses_with_one_id_are_refused(folder: Path, name: str) -> None:
 def test_a_gif_in_two_splits_is_refused(folder: Path) -> None:
     url = (folder / VAL).read_text().splitlines()[2]
     rewrite(folder, TEST, after_first_line(url))
-    with pytest.raises(UserError, match=f"{TEST}:2: {url} is in tgif/val too"):
+    with pytest.raises(UserError, match=f"{TEST}:2: tumblr_.* is in tgif/val too"):
         parsed(folder)
 
 

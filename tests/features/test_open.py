@@ -127,7 +127,10 @@ def test_a_dataset_says_what_there_is(root: str, several: str, tmp_path: Path) -
 def test_one_of_several_features_must_be_named(several: str) -> None:
     dataset = xmodal.open(several, "pictures")
     first, second = (output.identity for output in xmodal.find(several, "resnet"))
-    for name, message in ((None, "there are several sets of features"), ("resnet", "2 sets of features are 'resnet'")):
+    for name, message in (
+        (None, "there are several sets of features"),
+        ("resnet", "several sets of features 'resnet'"),
+    ):
         line = line_of(lambda name=name: dataset.loader(features=name))  # type: ignore[misc]
         assert message in line
         assert f"resnet/{first} (" in line

@@ -12,6 +12,7 @@ import pytest
 import xmodal.metrics
 from pipelines.papers.experiments import is_measured
 from pipelines.papers.reproduction import measured
+from xmodal.errors import UserError
 from xmodal.metrics.protocols import Gallery, Metrics, all_metrics
 from xmodal.metrics.reports import Report
 from xmodal.metrics.similarities import Similarities
@@ -152,7 +153,46 @@ def test_a_metric_of_the_whole_has_a_line_of_its_own(add: Callable[[str, str], N
     assert f"spread {np.ptp(MATRIX):.2f}" in found.to_text().splitlines()
 
 
-def test_two_metrics_of_one_column_are_refused(add: Callable[[str, str], None]) -> None:
-    add("reciprocal_rank", RECIPROCAL.replace('"MRR", key', '"R@1", key'))
-    with pytest.raises(ValueError, match="two metrics have a column 'R@1': give one of them another name"):
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            '"MRR", key',
+            '"R@1", key',
+            "metrics 'recall' and 'reciprocal_rank' both have a column 'R@1': give one of them",
+        ),
+        ('="reciprocal_rank"', '="recall.5"', "metrics 'recall' and 'reciprocal_rank' both have the key 'recall.5'"),
+        (
+            '="reciprocal_rank"',
+            '="chance"',
+            "metrics 'recall' and 'reciprocal_rank' both have the key 'chance' in JSON",
+        ),
+        (
+            '="reciprocal_rank"',
+            '="mean_rank.1"',
+            "metrics 'median_rank' and 'reciprocal_rank' both have the key 'mean_r",
+        ),
+        (
+            'text="MRR"',
+            'text="mean RR!"',
+            "metric 'reciprocal_rank' heads a column 'mean RR!': .* at most 7 characters",
+        ),
+        ("+ 1)))]", "+ 1)))] * 2", "metric 'reciprocal_rank' computes 2 values for its 1 columns: return one for each"),
+        ("[100 * float(np.mean(1 / (found.ranks + 1)))]", "[]", "metric 'reciprocal_rank' computes 0 values for its 1"),
+    ],
+)
+def test_a_metric_that_cannot_be_reported_is_named(
+    add: Callable[[str, str], None], old: str, new: str, message: str
+) -> None:
+    assert RECIPROCAL.count(old) == 1
+    add("reciprocal_rank", RECIPROCAL.replace(old, new))
+    with pytest.raises(UserError, match=message) as caught:
         scored()
+    assert "\n" not in str(caught.value)
+
+
+def test_metrics_of_different_tables_may_have_the_same_key(add: Callable[[str, str], None]) -> None:
+    add("reciprocal_rank", RECIPROCAL.replace('="reciprocal_rank"', '="r_precision"'))
+    plain = json.loads(scored().to_json())
+    assert plain["scores"]["all"]["visual_to_text"]["r_precision"] > 0
+    assert plain["lists"]["own captions"]["visual_to_text"]["r_precision"] > 0

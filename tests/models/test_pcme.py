@@ -511,10 +511,10 @@ def test_words_start_from_vectors_where_they_have_any() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"width": 9}, "width 9 is even"),
-        ({"samples": -1}, "at least 0"),
+        ({"width": 9}, "width is even"),
+        ({"samples": -1}, "samples 0 or more"),
         ({"samples": 0}, "without samples kl must be off"),
-        ({"samples": 0, "kl": "off", "distance": "elk"}, "distance of mean, l2, min, max: elk"),
+        ({"samples": 0, "kl": "off", "distance": "elk"}, "distance one of mean, l2, min, max"),
         ({"sigmoid_scale": 0.0}, "above 0"),
     ],
 )

@@ -10,11 +10,11 @@ import pytest
 
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import PIECE, json_elements_of, json_members, named_columns, value
+from xmodal.raw.readers import PIECE, JsonRecord, json_elements_of, json_members, named_columns
 
 
 def elements(text: bytes) -> list[Any]:
-    return [element for _, element in json_elements_of(io.BytesIO(text), "list.json")]
+    return [record.content for record in json_elements_of(io.BytesIO(text), "list.json")]
 
 
 def table(folder: Path, content: bytes, *names: str) -> list[tuple[str, list[str]]]:
@@ -56,9 +56,12 @@ def test_what_comes_after_the_end_of_an_array_is_refused(rest: bytes) -> None:
 def test_what_comes_after_the_end_of_a_zipped_object_is_refused(rest: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a.json", json.dumps({"b": [1, 2]}) + rest)
-    found = json_members(Raw.folder(tmp_path), "a.zip", "a.json")
+    found = json_members(Raw.folder(tmp_path), "a.zip!a.json")
     if not rest.strip():
-        assert list(found) == [("b", 0, 1), ("b", 1, 2)]
+        assert [(key, record.content, record.where) for key, record in found] == [
+            ("b", 1, "a.zip!a.json: b[0]"),
+            ("b", 2, "a.zip!a.json: b[1]"),
+        ]
         return
     with pytest.raises(UserError, match="after its end"):
         list(found)
@@ -70,7 +73,7 @@ def test_json_that_is_nested_too_deep_is_refused() -> None:
 
 
 def test_true_is_no_number() -> None:
-    assert value({"a": True}, "a", bool, "here") is True
-    assert value({"a": 1}, "a", int, "here") == 1
+    assert JsonRecord({"a": True}, "here").value("a", bool) is True
+    assert JsonRecord({"a": 1}, "here").value("a", int) == 1
     with pytest.raises(UserError, match="here: 'a' is True, no int"):
-        value({"a": True}, "a", int, "here")
+        JsonRecord({"a": True}, "here").value("a", int)

@@ -237,7 +237,7 @@ def test_several_sets_of_sentences_are_told_apart_by_what_made_them(tmp_path: Pa
     assert "sentences:" not in str(open_dataset(root, "pictures"))
     for coding in (CodebookConfig("tfidf", width=16), CodebookConfig("tfidf", width=32)):
         build(stage(root, vectors, coding), open_storage(root))
-    with pytest.raises(UserError, match=r"several sets of sentences, .*width=(16|32).*; \w+ \(.*width=(16|32)"):
+    with pytest.raises(UserError, match=r"several sets of sentences; .*width=(16|32).*; \w+ \(.*width=(16|32)"):
         open_dataset(root, "pictures").sentences()
     told = str(open_dataset(root, "pictures")).partition("\nsentences:\n")[2]
     assert all(setting in told for setting in ("method=tfidf", "width=16", "width=32")), told

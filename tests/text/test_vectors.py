@@ -239,7 +239,7 @@ def test_zeros_are_vectors(tmp_path: Path) -> None:
         (b"x 1 2\nred 1 \xff\n", r"v, line 2 \(byte 6\) has bytes in no number"),
         (text("x 1 2", "red 1  2"), r"v, line 2 \(byte 6\) has 2 numbers|'' where"),
         (b"x 1 2\ny 1", r"v, line 2 \(byte 6\) ends without a line feed"),
-        (text("red "), r"v, line 1 \(byte 0\) is neither a word with numbers .* nor how many words follow"),
+        (text("red "), r"v, line 1 \(byte 0\) is neither a word with numbers, .* nor how many words follow"),
         (text("5 999999", "red 1 2"), "its first line says 999,999 numbers a word, at byte 0"),
         (text("x 1 2", "red 1\t2"), "where the first line has 2; between them is more than a single space"),
         (b"\0" * 2**21, r"v, line 1 \(byte 0\) is neither"),

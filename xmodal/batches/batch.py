@@ -1,6 +1,4 @@
-"""A batch: padded items, streams of pairs, and what a training step reads of them.
-
-Shapes: B rows, L positions, V visual rows, T text rows, P pairs."""
+"""A batch: padded items in streams of pairs. Shapes: B rows, L positions, V visual rows, T text rows, P pairs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -18,8 +16,8 @@ ANNOTATED, UNANNOTATED = "annotated", "unannotated"
 class Padded:
     """Items of unequal length in one tensor; models must mask the values beyond an item's length.
 
-    Every item is a sequence of positions: tokens (B, L), regions or frames (B, L, D); an item that is one vector, such
-    as a Fisher vector, is a sequence of one. `lengths` stays on the host, where packing a recurrent input needs it.
+    Every item is a sequence of positions: tokens (B, L), regions or frames (B, L, D); one vector is a sequence of one.
+    `lengths` stays on the host, where packing a recurrent input needs it.
     """
 
     values: Tensor
@@ -46,7 +44,7 @@ class Padded:
 
     @classmethod
     def whole(cls, values: Tensor) -> "Padded":
-        """Rows without padding, (B, L, ...): grids, a fixed number of regions, dense texts with L = 1."""
+        """Rows without padding, (B, L, ...)."""
         return cls(values, torch.from_numpy(np.full(values.shape[0], values.shape[1])))
 
     @property
@@ -55,17 +53,20 @@ class Padded:
         positions_L = torch.arange(self.values.shape[1], device=self.values.device)
         return positions_L < self.lengths.to(self.values.device)[:, None]
 
+    def zero_padded(self) -> Tensor:
+        """The values, with zeros beyond the lengths: a weight of 0 does not stop a NaN that lies there."""
+        mask = self.mask.view(self.values.shape[:2] + (1,) * (self.values.ndim - 2))
+        return self.values.masked_fill(~mask, 0)
+
     def average(self) -> Tensor:
         """(B, D): the mean of each row's real positions."""
-        mask_BL = self.mask
-        real_BLD = self.values.masked_fill(~mask_BL[..., None], 0)
-        return real_BLD.sum(dim=1) / mask_BL.sum(dim=1, keepdim=True)
+        return self.zero_padded().sum(dim=1) / self.mask.sum(dim=1, keepdim=True)
 
     def __len__(self) -> int:
         return self.values.shape[0]
 
     def __getitem__(self, rows: slice | Tensor) -> "Padded":
-        # of the same width for any rows, so that a tile computes what the whole would
+        # as wide as the whole, so that a tile computes the same
         return Padded(self.values[rows], self.lengths[rows.cpu() if isinstance(rows, Tensor) else rows])
 
     def to(self, device: torch.device | str) -> "Padded":
@@ -74,11 +75,9 @@ class Padded:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Visual rows, text rows, and the pairs of them that belong together.
+    """Visual rows, text rows, and the pairs of them that belong together; rows need not be aligned.
 
-    Rows need not be aligned: a batch may bring several captions an image, many regions for a phrase, or unpaired rows
-    among which a model mines its negatives. An item or caption is named by its position in the stream's view: these run
-    from 0 without gaps, so a classifier over all training items can use them as its labels.
+    An item or caption is named by its position in the stream's view, from 0 without gaps, as a classifier's label is.
     """
 
     visual: Padded
@@ -87,7 +86,7 @@ class Stream:
     text_items: Tensor  # (T,)
     captions: Tensor  # (T,)
     positives: Tensor  # (P, 2): visual row, text row
-    negatives: Tensor | None = None  # (P, 2): pairs known not to match, where being no positive does not tell (regions)
+    negatives: Tensor | None = None  # (P, 2): known not to match, where being no positive does not tell
     visual_classes: Tensor | None = None  # (V,): classes, identities, coreference chains
     text_classes: Tensor | None = None  # (T,)
 
@@ -104,7 +103,7 @@ class Stream:
     def paired(
         cls, visual: Padded, text: Padded, items: Tensor, captions: Tensor, classes: Tensor | None = None
     ) -> "Stream":
-        """The usual stream: row i of the text belongs to row i of the visual side."""
+        """Row i of the text belongs to row i of the visual side."""
         assert len(visual) == len(text)
         positives_P2 = torch.arange(len(text))[:, None].expand(-1, 2)
         return cls(visual, text, items, items, captions, positives_P2, None, classes, classes)
@@ -116,11 +115,11 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The data of one step. The un-annotated stream has texts that no person wrote, and its own numbers for items."""
+    """The data of one step. The un-annotated stream has texts that no person wrote, and numbers its own items."""
 
     streams: Mapping[str, Stream]
-    progress: float = 0.0  # how much of the whole training is done, 0..1; schedules inside an objective go by it
-    borrowed: int = 0  # samples of the next epoch, the last ones over all ranks: `distributed.gather` leaves them out
+    progress: float = 0.0  # share of the training that is done, for schedules inside an objective
+    borrowed: int = 0  # samples of the next epoch, the last over all ranks: `distributed.gather` leaves them out
 
     def __post_init__(self) -> None:
         assert ANNOTATED in self.streams
@@ -136,7 +135,7 @@ def _check_pairs(pairs: Tensor, visual_rows: int, text_rows: int) -> None:
     assert pairs.shape[1] == 2
     assert pairs.dtype == torch.int64
     if pairs.device.type == "cpu":  # on a device, looking at values would wait for it
-        visual, text = pairs.numpy().T  # whose least and largest take a third of what tensors' comparisons take
+        visual, text = pairs.numpy().T  # three times as fast as comparing tensors
         assert min(visual.min(initial=0), text.min(initial=0)) >= 0
         assert visual.max(initial=-1) < visual_rows
         assert text.max(initial=-1) < text_rows

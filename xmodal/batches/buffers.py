@@ -13,10 +13,9 @@ from xmodal.features.zarr_arrays import LINE
 
 
 class Buffers:
-    """Memory for batches, used again as soon as nobody else holds it, and never before.
+    """Memory for batches, used again as soon as nobody else holds it: the kernel clears the pages of a fresh array.
 
-    The largest cost of a large fresh array is that the kernel clears its pages. A tensor made by `torch.from_numpy`
-    holds its array: an array that only this class holds is free.
+    A tensor made by `torch.from_numpy` holds its array, so an array that only this class holds is free.
     """
 
     def __init__(self, pinned: bool) -> None:
@@ -33,7 +32,7 @@ class Buffers:
             return room[start : start + size].view(dtype).reshape(shape)
 
     def trimmed(self, most: int) -> "Buffers":
-        """Keeps so many arrays; the others are freed with their last holder."""
+        """Keeps so many arrays."""
         del self._all[most:]
         return self
 

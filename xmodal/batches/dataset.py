@@ -1,4 +1,4 @@
-"""The dataset that `xmodal.open` gives: a corpus with its splits, features, words and loaders."""
+"""The dataset that `xmodal.open` gives."""
 
 import json
 import shlex
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 USUAL_TOKENS = Tokens("nltk", minimum_count=4)
-MEDIA_ARRAYS = {("pixels", "uint8"), ("frames", "uint8")}  # of the media themselves, smaller: no features
-SENTENCES = "sentences"  # the stage of captions as vectors, and its array, with a row a caption
+MEDIA_ARRAYS = {("pixels", "uint8"), ("frames", "uint8")}  # the media themselves, smaller
+SENTENCES = "sentences"  # the stage of captions as vectors, and its array
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A corpus under a root: its records, and every set of features of its pictures or clips."""
+    """A corpus under a root: its records, and every set of features of its media."""
 
     root: str
     corpus: str
@@ -58,27 +58,18 @@ class Dataset:
         return {name: len(items) for name, items in splits(self.records).items()}
 
     def store(self, features: str | None = None) -> FeatureStore:
-        """Opens features by stage, identity, or stage/identity; without a name, the only ones.
-
-        Pixels and frames are the media over again: they are opened by name alone.
-        """
+        """Opens features by stage, identity, or stage/identity; without a name, the only ones but for pixels."""
         meant = [
             output for output in self.features if _is_meant(output, features) and may_share_media(output, self.records)
         ]
-        chosen = covering_all_items(meant, self.records)
-        if len(chosen) == 1:
-            return FeatureStore(chosen[0])
-        names = "; ".join(map(_named, self.features)) or "none: build some first"
-        if features:
-            what = f"{len(chosen)} sets of features are {features!r}" if chosen else f"no features {features!r}"
-        else:
-            what = f"there are {'several sets of' if chosen else 'no'} features"
-        raise UserError(f"{self.corpus} in {self.root}: {what}; there are: {names}")
+        there = "; ".join(map(_named, self.features)) or "none: build some first"
+        what = f"features {features!r}" if features else "features"
+        return self._only(covering_all_items(meant, self.records), what, there)
 
     def vocabulary(self, split: str | None = None, tokens: Tokens = USUAL_TOKENS) -> Vocabulary:
-        """The words of the captions to train on that occur four times or more, for whichever split is read.
+        """The words of the captions to train on, for whichever split is read.
 
-        `tokens` say how captions become words, and how often a word must occur; a recipe's are its `text`. For a sparse
+        `tokens` say how captions become words, and how often a word must occur; a recipe's are its `text`. Of a sparse
         split, "karpathy/train@10%", only captions of its annotated part count.
         """
         return _words(self.records, View(self.corpus, self._training(split)), tokens)
@@ -87,12 +78,8 @@ class Dataset:
         """Opens captions as vectors, by the identity of their output; without one, the only ones."""
         made = list(made_of(self.records, SENTENCES))
         chosen = [output for output in made if identity in (None, output.identity)]
-        if len(chosen) == 1:
-            return FeatureStore(chosen[0])
-        command = f"xmodal build {self.corpus}/{SENTENCES} --root {shlex.quote(self.root)}"
-        there = "; ".join(map(_coded, made)) or f"none: build some first (`{command}`)"
-        what = "several sets of sentences, so say which" if chosen else f"no sentences {identity or ''}".rstrip()
-        raise UserError(f"{self.corpus} in {self.root}: there are {what}; there are: {there}")
+        there = "; ".join(map(_coded, made)) or f"none: build some first ({self._command(SENTENCES)})"
+        return self._only(chosen, f"sentences {identity or ''}".rstrip(), there)
 
     def reader(
         self,
@@ -106,8 +93,7 @@ class Dataset:
         """Reads a split's examples with their features, for a `batches.Loader` or for evaluation.
 
         `frames` is the number read of each clip. `words` names the split whose words are known, by default the training
-        split beside it: with a sparse training, karpathy/val has the words of karpathy/train@10%. With `sentences`
-        captions are read as vectors. `tokens` also say how long a caption may be, and what training leaves out.
+        split beside it. With `sentences` captions are read as vectors.
         """
         from xmodal.batches.reader import Reader  # torch comes in here
         from xmodal.recipes import Features
@@ -126,7 +112,7 @@ class Dataset:
         tokens: Tokens = USUAL_TOKENS,
         **settings: Any,
     ) -> "Loader":
-        """Loads batches of a split, by default the training split; `settings` are those of `batches.Loader`."""
+        """Loads batches, by default of the training split; `settings` are those of `batches.Loader`."""
         from xmodal.batches.loader import Loader
 
         reader = self.reader(split or self._training(), features, frames, sentences=sentences, tokens=tokens)
@@ -139,21 +125,17 @@ class Dataset:
         """
         output = next(made_of(self.records, "plausible"), None)  # several differ in the size of their units alone
         if output is None:
-            command = f"xmodal build {self.corpus}/plausible --root {shlex.quote(self.root)}"
-            raise UserError(f"{self.corpus} in {self.root} has no plausible matches: build them first (`{command}`)")
+            cure = f"build them first ({self._command('plausible')})"
+            raise UserError(f"{self.corpus} in {self.root} has no plausible matches: {cure}")
         found = PlausibleMatches.read(output)
         return found.within(members(self.records, split)) if split else found
 
     @property
     def has_plausible(self) -> bool:
-        """Whether plausible matches were built."""
-        return any(True for _ in made_of(self.records, "plausible"))
+        return any(made_of(self.records, "plausible"))
 
     def regions(self, split: str, *, whole: bool = False) -> dict[str, list[Region]]:
-        """The boxes of each item that has any, with names and attributes: for training or scoring a detector.
-
-        With `whole`, one box around all boxes of a thing takes their place, as phrase localisation is scored.
-        """
+        """The boxes of each item that has any; `whole` takes one around all boxes of a thing, as for phrases."""
         wanted, found = members(self.records, split), defaultdict[str, list[Region]](list)
         some = (region for region in read_rows(self.records, Region) if region.item in wanted)
         for region in merge_groups(some) if whole else some:
@@ -161,8 +143,17 @@ class Dataset:
                 found[region.item].append(region)
         return dict(found)
 
+    def _only(self, chosen: list[Output], what: str, there: str) -> FeatureStore:
+        if len(chosen) == 1:
+            return FeatureStore(chosen[0])
+        count = "several sets of" if chosen else "no"
+        raise UserError(f"{self.corpus} in {self.root}: there are {count} {what}; there are: {there}")
+
+    def _command(self, stage: str) -> str:
+        return f"`xmodal build {self.corpus}/{stage} --root {shlex.quote(self.root)}`"
+
     def _training(self, beside: str | None = None) -> str:
-        """The split to train on; among several, the one beside another split."""
+        """The split to train on; of several, the one beside another split."""
         if share := beside and Share.of(beside):
             return share.words.name if self._is_trained_on(share.whole) else self._training(share.whole)
         if drawn_split := beside and beside not in self.splits and DrawnSplit.of(beside, drawn_splits(self.records)):
@@ -175,7 +166,6 @@ class Dataset:
         return near[0] if len(near) == 1 else names[0]
 
     def _is_trained_on(self, split: str) -> bool:
-        """Whether a split shares items with the training split beside it."""
         mine, training = (members(self.records, name) for name in (split, self._training(split)))
         return not mine.isdisjoint(training)
 
@@ -194,7 +184,7 @@ def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset
 
 
 def _may_be_of(features: Output, records: Output) -> bool:
-    """As `is_of`, but keeps damaged features: they are refused when asked for, and others must not take their place."""
+    """Keeps damaged features too: they are refused when asked for, and others must not take their place."""
     try:
         return may_share_media(features, records)
     except UserError:
@@ -202,7 +192,7 @@ def _may_be_of(features: Output, records: Output) -> bool:
 
 
 def _first_array(output: Output) -> tuple[str, str]:
-    """Its name and data type, as its metadata say, which may be known though other descriptions are damaged."""
+    """Its name and data type, as its metadata say though other descriptions may be damaged."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         name = json.loads(output.storage.read(f"{output.folder}/{METADATA}"))["attributes"]["features"][0]["name"]
         return name, json.loads(output.storage.read(f"{output.folder}/{name}/{METADATA}"))["data_type"]
@@ -223,6 +213,5 @@ def _named(output: Output) -> str:
 
 
 def _coded(sentences: Output) -> str:
-    """Names sentences by their codebook, which tells several sets apart."""
     codebook = ancestor(sentences, "codebook")
     return describe(sentences, codebook.config if codebook else {})

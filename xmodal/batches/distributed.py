@@ -1,7 +1,6 @@
 """Distributed training: each process encodes its part of a batch, and every process computes the loss of the whole.
 
-The gradient of a row flows back to the process that encoded it; averaged over the processes it is the gradient that one
-process would have found. Rows that a batch borrowed, so that all parts have one size, are no part of the loss.
+The gradient of a row flows back to the process that encoded it; averaged, it is what one process would have found.
 """
 
 import atexit
@@ -31,16 +30,16 @@ def rank() -> int:
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Joins the processes that torchrun started; does nothing for one process, or within a group."""
+    """Joins the processes that torchrun started, unless they are joined."""
     if not _is_joined() and distributed.is_available() and distributed.is_torchelastic_launched():
         distributed.init_process_group("nccl" if torch.device(device).type == "cuda" else "gloo")
-        atexit.register(_part)
+        atexit.register(_leave)
     yield
 
 
-def _part() -> None:
+def _leave() -> None:
     distributed.destroy_process_group()
-    time.sleep(0.2)  # torch's threads hold the last message for a moment, and abort an interpreter that ended
+    time.sleep(0.2)  # torch's threads hold the last message, and abort an interpreter that ended
 
 
 def own_device(device: str) -> str:
@@ -50,7 +49,7 @@ def own_device(device: str) -> str:
 
 @contextmanager
 def without_borrowed_rows(batch: Batch) -> Iterator[None]:
-    """Makes `gather` and `gather_pairs` leave out the rows that the batch borrowed, while its loss is computed."""
+    """Makes `gather` and `gather_pairs` leave out the rows that the batch borrowed."""
     before = _borrowed.set(batch.borrowed)
     try:
         yield
@@ -59,7 +58,7 @@ def without_borrowed_rows(batch: Batch) -> Iterator[None]:
 
 
 def gather(rows: Tensor) -> Tensor:
-    """The rows of all processes, in order of their ranks; every process must have equally many."""
+    """The rows of all processes by rank; each must have equally many."""
     if world() == 1:
         return rows
     gathered = cast(Tensor, _Gather.apply(rows))
@@ -67,17 +66,18 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def gather_pairs(stream: Stream) -> Tensor:
-    """(P, 2): the positives of all processes, as rows of what `gather` gives. Every borrowed row is one pair."""
+    """(P, 2): the positives of all processes, as rows of what `gather` gives; a borrowed row is one pair."""
     rows = torch.tensor([len(stream.visual), len(stream.text)], device=stream.positives.device)
     return gather(stream.positives + rows * rank())
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Averages over the processes, in one message. A parameter that had no gradient anywhere keeps none."""
+    """Averages over the processes. A parameter that had no gradient anywhere keeps none."""
     moving = [parameter for parameter in parameters if parameter.requires_grad]
     if world() == 1 or not moving:
         return
-    flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in moving])
+    gradients = (torch.zeros_like(one) if one.grad is None else one.grad for one in moving)
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     distributed.all_reduce(flat)
     parts = torch.split(flat, [parameter.numel() for parameter in moving])
     for parameter, part in zip(moving, parts, strict=True):
@@ -86,12 +86,10 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def refuse_dropout(model: nn.Module) -> None:
-    """Refuses dropout in several processes: two samples would share a mask, and no two runs would be equal."""
+    """Refuses dropout in several processes, whose parts of a batch would share a mask."""
     if world() > 1 and any(_drops(module) for module in model.modules()):
-        raise UserError(
-            f"dropout draws for a whole batch, and {world()} processes would each draw for a part: train it by one "
-            "process, or without dropout (--set model.dropout=0)"
-        )
+        cure = "train it by one process, or without dropout (--set model.dropout=0)"
+        raise UserError(f"dropout draws for a whole batch, not for the parts of {world()} processes: {cure}")
 
 
 def _drops(module: nn.Module) -> bool:
@@ -100,7 +98,7 @@ def _drops(module: nn.Module) -> bool:
 
 
 def broadcast_from_first(ask: Callable[[], float]) -> float:
-    """Asks in the first process alone; the others wait for its answer."""
+    """The answer of the first process."""
     if world() == 1:
         return ask()
     told: list[Any] = [ask() if rank() == 0 else None]
@@ -126,10 +124,6 @@ def _is_joined() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, rows: Tensor) -> Tensor:
@@ -139,7 +133,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Tensor:
-        # every process' loss depends on these rows: their sum is `world` times one loss, which the average undoes
+        # every loss depends on these rows: the sum is `world` times one, which the average undoes
         whole = gradient.clone(memory_format=torch.contiguous_format)
         distributed.all_reduce(whole)
         return whole.chunk(world())[rank()]

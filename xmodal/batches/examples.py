@@ -20,16 +20,16 @@ from xmodal.text.vocabularies import Encoder
 class Examples:
     """The items that have features and captions, in the records' order, and their captions, item by item.
 
-    Items and captions are named by their positions here, from 0 without gaps.
+    Elsewhere both are named by their positions here.
     """
 
     ids: tuple[str, ...]
     rows: NDArray[np.int64]  # (items,), in the feature store
     caption_ids: Sequence[str]
     caption_items: NDArray[np.int64]  # (captions,): positions of items, ascending
-    words: Texts  # (captions,); of each the one number of its row, where `sentences` has them as vectors
+    words: Texts  # (captions,); the row of each in `sentences`, if they are vectors
     items_without_features: int = 0  # left out
-    items_without_captions: int = 0  # left out too: no text of the view's source describes them
+    items_without_captions: int = 0  # left out too
     sentences: FeatureStore | None = None
 
     def __repr__(self) -> str:
@@ -47,14 +47,14 @@ class Examples:
 
     @classmethod
     def of(cls, records: Output, view: View, store: FeatureStore, texts: Encoder | FeatureStore) -> "Examples":
-        """Reads a view; `texts` is the vocabulary, or the store that has the captions as vectors."""
+        """Reads a view; `texts` is its vocabulary, or the store of its captions as vectors."""
         return cls.among(captions_by_item(records, view), view, store, texts)
 
     @classmethod
     def among(
         cls, captions: ViewCaptions, view: View, store: FeatureStore, texts: Encoder | FeatureStore | Texts
     ) -> "Examples":
-        """Selects from captions that were read; `texts` may be all of them as numbers already."""
+        """Selects from captions that were read, or also encoded: `texts` are then all of them."""
         has_captions = captions.counts > 0
         has_both = has_captions & np.array([item in store for item in captions.items], bool)
         if not has_both.any():
@@ -87,7 +87,5 @@ def _no_examples(captions: ViewCaptions, view: View, store: FeatureStore) -> Use
     if described:
         theirs = f", whose ids are such as {store.ids[0]!r}" if store.ids else ""
         why.append(f"{len(described):,}, such as {described[0]!r}, have no features in {store.output.where}{theirs}")
-    return UserError(
-        f"split {view.split!r} of {view.corpus} has {len(captions.items):,} items, but none has both "
-        f"features and captions: {', and '.join(why)}"
-    )
+    count = f"split {view.split!r} of {view.corpus} has {len(captions.items):,} items"
+    return UserError(f"{count}, but none has both features and captions: {', and '.join(why)}")

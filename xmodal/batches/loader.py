@@ -1,4 +1,4 @@
-"""The loader: batches of a training, read ahead straight from the store."""
+"""The loader: batches of a training, read ahead from the store."""
 
 import math
 import os
@@ -13,9 +13,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
+from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream
 from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
@@ -24,7 +25,7 @@ from xmodal.batches.sample_order import CAPTION, ClassOrder, Order, SampleRandom
 from xmodal.recipes import OnePerClass
 
 THREADS = 2  # one copies rows while the other looks up words
-WORTH_A_THREAD = 0.0002  # seconds of work on a batch: to have a thread read meanwhile costs about as much
+WORTH_A_THREAD = 0.0002  # seconds of work on a batch: what reading in a thread costs
 Captions = Literal["each", "one", "all"]
 
 
@@ -33,14 +34,13 @@ class Loader(IterableDataset[Batch]):
 
     A sample is a caption with its item ("each"), an item with one of its captions, drawn anew every epoch ("one"), or
     an item with all of them ("all"). All samples come once an epoch, in an order that only the seed decides.
-    `batch_size` counts the samples of a step over all ranks: each of `world` gets an equal part of the same batches.
-    Only where the last, shorter batch of an epoch cannot be shared equally does it borrow up to world - 1 samples of
-    the next epoch (`Batch.borrowed`). Several streams advance together; an epoch is one of the first.
+    `batch_size` counts the samples of a step over all ranks: each of `world` gets an equal part. Only where the last,
+    shorter batch of an epoch cannot be shared equally does it borrow up to world - 1 samples of the next epoch
+    (`Batch.borrowed`). Several streams advance together; an epoch is one of the first.
 
     `state_dict` is seed, epoch and cursor: samples of the epoch that were handed out. An iteration that was broken off
-    goes on there; one that ended is followed by the next epoch. With `torch.utils.data.DataLoader(loader,
-    batch_size=None, num_workers=2)` each worker makes every other batch, beginning where this loader is: call
-    `set_epoch` before each epoch then, and do not ask this one where they are. The threads here are faster.
+    goes on there. With `torch.utils.data.DataLoader(loader, batch_size=None, num_workers=2)` each worker makes every
+    other batch: call `set_epoch` before each epoch, and do not ask this one where they are.
     """
 
     def __init__(
@@ -58,22 +58,25 @@ class Loader(IterableDataset[Batch]):
         dtype: torch.dtype | None = None,
         ahead: int = 2,
     ) -> None:
-        """rank and world are torch.distributed's unless given; values keep the store's dtype unless one is given."""
+        """rank and world are torch.distributed's, and values of the store's dtype, unless given."""
         self.batch_size, self.captions, self.drop_last, self.ahead = batch_size, captions, drop_last, ahead
         self._device, self._dtype = torch.device(device), dtype
-        self._rank, self._world = _place_among(rank, world)
+        if (rank is None) != (world is None):
+            raise ValueError("rank and world are given both or not at all")
+        self._rank = distributed.rank() if rank is None else rank
+        self._world = distributed.world() if world is None else world
         self._readers = {ANNOTATED: streams} if isinstance(streams, Reader) else dict(streams)
         self._check_streams()
         self._shared_position, self._process = _new_position(), os.getpid()
         self._set_position(seed, 0, 0)
-        self._buffers: Buffers | None = None  # those of an iteration that is over
+        self._buffers: Buffers | None = None  # of an iteration that is over
         self._orders = {name: self._order(number, name, sampler) for number, name in enumerate(self._readers)}
         first = self._orders[next(iter(self._orders))]
         self.batch_size = first.batch if isinstance(first, ClassOrder) else batch_size
         self._check()
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, for every rank."""
+        """Batches of a whole epoch."""
         return self._length // self.batch_size if self.drop_last else -(-self._length // self.batch_size)
 
     def state_dict(self) -> dict[str, int]:
@@ -82,22 +85,21 @@ class Loader(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         try:
             seed, epoch, cursor = (index(state[name]) for name in ("seed", "epoch", "cursor"))
-            is_place = min(seed, epoch, cursor) >= 0 and cursor <= self._length
         except (KeyError, TypeError):
-            is_place = False
-        if not is_place:
+            seed = epoch = cursor = -1
+        if min(seed, epoch, cursor) < 0 or cursor > self._length:
             raise ValueError(f"{dict(state)} is no place in epochs of {self._length:,} samples")
         self._set_position(seed, epoch, cursor)
 
     def set_epoch(self, epoch: int) -> None:
-        """Moves to the beginning of an epoch; within this epoch the loader stays where it is."""
+        """Moves to the beginning of another epoch."""
         if type(epoch) is not int or epoch < 0:
             raise ValueError(f"epochs are counted from 0, and {epoch!r} is none")
         self._set_position(self.seed, epoch, self.cursor if epoch == self.epoch else 0)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if not self._shared_position.is_shared():  # type: ignore[no-untyped-call]  # no worker's copy, but one of its own
+        if not self._shared_position.is_shared():  # type: ignore[no-untyped-call]  # not a worker's copy
             self._shared_position, self._process = _new_position(), os.getpid()
             self._set_position(self.seed, self.epoch, self.cursor)
 
@@ -113,22 +115,22 @@ class Loader(IterableDataset[Batch]):
             else:
                 self._set_position(self.seed, epoch, after)
             yield batch
-            del batch  # its memory is for one of the next, not to be held while they are awaited
+            del batch  # its memory is for one of the next
         self._set_position(self.seed, epoch + 1, 0)  # also where no batch was left
 
     def _set_position(self, seed: int, epoch: int, cursor: int) -> None:
-        """Moves this loader, and tells the workers of a DataLoader, which may outlive an epoch, where to begin."""
+        """Moves this loader, and tells the workers of a DataLoader where to begin."""
         self.seed, self.epoch, self.cursor = seed, epoch, cursor
         if get_worker_info() is None:
-            if self._process != os.getpid():  # it was handed to another process, whose workers are its own
+            if self._process != os.getpid():  # another process has workers of its own
                 self._shared_position, self._process = _new_position(), os.getpid()
             self._shared_position.numpy()[:] = seed, epoch, cursor
 
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
         """Yields batches and their start positions.
 
-        Iterations share buffers, because fresh memory is slow, but not two at once. For a caller who comes back at once
-        the next batch is made in this thread, in the memory of the last, which the processor has in its cache.
+        Iterations share buffers, but not two at once. For a caller who comes back at once the next batch is made in
+        this thread, in the memory of the last, which the processor has in its cache.
         """
         buffers, self._buffers = self._buffers or Buffers(pinned=self._device.type == "cuda"), None
         readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
@@ -155,11 +157,8 @@ class Loader(IterableDataset[Batch]):
     def _length(self) -> int:
         return next(iter(self._orders.values())).count
 
-    def _size(self, start: int) -> int:
-        return min(self.batch_size, self._length - start)
-
     def _starts(self) -> list[int]:
-        """Start positions of the remaining batches; inside a DataLoader worker, only this worker's share."""
+        """Start positions of the remaining batches; in a DataLoader's worker, of its share."""
         stop = self._length - (self.batch_size - 1 if self.drop_last else 0)
         info = get_worker_info()
         first, step = (info.id, info.num_workers) if info else (0, 1)
@@ -167,7 +166,7 @@ class Loader(IterableDataset[Batch]):
 
     def _batch(self, readers: Mapping[str, Reader], epoch: int, start: int) -> Batch:
         first = epoch * self._length + start
-        size = self._size(start)
+        size = min(self.batch_size, self._length - start)
         share = -(-size // self._world)
         mine = first + self._rank * share
         streams = {}
@@ -220,7 +219,7 @@ class Loader(IterableDataset[Batch]):
         if sampler is None:
             return Order(len(reader.examples.words if each else reader.examples.ids), self.seed, number)
         if reader.classes is None:
-            raise ValueError("one sample of every class needs the reader's classes")
+            raise ValueError("one sample of every class needs a reader with classes")
         return ClassOrder(reader.classes[reader.examples.caption_items] if each else reader.classes, self.seed, number)
 
     def _check_streams(self) -> None:
@@ -234,35 +233,22 @@ class Loader(IterableDataset[Batch]):
             raise ValueError(f"the {empty[0]} stream has no samples")
         if self.seed < 0:
             raise ValueError(f"the seed is 0 or more, not {self.seed}")
+        if not 0 <= self._rank < self._world:
+            raise ValueError(f"rank {self._rank} is not one of {self._world}")
         if type(self.batch_size) is not int or self.batch_size < 1 or self.ahead < 1:
             raise ValueError(f"batch_size {self.batch_size} and ahead {self.ahead} must be 1 or more")
-        if self.batch_size % self._world and any(isinstance(order, ClassOrder) for order in self._orders.values()):
-            raise ValueError(
-                f"one of each of {self.batch_size} classes cannot be shared equally by {self._world} ranks"
-            )
         if self.batch_size % self._world:
             near = self.batch_size // self._world * self._world
-            raise ValueError(
-                f"{self.batch_size} samples a step cannot be shared equally by {self._world} ranks: "
-                f"take {near + self._world}{f' or {near}' if near else ''}"
-            )
+            cure = f": take {near + self._world}{f' or {near}' if near else ''}"
+            if any(isinstance(order, ClassOrder) for order in self._orders.values()):
+                cure = ", and they are one of each class"
+            raise ValueError(f"{self.batch_size} samples a step cannot be shared equally by {self._world} ranks{cure}")
         if not len(self):
             raise ValueError(f"{self._length} samples are less than one batch of {self.batch_size}")
 
 
 def _new_position() -> Tensor:
-    """Seed, epoch and cursor in memory that forked and spawned processes share."""
+    """Seed, epoch and cursor, in memory that processes share."""
     place = torch.zeros(3, dtype=torch.int64, device="cpu")
     place.share_memory_()  # type: ignore[no-untyped-call]
     return place
-
-
-def _place_among(rank: int | None, world: int | None) -> tuple[int, int]:
-    if (rank is None) != (world is None):
-        raise ValueError("rank and world are given both or not at all")
-    together = distributed.is_available() and distributed.is_initialized()
-    if rank is None or world is None:
-        rank, world = (distributed.get_rank(), distributed.get_world_size()) if together else (0, 1)
-    if not 0 <= rank < world:
-        raise ValueError(f"rank {rank} is not one of {world}")
-    return rank, world

@@ -1,4 +1,4 @@
-"""The reader: rows of features and words of captions for given samples."""
+"""The reader: features and words of given samples."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,21 +22,19 @@ WHOLE_CLIPS = Features(stage="")  # a reader uses the frames of `Features` alone
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """Reads features and words of examples as a model takes them."""
-
     examples: Examples
     store: FeatureStore
     frames: Features = WHOLE_CLIPS  # how many frames of a clip are read, and by which rule
-    tokens: Tokens | Codes | None = None  # how long a caption may be and what training leaves out, or that it is a code
+    tokens: Tokens | Codes | None = None  # how long a caption may be and what training leaves out, or a code
     classes: NDArray[np.int64] | None = None  # (items,)
-    buffers: "Buffers" = field(default_factory=lambda: Buffers(pinned=False))
+    buffers: Buffers = field(default_factory=lambda: Buffers(pinned=False))
 
     def __repr__(self) -> str:
         return f"Reader({self.examples!r}, {self.store.output.where})"
 
     def __post_init__(self) -> None:
         if self.frames.frames is not None and not self.store.spec.ragged:
-            raise UserError(f"{self.store.output.where} holds no clips of which to take {self.frames.frames} frames")
+            raise UserError(f"{self.store.output.where} holds no clips to take {self.frames.frames} frames of")
         if not self.store.spec.row_shape:
             raise UserError(f"{self.store.output.where} has single numbers, which are no features of positions")
 
@@ -48,7 +46,7 @@ class Reader:
     ) -> Padded:
         """Reads items as sequences of positions: a grid is flattened, a vector is a sequence of one.
 
-        With `draws` the frames of a clip are drawn as in training, for each of `samples`.
+        With `draws` the frames of a clip are drawn, for each of `samples`.
         """
         rows = self.examples.rows[items]
         if not self.store.spec.ragged:
@@ -95,9 +93,7 @@ class Reader:
         lengths = self.store.lengths(rows)
         if not lengths.all():
             id = self.store.ids[rows[lengths == 0][0]]
-            raise UserError(
-                f"{self.store.output.where}: {id!r} has nothing to read: its {self.store.spec.name} are none"
-            )
+            raise UserError(f"{self.store.output.where}: {id!r} has no {self.store.spec.name} to read")
         return lengths
 
     def _room(self, *shape: int) -> NDArray[Any]:
@@ -110,7 +106,7 @@ def shortened(words: NDArray[np.int32], longest: int) -> NDArray[np.int32]:
 
 
 def thinned(words: NDArray[np.int32], tokens: Tokens, chance: np.random.Generator) -> NDArray[np.int32]:
-    """Some words become <unk>, a share of all is then deleted; not <start> or <end> (docs/models.md#pcme-training)."""
+    """Makes some words <unk>, then deletes a share of all; never <start> or <end> (docs/models.md#pcme-training)."""
     inner = words[1:-1].copy()
     inner[chance.random(len(inner)) < tokens.marked] = UNKNOWN
     kept = np.sort(chance.permutation(len(inner))[int(tokens.deleted * len(inner)) :])

@@ -1,8 +1,7 @@
-"""The order in which training reads samples, and what is drawn for each: captions, frames, class members, shifts.
+"""The order in which training reads samples, and what is drawn for each.
 
-Every draw follows from the seed, the epoch that the batch begins in, and the sample, never from a rank or a process. So
-an order can be entered at any point, by any number of processes. Words that training leaves out are drawn in
-`batches.reader`.
+Every draw follows from the seed, the epoch that the batch begins in, and the sample, so that an order can be entered at
+any point, by any number of processes. Words that training leaves out are drawn in `batches.reader`.
 """
 
 from dataclasses import dataclass
@@ -14,14 +13,14 @@ from numpy.typing import NDArray
 from xmodal.recipes import FrameRule
 
 Integers = NDArray[np.int64]
-SKIPS = 3  # docs/models.md#frame-sampling: in training every frame, every second or every third one is taken
-FRAME_STRIDE, FRAME_START, CAPTION, CLASS_MEMBER, CODE_SHIFT = range(5)  # purposes: what a number is drawn for
+SKIPS = 3  # the largest stride in training (docs/models.md#frame-sampling)
+FRAME_STRIDE, FRAME_START, CAPTION, CLASS_MEMBER, CODE_SHIFT = range(5)  # purposes
 FIRST_PICTURE_PURPOSE = 16  # and those after it: of crops (`training.picture_crops`)
 
 
 @dataclass(frozen=True)
 class Order:
-    """An endless sequence over `count` samples: all of them shuffled, then all of them shuffled anew, and so on."""
+    """An endless sequence: all of `count` samples shuffled, then all of them shuffled anew, and so on."""
 
     count: int
     seed: int
@@ -47,8 +46,7 @@ def _shuffled(count: int, *seeds: int) -> Integers:
 class ClassOrder:
     """Batches of one sample of every class, endless as well: PCME's for CUB (docs/models.md#pcme-training).
 
-    The shuffled samples give each batch its first one, chance gives one of every other class. An epoch has as many
-    whole batches as its samples would fill.
+    The shuffled samples give each batch its first one, chance gives one of every other class.
     """
 
     classes: Integers  # (samples,): from 0, each with a sample
@@ -81,7 +79,7 @@ class ClassOrder:
 
 @dataclass(frozen=True)
 class SampleRandom:
-    """Random numbers for the samples of an epoch, the same wherever and whenever a sample is read."""
+    """Random numbers for the samples of an epoch, wherever a sample is read."""
 
     seed: int
     epoch: int
@@ -89,7 +87,7 @@ class SampleRandom:
 
     def integers(self, bounds: Integers, samples: Integers, purpose: int) -> Integers:
         """For each sample a number in 0..bound-1; each purpose draws others."""
-        # splitmix64's finaliser over a counter: numpy's generators cannot be entered at ten thousand places at once
+        # splitmix64's finaliser over a counter, as numpy's generators cannot be entered at many places at once
         first = np.random.SeedSequence([self.seed, self.epoch, self.stream, purpose]).generate_state(1, np.uint64)
         mixed = first + samples.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -101,10 +99,7 @@ class SampleRandom:
 def training_frames(
     lengths_B: Integers, frames: int, rule: FrameRule, random: SampleRandom, samples_B: Integers
 ) -> Integers:
-    """(B, frames) places in clips of these lengths: a random stride and start (docs/models.md#frame-sampling).
-
-    A clip that ends too early repeats its last frame. `linspace` spreads the frames evenly, as the paper says.
-    """
+    """(B, frames) places in clips of these lengths: a random stride and start (docs/models.md#frame-sampling)."""
     if rule == "linspace":
         return _spread(lengths_B, frames)
     skips_B = 1 + random.integers(np.full(len(lengths_B), SKIPS), samples_B, FRAME_STRIDE)
@@ -121,8 +116,7 @@ def training_shifts(words_T: Integers, length: int, random: SampleRandom, captio
 def evaluation_frames(lengths_B: Integers, frames: int, rule: FrameRule, ends: int) -> Integers:
     """(B, frames): places at a fixed stride, from the first frame after `ends` dropped ones.
 
-    Rounding the stride down favours a clip's beginning. Clips that are not longer than the two ends keep them: the
-    official code fails there.
+    Clips that are not longer than the two ends keep them.
     """
     if rule == "linspace":
         return _spread(lengths_B, frames)
@@ -133,13 +127,13 @@ def evaluation_frames(lengths_B: Integers, frames: int, rule: FrameRule, ends: i
 
 
 def _spread(lengths_B: Integers, frames: int) -> Integers:
-    """As numpy's linspace gives them clip by clip; over several clips at once it rounds otherwise."""
+    """As numpy's linspace clip by clip; over several clips at once it rounds otherwise."""
     steps_B = (lengths_B - 1) / max(frames - 1, 1)
     return np.rint(np.arange(frames) * steps_B[:, None]).astype(np.int64)
 
 
 def _held(places_BL: Integers, lengths_B: Integers) -> Integers:
-    """Places beyond a clip's end become the last one that was taken before it."""
+    """Places beyond a clip's end become the last one before it."""
     inside_BL = places_BL < lengths_B[:, None]
     last_B = inside_BL.sum(axis=1) - 1
     held_B1 = np.take_along_axis(places_BL, last_B[:, None], axis=1)

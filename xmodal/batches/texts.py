@@ -1,4 +1,4 @@
-"""Texts as the numbers of their words, and the vocabulary of a view: read, or counted here."""
+"""Texts as numbers of words, and the vocabulary of a view: read, or counted here."""
 
 from array import array
 from collections import defaultdict
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from xmodal.recipes import Tokens, View
@@ -21,10 +20,7 @@ VOCABULARY, WORDS = "vocabulary", "vocabulary.txt"  # the stage that counts word
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts as the numbers of their words, one behind the other.
-
-    An array for each text would take far more memory.
-    """
+    """Texts as numbers of words, one behind the other: an array for each would take far more memory."""
 
     numbers: NDArray[np.int32]
     starts: NDArray[np.int64]  # (texts + 1,)
@@ -33,7 +29,7 @@ class Texts:
         return f"Texts({len(self):,} texts, {len(self.numbers):,} words)"
 
     @classmethod
-    def of(cls, texts: Iterable[NDArray[np.int32]]) -> "Texts":
+    def of(cls, texts: "Iterable[NDArray[np.int32] | array[int]]") -> "Texts":
         numbers, starts = array("i"), array("q", [0])
         for text in texts:
             numbers.frombytes(text.tobytes())
@@ -50,7 +46,7 @@ class Texts:
         return self.numbers[self.starts[place] : self.starts[place + 1]]
 
     def at(self, kept: NDArray[np.bool_]) -> "Texts":
-        """Only some texts; `kept` has a value for each."""
+        """Keeps texts where `kept` is true."""
         lengths = np.diff(self.starts)
         return Texts(self.numbers[np.repeat(kept, lengths)], starts_of(lengths[kept]))
 
@@ -79,12 +75,20 @@ def vocabulary_and_texts(
 ) -> tuple[Vocabulary, Texts]:
     """Counts the words of a view and encodes its captions, splitting every caption once.
 
-    `known` is the vocabulary of a run that goes on; else it is read where the stage `vocabulary` made just that.
+    `known` is the vocabulary of a run that goes on.
     """
-    split = _SplitTexts.of(captions.texts, tokens)
+    split, words = tokenizer(tokens.tokenizer, tokens.cleaning), defaultdict[str, int](count().__next__)
+    texts = Texts.of(array("i", map(words.__getitem__, split(text))) for text in texts_of(captions.texts))
     known = known or _built_vocabulary(records, view, tokens)
-    known = known or Vocabulary.of_counts(split.counts(), tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
-    return known, split.encoded(known)
+    if known is None:
+        counts = zip(words, np.bincount(texts.numbers, minlength=len(words)).tolist(), strict=True)
+        known = Vocabulary.of_counts(counts, tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
+    ids = np.array([known.id_of(word) for word in words], np.int32)
+    starts = texts.starts + 2 * np.arange(len(texts.starts))  # a text is longer by <start> and <end>
+    numbers = np.zeros(starts[-1], np.int32)
+    numbers[starts[:-1]], numbers[starts[1:] - 1] = START, END
+    numbers[numbers == PAD] = ids[texts.numbers]
+    return known, Texts(numbers, starts)
 
 
 def _built_vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary | None:
@@ -95,33 +99,3 @@ def _built_vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary
         if wanted.items() <= output.config.items():
             return Vocabulary.from_bytes(output.read(WORDS), f"{output.where}/{WORDS}")
     return None
-
-
-@dataclass(frozen=True, eq=False)
-class _SplitTexts:
-    """Texts as numbers of their words in order of appearance, before a vocabulary is known."""
-
-    words: tuple[str, ...]  # the different words
-    numbers: NDArray[np.int32]  # of all texts, one behind the other: places in `words`
-    starts: NDArray[np.int64]  # (texts + 1,)
-
-    @classmethod
-    def of(cls, texts: pa.ChunkedArray, tokens: Tokens) -> "_SplitTexts":
-        split, words = tokenizer(tokens.tokenizer, tokens.cleaning), defaultdict[str, int](count().__next__)
-        numbers, starts = array("i"), array("q", [0])
-        for text in texts_of(texts):
-            numbers.extend(map(words.__getitem__, split(text)))
-            starts.append(len(numbers))
-        return cls(tuple(words), np.frombuffer(numbers, np.int32), np.frombuffer(starts, np.int64))
-
-    def counts(self) -> Iterable[tuple[str, int]]:
-        return zip(self.words, np.bincount(self.numbers, minlength=len(self.words)).tolist(), strict=True)
-
-    def encoded(self, vocabulary: Vocabulary) -> Texts:
-        """As `vocabulary.encode` gives them, from <start> to <end>."""
-        ids = np.array([vocabulary.id_of(word) for word in self.words], np.int32)
-        starts = self.starts + 2 * np.arange(len(self.starts))  # a text is longer by <start> and <end>
-        numbers = np.zeros(starts[-1], np.int32)
-        numbers[starts[:-1]], numbers[starts[1:] - 1] = START, END
-        numbers[numbers == PAD] = ids[self.numbers]
-        return Texts(numbers, starts)

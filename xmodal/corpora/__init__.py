@@ -57,6 +57,15 @@ class Printed:
     note: str = ""
 
 
+def printed(cites: str, numbers: Mapping[str, float], note: str = "") -> tuple[Printed, ...]:
+    """Numbers that one paper prints, named as in `Corpus.counts`."""
+    found = []
+    for name, value in numbers.items():
+        what, _, split = name.rpartition(":") if "/" in name else (name, "", EVERY)
+        found.append(Printed(what, value, cites, split, note))
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Corpus:
     """One corpus: its terms, its files, and how they become rows. A module or a user's file has one: CORPUS."""

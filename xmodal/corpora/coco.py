@@ -31,10 +31,10 @@ In memory stay 1.6 kB a picture, 190 MiB for all.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from xmodal.corpora import Corpus, Printed, Source
+from xmodal.corpora import Corpus, Source, printed
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import json_members, once, optional, split_of, value, words_of
+from xmodal.raw.readers import JsonRecord, json_members, once, words_of
 from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 
@@ -59,39 +59,41 @@ def parse(raw: Raw) -> Iterator[Row]:
     """Pictures in the order of the captions file, each followed by its splits, labels and captions."""
     instances = {folder: _read_instances(raw, INSTANCES_MEMBER.format(folder)) for folder in FOLDERS}
     images, sentences = set[int](), set[int]()
-    where = f"{CAPTIONS}!{CAPTIONS_MEMBER}"
-    for name, number, image in json_members(raw, CAPTIONS, CAPTIONS_MEMBER):
+    path = f"{CAPTIONS}!{CAPTIONS_MEMBER}"
+    for name, image in json_members(raw, path):
         if name == "images":
-            yield from _picture(image, f"{where}: images[{number}]", instances, images, sentences)
+            yield from _picture(image, instances, images, sentences)
     if not images:
-        raise UserError(f"{where} has no 'images'")
+        raise UserError(f"{path} has no 'images'")
 
 
 def _picture(
-    image: object, where: str, instances: Mapping[str, "_Instances"], images: set[int], sentences: set[int]
+    image: JsonRecord, instances: Mapping[str, "_Instances"], images: set[int], sentences: set[int]
 ) -> Iterator[Row]:
-    cocoid, folder = value(image, "cocoid", int, where), value(image, "filepath", str, where)
-    where = f"{where} (cocoid {cocoid})"
-    split, filename = split_of(image, SPLITS, where), value(image, "filename", str, where)
+    cocoid, folder = image.value("cocoid", int), image.value("filepath", str)
+    image = JsonRecord(image.content, f"{image.where} (cocoid {cocoid})")
+    split, filename = image.split(SPLITS), image.value("filename", str)
     if folder not in instances or filename != f"COCO_{folder}_{cocoid:012d}.jpg":
-        raise UserError(f"{where} is {folder}/{filename}, which is no picture of {' or '.join(FOLDERS)} with this id")
-    once(images, cocoid, where)
-    yield instances[folder].item(cocoid, f"zips/{folder}.zip!{folder}/{filename}", where)
+        raise UserError(
+            f"{image.where} is {folder}/{filename}, which is no picture of {' or '.join(FOLDERS)} with this id"
+        )
+    once(images, cocoid, image.where)
+    yield instances[folder].item(cocoid, f"zips/{folder}.zip!{folder}/{filename}", image.where)
     yield from (Split(str(cocoid), name) for name in SPLITS[split])
     yield from instances[folder].labels(cocoid)
-    yield from _captions(image, cocoid, where, sentences)
+    yield from _captions(image, cocoid, sentences)
 
 
-def _captions(image: object, cocoid: int, where: str, seen: set[int]) -> Iterator[Caption]:
-    imgid, sentences = value(image, "imgid", int, where), value(image, "sentences", list, where)
+def _captions(image: JsonRecord, cocoid: int, seen: set[int]) -> Iterator[Caption]:
+    imgid, sentences = image.value("imgid", int), list(image.each("sentences"))
     if not sentences:
-        raise UserError(f"{where} has no captions")
+        raise UserError(f"{image.where} has no captions")
     for position, sentence in enumerate(sentences):
-        here = f"{where}: sentences[{position}]"
-        sentid = once(seen, value(sentence, "sentid", int, here), here)
-        text = words_of(value(sentence, "raw", str, here), f"{here}: caption {sentid}")
-        if (other := value(sentence, "imgid", int, here)) != imgid:
-            raise UserError(f"{here}: caption {sentid} is of another image, imgid {other} instead of {imgid}")
+        sentid = once(seen, sentence.value("sentid", int), sentence.where)
+        where = f"{sentence.where}: caption {sentid}"
+        text = words_of(sentence.value("raw", str), where)
+        if (other := sentence.value("imgid", int)) != imgid:
+            raise UserError(f"{where} is of another image, imgid {other} instead of {imgid}")
         yield Caption(str(sentid), str(cocoid), position, text)
 
 
@@ -99,7 +101,7 @@ def _captions(image: object, cocoid: int, where: str, seen: set[int]) -> Iterato
 class _Instances:
     """One instances file: sizes, licences and categories of its images."""
 
-    where: str
+    path: str
     images: dict[int, tuple[int, int, int | None, str | None]] = field(default_factory=dict)
     licences: dict[int, str] = field(default_factory=dict)
     categories: dict[int, str] = field(default_factory=dict)
@@ -107,7 +109,7 @@ class _Instances:
 
     def item(self, cocoid: int, media: str, where: str) -> Item:
         if cocoid not in self.images:
-            raise UserError(f"{where} has captions, but {self.where} has no image {cocoid}")
+            raise UserError(f"{where} has captions, but {self.path} has no image {cocoid}")
         width, height, licence, url = self.images[cocoid]
         name = None if licence is None else self._name("licenses", self.licences, licence)
         return Item(str(cocoid), media, width=width, height=height, licence=name, url=url)
@@ -118,31 +120,31 @@ class _Instances:
 
     def _name(self, table: str, names: Mapping[int, str], key: int) -> str:
         if key not in names:
-            raise UserError(f"{self.where}: {table} has no id {key}, which an image or annotation refers to")
+            raise UserError(f"{self.path}: {table} has no id {key}, which an image or annotation refers to")
         return names[key]
 
-    def add(self, table: str, record: object, where: str) -> None:
+    def add(self, table: str, record: JsonRecord) -> None:
         match table:
             case "images":
-                cocoid = once(self.images, value(record, "id", int, where), where)
-                width, height = value(record, "width", int, where), value(record, "height", int, where)
-                urls = [optional(record, name, str, where) for name in ("coco_url", "flickr_url")]
-                self.images[cocoid] = width, height, optional(record, "license", int, where), urls[0] or urls[1]
+                cocoid = once(self.images, record.value("id", int), record.where)
+                url = record.optional("coco_url", str) or record.optional("flickr_url", str)
+                width, height = record.value("width", int), record.value("height", int)
+                self.images[cocoid] = width, height, record.optional("license", int), url
             case "licenses":
-                self.licences[value(record, "id", int, where)] = value(record, "url", str, where)
+                self.licences[record.value("id", int)] = record.value("url", str)
             case "categories":
-                self.categories[value(record, "id", int, where)] = value(record, "name", str, where)
+                self.categories[record.value("id", int)] = record.value("name", str)
             case "annotations":
-                image, category = value(record, "image_id", int, where), value(record, "category_id", int, where)
+                image, category = record.value("image_id", int), record.value("category_id", int)
                 self.categories_of.setdefault(image, set()).add(category)
 
 
 def _read_instances(raw: Raw, member: str) -> _Instances:
     instances = _Instances(f"{INSTANCES}!{member}")
-    for table, number, record in json_members(raw, INSTANCES, member):
-        instances.add(table, record, f"{instances.where}: {table}[{number}]")
+    for table, record in json_members(raw, instances.path):
+        instances.add(table, record)
     if strays := sorted(instances.categories_of.keys() - instances.images.keys()):
-        raise UserError(f"{instances.where} has annotations of image {strays[0]}, which is not among its images")
+        raise UserError(f"{instances.path} has annotations of image {strays[0]}, which is not among its images")
     return instances
 
 
@@ -182,13 +184,17 @@ CORPUS = Corpus(
     drawn={"two_branch": RandomSplitSizes(val=9_000, test=1_000), "dual_path": RandomSplitSizes(val=5_000, test=5_000)},
     kinds=frozenset({"image", "category"}),
     printed=(
-        Printed("items", 123_287, "A3VSE, section 4.1"),
-        Printed("captions", 616_767, "Dual-Path, section VI-A"),
-        Printed("first_five", 616_435, "A3VSE, section 4.1"),
-        Printed("words_per_caption", 8.7, "Dual-Path, section VI-A", note="rare words left out, whatever these are"),
-        Printed("items", 113_287, "A3VSE, section 4.1", "karpathy/train"),
-        Printed("first_five", 566_435, "A3VSE, section 4.1", "karpathy/train"),
-        Printed("items", 5_000, "PVSE, section 5", "karpathy/val"),
-        Printed("items", 5_000, "PVSE, section 5", "karpathy/test"),
+        *printed(
+            "A3VSE, section 4.1",
+            {
+                "items": 123_287,
+                "first_five": 616_435,
+                "items:karpathy/train": 113_287,
+                "first_five:karpathy/train": 566_435,
+            },
+        ),
+        *printed("Dual-Path, section VI-A", {"captions": 616_767}),
+        *printed("Dual-Path, section VI-A", {"words_per_caption": 8.7}, "rare words left out, whatever these are"),
+        *printed("PVSE, section 5", {"items:karpathy/val": 5_000, "items:karpathy/test": 5_000}),
     ),
 )

@@ -33,9 +33,9 @@ import shutil
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from xmodal.corpora import Corpus, Printed, Source
+from xmodal.corpora import Corpus, Source, printed
 from xmodal.errors import UserError
-from xmodal.raw.archives import open_member, tar_members
+from xmodal.raw.archives import tar_members
 from xmodal.raw.raw_files import Raw
 from xmodal.raw.readers import id_list, lines, lines_of, matched, once
 from xmodal.records.tables import Caption, Item, Label, Oddity, Region, Row, Split
@@ -169,12 +169,8 @@ def _caltech_split(number: str, where: str, fields: Sequence[str]) -> Split:
 
 
 def _class_list(raw: Raw, name: str, classes: Collection[int]) -> set[int]:
-    member = LIST_MEMBER.format(name)
-    with open_member(raw, CLASS_LISTS, member) as file:
-        listed = lines_of(file, f"{CLASS_LISTS}!{member}")
-        found = id_list(
-            f"{CLASS_LISTS}!{member}", ((where, _class_number(line.strip(), where)) for where, line in listed)
-        )
+    path = f"{CLASS_LISTS}!{LIST_MEMBER.format(name)}"
+    found = id_list(path, lines(raw, path), _class_number)
     if unknown := found.keys() - classes:
         number = unknown.pop()
         raise UserError(f"{found[number]}: there is no class {number}")
@@ -193,7 +189,7 @@ def _refuse_crossing(lists: Mapping[str, set[int]], classes: Collection[int]) ->
 
 def _seen(raw: Raw, pictures: Collection[str]) -> dict[str, str]:
     """Keys and places of the pictures in PCME's list."""
-    found = id_list(SEEN, ((where, _key(line.strip(), where)) for where, line in lines(raw, SEEN)))
+    found = id_list(SEEN, lines(raw, SEEN), _key)
     for key, where in found.items():
         if key not in pictures:
             raise UserError(f"{where}: {IMAGES} has no picture {key}")
@@ -278,8 +274,7 @@ CORPUS = Corpus(
     },
     kinds=frozenset({"image", "class"}),
     printed=(
-        Printed("items", 11_788, "PCME, section 4.1.2"),
-        Printed("captions", 117_880, "PCME, section 4.1.2", note="ten captions of each picture"),
-        Printed("different labels: class", 200, "PCME, section 4.1.2"),
+        *printed("PCME, section 4.1.2", {"items": 11_788, "different labels: class": 200}),
+        *printed("PCME, section 4.1.2", {"captions": 117_880}, "ten captions of each picture"),
     ),
 )

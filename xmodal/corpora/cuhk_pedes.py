@@ -19,10 +19,10 @@ The traps (more: docs/corpora.md#cuhk-pedes):
 
 from collections.abc import Iterator
 
-from xmodal.corpora import Corpus, Printed, Source
+from xmodal.corpora import Corpus, Source, printed
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import json_elements, once, split_of, value
+from xmodal.raw.readers import JsonRecord, json_elements, once, words_of
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 
 RECORDS, PICTURES = "reid_raw.json", "imgs"
@@ -35,44 +35,49 @@ HOW = f"ask the authors by e-mail ({HOMEPAGE} says how), and put {{}} of their a
 def parse(raw: Raw) -> Iterator[Row]:
     """Pictures in the order of the file, each followed by its split, person and captions."""
     pictures, persons = set[str](), dict[int, str]()  # the split of each person
-    for where, record in json_elements(raw, RECORDS):
-        path = once(pictures, _path(record, where), where)
+    for record in json_elements(raw, RECORDS):
+        where = record.where
+        path = once(pictures, _path(record), where)
         yield Item(path, f"{PICTURES}/{path}")
-        split, person = split_of(record, SPLITS, where), value(record, "id", int, where)
+        split, person = record.split(SPLITS), record.value("id", int)
         if persons.setdefault(person, split) != split:
             raise UserError(f"{where}: person {person} is in {split}, but also in {persons[person]}")
         yield Split(path, f"cuhk_pedes/{split}")
         yield Label(path, "identity", str(person))
-        yield from _captions(record, path, where)
+        captions = list(record.texts("captions"))
+        if not captions:
+            raise UserError(f"{where} has no captions")
+        for position, text in enumerate(captions):
+            yield Caption(f"{path}#{position}", path, position, words_of(text, f"{where}: captions[{position}]"))
     for split in SPLITS:
         if split not in persons.values():
             raise UserError(f"{RECORDS}: split {split!r} is empty")
 
 
 def media(raw: Raw) -> Iterator[Source]:
-    for where, record in json_elements(raw, RECORDS):
-        yield Source(f"{PICTURES}/{_path(record, where)}", how=HOW.format(f"the folder {PICTURES}"), part="media")
+    for record in json_elements(raw, RECORDS):
+        yield Source(f"{PICTURES}/{_path(record)}", how=HOW.format(f"the folder {PICTURES}"), part="media")
 
 
-def _path(record: object, where: str) -> str:
-    path = value(record, "file_path", str, where)
+def _path(record: JsonRecord) -> str:
+    path = record.value("file_path", str)
     folder, *rest = path.split("/")
     if folder not in FOLDERS or not rest or {"", ".", ".."} & set(rest) or "\\" in path or not path.isprintable():
-        raise UserError(f"{where}: {path!r:.80} is no picture below {', '.join(FOLDERS)}")
+        raise UserError(f"{record.where}: {path!r:.80} is no picture below {', '.join(FOLDERS)}")
     return path
 
 
-def _captions(record: object, path: str, where: str) -> Iterator[Caption]:
-    captions = value(record, "captions", list, where)
-    if not captions:
-        raise UserError(f"{where} has no captions")
-    for position, caption in enumerate(captions):
-        text = " ".join(caption.split()) if isinstance(caption, str) else ""
-        if not text:
-            raise UserError(f"{where}: captions[{position}] is {caption!r:.40}, no text")
-        yield Caption(f"{path}#{position}", path, position, text)
-
-
+COUNTS = {
+    "items": 40_206,
+    "items:cuhk_pedes/train": 34_054,
+    "items:cuhk_pedes/val": 3_078,
+    "items:cuhk_pedes/test": 3_074,
+    "captions": 80_440,
+    "captions:cuhk_pedes/train": 68_126,
+    "captions:cuhk_pedes/val": 6_158,
+    "captions:cuhk_pedes/test": 6_156,
+}
+PAPER = "Dual-Path, section VI-A"
 CORPUS = Corpus(
     name="cuhk_pedes",
     homepage=HOMEPAGE,
@@ -82,27 +87,10 @@ CORPUS = Corpus(
     parse=parse,
     media=media,
     release={"annotations": "nothing", "media": "nothing"},
-    counts={
-        "items": 40_206,
-        "items:cuhk_pedes/train": 34_054,
-        "items:cuhk_pedes/val": 3_078,
-        "items:cuhk_pedes/test": 3_074,
-        "captions": 80_440,
-        "captions:cuhk_pedes/train": 68_126,
-        "captions:cuhk_pedes/val": 6_158,
-        "captions:cuhk_pedes/test": 6_156,
-    },
+    counts=COUNTS,
     kinds=frozenset({"image", "identity"}),
     printed=(
-        Printed("items", 40_206, "Dual-Path, section VI-A"),
-        Printed("captions", 80_440, "Dual-Path, section VI-A"),
-        Printed("different labels: identity", 13_003, "Dual-Path, section VI-A"),
-        Printed("words_per_caption", 19.6, "Dual-Path, section VI-A", note="rare words left out, whatever these are"),
-        Printed("items", 34_054, "Dual-Path, section VI-A", "cuhk_pedes/train"),
-        Printed("captions", 68_126, "Dual-Path, section VI-A", "cuhk_pedes/train"),
-        Printed("items", 3_078, "Dual-Path, section VI-A", "cuhk_pedes/val"),
-        Printed("captions", 6_158, "Dual-Path, section VI-A", "cuhk_pedes/val"),
-        Printed("items", 3_074, "Dual-Path, section VI-A", "cuhk_pedes/test"),
-        Printed("captions", 6_156, "Dual-Path, section VI-A", "cuhk_pedes/test"),
+        *printed(PAPER, COUNTS | {"different labels: identity": 13_003}),
+        *printed(PAPER, {"words_per_caption": 19.6}, "rare words left out, whatever these are"),
     ),
 )

@@ -28,11 +28,11 @@ The traps (more: docs/corpora.md#flickr30k):
 
 from collections.abc import Iterator
 
-from xmodal.corpora import Corpus, Printed, Source
+from xmodal.corpora import Corpus, Source, printed
 from xmodal.corpora.coco import KARPATHYS
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import columns, json_members, matched, once, split_files, split_of, value, words_of
+from xmodal.raw.readers import columns, json_members, matched, once, split_files, words_of
 from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 
@@ -55,7 +55,7 @@ Places = dict[str, tuple[str, str]]  # split of each picture, and the place in t
 
 def parse(raw: Raw) -> Iterator[Row]:
     """Pictures in the order of their first captions, each followed by its splits; captions in the file's order."""
-    karpathy, plummer = _karpathy(raw), split_files(raw, PLUMMER)
+    karpathy, plummer = _karpathy(raw), split_files(raw, PLUMMER, lambda id, where: id)
     positions: dict[str, set[int]] = {}
     for where, (name, text) in columns(raw, TOKENS, 2):
         image, position = _named(name, where)
@@ -94,16 +94,15 @@ def _named(name: str, where: str) -> tuple[str, int]:
 
 def _karpathy(raw: Raw) -> Places:
     found: Places = {}
-    where = f"{CAPTIONS}!{CAPTIONS_MEMBER}"
-    for key, number, image in json_members(raw, CAPTIONS, CAPTIONS_MEMBER):
+    path = f"{CAPTIONS}!{CAPTIONS_MEMBER}"
+    for key, image in json_members(raw, path):
         if key == "images":
-            here = f"{where}: images[{number}]"
-            filename, split = value(image, "filename", str, here), split_of(image, KARPATHY, here)
-            name = matched(r"([0-9]+)\.jpg", filename, here, "name of a picture, such as 1000092795.jpg")
-            found[once(found, name[1], here)] = KARPATHY[split], here
+            filename, split = image.value("filename", str), image.split(KARPATHY)
+            name = matched(r"([0-9]+)\.jpg", filename, image.where, "name of a picture, such as 1000092795.jpg")
+            found[once(found, name[1], image.where)] = KARPATHY[split], image.where
     for split in KARPATHY.values():
         if all(split != other for other, _ in found.values()):
-            raise UserError(f"{where}: {split} is empty")
+            raise UserError(f"{path}: {split} is empty")
     return found
 
 
@@ -133,13 +132,18 @@ CORPUS = Corpus(
     drawn={"dual_path": RandomSplitSizes(val=1_000, test=1_000)},
     kinds=frozenset({"image"}),
     printed=(
-        Printed("items", 31_783, "A3VSE, section 4.1"),
-        Printed("captions", 158_915, "A3VSE, section 4.1"),
-        Printed("words_per_caption", 10.5, "Dual-Path, section VI-A", note="rare words left out, whatever these are"),
-        Printed("items", 29_000, "A3VSE, section 4.1", "karpathy/train"),
-        Printed("captions", 145_000, "A3VSE, section 4.1", "karpathy/train"),
-        Printed("items", 1_000, "A3VSE, section 4.1", "karpathy/val", note="Karpathy's has 1,014"),
-        Printed("items", 1_000, "A3VSE, section 4.1", "karpathy/test"),
-        Printed("items", 29_783, "Dual-Path, section VI-A", "plummer/train", note="perhaps other pictures"),
+        *printed(
+            "A3VSE, section 4.1",
+            {
+                "items": 31_783,
+                "captions": 158_915,
+                "items:karpathy/train": 29_000,
+                "captions:karpathy/train": 145_000,
+                "items:karpathy/test": 1_000,
+            },
+        ),
+        *printed("A3VSE, section 4.1", {"items:karpathy/val": 1_000}, "Karpathy's has 1,014"),
+        *printed("Dual-Path, section VI-A", {"words_per_caption": 10.5}, "rare words left out, whatever these are"),
+        *printed("Dual-Path, section VI-A", {"items:plummer/train": 29_783}, "perhaps other pictures"),
     ),
 )

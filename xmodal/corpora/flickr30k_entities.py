@@ -50,7 +50,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from xmodal.corpora import Corpus, Printed, Source
+from xmodal.corpora import Corpus, Source, printed
 from xmodal.corpora.flickr30k import HOW, PLUMMER, PLUMMERS
 from xmodal.errors import UserError
 from xmodal.raw.archives import open_archive
@@ -79,7 +79,7 @@ Unrelated = dict[tuple[str, int], str]  # place in the file, by picture and numb
 
 def parse(raw: Raw) -> Iterator[Row]:
     """Pictures by their numbers, each followed by its split, regions, captions and phrases."""
-    plummer, unrelated, images = split_files(raw, PLUMMER), _unrelated(raw), set[str]()
+    plummer, unrelated, images = split_files(raw, PLUMMER, lambda id, where: id), _unrelated(raw), set[str]()
     with open_archive(raw, ANNOTATIONS) as archive:
         for image in _images(archive):
             if image not in plummer:
@@ -287,8 +287,8 @@ CORPUS = Corpus(
     },
     kinds=frozenset({"image"}),
     printed=(
-        Printed("items", 31_783, "Two-Branch, section 4"),
-        Printed("groups of regions", 244_000, "Two-Branch, section 4", note="mentions there, chains in the README"),
-        Printed("regions with a box", 276_000, "Two-Branch, section 4", note="rounded"),
+        *printed("Two-Branch, section 4", {"items": 31_783}),
+        *printed("Two-Branch, section 4", {"groups of regions": 244_000}, "mentions there, chains in the README"),
+        *printed("Two-Branch, section 4", {"regions with a box": 276_000}, "rounded"),
     ),
 )

@@ -30,18 +30,19 @@ from collections.abc import Iterator
 from typing import IO
 from urllib.parse import urlsplit
 
-from xmodal.corpora import Corpus, Printed, Source
+from xmodal.corpora import Corpus, Source, printed
 from xmodal.errors import UserError
 from xmodal.raw.archives import tar_members
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import id_list, json_elements_of, lines_of, matched, once, optional, value, words_of
+from xmodal.raw.readers import JsonRecord, id_list, json_elements_of, lines_of, matched, once, splits_by_id, words_of
 from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 
 ARCHIVE, SENTENCES = "mrw-v1.0.tar.gz", "mrw-v1.0.json"
-LISTS = {  # any one of these members
-    "mrw/train": ("split/train.tsv",),
-    "mrw/val": ("split/valid.tsv", "split/val.tsv"),
-    "mrw/test": ("split/test.tsv",),
+LISTS = {  # member: split; the authors know two names of one list
+    "split/train.tsv": "mrw/train",
+    "split/valid.tsv": "mrw/val",
+    "split/val.tsv": "mrw/val",
+    "split/test.tsv": "mrw/test",
 }
 NOTHING = f"{ARCHIVE} has no member {SENTENCES}, or that has no clips"
 BY_HAND = "MRW has no address of it: take it from the authors' archive of clips, linked from the homepage"
@@ -51,15 +52,16 @@ def parse(raw: Raw) -> Iterator[Row]:
     """Clips in the order of the archive, each followed by its caption and oddities; then the splits."""
     clips, lists = dict[str, str](), dict[str, dict[str, str]]()
     for name, file in tar_members(raw, ARCHIVE):
+        path = f"{ARCHIVE}!{name}"
         if name == SENTENCES:
-            for where, clip, caption, odd in _clips(file):
+            for where, clip, others in _clips(file):
                 clips[clip.id] = where
                 yield clip
-                yield caption
-                if odd:
-                    yield Oddity(odd, where, clip.id)
-        elif any(name in names for names in LISTS.values()):
-            lists[name] = _listed(file, f"{ARCHIVE}!{name}")
+                yield from others
+        elif name in LISTS:
+            if LISTS[name] in lists:
+                raise UserError(f"{path} is a second list of {LISTS[name]}: remove one of them")
+            lists[LISTS[name]] = id_list(path, lines_of(file, path), _id)
     if not clips:
         raise UserError(NOTHING)
     yield from _splits(clips, lists)
@@ -67,52 +69,40 @@ def parse(raw: Raw) -> Iterator[Row]:
 
 def media(raw: Raw) -> Iterator[Source]:
     """Lists the file of every clip. Those without address must be got by hand."""
-    clips = [clip for name, file in tar_members(raw, ARCHIVE) if name == SENTENCES for _, clip, *_ in _clips(file)]
+    clips = [clip for name, file in tar_members(raw, ARCHIVE) if name == SENTENCES for _, clip, _ in _clips(file)]
     if not clips:
         raise UserError(NOTHING)
     return (Source(clip.media, clip.url, how="" if clip.url else BY_HAND, part="media") for clip in clips)
 
 
-def _clips(file: IO[bytes]) -> Iterator[tuple[str, Item, Caption, str | None]]:
-    """The place of each clip, its rows, and the reason why it has no address."""
+def _clips(file: IO[bytes]) -> Iterator[tuple[str, Item, list[Row]]]:
+    """The place of each clip, and its rows."""
     seen = set[str]()
-    for where, record in json_elements_of(file, f"{ARCHIVE}!{SENTENCES}"):
-        id = once(seen, _id(value(record, "id", str, where), where), where)
-        sentence = words_of(value(record, "sentence", str, where), f"{where} ({id}): its sentence")
-        url, odd = _address(value(record, "images", dict, where), where)
-        yield where, Item(id, f"mp4/{id}.mp4", kind="clip", url=url), Caption(id, id, 0, sentence), odd
-
-
-def _address(images: dict[str, object], where: str) -> tuple[str | None, str | None]:
-    """The address of a clip and None, or None and the reason why it has no address."""
-    url = optional(images, "mp4_url", str, where)
-    if url is None:
-        return None, "mp4_url is empty: no address"
-    matched("https?://[^/]+/.*", url, f"{where}: 'mp4_url'", "http address")
-    if not urlsplit(url).path.endswith(".mp4"):
-        return None, "mp4_url is cut off: no address"
-    return url, None
-
-
-def _listed(file: IO[bytes], path: str) -> dict[str, str]:
-    """The ids of a list, with their places."""
-    return id_list(path, ((where, _id(line.strip(), where)) for where, line in lines_of(file, path)))
+    for record in json_elements_of(file, f"{ARCHIVE}!{SENTENCES}"):
+        where = record.where
+        id = once(seen, _id(record.value("id", str), where), where)
+        sentence = words_of(record.value("sentence", str), f"{where} ({id}): its sentence")
+        others: list[Row] = [Caption(id, id, 0, sentence)]
+        url = JsonRecord(record.value("images", dict), where).optional("mp4_url", str)
+        if url is None:
+            others.append(Oddity("mp4_url is empty: no address", where, id))
+        else:
+            matched("https?://[^/]+/.*", url, f"{where}: 'mp4_url'", "http address")
+            if not urlsplit(url).path.endswith(".mp4"):
+                url = None
+                others.append(Oddity("mp4_url is cut off: no address", where, id))
+        yield where, Item(id, f"mp4/{id}.mp4", kind="clip", url=url), others
 
 
 def _splits(clips: dict[str, str], lists: dict[str, dict[str, str]]) -> Iterator[Row]:
-    splits: dict[str, str] = {}
-    for split, names in LISTS.items():
-        found = [name for name in names if name in lists]
-        if len(found) != 1:
-            there = f"{ARCHIVE} has {len(found) or 'none'} of {' and '.join(names)}"
-            raise UserError(f"{there}; it must have one for {split}")
-        for id, where in lists[found[0]].items():
-            if id not in clips:
-                raise UserError(f"{where}: {id} is not in {SENTENCES}")
-            if id in splits:
-                raise UserError(f"{where}: {id} is in {splits[id]} too")
-            splits[id] = split
-            yield Split(id, split)
+    for name, split in LISTS.items():
+        if split not in lists:
+            raise UserError(f"{ARCHIVE} has no {name}, the list of {split}")
+    splits = splits_by_id({split: lists[split] for split in LISTS.values()})
+    for id, (split, where) in splits.items():
+        if id not in clips:
+            raise UserError(f"{where}: {id} is not in {SENTENCES}")
+        yield Split(id, split)
     yield from (Oddity("clip in no split: kept without one", clips[id], id) for id in clips if id not in splits)
 
 
@@ -131,11 +121,8 @@ CORPUS = Corpus(
     release={"annotations": "all", "media": "ids"},
     kinds=frozenset({"clip"}),
     printed=(
-        Printed("items", 50_107, "PVSE, table 1"),
-        Printed("captions", 50_107, "PVSE, table 1"),
-        Printed("vocabulary", 34_835, "PVSE, table 1", note="after r/, u/, .., / and - were taken out"),
-        Printed("items", 44_107, "PVSE, section 5", "mrw/train"),
-        Printed("items", 1_000, "PVSE, section 5", "mrw/val"),
-        Printed("items", 5_000, "PVSE, section 5", "mrw/test"),
+        *printed("PVSE, table 1", {"items": 50_107, "captions": 50_107}),
+        *printed("PVSE, table 1", {"vocabulary": 34_835}, "after r/, u/, .., / and - were taken out"),
+        *printed("PVSE, section 5", {"items:mrw/train": 44_107, "items:mrw/val": 1_000, "items:mrw/test": 5_000}),
     ),
 )

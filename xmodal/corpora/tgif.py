@@ -29,56 +29,54 @@ So is a Gulp dump of PVSE's authors, as gulp/{train,valid,test}/data_0.gulp and 
 file of a GIF is then the JPEGs of its frames, 8 a second.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from xmodal.corpora import Corpus, Printed, Source
+from xmodal.corpora import Corpus, Source, printed
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import columns, id_list, lines, matched, words_of
+from xmodal.raw.readers import columns, matched, split_files, words_of
 from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 
 SENTENCES = "tgif-v1.0.tsv"
-LISTS = {"tgif/train": "splits/train.txt", "tgif/val": "splits/val.txt", "tgif/test": "splits/test.txt"}
+LISTS = {"splits/train.txt": "tgif/train", "splits/val.txt": "tgif/val", "splits/test.txt": "tgif/test"}
 ADDRESS = r"https://[a-z0-9.-]+/(?:[0-9a-f]+/)?([A-Za-z0-9_-]+)\.gif"
-RELEASE = "https://raw.githubusercontent.com/raingo/TGIF-Release/3e54d2f71418d8a2e9f5f61aa5be0edb9c0ac2b8/data"
 
 
 def parse(raw: Raw) -> Iterator[Row]:
-    """GIFs in the order of their first sentences, each with its split and captions, among oddities."""
+    """GIFs in the order of their first sentences, each with its split and captions, after the oddities of both."""
     table = _sentence_table(raw)
     yield from table.odd
-    splits: dict[str, str] = {}
-    for split, path in LISTS.items():
-        yield from _listed(raw, split, path, table, splits)
-    for url, gif in table.gifs.items():
-        yield Item(gif.id, _media(gif.id), kind="clip", url=url)
-        if url in splits:
-            yield Split(gif.id, splits[url])
+    splits = split_files(raw, LISTS, table.id)
+    for id, (_, where) in splits.items():
+        if id not in table.gifs:
+            yield Oddity("address in a split without sentence: left out", where, id)
+    for id, gif in table.gifs.items():
+        yield Item(id, f"gifs/{id}.gif", kind="clip", url=table.urls[id])
+        if id in splits:
+            yield Split(id, splits[id][0])
         else:
-            yield Oddity("GIF in no split: kept without one", gif.where, gif.id)
+            yield Oddity("GIF in no split: kept without one", gif.where, id)
         for position, sentence in enumerate(gif.sentences):
-            yield Caption(f"{gif.id}#{position}", gif.id, position, sentence)
+            yield Caption(f"{id}#{position}", id, position, sentence)
 
 
 def media(raw: Raw) -> Iterator[Source]:
     """Lists the file of every GIF that has a sentence."""
-    for url, gif in _sentence_table(raw).gifs.items():
-        yield Source(_media(gif.id), url, part="media")
+    table = _sentence_table(raw)
+    for id in table.gifs:
+        yield Source(f"gifs/{id}.gif", table.urls[id], part="media")
 
 
 @dataclass(frozen=True)
 class _Gif:
-    id: str
     where: str
     sentences: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class _SentenceTable:
-    """The table of sentences."""
-
-    gifs: dict[str, _Gif] = field(default_factory=dict)  # by address
+    gifs: dict[str, _Gif] = field(default_factory=dict)  # by id
     urls: dict[str, str] = field(default_factory=dict)  # by id
     odd: list[Oddity] = field(default_factory=list)
 
@@ -97,59 +95,35 @@ def _sentence_table(raw: Raw) -> _SentenceTable:
         if sentence == "Failed":
             table.odd.append(Oddity('sentence "Failed": left out', where, id))
         else:
-            table.gifs.setdefault(url, _Gif(id, where)).sentences.append(sentence)
+            table.gifs.setdefault(id, _Gif(where)).sentences.append(sentence)
     if not table.gifs:
         raise UserError(f"{SENTENCES} has no sentences")
     return table
 
 
-def _listed(raw: Raw, split: str, path: str, table: _SentenceTable, splits: dict[str, str]) -> Iterator[Oddity]:
-    """Adds the split of each address of a list to `splits`; an address without sentence is an oddity."""
-    urls = dict(lines(raw, path))
-    for id, where in id_list(path, ((where, table.id(url, where)) for where, url in urls.items())).items():
-        url = urls[where]
-        if url in splits:
-            raise UserError(f"{where}: {url} is in {splits[url]} too")
-        splits[url] = split
-        if url not in table.gifs:
-            yield Oddity("address in a split without sentence: left out", where, id)
-
-
-def _media(id: str) -> str:
-    return f"gifs/{id}.gif"
-
-
-KNOWN: Mapping[str, tuple[int | None, str | None]] = {  # size and sha256 of the published files, if known
-    SENTENCES: (None, None),
-    LISTS["tgif/train"]: (None, None),
-    LISTS["tgif/val"]: (1_022_215, "c535500e8d2b4ad5555c7c947652f5920045f601b8dd3f1e52b33703bf5c7d0a"),
-    LISTS["tgif/test"]: (1_090_938, "1aaa17768fd8d1e21433d4e36cb2f2a0e8b4d170da4b697e27340904fc77c1f7"),
+RELEASE = "https://raw.githubusercontent.com/raingo/TGIF-Release/3e54d2f71418d8a2e9f5f61aa5be0edb9c0ac2b8/data"
+KNOWN = {  # size and sha256 of the published files, if known
+    "splits/val.txt": (1_022_215, "c535500e8d2b4ad5555c7c947652f5920045f601b8dd3f1e52b33703bf5c7d0a"),
+    "splits/test.txt": (1_090_938, "1aaa17768fd8d1e21433d4e36cb2f2a0e8b4d170da4b697e27340904fc77c1f7"),
 }
+SIZES = {"items:tgif/train": 80_000, "items:tgif/val": 10_708, "items:tgif/test": 11_360}
 CORPUS = Corpus(
     name="tgif",
     homepage="https://github.com/raingo/TGIF-Release",
     licence="sentences and lists for approved non-commercial research; each GIF is its uploader's",
     media_set="tgif",
     sources=tuple(
-        Source(path, f"{RELEASE}/{path}", bytes=size, sha256=sha256) for path, (size, sha256) in KNOWN.items()
+        Source(path, f"{RELEASE}/{path}", (), *KNOWN.get(path, (None, None))) for path in (SENTENCES, *LISTS)
     ),
     parse=parse,
     media=media,
     release={"annotations": "all", "media": "ids"},
-    counts={
-        "items": 102_068,
-        "items:tgif/train": 80_000,
-        "items:tgif/val": 10_708,
-        "items:tgif/test": 11_360,
-    },
+    counts={"items": 102_068} | SIZES,
     kinds=frozenset({"clip"}),
     printed=(
-        Printed("items", 100_000, "PVSE, table 1", note="rounded: the release has 102,068"),
-        Printed("captions", 125_781, "PVSE, table 1", note="the publisher's README has 125,782"),
-        Printed("vocabulary", 11_806, "PVSE, table 1"),
-        Printed("items", 80_000, "PVSE, section 5", "tgif/train"),
-        Printed("items", 10_708, "PVSE, section 5", "tgif/val"),
-        Printed("items", 11_360, "PVSE, section 5", "tgif/test"),
-        Printed("captions", 34_101, "PVSE, section 5", "tgif/test"),
+        *printed("PVSE, table 1", {"items": 100_000}, "rounded: the release has 102,068"),
+        *printed("PVSE, table 1", {"captions": 125_781}, "the publisher's README has 125,782"),
+        *printed("PVSE, table 1", {"vocabulary": 11_806}),
+        *printed("PVSE, section 5", SIZES | {"captions:tgif/test": 34_101}),
     ),
 )

@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping
 from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import columns, id_list, json_elements, lines, matched, once, optional, value
+from xmodal.raw.readers import JsonRecord, json_elements, lines, matched, once, split_files
 from xmodal.records.tables import Item, Oddity, Region, Row, Split
 
 OBJECT_WORDS, ATTRIBUTE_WORDS = "genome/objects_vocab.txt", "genome/attributes_vocab.txt"
@@ -75,20 +75,20 @@ def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
 def parse(raw: Raw) -> Iterator[Row]:
     """Pictures in the order of image_data.json with their splits, then all regions, in the order of objects.json."""
     pictures, sizes = _pictures(raw), dict[int, Size]()
-    for where, record in _array(raw, "image_data"):
-        yield from _picture(record, where, pictures, sizes)
+    for record in _array(raw, "image_data"):
+        yield from _picture(record, pictures, sizes)
     if missing := sorted(pictures.keys() - sizes.keys()):
         raise UserError(f"image_data.json has no picture {missing[0]}, which is in a split's list")
     things, attributes = _words(raw, OBJECT_WORDS), _words(raw, ATTRIBUTE_WORDS)
     said = _attributes(raw, sizes)
     seen = set[int]()
-    for where, record in _array(raw, "objects"):
-        image = once(seen, _known(record, where, sizes), where)
-        yield from _regions(record, where, image, sizes[image], things, attributes, said)
+    for record in _array(raw, "objects"):
+        image = once(seen, _known(record, sizes), record.where)
+        yield from _regions(record, image, sizes[image], things, attributes, said)
 
 
-def _array(raw: Raw, name: str) -> Iterator[tuple[str, object]]:
-    return json_elements(raw, f"{name}.json.zip", f"{name}.json")
+def _array(raw: Raw, name: str) -> Iterator[JsonRecord]:
+    return json_elements(raw, f"{name}.json.zip!{name}.json")
 
 
 def _words(raw: Raw, path: str) -> Words:
@@ -97,60 +97,53 @@ def _words(raw: Raw, path: str) -> Words:
 
 def _pictures(raw: Raw) -> Pictures:
     found: dict[int, tuple[str, str]] = {}
-    for split in SPLITS:
-        listed = SPLIT_LIST.format(split)
-        paths = {where: path for where, (path, _) in columns(raw, listed, 2, " ")}
-        ids = id_list(listed, ((where, _number(path, where)) for where, path in paths.items()))
-        found |= {once(found, image, where): (split, paths[where]) for image, where in ids.items()}
+    for path, (split, where) in split_files(raw, {SPLIT_LIST.format(split): split for split in SPLITS}, _path).items():
+        number = path.rpartition("/")[2].removesuffix(".jpg")
+        found[once(found, int(number), where)] = split, path
     return found
 
 
-def _number(path: str, where: str) -> int:
-    pattern = rf"(?:{'|'.join(ARCHIVES)})/([1-9][0-9]*)\.jpg"
-    return int(matched(pattern, path, where, f"picture of {' or '.join(ARCHIVES)}")[1])
+def _path(line: str, where: str) -> str:
+    pattern = rf"((?:{'|'.join(ARCHIVES)})/[1-9][0-9]*\.jpg) \S+"
+    return matched(pattern, line, where, f"picture of {' or '.join(ARCHIVES)} with a second file")[1]
 
 
-def _picture(record: object, where: str, pictures: Pictures, sizes: dict[int, Size]) -> Iterator[Item | Split]:
-    image = once(sizes, value(record, "image_id", int, where), where)
-    width, height = sizes[image] = value(record, "width", int, where), value(record, "height", int, where)
+def _picture(record: JsonRecord, pictures: Pictures, sizes: dict[int, Size]) -> Iterator[Item | Split]:
+    image = once(sizes, record.value("image_id", int), record.where)
+    width, height = sizes[image] = record.value("width", int), record.value("height", int)
     if image not in pictures:
-        raise UserError(f"{where}: picture {image} is in none of {', '.join(map(SPLIT_LIST.format, SPLITS))}")
+        raise UserError(f"{record.where}: picture {image} is in none of {', '.join(map(SPLIT_LIST.format, SPLITS))}")
     if min(width, height) < 1:
-        raise UserError(f"{where}: picture {image} has {width} x {height} pixels")
+        raise UserError(f"{record.where}: picture {image} has {width} x {height} pixels")
     split, path = pictures[image]
     media = f"{ARCHIVES[path.partition('/')[0]]}!{path}"
-    url = optional(record, "url", str, where)
-    yield Item(str(image), media, width=width, height=height, url=url)
+    yield Item(str(image), media, width=width, height=height, url=record.optional("url", str))
     yield Split(str(image), f"bottom_up/{split}")
 
 
-def _known(record: object, where: str, sizes: Mapping[int, object]) -> int:
-    image = value(record, "image_id", int, where)
+def _known(record: JsonRecord, sizes: Mapping[int, object]) -> int:
+    image = record.value("image_id", int)
     if image not in sizes:
-        raise UserError(f"{where} is of picture {image}, which image_data.json does not have")
+        raise UserError(f"{record.where} is of picture {image}, which image_data.json does not have")
     return image
 
 
 def _attributes(raw: Raw, sizes: Mapping[int, object]) -> Mapping[int, tuple[str, ...]]:
     """The cleaned attributes of each object, by its id."""
     found, equal = dict[int, tuple[str, ...]](), dict[tuple[str, ...], tuple[str, ...]]()
-    for where, record in _array(raw, "attributes"):
-        _known(record, where, sizes)
-        for number, thing in enumerate(value(record, "attributes", list, where)):
-            here = f"{where}: attributes[{number}]"
-            said = optional(thing, "attributes", list, here) or []
-            if texts := tuple(text for each in said for text in _parts(each, here)):
-                identity = value(thing, "object_id", int, here)
-                texts = found.get(identity, ()) + texts
-                found[identity] = equal.setdefault(texts, texts)  # one tuple for all that are equal
+    for record in _array(raw, "attributes"):
+        _known(record, sizes)
+        for thing in record.each("attributes"):
+            said = thing.texts("attributes") if thing.optional("attributes", list) else ()
+            if parts := tuple(part for text in said for part in _parts(_clean(text))):
+                id = thing.value("object_id", int)
+                parts = found.get(id, ()) + parts
+                found[id] = equal.setdefault(parts, parts)  # one tuple for all that are equal
     return found
 
 
-def _parts(text: object, where: str) -> list[str]:
-    if not isinstance(text, str):
-        raise UserError(f"{where}: {text!r:.40} is no attribute")
-    clean = _clean(text)
-    return [clean] if clean == BOTH else [part for part in map(str.strip, clean.split(" and ")) if part]
+def _parts(text: str) -> list[str]:
+    return [text] if text == BOTH else [part for part in map(str.strip, text.split(" and ")) if part]
 
 
 def _clean(text: str) -> str:
@@ -158,42 +151,41 @@ def _clean(text: str) -> str:
 
 
 def _regions(
-    record: object,
-    where: str,
+    record: JsonRecord,
     image: int,
     size: Size,
     things: Words,
     attributes: Words,
     attributes_of: Mapping[int, tuple[str, ...]],
 ) -> Iterator[Region | Oddity]:
-    seen = set[int]()
-    for number, thing in enumerate(value(record, "objects", list, where)):
-        here = f"{where}: objects[{number}]"
-        name, adjectives = _name(value(thing, "names", list, here), here)
-        identity = once(seen, value(thing, "object_id", int, here), here)
-        x, y, width, height = (float(value(thing, side, int, here)) for side in "xywh")
+    seen, item = set[int](), str(image)
+    for thing in record.each("objects"):
+        where = thing.where
+        name, adjectives = _name(thing)
+        id = once(seen, thing.value("object_id", int), where)
+        x, y, width, height = (float(thing.value(side, int)) for side in "xywh")
         if name not in things:
-            yield Oddity(NO_OBJECT, here, str(image))
+            yield Oddity(NO_OBJECT, where, item)
             continue
         box = x, y, x + width, y + height
         left, top, right, bottom = max(x, 0.0), max(y, 0.0), min(box[2], float(size[0])), min(box[3], float(size[1]))
         if right <= left or bottom <= top:
-            yield Oddity(NO_AREA, here, str(image))
+            yield Oddity(NO_AREA, where, item)
             continue
         if (left, top, right, bottom) != box:
-            yield Oddity(CUT, here, str(image))
-        said = [*adjectives, *attributes_of.get(identity, ())]
-        yield from (Oddity(NO_ATTRIBUTE, here, str(image)) for each in said if each not in attributes)
+            yield Oddity(CUT, where, item)
+        said = [*adjectives, *attributes_of.get(id, ())]
+        yield from (Oddity(NO_ATTRIBUTE, where, item) for each in said if each not in attributes)
         known = tuple(dict.fromkeys(attributes[each] for each in said if each in attributes))
-        names = (things[name],)
-        yield Region(f"{image}/{identity}", str(image), str(identity), left, top, right, bottom, names, known)
+        yield Region(f"{image}/{id}", item, str(id), left, top, right, bottom, (things[name],), known)
 
 
-def _name(names: list[object], where: str) -> tuple[str, list[str]]:
+def _name(thing: JsonRecord) -> tuple[str, list[str]]:
     """The noun and the adjectives of an object's first name."""
-    if not names or not isinstance(names[0], str):
-        raise UserError(f"{where} has no name")
-    *before, last = _clean(names[0]).split() or [""]
+    name = next(thing.texts("names"), None)
+    if name is None:
+        raise UserError(f"{thing.where} has no name")
+    *before, last = _clean(name).split() or [""]
     if ADJECTIVES.issuperset(before):
         return last, before
     return " ".join([*before, last]), []

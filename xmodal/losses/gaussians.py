@@ -1,8 +1,7 @@
-"""Gaussians with a diagonal covariance, and similarities of two of them: docs/models.md#pcme-scores has the formulas.
+"""Gaussians with a diagonal covariance, and similarities of two of them (docs/models.md#pcme-scores).
 
-Scores are greater where items are closer, and never hold all differences of a tile at once. What the official code of
-PCME has wrong stays available under an `official_` name; constants that no ranking sees are left out as there. `js` is
-not Jensen-Shannon but KL both ways. The model has `match_probability`, which takes learned numbers.
+Scores are greater where items are closer. What PCME's official code has wrong stays available as `official_…`;
+constants that no ranking sees are left out as there. The model has `match_probability`, which takes learned numbers.
 """
 
 import math
@@ -28,11 +27,9 @@ AT_ONCE = 16  # visual rows whose samples are compared in one step: 16 * J * T *
 
 @dataclass(frozen=True, eq=False)
 class Gaussians:
-    """Means (B, D), logarithms of sigmas (B, D), and samples (B, J, D) where a score reads them."""
-
-    mean: Tensor
-    log_sigma: Tensor
-    samples: Tensor | None = None
+    mean: Tensor  # (B, D)
+    log_sigma: Tensor  # (B, D)
+    samples: Tensor | None = None  # (B, J, D), where a score reads them
 
     @classmethod
     def points(cls, mean_BD: Tensor) -> "Gaussians":
@@ -51,10 +48,9 @@ class Gaussians:
 
 
 def floats_per_item(distance: Distance, width: int, samples: int) -> int:
-    """The numbers that a gallery keeps of one item: mean, log sigma, and samples if the score compares them.
+    """The numbers that a gallery keeps of one item, from which its score and its uncertainty are read.
 
-    PCME's table 1 has J^2 vectors for sampled scores, but a pair is compared from the J samples of each. That some
-    scores read less than is kept is no cost of theirs: an item's uncertainty is read from its log sigma.
+    PCME's table 1 has J^2 vectors for sampled scores, but a pair is compared from the J samples of each.
     """
     return (2 + samples * (distance in SAMPLES)) * width
 
@@ -130,7 +126,6 @@ def _elk(visual: Gaussians, text: Gaussians) -> Tensor:
 
 
 def _bhattacharyya(visual: Gaussians, text: Gaussians) -> Tensor:
-    """log(s/t + t/s) is log(s^2 + t^2) - log s - log t."""
     gap_VT, volume_VT = _joint(visual, text)
     own_VT = visual.log_sigma.sum(1)[:, None] + text.log_sigma.sum(1)
     return -0.25 * (gap_VT + 2 * (volume_VT - own_VT - visual.mean.shape[1] * math.log(2)))

@@ -21,7 +21,7 @@ def order_similarity(visual_VD: Tensor, text_TD: Tensor) -> Tensor:
 def ranking_loss(
     similarity_VT: Tensor, positives_P2: Tensor, margin: float, negatives: Negatives, reduction: Reduction
 ) -> Tensor:
-    """The shortfall of every pair in its visual row and in its text's column; all listed pairs are right."""
+    """The shortfall of every pair in its visual row and in its text's column."""
     visual_P, text_P = positives_P2.T
     right_VT = torch.zeros_like(similarity_VT, dtype=torch.bool)
     right_VT[visual_P, text_P] = True

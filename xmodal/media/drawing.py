@@ -1,7 +1,4 @@
-"""Drawing: text on pictures, and attention maps over them, one panel a map, warm where it looks most.
-
-Shapes: L positions of a grid, row by row; K maps; H and W pixels.
-"""
+"""Drawing: text on pictures, and attention maps over them. Shapes: L positions row by row, K maps, H and W pixels."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,15 +16,13 @@ FONTS = ("DejaVuSans.ttf", "Arial Unicode.ttf", "arial.ttf", "LiberationSans-Reg
 def attention_picture(
     picture_HW3: NDArray[np.uint8], attention_LK: NDArray[np.floating[Any]], grid: tuple[int, int] | None = None
 ) -> NDArray[np.uint8]:
-    """Draws the picture and each map over it, side by side. Every map is scaled to its own range.
+    """Draws the picture, as the network saw it, and beside it each map over it, scaled to its own range.
 
-    The picture must be the crop that the network saw. `grid` is (rows, columns), by default a square.
+    `grid` is (rows, columns), by default a square.
     """
     rows, columns = grid or (math.isqrt(len(attention_LK)),) * 2
     if attention_LK.ndim != 2 or rows * columns != len(attention_LK) or not np.isfinite(attention_LK).all():
-        raise ValueError(
-            f"attention is finite (places, maps) of a grid of {rows} x {columns}, not {attention_LK.shape}"
-        )
+        raise ValueError(f"attention is finite (places, maps) of a grid of {rows} x {columns}")
     if picture_HW3.ndim != 3 or picture_HW3.shape[2] != 3 or picture_HW3.dtype != np.uint8:
         raise ValueError(f"a picture is (H, W, 3) uint8, not {picture_HW3.shape} {picture_HW3.dtype}")
     panels = [picture_HW3, *(_over(picture_HW3, map_L.reshape(rows, columns)) for map_L in attention_LK.T)]
@@ -36,7 +31,7 @@ def attention_picture(
 
 
 def labelled(panels_HW3: NDArray[np.uint8], names: Sequence[str], legend: str) -> Image.Image:
-    """Adds a name above each panel of an attention picture, and a legend below, in as many lines as needed."""
+    """Adds a name above each panel of an attention picture, and a legend below."""
     height, width, _ = panels_HW3.shape
     font, step = font_of(LETTERS), (width + GAP) // len(names)
     lines = list(wrapped(legend, font, width))
@@ -51,7 +46,7 @@ def labelled(panels_HW3: NDArray[np.uint8], names: Sequence[str], legend: str) -
 
 
 def font_of(size: int) -> Any:
-    """The first of FONTS that this machine has, else Pillow's own, which has only ASCII letters."""
+    """The first of FONTS on this machine, else Pillow's own, which has only ASCII letters."""
     for name in FONTS:
         try:
             return ImageFont.truetype(name, size)
@@ -73,16 +68,12 @@ def wrapped(text: str, font: Any, width: int) -> Iterator[str]:
 
 
 def _over(picture_HW3: NDArray[np.uint8], map_RC: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
-    """Draws a map over a picture: grey where the map is low, red to yellow where it is high."""
-    heat_HW1 = _smooth(map_RC, picture_HW3.shape[:2])[..., None]
+    """Grey where the map is low, red to yellow where it is high."""
+    lowest, range_ = map_RC.min(), np.ptp(map_RC)
+    scaled_RC = (map_RC - lowest) / range_ if range_ > 0 else np.zeros_like(map_RC)
+    height, width, _ = picture_HW3.shape
+    heat = Image.fromarray(scaled_RC.astype(np.float32)).resize((width, height), Image.Resampling.BICUBIC)
+    heat_HW1 = np.asarray(heat, np.float32).clip(0, 1)[..., None]
     grey_HW1 = picture_HW3.mean(axis=2, keepdims=True)
     warm_HW3 = np.concatenate([np.full_like(heat_HW1, 255), 255 * heat_HW1**2, np.zeros_like(heat_HW1)], axis=2)
     return np.asarray(np.round((1 - 0.7 * heat_HW1) * grey_HW1 + 0.7 * heat_HW1 * warm_HW3), np.uint8)
-
-
-def _smooth(map_RC: NDArray[np.floating[Any]], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Scales a map to 0..1 and to the picture's size; a constant map becomes 0."""
-    lowest, range_ = map_RC.min(), np.ptp(map_RC)
-    scaled = (map_RC - lowest) / range_ if range_ > 0 else np.zeros_like(map_RC)
-    image = Image.fromarray(scaled.astype(np.float32)).resize((shape[1], shape[0]), Image.Resampling.BICUBIC)
-    return np.asarray(image, np.float32).clip(0, 1)

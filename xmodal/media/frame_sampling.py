@@ -1,19 +1,17 @@
 """Frame sampling: from a clip's bytes to the frames that are on the screen at 8 moments of every second.
 
-"Frames at 8 FPS" means: sample k is the frame shown at k/8 s, for k = 0 and every further k with k/8 s < D.
+Sample k is the frame shown at k/8 s, for k = 0 and every further k with k/8 s < D.
 - Frame i is shown from its start s_i until s_i+1; a frame that begins exactly at k/8 s is shown then.
 - s_0 = 0 is the start of the first frame, after edit lists and wherever the sound begins. In a stream that was cut
   within an open group of pictures, it is the first frame that can be decoded.
 - D is the end of the last frame: by its packet's duration in MP4 and WebM (if unknown, the gap before it), by its
   delay in GIF and WebP.
-- Times are compared as whole numbers: at 24 frames a second every k/8 s is exactly the beginning of a frame.
-- A frame between two moments is left out. A frame shown at several moments is given once; samples refer to its number.
-- If a frame cannot be decoded, its samples are the frame before, as in a player, and are counted (`samples_missing`).
+- Times are compared as whole numbers.
+- A frame shown at several moments is given once; samples refer to its number. If it cannot be decoded, its samples are
+  the frame before, and are counted (`samples_missing`).
 
-What becomes of colours, transparency and still pictures, and what other tools choose: docs/corpora.md#media.
-
-MP4 and WebM are read twice, first without decoding. A decoder's call cannot be stopped: for a limit in time, run this
-in a process that can be killed.
+docs/corpora.md#media says what becomes of colours, transparency and still pictures, and what other tools choose.
+A decoder's call cannot be stopped: for a limit in time, run this in a process that can be killed.
 """
 
 import io
@@ -27,6 +25,9 @@ from PIL import Image
 
 from xmodal.errors import UserError
 from xmodal.media.frame_times import Clip, Frame, Limits, Refused, Sampling, Stage, Status, check_plan
+from xmodal.media.images import JPEG
+from xmodal.media.motion_jpeg import open_jpegs
+from xmodal.media.webp import open_webp
 
 MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"moof")  # the first box of a file
 UNREAD = (  # containers that are not read: name, position and bytes of their mark
@@ -41,7 +42,7 @@ MESSAGE = 200  # characters
 
 @dataclass(frozen=True)
 class Sampled:
-    """The result of sampling a clip, without its pixels."""
+    """The result of sampling a clip, without pixels."""
 
     bytes: int
     container: str = ""
@@ -69,8 +70,7 @@ def sample_frames(
 ) -> Sampled:
     """Passes the sampled frames to `keep`, each once and in order. Faults of the bytes become the status.
 
-    If the status is not USABLE, no frame counts, even those already passed. `planned` receives the row before the first
-    frame is decoded.
+    Frames count only if the status is USABLE. `planned` receives the row before the first frame is decoded.
     """
     config, limits = config or Sampling(), limits or Limits()
     row = Sampled(memoryview(data).nbytes)  # TypeError for a path
@@ -99,7 +99,6 @@ def sample_frames(
 
 
 def sniff(data: bytes, limits: Limits) -> str:
-    """Recognises the container by the first bytes."""
     if not data:
         raise Refused("empty_file", "")
     if len(data) > limits.bytes:
@@ -112,7 +111,7 @@ def sniff(data: bytes, limits: Limits) -> str:
         return "webm"
     if data[4:8] in MP4_BOXES:
         return "mp4"
-    if data[:3] == b"\xff\xd8\xff":
+    if data.startswith(JPEG):
         return "mjpeg"
     for name, at, mark in UNREAD:
         if data[at : at + len(mark)] == mark:
@@ -121,30 +120,25 @@ def sniff(data: bytes, limits: Limits) -> str:
 
 
 def encode_jpeg(pixels_HW3: NDArray[np.uint8], quality: int = 95, subsampling: str = "4:2:0") -> bytes:
-    """Encodes a JPEG. In one version of Pillow, the same pixels give the same bytes."""
+    """In one version of Pillow, the same pixels give the same bytes."""
     file = io.BytesIO()
     Image.fromarray(pixels_HW3).save(file, "JPEG", quality=quality, subsampling=subsampling)
     return file.getvalue()
 
 
 def _open(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip:
-    # Decoders are imported here, when a clip needs them: plans are made without.
     if config.backend == "decord" and container != "mp4":
         raise Refused("unsupported_codec", f"decord is not right on {container}: take pyav")
     if container == "webp":
-        from xmodal.media.webp import open_webp
-
         return open_webp(data, config, limits)
     if container == "mjpeg":
-        from xmodal.media.motion_jpeg import open_jpegs
-
         return open_jpegs(data, config, limits)
     try:
-        from xmodal.media import libav
+        from xmodal.media import gif, libav
     except ModuleNotFoundError as missing:
         raise UserError(f"clips need {missing.name}: pip install -e '.[video]' in the checkout") from missing
     if container == "gif":
-        return libav.open_gif(data, config, limits)
+        return gif.open_gif(data, config, limits)
     return libav.open_video(data, container, config, limits)
 
 
@@ -176,5 +170,4 @@ def _decoded(row: Sampled, clip: Clip, config: Sampling, keep: Callable[[Frame],
 
 
 def one_line(text: str) -> str:
-    """Shortens a text to the one line that a row's message may be."""
     return " ".join(text.split())[:MESSAGE]

@@ -17,7 +17,7 @@ NoClip = Literal["empty_file", "not_media", "unsupported_codec", "no_video_strea
 OverLimit = Literal[
     "too_large_bytes", "too_many_pixels", "too_many_frames", "too_long", "too_many_outputs", "too_much_work"
 ]
-Failure = Literal["timeout", "worker_died", "out_of_memory", "internal"]  # all but out_of_memory: found by the parent
+Failure = Literal["timeout", "worker_died", "out_of_memory", "internal"]
 Status = Literal[Usable, NoClip, OverLimit, Failure]
 USABLE: tuple[Status, ...] = get_args(Usable)
 PASSING: tuple[Status, ...] = get_args(Failure)  # not decided by the clip alone: another try may succeed
@@ -27,8 +27,6 @@ JPEG_SIDE = 65_500  # pixels: the longest side that libjpeg writes
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings that decide the frames of a clip."""
-
     fps: int = 8
     short_side: int = 256  # pixels
     upscale: bool = True  # False: a small clip keeps its size
@@ -54,8 +52,6 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper limits of a clip."""
-
     bytes: int = 128 << 20
     pixels: int = 1 << 24
     frames: int = 20_000
@@ -65,11 +61,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         if wrong := [name for name, most in vars(self).items() if most < 1]:
-            raise ValueError(f"no clip has less than 1 of {', '.join(wrong)}: a limit is 1 or more")
+            raise ValueError(f"no clip has less than 1 of {', '.join(wrong)}: set 1 or more")
 
 
 class Refused(Exception):
-    """A clip gives no frames: its status and a line. `sample_frames` returns it as data."""
+    """A clip gives no frames; `sample_frames` returns it as data."""
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
@@ -78,7 +74,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Starts of the frames, ascending, and the end of the last, in fractions of a second from any zero."""
+    """Starts of the frames, ascending, and the end of the last, in units (of seconds) from any zero."""
 
     starts: tuple[int, ...]
     end: int
@@ -93,19 +89,18 @@ class Timeline:
         return int((self.starts[frame] - self.starts[0]) * self.unit * 1_000_000)
 
     def count(self, fps: int) -> int:
-        """The number of samples, at least one."""
+        """Samples, at least one."""
         duration, unit = self.end - self.starts[0], self.unit
         return max(1, -(-duration * unit.numerator * fps // unit.denominator))
 
     def shown(self, fps: int) -> list[int]:
-        """For every sample k, the number of the frame that is on the screen at k / fps seconds."""
+        """For every sample k, the number of the frame that is shown at k / fps seconds."""
         rate, first = self.unit.numerator * fps, self.starts[0]
         due = (first + k * self.unit.denominator // rate for k in range(self.count(fps)))
         return [bisect_right(self.starts, tick) - 1 for tick in due]
 
 
 def from_delays(delays_ms: Sequence[int], rule: Delays) -> Timeline:
-    """The timeline of an animation whose file stores delays."""
     starts, now = [], 0
     for delay in delays_ms:
         starts.append(now)
@@ -115,9 +110,7 @@ def from_delays(delays_ms: Sequence[int], rule: Delays) -> Timeline:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One frame: upright RGB of the size that was asked for."""
-
-    pixels_HW3: NDArray[np.uint8]
+    pixels_HW3: NDArray[np.uint8]  # upright RGB of the size that was asked for
     jpeg: bytes | None = None  # the clip's own JPEG, if it has exactly these pixels
 
 
@@ -126,10 +119,7 @@ OnFrame = Callable[[int, Frame], None]  # receives a frame with its number
 
 @dataclass(frozen=True)
 class Clip:
-    """A clip whose timeline is known and whose frames are not decoded yet.
-
-    `show` decodes the frames of ascending numbers, hands over each at once, and returns what went wrong.
-    """
+    """A clip before it is decoded. `show` decodes frames of ascending numbers and returns what went wrong."""
 
     codec: str
     width: int

@@ -1,12 +1,22 @@
-"""GIF: finds the frames of a file and their delays, without decoding a pixel.
-
-A decoder's times are not used: what it makes of delays of 0 and 10 ms changes with its version.
-"""
+"""GIF: finds the frames of a file and their delays, which a decoder's version would read in its own way."""
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from xmodal.media.frame_times import Limits, Refused, Sampling, Status, check_canvas, check_frames
+from xmodal.media.frame_times import (
+    Clip,
+    Limits,
+    OnFrame,
+    Refused,
+    Sampling,
+    Status,
+    check_canvas,
+    check_frames,
+    from_delays,
+)
+from xmodal.media.libav import show_gif
 
 SCREEN = 13  # bytes of the header and the screen's description
 IMAGE, EXTENSION, TRAILER, CONTROL = 0x2C, 0x21, 0x3B, 0xF9  # markers
@@ -20,48 +30,46 @@ class GifFrame:
     begin: int
     image: int
     end: int
+    delay_ms: int
 
 
-@dataclass(frozen=True)
-class Gif:
-    width: int
-    height: int
-    delays_ms: tuple[int, ...]
-    frames: tuple[GifFrame, ...]
-    status: Status
-    message: str
-
-
-def read_gif(data: bytes, config: Sampling, limits: Limits) -> Gif:
-    """Reads the frames of a GIF. A frame that the end of the file cuts is left out."""
+def open_gif(data: bytes, config: Sampling, limits: Limits) -> Clip:
     if len(data) < SCREEN:
         raise Refused("not_media", "the GIF ends within its header")
     width, height = struct.unpack_from("<HH", data, 6)
     check_canvas(width, height, config, limits)
-    delays_ms: list[int] = []
-    frames: list[GifFrame] = []
+    frames = list[GifFrame]()
     try:
-        status, message = _walk(data, delays_ms, frames, limits)
+        status, message = _walk(data, frames, limits)
     except (IndexError, struct.error):
         status, message = "truncated", "the file ends within a block"
     if not frames:
         raise Refused("no_frames", message or "the GIF has no frame")
-    return Gif(width, height, tuple(delays_ms), tuple(frames), status, message)
+    timeline = from_delays([frame.delay_ms for frame in frames], config.delays)
+    show = partial(_show_gif, data, frames, config, limits)
+    return Clip("gif", width, height, timeline, show, status, message, in_order=True)
 
 
-def frame_bytes(data: bytes, frame: GifFrame, first: bool) -> bytes:
-    """The bytes of one frame as libav's decoder needs them; the first comes with a header."""
+def _show_gif(
+    data: bytes, frames: Sequence[GifFrame], config: Sampling, limits: Limits, numbers: Sequence[int], keep: OnFrame
+) -> list[str]:
+    encoded = (_frame_bytes(data, frame, first=frame is frames[0]) for frame in frames[: numbers[-1] + 1])
+    return show_gif(encoded, config, limits, numbers, keep)
+
+
+def _frame_bytes(data: bytes, frame: GifFrame, first: bool) -> bytes:
+    """A frame as libav's decoder needs it; the first comes with a header."""
     flags, screen = data[frame.image + 9], b""
     if not flags & OWN_PALETTE:  # the screen's palette goes with the image
         flags, screen = flags & INTERLACED | OWN_PALETTE | data[10] & 7, data[SCREEN : SCREEN + _palette(data[10])]
-    # Where a frame is taken away the decoder draws the screen's background, browsers nothing: so that is white here.
+    # where a frame is taken away the decoder draws the screen's background, so that is white
     header = b"GIF89a" + data[6:10] + bytes([OWN_PALETTE, 0, 0]) + b"\xff" * 6 if first else b""
     before, after = data[frame.begin : frame.image + 9], data[frame.image + 10 : frame.end]
     return header + before + bytes([flags]) + screen + after
 
 
-def _walk(data: bytes, delays_ms: list[int], frames: list[GifFrame], limits: Limits) -> tuple[Status, str]:
-    """Fills the lists. IndexError or struct.error if the file ends too early."""
+def _walk(data: bytes, frames: list[GifFrame], limits: Limits) -> tuple[Status, str]:
+    """Finds whole frames. IndexError or struct.error if the file ends too early."""
     begin = at = SCREEN + _palette(data[10])
     delay = 0
     while (marker := data[at]) != TRAILER:
@@ -69,8 +77,7 @@ def _walk(data: bytes, delays_ms: list[int], frames: list[GifFrame], limits: Lim
             if not (data[at + 9] | data[10]) & OWN_PALETTE:
                 return "damaged", "a frame has no palette"
             end = _after_blocks(data, at + 11 + _palette(data[at + 9]))  # after its header and the code size
-            frames.append(GifFrame(begin, at, end))
-            delays_ms.append(delay)
+            frames.append(GifFrame(begin, at, end, delay))
             check_frames(len(frames), limits)
             begin, at, delay = end, end, 0
         elif marker == EXTENSION:
@@ -83,7 +90,7 @@ def _walk(data: bytes, delays_ms: list[int], frames: list[GifFrame], limits: Lim
 
 
 def _palette(flags: int) -> int:
-    """Length in bytes of the palette after a header with these flags."""
+    """Bytes of the palette after a header with these flags."""
     return 3 << (flags & 7) + 1 if flags & OWN_PALETTE else 0
 
 

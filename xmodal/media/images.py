@@ -15,7 +15,7 @@ from PIL.ImageFile import ImageFile
 
 from xmodal.media.frame_times import Frame, Sampling
 
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet; every network here was trained with them
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 MOST_PIXELS = 1 << 26
 ORIENTATION = 0x0112
 UPRIGHT = {
@@ -39,14 +39,14 @@ OnTruncated = Callable[[str], None]  # receives the reason why a picture is inco
 
 
 class UnreadableImage(Exception):
-    """Bytes that cannot be shown as a picture. The text is the reason, always the same for the same bytes."""
+    """The text is the reason, always the same for the same bytes."""
 
 
 def open_image(data: bytes, on_truncated: OnTruncated | None = None) -> Image.Image:
     """Decodes a picture to upright RGB: white where it was transparent, the upper 8 of 16 bits, the first frame.
 
-    If a file ends or breaks within the picture, `on_truncated` is called, and the missing part has one colour: gray
-    in a JPEG, else the format's first. Without `on_truncated`, or if nothing was decoded, the file is unreadable.
+    Of a broken picture `on_truncated` hears, and the missing part has one colour; without it, or if nothing was
+    decoded, the file is unreadable.
     """
     with _reading(), _opened(data) as image:
         try:
@@ -62,10 +62,7 @@ def open_image(data: bytes, on_truncated: OnTruncated | None = None) -> Image.Im
 
 
 def open_frames(data: bytes, count: int) -> list[Image.Image]:
-    """Decodes `count` evenly spaced frames of a clip that Pillow reads, or of motion JPEG.
-
-    They are the middles of `count` equal stretches; a clip of fewer frames gives some more than once.
-    """
+    """Decodes the middles of `count` equal stretches of a clip that Pillow reads, or of motion JPEG."""
     jpegs = BETWEEN_JPEGS.split(data) if data.startswith(JPEG) else []
     length = len(jpegs)
     if length < 2:
@@ -76,7 +73,7 @@ def open_frames(data: bytes, count: int) -> list[Image.Image]:
 
 
 def frames_at(data: bytes, numbers: Iterable[int]) -> Iterator[Image.Image]:
-    """Decodes the frames of these numbers, one by one, as `open_image` does the first."""
+    """Decodes the frames of these numbers as `open_image` does the first."""
     with _reading():
         image = _opened(data)
     with image:
@@ -89,7 +86,6 @@ def frames_at(data: bytes, numbers: Iterable[int]) -> Iterator[Image.Image]:
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Turns what decoding raises into UnreadableImage."""
     with warnings.catch_warnings():  # about odd metadata, and sizes that `_opened` refuses
         warnings.simplefilter("ignore")
         try:
@@ -106,7 +102,6 @@ def _opened(data: bytes) -> ImageFile:
 
 
 def _remains(data: bytes, image: ImageFile) -> Image.Image:
-    """The part of a broken picture that its decoder could read."""
     if image.format == "JPEG":
         return _opened(data + JPEG_END)  # then the decoder fills the rest
     image.tile = []  # nothing is left to decode
@@ -124,13 +119,12 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def sampled_frame(picture: Image.Image, config: Sampling) -> Frame:
-    """Resizes a decoded picture to the size of a clip's sampled frames."""
     size = config.size(*picture.size)
     return Frame(np.asarray(picture if size == picture.size else picture.resize(size, Image.Resampling.BILINEAR)))
 
 
 def square(data: bytes, resize: int, crop: int, on_truncated: OnTruncated | None = None) -> NDArray[np.uint8]:
-    """Resizes a picture's shorter side and cuts the middle, (H, W, 3), exactly as torchvision's transforms do."""
+    """Resizes the shorter side and cuts the middle, (H, W, 3), exactly as torchvision's transforms do."""
     image = open_image(data, on_truncated)
     width, height = (resize * side // min(image.size) for side in image.size)
     if width * height > MOST_PIXELS:
@@ -141,7 +135,7 @@ def square(data: bytes, resize: int, crop: int, on_truncated: OnTruncated | None
 
 
 def normalised(colours_HW3: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Normalises pixels by ImageNet's mean and deviation, as (3, H, W) for a network."""
+    """Pixels for a network, (3, H, W)."""
     normal_HW3 = (colours_HW3.astype(np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(DEVIATION, np.float32)
     return np.ascontiguousarray(normal_HW3.transpose(2, 0, 1))
 

@@ -1,8 +1,8 @@
-"""Libav: opens and decodes GIF, MP4 and WebM. No other module imports PyAV or decord."""
+"""Libav: opens MP4 and WebM, and decodes them and GIF. No other module imports PyAV or decord."""
 
 import io
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,11 +30,9 @@ from xmodal.media.frame_times import (
     Timeline,
     check_canvas,
     check_frames,
-    from_delays,
 )
-from xmodal.media.gif import GifFrame, frame_bytes, read_gif
 
-FORMATS = {"mp4": "mov", "webm": "matroska"}  # libav's names; no other is opened, since playlists read other files
+FORMATS = {"mp4": "mov", "webm": "matroska"}  # libav's names; never another, since playlists read other files
 SEGMENT = 0x18538067  # the element of WebM that holds all others
 UNKNOWN = 0x1FFFFFFFFFFFFFF  # its length in a live recording
 TINY = 16  # pixels
@@ -42,12 +40,10 @@ UPRIGHT = (1, 0, 0, 0, 1)  # the matrix of a clip that is not rotated
 
 Logged = list[tuple[int, str, str]]  # level, name and text of libav's lines
 
-ConvertFrame = Callable[[VideoFrame], Frame]
-
 
 @dataclass(frozen=True)
 class Packets:
-    """Facts about the packets of a video, in units of its stream's time."""
+    """Times are in units of the stream."""
 
     count: int
     starts: tuple[int, ...]  # of the frames that are shown, ascending
@@ -56,7 +52,7 @@ class Packets:
     cut: bool  # the file ends too early
     hidden: bool  # an edit list hides some frames
     open_groups: bool
-    earliest: int  # the start of the first packet; frames up to `key` may be predicted from what was cut off
+    earliest: int  # the first packet's start; frames up to `key` may be predicted from what was cut off
     key: int  # the start of the first keyframe
 
     @property
@@ -67,53 +63,43 @@ class Packets:
 
 @dataclass(frozen=True, eq=False)
 class Video:
-    """A video whose packets are known, with the settings for its frames."""
-
     data: bytes
     container: str
-    packets: Packets
     config: Sampling
     limits: Limits
 
 
-def open_gif(data: bytes, config: Sampling, limits: Limits) -> Clip:
-    gif = read_gif(data, config, limits)
-    timeline = from_delays(gif.delays_ms, config.delays)
-    show = partial(_show_gif, data, gif.frames, _conversion(config, limits))
-    return Clip("gif", gif.width, gif.height, timeline, show, gif.status, gif.message, in_order=True)
-
-
 def open_video(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip:
-    """Reads the timeline of an MP4 or WebM from its packets, without decoding them."""
-    stated_length = _segment_end(data) if container == "webm" else _last_box(data)[2]
-    is_short, data = stated_length > len(data), _without_cut_fragment(data, container)
-    with _listening() as logged, _opened(data, container, limits) as opened:
-        if too_many := next((line for _, _, line in logged if "max pixel count" in line), None):
-            raise Refused("too_many_pixels", too_many)
-        stream = _stream(opened)
+    """Reads the timeline of an MP4 or WebM without decoding it."""
+    kind, begin, end = (b"", 0, _segment_end(data)) if container == "webm" else _last_box(data)
+    is_short = end > len(data)
+    # the index of a fragment that is cut off would make the whole file unreadable
+    video = Video(data[:begin] if kind == b"moof" and is_short else data, container, config, limits)
+    with _opened(video) as (stream, logged):
         context, unit = stream.codec_context, stream.time_base
         check_canvas(context.width, context.height, config, limits)
-        packets = _packets(opened, stream, limits, logged)
-    packets = replace(packets, cut=packets.cut or is_short)
+        packets = _packets(stream, limits, logged)
     if packets.earliest < packets.key:
-        packets = _without_cut_off(data, container, packets, limits)
+        packets = _without_cut_off(video, packets)
     if not packets.starts or not unit:
         raise Refused("no_frames", packets.trouble or "the video has no frame")
+    packets = replace(packets, cut=packets.cut or is_short)
+    show = _show_video
+    if config.backend == "decord":
+        if reason := _wrong_for_decord(video, packets):
+            raise Refused("unsupported_codec", f"decord is not right on {reason}: take pyav")
+        show = _show_by_decord
     timeline = Timeline(packets.starts, packets.end, unit)
-    video = Video(data, container, packets, config, limits)
-    if config.backend == "decord" and (reason := _wrong_for_decord(video)):
-        raise Refused("unsupported_codec", f"decord is not right on {reason}: take pyav")
-    show = partial(_show_by_decord if config.backend == "decord" else _show_video, video)
     status: Status = "damaged" if packets.trouble else "ok"
     message = packets.trouble
     if packets.cut:
         status, message = "truncated", message or "the file ends before its last frame"
-    return Clip(context.name, context.width, context.height, timeline, show, status, message)
+    return Clip(context.name, context.width, context.height, timeline, partial(show, video, packets), status, message)
 
 
 @contextmanager
 def _listening() -> Iterator[Logged]:
-    """Collects the errors that libav logs: a damaged GIF shows no other sign. Not for several decoders at once."""
+    """Collects the errors that libav logs: a damaged GIF shows no other sign."""
     level, repeated = av.logging.get_level(), av.logging.get_skip_repeated()
     av.logging.set_level(av.logging.ERROR)
     av.logging.set_skip_repeated(False)
@@ -126,32 +112,34 @@ def _listening() -> Iterator[Logged]:
 
 
 @contextmanager
-def _opened(data: bytes, container: str, limits: Limits) -> Iterator[InputContainer]:
-    options = {"max_pixels": str(limits.pixels)}
-    try:
-        opened = av.open(io.BytesIO(data), format=FORMATS[container], options=options, metadata_errors="replace")
-    except av.FFmpegError as error:
-        raise Refused("not_media", _last_logged(error)) from error
-    assert isinstance(opened, InputContainer)
-    with opened:
-        yield opened
+def _opened(video: Video) -> Iterator[tuple[VideoStream, Logged]]:
+    """Opens a video to be decoded, and collects what libav logs."""
+    options = {"max_pixels": str(video.limits.pixels)}
+    with _listening() as logged:
+        try:
+            form = FORMATS[video.container]
+            opened = av.open(io.BytesIO(video.data), "r", form, options, metadata_errors="replace")
+        except av.FFmpegError as error:
+            raise Refused("not_media", _last_logged(error)) from error
+        with opened:
+            if too_many := next((line for _, _, line in logged if "max pixel count" in line), None):
+                raise Refused("too_many_pixels", too_many)
+            stream = opened.streams.best("video")
+            if not isinstance(stream, VideoStream) or stream.disposition & av.stream.Disposition.attached_pic:
+                raise Refused("no_video_stream", "there is no video in the file")
+            if stream.codec_context is None:
+                raise Refused("unsupported_codec", "there is no decoder of the video")
+            stream.codec_context.thread_count = 1
+            stream.codec_context.options = options
+            yield stream, logged
 
 
-def _stream(opened: InputContainer) -> VideoStream:
-    stream = opened.streams.best("video")
-    if not isinstance(stream, VideoStream) or stream.disposition & av.stream.Disposition.attached_pic:
-        raise Refused("no_video_stream", "there is no video in the file")
-    if stream.codec_context is None:
-        raise Refused("unsupported_codec", "there is no decoder of the video")
-    return stream
-
-
-def _packets(opened: InputContainer, stream: VideoStream, limits: Limits, logged: Logged) -> Packets:
+def _packets(stream: VideoStream, limits: Limits, logged: Logged) -> Packets:
     durations: dict[int, int] = {}
     begins, keys = list[int](), list[int]()
     count, trouble, hidden, open_groups = 0, "", False, False
     try:
-        for start, packet in _whole(opened, stream):
+        for start, packet in _whole(stream):
             check_frames(count := count + 1, limits)
             if packet.has_sidedata("encryption_info"):
                 raise Refused("unsupported_codec", "the video is encrypted")
@@ -172,38 +160,31 @@ def _packets(opened: InputContainer, stream: VideoStream, limits: Limits, logged
     return Packets(count, starts, last, trouble, cut, hidden, open_groups, earliest, key)
 
 
-def _without_cut_off(data: bytes, container: str, packets: Packets, limits: Limits) -> Packets:
+def _without_cut_off(video: Video, packets: Packets) -> Packets:
     """Starts the time at the first keyframe, or at an earlier frame that can be decoded."""
-    frame = _first_frame(data, container, packets, limits)
+    frame = _first_frame(video, packets)
     start = _start(frame) if frame else None
     first = packets.key if start is None else min(start, packets.key)
     return replace(packets, starts=tuple(start for start in packets.starts if start >= first), key=first)
 
 
-def _first_frame(data: bytes, container: str, packets: Packets, limits: Limits) -> VideoFrame | None:
-    with _opened(data, container, limits) as opened, _listening():
-        stream = _stream(opened)
-        context = _decoder(stream, limits)
-        decoded = (_frames(context, packet, []) for _, packet in _to_decode(opened, stream, packets))
+def _first_frame(video: Video, packets: Packets) -> VideoFrame | None:
+    with _opened(video) as (stream, _):
+        decoded = (_frames(stream.codec_context, packet, []) for _, packet in _to_decode(stream, packets))
         return next(chain.from_iterable(decoded), None)
 
 
-def _whole(opened: InputContainer, stream: VideoStream) -> Iterator[tuple[int, "av.Packet[VideoStream]"]]:
-    """Packets that can be decoded, after the starts of their frames."""
-    for packet in opened.demux(stream):
+def _whole(stream: VideoStream) -> Iterator[tuple[int, "av.Packet[VideoStream]"]]:
+    """Packets that can be decoded, with the starts of their frames."""
+    assert isinstance(stream.container, InputContainer)
+    for packet in stream.container.demux(stream):
         start = packet.dts if packet.pts is None else packet.pts
         if packet.size and not packet.is_corrupt and start is not None:
             yield start, packet
 
 
-def _without_cut_fragment(data: bytes, container: str) -> bytes:
-    # The index of a fragment that is cut off would make the whole file unreadable.
-    kind, begin, end = _last_box(data) if container == "mp4" else (b"", 0, 0)
-    return data[:begin] if kind == b"moof" and end > len(data) else data
-
-
 def _last_box(data: bytes) -> tuple[bytes, int, int]:
-    """Kind, begin and end of an MP4's last box. The end is 0 if the box has no length, or something was appended."""
+    """Kind, begin and end of an MP4's last box; the end is 0 if the box has no length or is none."""
     kind, begin, at = b"", 0, 0
     while at + 16 <= len(data):
         begin = at
@@ -229,30 +210,32 @@ def _segment_end(data: bytes) -> int:
 
 def _element_length(data: bytes, at: int) -> tuple[int, int]:
     """Decodes an EBML length: the value, or UNKNOWN, and the position after it."""
-    more = 8 - data[at].bit_length()  # the zero bits at its beginning tell how many bytes follow
-    length = int.from_bytes(data[at : at + more + 1]) & (1 << 7 * (more + 1)) - 1
-    return UNKNOWN if length == (1 << 7 * (more + 1)) - 1 else length, at + more + 1
+    size = 9 - data[at].bit_length()  # in bytes, as the zero bits at its beginning tell
+    most = (1 << 7 * size) - 1
+    length = int.from_bytes(data[at : at + size]) & most
+    return UNKNOWN if length == most else length, at + size
 
 
-def _show_gif(
-    data: bytes, frames: Sequence[GifFrame], convert: ConvertFrame, numbers: Sequence[int], keep: OnFrame
+def show_gif(
+    frames: Iterable[bytes], config: Sampling, limits: Limits, numbers: Sequence[int], keep: OnFrame
 ) -> list[str]:
     context = VideoCodecContext.create("gif", "r")
     context.thread_count = 1
-    wanted, trouble = set(numbers), list[str]()
+    convert, wanted, trouble = _conversion(config, limits), set(numbers), list[str]()
     with _listening() as logged:
-        for number, frame in enumerate(frames[: numbers[-1] + 1]):
-            for decoded in _frames(context, av.Packet(frame_bytes(data, frame, first=number == 0)), trouble):
+        for number, frame in enumerate(frames):
+            for decoded in _frames(context, av.Packet(frame), trouble):
                 if number in wanted:
                     keep(number, convert(decoded))
     return _as_lines(logged) or trouble
 
 
-def _show_video(video: Video, numbers: Sequence[int], keep: OnFrame) -> list[str]:
-    wanted: dict[int | None, int] = {video.packets.starts[number]: number for number in numbers}
+def _show_video(video: Video, packets: Packets, numbers: Sequence[int], keep: OnFrame) -> list[str]:
+    wanted: dict[int | None, int] = {packets.starts[number]: number for number in numbers}
     convert, trouble, latest = _conversion(video.config, video.limits), list[str](), -1
-    with _opened(video.data, video.container, video.limits) as opened, _listening() as logged:
-        for number, frame in _wanted_frames(opened, video, wanted, logged, trouble):
+    with _opened(video) as (stream, logged):
+        logged.clear()  # what opening says was counted already
+        for number, frame in _wanted_frames(stream, packets, wanted, logged, trouble):
             if number > latest:
                 keep(number, convert(frame))
                 latest = number
@@ -264,17 +247,12 @@ def _show_video(video: Video, numbers: Sequence[int], keep: OnFrame) -> list[str
 
 
 def _wanted_frames(
-    opened: InputContainer, video: Video, wanted: Mapping[int | None, int], logged: Logged, trouble: list[str]
+    stream: VideoStream, packets: Packets, wanted: Mapping[int | None, int], logged: Logged, trouble: list[str]
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """Decodes the wanted frames and those they are predicted from.
-
-    Frames that are not shown and whose reference was cut off may fail without being trouble.
-    """
-    stream = _stream(opened)
-    context = _decoder(stream, video.limits)
-    for start, packet in _to_decode(opened, stream, video.packets):
+    context = stream.codec_context
+    for start, packet in _to_decode(stream, packets):
         context.skip_frame = "DEFAULT" if packet is None or start in wanted else "NONREF"
-        cut_off = start is not None and start < video.packets.key
+        cut_off = start is not None and start < packets.key  # what it is predicted from: it may fail
         before = len(logged)
         for frame in _frames(context, packet, [] if cut_off else trouble):
             number = wanted.get(_start(frame))
@@ -285,17 +263,10 @@ def _wanted_frames(
 
 
 def _to_decode(
-    opened: InputContainer, stream: VideoStream, packets: Packets
+    stream: VideoStream, packets: Packets
 ) -> "Iterator[tuple[int, av.Packet[VideoStream]] | tuple[None, None]]":
     """The packets that were counted, then (None, None), which makes a decoder give its last frames."""
-    return chain(islice(_whole(opened, stream), packets.count), ((None, None),))
-
-
-def _decoder(stream: VideoStream, limits: Limits) -> VideoCodecContext:
-    context = stream.codec_context
-    context.thread_count = 1
-    context.options = {"max_pixels": str(limits.pixels)}
-    return context
+    return chain(islice(_whole(stream), packets.count), ((None, None),))
 
 
 def _start(frame: VideoFrame) -> int | None:
@@ -310,8 +281,8 @@ def _frames(context: VideoCodecContext, packet: "av.Packet[Any] | None", trouble
         return []
 
 
-def _conversion(config: Sampling, limits: Limits) -> ConvertFrame:
-    """Makes the function that converts the colours, size and rotation of one clip's frames."""
+def _conversion(config: Sampling, limits: Limits) -> Callable[[VideoFrame], Frame]:
+    """Makes a function that converts colours, size and rotation of one clip's frames."""
     scaler = VideoReformatter()
     matrix: tuple[int, ...] | None = None
 
@@ -328,7 +299,7 @@ def _conversion(config: Sampling, limits: Limits) -> ConvertFrame:
 
 def _matrix(frame: VideoFrame) -> tuple[int, ...]:
     """The rotation of a clip, from its first frame."""
-    # A frame whose side data was read refers to itself and keeps its pixels in memory: hence the tiny copy.
+    # a tiny copy, as a frame whose side data was read refers to itself and stays in memory
     found: Any = frame.reformat(TINY, TINY, interpolation=Interpolation.POINT, threads=1).side_data
     return struct.unpack("=9i", bytes(found["DISPLAYMATRIX"])) if "DISPLAYMATRIX" in found else UPRIGHT
 
@@ -341,34 +312,32 @@ def _turned(pixels_HW3: NDArray[np.uint8], matrix: tuple[int, ...]) -> NDArray[n
     return np.ascontiguousarray(pixels_HW3[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1])
 
 
-def _wrong_for_decord(video: Video) -> str:
-    """The kind of video for which decord gives wrong frames; empty if none is known."""
-    # PyAV tells the matrix of decoded frames alone.
-    frame = _first_frame(video.data, video.container, video.packets, video.limits)
+def _wrong_for_decord(video: Video, packets: Packets) -> str:
+    """The reason why decord would give wrong frames, or ""."""
+    frame = _first_frame(video, packets)  # PyAV tells the matrix of decoded frames alone
     a, b, _, c, d, *_ = _matrix(frame) if frame else UPRIGHT
     known = {
-        "a truncated file": video.packets.cut,
-        "edit lists": video.packets.hidden,
-        "open groups of pictures": video.packets.open_groups,
-        "a damaged file": bool(video.packets.trouble),
+        "a truncated file": packets.cut,
+        "edit lists": packets.hidden,
+        "open groups of pictures": packets.open_groups,
+        "a damaged file": packets.trouble,
         "mirrored video": a * d < b * c,
     }
     return next((name for name, found in known.items() if found), "")
 
 
-def _show_by_decord(video: Video, numbers: Sequence[int], keep: OnFrame) -> list[str]:
+def _show_by_decord(video: Video, packets: Packets, numbers: Sequence[int], keep: OnFrame) -> list[str]:
     try:
         import decord  # type: ignore[import-untyped]
     except ModuleNotFoundError as missing:
-        raise UserError(
-            "backend decord needs decord: pip install -e '.[decord]' in the checkout, or take pyav"
-        ) from missing
+        cure = "pip install -e '.[decord]' in the checkout, or take pyav"
+        raise UserError(f"backend decord needs decord: {cure}") from missing
     try:
         reader = decord.VideoReader(io.BytesIO(video.data), num_threads=1)
     except decord.DECORDError as error:
         raise Refused("unsupported_codec", "decord does not open it: take pyav") from error
     try:
-        if len(reader) != (count := len(video.packets.starts)):
+        if len(reader) != (count := len(packets.starts)):
             raise Refused("unsupported_codec", f"decord counts {len(reader)} frames of {count}: take pyav")
         convert = _conversion(video.config, video.limits)
         for number in numbers:
@@ -379,7 +348,7 @@ def _show_by_decord(video: Video, numbers: Sequence[int], keep: OnFrame) -> list
 
 
 def _unpadded(pixels_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Removes the padding of lines, which decord gives for narrow videos as if a pixel had more colours."""
+    """Removes the padding of lines, which decord gives as if a pixel had more colours."""
     height, width, _ = pixels_HWC.shape
     return np.ascontiguousarray(pixels_HWC.reshape(height, -1)[:, : 3 * width]).reshape(height, width, 3)
 
@@ -389,7 +358,6 @@ def _as_lines(logged: Logged) -> list[str]:
 
 
 def _last_logged(error: av.FFmpegError) -> str:
-    """The text that libav logged last, which says more than the error's number."""
     if isinstance(error, MemoryError):
         raise error
     return ": ".join(str(part).strip() for part in error.log[1:]) if error.log else error.strerror

@@ -1,4 +1,4 @@
-"""Motion JPEG without a container: whole JPEG files, one after the other, as dumps of frames are stored."""
+"""Motion JPEG without a container: whole JPEG files, one after the other."""
 
 import re
 import struct
@@ -29,16 +29,13 @@ ALONE = {0x01, *range(0xD0, 0xD8)}  # markers that no length follows
 
 @dataclass(frozen=True)
 class JpegFrame:
-    """One JPEG of a stream, by its bytes `begin` to `end`."""
-
     begin: int
     end: int
-    size: tuple[int, int] | None  # width and height; None if none was found before a fault
+    size: tuple[int, int] | None  # width and height, if found before a fault
     plain: bool  # in colour, and not turned by EXIF: its decoded pixels are the frame's
 
 
 def open_jpegs(data: bytes, config: Sampling, limits: Limits) -> Clip:
-    """Finds the JPEGs of a stream. A single one is a clip of one frame; a truncated file keeps its whole pictures."""
     jpegs = list[JpegFrame]()
     while jpeg := _jpeg(data, jpegs[-1].end if jpegs else 0):
         check_canvas(*(jpeg.size or (1, 1)), config, limits)
@@ -56,7 +53,7 @@ def open_jpegs(data: bytes, config: Sampling, limits: Limits) -> Clip:
 
 
 def _jpeg(data: bytes, begin: int) -> JpegFrame | None:
-    """Finds the next JPEG; None if the file ends first. Broken ones are left for the decoder to report."""
+    """The next JPEG; None if the file ends first. Broken ones are left for the decoder to report."""
     if (begin := data.find(JPEG, begin)) < 0:
         return None
     size, plain = None, True

@@ -22,7 +22,7 @@ ANIMATED, TRANSPARENT = 0x02, 0x10  # two of the flags
 
 
 def open_webp(data: bytes, config: Sampling, limits: Limits) -> Clip:
-    """Reads the timeline of a WebP. A still picture is a clip of one frame; a truncated file keeps its whole frames."""
+    """A still picture is a clip of one frame; a truncated file keeps its whole frames."""
     if len(data) <= FLAGS:
         raise Refused("not_media", "the WebP ends within its header")
     delays_ms, animated, size, end = list[int](), False, None, 12

@@ -1,7 +1,5 @@
-"""Metrics: numbers from similarities, without torch. A module with a METRIC adds one, found because it exists."""
+"""Metrics: numbers from similarities, without torch. A module with a METRIC adds one."""
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -11,11 +9,11 @@ Needed = TypeVar("Needed")
 
 @dataclass(frozen=True)
 class Column:
-    """Names one number of a metric: in papers, in JSON, in text and in LaTeX."""
+    """Names one number of a metric."""
 
     name: str  # as papers print it and `xmodal reproduce` looks it up: "R@1"
     key: str = ""  # where JSON has it, a dot before an inner key: "recall.1"; "" leaves it out
-    text: str = ""  # its heading in text, at most 7 characters; "" leaves it out
+    text: str = ""  # its heading in text, at most 7 characters, or how its line begins; "" leaves it out
     latex: str = ""  # its heading in LaTeX; "" leaves it out
     digits: int = 2  # after the point, in text
     adds_to: str = ""  # the sum over both directions that it is part of: "rsum"
@@ -27,14 +25,14 @@ class Column:
 class Metric(Generic[Needed]):
     """Computes the values of its columns from one of four things.
 
-    - `ranks.Ranks`, the ranks of the best right answers in one gallery: a value a column.
-    - `ranked_lists.RelevantRanks`, the ranks of all right answers of some queries: for each column an array, a fraction
-      for each query; reports have their means in percent.
+    - `ranks.Ranks`, the best right answers in one gallery: a value a column.
+    - `ranked_lists.RelevantRanks`, all right answers of some queries: for each column an array, a fraction for each
+      query; reports have their means in percent.
     - `pmrp.PlausibleAnswers`, R-Precision of one gallery by what PCME calls plausible: a value a column.
-    - `protocols.Comparison`, all similarities with their gallery and its labels: for each column a value, or None where
-      the metric does not apply. Text has a line for each, LaTeX none.
+    - `protocols.Comparison`, all similarities and labels: for each column a value, or None where the metric does not
+      apply. Text has a line for each, LaTeX none.
 
-    The first three are computed for each direction; values of ranks and plausible answers are averaged over folds.
+    The first three are computed for each direction; ranks and plausible answers are averaged over folds.
     """
 
     name: str
@@ -42,14 +40,3 @@ class Metric(Generic[Needed]):
     compute: Callable[[Needed], Sequence[Any]]
     columns: tuple[Column, ...]
     position: int = 100  # in its table: the least comes first
-
-
-def known(needs: type[Needed]) -> list[Metric[Needed]]:
-    """Finds every metric that is computed from `needs`, in the order of their columns."""
-    modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
-    found = [module.METRIC for module in modules if hasattr(module, "METRIC")]
-    names = [column.name for one in found for column in one.columns]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"two metrics have a column {twice!r}: give one of them another name")
-    return sorted((one for one in found if one.needs is needs), key=lambda one: (one.position, one.name))

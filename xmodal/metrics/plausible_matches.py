@@ -1,7 +1,7 @@
 """Plausible matches: items that show nearly the same things, by the protocol of PCME's section 4.1.
 
 Each item has a set of categories. Two items match at level zeta, which is 0, 1 or 2, if their sets differ in at most
-zeta labels. Items without any label are dropped: they would all match each other. Captions have their item's labels.
+zeta labels. Items without any label are dropped: they would all match each other.
 
 COCO's 113,287 training items would make a table of 13 billion cells. They share some ten thousand label sets, so pairs
 of near label sets are kept, with their level, and pairs of items are expanded on demand.
@@ -30,7 +30,7 @@ Near: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]
 
 @dataclass(frozen=True, eq=False)
 class LabelSets:
-    """The different label sets of items, sorted by their number of labels, so that near sets lie near each other."""
+    """The different label sets of items, sorted by size, so that near sets lie near each other."""
 
     ids: tuple[str, ...]  # of the items that have labels, sorted
     of_item: Integers  # (items,): rows of `bits`
@@ -53,7 +53,6 @@ class LabelSets:
         return np.concatenate(ones), np.concatenate(others), np.concatenate(levels)
 
     def _near(self, first: int, stop: int) -> Near:
-        """Compares sets whose sizes differ by at most ZETA, which lie in one stretch of the order."""
         low, high = self.sizes[first] - ZETA, self.sizes[stop - 1] + ZETA
         start, end = np.searchsorted(self.sizes, [low, high + 1]).tolist()
         differing = differing_labels(self.bits[first:stop], self.bits[start:end])
@@ -87,12 +86,11 @@ class PlausibleMatches:
         return _joined(ids.to_pylist(), of_item.to_numpy(), near)
 
     def within(self, items: Container[str]) -> "PlausibleMatches":
-        """The matches among some items, such as those of a split."""
         rows = [row for row, item in enumerate(self.ids) if item in items]
         return replace(self, ids=tuple(self.ids[row] for row in rows), of_item=self.of_item[rows])
 
     def matches(self, item: str, zeta: int = 0) -> dict[str, int]:
-        """The items that match an item, itself too, with their level; one without labels matches nothing."""
+        """The items that match an item, itself too, with their level."""
         if item not in self._places:
             return {}
         one = self.of_item[self._places[item]]
@@ -102,10 +100,7 @@ class PlausibleMatches:
         return {self.ids[row]: level for row, level in found if level <= zeta}
 
     def tile(self, rows: Integers, columns: Integers) -> NDArray[np.uint8]:
-        """(rows, columns) levels between items by their positions in `ids`; FAR for no match.
-
-        For captions, give the positions of their items.
-        """
+        """(rows, columns) levels between items by their positions in `ids`; FAR for no match."""
         sets, row_of = np.unique(self.of_item[rows], return_inverse=True)
         those, column_of = np.unique(self.of_item[columns], return_inverse=True)
         column = np.full(len(self.starts) - 1, -1)
@@ -118,7 +113,7 @@ class PlausibleMatches:
         return np.asarray(table[row_of].take(column_of, axis=1))
 
     def count(self, zeta: int) -> int:
-        """Counts ordered pairs of items that match at this level or below, each item with itself too."""
+        """Counts ordered pairs of items that match at this level or below, an item with itself too."""
         items = np.bincount(self.of_item, minlength=len(self.starts) - 1)
         ones = np.repeat(items, np.diff(self.starts))
         return int((ones * items[self.others])[self.levels <= zeta].sum())

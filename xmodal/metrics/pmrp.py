@@ -1,7 +1,4 @@
-"""PMRP, PCME's R-Precision by plausible matches: captions of items whose sets of labels differ in few labels.
-
-Labels may differ in zeta of them, zeta being 0, 1 or 2; PMRP is the mean over the three (docs/models.md#pmrp).
-"""
+"""PMRP, PCME's R-Precision by plausible matches: the mean over zeta 0, 1 and 2 (docs/models.md#pmrp)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,10 +30,7 @@ SAMPLED = 61  # every so many columns; no multiple of the captions of an item
 
 @dataclass(frozen=True)
 class PlausibleAnswers:
-    """Holds R-Precision of one direction and gallery, in percent, by zeta, beside chance.
-
-    Items without labels are neither asked nor searched, and `queries` does not count them.
-    """
+    """Holds R-Precision of one direction and gallery, in percent."""
 
     queries: int
     r_precision: Mapping[int, float]  # by zeta
@@ -68,7 +62,7 @@ def plausible_answers(
     text: NDArray[np.uint64],
     windows: Sequence[Window] = (WHOLE,),
 ) -> list[tuple[PlausibleAnswers, PlausibleAnswers]]:
-    """Computes R-Precision within each window, visual to text and text to visual, for every zeta at once.
+    """Computes R-Precision within each window, visual to text and text to visual.
 
     Labels are those of `relevance.pack_labels`; a caption has its item's. Rows without any are dropped on both sides.
     """
@@ -82,7 +76,7 @@ def plausible_answers(
 
 @dataclass(frozen=True, eq=False)
 class _Labelled:
-    """Groups rows by their sets of labels: many rows share one, as all captions of an item do."""
+    """Groups rows by their sets of labels: many rows share one."""
 
     sets: NDArray[np.uint64]  # (sets, words)
     of_row: Integers
@@ -126,9 +120,9 @@ def _by_set(
 
 
 def _within(scores_QG: Numbers, differing_G: Integers, size: int) -> Floats:
-    """Computes for each query and zeta the share of the first R, and of the whole gallery, that is right.
+    """Returns (queries, 2, zetas): the share of the first R, and of the whole gallery, that is right.
 
-    Returns (queries, 2, zetas). Where a tie goes on beyond place R, its right answers count as being beyond.
+    Where a tie goes on beyond place R, its right answers count as being beyond.
     """
     near = np.flatnonzero(differing_G <= max(ZETAS))
     near_QN, differing_N, found = scores_QG.take(near, axis=1), differing_G[near], np.zeros((len(scores_QG), 2, 3))

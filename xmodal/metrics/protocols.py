@@ -1,15 +1,16 @@
 """Computes every metric a split has labels for, from similarities: a run's or a user's matrix.
 
-Ranks and lists are computed once for each gallery and kind of right answer, and shared by the metrics that need them.
 A corpus with categories gives plausible matches (PMRP); one with classes or identities has texts that are right for
-every item of theirs (PCME on CUB, CUHK-PEDES); ECCV-Caption's files say more of COCO's test split
-(docs/models.md#eccv-caption).
+every item of theirs (PCME on CUB, CUHK-PEDES).
 """
 
+import importlib
 import json
+import pkgutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import fsum
 from pathlib import Path
 from statistics import fmean
@@ -17,8 +18,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from xmodal import metrics as room
 from xmodal.errors import UserError
-from xmodal.metrics import Column, Metric, known
+from xmodal.metrics import Column, Metric
 from xmodal.metrics.pmrp import PlausibleAnswers, plausible_answers
 from xmodal.metrics.ranked_lists import Floats, RelevantRanks, relevant_ranks
 from xmodal.metrics.ranks import Both, Ranks, fold_windows, ranks
@@ -33,6 +35,8 @@ ECCV_FILES = ("eccv_image_to_caption.json", "eccv_caption_to_image.json")
 EXCLUSIVE = ("class", "identity")  # kinds of label of which an item has one
 DIRECTIONS = ("visual_to_text", "text_to_visual")
 QUERIES = Column("queries", key="queries")  # how many were asked
+BOTH_WAYS: tuple[type[Any], ...] = (Ranks, RelevantRanks, PlausibleAnswers)  # have a value for each direction
+LONGEST_HEADING = 7
 
 Row = TypeVar("Row")
 Labels = Mapping[str, Mapping[str, Sequence[str]]]  # names by kind and item
@@ -41,7 +45,7 @@ NO_LABELS: Labels = {}
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """Names what is compared: items by their ids, and captions item by item."""
+    """Names what is compared."""
 
     ids: Sequence[str]
     caption_ids: Sequence[str]
@@ -53,13 +57,13 @@ class Gallery:
 
     @property
     def windows(self) -> list[Window]:
-        """Gives all items, then folds of 1,000 if the items are whole ones."""
+        """All items, then folds of 1,000 if the items are whole ones."""
         return [WHOLE, *fold_windows(self.caption_items, len(self.ids))]
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Holds all that a split's metrics are computed from. Tiles may be asked for several times."""
+    """Holds all that a split's metrics are computed from."""
 
     similarities: Similarities
     gallery: Gallery
@@ -68,7 +72,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Scores:
-    """Holds one row of a report: the values of both directions by the names of columns."""
+    """Holds one row of a report: values by the names of columns."""
 
     columns: tuple[Column, ...]
     visual_to_text: Mapping[str, float]
@@ -81,16 +85,16 @@ class Scores:
 
     @property
     def sums_by_chance(self) -> dict[str, float]:
-        """Adds up what a random order has for the parts of each sum."""
+        """What a random order has for each sum."""
         adds_to = {column.name: column.adds_to for column in self.columns}
         return self._sums({column.name: adds_to.get(column.chance_of, "") for column in self.columns})
 
     def _sums(self, adds_to: Mapping[str, str]) -> dict[str, float]:
-        sides = self.visual_to_text, self.text_to_visual
-        return {
-            total: fsum(side[column] for side in sides for column, name in adds_to.items() if name == total)
-            for total in dict.fromkeys(filter(None, adds_to.values()))
-        }
+        parts = defaultdict[str, list[float]](list)
+        for column, total in adds_to.items():
+            if total:
+                parts[total] += [self.visual_to_text[column], self.text_to_visual[column]]
+        return {total: fsum(values) for total, values in parts.items()}
 
     @property
     def rsum(self) -> float:
@@ -127,10 +131,7 @@ class Metrics:
     numbers: Mapping[Column, float | None]  # None if the metric does not apply
 
     def value(self, column: str, direction: str = "", gallery: str = "all") -> float | None:
-        """Looks up a column, or without a direction a sum over both; None if this split does not have it.
-
-        Over all items, what is right goes by classes or identities if the corpus has them.
-        """
+        """Looks up a column, or without a direction a sum over both; None if this split does not have it."""
         for rows in filter(None, self.tables.values()):
             row = headline(rows) if gallery == "all" else rows.get(gallery)
             values = row and (getattr(row, direction) if direction else row.sums)
@@ -139,29 +140,49 @@ class Metrics:
         return None
 
 
+def known(needs: type) -> list[Metric[Any]]:
+    """Finds the metrics that are computed from `needs`, in the order of their columns."""
+    modules = [importlib.import_module(found.name) for found in pkgutil.iter_modules(room.__path__, "xmodal.metrics.")]
+    found = [module.METRIC for module in modules if hasattr(module, "METRIC")]
+    _check(found)
+    return sorted((metric for metric in found if metric.needs is needs), key=lambda one: (one.position, one.name))
+
+
+def _check(found: Sequence[Metric[Any]]) -> None:
+    columns = [(metric, column) for metric in found for column in metric.columns]
+    for metric, column in columns:
+        if metric.needs in BOTH_WAYS and len(column.text) > LONGEST_HEADING:
+            long = f"metric {metric.name!r} heads a column {column.text!r}"
+            raise UserError(f"{long}: a heading in text has at most {LONGEST_HEADING} characters")
+    for (metric, column), (other, second) in combinations(columns, 2):
+        two = f"metrics {metric.name!r} and {other.name!r} both have"
+        if column.name == second.name:
+            raise UserError(f"{two} a column {column.name!r}: give one of them another name")
+        shorter, longer = sorted((column.key, second.key), key=len)
+        if metric.needs is other.needs and shorter and f"{longer}.".startswith(f"{shorter}."):
+            raise UserError(f"{two} the key {shorter!r} in JSON: give one of them another")
+
+
 def columns(*needs: type) -> tuple[Column, ...]:
     """Lists the columns of metrics; by default of all that have a value for each direction."""
-    kinds: tuple[type[Any], ...] = needs or (Ranks, RelevantRanks, PlausibleAnswers)
-    return tuple(column for kind in kinds for metric in known(kind) for column in metric.columns)
+    return tuple(column for kind in needs or BOTH_WAYS for metric in known(kind) for column in metric.columns)
 
 
 def _values(found: object) -> dict[str, Any]:
-    """Computes every metric that needs such a thing, by the names of columns."""
-    metrics: list[Metric[Any]] = known(type(found))
-    return {
-        column.name: value
-        for metric in metrics
-        for column, value in zip(metric.columns, metric.compute(found), strict=True)
-    }
+    values: dict[str, Any] = {}
+    for metric in known(type(found)):
+        computed = metric.compute(found)
+        if len(computed) != len(metric.columns):
+            wrong = f"metric {metric.name!r} computes {len(computed)} values for its {len(metric.columns)} columns"
+            raise UserError(f"{wrong}: return one for each")
+        values |= zip((column.name for column in metric.columns), computed, strict=True)
+    return values
 
 
 def all_metrics(
     similarities: Similarities, gallery: Gallery, labels: Labels, eccv: tuple[Pairs, Pairs] | None = None
 ) -> Metrics:
-    """Computes every metric that the labels allow; tiles are asked for several times, see `cached_on_disk`.
-
-    `labels` go by kind and item, as `labels_of` reads them.
-    """
+    """Computes every metric that the labels allow; asks for tiles several times, see `cached_on_disk`."""
     scores = recall_by_gallery(similarities, gallery, labels)
     right: dict[str, Relevance] = {OWN: gallery.own, **_exclusive(gallery, labels)}
     lists = {kind: list_scores(similarities, (relevance, relevance)) for kind, relevance in right.items()}
@@ -173,17 +194,13 @@ def all_metrics(
         answers = plausible_answers(similarities, bits, bits[gallery.caption_items], gallery.windows)
         plausible = _by_gallery(answers, plausible_scores)
     found = _values(Comparison(similarities, gallery, labels))
-    numbers = {
-        column: None if found[column.name] is None else float(found[column.name]) for column in columns(Comparison)
-    }
+    values = ((column, found[column.name]) for column in columns(Comparison))
+    numbers = {column: None if value is None else float(value) for column, value in values}
     return Metrics({"scores": scores, "lists": lists, "plausible": plausible}, numbers)
 
 
 def recall_by_gallery(similarities: Similarities, gallery: Gallery, labels: Labels = NO_LABELS) -> dict[str, Scores]:
-    """Computes the metrics of ranks over all items, over folds of 1,000 if they are whole ones, and by labels.
-
-    Only labels of which an item has one say what is right: classes and identities.
-    """
+    """Computes the metrics of ranks over all items, over whole folds of 1,000, and by class or identity."""
     found = _by_gallery(ranks(similarities, gallery.own, gallery.windows), rank_scores)
     by_label = _exclusive(gallery, labels)
     return found | {kind: rank_scores(ranks(similarities, right)) for kind, right in by_label.items()}
@@ -196,18 +213,18 @@ def _by_gallery(galleries: Sequence[Row], scores: Callable[[Sequence[Row]], Scor
 
 
 def headline(rows: Mapping[str, Row]) -> Row:
-    """Picks what a paper reports first: by class or identity if the corpus has them, else own captions over all."""
+    """Picks what a paper reports first: by class or identity if there are such rows, else over all items."""
     return next((rows[kind] for kind in EXCLUSIVE if kind in rows), next(iter(rows.values())))
 
 
 def rank_scores(galleries: Sequence[Both]) -> Scores:
-    """Averages the metrics of ranks over galleries, which weigh alike."""
+    """Averages over galleries, which weigh alike."""
     of_visual, of_text = map(_means, zip(*galleries, strict=True))
     return Scores(columns(Ranks), of_visual, of_text, len(galleries))
 
 
 def plausible_scores(galleries: Sequence[tuple[PlausibleAnswers, PlausibleAnswers]]) -> Scores:
-    """Averages the metrics of plausible matches over galleries, which weigh alike."""
+    """Averages over galleries, which weigh alike."""
     of_visual, of_text = (
         {QUERIES.name: sum(one.queries for one in side), **_means(side)} for side in zip(*galleries, strict=True)
     )
@@ -220,7 +237,7 @@ def _means(galleries: Iterable[object]) -> dict[str, float]:
 
 
 def list_scores(similarities: Similarities, relevance: tuple[Relevance, Relevance], drop: bool = False) -> Scores:
-    """Averages the metrics of lists over the queries, in percent; the two directions may differ in what is right."""
+    """Averages over the queries, in percent; the two directions may differ in what is right."""
 
     def percentages(right: Relevance, queries: Side) -> dict[str, float]:
         values = list_values(similarities, right, queries, drop=drop)
@@ -261,23 +278,22 @@ def classes(gallery: Gallery, kind: str, of_item: Mapping[str, Sequence[str]]) -
 
 
 def eccv(folder: Path, gallery: Gallery) -> tuple[Pairs, Pairs]:
-    """Reads ECCV-Caption's positives of visual and of text queries: each direction has queries and answers of its own.
+    """Reads ECCV-Caption's positives of visual and of text queries (docs/models.md#eccv-caption).
 
-    The folder is the package's `data` (naver-ai/eccv-caption, checked at b51f56c): two JSON objects, from a COCO image
-    id to caption ids and from a caption id to image ids. What is not in the gallery is left out: of the package's own
-    25,000 captions that is two of the 22,550 positive ones.
+    The folder is the package's `data`: two JSON objects, from a COCO image id to caption ids and from a caption id to
+    image ids. What is not in the gallery is left out, as two of the package's 22,550 positive captions are.
     """
     of_visual, of_text = (_read(folder / name) for name in ECCV_FILES)
     rows, columns = ({name: place for place, name in enumerate(ids)} for ids in (gallery.ids, gallery.caption_ids))
-    sides = (
-        {(columns[text], rows[item]) for item, text in of_visual if item in rows and text in columns},
-        {(columns[text], rows[item]) for text, item in of_text if item in rows and text in columns},
-    )
-    if not all(sides):
-        raise UserError(f"{folder} judges no item or no caption of this split: it is made for COCO's karpathy/test")
-    by_visual, by_text = (np.array(sorted(pairs)).T for pairs in sides)
-    shape = len(rows), len(columns)
-    return Pairs(by_visual[1], by_visual[0], shape), Pairs(by_text[1], by_text[0], shape)
+
+    def pairs(found: Iterable[tuple[str, str]]) -> Pairs:
+        places = {(columns[text], rows[item]) for item, text in found if item in rows and text in columns}
+        if not places:
+            raise UserError(f"{folder} judges no item or no caption of this split: it is made for COCO's karpathy/test")
+        text, visual = np.array(sorted(places)).T
+        return Pairs(visual, text, (len(rows), len(columns)))
+
+    return pairs(of_visual), pairs((item, text) for text, item in of_text)
 
 
 def _read(path: Path) -> list[tuple[str, str]]:

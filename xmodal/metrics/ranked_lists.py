@@ -1,7 +1,7 @@
 """Ranks of all right answers of a query, for metrics that need more than the best one (R-Precision).
 
-All scores of a query must be there together: a block of complete rows (or columns) at a time, never the whole matrix.
-Every wrong answer stands before the right ones that are no more similar.
+Scores are read in blocks of complete rows or columns. Every wrong answer stands before the right ones that are no more
+similar.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ ANSWERS_AT_ONCE = 2**16  # ranks that are handed to metrics together: some megab
 
 @dataclass(frozen=True, eq=False)
 class RelevantRanks:
-    """Holds the ranks of all right answers of some queries of one direction, query after query, the best first."""
+    """Holds the ranks of all right answers of some queries, query after query, the best first."""
 
     ranks: Integers  # (right answers of all queries,), from 1
     relevant: Integers  # (queries,): right answers of each, at least one
@@ -39,12 +39,11 @@ class RelevantRanks:
 
     @cached_property
     def within_relevant(self) -> RelevanceTable:
-        """Marks the answers among the first R of their query, R being its number of right answers."""
+        """Marks the answers among the first R of their query, of R right ones."""
         return self.ranks <= np.repeat(self.relevant, self.relevant)
 
     @cached_property
     def precision(self) -> Floats:
-        """Gives the precision at the rank of each right answer."""
         return self.number / self.ranks
 
     def sums(self, values: NDArray[Any]) -> Floats:
@@ -57,7 +56,7 @@ def relevant_ranks(
 ) -> Iterator[RelevantRanks]:
     """Ranks all right answers of every query of one direction, some queries at a time.
 
-    Queries without a right answer are refused; with `drop` they are not asked, as where only some were judged.
+    Queries without a right answer are refused, or not asked with `drop`, as where only some were judged.
     """
     if relevance.shape != similarities.shape:
         raise ValueError(f"relevance of {relevance.shape} cannot judge similarities of {similarities.shape}")

@@ -1,7 +1,7 @@
 """Ranks of the best right answer of every query, from one sweep over tiles of similarities.
 
-Of several right answers the best one is ranked, and a tie with a wrong answer counts against the model: an answer
-stands behind every wrong one that is at least as similar (docs/models.md#recall).
+A tie with a wrong answer counts against the model: an answer stands behind every wrong one that is at least as similar
+(docs/models.md#recall).
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Ties: TypeAlias = Literal["against", "for"]
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """Holds, for every query of one direction, the rank of its best right answer and its number of right answers."""
+    """Holds the rank of the best right answer of every query of one direction."""
 
     ranks: Integers  # (queries,), from 0
     relevant: Integers  # (queries,)
@@ -32,9 +32,9 @@ Both: TypeAlias = tuple[Ranks, Ranks]  # visual to text, text to visual
 def ranks(
     similarities: Similarities, relevance: Relevance, windows: Sequence[Window] = (WHOLE,), ties: Ties = "against"
 ) -> list[Both]:
-    """Ranks the answers within each window, all windows in one sweep over the tiles.
+    """Ranks the answers within each window, all windows in one sweep.
 
-    Tiles with right answers are made twice: the best one must be known before what is ahead of it can be counted.
+    Tiles with right answers are made twice: the best one must be known before what is ahead of it is counted.
     """
     if relevance.shape != similarities.shape:
         raise ValueError(f"relevance of {relevance.shape} cannot judge similarities of {similarities.shape}")
@@ -56,7 +56,7 @@ def ranks(
 
 
 class _Counts:
-    """Collects best answers and counts of one window, on the visual and on the text side."""
+    """Collects best answers and counts of one window, on both sides."""
 
     def __init__(self, window: Window, ties: Ties) -> None:
         self._window, self._ahead = window, np.greater_equal if ties == "against" else np.greater
@@ -65,7 +65,7 @@ class _Counts:
         self._relevant, self._ranks = ([np.zeros(length, np.int64) for length in lengths] for _ in range(2))
 
     def part(self, visual: slice, text: slice) -> tuple[Window, Window] | None:
-        """Intersects a tile with the window: rows counted in the tile, and rows counted in the window."""
+        """Intersects a tile with the window: rows of the tile, and rows of the window."""
         inside, outside = [], []
         for rows, window in zip((visual, text), self._window, strict=True):
             start, stop = max(rows.start, window.start), min(rows.stop, window.stop)
@@ -109,7 +109,7 @@ def fold_windows(visual_of_text: Integers, visual_rows: int, size: int = 1000) -
     """Cuts the rows into folds of `size` consecutive visual rows with their texts, as the 1K protocol does.
 
     Returns none if the rows are not two or more such galleries, within 1 %: a mean over others would be no 1K result.
-    COCO's 5,000 give five of exactly 1,000; if a few are missing the folds shrink alike, so that none is much easier.
+    If a few rows are missing the folds shrink alike.
     """
     if np.any(visual_of_text[1:] < visual_of_text[:-1]):
         raise ValueError("folds need texts in the order of their visual rows")

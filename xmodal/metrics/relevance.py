@@ -1,4 +1,4 @@
-"""Relevance: says which texts are right for which items, by listed pairs, classes, or nearly equal labels."""
+"""Relevance: which texts are right for which items, by listed pairs, classes, or nearly equal labels."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,7 @@ RelevanceTable: TypeAlias = NDArray[np.bool_]  # (visual rows, text rows)
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Lists the pairs that match, `visual[i]` with `text[i]`, sorted by text.
-
-    Pairs rather than one visual item for each text: extended caption matches and regions of a phrase are many-to-many.
-    """
+    """Lists the pairs that match, `visual[i]` with `text[i]`, sorted by text: many-to-many."""
 
     visual: Integers
     text: Integers
@@ -35,7 +32,7 @@ class Pairs:
 
     @classmethod
     def of_texts(cls, visual_of_text: Integers, visual_rows: int) -> "Pairs":
-        """Pairs every text with the one visual item it belongs to, as captions are."""
+        """Pairs every text with the one visual item it belongs to."""
         return cls(visual_of_text, np.arange(len(visual_of_text)), (visual_rows, len(visual_of_text)))
 
     def tile(self, visual_rows: slice, text_rows: slice) -> RelevanceTable:
@@ -73,9 +70,9 @@ class Classes:
 
 @dataclass(frozen=True, eq=False)
 class LabelBits:
-    """Makes two rows match where their sets of labels differ in at most `zeta` labels, as in PCME's PMRP.
+    """Makes rows match whose sets of labels differ in at most `zeta` labels (docs/models.md#pmrp).
 
-    Rows without labels, which would all match each other, are refused: the protocol drops them from both sides.
+    Rows without labels, which would all match each other, are refused.
     """
 
     visual: NDArray[np.uint64]  # (V, words), as `pack_labels` gives them
@@ -105,7 +102,7 @@ Relevance: TypeAlias = Pairs | Classes | LabelBits
 
 
 def pack_names(names: Sequence[Collection[str]]) -> NDArray[np.uint64]:
-    """Packs the labels of rows, given by name; a row without labels is empty."""
+    """Packs the labels of rows, given by name."""
     column = {name: number for number, name in enumerate(sorted({name for row in names for name in row}))}
     table = np.zeros((len(names), len(column)), np.bool_)
     for row, of_row in enumerate(names):
@@ -122,7 +119,7 @@ def pack_labels(labels: RelevanceTable) -> NDArray[np.uint64]:
 
 
 def differing_labels(visual_VW: NDArray[np.uint64], text_TW: NDArray[np.uint64]) -> Integers:
-    """Counts the labels in which rows of `pack_labels` differ: (V, T)."""
+    """Counts the labels in which rows differ: (V, T)."""
     words = visual_VW.shape[1]
     differing_VT = np.zeros((len(visual_VW), len(text_TW)), np.min_scalar_type(64 * words))
     for visual_V, text_T in zip(visual_VW.T, text_TW.T, strict=True):  # a word at a time: 8 bytes a cell, not 8 x words

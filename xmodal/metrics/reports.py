@@ -1,4 +1,4 @@
-"""Writes what an evaluation found, for people (text), for programs (JSON) and for a paper (LaTeX)."""
+"""Writes what an evaluation found: text, JSON and LaTeX."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ SIDE = 6 * WIDTH  # the least width of a direction, so that the directions of al
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Holds what a report prints. Facts that only a run has are None if a user's matrix was scored."""
+    """Holds what a report prints. Facts that only a run has are None for a user's matrix."""
 
     recipe: str  # or the matrix' file
     fingerprint: str  # of the recipe, or the sha256 of the file
@@ -60,7 +60,7 @@ class Report:
         return "\n".join(line.rstrip() for line in lines).rstrip()
 
     def to_latex(self) -> str:
-        """Writes a `tabular` of each kind, which needs no package; comments above it say what was evaluated."""
+        """Writes a `tabular` of each kind, which needs no package."""
         lines = [f"% {line}" for line in self._about()]
         for table, rows in self.metrics.tables.items():
             if rows:
@@ -101,7 +101,6 @@ def _text(heading: str, rows: Mapping[str, Scores]) -> Iterator[str]:
 
 
 def _line(name: str, row: Scores, columns: Sequence[Column | None]) -> str:
-    """Writes a row of a table; the place of a column that is None stays empty."""
     sides = [
         "".join(f"{values[column.name]:{WIDTH}.{column.digits}f}" if column else " " * WIDTH for column in columns)
         for values in (row.visual_to_text, row.text_to_visual)

@@ -1,7 +1,4 @@
-"""Separation of right from wrong pairs: Dual-Path's indicator S (equation 10), which is 0 where all are told apart.
-
-The number of bins is ours: docs/models.md#dual-path-evaluation.
-"""
+"""Separation of right from wrong pairs: Dual-Path's indicator S (docs/models.md#dual-path-evaluation)."""
 
 import numpy as np
 
@@ -14,9 +11,9 @@ ROUNDING = 2**-7  # by which a cosine may leave [-1, 1]: two steps of bfloat16, 
 
 
 def separation(similarities: Similarities, relevance: Relevance, bins: int = 200) -> float | None:
-    """Computes the area that the densities of right and of wrong pairs share over [-1, 1].
+    """Computes the area that the densities of right and of wrong pairs share over [-1, 1]; 0 tells all apart.
 
-    None if similarities leave [-1, 1] by more than rounding, so that they are no cosines, or all pairs are of one kind.
+    None if similarities leave [-1, 1], so that they are no cosines, or all pairs are of one kind.
     """
     counts = np.zeros((2, bins), np.int64)
     for visual, text in similarities.cells():

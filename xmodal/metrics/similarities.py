@@ -1,4 +1,4 @@
-"""Similarities of visual items and texts, made and read in tiles, as the whole matrix would not fit into memory."""
+"""Similarities of visual items and texts, made and read in tiles: the whole matrix would not fit."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ SIDES: tuple[Side, Side] = ("visual", "text")
 class Similarities:
     """A matrix of (visual rows, text rows) that is made tile by tile; greater is closer.
 
-    `tile` is asked for the cells of one grid only, and may be asked for a cell twice, with the same answer.
+    `tile` is asked for the cells of one grid only, perhaps twice, and must answer alike.
     """
 
     shape: tuple[int, int]
@@ -51,7 +51,7 @@ class Similarities:
 def cached_on_disk(
     similarities: Similarities, file: IO[bytes], made: Callable[[int], None] = lambda tiles: None
 ) -> Similarities:
-    """Makes every tile once, however often it is asked for: `file` keeps it, 4 bytes a cell of single precision."""
+    """Makes every tile once, and keeps it in `file`."""
     written = dict[tuple[int, int], tuple[int, Any]]()  # offset and dtype, by the start of a tile
 
     def tile(visual: slice, text: slice) -> Numbers:
@@ -72,7 +72,7 @@ def cached_on_disk(
 
 
 def query_blocks(similarities: Similarities, queries: Side) -> Iterator[tuple[slice, Numbers]]:
-    """Yields blocks of queries with their similarities to the whole gallery, (queries, gallery) on either side."""
+    """Yields blocks of queries with their similarities to the whole gallery, (queries, gallery)."""
     side = SIDES.index(queries)
     for rows in cuts(similarities.shape[side], similarities.grid[side]):
         block_QG: Numbers | None = None
@@ -87,7 +87,6 @@ def query_blocks(similarities: Similarities, queries: Side) -> Iterator[tuple[sl
 
 
 def cuts(length: int, size: int) -> Iterator[slice]:
-    """Yields runs of `size` rows; the last may be shorter."""
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 

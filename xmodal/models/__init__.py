@@ -1,10 +1,8 @@
 """The contract of a model. Every other module here is a model: a frozen config, a network, and `RECIPES`.
 
-A model of your own is a file too: `xmodal train mine.py` trains its recipe, and `mine.py:NAME` one of several. `SMALL`,
-if a module has it, is a tuple of configs by which the model is checked quickly (`xmodal check`).
+`SMALL`, if a module has it, is a tuple of configs by which the model is checked quickly (`xmodal check`).
 """
 
-import hashlib
 import importlib
 import pkgutil
 from collections.abc import Iterable
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from xmodal.errors import UserError
 from xmodal.python_files import load_python_file
 from xmodal.recipes import Config, Recipe
+from xmodal.root.files import sha256_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,10 +32,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Scorer(Protocol[V, T]):
-    """Everything that can be evaluated. An encoder may return anything: vectors, sets, densities.
-
-    Evaluation hands it back, a visual with a text block at a time. A row's scores must not depend on its block.
-    """
+    """Everything that can be evaluated. An encoder may return anything; a row's scores must not depend on its block."""
 
     def encode_visual(self, visual: "Padded") -> V: ...
 
@@ -47,9 +43,8 @@ class Scorer(Protocol[V, T]):
 
 @runtime_checkable
 class Trainable(Scorer[V, T], Protocol[V, T]):
-    """A `torch.nn.Module` that learns by gradients, and reads features in every phase.
+    """A `torch.nn.Module` that learns by gradients, from features even where a phase starts from pixels.
 
-    Where a phase starts from pixels, the trainer puts the network that made the features in front, as `trunk`.
     Parameters that no loss ever moves are named, as patterns, by an attribute `without_gradient`.
     """
 
@@ -66,7 +61,7 @@ class Solvable(Scorer[V, T], Protocol[V, T]):
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Facts about the data that a network must know before it can be built, and a config cannot say."""
+    """Facts about the data that a network must know before it can be built."""
 
     visual_width: int
     text_width: int  # the vocabulary's size for tokens
@@ -76,7 +71,7 @@ class Inputs:
 
 @runtime_checkable
 class Storing(Protocol):
-    """A scorer that says what a gallery keeps of one encoded item, as its scores differ in that."""
+    """A scorer that says how many numbers a gallery keeps of one encoded item."""
 
     @property
     def floats_per_item(self) -> int: ...
@@ -87,7 +82,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> ModuleType:
-    """The model of that name, or the one that a Python file defines; of a run by the reference that it keeps."""
+    """Imports a model by its name, by the path of a Python file, or by a run's `reference`."""
     path, _, sha256 = name.rpartition("@")
     if path.endswith(".py"):
         return _load_unchanged(path, sha256)
@@ -99,7 +94,6 @@ def load(name: str) -> ModuleType:
 
 
 def recipes_of(name: str) -> tuple[Recipe, ...]:
-    """The recipes of a model; a module that declares none as it should is refused."""
     recipes = getattr(load(name), "RECIPES", None)
     if not isinstance(recipes, tuple) or not all(isinstance(recipe, Recipe) for recipe in recipes):
         raise UserError(f"model {name} defines no RECIPES: a tuple of xmodal.recipes.Recipe")
@@ -112,10 +106,11 @@ def reference(config: Config) -> str:
 
 
 def source_of(config: Config) -> bytes | None:
-    """The user's file that defines a model, as long as it lies where it was; a run keeps a copy of it."""
+    """The user's file that defines a model, as long as it lies unchanged where it was; a run keeps a copy of it."""
     path, _, sha256 = reference(config).rpartition("@")
-    source = Path(path).read_bytes() if path and Path(path).is_file() else b""
-    return source if hashlib.sha256(source).hexdigest() == sha256 else None
+    if not Path(path).is_file() or sha256_of(path) != sha256:
+        return None
+    return Path(path).read_bytes()
 
 
 def _load_unchanged(path: str, sha256: str) -> ModuleType:
@@ -123,6 +118,6 @@ def _load_unchanged(path: str, sha256: str) -> ModuleType:
     cure = f"the run's folder has it as {SOURCE}: look at that, and put it there"
     if Path(path) != Path(path).resolve() or not Path(path).is_file():  # no ../ and no /proc/self/cwd of a stranger
         raise UserError(f"the model of this run is {path}, which is gone: {cure}")
-    if hashlib.sha256(Path(path).read_bytes()).hexdigest() != sha256:
+    if sha256_of(path) != sha256:
         raise UserError(f"the model of this run is {path}, which was changed since: {cure}, or train again")
     return load_python_file(path, "model")

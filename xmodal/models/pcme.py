@@ -10,18 +10,15 @@
 - Samples: mean + noise * sigma, 7 in training and for scores, not normalised.
 - Loss ([P] equations 1-3, docs/models.md#pcme-losses): a pair matches with probability
   1/J^2 sum_jj' s(b - a ||v_j - t_j'||), a and b are learned, and `matching` is its negative log likelihood, summed over
-  ALL pairs of the batch and twice. A pair that is not listed does not match, even where its caption describes the same
-  image. s(x) is sigmoid(2x) as in [C]; `sigmoid_scale=1` is the sigmoid of [P].
+  ALL pairs of the batch and twice; one that is not listed does not match. s(x) is sigmoid(2x) as in [C].
 - `kl`: from N(0, I). "official" is [C], which reads log sigma as a log variance, a BUG; "exact" is what it should be.
-- `uniformity`: log mean exp(-2 ||x - y||^2) over pairs of samples of both sides. Of more than 128, 128 are drawn; [C]
-  draws them with replacement, we do not unless told to. Off for COCO in [C], although [P] has it in general.
+- `uniformity`: log mean exp(-2 ||x - y||^2) over pairs of samples of both sides. Off for COCO in [C], not in [P].
 - Deterministic twin ("mu only", [P] table 1): `samples=0`, means in place of samples, no spread, no `kl`. [C] fails.
 - Scores ([P] 3.2.3, docs/models.md#pcme-scores): every one of `xmodal.losses.gaussians`; tables have the match
   probability, given as log p - log(1 - p): the same order, also where p rounds to 0 or 1. The noise of scores is drawn
   once for each side and is every item's, so that nothing beside an item decides its scores.
 - Training ([P] 4.1, docs/models.md#pcme-training): AdamP, cosine; gradient norm 2 without a and b. First the heads,
-  from features of a centre crop (ours: [C] augments pictures here too), then all, from pixels; every fifth picture has
-  a rectangle erased ([P] reads as a fifth of the area). [C] uses half precision, we do not.
+  from features of a centre crop (ours: [C] augments pictures here too), then all, from pixels.
 """
 
 import math
@@ -37,15 +34,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from xmodal.batches.batch import ANNOTATED, Batch, Padded
 from xmodal.batches.distributed import gather, gather_pairs
 from xmodal.losses import gaussians
-from xmodal.losses.gaussians import (
-    MEANS,
-    SAMPLES,
-    Distance,
-    Gaussians,
-    compare_samples,
-    floats_per_item,
-    squared_between_samples,
-)
+from xmodal.losses.gaussians import MEANS, SAMPLES, Distance, Gaussians, squared_between_samples
 from xmodal.models import Inputs
 from xmodal.recipes import Cosine, Features, OnePerClass, Optimiser, Phase, Pixels, Recipe, Tokens, View
 
@@ -69,13 +58,9 @@ class PCMEConfig:
 
     def __post_init__(self) -> None:
         if min(self.width, self.word_width) < 2 or self.width % 2 or self.samples < 0 or self.sigmoid_scale <= 0:
-            raise ValueError(
-                f"the width {self.width} is even, that of a word {self.word_width} at least 2, the number of samples "
-                f"{self.samples} at least 0, and sigmoid_scale {self.sigmoid_scale} above 0"
-            )
+            raise ValueError("width is even, word_width at least 2, samples 0 or more, sigmoid_scale above 0")
         if self.samples == 0 and (self.kl != "off" or self.distance not in MEANS):
-            means = ", ".join(MEANS)
-            raise ValueError(f"without samples kl must be off, not {self.kl}, and distance of {means}: {self.distance}")
+            raise ValueError(f"without samples kl must be off, and distance one of {', '.join(MEANS)}")
 
     @property
     def looks_at_positions(self) -> bool:
@@ -97,12 +82,11 @@ class PCME(nn.Module):
         visual, word, width = inputs.visual_width, config.word_width, config.width
         self.words = nn.Embedding(inputs.text_width, word)
         self.image, self.sentence = nn.Linear(visual, width), _gru(word, width)
-        self.image_mean, self.text_mean = MeanHead(visual, width), MeanHead(word, width)
+        self.image_mean, self.text_mean = Head(visual, width, is_mean=True), Head(word, width, is_mean=True)
         if config.samples:
             self.image_spread, self.sentence_spread = nn.Linear(visual, width), _gru(word, width)
-            self.image_sigma, self.text_sigma = SigmaHead(visual, width), SigmaHead(word, width)
-        self.scale = nn.Parameter(torch.tensor([float(config.scale)]))
-        self.shift = nn.Parameter(torch.tensor([float(config.shift)]))
+            self.image_sigma, self.text_sigma = Head(visual, width, is_mean=False), Head(word, width, is_mean=False)
+        self.scale, self.shift = (nn.Parameter(torch.tensor([float(one)])) for one in (config.scale, config.shift))
         if inputs.word_vectors is None:
             nn.init.xavier_uniform_(self.words.weight)
             return
@@ -119,7 +103,7 @@ class PCME(nn.Module):
 
     def similarity(self, visual: Gaussians, text: Gaussians) -> Tensor:
         if self.config.distance == "match_probability":
-            return compare_samples(visual, text, lambda some, others: log_odds(self.logits(some, others)))
+            return gaussians.compare_samples(visual, text, lambda some, others: log_odds(self.logits(some, others)))
         return gaussians.similarity(visual, text, self.config.distance)
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:
@@ -130,7 +114,7 @@ class PCME(nn.Module):
 
     def losses(self, visual: Gaussians, text: Gaussians, positives_P2: Tensor) -> dict[str, Tensor]:
         """The terms of the objective, of rows that are sampled already."""
-        matched_VT = torch.zeros(len(visual.mean), len(text.mean), dtype=torch.bool, device=text.mean.device)
+        matched_VT = text.mean.new_zeros(len(visual.mean), len(text.mean), dtype=torch.bool)
         matched_VT[positives_P2.unbind(1)] = True
         zero, kl, draw = visual.mean.new_zeros(()), self.config.kl, self.config.uniformity
         points_ND = torch.cat([visual.drawn.flatten(0, 1), text.drawn.flatten(0, 1)])
@@ -147,25 +131,21 @@ class PCME(nn.Module):
 
     @property
     def floats_per_item(self) -> int:
-        return floats_per_item(self.config.distance, self.config.width, self.config.samples)
+        return gaussians.floats_per_item(self.config.distance, self.config.width, self.config.samples)
 
     def attention_visual(self, visual: Padded) -> Tensor:
         """Where the mean looks, (B, L, 1); zero at padding."""
-        grid_BLF = visual.values.masked_fill(~visual.mask[..., None], 0)
-        return self.image_mean.attention.attend(grid_BLF, visual.mask)[..., None]
+        return self.image_mean.attention.attend(visual.zero_padded(), visual.mask)[..., None]
 
     def image_gaussians(self, visual: Padded) -> Gaussians:
-        mask_BL = visual.mask
-        grid_BLF = visual.values.masked_fill(~mask_BL[..., None], 0)
-        average_BF = visual.average()
+        grid_BLF, mask_BL, average_BF = visual.zero_padded(), visual.mask, visual.average()
         mean_BD = self.image_mean(self.image(average_BF), grid_BLF, mask_BL)
         if not self.config.samples:
             return Gaussians.points(mean_BD)
         return Gaussians(mean_BD, self.image_sigma(self.image_spread(average_BF), grid_BLF, mask_BL))
 
     def text_gaussians(self, text: Padded) -> Gaussians:
-        mask_BL = text.mask
-        words_BLW = self.words(text.values.masked_fill(~mask_BL, 0))
+        words_BLW, mask_BL = self.words(text.zero_padded()), text.mask
         mean_BD = self.text_mean(_read(self.sentence, words_BLW, text.lengths), words_BLW, mask_BL)
         if not self.config.samples:
             return Gaussians.points(mean_BD)
@@ -198,38 +178,26 @@ class Attention(nn.Module):
         return (self.attend(positions_BLF, mask_BL)[:, None] @ positions_BLF)[:, 0]
 
     def attend(self, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
-        """The map (B, L): it sums to one over the real positions of its row."""
+        """The map (B, L), which sums to one over the real positions of its row."""
         scores_BL: Tensor = self.score(self.hidden(positions_BLF).tanh())[..., 0]
         return scores_BL.masked_fill(~mask_BL, -math.inf).softmax(1)
 
 
 class Head(nn.Module):
-    """One linear layer on what the attention chose, for each of the two heads of a side."""
+    """A mean or the spread of one side: one linear layer on what the attention chose, added to the whole."""
 
-    def __init__(self, positions_width: int, width: int) -> None:
+    def __init__(self, positions_width: int, width: int, is_mean: bool) -> None:
         super().__init__()
         self.attention, self.local = Attention(positions_width), nn.Linear(positions_width, width)
+        self.norm = nn.LayerNorm(width) if is_mean else None
         nn.init.xavier_uniform_(self.local.weight)
         nn.init.zeros_(self.local.bias)
 
-    def chosen(self, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
+    def forward(self, whole_BD: Tensor, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
         local_BD: Tensor = self.local(self.attention(positions_BLF, mask_BL))
-        return local_BD
-
-
-class SigmaHead(Head):
-    def forward(self, whole_BD: Tensor, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
-        return whole_BD + self.chosen(positions_BLF, mask_BL)
-
-
-class MeanHead(Head):
-    def __init__(self, positions_width: int, width: int) -> None:
-        super().__init__(positions_width, width)
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, whole_BD: Tensor, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
-        mean_BD: Tensor = self.norm(whole_BD + self.chosen(positions_BLF, mask_BL).sigmoid())
-        return normalize(mean_BD, dim=1)
+        if self.norm is None:
+            return whole_BD + local_BD
+        return normalize(self.norm(whole_BD + local_BD.sigmoid()), dim=1)
 
 
 def pair_losses(logits_VJTJ: Tensor, matched_VT: Tensor) -> Tensor:
@@ -299,15 +267,16 @@ OFFICIAL_NAMES = {  # of parts of a name, replaced in this order
 
 
 def own_name(official: str) -> str:
-    """Our name for a parameter of [C]'s model or criterion; `img_enc.cnn` is the trunk, no part of this model.
+    """Our name for a parameter of [C]'s model or criterion; `img_enc.cnn` is the trunk.
 
-    [C]'s deterministic twin has a `txt_enc.uncertain_net` that it never uses, and this one has not.
+    [C]'s deterministic twin has a `txt_enc.uncertain_net` too, which it never uses.
     """
     return reduce(lambda name, pair: name.replace(*pair), OFFICIAL_NAMES.items(), official)
 
 
 WARM_UP = Optimiser("adamp", 2e-4, clip_norm=2.0, unclipped=("scale", "shift"), schedule=Cosine(30))
-COCO_WEIGHTS = {"matching": 1.0, "uniformity": 0.0, "kl": 1e-5}
+FIRST = Phase(30, WARM_UP, {"matching": 1.0, "uniformity": 0.0, "kl": 1e-5}, frozen=("words.*",), validate_every=10)
+COCO_PIXELS = Pixels("resized", flip=True, erase=0.2)
 PCME_COCO = Recipe(
     name="pcme-coco",
     cites="[P] 4.1; docs/models.md#pcme: the published configuration for COCO",
@@ -317,43 +286,40 @@ PCME_COCO = Recipe(
     text=Tokens("nltk", minimum_count=4, vectors="glove.840B.300d", marked=0.1, deleted=0.1),
     model=PCMEConfig(),
     phases=(
-        Phase(30, WARM_UP, COCO_WEIGHTS, frozen=("words.*",), validate_every=10),
-        Phase(
-            30,
-            replace(WARM_UP, learning_rate=2e-5),
-            COCO_WEIGHTS,
-            pixels=Pixels("resized", flip=True, erase=0.2),
-            validate_every=10,
-        ),
+        FIRST,
+        replace(FIRST, optimiser=replace(WARM_UP, learning_rate=2e-5), frozen=(), pixels=COCO_PIXELS),
     ),
     batch_size=128,
 )
-CUB_ADAMP = replace(WARM_UP, learning_rate=1e-4, schedule=Cosine(50))
-CUB_WEIGHTS = {"matching": 1.0, "uniformity": 10.0, "kl": 1e-3}
+CUB_FIRST = replace(
+    FIRST,
+    epochs=10,
+    optimiser=replace(WARM_UP, learning_rate=1e-4, schedule=Cosine(50)),
+    weights={"matching": 1.0, "uniformity": 10.0, "kl": 1e-3},
+    sampler=OnePerClass(),
+    validate_every=50,
+)
 CUB_PIXELS = Pixels("centre", flip=False, erase=0.2)  # [C] forgets to ask for crops and flips
-PCME_CUB = Recipe(
+PCME_CUB = replace(
+    PCME_COCO,
     name="pcme-cub",
     cites="[P] 4.1; docs/models.md#pcme: the published configuration for CUB",
     view=View("cub", "pcme/train"),
     validation=View("cub", "pcme/val"),
-    visual=Features("resnet"),  # a grid of ResNet-50
-    text=Tokens("nltk", minimum_count=4, vectors="glove.840B.300d", marked=0.1, deleted=0.1),
-    model=PCMEConfig(width=512, scale=5.0, shift=5.0, uniformity="distinct"),
-    phases=(
-        Phase(10, CUB_ADAMP, CUB_WEIGHTS, frozen=("words.*",), sampler=OnePerClass(), validate_every=50),
-        Phase(50, CUB_ADAMP, CUB_WEIGHTS, pixels=CUB_PIXELS, sampler=OnePerClass(), validate_every=50),
-    ),
+    model=PCMEConfig(width=512, scale=5.0, shift=5.0, uniformity="distinct"),  # on a grid of ResNet-50
+    phases=(CUB_FIRST, replace(CUB_FIRST, epochs=50, frozen=(), pixels=CUB_PIXELS)),
     batch_size=150,  # one pair of each class
 )
 
 
-def twin(recipe: Recipe, name: str) -> Recipe:
+def _twin(recipe: Recipe) -> Recipe:
     """The same, deterministic ("mu only", [P] tables 1 to 3)."""
     assert isinstance(recipe.model, PCMEConfig)
-    return replace(recipe, name=name, model=replace(recipe.model, samples=0, kl="off", distance="mean"))
+    model = replace(recipe.model, samples=0, kl="off", distance="mean")
+    return replace(recipe, name=f"{recipe.name}-mu", model=model)
 
 
-RECIPES = (PCME_COCO, twin(PCME_COCO, "pcme-coco-mu"), PCME_CUB, twin(PCME_CUB, "pcme-cub-mu"))
+RECIPES = (PCME_COCO, _twin(PCME_COCO), PCME_CUB, _twin(PCME_CUB))
 
 _SMALL = PCMEConfig(width=32, word_width=6, scale=5.0, shift=5.0)
 SMALL = (

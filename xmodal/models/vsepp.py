@@ -1,22 +1,17 @@
 """VSE++ (Faghri et al., BMVC 2018) and VSE0, the same without mining: one vector an item, one vector a caption.
 
-What the papers that compare with it call VSE++ is fixed by the official code (fartashf/vsepp abe382f), whose numbers
-are in docs/models.md#vsepp.
+The official code (fartashf/vsepp abe382f) says what VSE++ is; its numbers are in docs/models.md#vsepp.
 
-- Image: pooled CNN features, l2-normalised, one linear layer, l2-normalised again. Features of several positions are
-  averaged first. The official code for precomputed features leaves the first normalisation out:
-  `normalise_features=False` (tests/reference/vsepp_encoder_image_precomp.npz).
+- Image: pooled CNN features, l2-normalised, one linear layer, l2-normalised again. Positions are averaged first. The
+  official code for precomputed features leaves the first normalisation out: `normalise_features=False`.
 - Text: word vectors, a uni-directional GRU of the joint width, its state after the last word, l2-normalised.
-- Similarity: cosine. Order embeddings (docs/models.md#order) take absolute values and -||max(0, text - image)||, not
-  squared.
+- Similarity: cosine. Order embeddings (docs/models.md#order) take absolute values and -||max(0, text - image)||.
 - Loss: a hinge on every wrong text of an image and every wrong image of a text. VSE++ keeps the worst one of each
   query, VSE0 adds all up. Both SUM over the batch, so a learning rate goes with its batch size.
 - Only listed pairs are right. Two captions of one image in a batch are wrong for each other's row, as in the code.
 - VSE0 (docs/models.md#vse0) does not normalise the image after the linear layer.
-- Here the CNN stays fixed and its features are those of one centre crop; the papers' best numbers augment and
-  fine-tune.
-- Of clips (PVSE, tables 3 and 4) the frames are averaged; on CUB (PCME, table 2) a batch has one pair of each class.
-  How those papers ran it is in their supplements, which we have not seen: what is not in the code is ours.
+- Ours: the CNN stays fixed, its features are those of one centre crop, and frames of a clip are averaged. How PVSE and
+  PCME ran it on clips and on CUB is in their supplements, which we have not seen.
 """
 
 from dataclasses import dataclass, replace
@@ -48,9 +43,7 @@ class VSEPPConfig:
 
     def __post_init__(self) -> None:
         if min(self.width, self.word_width) < 1 or self.margin < 0:
-            raise ValueError(
-                f"widths are at least 1 and the margin at least 0: {self.width}, {self.word_width}, {self.margin}"
-            )
+            raise ValueError("width and word_width are 1 or more, and margin 0 or more")
 
     def build(self, inputs: Inputs) -> "VSEPP":
         if inputs.word_vectors is not None:
@@ -118,10 +111,7 @@ VSE0_COCO = replace(
 VSEPP_TGIF = replace(
     VSEPP_COCO,
     name="vsepp-tgif",
-    cites=(
-        "docs/models.md#vsepp; docs/models.md#frame-sampling; docs/models.md#vocabulary: vocabulary, cleaning, "
-        "one caption a clip"
-    ),
+    cites="docs/models.md#vsepp; docs/models.md#frame-sampling; docs/models.md#vocabulary",
     view=View("tgif", "tgif/train", captions_per_item=1),
     validation=View("tgif", "tgif/val", captions_per_item=1),
     visual=Features("clips", frames=8, ends=6),
@@ -138,10 +128,7 @@ VSEPP_MRW = replace(
 VSE0_CUB = replace(
     VSE0_COCO,
     name="vse0-cub",
-    cites=(
-        "docs/models.md#vse0; docs/models.md#pcme-encoders: width; docs/models.md#pcme-training: batches, splits, "
-        "vocabulary; that both go together is ours"
-    ),
+    cites="docs/models.md#vse0; docs/models.md#pcme-encoders: width; docs/models.md#pcme-training; together ours",
     view=View("cub", "pcme/train"),
     validation=View("cub", "pcme/val"),
     model=replace(VSE0_COCO.model, width=512),  # type: ignore[type-var]

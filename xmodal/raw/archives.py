@@ -88,8 +88,7 @@ def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
         seen = set[str]()
         while member := _next(archive, blocks, path):
             name = member.name.removeprefix("./")
-            special = "" if member.isfile() or member.isdir() else "is a link or a device"
-            _refuse_unsafe(path, member.name, name, name in seen, special)
+            _refuse_unsafe(path, name, name in seen, not (member.isfile() or member.isdir()))
             if member.isfile():
                 seen.add(name)
                 content = _Member(cast(IO[bytes], archive.extractfile(member)), path, f" at {name}")
@@ -102,6 +101,21 @@ def archive_of(media: str) -> str:
 
 
 @contextmanager
+def open_file(raw: Raw, path: str) -> Iterator[IO[bytes]]:
+    """Opens a publisher's file, or the member of a zip file that `archive.zip!member` names."""
+    archive, _, member = path.partition("!")
+    if not member or path in raw:
+        with raw.open(path) as file:
+            yield file
+        return
+    with open_archive(raw, archive) as zipped:
+        if member not in zipped.namelist():
+            raise UserError(f"{archive} has no member {member}")
+        with zipped.open(member) as content:
+            yield content
+
+
+@contextmanager
 def open_archive(raw: Raw, path: str) -> Iterator[zipfile.ZipFile]:
     """Opens a zip file, and checks that its members are safe. Members of any size can be streamed."""
     with ExitStack() as stack:
@@ -109,21 +123,10 @@ def open_archive(raw: Raw, path: str) -> Iterator[zipfile.ZipFile]:
             archive = stack.enter_context(_Archive(stack.enter_context(raw.open(path)), path))
         times = Counter(archive.namelist())
         for member in archive.infolist():
-            name = member.orig_filename  # as written; `filename` ends at a NUL
-            special = "is a link" if stat.S_ISLNK(member.external_attr >> 16) else ""
-            _refuse_unsafe(path, name, name, times[member.filename] > 1, special)
-        with _refusing_damage(path, damage=(UnicodeDecodeError,)):  # raised by a caller that decodes text
-            yield archive
-
-
-@contextmanager
-def open_member(raw: Raw, path: str, member: str) -> Iterator[IO[bytes]]:
-    """Opens one member of a zip file, which must exist."""
-    with open_archive(raw, path) as archive:
-        if member not in archive.namelist():
-            raise UserError(f"{path} has no member {member}")
-        with archive.open(member) as file:
-            yield file
+            # `orig_filename` is as written; `filename` ends at a NUL
+            is_link = stat.S_ISLNK(member.external_attr >> 16)
+            _refuse_unsafe(path, member.orig_filename, times[member.filename] > 1, is_link)
+        yield archive
 
 
 class _Archive(zipfile.ZipFile):
@@ -181,23 +184,23 @@ def _next(archive: tarfile.TarFile, blocks: _Blocks, path: str) -> tarfile.TarIn
 
 
 @contextmanager
-def _refusing_damage(path: str, place: str = "", damage: tuple[type[Exception], ...] = DAMAGE) -> Iterator[None]:
+def _refusing_damage(path: str, place: str = "") -> Iterator[None]:
     try:
         yield
-    except damage as error:
+    except DAMAGE as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise  # the disk or the network, not what was read
         raise UserError(f"{path} is damaged{place} ({error}): delete it and fetch it again") from error
 
 
-def _refuse_unsafe(path: str, member: str, name: str, is_repeated: bool, special: str) -> None:
-    why = "is there twice" if is_repeated else special
-    if not is_repeated:
-        if "\\" in name or "\0" in name:
-            why = "has a backslash or a NUL in its name"
-        elif name.startswith("/") or name[1:2] == ":":
-            why = "has an absolute path"
-        elif ".." in name.split("/"):
-            why = "leaves its folder"
-    if why:
-        raise UserError(f"{path} is not safe: its member {member!r} {why}; get another copy of it")
+def _refuse_unsafe(path: str, name: str, is_repeated: bool, is_special: bool) -> None:
+    faults = {
+        "is there twice": is_repeated,
+        "is a link or a device": is_special,
+        "has a backslash or a NUL in its name": "\\" in name or "\0" in name,
+        "has an absolute path": name.startswith("/") or name[1:2] == ":",
+        "leaves its folder": ".." in name.split("/"),
+    }
+    for fault, has_it in faults.items():
+        if has_it:
+            raise UserError(f"{path} is not safe: its member {name!r} {fault}; get another copy of it")

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from xmodal.errors import UserError
 from xmodal.raw.archives import LARGEST
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import matched, value
+from xmodal.raw.readers import JsonRecord, matched
 
 JPEG = b"\xff\xd8\xff"
 Frame = tuple[int, int]  # begin and bytes without padding
@@ -35,7 +35,7 @@ def clips(raw: Raw, meta: str) -> Iterator[tuple[str, Iterator[bytes]]]:
     listed = _listed(raw, meta)
     with raw.open(data) as file:
         size = file.seek(0, 2)
-        chunk = {id: _frames(about, f"{meta}: clip {id:.80}", size, file) for id, about in listed.items()}
+        chunk = {id: _frames(JsonRecord(about, f"{meta}: clip {id:.80}"), size, file) for id, about in listed.items()}
         for id, frames in chunk.items():
             yield id, _read(file, frames, f"{data}: clip {id}")
 
@@ -61,18 +61,21 @@ def _listed(raw: Raw, meta: str) -> dict[str, Any]:
     return listed
 
 
-def _frames(about: object, where: str, size: int, file: BinaryIO) -> list[Frame]:
+def _frames(clip: JsonRecord, size: int, file: BinaryIO) -> list[Frame]:
     """The frames of one clip, checked to lie in the data."""
-    infos, added = value(about, "frame_info", list, where), len(value(about, "meta_data", list, where))
-    for number, info in enumerate(infos):
-        if not isinstance(info, list) or len(info) != 3 or any(type(each) is not int for each in info):
-            raise UserError(f"{where}: frame_info[{number}] is {info!r:.60}, not [begin, padding, bytes]")
+    for each in clip.each("frame_info"):
+        info = each.content
+        if not isinstance(info, list) or [type(number) for number in info] != [int, int, int]:
+            raise UserError(f"{each.where} is {info!r:.60}, not [begin, padding, bytes]")
         begin, padding, count = info
         if begin < 0 or not 0 <= padding < count or begin + count > size:
-            raise UserError(f"{where}: frame_info[{number}] is {info}, outside of the {size:,} bytes of its data")
+            raise UserError(f"{each.where} is {info}, outside of the {size:,} bytes of its data")
+    infos, added = clip.value("frame_info", list), len(clip.value("meta_data", list))
     frames = [(begin, count - padding) for begin, padding, count in _once(infos, added, file)]
     if not frames or sum(count for _, count in frames) > LARGEST:
-        raise UserError(f"{where} has {len(frames):,} frames; a clip has one at least, and at most {LARGEST:,} bytes")
+        raise UserError(
+            f"{clip.where} has {len(frames):,} frames; a clip has one at least, and at most {LARGEST:,} bytes"
+        )
     return frames
 
 

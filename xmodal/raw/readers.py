@@ -1,4 +1,4 @@
-"""Readers of text, tables and JSON: every piece comes with its place in the file.
+r"""Readers of text, tables and JSON: every piece comes with its place in the file.
 
 Text is UTF-8, with or without a byte order mark; lines end in \n or \r\n. Anything else is a UserError with its place.
 
@@ -14,17 +14,18 @@ import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import IO, Any, BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xmodal.errors import UserError
-from xmodal.raw.archives import open_member
+from xmodal.raw.archives import open_file
 from xmodal.raw.raw_files import Raw
 
 PIECE, LONGEST = 1 << 20, 1 << 25  # characters: read at once, and of the longest value
 NOT_SPACE = re.compile(r"\S")
+DECODER = json.JSONDecoder()
 ROWS_AT_ONCE = 256  # few, as rows may hold pictures
 BUFFER = 1 << 20
 
@@ -38,12 +39,12 @@ class NotUnicode(UserError):
 
 
 def lines(raw: Raw, path: str) -> Iterator[tuple[str, str]]:
-    """Each line of a text file that is not blank, without its end, after its place ("captions.tsv:12")."""
-    with raw.open(path) as file:
+    """Each line that is not blank, without its end, after its place ("captions.tsv:12"). See `open_file` for `path`."""
+    with open_file(raw, path) as file:
         yield from lines_of(file, path)
 
 
-def lines_of(file: BinaryIO | IO[bytes], path: str) -> Iterator[tuple[str, str]]:
+def lines_of(file: Iterable[bytes], path: str) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(file, 1):
         where = f"{path}:{number}"
         data = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
@@ -64,57 +65,39 @@ def columns(raw: Raw, path: str, count: int, separator: str = "\t") -> Iterator[
         yield where, fields
 
 
-def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",") -> Iterator[tuple[str, list[str]]]:
-    """The named columns, in this order, of a table with a header and maybe quotes."""
-    with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
-        table = csv.reader(_whole_lines(text, path), delimiter=separator, strict=True)
-        try:
-            header = next(table, [])
-            refuse_columns(f"{path}:1", names, header)
-            places = [header.index(name) for name in names]
-            for fields in table:
-                where = f"{path}:{table.line_num}"
-                if fields and len(fields) != len(header):
-                    raise UserError(f"{where} has {len(fields)} columns, not the {len(header)} of its header")
-                if fields:
-                    yield where, [fields[place] for place in places]
-        except csv.Error as error:
-            raise UserError(f"{path}: after line {table.line_num}: {error}") from error
+def split_files(raw: Raw, files: Mapping[str, str], id_of: Callable[[str, str], Id]) -> dict[Id, tuple[str, str]]:
+    """Split and place of each id, from files {path: split} with an id a line, which `id_of` reads."""
+    return splits_by_id({split: id_list(path, lines(raw, path), id_of) for path, split in files.items()})
 
 
-def refuse_columns(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
-    """Refuses a header without one of the columns, or with two of that name."""
-    if missing := [name for name in columns if name not in there]:
-        raise UserError(f"{where} has no column {missing[0]!r}; its columns are {', '.join(there) or 'none'}")
-    if twice := [name for name in columns if list(there).count(name) > 1]:
-        raise UserError(f"{where} has several columns {twice[0]!r}")
-
-
-def _whole_lines(text: IO[str], path: str) -> Iterator[str]:
-    for number, line in enumerate(text, 1):
-        if wrong := re.search("[\ud800-\udfff]", line):  # what is no UTF-8 was decoded to surrogates
-            before = len(line[: wrong.start()].encode())
-            raise NotUnicode(f"{path}:{number} is not UTF-8, at its byte {before + 1}")
-        yield line
-
-
-def split_files(raw: Raw, files: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Split and place of each id, from files {path: split} with an id a line. No file is empty, no id comes twice."""
-    found: dict[str, tuple[str, str]] = {}
-    for path, split in files.items():
-        ids = id_list(f"{path}: {split}", ((where, line.strip()) for where, line in lines(raw, path)))
-        found |= {once(found, id, where): (split, where) for id, where in ids.items()}
+def splits_by_id(lists: Mapping[str, Mapping[Id, str]]) -> dict[Id, tuple[str, str]]:
+    """Split and place of each id, from lists by split. No id is in two."""
+    found: dict[Id, tuple[str, str]] = {}
+    for split, places in lists.items():
+        for id, where in places.items():
+            if id in found:
+                raise UserError(f"{where}: {id} is in {found[id][0]} too")
+            found[id] = split, where
     return found
 
 
-def id_list(name: str, ids: Iterable[tuple[str, Id]]) -> dict[Id, str]:
+def id_list(name: str, lines: Iterable[tuple[str, str]], id_of: Callable[[str, str], Id]) -> dict[Id, str]:
     """The place of each id of a list, which is not empty and has no id twice."""
     places: dict[Id, str] = {}
-    for where, identity in ids:
-        places[once(places, identity, where)] = where
+    for where, line in lines:
+        places[once(places, id_of(line.strip(), where), where)] = where
     if not places:
         raise UserError(f"{name} is empty")
     return places
+
+
+def once(seen: Container[Id], id: Id, where: str) -> Id:
+    """Returns an id that must not be in `seen` yet, and adds it if that is a set."""
+    if id in seen:
+        raise UserError(f"{where}: id {id} is there a second time")
+    if isinstance(seen, set):
+        seen.add(id)
+    return id
 
 
 def matched(pattern: str, text: str, where: str, expected: str) -> re.Match[str]:
@@ -133,109 +116,108 @@ def words_of(text: str, where: str) -> str:
     return words
 
 
-def optional(record: object, name: str, kind: type[T], where: str) -> T | None:
-    """A field of a JSON object as `value` gives it; None if it is absent, null or empty."""
-    is_there = isinstance(record, dict) and record.get(name) not in (None, "")
-    return value(record, name, kind, where) if is_there else None
+class JsonRecord:
+    """A JSON value that should be an object, with its place in the file."""
+
+    __slots__ = ("content", "where")
+
+    def __init__(self, content: Any, where: str) -> None:
+        self.content, self.where = content, where
+
+    def value(self, name: str, kind: type[T]) -> T:
+        """A field, which must exist and be of this type; true is no number."""
+        if not isinstance(self.content, dict) or name not in self.content:
+            raise UserError(f"{self.where} has no {name!r}")
+        value = self.content[name]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise UserError(f"{self.where}: {name!r} is {value!r:.40}, no {kind.__name__}")
+        return value
+
+    def optional(self, name: str, kind: type[T]) -> T | None:
+        """A field; None if it is absent, null or empty."""
+        is_there = isinstance(self.content, dict) and self.content.get(name) not in (None, "")
+        return self.value(name, kind) if is_there else None
+
+    def each(self, name: str) -> Iterator["JsonRecord"]:
+        """The elements of a list."""
+        for number, element in enumerate(self.value(name, list)):
+            yield JsonRecord(element, f"{self.where}: {name}[{number}]")
+
+    def texts(self, name: str) -> Iterator[str]:
+        """The elements of a list of texts."""
+        for number, text in enumerate(self.value(name, list)):
+            if not isinstance(text, str):
+                raise UserError(f"{self.where}: {name}[{number}] is {text!r:.40}, no text")
+            yield text
+
+    def split(self, known: Collection[str]) -> str:
+        """The field "split", which must be a known one."""
+        split = self.value("split", str)
+        if split not in known:
+            raise UserError(f"{self.where} is in an unknown split {split!r}; there are: {', '.join(known)}")
+        return split
 
 
-def value(record: object, name: str, kind: type[T], where: str) -> T:
-    """A field of a JSON object, which must exist and be of this type; true is no number."""
-    if not isinstance(record, dict) or name not in record:
-        raise UserError(f"{where} has no {name!r}")
-    value = record[name]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise UserError(f"{where}: {name!r} is {value!r:.40}, no {kind.__name__}")
-    return value
+def json_members(raw: Raw, path: str) -> Iterator[tuple[str, JsonRecord]]:
+    """Key and value of each element of the arrays in a JSON object. See `open_file` for `path`."""
+    with open_file(raw, path) as file, io.TextIOWrapper(file, "utf-8-sig") as text:
+        values = _Json(text, path)
+        yield from values.members()
+        values.end()
 
 
-def split_of(record: object, known: Collection[str], where: str) -> str:
-    """The field "split" of a JSON object, which must be a known one."""
-    split = value(record, "split", str, where)
-    if split not in known:
-        raise UserError(f"{where} is in an unknown split {split!r}; there are: {', '.join(known)}")
-    return split
+def json_elements(raw: Raw, path: str) -> Iterator[JsonRecord]:
+    """Each element of a JSON array. See `open_file` for `path`."""
+    with open_file(raw, path) as file:
+        yield from json_elements_of(file, path)
 
 
-def once(seen: Container[Id], identity: Id, where: str) -> Id:
-    """Returns an id that must not be in `seen` yet, and adds it if that is a set."""
-    if identity in seen:
-        raise UserError(f"{where}: id {identity} is there a second time")
-    if isinstance(seen, set):
-        seen.add(identity)
-    return identity
-
-
-def json_members(raw: Raw, path: str, member: str) -> Iterator[tuple[str, int, Any]]:
-    """Key, number and value of each element of the arrays in a zipped JSON object, read piece by piece."""
-    with open_member(raw, path, member) as file, io.TextIOWrapper(file, "utf-8-sig") as text:
-        yield from _Text(text, f"{path}!{member}").members()
-
-
-def json_elements(raw: Raw, path: str, member: str | None = None) -> Iterator[tuple[str, Any]]:
-    """Each element of a JSON array, in a file or a zip's member, after its place ("captions.json[12]")."""
-    if member is None:
-        with raw.open(path) as file:
-            yield from json_elements_of(file, path)
-    else:
-        with open_member(raw, path, member) as zipped:
-            yield from json_elements_of(zipped, f"{path}!{member}")
-
-
-def json_elements_of(file: BinaryIO | IO[bytes], path: str) -> Iterator[tuple[str, Any]]:
-    """Each element of a JSON array in an open file, which is closed at the end."""
+def json_elements_of(file: IO[bytes], path: str) -> Iterator[JsonRecord]:
     with io.TextIOWrapper(file, "utf-8-sig") as text:
-        try:
-            array = _Text(text, path)
-            for number, element in enumerate(array.elements()):
-                yield f"{path}[{number}]", element
-            array.end()
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not UTF-8: {error}") from error
+        values = _Json(text, path)
+        yield from values.elements(path)
+        values.end()
 
 
-class _Text:
+class _Json:
     """JSON values, read one after the other from a text that is too long for memory."""
 
-    def __init__(self, file: IO[str], where: str) -> None:
-        self._file, self._where = file, where
+    def __init__(self, file: IO[str], path: str) -> None:
+        self._file, self._path = file, path
         self._text, self._at, self._dropped = "", 0, 0
 
-    def members(self) -> Iterator[tuple[str, int, Any]]:
-        self._take("{")
-        while self._next() != "}":
+    def members(self) -> Iterator[tuple[str, JsonRecord]]:
+        for _ in self._inside("{", "}"):
             key = self._read()
             self._take(":")
             if self._next() == "[":
-                yield from ((key, number, value) for number, value in enumerate(self.elements()))
+                yield from ((key, element) for element in self.elements(f"{self._path}: {key}"))
             else:
                 self._read()
-            if self._next() != "}":
-                self._take(",")
-        self._take("}")
-        self.end()
 
-    def elements(self) -> Iterator[Any]:
-        self._take("[")
-        while self._next() != "]":
-            yield self._read()
-            if self._next() != "]":
-                self._take(",")
-        self._take("]")
+    def elements(self, where: str) -> Iterator[JsonRecord]:
+        for number, _ in enumerate(self._inside("[", "]")):
+            yield JsonRecord(self._read(), f"{where}[{number}]")
 
     def end(self) -> None:
         """Refuses text after the last value."""
-        while (found := NOT_SPACE.search(self._text, self._at)) is None:
-            self._at = len(self._text)
-            if not self._more():
-                return
-        raise self._broken(f"{found[0]!r} after its end", found.start())
+        if found := self._next(may_end=True):
+            raise self._broken(f"{found!r} after its end", self._at)
+
+    def _inside(self, start: str, end: str) -> Iterator[None]:
+        """Stops before each element, which the caller reads."""
+        self._take(start)
+        while self._next() != end:
+            yield
+            if self._next() != end:
+                self._take(",")
+        self._take(end)
 
     def _read(self) -> Any:
         self._next()
         while True:
             try:
-                value, end = json.JSONDecoder().raw_decode(self._text, self._at)
+                value, end = DECODER.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 if not self._more():
                     raise self._broken(error.msg, error.pos) from error
@@ -246,32 +228,34 @@ class _Text:
                     self._at = end
                     return value
 
-    def _next(self) -> str:
-        """The next character that is not white space."""
+    def _next(self, may_end: bool = False) -> str:
+        """The next character that is not white space; '' at the end."""
         while (found := NOT_SPACE.search(self._text, self._at)) is None:
             self._at = len(self._text)
             if not self._more():
+                if may_end:
+                    return ""
                 raise self._broken("it ends too early", self._at)
         self._at = found.start()
         return found[0]
 
     def _take(self, expected: str) -> None:
-        if self._next() != expected:
-            raise self._broken(f"{expected!r} expected, not {self._text[self._at]!r}", self._at)
+        if (found := self._next()) != expected:
+            raise self._broken(f"{expected!r} expected, not {found!r}", self._at)
         self._at += 1
 
     def _more(self) -> bool:
-        piece = self._file.read(PIECE) if len(self._text) - self._at < LONGEST else ""
+        try:
+            piece = self._file.read(PIECE) if len(self._text) - self._at < LONGEST else ""
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self._path} is not UTF-8: {error}") from error
         if piece:
             self._dropped += self._at
             self._text, self._at = self._text[self._at :] + piece, 0
         return bool(piece)
 
     def _broken(self, why: str, at: int) -> UserError:
-        return UserError(f"{self._where} is not the JSON it should be, at character {self._dropped + at}: {why}")
-
-
-# ------------------------------------------------------------------------------------------------------------ lists
+        return UserError(f"{self._path} is not the JSON it should be, at character {self._dropped + at}: {why}")
 
 
 def rows(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
@@ -303,6 +287,31 @@ def ending(path: str) -> str:
     return found if found in READERS else ""
 
 
+def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",") -> Iterator[Cells]:
+    """The named columns, in this order, of a table with a header and maybe quotes."""
+    with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
+        table = csv.reader(_whole_lines(text, path), delimiter=separator, strict=True)
+        try:
+            header = next(table, [])
+            _refuse_columns(f"{path}:1", names, header)
+            places = [header.index(name) for name in names]
+            for fields in filter(None, table):
+                where = f"{path}:{table.line_num}"
+                if len(fields) != len(header):
+                    raise UserError(f"{where} has {len(fields)} columns, not the {len(header)} of its header")
+                yield where, [fields[place] for place in places]
+        except csv.Error as error:
+            raise UserError(f"{path}: after line {table.line_num}: {error}") from error
+
+
+def _whole_lines(text: IO[str], path: str) -> Iterator[str]:
+    for number, line in enumerate(text, 1):
+        if wrong := re.search("[\ud800-\udfff]", line):  # what is no UTF-8 was decoded to surrogates
+            before = len(line[: wrong.start()].encode())
+            raise NotUnicode(f"{path}:{number} is not UTF-8, at its byte {before + 1}")
+        yield line
+
+
 def _jsonl(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
     for where, line in lines(raw, path):
         try:
@@ -311,14 +320,14 @@ def _jsonl(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
             raise UserError(f"{where} is no JSON: {error}") from error
         if not isinstance(record, dict):
             raise UserError(f"{where} is no JSON object")
-        refuse_columns(where, columns, list(record))
+        _refuse_columns(where, columns, list(record))
         yield where, [record[name] for name in columns]
 
 
 def _parquet(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
     with raw.open(path) as file, _refusing_damage(path):
         table = pq.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER)
-        refuse_columns(path, columns, table.schema_arrow.names)
+        _refuse_columns(path, columns, table.schema_arrow.names)
         # Arrow's threads can crash a process at its exit.
         batches = table.iter_batches(ROWS_AT_ONCE, columns=list(dict.fromkeys(columns)), use_threads=False)
         yield from _numbered(path, batches, columns)
@@ -326,7 +335,7 @@ def _parquet(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
 
 def _arrow(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
     with raw.open(path) as file, _refusing_damage(path), pa.ipc.open_stream(file) as stream:
-        refuse_columns(path, columns, stream.schema.names)
+        _refuse_columns(path, columns, stream.schema.names)
         starts = ((batch, first) for batch in stream for first in range(0, batch.num_rows, ROWS_AT_ONCE))
         yield from _numbered(path, (batch.slice(first, ROWS_AT_ONCE) for batch, first in starts), columns)
 
@@ -346,6 +355,15 @@ READERS: dict[str, Callable[[Raw, str, Sequence[str]], Iterator[Cells]]] = {
     ".parquet": _parquet,
     ".arrow": _arrow,
 }
+
+
+def _refuse_columns(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
+    """Refuses a header without one of the columns, or with two of that name."""
+    for name in columns:
+        if name not in there:
+            raise UserError(f"{where} has no column {name!r}; its columns are {', '.join(there) or 'none'}")
+        if list(there).count(name) > 1:
+            raise UserError(f"{where} has several columns {name!r}")
 
 
 @contextmanager

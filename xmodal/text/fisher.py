@@ -1,20 +1,17 @@
-"""Fisher vectors: the direction in which a sentence's words would move a mixture of distributions (Klein et al. 2015).
+"""Fisher vectors: how a sentence's words would move a mixture of distributions (docs/models.md#fisher-vectors).
 
 In every dimension a component has a centre and a spread, and is a Gaussian or a Laplacian (`Kind`):
 
     gmm    Gaussians: the centre is a mean, the spread a standard deviation
     lmm    Laplacians: a median and a mean absolute deviation
-    hglmm  each dimension of each component is whichever of the two makes its words likelier. Klein et al. weigh the
-           two by an exponent from 0 to 1; as the likelihood is linear in it, its best value is 0 or 1
-
-docs/models.md#fisher-vectors says by how much a sentence moves the centre and the spread of each component in every
-dimension. A Fisher vector is the signed square roots of these numbers, scaled to length 1.
+    hglmm  whichever of the two makes the words likelier. Klein et al. weigh them by an exponent from 0 to 1; as the
+           likelihood is linear in it, its best value is 0 or 1
 
 Shapes: N words, D dimensions, K components, S sentences.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +22,7 @@ from xmodal.errors import UserError
 Kind = Literal["hglmm", "gmm", "lmm"]
 Numbers = NDArray[np.float64]
 
-ROUNDS, RISE = 100, 1e-5  # expectation-maximisation ends when a word's mean log-likelihood rises by less
+ROUNDS, RISE = 100, 1e-5  # at most; fitting ends when a word's mean log-likelihood rises by less
 NARROWEST = 0.01  # of the spread of all words: a component of a single word would have no spread
 NEGLIGIBLE = 1e-15  # share of a word that moves no number of single precision
 EMPTY = 1e-10  # share of the words below which a component loses all of them
@@ -41,7 +38,7 @@ class Mixture:
     laplacian_KD: NDArray[np.bool_]
 
     def log_densities(self, words_ND: Numbers) -> Numbers:
-        """(N, K): the logarithm of each component's weighted density; -inf for weight 0."""
+        """(N, K): the logarithm of each component's weighted density."""
         found_NK = np.empty((len(words_ND), len(self.weights_K)))
         for k in range(len(self.weights_K)):
             z_ND = self._z(words_ND, k)
@@ -76,7 +73,7 @@ class Mixture:
 
     @cached_property
     def _heights_K(self) -> Numbers:
-        """(K,): the logarithm of each component's weighted density at its centre."""
+        """The same at each centre."""
         areas_KD = self.spreads_KD * np.where(self.laplacian_KD, 2.0, np.sqrt(2 * np.pi))
         logs_K = np.log(self.weights_K, out=np.full(self.weights_K.shape, -np.inf), where=self.weights_K > 0)
         heights_K: Numbers = logs_K - np.log(areas_KD).sum(axis=1)
@@ -84,27 +81,32 @@ class Mixture:
 
 
 def fit_mixture(words_ND: Numbers, components: int, kind: Kind = "hglmm", seed: int = 0) -> tuple[Mixture, list[float]]:
-    """Fits a mixture by expectation-maximisation from k-means; returns a word's mean log-likelihood by round, too.
+    """Fits a mixture by expectation-maximisation; returns a word's mean log-likelihood by round, too.
 
     Each word counts once: otherwise frequent words get components of their own (with COCO's captions most of 30).
     """
-    data = _SortedWords.of(words_ND)
-    labels_N = _clusters(words_ND, components, seed)
-    mixture = _maximise(data, np.eye(components)[labels_N], kind)
+    assert len(words_ND) > 0
+    assert np.isfinite(words_ND).all()
+    spread_D = words_ND.std(axis=0)
+    if not spread_D.all():
+        raise UserError(f"all words have the same number in dimension {np.flatnonzero(spread_D == 0)[0]}")
+    order_DN = np.argsort(words_ND.T, axis=1, kind="stable")
+    maximise = partial(_maximise, words_ND, order_DN, NARROWEST * spread_D, kind)
+    mixture = maximise(np.eye(components)[_clusters(words_ND, components, seed)])
     likelihoods: list[float] = []
     for _ in range(ROUNDS):
         shares_NK, logs_N = mixture.posteriors(words_ND)
         likelihoods.append(float(logs_N.mean()))
         if len(likelihoods) > 1 and likelihoods[-1] - likelihoods[-2] < RISE:
             break
-        mixture = _maximise(data, shares_NK, kind)
+        mixture = maximise(shares_NK)
     return mixture, likelihoods
 
 
 def fisher_vectors(mixture: Mixture, words_ND: Numbers, counts_SN: Any) -> NDArray[np.float32]:
     """(S, K · 2 · D): for each component first what moves its centre, then what moves its spread.
 
-    `counts_SN` is a scipy.sparse array: how often each sentence has each word. A sentence without words gives zeros.
+    `counts_SN` is a scipy.sparse array: how often each sentence has each word.
     """
     shares_NK, _ = mixture.posteriors(words_ND)
     found_SKF = np.zeros((counts_SN.shape[0], len(mixture.weights_K), 2 * words_ND.shape[1]), np.float32)
@@ -120,7 +122,7 @@ def fisher_vectors(mixture: Mixture, words_ND: Numbers, counts_SN: Any) -> NDArr
 
 
 def normalised(vectors_SF: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns the signed square roots of rows, scaled to length 1; a row of zeros stays zeros."""
+    """Returns the signed square roots of rows at length 1; zeros stay zeros."""
     roots_SF = np.abs(vectors_SF)
     sums_S1 = roots_SF.sum(axis=1, keepdims=True)  # of the roots' squares
     roots_SF /= np.where(sums_S1 > 0, sums_S1, 1)
@@ -128,66 +130,48 @@ def normalised(vectors_SF: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.copysign(roots_SF, vectors_SF, out=roots_SF)
 
 
-@dataclass(frozen=True, eq=False)
-class _SortedWords:
-    """Words, also sorted in each dimension, by which medians are found."""
-
-    words_ND: Numbers
-    order_DN: NDArray[np.int64]
-    sorted_DN: Numbers
-    narrowest_D: Numbers
-
-    @classmethod
-    def of(cls, words_ND: Numbers) -> "_SortedWords":
-        assert len(words_ND) > 0
-        assert np.isfinite(words_ND).all()
-        spread_D = words_ND.std(axis=0)
-        if not spread_D.all():
-            raise UserError(f"all words have the same number in dimension {np.flatnonzero(spread_D == 0)[0]}")
-        order_DN = np.argsort(words_ND.T, axis=1, kind="stable")
-        return cls(words_ND, order_DN, np.take_along_axis(words_ND.T, order_DN, 1), NARROWEST * spread_D)
-
-    def medians(self, shares_N: Numbers) -> Numbers:
-        """(D,): the weighted median of each dimension."""
-        below_DN = np.cumsum(shares_N[self.order_DN], axis=1)
-        places_D = (below_DN < 0.5 * below_DN[:, -1:]).sum(axis=1)
-        return np.take_along_axis(self.sorted_DN, places_D[:, None], 1)[:, 0]
-
-
-def _maximise(data: _SortedWords, shares_NK: Numbers, kind: Kind) -> Mixture:
-    """Returns the components that make their words likeliest (the M step)."""
+def _maximise(
+    words_ND: Numbers, order_DN: NDArray[np.int64], narrowest_D: Numbers, kind: Kind, shares_NK: Numbers
+) -> Mixture:
+    """The M step; `order_DN` sorts each dimension."""
     weights_K = shares_NK.mean(axis=0)
     weights_K = np.where(weights_K > EMPTY, weights_K, 0.0)
-    shape = (len(weights_K), data.words_ND.shape[1])
+    shape = (len(weights_K), words_ND.shape[1])
     centres_KD, spreads_KD, laplacian_KD = np.empty(shape), np.empty(shape), np.empty(shape, bool)
     for k, weight in enumerate(weights_K):
         shares_N = shares_NK[:, k] if weight else np.ones(len(shares_NK))  # a component of weight 0 is never used
-        centres_KD[k], spreads_KD[k], laplacian_KD[k] = _component(data, shares_N / shares_N.sum(), kind)
+        shares_N = shares_N / shares_N.sum()
+        means_D = shares_N @ words_ND
+        variances_D = shares_N @ (words_ND - means_D) ** 2
+        deviations_D = np.maximum(np.sqrt(variances_D), narrowest_D)
+        if kind == "gmm":
+            centres_KD[k], spreads_KD[k], laplacian_KD[k] = means_D, deviations_D, False
+            continue
+        medians_D = _medians(words_ND, order_DN, shares_N)
+        distances_D = shares_N @ np.abs(words_ND - medians_D)
+        widths_D = np.maximum(distances_D, narrowest_D)
+        gaussian_D = -0.5 * np.log(2 * np.pi) - np.log(deviations_D) - variances_D / (2 * deviations_D**2)
+        likelier_D = -np.log(2 * widths_D) - distances_D / widths_D > gaussian_D
+        laplacian_KD[k] = likelier_D | (kind == "lmm")
+        centres_KD[k] = np.where(laplacian_KD[k], medians_D, means_D)
+        spreads_KD[k] = np.where(laplacian_KD[k], widths_D, deviations_D)
     return Mixture(weights_K / weights_K.sum(), centres_KD, spreads_KD, laplacian_KD)
 
 
-def _component(data: _SortedWords, shares_N: Numbers, kind: Kind) -> tuple[Numbers, Numbers, NDArray[np.bool_]]:
-    """Returns (D,) centre, spread and whether it is Laplacian, of one component; `shares_N` add to 1."""
-    means_D = shares_N @ data.words_ND
-    variances_D = shares_N @ (data.words_ND - means_D) ** 2
-    deviations_D = np.maximum(np.sqrt(variances_D), data.narrowest_D)
-    if kind == "gmm":
-        return means_D, deviations_D, np.zeros(len(means_D), bool)
-    medians_D = data.medians(shares_N)
-    distances_D = shares_N @ np.abs(data.words_ND - medians_D)
-    widths_D = np.maximum(distances_D, data.narrowest_D)
-    gaussian_D = -0.5 * np.log(2 * np.pi) - np.log(deviations_D) - variances_D / (2 * deviations_D**2)
-    likelier_D = -np.log(2 * widths_D) - distances_D / widths_D > gaussian_D
-    laplacian_D = likelier_D | (kind == "lmm")
-    centres_D = np.where(laplacian_D, medians_D, means_D)
-    return centres_D, np.where(laplacian_D, widths_D, deviations_D), laplacian_D
+def _medians(words_ND: Numbers, order_DN: NDArray[np.int64], shares_N: Numbers) -> Numbers:
+    """(D,), weighted"""
+    below_DN = np.cumsum(shares_N[order_DN], axis=1)
+    places_D = (below_DN < 0.5 * below_DN[:, -1:]).sum(axis=1)
+    dimensions = np.arange(len(order_DN))
+    medians_D: Numbers = words_ND[order_DN[dimensions, places_D], dimensions]
+    return medians_D
 
 
 def _clusters(words_ND: Numbers, components: int, seed: int) -> NDArray[np.int64]:
     different = len(np.unique(words_ND, axis=0))
     if different < components:
-        raise UserError(f"{different:,} different words cannot make {components:,} components: ask for fewer of them")
-    from sklearn.cluster import KMeans  # type: ignore[import-untyped]
+        raise UserError(f"{different:,} different words cannot make {components:,} components: ask for fewer")
+    from sklearn.cluster import KMeans
 
     means = KMeans(components, n_init=1, random_state=seed)
     return np.asarray(means.fit(words_ND).labels_, np.int64)

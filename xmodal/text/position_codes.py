@@ -7,9 +7,8 @@
 Shapes: T texts, L positions of a code, S shifted codes of all texts. A code has ids from 1 on, and 0 where there is no
 word: a column of zeros in the paper, so row 0 of a table of word vectors must stay zero.
 
-Words are split by the tokenizers `dual-path` and `dual-path-coco`, which keep upper case, as word2vec does
-(docs/models.md#dual-path-text-input). The official code builds its dictionaries by other splits: Flickr30k's at white
-space alone, COCO's without `?`; words that only those give are never met.
+The tokenizers `dual-path` and `dual-path-coco` keep upper case, as word2vec does (docs/models.md#dual-path-text-input).
+The official dictionaries come of other splits: Flickr30k's at white space alone, COCO's without `?`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +31,7 @@ KIND = "codes"
 
 @dataclass(frozen=True)
 class Dictionary:
-    """Words by their ids, <pad> for no word first, with the tokenizer that they come from."""
+    """Words by their ids, <pad> for no word first."""
 
     tokenizer: str
     words: tuple[str, ...]
@@ -43,10 +42,7 @@ class Dictionary:
 
     @classmethod
     def build(cls, captions: Iterable[str], tokenizer_name: str, vectors: Vectors) -> "Dictionary":
-        """Collects the captions' words that have a vector; `vectors` is called once.
-
-        Give the captions of the training split; the paper's Flickr30k adds those of validation.
-        """
+        """Collects the words that have a vector from a training split; the paper's Flickr30k adds validation."""
         words = [word for word in by_frequency(count_words(captions, tokenizer_name).items()) if word != NO_WORD]
         known = [words[row] for row in np.flatnonzero(~np.isnan(vectors(words)).any(axis=1))]
         if not known:
@@ -60,7 +56,6 @@ class Dictionary:
         return len(self.words)
 
     def encode(self, caption: str) -> Ids:
-        """The ids of the caption's known words, which may be none; `Codes` keeps the first of them."""
         found = (self._ids.get(word) for word in self._split(caption))
         return np.array([number for number in found if number], np.int32)
 
@@ -85,14 +80,13 @@ class Dictionary:
 
 @dataclass(frozen=True)
 class Codes:
-    """Asks for a text's first words as a code of fixed length: 32, or 56 for CUHK-PEDES.
+    """Asks for a text's first words as a code of fixed length.
 
-    Training shifts it at random if `shifted`; evaluation reads it at the left, and a model trained on shifted codes
-    takes `all_shifts` of it.
+    Evaluation reads it at the left; a model trained on shifted codes takes `all_shifts` of it.
     """
 
-    length: int = 32
-    shifted: bool = True
+    length: int = 32  # 56 for CUHK-PEDES
+    shifted: bool = True  # at random, in training
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -100,7 +94,7 @@ class Codes:
 
 
 def shifted(codes_TL: Ids, shifts_T: NDArray[np.int64]) -> Ids:
-    """Moves codes that stand at the left to the right; no word may be pushed out."""
+    """Moves words from the left to the right; none may be pushed out."""
     words_TL, length = codes_TL != PAD, codes_TL.shape[1]
     assert not (words_TL[:, 1:] & ~words_TL[:, :-1]).any()  # no gap, and none before the words
     assert ((shifts_T >= 0) & (shifts_T <= length - words_TL.sum(axis=1))).all()
@@ -110,8 +104,7 @@ def shifted(codes_TL: Ids, shifts_T: NDArray[np.int64]) -> Ids:
 def all_shifts(codes_TL: Ids) -> tuple[Ids, NDArray[np.int64]]:
     """Returns (S, L) every code at every place where it fits, text by text, and (S,) the text of each.
 
-    At test a text's feature is the normalised sum over its shifts: `features.index_add_(0, texts, each)`. A text of n
-    words has L + 1 - n shifts, so one without words has L + 1 that are all empty.
+    At test a text's feature is the normalised sum over its shifts: `features.index_add_(0, texts, each)`.
     """
     counts_T = codes_TL.shape[1] + 1 - (codes_TL != PAD).sum(axis=1)
     texts_S = np.repeat(np.arange(len(codes_TL)), counts_T)

@@ -1,19 +1,17 @@
 """Sentence vectors: one vector a sentence, by a codebook that is fitted once on a sample of sentences.
 
-    hglmm, gmm, lmm   Fisher vectors (xmodal/text/fisher.py) of the sentence's word vectors, which are first rotated by
-                      independent component analysis; the papers' 30 components of 300 dimensions give 18,000 numbers
-    mean              the mean of the word vectors, as they are
+    hglmm, gmm, lmm   Fisher vectors (xmodal/text/fisher.py) of word vectors after independent component analysis;
+                      the papers' 30 components of 300 dimensions give 18,000 numbers
+    mean              the mean of the word vectors
     tfidf             counts of the sample's `width` most frequent words, times their rarity, which is
-                      log((1 + sentences) / (1 + sentences with the word)) + 1; scaled to length 1. It takes no word
-                      vectors. Unlike in papers that report it, no words are dropped or stemmed
+                      log((1 + sentences) / (1 + sentences with the word)) + 1; at length 1. It takes no word vectors,
+                      and neither drops nor stems words, as papers that report it do
 
 Independent components are fitted on words as often as the sample has them, the mixture on each word once: no paper says
 how often, and with repeated words most components have one word alone. Principal components shorten longer codes to
-`width` numbers, 18,000 to 6,000 in Two-Branch. Words without a vector are ignored; a sentence of such words alone is
-zeros, which is scored and cannot win.
+`width` numbers. Words without a vector are ignored; a sentence of such words alone is zeros.
 
-One thread computes all, because the number of threads changes the last bits. With the papers' numbers a codebook takes
-0.5 GB, and fitting it on 20,000 sentences some 6 GB and half an hour.
+With the papers' numbers a codebook takes 0.5 GB, and fitting it on 20,000 sentences some 6 GB and half an hour.
 
 Shapes: S sentences, V words, U words in use, E numbers of a word vector, F numbers of a code, W of a shortened one.
 """
@@ -23,12 +21,11 @@ import json
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +43,6 @@ AT_ONCE = 256  # sentences of a batch: 40 MB of codes; the batches decide their 
 
 @dataclass(frozen=True)
 class Coding:
-    """The settings of a codebook."""
-
     method: Method = "hglmm"
     components: int = 30
     width: int = 6000
@@ -65,8 +60,6 @@ class Coding:
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Subtracts a centre and projects on axes: principal or independent components."""
-
     centre_F: NDArray[Any]
     axes_WF: NDArray[Any]
 
@@ -77,11 +70,9 @@ class Projection:
 
 @dataclass(frozen=True, eq=False)
 class Codebook:
-    """Encodes sentences. `vectors_VE`: vectors of the words, rotated for Fisher vectors; for tfidf the rarities."""
-
     coding: Coding
     words: tuple[str, ...]
-    vectors_VE: NDArray[np.float32]
+    vectors_VE: NDArray[np.float32]  # of the words, rotated for Fisher vectors; for tfidf the rarities
     mixture: Mixture | None = None
     principal: Projection | None = None
 
@@ -90,7 +81,6 @@ class Codebook:
 
     @property
     def width(self) -> int:
-        """The length of a sentence's vector."""
         if self.principal:
             return len(self.principal.axes_WF)
         if self.coding.method == "tfidf":
@@ -98,20 +88,16 @@ class Codebook:
         return 2 * self.mixture.centres_KD.size if self.mixture else self.vectors_VE.shape[1]
 
     def encode(self, captions: Iterable[str]) -> NDArray[np.float32]:
-        """(S, width); the last bits of a caption's vector depend on the captions beside it."""
+        """(S, width); the last bits of a vector depend on the captions beside it."""
         sentences = list(map(self._split, captions))
         codes_SW = np.zeros((len(sentences), self.width), np.float32)
         with _one_thread():
-            for start in range(0, len(sentences), AT_ONCE):
-                some = slice(start, start + AT_ONCE)
-                codes_SF, is_known_S = self._code(sentences[some])
-                if self.principal:
-                    codes_SF = self.principal(codes_SF)
-                codes_SW[some][is_known_S] = codes_SF[is_known_S]
+            for rows, codes_SF, is_known_S in self._batches(sentences):
+                codes = self.principal(codes_SF) if self.principal else codes_SF
+                codes_SW[rows][is_known_S] = codes[is_known_S]
         return codes_SW
 
     def to_bytes(self) -> bytes:
-        """Writes arrays that `numpy.load` opens without pickles."""
         about = canonical_json({"coding": asdict(self.coding), "words": self.words})
         arrays: dict[str, Any] = {"about": np.frombuffer(about, np.uint8), "vectors_VE": self.vectors_VE}
         for part in (self.mixture, self.principal):
@@ -126,7 +112,7 @@ class Codebook:
             arrays = dict(np.load(io.BytesIO(data), allow_pickle=False))
             about = json.loads(arrays["about"].tobytes())
             coding, words = Coding(**about["coding"]), tuple(about["words"])
-            return cls(coding, words, arrays["vectors_VE"], _of(Mixture, arrays), _of(Projection, arrays))
+            return cls(coding, words, arrays["vectors_VE"], _part(Mixture, arrays), _part(Projection, arrays))
         except (zipfile.BadZipFile, EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(f"{where} is no codebook, or damaged ({error})") from error
 
@@ -138,8 +124,13 @@ class Codebook:
     def _split(self) -> Tokenizer:
         return tokenizer(self.coding.tokenizer, self.coding.cleaning)
 
+    def _batches(self, sentences: Sentences) -> Iterator[tuple[slice, NDArray[np.float32], NDArray[np.bool_]]]:
+        """Yields rows, their codes before they are shortened, and which have a known word."""
+        for start in range(0, len(sentences), AT_ONCE):
+            rows = slice(start, start + AT_ONCE)
+            yield rows, *self._code(sentences[rows])
+
     def _code(self, sentences: Sentences) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Returns (S, F) codes before they are shortened, and (S,) whether a sentence has a known word."""
         used_U, counts_SU = self._counted(sentences)
         lengths_S = counts_SU.sum(axis=1)
         vectors_UE = self.vectors_VE[used_U].astype(np.float64)
@@ -154,8 +145,8 @@ class Codebook:
         return codes_SF.astype(np.float32), lengths_S > 0
 
     def _counted(self, sentences: Sentences) -> tuple[NDArray[np.int64], Any]:
-        """Returns (U,) the words that occur, and (S, U) their counts, as a scipy.sparse array."""
-        from scipy.sparse import csr_array  # type: ignore[import-untyped]
+        """Returns (U,) the words that occur, and (S, U) their counts, sparse."""
+        from scipy.sparse import csr_array
 
         known = [[self._rows[word] for word in words if word in self._rows] for words in sentences]
         starts = np.cumsum([0, *map(len, known)])
@@ -166,12 +157,9 @@ class Codebook:
         return used_U, counts_SU
 
 
-P = TypeVar("P", Mixture, Projection)
-
-
-def _of(kind: type[P], arrays: Mapping[str, NDArray[Any]]) -> P | None:
-    """Reads a part, if the codebook has it."""
-    names = [each.name for each in fields(kind)]
+def _part(kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """None if the codebook has none."""
+    names = [field.name for field in fields(kind)]
     return kind(**{name: arrays[name] for name in names}) if names[0] in arrays else None
 
 
@@ -197,17 +185,15 @@ def fit(
 
 def _rarities(coding: Coding, sample: Sentences) -> Codebook:
     occurrences = Counter(chain.from_iterable(sample))
-    sentences = Counter(chain.from_iterable(map(set, sample)))
     if not occurrences:
         raise UserError("the sample has no words")
     words = by_frequency(occurrences.items())[: coding.width]
-    found = np.array([sentences[word] for word in words])
-    rarities_V = np.log((1 + len(sample)) / (1 + found)) + 1
+    sentences = Counter(chain.from_iterable(map(set, sample)))
+    rarities_V = np.log((1 + len(sample)) / (1 + np.array([sentences[word] for word in words]))) + 1
     return Codebook(coding, tuple(words), rarities_V[:, None].astype(np.float32))
 
 
 def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Codebook, dict[str, Any]]:
-    """Fits independent components on words as often as they occur, and the mixture on each word once."""
     used_U, counts_SU = codebook._counted(sample)
     if not len(used_U):
         raise UserError("the sample has no word that there is a vector of")
@@ -217,11 +203,11 @@ def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Co
         raise UserError("all words of the sample have one and the same vector")
     known = int((counts_SU.sum(axis=1) > 0).sum())
     _check_enough(known, coding.width, 2 * coding.components * directions)  # before half an hour of work
-    counts_U, seed = counts_SU.sum(axis=0), coding.seed
-    independent, converged = _independent(vectors_UE, counts_U, directions, seed)
+    counts_U = counts_SU.sum(axis=0).astype(np.int64)
+    independent, converged = _independent(np.repeat(vectors_UE, counts_U, axis=0), directions, coding.seed)
     rotated_VD = independent(codebook.vectors_VE.astype(np.float64)).astype(np.float32)
     words_UD = rotated_VD[used_U].astype(np.float64)
-    mixture, likelihoods = fit_mixture(words_UD, coding.components, kind, seed)
+    mixture, likelihoods = fit_mixture(words_UD, coding.components, kind, coding.seed)
     facts = {
         "words": int(counts_U.sum()),
         "different words": len(used_U),
@@ -235,15 +221,14 @@ def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Co
     return replace(codebook, vectors_VE=rotated_VD, mixture=mixture), facts
 
 
-def _independent(vectors_UE: Numbers, counts_U: Numbers, directions: int, seed: int) -> tuple[Projection, bool]:
-    """Finds as many components as words differ in; on real words the search may not converge."""
-    from sklearn.decomposition import FastICA  # type: ignore[import-untyped]
-    from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
+def _independent(vectors_NE: Numbers, directions: int, seed: int) -> tuple[Projection, bool]:
+    from sklearn.decomposition import FastICA
+    from sklearn.exceptions import ConvergenceWarning
 
     analysis = FastICA(directions, whiten="unit-variance", whiten_solver="svd", random_state=seed)
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):  # by those that are left out
         warnings.simplefilter("ignore", ConvergenceWarning)
-        analysis.fit(np.repeat(vectors_UE, counts_U.astype(np.int64), axis=0))
+        analysis.fit(vectors_NE)
     return Projection(analysis.mean_, analysis.components_), analysis.n_iter_ < analysis.max_iter
 
 
@@ -255,9 +240,8 @@ def _shortened(codebook: Codebook, sample: Sentences) -> Codebook:
 
     codes_SF = np.empty((len(sample), length), np.float32)
     is_known_S = np.empty(len(sample), bool)
-    for start in range(0, len(sample), AT_ONCE):
-        some = slice(start, start + AT_ONCE)
-        codes_SF[some], is_known_S[some] = codebook._code(sample[some])
+    for rows, codes, is_known in codebook._batches(sample):
+        codes_SF[rows], is_known_S[rows] = codes, is_known
     codes_SF = codes_SF if is_known_S.all() else codes_SF[is_known_S]
     _check_enough(len(codes_SF), coding.width, length)
     analysis = PCA(coding.width, random_state=coding.seed, copy=False).fit(codes_SF)
@@ -266,16 +250,15 @@ def _shortened(codebook: Codebook, sample: Sentences) -> Codebook:
 
 def _check_enough(sentences: int, width: int, length: int) -> None:
     if sentences <= width < length:
-        raise UserError(
-            f"{sentences:,} sentences of the sample cannot tell which {width:,} of {length:,} dimensions to keep: take "
-            "more sentences, or a smaller width"
-        )
+        dimensions = f"{width:,} of {length:,} dimensions to keep"
+        cure = "take more sentences, or a smaller width"
+        raise UserError(f"{sentences:,} sentences of the sample cannot tell which {dimensions}: {cure}")
 
 
-def _one_thread() -> AbstractContextManager[Any]:
+def _one_thread() -> Any:
+    """The number of threads changes the last bits."""
     try:
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
+        from threadpoolctl import threadpool_limits  # comes with scikit-learn
     except ImportError:
         raise UserError("codes of sentences need scikit-learn: pip install -e '.[text]' in the checkout") from None
-    limited: AbstractContextManager[Any] = threadpool_limits(1)
-    return limited
+    return threadpool_limits(1)

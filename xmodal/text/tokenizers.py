@@ -1,12 +1,9 @@
 """Tokenizers: captions as words, the same on every machine and without downloads.
 
-A recipe chooses a tokenizer by its name:
-
     nltk             lower-cased, then NLTK's word tokenizer on the whole caption: `word_tokenize(text.lower(),
                      preserve_line=True)`, which splits no sentences and so needs no data
     nltk-sentences   lower-cased, then sentences by NLTK's punkt data, which must be installed, then the same, as VSE++,
-                     PVSE and PCME do: a full stop inside a caption is then a word of its own. COCO val2014 has 18,408
-                     different words by this, 18,528 by `nltk`, and by both the same 7,288 that occur four times or more
+                     PVSE and PCME do: a full stop inside a caption is then a word (docs/corpora.md#tokenizers)
     spacy            lower-cased, then spaCy's rules for English, without a trained model; white space is no word
     whitespace       lower-cased, then split at white space
     dual-path        as written, split at white space and - . , ( ), which are no words (Dual-Path on Flickr30k)
@@ -15,7 +12,7 @@ A recipe chooses a tokenizer by its name:
 Before it is counted and encoded, a caption may be cleaned:
 
     none    as it is
-    mrw     PVSE's replacements for MRW (docs/models.md#vocabulary), also within words: "her/his" becomes "hehis"
+    mrw     PVSE's replacements for MRW (docs/corpora.md#mrw), also within words: "her/his" becomes "hehis"
 
 Nothing here shortens a caption: a recipe's `longest` cuts encoded ones.
 """
@@ -33,14 +30,12 @@ Tokenizer: TypeAlias = Callable[[str], list[str]]
 
 
 def tokenizer(name: str, cleaning: str = "none") -> Tokenizer:
-    """Returns a function that cleans a caption and splits it into words."""
     check_names(name, cleaning)
     split, clean = TOKENIZERS[name](), _CLEANINGS[cleaning]
     return split if clean is None else lambda text: split(clean(text))
 
 
 def tokenized(captions: Iterable[str], name: str, cleaning: str = "none") -> Iterator[list[str]]:
-    """Splits captions one after the other (spaCy's own batches gain nothing)."""
     return map(tokenizer(name, cleaning), captions)
 
 
@@ -49,7 +44,7 @@ def count_words(captions: Iterable[str], name: str, cleaning: str = "none") -> C
 
 
 def by_frequency(counts: Iterable[tuple[str, int]]) -> list[str]:
-    """Sorts words by falling frequency, then by their letters."""
+    """Sorts by falling frequency, then by letters."""
     return [word for _, word in sorted((-count, word) for word, count in counts)]
 
 
@@ -60,10 +55,7 @@ def check_names(tokenizer: str, cleaning: str) -> None:
 
 
 def noun_phrases(captions: Iterable[str], model: str = "en_core_web_sm") -> Iterator[list[tuple[int, int]]]:
-    """Finds where each caption's noun phrases begin and end, in characters, with a trained model of spaCy.
-
-    `model` is the name of an installed package or a folder.
-    """
+    """Finds where noun phrases begin and end, in characters; `model` is a package of spaCy or a folder."""
     try:
         network = _spacy().load(model, exclude=["ner"])
     except OSError:
@@ -81,21 +73,19 @@ def _nltk() -> Tokenizer:
 
 def _nltk_sentences() -> Tokenizer:
     split = _nltk_words()
-    from nltk.tokenize.punkt import PunktTokenizer  # type: ignore[import-untyped]
+    from nltk.tokenize.punkt import PunktTokenizer
 
     try:
         sentences = PunktTokenizer("english").tokenize
     except LookupError:
-        raise UserError(
-            "the nltk-sentences tokenizer needs NLTK's data: python -m nltk.downloader punkt_tab, or its folder in "
-            "NLTK_DATA; the nltk tokenizer needs none"
-        ) from None
+        cure = "python -m nltk.downloader punkt_tab, or its folder in NLTK_DATA"
+        raise UserError(f"the nltk-sentences tokenizer needs NLTK's data: {cure}") from None
     return lambda text: [word for sentence in sentences(text.lower()) for word in split(sentence)]
 
 
 def _nltk_words() -> Tokenizer:
     try:
-        from nltk.tokenize.destructive import NLTKWordTokenizer  # type: ignore[import-untyped]
+        from nltk.tokenize.destructive import NLTKWordTokenizer
     except ImportError:
         raise UserError("the nltk tokenizers need NLTK: pip install 'nltk==3.10.*'") from None
     split_by_nltk: Tokenizer = NLTKWordTokenizer().tokenize
@@ -109,7 +99,7 @@ def _nltk_words() -> Tokenizer:
 
 
 def _spacy_words() -> Tokenizer:
-    """Makes spaCy's rules anew when they remember too many words; its memory zones cost five times more."""
+    """Makes spaCy's rules anew when they remember too many words."""
     blank = _spacy().blank
     split = blank("en").tokenizer
 
@@ -126,9 +116,7 @@ def _spacy() -> Any:
     try:
         import spacy
     except ImportError:
-        raise UserError(
-            "the spacy tokenizer and noun phrases need spaCy: pip install -e '.[text]' in the checkout"
-        ) from None
+        raise UserError("the spacy tokenizer needs spaCy: pip install -e '.[text]' in the checkout") from None
     return spacy
 
 

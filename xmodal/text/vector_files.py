@@ -5,8 +5,8 @@
     word2vec text     the same after a first line with the number of words and their width
     word2vec binary   the same first line, then for each word the word, a space, its floats, and perhaps a line feed
 
-A file may be plain, in gzip, or alone in a zip. Two whole numbers in the first line are a count and a width, never the
-word "12" with one number. Lines of unwanted words are not parsed, but a file that is cut is refused.
+A file may be plain, in gzip, or alone in a zip. Lines of unwanted words are not parsed, but a file that is cut is
+refused.
 """
 
 import gzip
@@ -42,8 +42,6 @@ Vectors = tuple[list[bytes], NDArray[np.float32]]  # words, and a row for each
 
 @dataclass(frozen=True)
 class VectorFile:
-    """A file whose format is known."""
-
     path: Path
     packed: Packed
     kind: Literal["GloVe text", "word2vec text", "word2vec binary"]
@@ -63,7 +61,12 @@ class VectorFile:
             packed = "gzip"
         with _opened(path, packed) as file:
             head = file.read(LONGEST_LINE)
+        if not head:
+            raise UserError(f"{path} is empty")
+        if head.startswith(BOM_UTF8):
+            raise UserError(f"{path} begins with a byte order mark: remove it")
         first, ends, rest = head.partition(b"\n")
+        # two whole numbers are a count and a width, never the word "12" with one number
         if promised := re.fullmatch(rb"\s*([1-9]\d{0,11}) ([1-9]\d{0,5})\s*", first):
             count, width = map(int, promised.groups())
             if not packed and width > path.stat().st_size:
@@ -71,13 +74,9 @@ class VectorFile:
             kind: Any = "word2vec text" if _is_text(rest, width) else "word2vec binary"
             return cls(path, packed, kind, width, count, len(first) + 1)
         width = len(first.split()) - 1
-        if not head:
-            raise UserError(f"{path} is empty")
-        if head.startswith(BOM_UTF8):
-            raise UserError(f"{path} begins with a byte order mark: remove it")
         if width < 1 or (not ends and len(head) == LONGEST_LINE) or not _is_text(first, width):
             raise UserError(
-                f"{path}, line 1 (byte 0) is neither a word with numbers after single spaces nor how many words follow"
+                f"{path}, line 1 (byte 0) is neither a word with numbers, a space apart, nor how many words follow"
             )
         return cls(path, packed, "GloVe text", width, None, 0)
 
@@ -99,18 +98,18 @@ class VectorFile:
                 if is_cut and len(line) == LONGEST_LINE:
                     raise UserError(f"{place} has no end")
                 if is_cut and not self.packed:  # what is packed has a checksum
-                    raise UserError(f"{place} ends without a line feed: its last number may be cut; if not, add one")
+                    raise UserError(f"{place} ends without a line feed: its last number may be cut; add one if not")
                 batch.append((place, *self._split(place, line)))
             if len(batch) == BATCH:
                 yield self._read(batch, wanted)
                 batch = []
         yield self._read(batch, wanted)
         if self.count not in (None, number - headers):
-            found = f"{number - headers:,} words follow, to byte {file.tell()}, where its first line says"
-            raise UserError(f"{self.path} was cut or damaged: {found} {self.count:,}")
+            found = f"{number - headers:,} words follow, to byte {file.tell()}"
+            raise UserError(f"{self.path} was cut or damaged: {found}, where its first line says {self.count:,}")
 
     def _split(self, place: str, line: bytes) -> tuple[bytes, bytes]:
-        """Returns a line's word and numbers; a word with a number in it means a number too many."""
+        """Returns a line's word and numbers."""
         word, _, numbers = (stripped := line.rstrip()).partition(b" ")
         if numbers.count(b" ") + 1 == self.width:
             return word, numbers
@@ -144,7 +143,7 @@ class VectorFile:
                 self._check_whole(block, space, before, number)
             if (block[at] == LINE_FEED) != is_fed:
                 if number != 1:  # as the second word begins, so do the others
-                    raise UserError(f"{self.path} is damaged before byte {before + at}: words before begin otherwise")
+                    raise UserError(f"{self.path} is damaged before byte {before + at}: words begin otherwise there")
                 is_fed = True
             if space - at > LONG_WORD:
                 self._check_word(block[at:space], before + at)
@@ -165,11 +164,11 @@ class VectorFile:
         if space < 0 and len(block) >= LONGEST_WORD:
             self._check_word(block[:LONGEST_WORD] + b"\0", before)
         if space < 0 or space + 1 + 4 * self.width > len(block):
-            ends = f"ends at byte {before + len(block)}, after {number:,} words and"
-            raise UserError(f"{self.path} was cut or damaged: it {ends} within the next, of {self.count:,}")
+            ends = f"ends at byte {before + len(block)}, after {number:,} words and within the next"
+            raise UserError(f"{self.path} was cut or damaged: it {ends}, of {self.count:,}")
 
     def _check_word(self, word: bytes, place: int) -> None:
-        """Refuses control bytes: after a lost byte or a wrong width numbers are read as words."""
+        """Refuses control bytes: numbers are read as words after a lost byte."""
         if strange := re.search(rb"[\0-\x1f]", word.lstrip(b"\n")):
             raise UserError(f"{self.path} is damaged before byte {place + strange.start()}: no word begins at {place}")
 
@@ -187,14 +186,14 @@ _OF_NUMBERS = b"0123456789+-.eEnaifNAIF \r"
 
 
 def _is_text(entries: bytes, width: int) -> bool:
-    """Tells whether written numbers follow the first word; one or two damaged digits do not make them binary."""
+    """Tells whether written numbers follow the first word, perhaps with damaged digits."""
     numbers = entries.partition(b" ")[2].partition(b"\n")[0]
     known = len(numbers) - len(numbers.translate(None, _OF_NUMBERS))
     return 2 * len(numbers.split()) > width and known >= 0.9 * len(numbers)
 
 
 def _numbers(texts: Sequence[bytes], width: int) -> NDArray[np.float32]:
-    """Parses `width` numbers of each text as Python does: by float64, whose rounding decides the last bit."""
+    """Parses `width` numbers of each text as Python does: by float64."""
     tokens = pa.compute.split_pattern(pa.array(texts, pa.binary()), " ").flatten()
     values = pa.compute.cast(pa.compute.cast(tokens, pa.string()), pa.float64()).to_numpy()
     with np.errstate(over="ignore"):
@@ -230,26 +229,21 @@ _NO_ARCHIVE = (*_UNREADABLE, ValueError, RuntimeError, struct.error)  # and whil
 
 
 @contextmanager
-def _opened(path: Path, packed: str, tick: Tick = lambda size: None) -> Iterator[BufferedReader]:
+def _opened(path: Path, packed: Packed, tick: Tick = lambda size: None) -> Iterator[BufferedReader]:
     with _Ticking(path, tick) as raw:
         file: Any = BufferedReader(raw, BUFFER)
+        expected: tuple[type[Exception], ...] = _NO_ARCHIVE
         try:
             if packed == "gzip":
                 file = BufferedReader(cast(Any, gzip.GzipFile(fileobj=file)), BUFFER)
             elif packed == "zip":
                 file = BufferedReader(_only_file(path, zipfile.ZipFile(file)), BUFFER)
-        except _NO_ARCHIVE as error:
-            raise _unreadable(path, raw, error) from None
-        with file:
-            try:
+            expected = _UNREADABLE
+            with file:
                 yield file
-            except _UNREADABLE as error:
-                raise _unreadable(path, raw, error) from None
-
-
-def _unreadable(path: Path, raw: FileIO, error: Exception) -> UserError:
-    place = 0 if raw.closed else raw.tell()
-    return UserError(f"{path} was cut or damaged, at byte {place} or before: {error}")
+        except expected as error:
+            place = 0 if raw.closed else raw.tell()
+            raise UserError(f"{path} was cut or damaged, at byte {place} or before: {error}") from None
 
 
 def _only_file(path: Path, archive: zipfile.ZipFile) -> Any:

@@ -3,8 +3,8 @@
     a line that says what it is | float32 rows in the file's order | sorted hashes of the words | their entries
     | a JSON object: width, rows, words, checksums | its length and checksum
 
-All numbers are little-endian. Hashes have 128 bits, so no two words share one. An entry is a row's number and the
-crc32c of the word and the row, which is checked when it is looked up.
+All numbers are little-endian. Hashes have 128 bits. An entry is a row's number and the crc32c of word and row, which is
+checked when it is looked up.
 """
 
 import hashlib
@@ -64,11 +64,10 @@ class VectorIndex:
         return index
 
     def entries(self, wanted: Collection[bytes], tick: Tick = lambda size: None) -> Iterator[Vectors]:
-        """The wanted words that the index has, as `VectorFile.entries` gives them."""
         data = np.asarray(np.memmap(self.path, np.uint8, "r"))
         hashes = data[self._hashes_at : self._entries_at]
         if value(hashes) != self.hashes_crc:
-            raise UserError(f"{self.path} is damaged: its hashes from byte {self._hashes_at} are not as written")
+            raise UserError(f"{self.path} is damaged: its hashes changed, from byte {self._hashes_at} on")
         words = list(wanted)
         asked = np.array([_hash(word) for word in words], "S16")
         places = np.searchsorted(hashes.view("S16"), asked)
@@ -82,7 +81,7 @@ class VectorIndex:
             checksums = zip(map(_checksum, named, values), entries["crc"][some].tolist(), strict=True)
             if wrong := [number for number, (found_crc, crc) in enumerate(checksums) if found_crc != crc]:
                 at = self._entries_at + ENTRY.itemsize * int(places[found[start + wrong[0]]])
-                raise UserError(f"{self.path} is damaged: the entry at byte {at} or its row is not as written")
+                raise UserError(f"{self.path} is damaged: the entry at byte {at} or its row changed")
             tick(values.nbytes)
             yield named, values.astype(np.float32, copy=False)
 
@@ -96,7 +95,7 @@ class VectorIndex:
 
 
 def write_index(source: VectorFile, path: Path, tick: Tick = lambda size: None) -> VectorIndex:
-    """Reads and checks every word; a word that is there twice has its last vector."""
+    """Of a word that is there twice the last vector counts."""
     rows, checksums = dict[bytes, int](), array("I")  # the row of each word; the checksum of each row
     with new_file(path) as file:
         file.write(MAGIC)

@@ -1,7 +1,4 @@
-"""Vocabularies: words as ids, counted from captions or released by a paper's authors.
-
-The ids of a released vocabulary are those that its authors' weights were trained with. Reading one executes nothing.
-"""
+"""Vocabularies: words as ids, counted from captions or released by a paper's authors. Reading one executes nothing."""
 
 import hashlib
 import json
@@ -13,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,11 +24,9 @@ PAD, START, END, UNKNOWN = range(4)
 
 
 class Encoder(Protocol):
-    """Turns captions into ids; its length is the number of different ids."""
-
     def encode(self, caption: str) -> NDArray[np.int32]: ...
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int: ...  # different ids
 
 
 def check_words(what: str, words: Sequence[str], specials: tuple[str, ...]) -> None:
@@ -40,12 +36,12 @@ def check_words(what: str, words: Sequence[str], specials: tuple[str, ...]) -> N
         if word.split() != [word]:
             raise ValueError(f"{word!r} is no word: it is empty or has white space in it")
         if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
-            raise ValueError(f"{word!r} is no word: it is not Unicode, and cannot be written")
+            raise ValueError(f"{word!r} is no word: it is not Unicode")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by their ids, the four special ones first, with the tokenizer and the cleaning that they come from."""
+    """Words by their ids, the four special ones first."""
 
     tokenizer: str
     words: tuple[str, ...]
@@ -75,15 +71,13 @@ class Vocabulary:
         return len(self.words)
 
     def encode(self, caption: str) -> NDArray[np.int32]:
-        """The ids from <start> to <end>."""
         return np.array([START, *map(self.id_of, self._split(caption)), END], np.int32)
 
     def id_of(self, word: str) -> int:
-        """The id of <unk> for words that are not known, and for those that spell a special."""
+        """<unk> for unknown words, and for those that spell a special."""
         return self._ids.get(word, UNKNOWN)
 
     def to_bytes(self) -> bytes:
-        """A file with the tokenizer and the cleaning unless it is none; see `words_file`."""
         cleaning = () if self.cleaning == "none" else (self.cleaning,)
         return words_file(self.words, self.tokenizer, *cleaning)
 
@@ -103,9 +97,10 @@ class Vocabulary:
 
 @dataclass(frozen=True, eq=False)
 class ReleasedVocabulary:
-    """The word ids of a released file (VSE++, PVSE, PCME), in any order; NLTK splits captions as a whole.
+    """The word ids of a released file (VSE++, PVSE, PCME).
 
-    The official code splits sentences first: with PCME's words, 18 of COCO's 25,000 test captions get other ids by it.
+    NLTK splits captions as a whole. The official code splits sentences first: with PCME's words, 18 of COCO's 25,000
+    test captions get other ids by it.
     """
 
     ids: Mapping[str, int]
@@ -139,9 +134,9 @@ class ReleasedVocabulary:
 
 
 def load_vocabulary(path: Path) -> Vocabulary | ReleasedVocabulary:
-    """Reads a run's vocabulary.txt or a released file; the content says which it is.
+    """Reads a run's vocabulary.txt, or a released one with `word2idx`.
 
-    Released files are JSON objects, or pickles of a dict (PCME) or a `Vocabulary` (VSE++, PVSE), with `word2idx`.
+    That is a JSON object, or a pickle of a dict (PCME) or a `Vocabulary` (VSE++, PVSE).
     """
     try:
         data = path.read_bytes()
@@ -167,20 +162,19 @@ _NO_PICKLE = (pickle.UnpicklingError, EOFError, LookupError, TypeError, Attribut
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes plain values alone; a class called Vocabulary, wherever it was defined, becomes an empty one."""
+    """Makes plain values alone; any class called Vocabulary becomes an empty one."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(BytesIO(data), encoding="utf-8")  # for strings of Python 2
-        self._vocabulary = type("Vocabulary", (), {})
 
     def find_class(self, module: str, name: str) -> Any:
         if name != "Vocabulary":
-            raise pickle.UnpicklingError(f"it wants {module}.{name}, and nothing but a Vocabulary is made of a pickle")
-        return self._vocabulary
+            raise pickle.UnpicklingError(f"it wants {module}.{name}, and nothing but a Vocabulary is unpickled")
+        return SimpleNamespace
 
 
 def _unpickled(data: bytes) -> Any:
-    """Unpickles a vocabulary, which has no tuples: many, one within the other, would take for ever to hash."""
+    """Refuses many tuples, which a vocabulary does not have: in each other they take for ever to hash."""
     if sum(code.name in _TUPLES for code, _, _ in pickletools.genops(data)) > FEW_TUPLES:
         raise pickle.UnpicklingError("it is full of tuples")
     found = _Unpickler(data).load()
@@ -188,14 +182,14 @@ def _unpickled(data: bytes) -> Any:
 
 
 def words_file(words: Sequence[str], *about: str) -> bytes:
-    """Writes a line of facts, the number of words and a checksum, then one word a line."""
+    """Writes a line of facts, the number of words and a checksum; then one word a line."""
     head = " ".join([*about, str(len(words))]).encode()
     body = "".join(f"{word}\n" for word in words).encode()
     return head + b" " + _checksum(head, body) + b"\n" + body
 
 
 def read_words_file(data: bytes, is_not: str) -> tuple[Any, ...]:
-    """Returns the words, then the facts; `is_not` begins the message for a changed or other file."""
+    """Returns the words, then the facts; `is_not` begins the message for another file."""
     first, _, body = data.partition(b"\n")
     head, _, checksum = first.rpartition(b" ")
     if checksum != _checksum(head, body):

@@ -1,7 +1,6 @@
-"""Trains word vectors on a corpus' own captions, for want of a published file: word2vec by gensim.
+"""Trains word vectors on a corpus' own captions by gensim: skip-gram, of every word, as a vocabulary drops rare ones.
 
-Skip-gram with five negatives, a window of five, five epochs, and every word that occurs: a vocabulary drops the rare
-ones. One thread trains, so that the same captions give the same bytes with the same gensim and kind of processor.
+One thread trains, so that the same captions give the same bytes with the same gensim and kind of processor.
 """
 
 import sys
@@ -27,8 +26,8 @@ def train_word2vec(
 ) -> tuple[list[str], NDArray[np.float32]]:
     """Returns the words of tokenized captions, the frequent ones first, and their vectors; `tick` counts epochs."""
     try:
-        from gensim.models import Word2Vec  # type: ignore[import-untyped]
-        from gensim.models.callbacks import CallbackAny2Vec  # type: ignore[import-untyped]
+        from gensim.models import Word2Vec
+        from gensim.models.callbacks import CallbackAny2Vec
     except ImportError:
         raise UserError("training word vectors needs gensim: pip install -e '.[text]' in the checkout") from None
 
@@ -45,7 +44,7 @@ def train_word2vec(
 
 
 def write_word2vec(path: Path, words: list[str], vectors: NDArray[np.float32]) -> None:
-    """Writes word2vec's binary format, with a line feed after every word's numbers."""
+    """Writes word2vec's binary format, with line feeds."""
     with new_file(path) as file:
         file.write(f"{len(words)} {vectors.shape[1]}\n".encode())
         for word, vector in zip(words, vectors.astype("<f4"), strict=True):

@@ -1,4 +1,4 @@
-"""Word vectors: reads those of a vocabulary's words from a published file, or from an index of one."""
+"""Word vectors of a vocabulary, read from a published file or an index of one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,9 @@ from xmodal.text.vector_index import VectorIndex
 def read_vectors(
     path: Path, words: Sequence[str], *, exact: bool = False, tick: Tick = lambda size: None
 ) -> NDArray[np.float32]:
-    """Reads (words, width) in one pass; a word that the file lacks has NaN.
+    """Reads (words, width) in one pass: a word's vector, that of the first of its `spellings` unless `exact`, or NaN.
 
-    A word gets the vector of the first of its `spellings` that the file has; with `exact` it has no other spelling. If
-    the file has a word twice, the last vector counts, as in torchtext, which PVSE and PCME use. `tick` gets the bytes.
+    If the file has a word twice, the last vector counts, as in torchtext, which PVSE and PCME use.
     """
     tried = [[_encoded(spelling) for spelling in ((word,) if exact else spellings(word))] for word in words]
     slots = {some[0]: row for row, some in reversed([*enumerate(tried)]) if some}  # each spelling's row
@@ -42,10 +41,7 @@ def read_vectors(
 
 
 def spellings(word: str) -> Sequence[str]:
-    """The forms under which a word is looked up, as PVSE does (docs/models.md#pvse-encoders).
-
-    Case stays: "paris" never takes the vector of "Paris".
-    """
+    """The forms under which PVSE looks up a word (docs/models.md#pvse-encoders); case stays."""
     bare = word.replace("-", "").replace(".", "").replace("'", "")
     return tuple(dict.fromkeys(filter(None, (word, bare, bare.partition("/")[0]))))
 
@@ -55,15 +51,13 @@ def open_vectors(path: Path) -> VectorFile | VectorIndex:
 
 
 def vectors_sha256(path: Path) -> str:
-    """The sha256 of a word-vector file, or of the file that an index was made from."""
+    """The sha256 of a word-vector file, also by an index of it."""
     source = open_vectors(path)
     return source.source_sha256 if isinstance(source, VectorIndex) else sha256_of(source.path)
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Counts the words that have a vector and, if known, their occurrences."""
-
     words: int
     missing: tuple[str, ...]  # by frequency, if that is known
     occurrences: int | None = None
@@ -94,8 +88,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _encoded(word: str) -> bytes:
-    """Encodes a word; lone surrogates stand for bytes that are no UTF-8, as in Python's file names."""
     try:
-        return word.encode(errors="surrogateescape")
+        return word.encode(errors="surrogateescape")  # bytes that are no UTF-8, as in Python's file names
     except UnicodeEncodeError:
         return word.encode(errors="surrogatepass")

@@ -9,17 +9,16 @@ data, Debian's `wordnet-base`, or others.
 
 A synset's name is the byte at which its line starts in `data`. Lines of the licence start with a blank.
 
-The paper says no more than docs/models.md#concept-baseline. Ours: every run of words that names something counts, also
-inside a longer one, so that a "hot dog" names a dog; each in all its parts of speech, base forms and senses; names
-match whole, whatever their case, and `_` is a blank; a name that WordNet lacks is a noun without synonyms. Function
-words name nothing by themselves: to WordNet "a" is a vitamin too, and "in" an inch.
+Beyond docs/models.md#concept-baseline: every run of words that names something counts, also inside a longer one, so
+that a "hot dog" names a dog; each in all its parts of speech, base forms and senses; names match whole, whatever their
+case; a name that WordNet lacks is a noun without synonyms. Function words name nothing: to WordNet "a" is a vitamin.
 """
 
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.resources.abc import Traversable
 from itertools import chain
 from pathlib import Path
@@ -46,6 +45,7 @@ _CLOSED_CLASSES = """
     am is are was were be been being do does did has have had having
 """
 FUNCTION_WORDS = frozenset(_CLOSED_CLASSES.split())
+FORMS = 1 << 16  # of which concepts are remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class WordNet:
         return {lemma for senses in found for synset in senses for lemma in synset}
 
     def bases(self, word: str, part: str) -> list[str]:
-        """The lemmas that a word is a form of: the word itself, then those by the rules of WordNet's Morphy."""
+        """The lemmas that a word is a form of: itself, then those by the rules of WordNet's Morphy."""
         rules = (rule.split(":") for rule in ENDINGS[part].split())
         regular = (word.removesuffix(ending) + base for ending, base in rules if word.endswith(ending))
         forms = self.irregular[part].get(word, regular)
@@ -71,7 +71,7 @@ class WordNet:
 
 @dataclass(frozen=True, eq=False)
 class Concepts:
-    """A list of concepts, and which of them captions name."""
+    """Finds which concepts captions name."""
 
     names: tuple[str, ...]
     wordnet: WordNet
@@ -91,7 +91,7 @@ class Concepts:
         return len(self.names)
 
     def encode(self, caption: str) -> NDArray[np.int32]:
-        """The positions of the concepts that a caption names, ascending."""
+        """The positions of the concepts that a caption names."""
         words = [word.lower() for word in self._split(caption)]
         found = {position for form in self._forms(words) for position in self._positions_of(form)}
         return np.array(sorted(found), np.int32)
@@ -104,7 +104,7 @@ class Concepts:
         return queries
 
     def _forms(self, words: list[str]) -> Iterator[str]:
-        """Yields every word that is no function word, and every run of words that may be a name."""
+        """Yields every word but function words, and every run of words that may be a name."""
         for start, form in enumerate(words):
             if form not in FUNCTION_WORDS:
                 yield form
@@ -114,31 +114,23 @@ class Concepts:
                 form = f"{form}_{word}"
                 yield form
 
-    def _positions_of(self, form: str) -> list[int]:
-        if form in self._known:
-            return self._known[form]
-        found = [self._positions[lemma] for lemma in self._widened.synonyms(form) if lemma in self._positions]
-        if "_" not in form:  # there are far more runs of words than words
-            self._known[form] = found
-        return found
-
     @cached_property
-    def _positions(self) -> dict[str, int]:
-        return {_lemma(name): position for position, name in enumerate(self.names)}
-
-    @cached_property
-    def _known(self) -> dict[str, list[int]]:
-        return {}
+    def _positions_of(self) -> Callable[[str], list[int]]:
+        """Finds the concepts that a form names."""
+        positions = {_lemma(name): position for position, name in enumerate(self.names)}
+        synonyms = self._widened.synonyms
+        return lru_cache(FORMS)(lambda form: [positions[lemma] for lemma in synonyms(form) if lemma in positions])
 
     @cached_property
     def _widened(self) -> WordNet:
-        """WordNet and, as nouns, the names that it lacks, so that their plurals are known too."""
-        nouns = {name: ((name,),) for name in self._positions} | dict(self.wordnet.senses["noun"])
+        """WordNet and, as nouns, the names that it lacks, for their plurals."""
+        names = map(_lemma, self.names)
+        nouns = {name: ((name,),) for name in names} | dict(self.wordnet.senses["noun"])
         return replace(self.wordnet, senses={**self.wordnet.senses, "noun": nouns})
 
     @cached_property
     def _beginnings(self) -> set[str]:
-        """All beginnings of longer names: hot and hot_dog of hot_dog_stand."""
+        """The beginnings of longer names: hot and hot_dog of hot_dog_stand."""
         names = {name for some in (*self._widened.senses.values(), *self.wordnet.irregular.values()) for name in some}
         parts = (name.split("_") for name in names)
         return {"_".join(words[:count]) for words in parts for count in range(1, len(words))}
@@ -157,7 +149,7 @@ def read_wordnet(path: Path | None = None) -> WordNet:
 
 def _files(path: Path | None) -> Traversable:
     try:
-        from nltk.data import path as folders  # type: ignore[import-untyped]
+        from nltk.data import path as folders
     except ImportError:
         folders = [Path.home() / "nltk_data"]
     in_nltk = [Path(folder, "corpora", name) for folder in folders for name in ("wordnet", "wordnet.zip")]
@@ -170,10 +162,8 @@ def _files(path: Path | None) -> Traversable:
                 return zipfile.Path(place, f"{place.stem}/")
             except zipfile.BadZipFile as error:
                 raise UserError(f"{place} is no zip of WordNet: {error}") from None
-    raise UserError(
-        f"there is no WordNet in {', '.join(map(str, places))}: "
-        "`python -m nltk.downloader wordnet` or `apt-get install wordnet-base` gets it"
-    )
+    cure = "`python -m nltk.downloader wordnet` or `apt-get install wordnet-base` gets it"
+    raise UserError(f"there is no WordNet in {', '.join(map(str, places))}: {cure}")
 
 
 def _senses(files: Traversable, part: str) -> dict[str, tuple[Synset, ...]]:
@@ -215,7 +205,7 @@ def _irregular(files: Traversable, part: str) -> dict[str, tuple[str, ...]]:
 
 
 def _parsed(files: Traversable, name: str, parse: Callable[[int, str], T], wrong: str) -> Iterator[T]:
-    """Parses lines, each with the byte at which it starts; lines of the licence are left out."""
+    """Parses lines, each with the byte at which it starts."""
     file = files / name
     try:
         data = file.read_bytes()
@@ -223,23 +213,21 @@ def _parsed(files: Traversable, name: str, parse: Callable[[int, str], T], wrong
         raise UserError(f"{files} has no {name}, so it is no WordNet, or a part of one") from None
     except (OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # encrypted, or of an unknown method
         raise UserError(f"{file} cannot be read: {error}") from None
-
     place = 0
     for number, line in enumerate(data.split(b"\n"), 1):
+        damage = ""
         if line and place + len(line) == len(data):
-            raise _damage(file, number, "has no end")
-        if line.strip() and not line.startswith(b" "):
+            damage = "has no end"
+        elif line.strip() and not line.startswith(b" "):
             try:
                 yield parse(place, line.decode())
             except UnicodeDecodeError:
-                raise _damage(file, number, "is no text") from None
+                damage = "is no text"
             except (ValueError, LookupError):
-                raise _damage(file, number, wrong) from None
+                damage = wrong
+        if damage:
+            raise UserError(f"{file}, line {number} {damage}: it was cut or changed, so get WordNet again")
         place += len(line) + 1
-
-
-def _damage(file: Traversable, number: int, what: str) -> UserError:
-    return UserError(f"{file}, line {number} {what}: it was cut or changed, so get WordNet again")
 
 
 def _lemma(name: str) -> str:
