@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,6 +37,9 @@ class ArrayShard:
         return range(self.first, self.first + len(self.ids))
 
 
+ArrayWork = ArrayIndex | ArrayShard
+
+
 @dataclass(frozen=True, eq=False)
 class PlannedArray:
     """An array before it is filled."""
@@ -64,32 +66,28 @@ def array_stage(
     version: int,
     planned: Callable[[C, Inputs], PlannedArray],
     opened: Callable[[C, Inputs], ArrayWriter],
-) -> Stage[C, ArrayIndex | ArrayShard]:
+) -> Stage[C, ArrayWork]:
     """Units are reused; `dataclasses.replace` gives the stage what it needs besides, such as `resources`."""
-    return Stage(name, config, partial(_plan, planned), partial(_open, opened), inputs, version, reuse=True)
 
+    def plan(config: C, inputs: Inputs) -> Iterator[tuple[str, ArrayWork]]:
+        array = planned(config, inputs)
+        yield "index", ArrayIndex(tuple(array.ids), array.about)
+        for shard, rows in enumerate(store.shard_ranges(array.spec, len(array.ids))):
+            ids = tuple(array.ids[rows.start : rows.stop])
+            yield f"shard-{shard:05d}", ArrayShard(rows.start, ids, array.reads(rows))
 
-def _plan(
-    planned: Callable[[C, Inputs], PlannedArray], config: C, inputs: Inputs
-) -> Iterator[tuple[str, ArrayIndex | ArrayShard]]:
-    array = planned(config, inputs)
-    yield "index", ArrayIndex(tuple(array.ids), array.about)
-    for shard, rows in enumerate(store.shard_ranges(array.spec, len(array.ids))):
-        yield f"shard-{shard:05d}", ArrayShard(rows.start, tuple(array.ids[rows.start : rows.stop]), array.reads(rows))
+    def start(config: C, inputs: Inputs) -> Callable[[ArrayWork, Sink], Counts]:
+        writer = opened(config, inputs)
 
+        def write(work: ArrayWork, sink: Sink) -> Counts:
+            if isinstance(work, ArrayShard):
+                return writer.fill(work, sink)
+            write_files(sink, store.index_files(writer.spec, work.ids, {**writer.provenance, **work.about}))
+            return {}
 
-def _open(
-    opened: Callable[[C, Inputs], ArrayWriter], config: C, inputs: Inputs
-) -> Callable[[ArrayIndex | ArrayShard, Sink], Counts]:
-    writer = opened(config, inputs)
+        return write
 
-    def write(work: ArrayIndex | ArrayShard, sink: Sink) -> Counts:
-        if isinstance(work, ArrayShard):
-            return writer.fill(work, sink)
-        write_files(sink, store.index_files(writer.spec, work.ids, {**writer.provenance, **work.about}))
-        return {}
-
-    return write
+    return Stage(name, config, plan, start, inputs, version, reuse=True)
 
 
 def write_files(sink: Sink, files: Mapping[str, bytes]) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from pipelines.stages import Needs, Pairs
-from pipelines.stages._arrays import ArrayIndex, ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
+from pipelines.stages._arrays import ArrayShard, ArrayWork, ArrayWriter, PlannedArray, array_stage, write_items
 from xmodal.features.networks import ResNet, load, pixels, weights_sha256
 from xmodal.media.images import OnTruncated, UnreadableImage
 from xmodal.raw.archives import Archives, MissingMedia, archive_of
@@ -43,16 +43,18 @@ class PictureExtractor:
 
 def picture_stage(
     name: str, config: C, needs: Needs, version: int, opened: Callable[[C], PictureExtractor]
-) -> Stage[C, ArrayIndex | ArrayShard]:
+) -> Stage[C, ArrayWork]:
     return media_stage(name, config, needs, version, partial(_open, opened))
 
 
 def media_stage(
     name: str, config: C, needs: Needs, version: int, opened: Callable[[C, Inputs], ArrayWriter]
-) -> Stage[C, ArrayIndex | ArrayShard]:
+) -> Stage[C, ArrayWork]:
     """An array with a row, or a run of rows, an item; the config has its `spec`, and a field `items` to fill in."""
     items = needs.items
-    config = replace(config, items=fingerprint_of(items))  # type: ignore[type-var]
+    late = next((later for (earlier, _), (later, _) in pairwise(items) if earlier >= later), None)
+    assert late is None, f"items ascend by id and have one row each, but {late!r} comes too late"
+    config = replace(config, items=fingerprint(items))  # type: ignore[type-var]
     return array_stage(name, config, (needs["media"],), version, partial(_planned, items), opened)
 
 
@@ -69,12 +71,6 @@ def resnet_extractor(weights: Path | None, config: ResNet) -> PictureExtractor:
     return PictureExtractor(
         lambda data, cut: pixels(data, config, cut), network, gray, config.batch_size, network.provenance()
     )
-
-
-def fingerprint_of(items: Pairs) -> str:
-    late = next((later for (earlier, _), (later, _) in pairwise(items) if earlier >= later), None)
-    assert late is None, f"items ascend by id and have one row each, but {late!r} comes too late"
-    return fingerprint(items)
 
 
 def bytes_of_rows(config: Any, items: int, before: Mapping[str, Output]) -> float:

@@ -49,10 +49,10 @@ class Files:
 
 
 def make(config: RecordsConfig, needs: Needs) -> Stage[RecordsConfig, Files]:
-    corpus = needs.corpus
+    corpus, sources = needs.corpus, needs["sources"]
     assert corpus is not None
-    opened, inputs = partial(_open, corpus), (needs["sources"],)
-    return Stage(STAGE.name, config_of(corpus, config), _plan, opened, inputs, VERSION, reuse=True)
+    config, opened = config_of(corpus, config), partial(_open, corpus)
+    return Stage(STAGE.name, config, _plan, opened, (sources,), VERSION, reuse=True)
 
 
 def config_of(corpus: Corpus, config: RecordsConfig) -> RecordsConfig:

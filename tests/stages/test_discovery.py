@@ -34,12 +34,13 @@ STAGE = '''
 """The tints stage: how much each picture has of a colour that a file names."""
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipelines.engine.stage import given
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage
+from pipelines.stages._media import PictureExtractor, bytes_of_rows, picture_stage
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.media.images import UnreadableImage, square
@@ -48,8 +49,8 @@ from xmodal.media.images import UnreadableImage, square
 @dataclass(frozen=True)
 class TintsConfig:
     side: int = 4
-    palette: str = field(default="", metadata={"given": True})
-    items: str = field(default="", metadata={"given": True})
+    palette: str = given()
+    items: str = given()
 
     @property
     def spec(self):
@@ -79,7 +80,7 @@ BUSY = set()  # sides of pictures that fail now and may be read later
 def make(config, needs):
     data = needs.files["palette"].read_bytes()
     palette = hashlib.sha256(data).hexdigest()
-    config = replace(config, palette=palette, items=fingerprint_of(needs.items))
+    config = replace(config, palette=palette)
     stage = picture_stage(STAGE.name, config, needs, 1, lambda config: extractor(config, data[0]))
     return replace(stage, passing=("unreadable",))
 
