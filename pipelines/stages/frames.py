@@ -21,9 +21,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines.engine.clip_sampler import ClipSampler, SampledClip, SampleRequest, Subsampling
+from pipelines.engine.clip_sampler import ClipSampler, ResourceLimit, SampledClip, SampleRequest, Subsampling
 from pipelines.engine.journal import Journal
-from pipelines.engine.killable_worker import ResourceLimit
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, write_items, write_table
