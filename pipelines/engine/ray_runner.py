@@ -183,7 +183,10 @@ class _Pool:
             waiting = {call: member for member in self._members for call in member.calls}
             done, _ = ray.wait(list(waiting), num_returns=1, timeout=60)
             if not done:
-                self._complain_of_silence()
+                # Units may take hours, but if no worker starts at all the cluster has no room.
+                starting = not any(all(member.calls.values()) for member in self._members)
+                if starting and time.monotonic() - self._heard > START_SECONDS:
+                    raise UserError(f"no worker starts in {START_SECONDS:.0f} seconds: is the cluster full?")
                 continue
             (ready,) = done
             member = waiting[ready]
@@ -193,7 +196,10 @@ class _Pool:
                 self._replace(member, error)
                 continue
             except RayTaskError as error:
-                raise _cause(error) from None
+                cause = error.cause if isinstance(error.cause, Exception) else error
+                if not isinstance(cause, UserError | OSError | RayTaskError):
+                    cause.add_note(str(error))  # the worker's traceback
+                raise cause from None
             self._openings_failed, self._heard = 0, time.monotonic()
             if call := member.calls.pop(ready):
                 self._pace.saw(len(call), seconds)
@@ -242,21 +248,6 @@ class _Pool:
         ray.kill(member.actor)  # it may only be out of reach, and would keep what it holds
         self._members[self._members.index(member)] = self._start()
         self._feed()
-
-    def _complain_of_silence(self) -> None:
-        # Units may take hours, but if no worker starts at all the cluster has no room.
-        starting = not any(all(member.calls.values()) for member in self._members)
-        if starting and time.monotonic() - self._heard > START_SECONDS:
-            raise UserError(f"no worker starts in {START_SECONDS:.0f} seconds: is the cluster full, or a node lost?")
-
-
-def _cause(error: RayTaskError) -> Exception:
-    cause = error.cause
-    if not isinstance(cause, Exception):
-        return error
-    if not isinstance(cause, UserError | OSError):
-        cause.add_note(str(error))
-    return cause
 
 
 def _last_line(error: Exception) -> str:

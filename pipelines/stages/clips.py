@@ -71,7 +71,7 @@ def make(config: ClipsConfig, needs: Needs) -> Stage[ClipsConfig, Any]:
 
 
 def _planned(config: ClipsConfig, inputs: Inputs) -> PlannedArray:
-    """A shard reads which of its clips have no frames, and the checksum of every file that has frames of the others."""
+    """A shard reads the ids of clips without frames, and the checksums of the files with frames of the others."""
     (frames,) = inputs
     store, size = FrameStore(frames), frames.config["items_per_shard"]
     files = {unit.name: sorted((name, sha256) for name, (_, sha256) in unit.files.items()) for unit in frames.units()}
