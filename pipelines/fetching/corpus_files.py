@@ -1,9 +1,8 @@
 """The files of a corpus in one command: its annotations and its media, fetched into the ledger and sealed."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,59 +13,14 @@ from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.corpus_names import FoundCorpus
 from pipelines.fetching.download import may_pass
 from pipelines.fetching.fetcher import RawFolder, fetch, unpacked
-from pipelines.fetching.ledger import FOLDERS, Ledger, State
-from pipelines.fetching.sealing import planned, seal
+from pipelines.fetching.ledger import FOLDERS
+from pipelines.fetching.sealing import FileSet
 from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of
 from xmodal.root.outputs import Output
-from xmodal.root.sealed_sets import sealed_now
-from xmodal.root.storage import Storage
 
 UNPACKED_AT_ONCE = 64  # files that lie beside their archive for a moment
-
-
-@dataclass(eq=False)
-class FileSet:
-    """The annotations of a corpus, or its media."""
-
-    storage: Storage
-    part: Part
-    name: str  # of the corpus, or of the media set, which corpora may share
-    required: tuple[Source, ...]  # named by the corpus itself: nothing goes on while one is missing
-    listed: tuple[Source, ...] = ()  # named inside the annotations: some are always gone, and are sealed as absent
-
-    def __post_init__(self) -> None:
-        self.sources = [*self.required, *self.listed]
-        self.ledger = Ledger(self.storage, self.part, self.name)
-
-    @cached_property
-    def planned(self) -> str:
-        return planned(self.sources)
-
-    @cached_property
-    def sealed(self) -> Output | None:
-        """The set that was sealed last, if it is of just these files."""
-        output = sealed_now(self.storage, FOLDERS[self.part], self.name)
-        return output if output and output.config["planned"] == self.planned else None
-
-    def seal(self) -> Output:
-        self.sealed = sealed = seal(self.ledger, self.sources, self.planned)
-        return sealed
-
-    def states(self) -> dict[str, State]:
-        return {state.path: state for state in self.ledger.states()}
-
-    def lacking(self, sources: Iterable[Source]) -> list[Source]:
-        """The files that are not here as they should be."""
-        states = self.states()
-        return [s for s in sources if s.path not in states or not states[s.path].provides(s)]
-
-    def to_fetch(self) -> list[Source]:
-        """What a build tries. Listed files that failed before wait for `retry`, unless their bytes were lost."""
-        states = self.states()
-        new = [s for s in self.listed if s.path not in states or states[s.path].lost(s)]
-        return self.lacking(self.required) + new
 
 
 class CorpusFiles:

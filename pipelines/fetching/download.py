@@ -1,7 +1,6 @@
 """One file from one address onto the local disk, resumed where an earlier try was cut off.
 
-A partial file is continued only if the server still has the same version of it (If-Range with its ETag or date); what
-arrives is complete only if it is as long as the server said.
+A partial file is continued only if the server still has the same version of it (If-Range with its ETag or date).
 """
 
 import errno
@@ -11,20 +10,22 @@ import os
 import re
 import socket
 import ssl
-import urllib.error
-import urllib.parse
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.request import Request, urlopen
 
 USER_AGENT = "xmodal/0.1"
 TIMEOUT_SECONDS = 30.0
 BLOCK = 2**20
 OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)  # our disk's fault, never a ledger row
 PASSING = {"timeout", "dns", "connection", "truncated", "http_408", "http_429"}
+SAFE = "/%:@!$&'()*+,;=~"  # as they are in addresses
+KINDS = {TimeoutError: "timeout", socket.gaierror: "dns", ssl.SSLError: "tls", ValueError: "bad_url"}
 
 
 class Failed(Exception):
@@ -58,13 +59,11 @@ def downloaded(url: str, partial: str) -> Iterator[str]:
 
 
 def _claim(partial: str) -> tuple[BinaryIO, str]:
-    """The partial file, locked; one of our own where another process is at work on it.
-
-    A lock is on the file, not on its name: one that was linked and unlinked meanwhile is another's finished file.
-    """
+    """The partial file, locked; one of our own where another process is at work on it."""
     file = open(partial, "ab")  # noqa: SIM115 - the caller closes it
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # the name may be another file's by now: this one was finished, and unlinked, by another process
         if os.path.samestat(os.fstat(file.fileno()), os.stat(partial)):
             return file, partial
     except (BlockingIOError, FileNotFoundError):
@@ -75,27 +74,25 @@ def _claim(partial: str) -> tuple[BinaryIO, str]:
 
 
 def _quoted(url: str) -> str:
-    """Spaces and letters beyond ASCII as browsers send them; what is quoted already stays as it is."""
+    """Quotes spaces and letters beyond ASCII as browsers do; what is quoted already stays as it is."""
     if url.startswith("data:"):  # its own content
         return url
     try:
-        parts = urllib.parse.urlsplit(url)
+        parts = urlsplit(url)
         host = (parts.hostname or "").encode("idna").decode()
     except (ValueError, UnicodeError) as error:
         raise Failed("bad_url", f"{url}: {error}") from None
     if parts.scheme not in ("http", "https") or not host:
         raise Failed("bad_url", f"{url} is neither http nor https")
-    path = re.sub(r"%(?![0-9A-Fa-f]{2})", "%25", parts.path)
+    path = quote(re.sub(r"%(?![0-9A-Fa-f]{2})", "%25", parts.path), SAFE)
     place = parts.netloc if parts.netloc.isascii() else host + (f":{parts.port}" if parts.port else "")
-    quoted = urllib.parse.quote(path, safe="/%:@!$&'()*+,;=~")
-    query = urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~?")
-    return urllib.parse.urlunsplit((parts.scheme, place, quoted, query, ""))
+    return urlunsplit((parts.scheme, place, path, quote(parts.query, f"{SAFE}?"), ""))
 
 
 def _receive_or_fail(url: str, file: BinaryIO, version: Path) -> None:
     try:
         _receive(url, file, version)
-    except urllib.error.HTTPError as error:
+    except HTTPError as error:
         with error:
             raise Failed(f"http_{error.code}", f"{url} answers {error.code} {error.reason}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -104,10 +101,9 @@ def _receive_or_fail(url: str, file: BinaryIO, version: Path) -> None:
         raise _failure(url, error) from error
 
 
-def _failure(url: str, error: Exception) -> Failed:
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    kinds = {TimeoutError: "timeout", socket.gaierror: "dns", ssl.SSLError: "tls", ValueError: "bad_url"}
-    kind = next((name for type_, name in kinds.items() if isinstance(cause, type_)), "connection")
+def _failure(url: str, error: Exception) -> Failed:  # a local of its raiser would keep the error's socket open
+    cause = error.reason if isinstance(error, URLError) else error
+    kind = next((kind for error_type, kind in KINDS.items() if isinstance(cause, error_type)), "connection")
     return Failed(kind, f"{url}: {cause}")
 
 
@@ -134,11 +130,11 @@ def _receive(url: str, file: BinaryIO, version: Path) -> None:
 
 
 def _answer(url: str, have: int, version: str) -> tuple[Any, bool]:
-    """The server's answer, and whether it continues what we have; without the range where it will not give that."""
+    """The server's answer, and whether it continues what we have."""
     if have and version:
         try:
             answer = _request(url, {"Range": f"bytes={have}-", "If-Range": version})
-        except urllib.error.HTTPError as error:
+        except HTTPError as error:
             if error.code != 416:
                 raise
             error.close()
@@ -157,4 +153,4 @@ def _answer(url: str, have: int, version: str) -> tuple[Any, bool]:
 
 def _request(url: str, headers: dict[str, str]) -> Any:
     always = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
-    return urllib.request.urlopen(urllib.request.Request(url, headers=always | headers), timeout=TIMEOUT_SECONDS)
+    return urlopen(Request(url, headers=always | headers), timeout=TIMEOUT_SECONDS)

@@ -1,17 +1,19 @@
-"""Sealing: the ledger's present state becomes an immutable set with a dataset.lock, and build uses it from now on."""
+"""Sealing: the ledger's present state becomes an immutable set with a dataset.lock, and builds use it from now on."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, single
-from pipelines.fetching.ledger import FOLDERS, Ledger
-from xmodal.corpora import Source
+from pipelines.fetching.ledger import FOLDERS, Ledger, State
+from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output
-from xmodal.root.sealed_sets import LOCK, Locked
+from xmodal.root.sealed_sets import LOCK, Locked, sealed_now
+from xmodal.root.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -23,44 +25,77 @@ class Sealed:
     lock_sha256: str
 
 
-def planned(sources: list[Source]) -> str:
-    """A fingerprint of which files there are, and which bytes of them: their addresses are circumstance."""
-    return fingerprint(sorted([s.path, s.bytes, s.sha256] for s in sources))
+@dataclass(eq=False)
+class FileSet:
+    """The annotations of a corpus, or its media."""
 
+    storage: Storage
+    part: Part
+    name: str  # of the corpus, or of the media set, which corpora may share
+    required: tuple[Source, ...]  # named by the corpus itself: nothing goes on while one is missing
+    listed: tuple[Source, ...] = ()  # named inside the annotations: some are always gone, and are sealed as absent
 
-def seal(ledger: Ledger, sources: list[Source], of_files: str) -> Output:
-    """The ledger's state of these files, of which `of_files` is `planned`; the same output if nothing has changed."""
-    sources = sorted(sources, key=lambda source: source.path)
-    digest = hashlib.sha256()
-    for locked in _locked(ledger, sources):
-        digest.update(locked.line())
-    config = Sealed(ledger.name, of_files, digest.hexdigest())
+    def __post_init__(self) -> None:
+        self.sources = [*self.required, *self.listed]
+        self.ledger = Ledger(self.storage, self.part, self.name)
 
-    def write(config: Sealed, inputs: Inputs, sink: Sink) -> Counts:
-        digest, counts = hashlib.sha256(), {"present": 0, "absent": 0}
-        with sink.file(LOCK) as file:
-            for locked in _locked(ledger, sources):
-                line = locked.line()
-                file.write(line)
-                digest.update(line)
-                counts["present" if locked.sha256 else "absent"] += 1
-        if digest.hexdigest() != config.lock_sha256:
-            raise UserError(f"the ledger of {config.name} changed while it was sealed: seal again")
-        return counts
+    @cached_property
+    def planned(self) -> str:
+        """A fingerprint of which files there are, and which bytes of them: their addresses are circumstance."""
+        return fingerprint(sorted([s.path, s.bytes, s.sha256] for s in self.sources))
 
-    output = build(single(FOLDERS[ledger.part], config, (), 1, "lock", write), ledger.storage)
-    ledger.use(output.identity)
-    return output
+    @cached_property
+    def sealed(self) -> Output | None:
+        """The set that was sealed last, if it is of just these files."""
+        output = sealed_now(self.storage, FOLDERS[self.part], self.name)
+        return output if output and output.config["planned"] == self.planned else None
 
+    def states(self) -> dict[str, State]:
+        return {state.path: state for state in self.ledger.states()}
 
-def _locked(ledger: Ledger, sources: list[Source]) -> Iterator[Locked]:
-    """The planned files and the ledger's states, both sorted by path, merged."""
-    states = ledger.states()
-    state = next(states, None)
-    for source in sources:
-        while state and state.path < source.path:
-            state = next(states, None)
-        if state and state.path == source.path and state.provides(source):
-            yield Locked(source.path, state.size, state.sha256)
-        else:
-            yield Locked(source.path)
+    def lacking(self, sources: Iterable[Source]) -> list[Source]:
+        """The files that are not here as they should be."""
+        states = self.states()
+        return [s for s in sources if s.path not in states or not states[s.path].provides(s)]
+
+    def to_fetch(self) -> list[Source]:
+        """What a build tries. Listed files that failed before wait for `retry`, unless their bytes were lost."""
+        states = self.states()
+        new = [s for s in self.listed if s.path not in states or states[s.path].lost(s)]
+        return self.lacking(self.required) + new
+
+    def seal(self) -> Output:
+        """Makes the ledger's state of these files a set; the same output if nothing has changed."""
+        digest = hashlib.sha256()
+        for locked in self._locked():
+            digest.update(locked.line())
+        config = Sealed(self.name, self.planned, digest.hexdigest())
+
+        def write(config: Sealed, inputs: Inputs, sink: Sink) -> Counts:
+            digest, counts = hashlib.sha256(), {"present": 0, "absent": 0}
+            with sink.file(LOCK) as file:
+                for locked in self._locked():
+                    line = locked.line()
+                    file.write(line)
+                    digest.update(line)
+                    counts["present" if locked.sha256 else "absent"] += 1
+            if digest.hexdigest() != config.lock_sha256:
+                raise UserError(f"the ledger of {self.name} changed while it was sealed: seal again")
+            return counts
+
+        stage = single(FOLDERS[self.part], config, (), 1, "lock", write)
+        self.sealed = sealed = build(stage, self.storage)
+        self.ledger.use(sealed.identity)
+        return sealed
+
+    def _locked(self) -> Iterator[Locked]:
+        """The planned files and the ledger's states, both sorted by path, merged."""
+        states = self.ledger.states()
+        state = next(states, None)
+        for source in sorted(self.sources, key=lambda source: source.path):
+            while state and state.path < source.path:
+                state = next(states, None)
+            if state and state.path == source.path and state.provides(source):
+                yield Locked(source.path, state.size, state.sha256)
+            else:
+                yield Locked(source.path)

@@ -6,19 +6,19 @@
     FOLDER                                 that `save_to_disk` wrote, or with Parquet files: a Hugging Face dataset
     hf://ORG/NAME[/FOLDER][@REVISION]      the Parquet files of a public dataset on the hub, pinned to a commit
 
-The description is sealed with the lists: later commands need neither (pipelines/fetching/corpus_names.py).
+The description is sealed with the lists: later commands need neither.
 """
 
 import json
 import os
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
+from urllib.error import HTTPError
 from urllib.parse import quote
+from urllib.request import urlopen
 
 from xmodal.errors import UserError
 from xmodal.raw.readers import ending
@@ -44,8 +44,8 @@ class ListedFiles:
     name: str
     place: str  # the path or address of the list or the dataset
     files: tuple[ListFile, ...]
-    paths: Mapping[str, Path] = field(default_factory=dict)  # of each file on this machine, or
-    addresses: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, Path] = field(default_factory=dict)  # of files on this machine
+    addresses: Mapping[str, str] = field(default_factory=dict)  # of others
     folder: Path | None = None  # that of the media
     revision: str | None = None  # the commit of a dataset whose checksums the hub does not tell
     is_dataset: bool = False  # whether names of files say splits
@@ -59,7 +59,7 @@ def find_lists(text: str, captions: str | None) -> ListedFiles:
         return _find_in_folder(path, captions)
     if captions:
         raise UserError(f"--captions is for a folder of pictures or clips, which {text} is not")
-    return _find_here(path.stem, path, path.parent, {path: None})
+    return _find_here(path.stem, path, path.parent)
 
 
 def describe(name: str, found: ListedFiles, flags: Mapping[str, str], known: Description | None) -> Description:
@@ -67,8 +67,8 @@ def describe(name: str, found: ListedFiles, flags: Mapping[str, str], known: Des
     if "split" in flags and "splits" in flags:
         raise ValueError("--split is a column, --splits are shares: give one of them")
     old = known or Description(name, ())
-    says_split = bool(flags.keys() & {"split", "splits"}) or bool(known and (old.split or old.splits))
-    for file in found.files if found.is_dataset and not says_split else ():
+    is_told = bool(flags.keys() & {"split", "splits"} or (known and (old.split or old.splits)))
+    for file in found.files if found.is_dataset and not is_told else ():
         if not file.split and LIKE_A_SPLIT.search(file.path):
             raise ValueError(f"is {file.path} of a split? Say with --split which column has it, or share with --splits")
     split, shares = old.split, old.splits
@@ -79,9 +79,9 @@ def describe(name: str, found: ListedFiles, flags: Mapping[str, str], known: Des
         shares = () if split or any(file.split for file in found.files) else SPLITS
     by_files = not (split or shares)
     files = (replace(f, split=split_name(f.split) if by_files and f.split else None) for f in found.files)
-    return Description(
-        name,
-        tuple(files),
+    return replace(
+        old,
+        files=tuple(files),
         url=flags.get("url", old.url),
         caption=flags.get("caption", old.caption),
         id=flags.get("id", old.id) or None,
@@ -106,12 +106,12 @@ def _find_in_folder(folder: Path, captions: str | None) -> ListedFiles:
         place = next((path for path in (Path(captions).expanduser(), folder / captions) if path.is_file()), None)
         if not place:
             raise UserError(f"--captions {captions}: there is no such file, neither here nor in {folder}")
-        return _find_here(name, place, folder, {place: None})
+        return _find_here(name, place, folder)
     lists = [folder / file for file in LISTS if (folder / file).is_file()]
     if len(lists) > 1:
         raise UserError(f"{folder} has {lists[0].name} and {lists[1].name}: say which with --captions")
     if lists:
-        return _find_here(name, lists[0], folder, {lists[0]: None})
+        return _find_here(name, lists[0], folder)
     if files := dict(_dataset_files(folder)):
         return replace(_find_here(name, folder, folder, files), is_dataset=True)
     raise UserError(f"{folder} has no list: give one with --captions, or name it {', '.join(LISTS)}")
@@ -147,31 +147,29 @@ def _split_of(path: str) -> str | None:
     return named[1] if named else None
 
 
-def _find_here(name: str, place: Path, folder: Path, splits: Mapping[Path, str | None]) -> ListedFiles:
-    """`splits` are the files, each with its split where one is known; `place` is the only one, or their folder."""
-    files = []
-    paths = {file.relative_to(place).as_posix() if place.is_dir() else file.name: file for file in splits}
-    for path, file in paths.items():
+def _find_here(name: str, place: Path, folder: Path, splits: Mapping[Path, str | None] | None = None) -> ListedFiles:
+    """`splits` are the files below `place`, each with its split where one is known; default: `place` is the file."""
+    files, paths = [], {}
+    for file, split in (splits or {place: None}).items():
+        path = file.relative_to(place if splits else place.parent).as_posix()
         if not ending(path):
             raise UserError(f"{file} is no list: Parquet, CSV, TSV and JSONL are known, by these endings")
         try:
-            with file.open("rb") as opened:
-                digest = sha256_of(opened)
-                files.append(ListFile(path, opened.tell(), digest, splits[file]))
+            files.append(ListFile(path, file.stat().st_size, sha256_of(file), split))
         except OSError as error:
             raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
+        paths[path] = file
     return ListedFiles(name, os.path.abspath(place), tuple(files), paths, folder=folder)
 
 
 def _find_on_hub(text: str) -> ListedFiles:
-    """Lists the Parquet files below the folder, with the checksums that the hub tells."""
     place, _, commit = text.removeprefix("hf://").removeprefix("datasets/").partition("@")
     owner, _, rest = place.strip("/").partition("/")
     name, _, below = rest.partition("/")
     if not all(re.fullmatch(r"[\w.-]+", part) for part in (owner, name)):
         raise UserError(f"{text}: a dataset on the hub is named hf://ORG/NAME")
     about = _ask_hub(f"{HUB}/api/datasets/{owner}/{name}/revision/{quote(commit or 'main', safe='')}?blobs=true", text)
-    prefix = f"{below.strip('/')}/" if below.strip("/") else ""
+    prefix = f"{below}/" if below else ""
     files, addresses = [], {}
     for file in sorted(about["siblings"], key=lambda file: file["rfilename"]):
         path = file["rfilename"]
@@ -188,9 +186,9 @@ def _find_on_hub(text: str) -> ListedFiles:
 
 def _ask_hub(url: str, text: str) -> Any:
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
+        with urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
             return json.load(answer)
-    except urllib.error.HTTPError as error:
+    except HTTPError as error:
         with error:
             raise UserError(f"{text}: the hub answers {error.code}; a private dataset is for you to download") from None
     except (OSError, ValueError) as error:

@@ -3,12 +3,12 @@
 datasets_cards/_template.md has `$name` where a fact stands, and `<!-- name -->` marks around what is left out where the
 fact `name` is empty. datasets_cards/<corpus>.md has, between its first lines `---`, fields that are the card's own
 (OWN_FIELDS) and then those of the Hugging Face hub, the last of which is `tags`; then what the corpus is, and SECTIONS.
-A corpus that a user's file defines may do without a card: then the general one stands for it.
+The general card stands for a user's corpus without one.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -17,19 +17,17 @@ from typing import Any
 from pipelines.publishing.hub_tables import DatasetConfig
 from pipelines.publishing.publication import Publication, lock_name, made_from, may, may_column, withheld
 from xmodal import corpora
-from xmodal.corpora import Corpus
+from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
 from xmodal.records.tables import CAPTIONS_OF_PAPERS
 from xmodal.root.outputs import Output
 from xmodal.root.sealed_sets import read_lock
 
 CARDS = Path(__file__).parents[2] / "datasets_cards"  # in a checkout and in an installed wheel
-TEMPLATE, GENERAL = "_template", "_general"
 OWN_FIELDS = ("licence", "item", "texts")  # CORPUS.licence to the letter; what a row is; what captions are called
-SECTIONS = (
-    *("Splits", "Columns", "Captions", "Captions elsewhere", "Media", "Media elsewhere"),
-    *("Sources", "Licence", "Citation"),
-)
+PARTS: dict[Part, str] = {"annotations": "Captions", "media": "Media"}  # sections on what is there
+ELSEWHERE = {part: f"{name} elsewhere" for part, name in PARTS.items()}  # and on what is withheld
+SECTIONS = ("Splits", "Columns", *PARTS.values(), *ELSEWHERE.values(), "Sources", "Licence", "Citation")
 WEIGHTS = re.compile("weights|vectors|detector")  # in names of settings
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 
@@ -45,11 +43,11 @@ class Card:
 
 
 def read_card(corpus: Corpus) -> Card:
-    """The card of a corpus; one that lacks what it must say, or is for another licence, is refused."""
+    """The card of a corpus. One that lacks what it must say, or is for another licence, is refused."""
     path = CARDS / f"{corpus.card or corpus.name}.md"
     if not path.is_file() and corpus.name in corpora.names():
         raise UserError(f"{corpus.name} has no card: write {path}, like those beside it")
-    card = _parse(path if path.is_file() else CARDS / f"{GENERAL}.md", corpus)
+    card = _parse(path if path.is_file() else CARDS / "_general.md", corpus)
     if card.fields.get("licence", corpus.licence) != corpus.licence:
         raise UserError(
             f"{path} is the card of a corpus whose licence is {card.fields['licence']!r}, and CORPUS.licence is "
@@ -80,39 +78,32 @@ def _parse(path: Path, corpus: Corpus) -> Card:
 
 
 def fill_card(card: Card, made: Publication, configs: list[DatasetConfig], described: list[dict[str, Any]]) -> str:
-    facts = _facts(card, made, configs, described)
-    section = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- /\1 -->\n", re.DOTALL)
-
-    def kept(found: re.Match[str]) -> str:
-        return section.sub(kept, found[2]) if facts[found[1]] else ""
-
-    template = section.sub(kept, (CARDS / f"{TEMPLATE}.md").read_text("utf-8"))
-    return Template(template).substitute(facts)
-
-
-def _facts(
-    card: Card, made: Publication, configs: list[DatasetConfig], described: list[dict[str, Any]]
-) -> dict[str, str]:
+    """The README; `described` is the dataset_info of each config."""
     corpus, counts, features = made.corpus, made.records.totals["counts"], made.features
     first = configs[0] if configs else DatasetConfig("")
     about = [{"config_name": c.name, "default": c is first, "data_files": c.data_files} for c in configs]
-    has_texts, has_media = may(corpus, "annotations", "all"), may(corpus, "media", "all")
-    hub = card.hub if has_texts else re.sub(r"^license: .*$", "license: other", card.hub, flags=re.MULTILINE)
-    sections = {**dict.fromkeys(SECTIONS, ""), **card.sections}
-    columns = sections["Columns"].splitlines()
-    note = " ".join(line for line in columns if not line.startswith("|")).strip()
+    hub, sections = card.hub, {**dict.fromkeys(SECTIONS, ""), **card.sections}
+    if not may(corpus, "annotations", "all"):
+        hub = re.sub(r"^license: .*$", "license: other", hub, flags=re.MULTILINE)
+    for part in PARTS:
+        sections[(ELSEWHERE if may(corpus, part, "all") else PARTS)[part]] = ""
+    lines = sections["Columns"].splitlines()
+    note = " ".join(line for line in lines if not line.startswith("|")).strip()
+    columns = ((re.match(r"\| `(\w+)`", line), line) for line in lines if may(corpus, "annotations", "ids"))
+    array, is_ragged = _first_array(features[0]) if features else ("", False)
     locks = (
         f"- {part}: `{output.folder}`, {lock_name(part)} has sha256 `{output.config['lock_sha256']}`"
         for part, output in made.sealed.items()
     )
-    return {
+    facts: dict[str, object] = {f"about_{name.lower().replace(' ', '_')}": text for name, text in sections.items()}
+    facts |= {
         "hub": hub,
-        "title": re.findall(r"^pretty_name: \"?(.*?)\"?$", card.hub, re.MULTILINE)[0],
+        "title": re.findall(r"^pretty_name: \"?(.*?)\"?$", hub, re.MULTILINE)[0],
         "about": card.about,
         "configs": _yaml(about),
         "dataset_info": _yaml(described),
         "size_category": next((name for limit, name in SIZES if counts["items"] < limit), "n>10M"),
-        "sample": "yes" if corpus.sample else "",
+        "sample": corpus.sample,
         "differs": ", ".join(_not_the_publishers(made)),
         "withheld": ", ".join(f"{part} ({release})" for part, release in withheld(corpus).items()),
         "config": first.name,
@@ -120,38 +111,33 @@ def _facts(
         "item": card.fields["item"],
         "texts": card.fields["texts"],
         "splits": "\n".join(_split_lines(made, configs, described)),
-        "about_splits": sections["Splits"],
-        "columns": "\n".join(_column_lines(corpus, columns)),
+        "columns": "\n".join(line for found, line in columns if found and may_column(corpus, found[1])),
         "about_columns": f" {note}" if note else "",
-        "captions": sections["Captions"] if has_texts else "",
-        "about_captions": sections["Captions"],
-        "captions_elsewhere": "" if has_texts else sections["Captions elsewhere"],
-        "media": sections["Media"] if has_media else "",
-        "media_elsewhere": "" if has_media else sections["Media elsewhere"],
         "features": "\n".join(f"- `{output.folder}`: {_settings(output)}" for output in features),
         "store": features[0].folder if features else "",
         "store_config": configs[-len(features)].name if features else "",
-        "read_features": _reading(features[0]) if features else "",
+        "array": array,
+        "ragged": is_ragged,
+        "dense": not is_ragged,
         "provenance": "\n".join([f"- records: `{made.records.folder}`", *locks]),
-        "sources": sections["Sources"],
-        "about_licence": sections["Licence"],
-        "citation": sections["Citation"],
     }
+    return _filled(facts)
 
 
-def _column_lines(corpus: Corpus, lines: Iterable[str]) -> Iterator[str]:
-    if may(corpus, "annotations", "ids"):
-        named = ((re.match(r"\| `(\w+)`", line), line) for line in lines)
-        yield from (line for found, line in named if found and may_column(corpus, found[1]))
+def _filled(facts: Mapping[str, object]) -> str:
+    section = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- /\1 -->\n", re.DOTALL)
+
+    def kept(found: re.Match[str]) -> str:
+        return section.sub(kept, found[2]) if facts[found[1]] else ""
+
+    return Template(section.sub(kept, (CARDS / "_template.md").read_text("utf-8"))).substitute(facts)
 
 
-def _reading(store: Output) -> str:
-    """The lines of Python that read an item's features."""
+def _first_array(store: Output) -> tuple[str, bool]:
+    """The shortest name of an array, and whether an item has several rows of it."""
     arrays = [name.removesuffix("/zarr.json") for name in store.files if name.endswith("/zarr.json")]
     name = next(array for array in sorted(arrays, key=len) if not array.endswith("_extents"))
-    if f"{name}_extents" not in arrays:
-        return f'print(id, store["{name}"][row])'
-    return f'start, length = store["{name}_extents"][row]\nprint(id, store["{name}"][start : start + length])'
+    return name, f"{name}_extents" in arrays
 
 
 def _split_lines(made: Publication, configs: list[DatasetConfig], described: list[dict[str, Any]]) -> Iterator[str]:
@@ -179,8 +165,9 @@ def _not_the_publishers(made: Publication) -> Iterator[str]:
     corpus = corpora.load(made.corpus.name) if made.corpus.name in corpora.names() else made.corpus
     published = {source.path: source.sha256 for source in corpus.sources if source.sha256}
     for output in made.sealed.values():
-        locked = ((locked.path, locked.sha256) for locked in read_lock(output))
-        yield from (f"`{path}`" for path, sha256 in locked if published.get(path, sha256) != sha256)
+        for locked in read_lock(output):
+            if published.get(locked.path, locked.sha256) != locked.sha256:
+                yield f"`{locked.path}`"
 
 
 def _yaml(value: Any, indent: str = "") -> str:

@@ -8,8 +8,8 @@
     dataset.lock  media.lock                         which bytes all this was made of
     publication.json                                 every other file and its size: by this a publication is known again
 
-The corpus' release decides what may be in it (publication.py). The folder is filled beside its place and renamed, so it
-is whole or not there; equal roots give equal bytes.
+The corpus' release decides what may be in it. The folder is filled beside its place and renamed, so it is whole or not
+there; equal roots give equal bytes.
 """
 
 import fcntl
@@ -18,10 +18,9 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from pipelines import stages
 from pipelines.engine.progress_line import ProgressLine
@@ -44,8 +43,7 @@ ITEMS = "items.parquet"
 LAYOUT = 1
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(NamedTuple):
     """A file that is published as it is."""
 
     key: str
@@ -54,15 +52,13 @@ class Copy:
     sha256: str
 
 
-def publish(
-    corpus: Corpus, root_storage: Storage, out: Path, features: list[Output], progress: ProgressLine | None = None
-) -> dict[str, Any]:
-    """Fills `out`, or replaces what was published there; says the rows of each config, and what was withheld."""
+def publish(corpus: Corpus, storage: Storage, out: Path, progress: ProgressLine | None = None) -> dict[str, Any]:
+    """Fills `out`, or replaces what was published there."""
     out, card = out.resolve(), read_card(corpus)
-    _refuse_what_is_not_ours(out)
-    publication = _publication(corpus, root_storage, features)
+    _refuse_foreign_files(out)
+    publication = _publication(corpus, storage)
     with _put_in_place(out) as target:
-        _copy_all(list(_copies(publication, root_storage)), target, out, progress or ProgressLine(quiet=True))
+        _copy_all(list(_copies(publication, storage)), target, out, progress or ProgressLine(quiet=True))
         configs = list[DatasetConfig]()
         if may(corpus, "annotations", "ids"):
             configs += write_captions(publication.records, target, partial(may_column, corpus))
@@ -84,9 +80,7 @@ def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
     media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
     stores = [output for output in made if ROWS in output.files and _holds_features(output)]
-    if not stores:
-        return []
-    items = read_ids(_records(corpus, storage), ITEMS)
+    items = read_ids(_records(corpus, storage), ITEMS) if stores else set()
     return [output for output in stores if read_ids(output, ROWS) <= items]
 
 
@@ -95,27 +89,18 @@ def _holds_features(output: Output) -> bool:
     return output.stage not in stages.names() or stages.load(output.stage).features
 
 
-def _publication(corpus: Corpus, storage: Storage, features: list[Output]) -> Publication:
+def _publication(corpus: Corpus, storage: Storage) -> Publication:
     names: dict[Part, str] = {"annotations": corpus.name, "media": corpus.media_set}
     found = {part: sealed_now(storage, FOLDERS[part], name) for part, name in names.items()}
-    sealed = {part: output for part, output in found.items() if output}
-    for output in features:
-        if not _holds_features(output):
-            raise UserError(f"{output.where} holds the pictures themselves, smaller: they are no features to publish")
-        if "media" not in sealed or not _reads(output, sealed["media"]):
-            raise UserError(f"{output.where} is not of {corpus.name}'s media as they are sealed now: build it again")
     records = _records(corpus, storage)
-    items = read_ids(records, ITEMS) if features else set()
-    for output in features:
-        if not read_ids(output, ROWS) <= items:
-            raise UserError(f"{output.where} has rows that are no items of {corpus.name}: leave it out")
     indexed = may(corpus, "annotations", "ids")  # an index of features names items
-    allowed = features if indexed and may(corpus, "media", "features") else []
     if not (indexed or may(corpus, "media", "all")):
         raise UserError(f"{corpus.name}: its release leaves nothing to publish ({corpus.licence})")
-    if may(corpus, "media", "all") and "media" not in sealed:
+    if may(corpus, "media", "all") and not found["media"]:
         raise UserError(f"{corpus.name}: its media belong to it and are not here: build {corpus.name}/media first")
-    return Publication(corpus, records, {p: output for p, output in sealed.items() if may(corpus, p, "ids")}, allowed)
+    sealed = {part: output for part, output in found.items() if output and may(corpus, part, "ids")}
+    features = feature_stores(corpus, storage) if indexed and may(corpus, "media", "features") else []
+    return Publication(corpus, records, sealed, features)
 
 
 def _records(corpus: Corpus, storage: Storage) -> Output:
@@ -131,10 +116,7 @@ def _reads(output: Output, other: Output) -> bool:
     return any(each.folder == other.folder for each in made_from(output))
 
 
-# ------------------------------------------------------------------------------------------------------------ its place
-
-
-def _refuse_what_is_not_ours(out: Path) -> None:
+def _refuse_foreign_files(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give a folder that is empty or does not exist yet")
     found, known = _sizes(out), _known(out / MANIFEST)
@@ -144,7 +126,7 @@ def _refuse_what_is_not_ours(out: Path) -> None:
 
 
 def _known(manifest: Path) -> dict[str, int]:
-    """The files of an earlier publication, itself among them; none where there is no such thing."""
+    """The files of an earlier publication, itself among them."""
     try:
         recorded = json.loads(manifest.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -160,7 +142,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 @contextmanager
 def _put_in_place(out: Path) -> Iterator[LocalStorage]:
-    """A hidden folder beside `out` that takes its place when all is written; what a killed publish left is cleared."""
+    """A hidden folder beside `out` that takes its place when all is written."""
     beside = out.with_name(f".{out.name}.publishing")
     beside.mkdir(parents=True, exist_ok=True)
     lock = os.open(beside, os.O_RDONLY)  # it goes with the process, however that ends
@@ -170,7 +152,7 @@ def _put_in_place(out: Path) -> Iterator[LocalStorage]:
         os.close(lock)
         raise UserError(f"{out} is being published by another process: wait until that is done") from None
     try:
-        for left in ("new", "old"):
+        for left in ("new", "old"):  # by one that was killed
             shutil.rmtree(beside / left, ignore_errors=True)
         yield LocalStorage(str(beside / "new"))
         shutil.rmtree(beside / "new/_runs", ignore_errors=True)  # the storage's own
@@ -180,9 +162,6 @@ def _put_in_place(out: Path) -> Iterator[LocalStorage]:
     finally:
         shutil.rmtree(beside, ignore_errors=True)
         os.close(lock)
-
-
-# ------------------------------------------------------------------------------------------------------------ its files
 
 
 def _write_features(publication: Publication, target: LocalStorage) -> Iterator[DatasetConfig]:

@@ -3,7 +3,8 @@
 import io
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +23,28 @@ from xmodal.records.views import captions_by_item, splits
 from xmodal.root.outputs import Output
 from xmodal.root.selection import find_output
 
-Tick = Callable[[int], None]
+
+@dataclass(frozen=True)
+class Export:
+    """Some items of a feature store; `tick` is told how many of them were read."""
+
+    store: FeatureStore
+    ids: Sequence[str]
+    tick: Callable[[int], None]
+
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        """Blocks of rows; for a ragged array, one item each."""
+        store, rows = self.store, self.store.rows(self.ids)
+        length = 1 if store.spec.ragged else max(1, BLOCK // store.spec.row_bytes)
+        for start in range(0, len(rows), length):
+            block = rows[start : start + length]
+            yield store.take_padded(block)[0] if store.spec.ragged else store.take(block)
+            self.tick(len(block))
+
+    def items(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        blocks = self.blocks()
+        values = blocks if self.store.spec.ragged else (row for block in blocks for row in block)
+        return zip(self.ids, values, strict=True)
 
 
 def export_features(
@@ -43,23 +65,22 @@ def export_features(
     if corpus and not split:
         raise UserError("--corpus says whose the split is: name that with --split")
     store = FeatureStore(features, array)
-    root = store.output.storage.url.rpartition("/")[0]
-    named: dict[str, Any] = {"corpus": corpus} if corpus else {}
-    records = find_output(root, "records", **named) if split else None
     wanted: Sequence[str] = read_ids(ids) if ids else store.ids
-    if records and split:
+    if split:
+        root = store.output.storage.url.rpartition("/")[0]
+        named: dict[str, Any] = {"corpus": corpus} if corpus else {}
+        records = find_output(root, "records", **named)
         there = splits(records)
         if split not in there:
             raise UserError(f"there is no split {split!r}; there are: {', '.join(sorted(there))}")
         wanted = there[split]
     present = [id for id in wanted if id not in store.absent]
     lines: dict[str, Sequence[str]] = {f"{out.stem}_ids.txt": present} if out.suffix == ".npy" else {}
-    captions = f"{out.name.removesuffix('_ims.npy')}_caps.txt" if out.name.endswith("_ims.npy") else None
-    _refuse_to_export(store, present, out, [*lines, captions] if records and captions else [*lines])
-    if records and split and captions:
-        lines[captions] = _five_captions(records, split, present)
+    if split and out.name.endswith("_ims.npy"):
+        lines[f"{out.name.removesuffix('_ims.npy')}_caps.txt"] = _five_captions(records, split, present)
+    _refuse_to_export(store, present, out, lines)
     with show.over("export", total=len(present), unit="items") as tick:
-        _export(store, present, out, lines, tick)
+        _write(Export(store, present, tick), out, lines)
     return {
         "path": str(out),
         "beside": list(lines),
@@ -71,14 +92,14 @@ def export_features(
     }
 
 
-def _export(store: FeatureStore, ids: Sequence[str], out: Path, lines: Mapping[str, Sequence[str]], tick: Tick) -> None:
+def _write(export: Export, out: Path, lines: Mapping[str, Sequence[str]]) -> None:
     """Writes all files in a hidden folder beside `out`, then renames them, `out` last."""
     writers = {".npy": _write_npy, ".tar": _write_tar, "": _write_folder} | dict.fromkeys(HDF5, _write_hdf5)
     try:
         with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
             for name, texts in lines.items():
                 Path(folder, name).write_text("".join(f"{text}\n" for text in texts), "utf-8")
-            writers[out.suffix](Path(folder, out.name), store, ids, tick)
+            writers[out.suffix](Path(folder, out.name), export)
             for name in (*lines, out.name):
                 Path(folder, name).rename(out.with_name(name))
     except OSError as error:
@@ -95,7 +116,7 @@ def _five_captions(records: Output, split: str, ids: Sequence[str]) -> list[str]
     return lines
 
 
-def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside: list[str]) -> None:
+def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside: Iterable[str]) -> None:
     if out.suffix not in ("", ".npy", ".tar", *HDF5):
         raise UserError(
             f"{out}: x.npy, x.h5 and x.tar are known, and x without an ending, a folder with an npz an item"
@@ -134,30 +155,17 @@ def _can_hold(suffix: str, id: str) -> bool:
     return plain and len(f"{id}.npz".encode()) <= 255
 
 
-def _blocks(store: FeatureStore, ids: Sequence[str], tick: Tick) -> Iterator[NDArray[Any]]:
-    """Blocks of rows; for a ragged array, one item each."""
-    rows = store.rows(ids)
-    length = 1 if store.spec.ragged else max(1, BLOCK // store.spec.row_bytes)
-    for start in range(0, len(rows), length):
-        block = rows[start : start + length]
-        yield store.take_padded(block)[0] if store.spec.ragged else store.take(block)
-        tick(len(block))
-
-
-def _items(store: FeatureStore, ids: Sequence[str], tick: Tick) -> Iterator[tuple[str, NDArray[Any]]]:
-    blocks = _blocks(store, ids, tick)
-    return zip(ids, blocks if store.spec.ragged else (row for block in blocks for row in block), strict=True)
-
-
-def _write_npy(path: Path, store: FeatureStore, ids: Sequence[str], tick: Tick) -> None:
-    shape, descr = (len(ids), *store.spec.row_shape), npy.dtype_to_descr(np.dtype(store.spec.dtype))
+def _write_npy(path: Path, export: Export) -> None:
+    spec = export.store.spec
+    about = {"descr": npy.dtype_to_descr(np.dtype(spec.dtype)), "fortran_order": False}
     with path.open("xb") as file:
-        npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
-        for block in _blocks(store, ids, tick):
+        npy.write_array_header_1_0(file, {**about, "shape": (len(export.ids), *spec.row_shape)})
+        for block in export.blocks():
             file.write(block.data)
 
 
-def _write_hdf5(path: Path, store: FeatureStore, ids: Sequence[str], tick: Tick) -> None:
+def _write_hdf5(path: Path, export: Export) -> None:
+    store, ids = export.store, export.ids
     lengths = store.lengths(store.rows(ids)) if store.spec.ragged else np.ones(len(ids), np.int64)
     with open_hdf5(path, "x") as file:
         file["ids"] = np.array(ids, object)
@@ -165,14 +173,14 @@ def _write_hdf5(path: Path, store: FeatureStore, ids: Sequence[str], tick: Tick)
             file["offsets"] = np.concatenate([[0], np.cumsum(lengths)])
         features = file.create_dataset("features", (int(lengths.sum()), *store.spec.row_shape), store.spec.dtype)
         row = 0
-        for block in _blocks(store, ids, tick):
+        for block in export.blocks():
             features[row : row + len(block)] = block
             row += len(block)
 
 
-def _write_tar(path: Path, store: FeatureStore, ids: Sequence[str], tick: Tick) -> None:
+def _write_tar(path: Path, export: Export) -> None:
     with tarfile.open(path, "x") as archive:
-        for id, values in _items(store, ids, tick):
+        for id, values in export.items():
             data = io.BytesIO()
             npy.write_array(data, values, (1, 0), allow_pickle=False)
             member = tarfile.TarInfo(f"{id}.npy")
@@ -181,7 +189,7 @@ def _write_tar(path: Path, store: FeatureStore, ids: Sequence[str], tick: Tick) 
             archive.addfile(member, data)
 
 
-def _write_folder(path: Path, store: FeatureStore, ids: Sequence[str], tick: Tick) -> None:
+def _write_folder(path: Path, export: Export) -> None:
     path.mkdir()
-    for id, values in _items(store, ids, tick):
+    for id, values in export.items():
         np.savez(path / f"{id}.npz", features=values)

@@ -1,7 +1,7 @@
 """`xmodal import`: others' features as the output of a stage.
 
-An import's units are its shards, so that it goes on where it stopped. It is named by the source's bytes, not by where
-they lie. Workers read the source where it lies: on a cluster all see it.
+An import's units are its shards, so that it goes on where it stopped. Workers read the source where it lies: on a
+cluster all see it.
 """
 
 import hashlib
@@ -67,13 +67,13 @@ def import_features(
     except ValueError as error:
         raise UserError(f"{source.files[0]} cannot be imported so: {error}") from None
     stage = _imported(name, source, spec, progress)
-    there = Output(storage, stage.folder).complete
+    was_complete = Output(storage, stage.folder).complete
     output = build(stage, storage, run, progress)
     return {
         "stage": name,
         "identity": output.identity,
         "path": output.where,
-        "built": not there,
+        "built": not was_complete,
         "items": len(source.ids),
         "row_shape": list(spec.row_shape),
         "ragged": spec.ragged,
@@ -124,8 +124,8 @@ def _refuse_name(storage: Storage, name: str) -> None:
         raise UserError(f"--name {name}: a stage is named by letters, digits and ._-")
     folders = (folder for kind in stages.all() for folder in (kind.name, *kind.also))
     reserved = {"blobs", CLEAN, *stages.FILE_SETS, *folders}
-    others = (o for o in directories(storage, name) if o.complete and storage.size(f"{o.folder}/{ROWS}") is None)
-    if name in reserved or next(others, None) is not None:
+    complete = (output for output in directories(storage, name) if output.complete)
+    if name in reserved or any(storage.size(f"{output.folder}/{ROWS}") is None for output in complete):
         raise UserError(f"--name {name}: that is the name of a stage that makes something else: take another")
 
 
@@ -142,8 +142,7 @@ def _stamp(source: ForeignFeatures) -> str:
 def _sha256(source: ForeignFeatures, progress: ProgressLine) -> str:
     """The sha256 of a source's file, or a fingerprint of those of all its files, in their order."""
     found = []
-    total = sum(os.path.getsize(file) for file in source.files)
-    with progress.over("sha256", total=total, unit="bytes") as tick:
+    with progress.over("sha256", sum(map(os.path.getsize, source.files)), unit="bytes") as tick:
         for path in source.files:
             digest = hashlib.sha256()
             with reading(path), open(path, "rb") as file:

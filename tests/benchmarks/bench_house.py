@@ -15,7 +15,7 @@ from pipelines import stages
 from pipelines.demo.coco import write
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
-from pipelines.fetching import corpus_files, sealing
+from pipelines.fetching.sealing import FileSet
 from pipelines.stages._media import checksums
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.benchmarks import house_first_step
@@ -73,8 +73,8 @@ def resolutions(folder: Path) -> Counter[str]:
         kind.make.__code__: lambda frame, name=kind.name: f"stage {name} made"  # type: ignore[misc]
         for kind in stages.all()
     }
-    watched[sealing.planned.__code__] = lambda frame: f"list of {frame.f_locals['sources'][0].path} and others hashed"
-    watched[corpus_files.FileSet.sealed.func.__code__] = lambda frame: f"{frame.f_locals['self'].part} looked up"
+    watched[FileSet.planned.func.__code__] = lambda frame: f"list of {frame.f_locals['self'].part} hashed"
+    watched[FileSet.sealed.func.__code__] = lambda frame: f"{frame.f_locals['self'].part} looked up"
     watched[checksums.__wrapped__.__code__] = lambda frame: f"lock of {frame.f_locals['sealed'].stage} read"
     watched[CorpusBuild._items.func.__code__] = lambda frame: "items read"
     with _counting(watched, counted):

@@ -139,7 +139,7 @@ def test_what_is_published_are_ids_under_a_card(tmp_path: Path) -> None:
     corpus = write(WORLD, tmp_path / "raw")
     storage = open_storage(str(tmp_path / "root"))
     CorpusBuild(BuildOptions(storage, raw=tmp_path / "raw"), corpus).build("records")
-    published = publish(corpus, storage, tmp_path / "out", [])
+    published = publish(corpus, storage, tmp_path / "out")
     assert published["withheld"] == {"annotations": "ids", "media": "features"}
     assert published["rows"]["pcme"]["val"] == corpus.counts["items:pcme/val"]
     table = pq.read_table(next((tmp_path / "out/captions/pcme").glob("val-*.parquet")))

@@ -127,8 +127,8 @@ def test_nothing_of_it_is_published(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path / "root"))
     CorpusBuild(BuildOptions(storage, raw=tmp_path / "raw"), corpus).build("records")
     with pytest.raises(UserError, match="cuhk_pedes: its release leaves nothing to publish"):
-        publish(corpus, storage, tmp_path / "out", [])
-    publish(replace(corpus, release={"annotations": "ids"}), storage, tmp_path / "out", [])  # were it allowed
+        publish(corpus, storage, tmp_path / "out")
+    publish(replace(corpus, release={"annotations": "ids"}), storage, tmp_path / "out")  # were it allowed
     card = (tmp_path / "out/README.md").read_text()
     assert "let nobody pass on any part of it" in " ".join(card.split())
     assert "$" not in card

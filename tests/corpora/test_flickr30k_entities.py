@@ -178,7 +178,7 @@ def test_records_are_built_and_published_without_pictures(demo: str, tmp_path: P
     site = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
     counts = CorpusBuild(site, corpus).build("records").totals["counts"]
     assert counts["captions"] == 300
-    report = publish(corpus, site.storage, tmp_path / "out", [])
+    report = publish(corpus, site.storage, tmp_path / "out")
     assert report["rows"]["plummer"] == {"train": 48, "val": 6, "test": 6}
     assert ("karpathy" in report["rows"]) == (demo == "flickr30k")
     assert report["withheld"] == {"media": "ids"}

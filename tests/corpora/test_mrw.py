@@ -144,7 +144,7 @@ def test_it_is_built_and_published_without_its_clips(published: tuple[Corpus, Pa
     kinds = Counter(state.kind for state in Ledger(storage, "media", "mrw").states() if state.failed)
     assert kinds == {"http_404": len(gone), "by_hand": len(by_hand) - 1}
     assert records.totals["counts"][f"odd: {CUT_OFF}"] == 3
-    out = publish(corpus, storage, tmp_path / "out", [])
+    out = publish(corpus, storage, tmp_path / "out")
     assert out["withheld"] == {"media": "ids"}
     assert out["rows"] == {"mrw": {"train": 48, "val": 6, "test": 6}}
     assert not list((tmp_path / "out").rglob("*.mp4"))

@@ -131,7 +131,7 @@ def test_it_is_built_from_its_addresses_and_published_without_its_gifs(
     gone = {f"gifs/{each.id}.gif" for each in animations(WORLD) if each.gone}
     assert {locked.path for locked in read_lock(media) if not locked.sha256} == gone != set()
     assert records.totals["counts"]["items:tgif/test"] == 6
-    out = publish(corpus, storage, tmp_path / "out", [])
+    out = publish(corpus, storage, tmp_path / "out")
     assert out["withheld"] == {"media": "ids"}
     assert out["rows"] == {"tgif": {"train": 48, "val": 6, "test": 6}}
     assert not list((tmp_path / "out").rglob("*.gif"))

@@ -111,7 +111,7 @@ def test_its_card_is_filled_in(tmp_path: Path) -> None:
     corpus = write(WORLD, tmp_path / "raw")
     storage = open_storage(str(tmp_path / "root"))
     CorpusBuild(BuildOptions(storage, raw=tmp_path / "raw"), corpus).build("records")
-    published = publish(corpus, storage, tmp_path / "out", [])
+    published = publish(corpus, storage, tmp_path / "out")
     assert published["withheld"] == {"media": "features"}
     assert published["rows"] == {"bottom_up": {"train": 48, "val": 6, "test": 6}}
     card = (tmp_path / "out/README.md").read_text()

@@ -17,8 +17,8 @@ import pytest
 from pipelines.demo.server import Behaviour, Server, serve
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.progress_line import ProgressLine
-from pipelines.fetching.corpus_files import FileSet
 from pipelines.fetching.ledger import FetchAttempt, Ledger, State
+from pipelines.fetching.sealing import FileSet
 from pipelines.upkeep.corpus_build import CorpusBuild
 from pipelines.upkeep.inspection import forget, verify
 from tests.conftest import tree_digest

@@ -54,7 +54,7 @@ class Built:
     def publish(self, out: Path, **release: ReleaseClass) -> dict[str, Any]:
         """With another release than COCO's, where one is given."""
         corpus = replace(self.corpus, release=release) if release else self.corpus  # type: ignore[arg-type]
-        return publish(corpus, self.storage, out, self.features)
+        return publish(corpus, self.storage, out)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +211,7 @@ def test_the_lines_of_the_card_work_on_what_a_real_stage_made(name: str, stage: 
     settings = {f"{stage}.{field}": value for field, value in small.items()}
     options = BuildOptions(open_storage(str(tmp_path / "root")), raw=raw, settings=settings)
     build_stages(CorpusBuild(options, corpus), ["records", "media", stage])
-    publish(corpus, options.storage, tmp_path / "out", feature_stores(corpus, options.storage))
+    publish(corpus, options.storage, tmp_path / "out")
     _, text = card(tmp_path / "out")
     _, features = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert re.match(r"\S+ \[", run_python(features, tmp_path / "out"))
@@ -222,7 +222,7 @@ def test_a_card_for_another_licence_is_refused_before_anything_is_copied(built: 
     shown = io.StringIO()
     other = replace(built.corpus, licence="CC0")
     with pytest.raises(UserError, match=r"coco\.md is the card of a corpus whose licence is .*CC BY 4.0.*'CC0'"):
-        publish(other, built.storage, tmp_path / "out", built.features, ProgressLine(shown))
+        publish(other, built.storage, tmp_path / "out", ProgressLine(shown))
     assert shown.getvalue() == ""
     assert list(tmp_path.iterdir()) == []
 
@@ -232,7 +232,7 @@ def test_a_corpus_of_a_user_without_a_card_has_the_general_one(built: Built, tmp
     storage, mine = open_storage(str(root)), replace(built.corpus, name="mine", media_set="mine", licence="ours alone")
     options = BuildOptions(storage, raw=Path(built.storage.url).parent / "raw")
     build_stages(CorpusBuild(options, mine), ["records", "media"])
-    publish(mine, storage, tmp_path / "out", [])
+    publish(mine, storage, tmp_path / "out")
     matter, text = card(tmp_path / "out")
     assert (matter["pretty_name"], matter["license"]) == ("mine", "other")
     assert "ours alone." in text
@@ -273,8 +273,8 @@ def test_features_are_those_of_the_media_as_sealed_now(built: Built, tmp_path: P
     assert [output.folder for output in feature_stores(built.corpus, built.storage)] == [built.features[0].folder]
     other = replace(built.corpus, media_set="other")
     assert feature_stores(other, built.storage) == []
-    with pytest.raises(UserError, match="is not of coco's media as they are sealed now"):
-        publish(other, built.storage, tmp_path / "out", built.features)
+    publish(other, built.storage, tmp_path / "out")
+    assert not (tmp_path / "out/features").exists()
 
 
 def test_media_are_not_passed_on_unless_all_are(built: Built, published: Path, tmp_path: Path) -> None:
@@ -329,9 +329,11 @@ def test_features_of_another_corpus_of_the_media_set_are_not_published(built: Bu
     foreign = build(toy_features(Output(storage, built.media.folder), [*ids, "secret"], Toy("random:1")), storage)
     found = feature_stores(built.corpus, storage)
     assert [output.folder for output in found] == [built.features[0].folder]
-    with pytest.raises(UserError, match=f"{foreign.identity} has rows that are no items of coco"):
-        publish(built.corpus, storage, tmp_path / "out", [*found, foreign])
-    assert not (tmp_path / "out").exists()
+    publish(built.corpus, storage, tmp_path / "out")
+    assert foreign.complete
+    assert {path.name for path in (tmp_path / "out/features/toy").iterdir() if path.is_dir()} == {
+        built.features[0].identity
+    }
 
 
 @pytest.mark.parametrize("stage", ["pixels", "frames"])
@@ -341,9 +343,9 @@ def test_resized_pictures_are_no_features(stage: str, built: Built, tmp_path: Pa
     ids = [item.id for item in built.rows(Item)]
     squares = build(replace(toy_features(Output(storage, built.media.folder), ids), name=stage), storage)
     assert [output.folder for output in feature_stores(built.corpus, storage)] == [built.features[0].folder]
-    with pytest.raises(UserError, match=f"{squares.identity} holds the pictures themselves"):
-        publish(built.corpus, storage, tmp_path / "out", [squares])
-    assert not (tmp_path / "out").exists()
+    publish(built.corpus, storage, tmp_path / "out")
+    assert squares.complete
+    assert os.listdir(tmp_path / "out/features") == ["toy"]
 
 
 @pytest.mark.parametrize(("annotations", "licence"), [("all", "cc-by-4.0"), ("ids", "other")])
@@ -356,7 +358,7 @@ def test_the_licence_is_that_of_what_is_published(
 
 def test_files_copied_are_shown(built: Built, tmp_path: Path) -> None:
     shown = io.StringIO()
-    publish(built.corpus, built.storage, tmp_path / "out", built.features, ProgressLine(shown))
+    publish(built.corpus, built.storage, tmp_path / "out", ProgressLine(shown))
     assert re.search(r"out: 6/6 files \(100 %\)", shown.getvalue())
 
 
@@ -407,7 +409,7 @@ def test_a_folder_that_is_none_of_ours_is_refused(built: Built, tmp_path: Path) 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from pipelines.publishing.dataset_repository import feature_stores, publish
+from pipelines.publishing.dataset_repository import publish
 from xmodal.corpora import load
 from xmodal.root.storage import open_storage
 
@@ -417,7 +419,7 @@ def kill(event, arguments):
         os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(kill)
 storage, corpus = open_storage(root), load("coco")
-publish(corpus, storage, Path(out), feature_stores(corpus, storage))
+publish(corpus, storage, Path(out))
 """
 
 
@@ -439,7 +441,7 @@ def test_a_failed_publication_leaves_nothing(built: Built, tmp_path: Path) -> No
     values.write_bytes(b"\1" + values.read_bytes()[1:])
     storage = open_storage(str(root))
     with pytest.raises(UserError, match=r"values/c/0/0 is not what was committed"):
-        publish(built.corpus, storage, tmp_path / "new/out", feature_stores(built.corpus, storage))
+        publish(built.corpus, storage, tmp_path / "new/out")
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -456,7 +458,7 @@ def test_what_is_missing_is_said(built: Built, tmp_path: Path, monkeypatch: pyte
     empty, other_version = open_storage(str(tmp_path / "empty")), replace(built.corpus, version=2)
     for corpus, storage in ((built.corpus, empty), (other_version, built.storage)):
         with pytest.raises(UserError, match="build coco/records first"):
-            publish(corpus, storage, tmp_path / "out", [])
+            publish(corpus, storage, tmp_path / "out")
     monkeypatch.setattr("pipelines.publishing.dataset_card.CARDS", tmp_path)
     with pytest.raises(UserError, match=r"coco has no card: write \S+/coco\.md"):
         built.publish(tmp_path / "out")

@@ -17,14 +17,13 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> Result:
-    from pipelines.publishing.dataset_repository import feature_stores, publish
+    from pipelines.publishing.dataset_repository import publish
 
     if len(args.targets) != 1:
         raise UserError("publish takes one corpus, because --out is one folder")
     options = _flags.read_only(args)
     ((work, _),) = _flags.parse_targets(args, options)
-    stores = feature_stores(work.corpus, options.storage)
-    return publish(work.corpus, options.storage, args.out, stores, _flags.progress(args))
+    return publish(work.corpus, options.storage, args.out, _flags.progress(args))
 
 
 def text(result: Result) -> Lines:
