@@ -8,7 +8,7 @@ import inspect
 import math
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -21,17 +21,17 @@ UNIONS = (Union, types.UnionType)
 
 def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str, object]:
     """`stage.field` → value; refuses what no config has, what two have and what a config refuses."""
+    known = {f"{stage}.{name}": kind for stage, config in configs.items() for name, kind in _settable(config).items()}
     settings: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set takes name=value, not {text!r}")
-        full_name = _full_name(name, configs)
-        stage, _, field = full_name.partition(".")
+        name = _full_name(name, known)
         try:
-            settings[full_name] = _convert(value, get_type_hints(type(configs[stage]))[field])
+            settings[name] = _convert(value, known[name])
         except ValueError as error:
-            raise UserError(f"--set {full_name}={value}: {error}") from None
+            raise UserError(f"--set {name}={value}: {error}") from None
     for stage, config in configs.items():  # all settings at once: one may only make sense with another
         try:
             apply(config, stage, settings)
@@ -45,8 +45,7 @@ def apply(config: C, stage: str, settings: Mapping[str, object]) -> C:
     return replace(config, **own)  # type: ignore[type-var]
 
 
-def _full_name(name: str, configs: Mapping[str, object]) -> str:
-    known = [f"{stage}.{field}" for stage, config in configs.items() for field in _settable(config)]
+def _full_name(name: str, known: Iterable[str]) -> str:
     found = [full for full in known if name in (full, full.partition(".")[2])]
     if len(found) == 1:
         return found[0]
@@ -64,15 +63,15 @@ def nearest(name: str, known: Mapping[str, str]) -> str:
 
 def describe(config: object, stage: str) -> list[dict[str, Any]]:
     """Every setting of a config: its name, type, value, and the line of its declaration."""
-    rows, hints = [], get_type_hints(type(config))
-    for name in _settable(config):
+    rows = []
+    for name, declared in _settable(config).items():
         owner = next(cls for cls in type(config).__mro__ if name in inspect.get_annotations(cls))
         place, _, is_users_file = owner.__module__.partition("@")  # xmodal/python_files.py
         if not is_users_file:
             lines, first = inspect.getsourcelines(owner)
             line = next(number for number, text in enumerate(lines, first) if re.match(rf"\s+{name}:", text))
             place = f"{place.replace('.', '/')}.py:{line}"
-        about = {"name": f"{stage}.{name}", "type": _type_text(hints[name]), "default": getattr(config, name)}
+        about = {"name": f"{stage}.{name}", "type": _type_text(declared), "default": getattr(config, name)}
         rows.append(about | {"documented": place})
     return rows
 
@@ -85,9 +84,11 @@ def _type_text(declared: Any) -> str:
     return {type(None): "none", Ellipsis: "..."}.get(declared) or str(getattr(declared, "__name__", declared))
 
 
-def _settable(config: Any) -> list[str]:
-    hints = get_type_hints(type(config))
-    return [f.name for f in fields(config) if "given" not in f.metadata and _is_plain(hints[f.name])]
+def _settable(config: Any) -> dict[str, Any]:
+    """The fields that a command line can set, with their types."""
+    kinds = get_type_hints(type(config))
+    names = [field.name for field in fields(config) if "given" not in field.metadata]
+    return {name: kinds[name] for name in names if _is_plain(kinds[name])}
 
 
 def _is_plain(declared: Any) -> bool:

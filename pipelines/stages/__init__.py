@@ -45,19 +45,19 @@ class Needs:
 
 @dataclass(frozen=True)
 class StageKind:
-    """A module's declaration of its stage."""
+    """A module's declaration of its stage: CONTRIBUTING.md tells how to write one."""
 
     name: str  # of the folder under the root, and of the module
-    config: Callable[[], Any]  # a frozen dataclass whose fields all have defaults: what --set NAME.field=… may say
-    needs: tuple[str, ...]  # built before it: other stages, or FILE_SETS
+    config: Callable[[], Any]  # a frozen dataclass whose fields all have defaults
+    needs: tuple[str, ...]  # other stages, or FILE_SETS
     of: str | None = None  # the kind of item ("image", "clip") or label ("category") that a corpus must have
-    files: tuple[str, ...] = ()  # what a user may give as --file NAME=PATH; their sha256 goes into the config
+    files: tuple[str, ...] = ()  # what a user may give as --file NAME=PATH
     features: bool = False  # recipes train from it and datasets are published with it
-    estimate: Callable[[Any, int, Mapping[str, Output]], float] | None = None  # bytes of so many items, for `plan`
-    check: Callable[[Any, Mapping[str, Path]], None] | None = None  # refuses what must fail before anything is fetched
+    estimate: Callable[[Any, int, Mapping[str, Output]], float] | None = None  # bytes of so many items
+    check: Callable[[Any, Mapping[str, Path]], None] | None = None  # refuses before anything is fetched
     also: tuple[str, ...] = ()  # folders of further stages, which it builds for itself
     small: Mapping[str, Any] = field(default_factory=dict)  # settings by which tests build it of tiny items
-    small_files: Mapping[str, bytes] = field(default_factory=dict)  # and files, whose names no other stage gives
+    small_files: Mapping[str, bytes] = field(default_factory=dict)  # whose names no other stage gives
     make: Callable[[Any, Needs], Stage[Any, Any]] = None  # type: ignore[assignment]  # `load` takes it from the module
 
 
@@ -102,7 +102,6 @@ def all() -> list[StageKind]:
 
 
 def configs() -> dict[str, object]:
-    """The default settings of every stage."""
     return {kind.name: kind.config() for kind in all()}
 
 
