@@ -3,7 +3,7 @@
     plan(config, inputs)  → (unit name, work) in order of the names; cheap and lazy, on the driver
     open(config, inputs)  → the function that does one unit's work; called once per worker, so that networks load once
 
-A stage knows nothing of runners, attempts or resuming. Its config holds everything that decides the bytes (weights by
+A stage knows nothing of runners or resuming. Its config holds everything that decides the bytes (weights by
 their sha256, the device class and dtype where they change numbers) and nothing else.
 """
 
@@ -20,7 +20,7 @@ Config = TypeVar("Config")
 Work = TypeVar("Work")
 Inputs = tuple[Output, ...]
 Counts = Mapping[str, int]
-Sink = UnitAttempt
+Sink = UnitAttempt  # of which a stage calls `file` and `fail`
 
 
 def given(default: object = "") -> Any:
