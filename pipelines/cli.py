@@ -13,18 +13,18 @@ from pipelines.commands._errors import explain
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = commands.parser()
-    args = parser.parse_args(arguments)
-    if args.command is None:
-        parser.print_help()
-        return 0
-    command = commands.load_all()[args.command]
+    parser, root = commands.parser(), ""
     try:
+        args = parser.parse_args(arguments)
+        if args.command is None:
+            parser.print_help()
+            return 0
+        command, root = commands.load_all()[args.command], getattr(args, "root", None) or ""
         result = _run(command, args)
     except KeyboardInterrupt:
         return _complain("stopped; run the same command again to go on", code=130)
     except Exception as error:
-        if not (text := explain(error, getattr(args, "root", None) or "")):
+        if not (text := explain(error, root)):
             raise
         return _complain(text)
     together = sys.modules.get("xmodal.batches.distributed")

@@ -1,9 +1,10 @@
-"""Loads a Python file of a user's own: a corpus or a model that is no module of this package."""
+"""Loads Python files that somebody adds: a corpus or a model of a user's own, a module of one kind in a folder."""
 
 import hashlib
 import sys
 from functools import cache
-from importlib.util import module_from_spec, spec_from_loader
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +25,18 @@ def load_python_file(path: str, kind: str) -> ModuleType:
         return _run(str(file), source)
     except (Exception, SystemExit) as error:  # somebody's file: whatever it does wrong is for its writer to read
         raise UserError(f"{kind} file {path} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def load_module(name: str, *needed: str) -> ModuleType:
+    """Imports a module that is found because its file exists; UserError if that fails or it lacks what is needed."""
+    try:
+        module = import_module(name)
+    except (Exception, SystemExit) as error:
+        file = getattr(find_spec(name), "origin", name)
+        raise UserError(f"{file} cannot be loaded: {type(error).__name__}: {error}") from error
+    if missing := [one for one in needed if not hasattr(module, one)]:
+        raise UserError(f"{module.__file__} must define {' and '.join(missing)}")
+    return module
 
 
 @cache

@@ -20,6 +20,8 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from xmodal import __version__
+from xmodal.errors import UserError
+from xmodal.python_files import load_module
 
 Args = argparse.Namespace
 Result = dict[str, Any]
@@ -70,8 +72,22 @@ def groups() -> list[ModuleType]:
 
 def commands_of(group: ModuleType) -> dict[str, ModuleType]:
     names = sorted(found.name for found in pkgutil.iter_modules(group.__path__) if not found.name.startswith("_"))
-    modules = (importlib.import_module(f"{group.__name__}.{name}") for name in names)
-    return dict(zip([name.removesuffix("_").replace("_", "-") for name in names], modules, strict=True))
+    return {name.removesuffix("_").replace("_", "-"): _load(f"{group.__name__}.{name}") for name in names}
+
+
+def _load(name: str) -> ModuleType:
+    """A command whose file is wrong is listed, and says so to whoever asks for it."""
+    try:
+        return load_module(name, "flags", "run")
+    except UserError as error:
+        why = error
+
+    def refuse(*arguments: Any) -> NoReturn:
+        raise why
+
+    module = ModuleType(name, f"Does not work: {why}")
+    vars(module)["flags"] = lambda parser: setattr(parser, "parse_known_args", refuse)
+    return module
 
 
 class Parser(argparse.ArgumentParser):
@@ -124,7 +140,11 @@ def parser() -> argparse.ArgumentParser:
         formatter = argparse.RawDescriptionHelpFormatter
         about, heading, examples = (command.__doc__ or "").partition("examples:\n")
         sub = commands.add_parser(
-            name, help=summary(command), description=about, epilog=heading + examples, formatter_class=formatter
+            name,
+            help=summary(command).replace("%", "%%"),
+            description=about,
+            epilog=heading + examples,
+            formatter_class=formatter,
         )
         sub.add_argument("--json", action="store_true", help="the result as JSON on stdout")
         command.flags(sub)

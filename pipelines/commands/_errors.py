@@ -19,16 +19,21 @@ OBJECT_STORES = {"botocore", "aiobotocore", "aiohttp"}
 def explain(error: Exception, root: str) -> str | None:
     """Says what a person can do about an error; None for an error of xmodal itself."""
     if isinstance(error, UserError):
-        return str(error)
+        cure = _explain_missing(error.__cause__)
+        return f"{error}; {cure}" if cure and cure not in str(error) else str(error)
     if isinstance(error, OSError):
         return _explain_disk(error, root)
     if isinstance(error, ModuleNotFoundError):
-        from pipelines.upkeep.machine import how_to_install
-
-        return how_to_install(error.name or "")
+        return _explain_missing(error)
     if type(error).__module__.partition(".")[0] in OBJECT_STORES:
         return f"the object store of {root} does not answer as it should: {error}"
     return None
+
+
+def _explain_missing(error: BaseException | None) -> str | None:
+    from pipelines.upkeep.machine import how_to_install
+
+    return how_to_install(error.name or "") if isinstance(error, ModuleNotFoundError) else None
 
 
 def _explain_disk(error: OSError, root: str) -> str:

@@ -41,8 +41,8 @@ def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str,
 
 
 def apply(config: C, stage: str, settings: Mapping[str, object]) -> C:
-    own = {name.partition(".")[2]: value for name, value in settings.items() if name.partition(".")[0] == stage}
-    return replace(config, **own)  # type: ignore[type-var]
+    own = {name.rpartition(".")[2]: value for name, value in settings.items() if name.rpartition(".")[0] == stage}
+    return config | own if isinstance(config, dict) else replace(config, **own)  # type: ignore[return-value,type-var]
 
 
 def _full_name(name: str, known: Iterable[str]) -> str:
@@ -65,6 +65,9 @@ def describe(config: object, stage: str) -> list[dict[str, Any]]:
     """Every setting of a config: its name, type, value, and the line of its declaration."""
     rows = []
     for name, declared in _settable(config).items():
+        if isinstance(config, dict):
+            rows.append({"name": f"{stage}.{name}", "type": "float", "default": config[name], "documented": ""})
+            continue
         owner = next(cls for cls in type(config).__mro__ if name in inspect.get_annotations(cls))
         place, _, is_users_file = owner.__module__.partition("@")  # xmodal/python_files.py
         if not is_users_file:
@@ -85,7 +88,9 @@ def _type_text(declared: Any) -> str:
 
 
 def _settable(config: Any) -> dict[str, Any]:
-    """The fields that a command line can set, with their types."""
+    """Types by name: of a dict's numbers, or of the fields that a command line can set."""
+    if isinstance(config, dict):
+        return {name: float for name, value in config.items() if isinstance(value, int | float)}
     kinds = get_type_hints(type(config))
     names = [field.name for field in fields(config) if "given" not in field.metadata]
     return {name: kinds[name] for name in names if _is_plain(kinds[name])}
@@ -94,7 +99,10 @@ def _settable(config: Any) -> dict[str, Any]:
 def _is_plain(declared: Any) -> bool:
     if get_origin(declared) is Literal or declared in (int, float, bool, str, type(None), Ellipsis):
         return True
-    return get_origin(declared) in (*UNIONS, tuple) and all(map(_is_plain, get_args(declared)))
+    parts = get_args(declared)
+    if get_origin(declared) is tuple and any(get_origin(part) is tuple for part in parts):
+        return False  # commas part one list
+    return get_origin(declared) in (*UNIONS, tuple) and all(map(_is_plain, parts))
 
 
 def _convert(text: str, declared: Any) -> Any:

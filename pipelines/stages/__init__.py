@@ -4,7 +4,6 @@ A module declares `STAGE`, which says what it is, and `make(config, needs)`, whi
 A module that begins with an underscore is shared by stages and is none itself.
 """
 
-import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 from pipelines.engine.stage import Stage
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
+from xmodal.python_files import load_module
 from xmodal.records.tables import Item, Kind, Label
 from xmodal.root.outputs import Output
 
@@ -52,6 +52,7 @@ class StageKind:
     needs: tuple[str, ...]  # other stages, or FILE_SETS
     of: str | None = None  # the kind of item ("image", "clip") or label ("category") that a corpus must have
     files: tuple[str, ...] = ()  # what a user may give as --file NAME=PATH
+    packages: tuple[str, ...] = ()  # those it imports that an extra of pyproject.toml brings: a literal, for doctor
     features: bool = False  # recipes train from it and datasets are published with it
     estimate: Callable[[Any, int, Mapping[str, Output]], float] | None = None  # bytes of so many items
     check: Callable[[Any, Mapping[str, Path]], None] | None = None  # refuses before anything is fetched
@@ -66,11 +67,11 @@ def names() -> list[str]:
 
 
 def load(name: str) -> StageKind:
-    module = importlib.import_module(f"{__name__}.{name}")
-    kind, where = getattr(module, "STAGE", None), module.__file__
-    if not isinstance(kind, StageKind) or kind.name != name or not hasattr(module, "make"):
+    module = load_module(f"{__name__}.{name}", "STAGE", "make")
+    kind, where = module.STAGE, module.__file__
+    if not isinstance(kind, StageKind) or kind.name != name:
         raise UserError(f"{where} must define make(config, needs) and STAGE = StageKind(name={name!r}, …)")
-    for part in ("needs", "files", "also"):
+    for part in ("needs", "files", "packages", "also"):
         if isinstance(text := getattr(kind, part), str):
             raise UserError(f"{where}: {part}={text!r} is a text: write {part}=({text!r},)")
     found = _found()

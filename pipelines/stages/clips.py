@@ -58,6 +58,7 @@ STAGE = StageKind(
     needs=("frames",),
     of="clip",
     files=("weights",),
+    packages=("torch", "torchvision", "simplejpeg"),
     features=True,
     estimate=estimate,
     small={"network": "resnet18", "weights": "random:0", "resize": 32, "crop": 32},

@@ -57,6 +57,7 @@ STAGE = StageKind(
     config=CodebookConfig,
     needs=("records",),
     files=("vectors",),
+    packages=("sklearn",),
     check=check,
     small={"method": "tfidf"},
 )

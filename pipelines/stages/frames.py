@@ -103,6 +103,7 @@ STAGE = StageKind(
     config=FramesConfig,
     needs=("records", "media"),
     of="clip",
+    packages=("av",),
     estimate=lambda config, clips, before: clips * config.clip_bytes,
     check=check_decoders,
     small={"short_side": 48},

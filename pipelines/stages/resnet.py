@@ -35,6 +35,7 @@ STAGE = StageKind(
     needs=("records", "media"),
     of="image",
     files=("weights",),
+    packages=("torch", "torchvision"),
     features=True,
     estimate=bytes_of_rows,
     small={"network": "resnet18", "weights": "random:0", "resize": 32, "crop": 32},

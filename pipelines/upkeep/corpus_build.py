@@ -44,12 +44,7 @@ class CorpusBuild:
 
     def refuse_early(self, names: Sequence[str]) -> None:
         """Refuses, before anything is fetched, what is known then to be impossible."""
-        for name in stages.with_needs([*names]):
-            if name in FILE_SETS:
-                continue
-            kind = stages.load(name)
-            if self.corpus.kinds and kind.of is not None and kind.of not in self.corpus.kinds:
-                raise self._lacks(kind)
+        for kind in kinds_for(self.corpus, names):
             self._check(kind)
 
     def stage(self, name: str) -> Stage[Any, Any] | None:
@@ -63,7 +58,7 @@ class CorpusBuild:
             files = {file: path for file, path in self.options.files.items() if file in kind.files}
             needs = Needs(outputs, files, lambda: self.items_of(kind.of), self.corpus)
             if "media" in kind.needs and kind.of in ITEM_KINDS and not needs.items:
-                raise self._lacks(kind)
+                raise _lacks(self.corpus, kind)
             self._stages[name] = kind.make(self.config(kind), needs)
         return self._stages[name]
 
@@ -118,13 +113,22 @@ class CorpusBuild:
         if kind.check:
             kind.check(self.config(kind), self.options.files)
 
-    def _lacks(self, kind: StageKind) -> UserError:
-        if kind.of not in ITEM_KINDS:
-            return UserError(f"{self.corpus.name} has no labels of kind {kind.of}, which {kind.name} needs")
-        has, other = ("pictures", "clips") if kind.of == "image" else ("clips", "pictures")
-        is_list = self.corpus.card == "own"
-        cure = f"; if they are {has}, name the list again with --kind {kind.of}" if is_list else ""
-        return UserError(f"{self.corpus.name} has no {has}: {kind.name} is for {has}, not {other}{cure}")
+
+def kinds_for(corpus: Corpus | None, names: Sequence[str]) -> list[StageKind]:
+    """These stages and those they need, without files; UserError if the corpus has none of what one is for."""
+    kinds = [stages.load(name) for name in stages.with_needs([*names]) if name not in FILE_SETS]
+    for kind in kinds:
+        if corpus and corpus.kinds and kind.of not in (None, *corpus.kinds):
+            raise _lacks(corpus, kind)
+    return kinds
+
+
+def _lacks(corpus: Corpus, kind: StageKind) -> UserError:
+    if kind.of not in ITEM_KINDS:
+        return UserError(f"{corpus.name} has no labels of kind {kind.of}, which {kind.name} needs")
+    has, other = ("pictures", "clips") if kind.of == "image" else ("clips", "pictures")
+    cure = f"; if they are {has}, name the list again with --kind {kind.of}" if corpus.card == "own" else ""
+    return UserError(f"{corpus.name} has no {has}: {kind.name} is for {has}, not {other}{cure}")
 
 
 def stages_of(corpus: Corpus) -> list[str]:

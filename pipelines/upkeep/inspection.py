@@ -1,6 +1,7 @@
 """Looks at a root: how far each output is (status), and whether its bytes are the committed ones (verify)."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,19 +17,27 @@ from xmodal.errors import UserError
 from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output, directories
 from xmodal.root.sealed_sets import LOCK, blob_key, read_lock
+from xmodal.root.selection import describe_differences
 from xmodal.root.storage import Storage
 
 
 def status(storage: Storage) -> dict[str, Any]:
     """Describes every ledger and every output, whether finished, unfinished or damaged."""
     kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for _, _, ledger in ledgers(storage)]
-    outputs = []
+    rows, alike = [], defaultdict[tuple[str, str], dict[Output, dict[str, Any]]](dict)
     for output in directories(storage):
         try:
-            outputs.append(_describe(output))
+            row = _describe(output)
+            alike[row["stage"], row["of"]][output] = row
         except UserError as damage:
-            outputs.append({"path": output.where, "damage": str(damage)})
-    return {"root": storage.url, "ledgers": kept, "outputs": outputs}
+            row = {"path": output.where, "damage": str(damage)}
+        rows.append(row)
+    for several in alike.values():
+        if len(several) > 1 and next(iter(several)).stage not in FOLDERS.values():  # ledgers say which set is in use
+            with suppress(UserError):
+                for row, told in zip(several.values(), describe_differences([*several]), strict=True):
+                    row["differs"] = told.partition(" ")[2]
+    return {"root": storage.url, "ledgers": kept, "outputs": rows}
 
 
 def _describe(output: Output) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Checks of this machine: what it has, what it lacks, what that is needed for, and how to get it."""
 
+import ast
 import importlib.metadata
 import importlib.util
 import platform
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +65,7 @@ def _remedy(name: str, extra: str) -> str:
 
 
 def examine(root: str | None) -> list[Check]:
-    checks = [_python(), *(_package(*package) for package in PACKAGES), _torch_pair(), _shared_memory()]
+    checks = [_python(), *(_package(*package) for package in PACKAGES), _torch_pair(), *_stages(), _shared_memory()]
     return [check for check in checks if check] + (_root(root) if root else [])
 
 
@@ -80,6 +82,22 @@ def _package(name: str, module: str, purpose: str, extra: str, needed: bool) -> 
     if importlib.util.find_spec(module) is None:
         return Check(name, "missing", "not installed", purpose, _remedy(name, extra), needed)
     return Check(name, "ok", importlib.metadata.version(name), purpose, needed=needed)
+
+
+def _stages() -> Iterator[Check]:
+    """The packages and files that stages ask for: their declarations are read, for importing them takes long."""
+    for file in sorted((Path(__file__).parents[1] / "stages").glob("[!_]*.py")):
+        calls = [node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.Call)]
+        words = [word for call in calls if ast.unparse(call.func) == "StageKind" for word in call.keywords]
+        asked = {word.arg: ast.literal_eval(word.value) for word in words if word.arg in ("packages", "files")}
+        packages, files = asked.get("packages", ()), [f"--file {name}=PATH" for name in asked.get("files", ())]
+        missing = [name for name in packages if importlib.util.find_spec(name) is None]
+        found = [f"without {' and '.join(missing)}"] if missing else [", ".join(packages)] if packages else []
+        found += [f"reads {' and '.join(files)}"] if files else []
+        if found:
+            name, purpose = f"stage {file.stem}", f"xmodal build CORPUS/{file.stem}"
+            cures = "; ".join(dict.fromkeys(how_to_install(name) or "" for name in missing))
+            yield Check(name, "missing" if missing else "ok", "; ".join(found), purpose, cures)
 
 
 def _torch_pair() -> Check | None:

@@ -53,6 +53,16 @@ def test_without_files_it_is_said_that_nothing_was_parsed(xmodal: Xmodal, publis
         ("    seen = Counter[str]()", "    raise KeyError('no')", "parse ends in KeyError: 'no'"),
         ("        except ValueError as error:", "        except KeyError as error:", "where splits.json is a web page"),
         ("seen[item], text)", "seen[item], f'{text} {random()}')", "parse gives other rows a second time"),
+        ("    seen = Counter[str]()", "    raise SystemExit('bye')", "parse ends in SystemExit: bye"),
+        ('kinds=frozenset({"image"})', 'kinds="image"', "CORPUS.kinds is 'image': it must be of type frozenset"),
+        (
+            'release={"annotations": "all", "media": "all"}',
+            "release=None",
+            "CORPUS.release is None: it must be",
+        ),
+        ('licence="CC0-1.0"', "licence=None", "CORPUS.licence is None: it must be of type str"),
+        ("media=media", "media=3", "CORPUS.media is 3: it must be of type Callable or NoneType"),
+        ('"splits.json"))', '"splits.json", "more.txt"))', "more.txt is not in the folder, and parse does not miss it"),
         ("    p001.jpg<TAB>a red", "p001.jpg<TAB>a red", ""),
     ],
 )
@@ -94,10 +104,19 @@ def test_a_name_that_nobody_has_is_answered_with_those_there_are(xmodal: Xmodal)
     assert "no corpus and no model 'cocoa'; there are: coco, cub" in xmodal("check", "cocoa").complaint
 
 
-def test_a_model_that_trips_an_assertion_is_told_so(xmodal: Xmodal, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("assert not self.training and text is None", "ends in AssertionError"),
+        ("raise SystemExit('bye')", "ends in SystemExit: bye"),
+    ],
+)
+def test_a_model_that_trips_an_assertion_or_leaves_is_told_so(
+    statement: str, said: str, xmodal: Xmodal, tmp_path: Path
+) -> None:
     mine, begin = tmp_path / "mine.py", "def encode_text(self, text: Padded) -> Tensor:"
     assert begin in TOY.read_text()
-    mine.write_text(TOY.read_text().replace(begin, begin + "\n        assert not self.training and text is None"))
-    said = xmodal("check", mine)
-    assert said.code == 1
-    assert "ends in AssertionError" in said.out
+    mine.write_text(TOY.read_text().replace(begin, begin + f"\n        {statement}"))
+    found = xmodal("check", mine)
+    assert found.code == 1
+    assert said in found.out

@@ -132,6 +132,34 @@ def test_a_file_is_all_that_a_new_command_takes(group: Path, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out) == {"word": "", "letters": 0}
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "import nowhere_to_be_found\n",
+            "cannot be loaded: ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+        ),
+        ("def flags(:\n", "cannot be loaded: SyntaxError: "),
+        ("raise SystemExit('100 %')\n", "cannot be loaded: SystemExit: 100 %"),
+        (NEW.replace("def run(", "def go("), "must define run"),
+        ('"""Nothing."""\n', "must define flags and run"),
+    ],
+)
+def test_a_file_that_is_no_command_is_one_line_and_the_others_work(
+    text: str, said: str, group: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (group / "letters.py").write_text(text)
+    for arguments in ([], ["word"], ["--root", "x"], ["--help"]):
+        assert main(["letters", *arguments]) == 1
+        printed_to = capsys.readouterr()
+        assert printed_to.out == ""
+        assert printed_to.err.startswith(f"xmodal: {group / 'letters.py'} {said}")
+        assert printed_to.err.count("\n") == 1
+    assert f"  letters      Does not work: {group / 'letters.py'} {said}" in printed(capsys, "--help")
+    assert main(["doctor"]) == 0
+    assert main(["completion", "bash"]) == 0
+
+
 def test_the_version_is_the_librarys(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "--version") == f"xmodal {library.__version__}\n"
 
@@ -151,14 +179,29 @@ def test_completion_knows_commands_and_flags(shell: str, capsys: pytest.CaptureF
         assert word in script
 
 
-def test_bash_takes_the_completion(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("xmodal ver", {"verify"}),
+        ("xmodal build tgi", {"tgif", "tgif/records", "tgif/frames", "tgif.csv"}),
+        ("xmodal build coco/resn", {"coco/resnet"}),
+        ("xmodal settings vs", {"vsepp"}),
+        ("xmodal train vs", {"vsepp"}),
+        ("xmodal status --root data mr", {"mrw"}),
+        ("xmodal check pcm", {"pcme"}),
+    ],
+)
+def test_bash_takes_the_completion(words: str, completed: set[str], tmp_path: Path) -> None:
     pytest.importorskip("shtab")
     script = tmp_path / "complete.sh"
     made = in_fresh_python("import sys; from pipelines.cli import main; main()", "completion", "bash")
     script.write_text(made.stdout)
-    ask = f"source {script}; COMP_WORDS=(xmodal ver); COMP_CWORD=1; _shtab_xmodal; echo ${{COMPREPLY[@]}}"
-    said = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=False)
-    assert said.stdout.split() == ["verify"], said
+    (tmp_path / "tgif.csv").touch()
+    typed = f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"
+    ask = f"source {script}; {typed}; _shtab_xmodal; echo ${{COMPREPLY[@]}}"
+    said = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert completed <= set(said.stdout.split()), said
+    assert all(word.startswith(words.split()[-1]) for word in said.stdout.split())
 
 
 # ----------------------------------------------------------------------------------------------- what a person may type
@@ -248,8 +291,28 @@ def test_settings_of_a_recipe_are_what_train_may_set(xmodal: Xmodal) -> None:
     rows = {row["name"]: row["default"] for row in xmodal.done("settings", "vsepp")["settings"]}
     assert rows["model.width"] == 1024
     assert rows["phase1.epochs"] == 30
+    assert (rows["phase1.optimiser.learning_rate"], rows["phase1.weights.ranking"]) == (2e-4, 1.0)
+    shown = xmodal("settings", "vsepp").out
+    assert re.search(r"phase1\.weights\.ranking +float +1\.0\n", shown)
     assert "no stage or recipe 'vsep' (do you mean vsepp?)" in xmodal("settings", "vsep").complaint
     assert "no stage 'vsepp'; there are: " in xmodal("settings", "coco/vsepp").complaint
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("coco/frames", "coco has no clips: frames is for clips, not pictures"),
+        ("coco/clips", "coco has no clips: frames is for clips, not pictures"),
+        ("tgif/plausible", "tgif has no labels of kind category, which plausible needs"),
+        ("PICTURES/frames", "pictures has no clips: frames is for clips, not pictures"),
+        ("nowhere.py/frames", "no corpus file nowhere.py"),
+    ],
+)
+def test_settings_of_a_stage_that_the_corpus_cannot_have_are_refused(name: str, said: str, xmodal: Xmodal) -> None:
+    pictures = str(REPOSITORY / "tests/fixtures/pictures.py")
+    assert said in xmodal("settings", name.replace("PICTURES", pictures)).complaint
+    assert xmodal("settings", f"{pictures}/resnet").code == 0
+    assert xmodal("settings", "mylist/frames").code == 0, "a list is known by its root alone"
 
 
 @pytest.mark.parametrize("stage", ["sources", "records", "media", "frames", "sentences", "coco/resnet"])

@@ -178,22 +178,38 @@ def windows(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("name", "edit", "message"),
     [
-        ("images", lambda d: d + d[:1], r"images\.txt:61 is '1', no number with 1 value"),
+        ("images", lambda d: d + d[:1], r"images\.txt:61: '1' is no number with class/picture\.jpg"),
         ("images", lambda d: d + b"1 002.X/y.jpg\n", r"images\.txt:61: id 1 is there a second time"),
         ("images", lambda d: d + b"61" + d[1 : d.index(b"\n") + 1], r"images\.txt:61: id \S+ is there a second time"),
-        ("images", lambda d: d + b"61 ../x.jpg\n", r"images\.txt:61: '\.\./x\.jpg' is no class/picture\.jpg"),
+        (
+            "images",
+            lambda d: d + b"61 ../x.jpg\n",
+            r"images\.txt:61: '61 \.\./x\.jpg' is no number with class/picture\.jpg",
+        ),
         ("images", lambda d: d + b"61 001.X/y.jpg\n", r"picture 61 is in one of images\.txt and \w+\.txt alone"),
         ("images", lambda d: b"", r"picture \d+ is in one of images\.txt and"),
         ("images", lambda d: d + b"61 001.X\xff/y.jpg\n", r"images\.txt:61 is not UTF-8"),
-        ("bounding_boxes", lambda d: d.replace(b".0\n", b"\n", 1)[:-5], r"bounding_boxes\.txt:60 is '60 "),
-        ("bounding_boxes", lambda d: re.sub(rb"^1 \S+", b"1 x", d), r"bounding_boxes\.txt:1 has 'x .*four numbers"),
+        ("bounding_boxes", lambda d: d.replace(b".0\n", b"\n", 1)[:-5], r"bounding_boxes\.txt:60: '60 "),
+        (
+            "bounding_boxes",
+            lambda d: re.sub(rb"^1 \S+", b"1 x", d),
+            r"boxes\.txt:1: '1 x .* is no number with left, top, width and",
+        ),
         ("bounding_boxes", lambda d: re.sub(rb"^1 .*", b"1 1 1 0 4", d), r":1 has '1 1 0 4', which is no box"),
-        ("bounding_boxes", lambda d: re.sub(rb"^1 .*", b"1 nan 1 2 4", d), r":1 has 'nan 1 2 4', which is no box"),
-        ("train_test_split", lambda d: re.sub(rb"^1 .*", b"1 2", d), r"split\.txt:1 has '2' where 1 .train. or 0"),
+        ("bounding_boxes", lambda d: re.sub(rb"^1 .*", b"1 nan 1 2 4", d), r":1: '1 nan 1 2 4' is no number with left"),
+        (
+            "train_test_split",
+            lambda d: re.sub(rb"^1 .*", b"1 2", d),
+            r"split\.txt:1: '1 2' is no number with 1 .train. or 0",
+        ),
         ("image_class_labels", lambda d: re.sub(rb"^1 .*", b"1 999", d), r"labels\.txt:1: there is no class 999"),
         ("image_class_labels", lambda d: re.sub(rb"^1 .*", b"1 1", d), r":1: picture 1 is of class 1, but lies in the"),
         ("classes", lambda d: d.replace(b"002.", b"003.", 1), r"classes\.txt:2: class 2 is called 003\.Red_square"),
-        ("classes", lambda d: d.replace(b"002.", b"2.", 1), r"classes\.txt:2: '2\.Red_square' is no class"),
+        (
+            "classes",
+            lambda d: d.replace(b"002.", b"2.", 1),
+            r"classes\.txt:2: '2 2\.Red_square' is no number with class",
+        ),
     ],
 )
 def test_a_wrong_table_is_refused(folder: Path, name: str, edit: Edit, message: str) -> None:

@@ -373,7 +373,7 @@ def test_wrong_sentences_are_refused_with_their_place(sentence: str | bytes, mes
     [
         ("5", r"UNRELATED_CAPTIONS:1: '5' is no picture and number of a caption, from 1"),
         ("# x\n5 0", r"UNRELATED_CAPTIONS:2: '5 0' is no picture"),
-        ("5 1\n5 1", r"UNRELATED_CAPTIONS:2: caption 1 of 5 is there a second time"),
+        ("5 1\n5 1", r"UNRELATED_CAPTIONS:2: id 5 1 is there a second time"),
         ("5 2", r"UNRELATED_CAPTIONS:1: picture 5 has no caption 2"),
         ("8 1", r"UNRELATED_CAPTIONS:1: picture 8 has no caption 1"),
     ],

@@ -201,6 +201,8 @@ def test_a_corpus_without_its_kind_is_refused_before_anything_is_fetched(
     [
         ('name="tints"', 'name="tint"', r"tints\.py must define make.* and STAGE = StageKind\(name='tints'"),
         ("def make", "def made", r"tints\.py must define make"),
+        ("import hashlib", "import nowhere", r"tints\.py cannot be loaded: ModuleNotFoundError: .*'nowhere'"),
+        ("BUSY = set()", "BUSY = set(", r"tints\.py cannot be loaded: SyntaxError: "),
         (
             '("records", "media")',
             '("recrods",)',

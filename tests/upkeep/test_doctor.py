@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from pipelines import stages
 from pipelines.cli import main
-from pipelines.upkeep.machine import Check, examine
+from pipelines.upkeep.machine import Check, examine, how_to_install
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(importlib.metadata.distribution("pyarrow").locate_file(""))  # type: ignore[arg-type]
@@ -82,7 +83,12 @@ def test_a_machine_without_extras_is_fine_and_hears_what_each_would_give(bare: P
             "spacy",
             "gensim",
         ),
+        *("stage clips", "stage codebook", "stage frames", "stage resnet"),
     }
+    assert checks["stage frames"]["found"] == "without av"
+    assert checks["stage frames"]["remedy"] == "av is not installed: pip install -e '.[video]' in the checkout"
+    assert checks["stage clips"]["found"] == "without torch and torchvision and simplejpeg; reads --file weights=PATH"
+    assert "pip install -e '.[train]'" in checks["stage clips"]["remedy"]
     assert checks["ray"]["remedy"] == "pip install -e '.[cluster]' in the checkout"
     assert "--serial" in checks["ray"]["purpose"]
     assert checks["torch"]["remedy"] == "pip install -e '.[train]' in the checkout"
@@ -114,6 +120,16 @@ def test_a_build_without_ray_says_how_to_get_it_or_do_without(bare: Path, tmp_pa
     assert "--serial" in said.stderr
     assert run_bare(bare, *build, "--serial").returncode == 0
     assert run_bare(bare, *build).returncode == 0, "what is up to date needs no Ray"
+
+
+def test_doctor_says_of_each_stage_what_it_declares() -> None:
+    """Declarations are read as text, so they must be literals."""
+    found = by_name()
+    for kind in stages.all():
+        told = found[f"stage {kind.name}"].found if kind.packages or kind.files else ""
+        assert all(package in told for package in kind.packages)
+        assert all(f"--file {file}=PATH" in told for file in kind.files)
+        assert all(how_to_install(package) for package in kind.packages), "an extra brings it"
 
 
 def test_a_good_root_is_tried_and_nothing_is_left_in_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from xmodal.batches.texts import Texts
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.recipes import View
-from xmodal.records.views import TextColumn, ViewCaptions, captions_by_item, texts_of
+from xmodal.records.views import ViewCaptions, captions_by_item
 from xmodal.root.outputs import Output
 from xmodal.text.vocabularies import Encoder
 
@@ -63,14 +63,14 @@ class Examples:
         if isinstance(texts, Texts):
             words = texts.at(np.repeat(has_both, captions.counts))
         elif isinstance(texts, FeatureStore):
-            rows = texts.rows(texts_of(chosen.ids))
+            rows = texts.rows(chosen.ids)
             words = Texts(rows.astype(np.int32), np.arange(len(rows) + 1))
         else:
-            words = Texts.of(map(texts.encode, texts_of(chosen.texts)))
+            words = Texts.of(map(texts.encode, chosen.texts))
         return cls(
             ids=chosen.items,
             rows=store.rows(chosen.items),
-            caption_ids=TextColumn(chosen.ids),
+            caption_ids=chosen.ids,
             caption_items=np.repeat(np.arange(len(chosen.items)), chosen.counts),
             words=words,
             items_without_features=int((has_captions & ~has_both).sum()),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.recipes import Tokens, View
-from xmodal.records.views import ViewCaptions, caption_texts, starts_of, texts_of
+from xmodal.records.views import ViewCaptions, caption_texts, starts_of
 from xmodal.root.outputs import Output, made_of
 from xmodal.text.tokenizers import tokenizer
 from xmodal.text.vocabularies import END, PAD, START, Vocabulary
@@ -78,7 +78,7 @@ def vocabulary_and_texts(
     `known` is the vocabulary of a run that goes on.
     """
     split, words = tokenizer(tokens.tokenizer, tokens.cleaning), defaultdict[str, int](count().__next__)
-    texts = Texts.of(array("i", map(words.__getitem__, split(text))) for text in texts_of(captions.texts))
+    texts = Texts.of(array("i", map(words.__getitem__, split(text))) for text in captions.texts)
     known = known or _built_vocabulary(records, view, tokens)
     if known is None:
         counts = zip(words, np.bincount(texts.numbers, minlength=len(words)).tolist(), strict=True)

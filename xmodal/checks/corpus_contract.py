@@ -7,14 +7,30 @@ exist, and that counts are as promised is checked where records are built (pipel
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import get_args
+from types import UnionType
+from typing import Union, get_args, get_origin, get_type_hints
 
 from xmodal.corpora import Corpus, Part, ReleaseClass
+from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 
 LINES = 10  # of a docstring; a sample of each file and the traps take more
 HOW = 20  # characters, of how a person comes by a file
+FAILURES = (  # by which somebody's parser or model may end
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError),
+    *(SystemExit, UserError),
+)
+
+
+def type_faults(corpus: Corpus) -> Iterator[str]:
+    """Fields that are of another type than declared; any of them trips what reads it."""
+    for name, declared in get_type_hints(Corpus).items():
+        options = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
+        kinds, value = tuple(get_origin(option) or option for option in options), getattr(corpus, name)
+        if not isinstance(value, kinds):
+            wanted = " or ".join(kind.__name__ for kind in kinds)
+            yield f"CORPUS.{name} is {value!r:.60}: it must be of type {wanted}"
 
 
 def declaration_faults(corpus: Corpus, about: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from xmodal import models
 from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream
-from xmodal.errors import UserError
+from xmodal.checks.corpus_contract import FAILURES
 from xmodal.models import Inputs, Trainable
 from xmodal.recipes import Recipe, Tokens
 from xmodal.root.identity import canonical_json, to_plain
@@ -29,16 +29,6 @@ from xmodal.training.optimisers import total
 INPUTS = Inputs(visual_width=12, text_width=15, instances=8)
 ROWS = 8
 STEPS, RATE = 150, 0.01  # of Adam, after which a model knows its eight pairs by heart
-FAILURES = (  # by which the check of somebody's model may end
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    UserError,
-)
 Check = Callable[[Recipe], Iterator[str]]
 
 

@@ -27,10 +27,9 @@ The traps (more: docs/corpora.md#cub):
 - A .tgz cannot be entered in its middle: it is read once more for the pictures (`unpack`).
 """
 
-import math
 import re
 import shutil
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from xmodal.corpora import Corpus, Source, printed
@@ -42,36 +41,45 @@ from xmodal.records.tables import Caption, Item, Label, Oddity, Region, Row, Spl
 
 IMAGES, CAPTIONS, CLASS_LISTS, SEEN = "CUB_200_2011.tgz", "cvpr2016_cub.tar.gz", "xlsa17.zip", "seen_test_images.txt"
 FOLDER, LIST_MEMBER = "CUB_200_2011", "xlsa17/data/CUB/{}.txt"
-TABLES = {"images": 1, "classes": 1, "image_class_labels": 1, "bounding_boxes": 4, "train_test_split": 1}
+CLASS, PICTURE, EDGE = r"(\d{3})\.[^/\\]+", r"(\d{3})\.[^/\\]+/([^/\\]+)\.jpg", r"\d+(?:\.\d+)?"
+TABLES = {  # what follows the number of a picture or class, and its name
+    "images": (PICTURE, "class/picture.jpg"),
+    "classes": (CLASS, "class, such as 001.Black_footed_Albatross"),
+    "image_class_labels": (r"\d+", "class"),
+    "bounding_boxes": (f"{EDGE} {EDGE} {EDGE} {EDGE}", "left, top, width and height"),
+    "train_test_split": ("[01]", "1 (train) or 0 (test)"),
+}
 SPLITS = {"xian/train": "trainvalclasses", "xian/test": "testclasses"} | {
     f"xian{fold}/{name}": f"{name}classes{fold}" for fold in (1, 2, 3) for name in ("train", "val")
 }
 TEN = 10  # captions of a picture
 NOT_TEXT, UNSEEN = "caption with what is not UTF-8: becomes a space", "seen test picture of an unseen class: left out"
 
-Table = dict[str, tuple[str, list[str]]]  # place in the file and fields, by the number of a picture or class
+Table = dict[str, tuple[str, str]]  # place in the file and value, by the number of a picture or class
 
 
 def parse(raw: Raw) -> Iterator[Row]:
     """Pictures in the order of their table, each followed by its class, box, splits and captions."""
     tables = _tables(raw, TABLES)
-    pictures, classes = _pictures(tables), _classes(tables["classes"])
-    lists = {name: _class_list(raw, member, classes) for name, member in SPLITS.items()}
-    _refuse_crossing(lists, classes)
-    seen = _seen(raw, pictures)
+    classes = _classes(tables["classes"])
+    pictures = _pictures(tables, classes)
+    lists = _class_lists(raw, classes)
+    seen = id_list(SEEN, lines(raw, SEEN), _key)
+    for key in seen.keys() - pictures.keys():
+        raise UserError(f"{seen[key]}: {IMAGES} has no picture {key}")
     captions = _captions(raw, pictures)
     for key, number in pictures.items():
-        yield Item(number, _media(tables["images"][number][1][0]))
-        yield Label(number, "class", _class_of(key, number, *tables["image_class_labels"][number], classes))
+        yield Item(number, _media(tables["images"][number][1]))
+        yield Label(number, "class", classes[int(key[:3])])
         yield _box(number, *tables["bounding_boxes"][number])
-        yield _caltech_split(number, *tables["train_test_split"][number])
+        yield Split(number, "caltech/train" if tables["train_test_split"][number][1] == "1" else "caltech/test")
         yield from _splits(key, number, lists, seen)
         yield from captions[key]
 
 
 def media(raw: Raw) -> Iterator[Source]:
     """Lists every picture by its path in the archive."""
-    for _, (path,) in _tables(raw, ["images"])["images"].values():
+    for _, path in _tables(raw, ["images"])["images"].values():
         yield _source(_media(path))
 
 
@@ -93,107 +101,78 @@ def _media(path: str) -> str:
     return f"{FOLDER}/images/{path}"
 
 
-def _tables(raw: Raw, names: Collection[str]) -> dict[str, Table]:
+def _tables(raw: Raw, names: Iterable[str]) -> dict[str, Table]:
     """Reads tables from the archive, which is read only as far as the last of them."""
     wanted, found = {f"{FOLDER}/{name}.txt": name for name in names}, dict[str, Table]()
     for member, file in tar_members(raw, IMAGES):
         if name := wanted.pop(member, None):
-            found[name] = _table(lines_of(file, f"{IMAGES}!{member}"), TABLES[name])
+            pattern, meaning = TABLES[name]
+            table = found[name] = {}
+            for where, line in lines_of(file, f"{IMAGES}!{member}"):
+                row = matched(rf"(\d+) ({pattern})", line.strip(), where, f"number with {meaning}")
+                table[once(table, row[1], where)] = where, row[2]
         if not wanted:
             return found
     raise UserError(f"{IMAGES} has no member {next(iter(wanted))}")
 
 
-def _table(rows: Iterator[tuple[str, str]], count: int) -> Table:
-    table: Table = {}
-    for where, line in rows:
-        number, *fields = line.split()
-        if len(fields) != count or not number.isdecimal():
-            raise UserError(f"{where} is {line!r:.60}, no number with {count} value{'s' * (count > 1)}")
-        table[once(table, number, where)] = where, fields
-    return table
+def _classes(table: Table) -> dict[int, str]:
+    for number, (where, name) in table.items():
+        if _class_number(name, where) != int(number):
+            raise UserError(f"{where}: class {number} is called {name}")
+    return {int(number): name for number, (_, name) in table.items()}
 
 
-def _pictures(tables: Mapping[str, Table]) -> dict[str, str]:
+def _pictures(tables: Mapping[str, Table], classes: Collection[int]) -> dict[str, str]:
     """The number of each picture by its key."""
-    pictures: dict[str, str] = {}
-    for number, (where, (path,)) in tables["images"].items():
+    images, pictures = tables["images"], dict[str, str]()
+    for number, (where, path) in images.items():
         pictures[once(pictures, _key(path, where), where)] = number
     for name in TABLES.keys() - {"images", "classes"}:
-        if wrong := sorted(tables[name].keys() ^ tables["images"].keys()):
+        if wrong := sorted(tables[name].keys() ^ images.keys()):
             raise UserError(f"{IMAGES}: picture {wrong[0]} is in one of images.txt and {name}.txt alone")
+    for key, number in pictures.items():
+        where, label = tables["image_class_labels"][number]
+        if int(label) not in classes:
+            raise UserError(f"{where}: there is no class {label}")
+        if int(label) != int(key[:3]):
+            raise UserError(f"{where}: picture {number} is of class {label}, but lies in the folder of class {key[:3]}")
     if not pictures:
         raise UserError(f"{IMAGES}: images.txt is empty")
     return pictures
 
 
-def _classes(table: Table) -> dict[int, str]:
-    for number, (where, (name,)) in table.items():
-        if _class_number(name, where) != int(number):
-            raise UserError(f"{where}: class {number} is called {name}")
-    return {int(number): name for number, (_, (name,)) in table.items()}
-
-
 def _key(path: str, where: str) -> str:
     """The key of a picture, which all files agree on: the number of its class, and its name without ending."""
-    found = matched(r"(\d{3})\.[^/\\]+/([^/\\]+)\.jpg", path, where, "class/picture.jpg")
-    return f"{found[1]}/{found[2]}"
+    return "/".join(matched(PICTURE, path, where, "class/picture.jpg").groups())
 
 
 def _class_number(name: str, where: str) -> int:
-    return int(matched(r"(\d{3})\.[^/\\]+", name, where, "class, such as 001.Black_footed_Albatross")[1])
+    return int(matched(CLASS, name, where, "class, such as 001.Black_footed_Albatross")[1])
 
 
-def _class_of(key: str, number: str, where: str, fields: Sequence[str], classes: Mapping[int, str]) -> str:
-    if not fields[0].isdecimal() or (label := int(fields[0])) not in classes:
-        raise UserError(f"{where}: there is no class {fields[0]}")
-    if label != int(key[:3]):
-        raise UserError(f"{where}: picture {number} is of class {label}, but lies in the folder of class {key[:3]}")
-    return classes[label]
-
-
-def _box(number: str, where: str, fields: Sequence[str]) -> Region:
-    try:
-        left, top, width, height = map(float, fields)
-    except ValueError:
-        raise UserError(f"{where} has {' '.join(fields)!r} where four numbers should be") from None
-    if not (math.isfinite(left + top + width + height) and min(width, height) > 0):
-        raise UserError(f"{where} has {' '.join(fields)!r}, which is no box")
+def _box(number: str, where: str, edges: str) -> Region:
+    left, top, width, height = map(float, edges.split())
+    if min(width, height) <= 0:
+        raise UserError(f"{where} has {edges!r}, which is no box")
     return Region(number, number, left=left, top=top, right=left + width, bottom=top + height)
 
 
-def _caltech_split(number: str, where: str, fields: Sequence[str]) -> Split:
-    if fields[0] not in ("0", "1"):
-        raise UserError(f"{where} has {fields[0]!r} where 1 (train) or 0 (test) should be")
-    return Split(number, "caltech/train" if fields[0] == "1" else "caltech/test")
-
-
-def _class_list(raw: Raw, name: str, classes: Collection[int]) -> set[int]:
-    path = f"{CLASS_LISTS}!{LIST_MEMBER.format(name)}"
-    found = id_list(path, lines(raw, path), _class_number)
-    if unknown := found.keys() - classes:
-        number = unknown.pop()
-        raise UserError(f"{found[number]}: there is no class {number}")
-    return set(found)
-
-
-def _refuse_crossing(lists: Mapping[str, set[int]], classes: Collection[int]) -> None:
-    """Checks that train and test classes are disjoint and complete; those of a fold divide the 150."""
-    for who in dict.fromkeys(name.partition("/")[0] for name in lists):
-        first, second = (some for name, some in lists.items() if name.startswith(f"{who}/"))
-        whole = set(classes) if who == "xian" else lists["xian/train"]
-        if wrong := sorted((first & second) | ((first | second) ^ whole)):
-            names = " and ".join(member for name, member in SPLITS.items() if name.startswith(f"{who}/"))
+def _class_lists(raw: Raw, classes: Collection[int]) -> dict[str, set[int]]:
+    """The classes of each split. Train and test divide all of them, and each fold divides those to train on."""
+    lists = dict[str, set[int]]()
+    for split, name in SPLITS.items():
+        path = f"{CLASS_LISTS}!{LIST_MEMBER.format(name)}"
+        found = id_list(path, lines(raw, path), _class_number)
+        for number in found.keys() - classes:
+            raise UserError(f"{found[number]}: there is no class {number}")
+        lists[split] = set(found)
+    for train, other in zip(list(SPLITS)[::2], list(SPLITS)[1::2], strict=True):
+        whole = set(classes) if train == "xian/train" else lists["xian/train"]
+        if wrong := sorted((lists[train] & lists[other]) | ((lists[train] | lists[other]) ^ whole)):
+            names = f"{SPLITS[train]} and {SPLITS[other]}"
             raise UserError(f"{CLASS_LISTS}: {names} should divide {len(whole)} classes, but not so class {wrong[0]}")
-
-
-def _seen(raw: Raw, pictures: Collection[str]) -> dict[str, str]:
-    """Keys and places of the pictures in PCME's list."""
-    found = id_list(SEEN, lines(raw, SEEN), _key)
-    for key, where in found.items():
-        if key not in pictures:
-            raise UserError(f"{where}: {IMAGES} has no picture {key}")
-    return found
+    return lists
 
 
 def _splits(key: str, number: str, lists: Mapping[str, set[int]], seen: Mapping[str, str]) -> Iterator[Split | Oddity]:
@@ -211,8 +190,7 @@ def _captions(raw: Raw, pictures: Mapping[str, str]) -> dict[str, list[Caption |
     """Ten captions of every picture, by its key, among the oddities found in them."""
     found: dict[str, list[Caption | Oddity]] = {}
     for member, file in tar_members(raw, CAPTIONS):
-        name = re.fullmatch(r"(?:.*/)?text_c10/(\d{3})\.[^/]+/((?!\._)[^/]+)\.txt", member)
-        if name:
+        if name := re.fullmatch(r"(?:.*/)?text_c10/(\d{3})\.[^/]+/((?!\._)[^/]+)\.txt", member):
             where, key = f"{CAPTIONS}!{member}", f"{name[1]}/{name[2]}"
             if key not in pictures:
                 raise UserError(f"{where} has captions, but {IMAGES} has no such picture")
@@ -222,14 +200,13 @@ def _captions(raw: Raw, pictures: Mapping[str, str]) -> dict[str, list[Caption |
     return found
 
 
-def _ten(file: Iterator[bytes], where: str, number: str) -> Iterator[Caption | Oddity]:
+def _ten(file: Iterable[bytes], where: str, number: str) -> Iterator[Caption | Oddity]:
     position = 0
     for line, data in enumerate(file, 1):
         text = data.decode("utf-8-sig", errors="replace")
-        caption = " ".join(text.replace("\ufffd", " ").split())
         if "\ufffd" in text:
             yield Oddity(NOT_TEXT, f"{where}:{line}", number)
-        if caption:
+        if caption := " ".join(text.replace("\ufffd", " ").split()):
             yield Caption(f"{number}#{position}", number, position, caption)
             position += 1
     if position != TEN:

@@ -55,7 +55,7 @@ from xmodal.corpora.flickr30k import HOW, PLUMMER, PLUMMERS
 from xmodal.errors import UserError
 from xmodal.raw.archives import open_archive
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import lines, lines_of, matched, split_files
+from xmodal.raw.readers import lines, lines_of, matched, once, split_files
 from xmodal.recipes import HUMAN, UNRELATED_TEXT
 from xmodal.records.tables import Caption, Item, Match, Oddity, Region, Row, Split
 
@@ -65,16 +65,16 @@ PUBLISHER = "https://raw.githubusercontent.com/BryanPlummer/flickr30k_entities/m
 TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments", "scene", "other", "notvisual")
 NOT_VISUAL = "0"  # stands for no chain
 PHRASE = re.compile(r"\[/EN#([0-9]+)((?:/[^\s/\[\]]+)+) ([^\[\]]+)\]")
-MEMBER = re.compile(r"(?:Sentences/(.*)\.txt|Annotations/(.*)\.xml)")
+MEMBER = re.compile(r"Sentences/(.*)\.txt|Annotations/(.*)\.xml")
 LONGEST = 1 << 20  # bytes of a member: the files are small, and a larger one may be a bomb
-EDGES, FLAGS = ("xmin", "ymin", "xmax", "ymax"), ("nobndbox", "scene")
+FLAGS = ("nobndbox", "scene")
 UNRELATED_CAPTION = "caption unrelated to its picture: of source 'unrelated'"
 BEYOND = "box beyond the edges of its picture: kept"
 UNBOXED = "object with neither box nor flag: without coordinates"
 TWICE = "chain twice in one object: taken once"
 BRACKET = "bracket that belongs to no phrase: kept as text"
 
-Unrelated = dict[tuple[str, int], str]  # place in the file, by picture and number of the caption, from 0
+Unrelated = dict[str, str]  # place in the file, by picture and number of the caption, such as "129602216 5"
 
 
 def parse(raw: Raw) -> Iterator[Row]:
@@ -91,8 +91,8 @@ def parse(raw: Raw) -> Iterator[Row]:
     for image, (split, where) in plummer.items():
         if image not in images:
             raise UserError(f"{where}: picture {image} of {split} is not in {ANNOTATIONS}")
-    for (image, number), where in unrelated.items():
-        raise UserError(f"{where}: picture {image} has no caption {number + 1}")
+    for caption, where in unrelated.items():
+        raise UserError(f"{where}: picture {caption.replace(' ', ' has no caption ')}")
 
 
 def media(raw: Raw) -> Iterator[Source]:
@@ -120,12 +120,9 @@ def _unrelated(raw: Raw) -> Unrelated:
     found: Unrelated = {}
     for where, line in lines(raw, UNRELATED):
         if not line.startswith("#"):
-            entry = matched(
-                r"([0-9]+) ([1-9][0-9]{0,3})", line.strip(), where, "picture and number of a caption, from 1"
-            )
-            if (caption := (entry[1], int(entry[2]) - 1)) in found:
-                raise UserError(f"{where}: caption {entry[2]} of {entry[1]} is there a second time")
-            found[caption] = where
+            expected = "picture and number of a caption, from 1"
+            caption = matched("[0-9]+ [1-9][0-9]{0,3}", line.strip(), where, expected)[0]
+            found[once(found, caption, where)] = where
     return found
 
 
@@ -142,7 +139,7 @@ def _read(archive: zipfile.ZipFile, name: str) -> tuple[str, bytes]:
 def _captions(archive: zipfile.ZipFile, image: str, unrelated: Unrelated) -> Iterator[Row]:
     positions = Counter[str]()
     for number, (where, line) in enumerate(_sentences(*_read(archive, SENTENCES_MEMBER.format(image)))):
-        key, odd = f"{image}#{number}", unrelated.pop((image, number), None)
+        key, odd = f"{image}#{number}", unrelated.pop(f"{image} {number + 1}", None)
         source = UNRELATED_TEXT if odd else HUMAN
         text, phrases, has_brackets = _caption(line, where, key, image)
         yield Caption(key, image, positions[source], text, source)
@@ -201,7 +198,8 @@ def _item_and_regions(archive: zipfile.ZipFile, image: str) -> Iterator[Row]:
     yield Item(image, f"flickr30k-images/{image}.jpg", width=width, height=height)
     for number, element in enumerate(root.findall("object")):
         here = f"{where}: object[{number}]"
-        box, flags = _box(element, here), _flags(element, here)
+        box = _box(element, here)
+        flags = tuple(flag for flag in FLAGS if element.find(flag) is not None and _number(element, flag, here))
         if box and flags:
             raise UserError(f"{here} has a box and says that it has none: {', '.join(flags)}")
         chains = [_text(name) for name in element.findall("name")]
@@ -219,19 +217,27 @@ def _item_and_regions(archive: zipfile.ZipFile, image: str) -> Iterator[Row]:
             yield Oddity(TWICE, here, image)
 
 
-def _flags(element: Element, where: str) -> tuple[str, ...]:
-    return tuple(flag for flag in FLAGS if element.find(flag) is not None and _number(element, flag, where))
-
-
 def _box(element: Element, where: str) -> tuple[int, int, int, int] | None:
     """Left, top, right, bottom of an object, from 0, with right and bottom excluded."""
     if element.find("bndbox") is None:
         return None
     box = _child(element, "bndbox", where)
-    left, top, right, bottom = (_number(box, edge, where) for edge in EDGES)
+    left, top, right, bottom = (_number(box, edge, where) for edge in ("xmin", "ymin", "xmax", "ymax"))
     if left > right or top > bottom:
         raise UserError(f"{where} has an empty box: x from {left} to {right}, y from {top} to {bottom}")
     return left - 1, top - 1, right, bottom
+
+
+def _xml(data: bytes, where: str) -> Element:
+    try:
+        text = data.decode("utf-8-sig")  # whatever it declares: another encoding could hide a document type
+        if "<!DOCTYPE" in text:
+            raise UserError(f"{where} has a document type, which is not read")
+        return ElementTree.fromstring(text)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where} is not UTF-8, at its byte {error.start + 1}") from None
+    except ElementTree.ParseError as error:
+        raise UserError(f"{where} is not the XML it should be: {error}") from error
 
 
 def _child(element: Element, name: str, where: str) -> Element:
@@ -250,18 +256,6 @@ def _number(element: Element, name: str, where: str) -> int:
 
 def _text(element: Element) -> str:
     return (element.text or "").strip()
-
-
-def _xml(data: bytes, where: str) -> Element:
-    try:
-        text = data.decode("utf-8-sig")  # whatever it declares: another encoding could hide a document type
-        if "<!DOCTYPE" in text:
-            raise UserError(f"{where} has a document type, which is not read")
-        return ElementTree.fromstring(text)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where} is not UTF-8, at its byte {error.start + 1}") from None
-    except ElementTree.ParseError as error:
-        raise UserError(f"{where} is not the XML it should be: {error}") from error
 
 
 CORPUS = Corpus(

@@ -21,32 +21,57 @@ USUAL = ("train", "val", "dev", "test")  # parts of an author's division, in the
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class TextColumn(Sequence[str]):
+    """A column of text as a sequence: as Python objects it would take five times the memory."""
+
+    column: pa.ChunkedArray
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), BATCH):  # Python objects at a time
+            yield from self[start : start + BATCH]
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        found = self.column[place]
+        text: str | list[str] = found.to_pylist() if isinstance(place, slice) else found.as_py()
+        return text
+
+    def kept(self, mask: NDArray[np.bool_]) -> "TextColumn":
+        return TextColumn(self.column.filter(pa.array(mask)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ViewCaptions:
-    """The captions of a view as columns, by item and position."""
+    """The captions of a view, by item and position."""
 
     items: tuple[str, ...]  # of the whole split, in the order of the records, also those without captions
     starts: NDArray[np.int64]  # (items + 1,): where each item's captions begin
-    ids: pa.ChunkedArray  # (captions,)
-    texts: pa.ChunkedArray  # (captions,)
+    ids: TextColumn  # (captions,)
+    texts: TextColumn  # (captions,)
 
     @property
     def counts(self) -> NDArray[np.int64]:
         """(items,)"""
         return np.diff(self.starts)
 
-    def grouped(self, column: pa.ChunkedArray) -> dict[str, list[str]]:
+    def grouped(self, column: TextColumn) -> dict[str, list[str]]:
         """Ids or texts by the item that they are of."""
-        values, starts = column.to_pylist(), self.starts.tolist()
+        values, starts = list(column), self.starts.tolist()
         return {item: values[a:b] for item, a, b in zip(self.items, starts, starts[1:], strict=False)}
 
     def of_items(self, kept: NDArray[np.bool_]) -> "ViewCaptions":
         """Keeps some items; `kept` has a value for each."""
         if kept.all():
             return self
-        of_captions = np.repeat(kept, self.counts)
+        captions = np.repeat(kept, self.counts)
         items = tuple(item for item, stays in zip(self.items, kept.tolist(), strict=True) if stays)
-        ids, texts = (column.filter(pa.array(of_captions)) for column in (self.ids, self.texts))
-        return ViewCaptions(items, starts_of(self.counts[kept]), ids, texts)
+        return ViewCaptions(items, starts_of(self.counts[kept]), self.ids.kept(captions), self.texts.kept(captions))
 
 
 def captions_by_item(records: Output, view: View) -> ViewCaptions:
@@ -59,39 +84,31 @@ def captions_by_item(records: Output, view: View) -> ViewCaptions:
 
 def captions_of_views(records: Output, views: Sequence[View]) -> list[ViewCaptions]:
     """Does `captions_by_item` for several views in one reading of the table."""
-    chosen = [_ChosenCaptions.of(records, view) for view in views]
-    if not all(some.is_hidden for some in chosen):
+    ids = read_columns(records, "items.parquet", "id")["id"].combine_chunks()
+    found = []
+    for view in views:
+        wanted = pa.array(members(records, view.split), pa.string())
+        found.append(_CaptionsBeingRead(view, Share.of(view.split), ids.filter(pc.is_in(ids, value_set=wanted))))
+    if visible := [some for some in found if not (some.share and some.share.hides(some.view.text))]:
         for rows in read_batches(records, "captions.parquet", "id", "item", "position", "text", "source"):
-            for some in chosen:
+            for some in visible:
                 some.add(rows)
-    return [some.done() for some in chosen]
+    return [some.done() for some in found]
 
 
 @dataclass(frozen=True, eq=False)
-class _ChosenCaptions:
+class _CaptionsBeingRead:
     view: View
     share: Share | None
     items: pa.Array
     owners: list[NDArray[np.int32]] = field(default_factory=list)  # places in `items`
     columns: list[pa.RecordBatch] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, records: Output, view: View) -> "_ChosenCaptions":
-        wanted = pa.array(members(records, view.split), pa.string())
-        ids = read_columns(records, "items.parquet", "id")["id"].combine_chunks()
-        return cls(view, Share.of(view.split), ids.filter(pc.is_in(ids, value_set=wanted)))
-
-    @property
-    def is_hidden(self) -> bool:
-        return self.share is not None and self.share.hides(self.view.text)
-
     def add(self, rows: pa.RecordBatch) -> None:
-        if self.is_hidden:
-            return
         owners = pc.index_in(rows["item"], value_set=self.items)
         kept = pc.and_(owners.is_valid(), pc.equal(rows["source"], self.view.text))
         self.owners.append(owners.filter(kept).to_numpy())
-        self.columns.append(rows.select(["id", "position", "text"]).filter(kept))
+        self.columns.append(rows.select(COLUMNS.names).filter(kept))
 
     def done(self) -> ViewCaptions:
         owners = np.concatenate([np.zeros(0, np.int32), *self.owners])
@@ -100,16 +117,14 @@ class _ChosenCaptions:
         if not ((steps > 0) | ((steps == 0) & (np.diff(positions) >= 0))).all():  # most corpora are in order
             order = np.lexsort((positions, owners))
             table, owners = table.take(pa.array(order)), owners[order]
-        kept = np.ones(len(table), bool)
+        ids, texts, kept = TextColumn(table["id"]), TextColumn(table["text"]), np.ones(len(table), bool)
         if self.view.captions_per_item is not None:
             firsts = starts_of(np.bincount(owners, minlength=len(self.items)))[owners]
             kept = np.arange(len(table)) - firsts < self.view.captions_per_item
         if self.share and self.share.captions and self.view.text in WRITTEN:
-            ids = table["id"].filter(pa.array(kept)).to_pylist()
-            kept[kept] = self.share.drawn_captions(ids, owners[kept])
+            kept[kept] = self.share.drawn_captions(list(ids.kept(kept)), owners[kept])
         starts = starts_of(np.bincount(owners[kept], minlength=len(self.items)))
-        ids, texts = (table[name].filter(pa.array(kept)) for name in ("id", "text"))
-        return ViewCaptions(tuple(self.items.to_pylist()), starts, ids, texts)
+        return ViewCaptions(tuple(self.items.to_pylist()), starts, ids.kept(kept), texts.kept(kept))
 
 
 def starts_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -123,37 +138,9 @@ def items_with_captions(records: Output, view: View) -> frozenset[str]:
     return frozenset(captions.of_items(captions.counts > 0).items)
 
 
-def caption_texts(records: Output, view: View) -> Iterator[str]:
+def caption_texts(records: Output, view: View) -> Sequence[str]:
     """Every caption of a view, also of items that have no features."""
-    return texts_of(captions_by_item(records, view).texts)
-
-
-def texts_of(column: pa.ChunkedArray) -> Iterator[str]:
-    """Values of a column of text; only some of them are Python objects at a time."""
-    for start in range(0, len(column), BATCH):
-        yield from column.slice(start, BATCH).to_pylist()
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class TextColumn(Sequence[str]):
-    """A column of text as a sequence: as Python objects it would take five times the memory."""
-
-    column: pa.ChunkedArray
-
-    def __len__(self) -> int:
-        return len(self.column)
-
-    def __iter__(self) -> Iterator[str]:
-        return texts_of(self.column)
-
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-    def __getitem__(self, place: int | slice) -> str | list[str]:
-        found = self.column[place]
-        text: str | list[str] = found.to_pylist() if isinstance(place, slice) else found.as_py()
-        return text
+    return captions_by_item(records, view).texts
 
 
 def classes(records: Output, ids: Sequence[str]) -> NDArray[np.int64]:
@@ -175,8 +162,8 @@ def members(records: Output, split: str) -> set[str]:
         every = read_columns(records, "items.parquet", "id")["id"].to_pylist()
         found = drawn_split.items(every, drawn[drawn_split.who])
     else:
-        there = ", ".join([*names, *(f"{who}/{part}" for who in drawn for part in ("train", "val", "test"))])
-        raise UserError(f"{records.config.get('corpus')} has no split {whole!r}; there are: {there}")
+        there = [*names, *(f"{who}/{part}" for who in drawn for part in ("train", "val", "test"))]
+        raise UserError(f"{records.config.get('corpus')} has no split {whole!r}; there are: {', '.join(there)}")
     return share.items(found) if share else found
 
 
@@ -193,7 +180,9 @@ def drawn_splits(records: Output) -> Mapping[str, RandomSplitSizes]:
 
 def splits(records: Output) -> dict[str, list[str]]:
     """Items by split, recorded and cleaned ones, author by author: train, val, test, then others."""
-    names = recorded_splits(records) | cleaned_splits(records)
+    names = recorded_splits(records)
+    for output in made_of(records, CLEAN):  # what `xmodal leakage --clean` has left
+        names[clean_name(output)] = output.read(IDS).decode().split("\n")[:-1]
     return {name: names[name] for name in sorted(names, key=_place)}
 
 
@@ -202,9 +191,8 @@ def training_split(records: Output, stage: str) -> str:
     there = list(splits(records))
     found = [name for name in there if name.rpartition("/")[2] == "train"]
     if len(found) != 1:
-        which = "several splits" if found else "no split"
         raise UserError(
-            f"{records.config['corpus']} has {which} to train on, so say whose captions to take "
+            f"{records.config['corpus']} has {'several splits' if found else 'no split'} to train on, so say which one "
             f"(--set {stage}.split=NAME); there are: {', '.join(there) or 'none'}"
         )
     return found[0]
@@ -222,11 +210,6 @@ def _place(split: str) -> tuple[str, int, str]:
     return author, USUAL.index(part) if part in USUAL else len(USUAL), part
 
 
-def cleaned_splits(records: Output) -> dict[str, list[str]]:
-    """Items by split that `xmodal leakage --clean` has left, such as "karpathy/test-clean-1f3a09c2"."""
-    made = made_of(records, CLEAN)
-    return {clean_name(output): output.read(IDS).decode().split("\n")[:-1] for output in made}
-
-
 def clean_name(output: Output) -> str:
+    """The name of a cleaned split, such as "karpathy/test-clean-1f3a09c2"."""
     return f"{output.config['split']}-{CLEAN}-{output.identity[:8]}"

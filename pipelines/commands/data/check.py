@@ -24,7 +24,6 @@ from pipelines.commands import Args, Lines, Parser, Result, _flags
 from xmodal.errors import UserError
 
 WEB_PAGE = b"<html>the page is gone</html>"
-FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 def flags(parser: Parser) -> None:
@@ -61,16 +60,9 @@ def check(text: str, raw: Path | None = None) -> dict[str, Any]:
     if hasattr(module, "CORPUS"):
         corpus = corpora.load(text)
         checked.append(f"corpus {corpus.name}")
-        faults += declaration_faults(module, corpus)
-        with TemporaryDirectory(prefix="xmodal-") as folder:
-            written = text in corpora.names() and not raw and write_sample(f"pipelines.demo.{text}", Path(folder))
-            corpus, files = (written, Path(folder)) if written else (corpus, raw)
-            faults += file_faults(corpus, files) if files else []
-        if not corpus.counts:
-            note = "CORPUS.counts is empty, so no build notices a file that lacks half: say what a full parse gives"
-            notes.append(note)
-        if not files:
-            notes.append(f"{corpus.name} was not parsed: add --raw FOLDER with its files, or a part of them")
+        found, unknown = _corpus_faults(text, module, corpus, raw)
+        faults += found
+        notes += unknown
     if hasattr(module, "RECIPES") or text in models.names():
         from xmodal.checks import model_contract
 
@@ -81,6 +73,26 @@ def check(text: str, raw: Path | None = None) -> dict[str, Any]:
     if not checked:
         raise UserError(f"{text} has neither a CORPUS nor RECIPES")
     return {"checked": checked, "faults": faults, "notes": notes}
+
+
+def _corpus_faults(text: str, module: ModuleType, corpus: Any, raw: Path | None) -> tuple[list[str], list[str]]:
+    from xmodal import corpora
+    from xmodal.checks.corpus_contract import type_faults
+
+    if faults := list(type_faults(corpus)):
+        return faults, []
+    faults, notes = list(declaration_faults(module, corpus)), list[str]()
+    if not corpus.counts:
+        notes.append("CORPUS.counts is empty, so no build notices a file that lacks half: say what a full parse gives")
+    with TemporaryDirectory(prefix="xmodal-") as folder:
+        written = text in corpora.names() and not raw and write_sample(f"pipelines.demo.{text}", Path(folder))
+        if written:
+            faults += file_faults(written, Path(folder))
+        elif raw:
+            faults += file_faults(corpus, raw)
+        else:
+            notes.append(f"{corpus.name} was not parsed: add --raw FOLDER with its files, or a part of them")
+    return faults, notes
 
 
 def _module(text: str) -> ModuleType:
@@ -135,11 +147,11 @@ def file_faults(corpus: Any, folder: Path) -> Iterator[str]:
 
 
 def _parse_faults(corpus: Any, folder: Path) -> Iterator[str]:
-    from xmodal.checks import corpus_contract
+    from xmodal.checks.corpus_contract import FAILURES, row_faults
     from xmodal.raw.raw_files import Raw
 
     try:
-        yield from corpus_contract.row_faults(corpus, Raw.folder(folder))
+        yield from row_faults(corpus, Raw.folder(folder))
         count(corpus, folder)
     except UserError as trouble:
         yield str(trouble)
@@ -165,6 +177,9 @@ def count(corpus: Any, folder: Path) -> dict[str, int]:
 
 def _unnoticed(corpus: Any, folder: Path, path: str) -> Iterator[str]:
     """Parses the files with a web page in place of one."""
+    if not (folder / path).is_file():
+        yield f"{path} is not in the folder, and parse does not miss it: leave out of CORPUS.sources what is not read"
+        return
     with TemporaryDirectory(prefix="xmodal-") as spoiled:
         for source in corpus.sources:
             file = Path(spoiled, source.path)
@@ -175,6 +190,6 @@ def _unnoticed(corpus: Any, folder: Path, path: str) -> Iterator[str]:
                 file.symlink_to(folder / source.path)
         faults = list(_parse_faults(corpus, Path(spoiled)))
     if not faults:
-        yield f"a web page in place of {path} is not noticed: refuse lines that are not what the publisher writes"
+        yield f"a web page in place of {path} is not noticed: refuse lines that nobody published, if it is read"
     elif crash := [fault for fault in faults if fault.startswith("parse ends in ")]:
         yield f"where {path} is a web page, {crash[0]}: raise UserError with the file and line (xmodal/raw/readers.py)"

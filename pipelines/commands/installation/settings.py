@@ -2,7 +2,7 @@
 
 examples:
   xmodal settings resnet                                of a stage, as `xmodal build --set` takes them
-  xmodal settings coco/records                          with what the corpus says itself
+  xmodal settings tgif/frames                           of a stage that the corpus can have
   xmodal settings vsepp --json                          of a recipe, as `xmodal train --set` takes them
   xmodal settings mine.py                               of a recipe in a file of your own
 """
@@ -21,12 +21,15 @@ def flags(parser: Parser) -> None:
 def run(args: Args) -> Result:
     from pipelines import stages
     from pipelines.engine.typed_settings import describe
+    from pipelines.upkeep.corpus_build import kinds_for
+    from xmodal import corpora
 
     corpus, _, stage = args.name.rpartition("/")
     is_file = stage.partition(":")[0].endswith(".py")
     kinds = []
     if stage in stages.targets():  # its settings, and those of what is built before it
-        kinds = [stages.load(name) for name in stages.with_needs([stage]) if name not in stages.FILE_SETS]
+        is_known = corpus.endswith(".py") or corpus in corpora.names()  # else of a user's list, which a root knows
+        kinds = kinds_for(corpora.load(corpus) if is_known else None, [stage])
         configs = {kind.name: kind.config() for kind in kinds}
     elif corpus and not is_file:
         raise UserError(f"no stage {stage!r}; there are: {', '.join(stages.targets())}")
@@ -64,4 +67,4 @@ def _of_recipe(name: str, is_file: bool) -> dict[str, Any]:
     if not is_file and name not in known:
         meant = nearest(name, {one: one for one in (*there, *known)})
         raise UserError(f"no stage or recipe {name!r}{meant}; stages: {', '.join(there)}; recipes: `xmodal recipes`")
-    return dict(configs_of(find_recipe(name)))
+    return configs_of(find_recipe(name))

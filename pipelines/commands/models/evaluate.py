@@ -36,7 +36,7 @@ def flags(parser: Parser) -> None:
     released = parser.add_argument_group("a file of released weights")
     words = "the .pkl or .json released with it, or a run's"
     released.add_argument("--vocabulary", type=_flags.path, metavar="WORDS", help=words)
-    _flags.identities(released, "records", "features")
+    _flags.identities(released, "records", "features", "pixels")
     _flags.settings(released, "visual.stage=clips, visual.frames=8")
     matrix = parser.add_argument_group("a matrix of similarities")
     matrix.add_argument(
@@ -72,11 +72,10 @@ def run(args: Args) -> Any:
 def _report(args: Args, corpus: str) -> Any:
     from pipelines.papers.recipe_runs import evaluate, evaluate_released
 
-    asked = {"device": args.device, "distance": args.distance, "extended": args.eccv, "progress": _flags.progress(args)}
+    setup, asked = _flags.setup(args), {"distance": args.distance, "extended": args.eccv}
     if _is_released(args):
-        asked |= _flags.keywords(args, "records", "features")
-        return evaluate_released(args.run, args.vocabulary, args.root, corpus, args.split, args.set, **asked)
-    return evaluate(args.run.parent if args.run.is_file() else args.run, args.root, args.split, **asked)
+        return evaluate_released(args.run, args.vocabulary, setup, corpus, args.split, args.set, **asked)
+    return evaluate(args.run.parent if args.run.is_file() else args.run, setup, args.split, **asked)
 
 
 def _is_released(args: Args) -> bool:
@@ -93,8 +92,8 @@ def _check(args: Args) -> None:
     is_released = _is_released(args)
     if is_released and not args.vocabulary:
         raise UserError(f"{args.run} is weights alone: add --vocabulary with the words that were released with it")
-    if not is_released and any((args.vocabulary, args.records, args.features, args.set)):
-        flags = "--vocabulary, --records, --features and --set"
+    if not is_released and any((args.vocabulary, args.records, args.features, args.pixels, args.set)):
+        flags = "--vocabulary, --records, --features, --pixels and --set"
         raise UserError(f"{flags} belong to a file of weights: a run knows its own")
     if sum(map(bool, (args.run, args.scores, args.write_ids))) != 1:
         raise UserError("say what to evaluate: the folder of a run, or --scores with a matrix")
