@@ -2,14 +2,13 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.metrics.similarities import SIDES, Integers, bounds
 
-RelevanceTable: TypeAlias = NDArray[np.bool_]  # (visual rows, text rows)
+RelevanceTable = NDArray[np.bool_]  # (visual rows, text rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +28,7 @@ class Pairs:
 
     @classmethod
     def of_texts(cls, visual_of_text: Integers, visual_rows: int) -> "Pairs":
-        """Pairs every text with the one visual item it belongs to."""
+        """Pairs every text with its one visual item."""
         return cls(visual_of_text, np.arange(len(visual_of_text)), (visual_rows, len(visual_of_text)))
 
     def tile(self, visual_rows: slice, text_rows: slice) -> RelevanceTable:
@@ -89,11 +88,10 @@ class LabelBits:
         return differing_labels(self.visual[rows], self.text[columns]) <= self.zeta
 
 
-Relevance: TypeAlias = Pairs | Classes | LabelBits
+Relevance = Pairs | Classes | LabelBits
 
 
 def pack_names(names: Sequence[Collection[str]]) -> NDArray[np.uint64]:
-    """Packs the labels of rows, given by name."""
     column = {name: number for number, name in enumerate(sorted({name for row in names for name in row}))}
     table = np.zeros((len(names), len(column)), np.bool_)
     for row, of_row in enumerate(names):

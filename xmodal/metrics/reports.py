@@ -1,4 +1,4 @@
-"""Writes what an evaluation found: text, JSON and LaTeX."""
+"""Reports of an evaluation: text, JSON and LaTeX."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ SIDE = 6 * WIDTH  # the least width of a direction, so that the directions of al
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Holds what a report prints. Facts that only a run has are None for a user's matrix."""
+    """Holds what a report prints; facts that only a run has may be None."""
 
     recipe: str  # or the matrix' file
     fingerprint: str  # of the recipe, or the sha256 of the file
