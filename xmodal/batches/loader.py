@@ -29,17 +29,17 @@ Captions = Literal["each", "one", "all"]
 
 
 class Loader(IterableDataset[Batch]):
-    """Loads batches of a training: threads read ahead, into memory that is used again.
+    """Loads batches, which threads read ahead into memory that is used again.
 
     A sample is a caption with its item ("each"), an item with one of its captions, drawn anew every epoch ("one"), or
     an item with all of them ("all"). All samples come once an epoch, in an order that only the seed decides.
-    `batch_size` counts the samples of a step over all ranks: each of `world` gets an equal part. Only where the last,
-    shorter batch of an epoch cannot be shared equally does it borrow up to world - 1 samples of the next epoch
-    (`Batch.borrowed`). Several streams advance together; an epoch is one of the first.
+    `batch_size` counts the samples of a step over all ranks: each of `world` gets an equal part. Where the last batch
+    of an epoch cannot be shared equally it borrows from the next epoch (`Batch.borrowed`). An epoch is one of the first
+    stream.
 
-    `state_dict` is seed, epoch and cursor: samples of the epoch that were handed out. An iteration that was broken off
-    goes on there. With `torch.utils.data.DataLoader(loader, batch_size=None, num_workers=2)` each worker makes every
-    other batch: call `set_epoch` before each epoch, and do not ask this one where they are.
+    An iteration that was broken off goes on at the cursor, the samples of the epoch that were handed out. With
+    `torch.utils.data.DataLoader(loader, batch_size=None, num_workers=2)` each worker makes every other batch: call
+    `set_epoch` before each epoch, and do not ask this one where they are.
     """
 
     def __init__(
@@ -57,20 +57,19 @@ class Loader(IterableDataset[Batch]):
         dtype: torch.dtype | None = None,
         ahead: int = 2,
     ) -> None:
-        """rank and world are torch.distributed's, and values of the store's dtype, unless given."""
-        self.batch_size, self.captions, self.drop_last, self.ahead = batch_size, captions, drop_last, ahead
+        """rank and world are torch.distributed's unless given, and the dtype the store's."""
+        self.captions, self.drop_last, self.ahead = captions, drop_last, ahead
         self._device, self._dtype = torch.device(device), dtype
         if (rank is None) != (world is None):
             raise ValueError("rank and world are given both or not at all")
         self._rank = distributed.rank() if rank is None else rank
         self._world = distributed.world() if world is None else world
         self._readers = {ANNOTATED: streams} if isinstance(streams, Reader) else dict(streams)
-        self._check_streams()
         self._process = 0
         self._set_position(seed, 0, 0)
         self._buffers: Buffers | None = None  # of an iteration that is over
         self._orders = {name: self._order(number, name, sampler) for number, name in enumerate(self._readers)}
-        first = self._orders[next(iter(self._orders))]
+        first = next(iter(self._orders.values()), None)
         self.batch_size = first.batch if isinstance(first, ClassOrder) else batch_size
         self._check()
 
@@ -130,8 +129,8 @@ class Loader(IterableDataset[Batch]):
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
         """Yields batches and their start positions.
 
-        Iterations share buffers, but not two at once. For a caller who comes back at once the next batch is made in
-        this thread, in the memory of the last, which the processor has in its cache.
+        For a caller who comes back at once the next batch is made in this thread, in the memory of the last, which the
+        processor has in its cache.
         """
         buffers, self._buffers = self._buffers or Buffers(pinned=self._device.type == "cuda"), None
         readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
@@ -159,7 +158,7 @@ class Loader(IterableDataset[Batch]):
         return next(iter(self._orders.values())).count
 
     def _starts(self) -> list[int]:
-        """Start positions of the remaining batches; in a DataLoader's worker, of its share."""
+        """Start positions of the remaining batches, in a DataLoader's worker of its share."""
         stop = self._length - (self.batch_size - 1 if self.drop_last else 0)
         info = get_worker_info()
         first, step = (info.id, info.num_workers) if info else (0, 1)
@@ -223,13 +222,11 @@ class Loader(IterableDataset[Batch]):
             raise ValueError("one sample of every class needs a reader with classes")
         return ClassOrder(reader.classes[reader.examples.caption_items] if each else reader.classes, self.seed, number)
 
-    def _check_streams(self) -> None:
+    def _check(self) -> None:
         if ANNOTATED not in self._readers or not self._readers.keys() <= {ANNOTATED, UNANNOTATED}:
             raise ValueError(f"streams are {ANNOTATED!r} and, if need be, {UNANNOTATED!r}, not {[*self._readers]}")
         if self.captions not in get_args(Captions):
             raise ValueError(f"captions are {', '.join(get_args(Captions))}, not {self.captions!r}")
-
-    def _check(self) -> None:
         if empty := [name for name, order in self._orders.items() if not order.count]:
             raise ValueError(f"the {empty[0]} stream has no samples")
         if self.seed < 0:

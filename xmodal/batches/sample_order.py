@@ -1,7 +1,7 @@
 """The order in which training reads samples, and what is drawn for each.
 
 Every draw follows from the seed, the epoch that the batch begins in, and the sample, so that an order can be entered at
-any point, by any number of processes. Words that training leaves out are drawn in `batches.reader`.
+any point, by any number of processes.
 """
 
 from dataclasses import dataclass
@@ -79,14 +79,14 @@ class ClassOrder:
 
 @dataclass(frozen=True)
 class SampleRandom:
-    """Random numbers for the samples of an epoch, wherever a sample is read."""
+    """Random numbers for the samples of an epoch."""
 
     seed: int
     epoch: int
     stream: int = 0
 
     def integers(self, bounds: Integers, samples: Integers, purpose: int) -> Integers:
-        """For each sample a number in 0..bound-1; each purpose draws others."""
+        """For each sample a number in 0..bound-1, another for each purpose."""
         # splitmix64's finaliser over a counter, as numpy's generators cannot be entered at many places at once
         first = np.random.SeedSequence([self.seed, self.epoch, self.stream, purpose]).generate_state(1, np.uint64)
         mixed = first + samples.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -109,7 +109,7 @@ def training_frames(
 
 
 def training_shifts(words_T: Integers, length: int, random: SampleRandom, captions_T: Integers) -> Integers:
-    """(T,): how far texts of so many words move in a code, anywhere they fit (docs/models.md#dual-path-text-input)."""
+    """(T,): how far texts move in a code (docs/models.md#dual-path-text-input)."""
     return random.integers(length - words_T + 1, captions_T, CODE_SHIFT)
 
 

@@ -1,4 +1,4 @@
-"""Texts as numbers of words, and the vocabulary of a view: read, or counted here."""
+"""Texts as numbers of words, and the vocabulary of a view."""
 
 from array import array
 from collections import defaultdict
@@ -53,7 +53,7 @@ class Texts:
     def padded(
         self, places_T: NDArray[np.int64], width: int | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """(T, L) with zeros behind each text, and their lengths; at a given width longer texts are cut."""
+        """(T, L) with zeros behind each text, and lengths; at a given width longer texts are cut."""
         starts_T = self.starts[places_T]
         lengths_T = np.minimum(self.starts[places_T + 1] - starts_T, width or len(self.numbers))
         steps_L = np.arange(lengths_T.max(initial=0) if width is None else width)
@@ -64,7 +64,6 @@ class Texts:
 
 
 def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:
-    """The words of all captions of a view."""
     if (made := _built_vocabulary(records, view, tokens)) is not None:
         return made
     return Vocabulary.build(caption_texts(records, view), tokens.tokenizer, tokens.minimum_count, tokens.cleaning)

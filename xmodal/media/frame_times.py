@@ -1,4 +1,4 @@
-"""Frame times: when each frame of a clip is shown, which frames are sampled, and what is refused."""
+"""Frame times: when a clip's frames are shown, which are sampled, and what is refused."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ class Sampling:
                 raise ValueError(f"{field} is {' or '.join(options)}, not {getattr(self, field)!r}")
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of a sampled frame, rounded to the nearest pixel."""
+        """Width and height of a sampled frame."""
         short = min(width, height)
         if short == self.short_side or (short < self.short_side and not self.upscale):
             return width, height
@@ -84,7 +84,6 @@ class Limits:
             raise Refused("too_many_frames", f"more than {self.frames} frames")
 
     def check_plan(self, clip: "Clip", config: Sampling) -> None:
-        """Refuses a clip that would take too long, from its timeline alone."""
         timeline = clip.timeline
         if timeline.seconds > self.seconds:
             raise Refused("too_long", f"{float(timeline.seconds):.0f} seconds")

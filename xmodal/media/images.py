@@ -1,4 +1,4 @@
-"""Images: from bytes of any format to upright RGB pixels, and to the crops that networks take."""
+"""Images: from bytes of any format to upright RGB pixels, and to crops for networks."""
 
 import io
 import re

@@ -145,7 +145,7 @@ def _packets(stream: VideoStream, limits: Limits, logged: Logged) -> Packets:
 
 
 def _without_cut_off(video: Video, packets: Packets) -> Packets:
-    """Starts the time at the first keyframe, or at an earlier frame that can be decoded."""
+    """Begins with the first keyframe, or an earlier frame that can be decoded."""
     frame = _first_frame(video, packets)
     start = _start(frame) if frame else None
     first = packets.key if start is None else min(start, packets.key)
@@ -168,7 +168,7 @@ def _whole(stream: VideoStream) -> Iterator[tuple[int, "av.Packet[VideoStream]"]
 
 
 def _last_box(data: bytes) -> tuple[bytes, int, int]:
-    """Kind, begin and end of an MP4's last box; the end is 0 if the box has no length or is none."""
+    """Kind, begin and end of an MP4's last box; end 0 if it has no length or is none."""
     kind, begin, at = b"", 0, 0
     while at + 16 <= len(data):
         begin = at
@@ -266,7 +266,6 @@ def _frames(context: VideoCodecContext, packet: "av.Packet[Any] | None", trouble
 
 
 def _conversion(config: Sampling, limits: Limits) -> Callable[[VideoFrame], Frame]:
-    """Makes a function that converts colours, size and rotation of one clip's frames."""
     scaler = VideoReformatter()
     matrix: tuple[int, ...] | None = None
 

@@ -42,7 +42,7 @@ def open_jpegs(data: bytes, config: Sampling, limits: Limits) -> Clip:
 
 
 def _jpeg(data: bytes, begin: int) -> JpegFrame | None:
-    """The next JPEG; None if the file ends first. Broken ones are left for the decoder to report."""
+    """The next JPEG, which may be broken; None if the file ends first."""
     if (begin := data.find(JPEG, begin)) < 0:
         return None
     size, plain = None, True
