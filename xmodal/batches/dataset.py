@@ -60,9 +60,11 @@ class Dataset:
 
     def store(self, features: str | None = None) -> FeatureStore:
         """Opens features by stage, identity, or stage/identity; unnamed, the only ones but for pixels."""
-        meant = [
-            output for output in self.features if _is_meant(output, features) and may_share_media(output, self.records)
-        ]
+        if features is None:
+            meant = [output for output in self.features if _first_array(output) not in MEDIA_ARRAYS]
+        else:
+            meant = [output for output in self.features if features in (*output.folder.split("/"), output.folder)]
+        meant = [output for output in meant if may_share_media(output, self.records)]
         there = "; ".join(map(_named, self.features)) or "none: build some first"
         what = f"features {features!r}" if features else "features"
         return self._only(covering_all_items(meant, self.records), what, there)
@@ -183,12 +185,6 @@ def _first_array(output: Output) -> tuple[str, str]:
         name = json.loads(output.storage.read(f"{output.folder}/{METADATA}"))["attributes"]["features"][0]["name"]
         return name, json.loads(output.storage.read(f"{output.folder}/{name}/{METADATA}"))["data_type"]
     return "", ""
-
-
-def _is_meant(output: Output, features: str | None) -> bool:
-    if features is None:
-        return _first_array(output) not in MEDIA_ARRAYS
-    return features in (*output.folder.split("/"), output.folder)
 
 
 def _named(output: Output) -> str:

@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from xmodal.batches import distributed
@@ -20,7 +19,7 @@ from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream
 from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
-from xmodal.batches.sample_order import CAPTION, ClassOrder, Order, SampleRandom
+from xmodal.batches.sample_order import CAPTION, ClassOrder, Integers, Order, SampleRandom
 from xmodal.recipes import OnePerClass
 
 THREADS = 2  # one copies rows while the other looks up words
@@ -176,7 +175,7 @@ class Loader(IterableDataset[Batch]):
             streams[name] = self._stream(reader, samples, SampleRandom(self.seed, own_epoch, number))
         return Batch(streams, borrowed=share * self._world - size)
 
-    def _stream(self, reader: Reader, samples: NDArray[np.int64], draws: SampleRandom) -> Stream:
+    def _stream(self, reader: Reader, samples: Integers, draws: SampleRandom) -> Stream:
         items, captions, visual_rows = self._rows_of(reader.examples, samples, draws)
         text_items = reader.examples.caption_items[captions]
         pairs = np.stack([visual_rows, np.arange(len(captions))], axis=1)
@@ -191,8 +190,8 @@ class Loader(IterableDataset[Batch]):
         return stream.to(self._device) if self._device.type != "cpu" else stream
 
     def _rows_of(
-        self, examples: Examples, samples: NDArray[np.int64], draws: SampleRandom
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        self, examples: Examples, samples: Integers, draws: SampleRandom
+    ) -> tuple[Integers, Integers, Integers]:
         """The item of each visual row, the caption of each text row, and the visual row of each caption."""
         rows = np.arange(len(samples))
         if self.captions == "each":

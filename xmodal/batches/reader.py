@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from xmodal.batches.batch import Padded
 from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
-from xmodal.batches.sample_order import SampleRandom, evaluation_frames, training_frames, training_shifts
+from xmodal.batches.sample_order import Integers, SampleRandom, evaluation_frames, training_frames, training_shifts
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.recipes import Features, Tokens
@@ -26,7 +26,7 @@ class Reader:
     store: FeatureStore
     frames: Features = WHOLE_CLIPS  # how many frames of a clip are read, and by which rule
     tokens: Tokens | Codes | None = None  # how long a caption may be and what training leaves out, or a code
-    classes: NDArray[np.int64] | None = None  # (items,)
+    classes: Integers | None = None  # (items,)
     buffers: Buffers = field(default_factory=lambda: Buffers(pinned=False))
 
     def __repr__(self) -> str:
@@ -40,9 +40,9 @@ class Reader:
 
     def visual(
         self,
-        items: NDArray[np.int64] | slice,
+        items: Integers | slice,
         draws: SampleRandom | None = None,
-        samples: NDArray[np.int64] | None = None,
+        samples: Integers | None = None,
     ) -> Padded:
         """Reads items as sequences of positions: a grid is flattened, a vector is a sequence of one.
 
@@ -63,7 +63,7 @@ class Reader:
         values = self.store.take_padded(rows, places, self._room(self.store, *places.shape))
         return Padded.whole(torch.from_numpy(values))
 
-    def text(self, captions: NDArray[np.int64] | slice, draws: SampleRandom | None = None) -> Padded:
+    def text(self, captions: Integers | slice, draws: SampleRandom | None = None) -> Padded:
         """Reads captions as ids of words (T, L), or as vectors (T, 1, D)."""
         whole = range(len(self.examples.words))
         places = np.asarray(whole[captions], np.int64) if isinstance(captions, slice) else captions
@@ -84,13 +84,13 @@ class Reader:
             words = [thinned(some, tokens, one) for some, one in zip(words, chance, strict=True)]
         return Padded.of(words)
 
-    def _codes(self, captions: NDArray[np.int64], codes: Codes, draws: SampleRandom | None) -> Padded:
+    def _codes(self, captions: Integers, codes: Codes, draws: SampleRandom | None) -> Padded:
         codes_TL, counts_T = self.examples.words.padded(captions, codes.length)
         if codes.shifted and draws is not None:
             codes_TL = shifted(codes_TL, training_shifts(counts_T, codes.length, draws, captions))
         return Padded.whole(torch.from_numpy(codes_TL))
 
-    def _lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _lengths(self, rows: Integers) -> Integers:
         lengths = self.store.lengths(rows)
         if not lengths.all():
             id = self.store.ids[rows[lengths == 0][0]]

@@ -5,7 +5,7 @@ any point, by any number of processes.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,8 +73,8 @@ class ClassOrder:
 
     def _firsts(self, batches: Integers) -> Integers:
         epochs, numbers = np.divmod(batches, self.count // self.batch)
-        shuffled = {e: _shuffled(len(self.classes), self.seed, self.stream, e) for e in np.unique(epochs).tolist()}
-        return np.array([shuffled[e][n] for e, n in zip(epochs.tolist(), numbers.tolist(), strict=True)], np.int64)
+        shuffled = partial(_shuffled, len(self.classes), self.seed, self.stream)
+        return np.array([shuffled(e)[n] for e, n in zip(epochs.tolist(), numbers.tolist(), strict=True)], np.int64)
 
 
 @dataclass(frozen=True)

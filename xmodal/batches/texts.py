@@ -64,9 +64,9 @@ class Texts:
 
 
 def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:
-    if (made := _built_vocabulary(records, view, tokens)) is not None:
-        return made
-    return Vocabulary.build(caption_texts(records, view), tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
+    return _built_vocabulary(records, view, tokens) or Vocabulary.build(
+        caption_texts(records, view), tokens.tokenizer, tokens.minimum_count, tokens.cleaning
+    )
 
 
 def vocabulary_and_texts(
@@ -78,10 +78,9 @@ def vocabulary_and_texts(
     """
     split, words = tokenizer(tokens.tokenizer, tokens.cleaning), defaultdict[str, int](count().__next__)
     texts = Texts.of(array("i", map(words.__getitem__, split(text))) for text in captions.texts)
+    counts = zip(words, np.bincount(texts.numbers, minlength=len(words)).tolist(), strict=True)
     known = known or _built_vocabulary(records, view, tokens)
-    if known is None:
-        counts = zip(words, np.bincount(texts.numbers, minlength=len(words)).tolist(), strict=True)
-        known = Vocabulary.of_counts(counts, tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
+    known = known or Vocabulary.of_counts(counts, tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
     ids = np.array([known.id_of(word) for word in words], np.int32)
     starts = texts.starts + 2 * np.arange(len(texts.starts))  # a text is longer by <start> and <end>
     numbers = np.zeros(starts[-1], np.int32)

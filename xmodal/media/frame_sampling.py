@@ -1,7 +1,7 @@
 """Frame sampling: from a clip's bytes to the frames that are on the screen at 8 moments of every second.
 
-docs/corpora.md#media defines them, and says what becomes of colours, transparency and still pictures. A decoder's call
-cannot be stopped: for a limit in time, run this in a process that can be killed.
+docs/corpora.md#media defines them, and says what becomes of colours and transparency. A decoder's call cannot be
+stopped: for a limit in time, run this in a process that can be killed.
 """
 
 import io

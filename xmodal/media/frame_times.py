@@ -1,5 +1,6 @@
 """Frame times: when a clip's frames are shown, which are sampled, and what is refused."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -119,8 +120,7 @@ class Timeline:
 
     def count(self, fps: int) -> int:
         """Samples, at least one."""
-        duration, unit = self.end - self.starts[0], self.unit
-        return max(1, -(-duration * unit.numerator * fps // unit.denominator))
+        return max(1, math.ceil(self.seconds * fps))
 
     def shown(self, fps: int) -> list[int]:
         """For every sample k, the number of the frame that is shown at k / fps seconds."""

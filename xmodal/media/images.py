@@ -55,7 +55,11 @@ def open_image(data: bytes, on_truncated: OnTruncated | None = None) -> Image.Im
         except UNDECODABLE as error:
             if on_truncated is None:
                 raise
-            remains = _upright(_remains(data, image))
+            if image.format == "JPEG":
+                remains = _upright(_opened(data + JPEG_END))  # the decoder fills the rest
+            else:
+                image.tile = []  # nothing is left to decode
+                remains = _upright(image)
             if not np.ptp(np.asarray(remains), axis=(0, 1)).any():
                 raise
             on_truncated(_reason(error))
@@ -99,13 +103,6 @@ def _opened(data: bytes) -> ImageFile:
     image = Image.open(io.BytesIO(data), formats=FORMATS)
     if image.width * image.height > MOST_PIXELS:
         raise UnreadableImage(f"{image.width} x {image.height} pixels are too many")
-    return image
-
-
-def _remains(data: bytes, image: ImageFile) -> Image.Image:
-    if image.format == "JPEG":
-        return _opened(data + JPEG_END)  # then the decoder fills the rest
-    image.tile = []  # nothing is left to decode
     return image
 
 

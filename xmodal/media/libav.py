@@ -2,7 +2,7 @@
 
 import io
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,10 +12,7 @@ from typing import Any
 import av
 import numpy as np
 from av.container import InputContainer
-from av.video.codeccontext import VideoCodecContext
-from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
-from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
@@ -95,7 +92,7 @@ def _listening() -> Iterator[Logged]:
 
 
 @contextmanager
-def _opened(video: Video) -> Iterator[tuple[VideoStream, Logged]]:
+def _opened(video: Video) -> Iterator[tuple[av.VideoStream, Logged]]:
     """Opens a video to be decoded, and collects what libav logs."""
     options = {"max_pixels": str(video.limits.pixels)}
     with _listening() as logged:
@@ -108,7 +105,7 @@ def _opened(video: Video) -> Iterator[tuple[VideoStream, Logged]]:
             if too_many := next((line for _, _, line in logged if "max pixel count" in line), None):
                 raise Refused("too_many_pixels", too_many)
             stream = opened.streams.best("video")
-            if not isinstance(stream, VideoStream) or stream.disposition & av.stream.Disposition.attached_pic:
+            if not isinstance(stream, av.VideoStream) or stream.disposition & av.stream.Disposition.attached_pic:
                 raise Refused("no_video_stream", "there is no video in the file")
             if stream.codec_context is None:
                 raise Refused("unsupported_codec", "there is no decoder of the video")
@@ -117,7 +114,7 @@ def _opened(video: Video) -> Iterator[tuple[VideoStream, Logged]]:
             yield stream, logged
 
 
-def _packets(stream: VideoStream, limits: Limits, logged: Logged) -> Packets:
+def _packets(stream: av.VideoStream, limits: Limits, logged: Logged) -> Packets:
     durations: dict[int, int] = {}
     begins, keys = list[int](), list[int]()
     count, trouble, hidden, open_groups = 0, "", False, False
@@ -152,13 +149,13 @@ def _without_cut_off(video: Video, packets: Packets) -> Packets:
     return replace(packets, starts=tuple(start for start in packets.starts if start >= first), key=first)
 
 
-def _first_frame(video: Video, packets: Packets) -> VideoFrame | None:
+def _first_frame(video: Video, packets: Packets) -> av.VideoFrame | None:
     with _opened(video) as (stream, _):
         decoded = (_frames(stream.codec_context, packet, []) for _, packet in _to_decode(stream, packets))
         return next(chain.from_iterable(decoded), None)
 
 
-def _whole(stream: VideoStream) -> Iterator[tuple[int, "av.Packet[VideoStream]"]]:
+def _whole(stream: av.VideoStream) -> Iterator[tuple[int, "av.Packet[av.VideoStream]"]]:
     """Packets that can be decoded, with the starts of their frames."""
     assert isinstance(stream.container, InputContainer)
     for packet in stream.container.demux(stream):
@@ -203,7 +200,7 @@ def _element_length(data: bytes, at: int) -> tuple[int, int]:
 def show_gif(
     frames: Iterable[bytes], config: Sampling, limits: Limits, numbers: Sequence[int], keep: OnFrame
 ) -> list[str]:
-    context = VideoCodecContext.create("gif", "r")
+    context = av.VideoCodecContext.create("gif", "r")
     context.thread_count = 1
     convert, wanted, trouble = _conversion(config, limits), set(numbers), list[str]()
     with _listening() as logged:
@@ -219,45 +216,36 @@ def _show_video(video: Video, packets: Packets, numbers: Sequence[int], keep: On
     convert, trouble, latest = _conversion(video.config, video.limits), list[str](), -1
     with _opened(video) as (stream, logged):
         logged.clear()  # of what opening said
-        for number, frame in _wanted_frames(stream, packets, wanted, logged, trouble):
-            if number > latest:
-                keep(number, convert(frame))
-                latest = number
-            if frame.is_corrupt:
-                trouble.append(f"frame {number} is corrupt")
-            if number == numbers[-1]:
+        for start, packet in _to_decode(stream, packets):
+            stream.codec_context.skip_frame = "DEFAULT" if packet is None or start in wanted else "NONREF"
+            cut_off = start is not None and start < packets.key  # what it is predicted from: it may fail
+            before = len(logged)
+            for frame in _frames(stream.codec_context, packet, [] if cut_off else trouble):
+                number = wanted.get(_start(frame), -1)
+                if number > latest:
+                    keep(number, convert(frame))
+                    latest = number
+                if number >= 0 and frame.is_corrupt:
+                    trouble.append(f"frame {number} is corrupt")
+            if latest == numbers[-1]:
                 break
+            if cut_off:
+                del logged[before:]
     return _as_lines(logged) or trouble
 
 
-def _wanted_frames(
-    stream: VideoStream, packets: Packets, wanted: Mapping[int | None, int], logged: Logged, trouble: list[str]
-) -> Iterator[tuple[int, VideoFrame]]:
-    context = stream.codec_context
-    for start, packet in _to_decode(stream, packets):
-        context.skip_frame = "DEFAULT" if packet is None or start in wanted else "NONREF"
-        cut_off = start is not None and start < packets.key  # what it is predicted from: it may fail
-        before = len(logged)
-        for frame in _frames(context, packet, [] if cut_off else trouble):
-            number = wanted.get(_start(frame))
-            if number is not None:
-                yield number, frame
-        if cut_off:
-            del logged[before:]
-
-
 def _to_decode(
-    stream: VideoStream, packets: Packets
-) -> "Iterator[tuple[int, av.Packet[VideoStream]] | tuple[None, None]]":
+    stream: av.VideoStream, packets: Packets
+) -> "Iterator[tuple[int, av.Packet[av.VideoStream]] | tuple[None, None]]":
     """The packets that were counted, then (None, None), for the decoder's last frames."""
     return chain(islice(_whole(stream), packets.count), ((None, None),))
 
 
-def _start(of: "VideoFrame | av.Packet[VideoStream]") -> int | None:
+def _start(of: "av.VideoFrame | av.Packet[av.VideoStream]") -> int | None:
     return of.dts if of.pts is None else of.pts
 
 
-def _frames(context: VideoCodecContext, packet: "av.Packet[Any] | None", trouble: list[str]) -> list[VideoFrame]:
+def _frames(context: av.VideoCodecContext, packet: "av.Packet[Any] | None", trouble: list[str]) -> list[av.VideoFrame]:
     try:
         return context.decode(packet)
     except av.FFmpegError as error:
@@ -265,11 +253,11 @@ def _frames(context: VideoCodecContext, packet: "av.Packet[Any] | None", trouble
         return []
 
 
-def _conversion(config: Sampling, limits: Limits) -> Callable[[VideoFrame], Frame]:
+def _conversion(config: Sampling, limits: Limits) -> Callable[[av.VideoFrame], Frame]:
     scaler = VideoReformatter()
     matrix: tuple[int, ...] | None = None
 
-    def convert(frame: VideoFrame) -> Frame:
+    def convert(frame: av.VideoFrame) -> Frame:
         nonlocal matrix
         limits.check_canvas(frame.width, frame.height, config)  # the file's header may say another
         width, height = config.size(frame.width, frame.height)
@@ -280,7 +268,7 @@ def _conversion(config: Sampling, limits: Limits) -> Callable[[VideoFrame], Fram
     return convert
 
 
-def _matrix(frame: VideoFrame) -> tuple[int, ...]:
+def _matrix(frame: av.VideoFrame) -> tuple[int, ...]:
     # a tiny copy, as a frame whose side data was read refers to itself and stays in memory
     found: Any = frame.reformat(TINY, TINY, interpolation=Interpolation.POINT, threads=1).side_data
     return struct.unpack("=9i", bytes(found["DISPLAYMATRIX"])) if "DISPLAYMATRIX" in found else UPRIGHT
@@ -323,7 +311,7 @@ def _show_by_decord(video: Video, packets: Packets, numbers: Sequence[int], keep
             raise Refused("unsupported_codec", f"decord counts {len(reader)} frames of {count}: take pyav")
         convert = _conversion(video.config, video.limits)
         for number in numbers:
-            keep(number, convert(VideoFrame.from_ndarray(_unpadded(reader[number].asnumpy()), "rgb24")))
+            keep(number, convert(av.VideoFrame.from_ndarray(_unpadded(reader[number].asnumpy()), "rgb24")))
     except decord.DECORDError as error:
         return [str(error).strip().splitlines()[-1]]
     return []

@@ -111,11 +111,12 @@ class PVSE(nn.Module):
     def __init__(self, config: PVSEConfig, inputs: Inputs) -> None:
         super().__init__()
         self.config = config
-        has_whole, visual_width, word_width = config.fusion != "local", inputs.visual_width, config.word_width
+        visual_width, word_width = inputs.visual_width, config.word_width
+        whole = None if config.fusion == "local" else config.visual
         self.words = nn.Embedding(inputs.text_width, word_width)
-        self.image = nn.Linear(visual_width, config.width) if has_whole and config.visual == "image" else None
-        self.frames = _bi_gru(visual_width, config.width) if has_whole and config.visual == "video" else None
-        self.sentence = _bi_gru(word_width, config.width) if has_whole else None
+        self.image = nn.Linear(visual_width, config.width) if whole == "image" else None
+        self.frames = _bi_gru(visual_width, config.width) if whole == "video" else None
+        self.sentence = _bi_gru(word_width, config.width) if whole else None
         self.visual_pie = PIENet(config, visual_width) if config.embeddings else None
         self.text_pie = PIENet(config, word_width) if config.embeddings else None
         self.dropout = nn.Dropout(config.dropout)
