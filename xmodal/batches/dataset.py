@@ -157,10 +157,11 @@ class Dataset:
             return drawn_split.training
         names = [name for name in self.splits if name.rpartition("/")[2] == "train"]
         near = [name for name in names if beside and name.rpartition("/")[0] == beside.rpartition("/")[0]]
-        if len(names) != 1 and len(near) != 1:
+        chosen = near if len(near) == 1 else names
+        if len(chosen) != 1:
             why = f"no training split, whose words {beside!r} needs" if beside else "name the split to load"
             raise UserError(f"{self.corpus}: {why}; there are: {', '.join(self.splits)}")
-        return near[0] if len(near) == 1 else names[0]
+        return chosen[0]
 
 
 def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset:

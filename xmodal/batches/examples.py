@@ -44,7 +44,7 @@ class Examples:
 
     @classmethod
     def of(cls, records: Output, view: View, store: FeatureStore, texts: Encoder | FeatureStore) -> "Examples":
-        """Reads a view; `texts` is its vocabulary, or the store of its captions as vectors."""
+        """Reads a view; `texts` is its vocabulary or the store of its captions."""
         return cls.among(captions_by_item(records, view), view, store, texts)
 
     @classmethod

@@ -36,9 +36,8 @@ class Loader(IterableDataset[Batch]):
     of an epoch cannot be shared equally it borrows from the next epoch (`Batch.borrowed`). An epoch is one of the first
     stream.
 
-    An iteration that was broken off goes on at the cursor, the samples of the epoch that were handed out. With
-    `torch.utils.data.DataLoader(loader, batch_size=None, num_workers=2)` each worker makes every other batch: call
-    `set_epoch` before each epoch, and do not ask this one where they are.
+    An iteration that was broken off goes on at the cursor, the samples of the epoch that were handed out. With workers
+    of a `DataLoader(loader, batch_size=None)`, call `set_epoch` before each epoch.
     """
 
     def __init__(
@@ -126,11 +125,7 @@ class Loader(IterableDataset[Batch]):
         self._shared_position.numpy()[:] = seed, epoch, cursor
 
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
-        """Yields batches and their start positions.
-
-        For a caller who comes back at once the next batch is made in this thread, in the memory of the last, which the
-        processor has in its cache.
-        """
+        """Yields start positions and batches. For who comes back at once the next is made here, in cached memory."""
         buffers, self._buffers = self._buffers or Buffers(pinned=self._device.type == "cuda"), None
         readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
         starts, waiting = deque(self._starts()), deque[tuple[int, Future[Batch]]]()

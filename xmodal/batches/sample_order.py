@@ -44,9 +44,9 @@ def _shuffled(count: int, *seeds: int) -> Integers:
 
 @dataclass(frozen=True, eq=False)
 class ClassOrder:
-    """Batches of one sample of every class, endless as well: PCME's for CUB (docs/models.md#pcme-training).
+    """Batches of a sample of every class: the next shuffled one, and by chance one of every other class.
 
-    The shuffled samples give each batch its first one, chance gives one of every other class.
+    So PCME trains on CUB (docs/models.md#pcme-training).
     """
 
     classes: Integers  # (samples,): from 0, each with a sample

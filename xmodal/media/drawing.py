@@ -68,7 +68,7 @@ def wrapped(text: str, font: Any, width: int) -> Iterator[str]:
 
 
 def _over(picture_HW3: NDArray[np.uint8], map_RC: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
-    """Grey where the map is low, red to yellow where it is high."""
+    """Grey where the map is low, yellow where it is high."""
     lowest, range_ = map_RC.min(), np.ptp(map_RC)
     scaled_RC = (map_RC - lowest) / range_ if range_ > 0 else np.zeros_like(map_RC)
     height, width, _ = picture_HW3.shape

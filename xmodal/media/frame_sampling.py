@@ -47,8 +47,8 @@ class Sampled:
     decoder_log_count: int = 0
     samples_planned: int = 0
     samples_missing: int = 0
-    frame_of_sample: tuple[int, ...] = ()  # numbers of the frames that were given
-    starts_us: tuple[int, ...] = ()  # of the frames that were given
+    frame_of_sample: tuple[int, ...] = ()  # places among the frames that were given
+    starts_us: tuple[int, ...] = ()  # of these frames
 
 
 def sample_frames(

@@ -20,7 +20,6 @@ from xmodal.media.frame_times import Clip, Frame, Limits, OnFrame, Refused, Samp
 
 FORMATS = {"mp4": "mov", "webm": "matroska"}  # libav's names; playlists would read other files
 SEGMENT = 0x18538067  # the element of WebM that holds all others
-TINY = 16  # pixels
 UPRIGHT = (1, 0, 0, 0, 1)  # the matrix of a clip that is not rotated
 
 Logged = list[tuple[int, str, str]]  # level, name and text of libav's lines
@@ -44,7 +43,7 @@ class Packets:
 @dataclass(frozen=True, eq=False)
 class Video:
     data: bytes
-    container: str
+    format: str
     config: Sampling
     limits: Limits
 
@@ -54,7 +53,7 @@ def open_video(data: bytes, container: str, config: Sampling, limits: Limits) ->
     kind, begin, end = (b"", 0, _segment_end(data)) if container == "webm" else _last_box(data)
     is_short = end > len(data)
     # the index of a fragment that is cut off would make the whole file unreadable
-    video = Video(data[:begin] if kind == b"moof" and is_short else data, container, config, limits)
+    video = Video(data[:begin] if kind == b"moof" and is_short else data, FORMATS[container], config, limits)
     with _opened(video) as (stream, logged):
         context, unit = stream.codec_context, stream.time_base
         limits.check_canvas(context.width, context.height, config)
@@ -97,8 +96,7 @@ def _opened(video: Video) -> Iterator[tuple[av.VideoStream, Logged]]:
     options = {"max_pixels": str(video.limits.pixels)}
     with _listening() as logged:
         try:
-            form = FORMATS[video.container]
-            opened = av.open(io.BytesIO(video.data), "r", form, options, metadata_errors="replace")
+            opened = av.open(io.BytesIO(video.data), "r", video.format, options, metadata_errors="replace")
         except av.FFmpegError as error:
             raise Refused("not_media", _last_logged(error)) from error
         with opened:
@@ -270,7 +268,7 @@ def _conversion(config: Sampling, limits: Limits) -> Callable[[av.VideoFrame], F
 
 def _matrix(frame: av.VideoFrame) -> tuple[int, ...]:
     # a tiny copy, as a frame whose side data was read refers to itself and stays in memory
-    found: Any = frame.reformat(TINY, TINY, interpolation=Interpolation.POINT, threads=1).side_data
+    found: Any = frame.reformat(16, 16, interpolation=Interpolation.POINT, threads=1).side_data
     return struct.unpack("=9i", bytes(found["DISPLAYMATRIX"])) if "DISPLAYMATRIX" in found else UPRIGHT
 
 

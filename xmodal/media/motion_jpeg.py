@@ -58,7 +58,7 @@ def _jpeg(data: bytes, begin: int) -> JpegFrame | None:
 
 
 def _segments(data: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Markers and positions, to the picture's end or the next one's start. Raises if the file ends first."""
+    """Markers and positions, up to the end or the next picture. Raises if the file ends first."""
     while True:
         if data[at] != 0xFF:
             at = data.index(JPEG, at)

@@ -81,8 +81,13 @@ def names() -> list[str]:
 def load(name: str) -> ModuleType:
     """Imports a model by name, by path of a Python file, or by a run's `reference`."""
     path, _, sha256 = name.rpartition("@")
-    if path.endswith(".py"):
-        return _load_unchanged(path, sha256)
+    if path.endswith(".py"):  # a run is somebody's data: only the bytes that it was trained with are executed
+        cure = f"the run's folder has it as {SOURCE}: look at that, and put it there"
+        if Path(path) != Path(path).resolve() or not Path(path).is_file():  # ../ or /proc/self/cwd of a stranger
+            raise UserError(f"the model of this run is {path}, which is gone: {cure}")
+        if sha256_of(path) != sha256:
+            raise UserError(f"the model of this run is {path}, which was changed since: {cure}, or train again")
+        return load_python_file(path, "model")
     if name.endswith(".py"):
         return load_python_file(name, "model")
     if name not in names():
@@ -108,13 +113,3 @@ def source_of(config: Config) -> bytes | None:
     if not Path(path).is_file() or sha256_of(path) != sha256:
         return None
     return Path(path).read_bytes()
-
-
-def _load_unchanged(path: str, sha256: str) -> ModuleType:
-    """A run is somebody's data: only the very bytes that it was trained with are executed."""
-    cure = f"the run's folder has it as {SOURCE}: look at that, and put it there"
-    if Path(path) != Path(path).resolve() or not Path(path).is_file():  # ../ or /proc/self/cwd of a stranger
-        raise UserError(f"the model of this run is {path}, which is gone: {cure}")
-    if sha256_of(path) != sha256:
-        raise UserError(f"the model of this run is {path}, which was changed since: {cure}, or train again")
-    return load_python_file(path, "model")

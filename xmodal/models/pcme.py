@@ -200,7 +200,7 @@ def pair_losses(logits_VJTJ: Tensor, matched_VT: Tensor) -> Tensor:
 
 
 def log_odds(logits_VJTJ: Tensor) -> Tensor:
-    """(V, T): of the match probability; its sigmoid is the probability."""
+    """(V, T): their sigmoid is the match probability."""
     return logsigmoid(logits_VJTJ).logsumexp((1, 3)) - logsigmoid(-logits_VJTJ).logsumexp((1, 3))
 
 
@@ -263,7 +263,7 @@ FIRST = Phase(30, WARM_UP, {"matching": 1.0, "uniformity": 0.0, "kl": 1e-5}, fro
 COCO_PIXELS = Pixels("resized", flip=True, erase=0.2)
 PCME_COCO = Recipe(
     name="pcme-coco",
-    cites="[P] 4.1; docs/models.md#pcme: the published configuration for COCO",
+    cites="[P] 4.1; docs/models.md#pcme: the published configuration",
     view=View("coco", "karpathy/train", captions_per_item=5),
     validation=View("coco", "karpathy/val", captions_per_item=5),
     visual=Features("resnet"),  # a grid of ResNet-152
@@ -287,7 +287,6 @@ CUB_PIXELS = Pixels("centre", flip=False, erase=0.2)  # [C] forgets to ask for c
 PCME_CUB = replace(
     PCME_COCO,
     name="pcme-cub",
-    cites="[P] 4.1; docs/models.md#pcme: the published configuration for CUB",
     view=View("cub", "pcme/train"),
     validation=View("cub", "pcme/val"),
     model=PCMEConfig(width=512, scale=5.0, shift=5.0, uniformity="distinct"),  # on a grid of ResNet-50

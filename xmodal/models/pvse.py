@@ -271,7 +271,7 @@ WORDS = Tokens("nltk", minimum_count=4, vectors="glove.840B.300d")  # 3.1 and do
 
 PVSE_COCO = Recipe(
     name="pvse-coco",
-    cites="3.5; docs/models.md#pvse-training (the code's README); docs/models.md#vocabulary; docs/models.md#recall",
+    cites="3.5; docs/models.md#pvse-training; docs/models.md#vocabulary; docs/models.md#recall",
     view=View("coco", "karpathy/train", captions_per_item=5),
     validation=View("coco", "karpathy/val", captions_per_item=5),
     visual=Features("resnet"),
@@ -307,8 +307,8 @@ PVSE_CUB = replace(
     PVSE_COCO,
     name="pvse-cub",
     cites=(
-        "PCME's table 2: hardest negatives; docs/models.md#pcme-encoders: width; docs/models.md#pcme-training; "
-        "all else is that of pvse-coco, which is ours"
+        "PCME's table 2; docs/models.md#pcme-encoders; docs/models.md#pcme-training; all else is that of pvse-coco, "
+        "which is ours"
     ),
     view=View("cub", "pcme/train"),
     validation=View("cub", "pcme/val"),

@@ -8,8 +8,8 @@ The official code (fartashf/vsepp abe382f) says what VSE++ is: docs/models.md#vs
 - Similarity: cosine. Order embeddings (docs/models.md#order) take absolute values and -||max(0, text - image)||.
 - Loss: a hinge on every wrong text of an image and every wrong image of a text, as are two captions of one image. VSE++
   keeps the worst one of each query, VSE0 adds all up. Both SUM over the batch.
-- Ours: the CNN stays fixed, its features are those of one centre crop, and frames of a clip are averaged. How PVSE and
-  PCME ran it on clips and on CUB is in their supplements, which we have not seen.
+- Ours: features are those of one centre crop, and frames of a clip are averaged. How PVSE and PCME ran it is in their
+  supplements, which we have not seen.
 """
 
 from dataclasses import dataclass, replace
