@@ -1,11 +1,11 @@
 """Fisher vectors: how a sentence's words would move a mixture of distributions (docs/models.md#fisher-vectors).
 
-In every dimension a component has a centre and a spread, and is a Gaussian or a Laplacian (`Kind`):
+In every dimension a component is a Gaussian or a Laplacian:
 
     gmm    Gaussians: the centre is a mean, the spread a standard deviation
     lmm    Laplacians: a median and a mean absolute deviation
-    hglmm  whichever of the two makes the words likelier. Klein et al. weigh them by an exponent from 0 to 1; as the
-           likelihood is linear in it, its best value is 0 or 1
+    hglmm  whichever makes the words likelier. Klein et al. weigh the two by an exponent from 0 to 1; as the likelihood
+           is linear in it, its best value is 0 or 1
 
 Shapes: N words, D dimensions, K components, S sentences.
 """
@@ -37,20 +37,15 @@ class Mixture:
     spreads_KD: Numbers
     laplacian_KD: NDArray[np.bool_]
 
-    def log_densities(self, words_ND: Numbers) -> Numbers:
-        """(N, K): the logarithm of each component's weighted density."""
-        found_NK = np.empty((len(words_ND), len(self.weights_K)))
+    def posteriors(self, words_ND: Numbers) -> tuple[Numbers, Numbers]:
+        """(N, K): each component's share of a word; and (N,): the word's log-likelihood."""
+        logs_NK = np.empty((len(words_ND), len(self.weights_K)))
         for k in range(len(self.weights_K)):
             z_ND = self._z(words_ND, k)
             np.abs(z_ND, out=z_ND)
             depths_N = z_ND @ self.laplacian_KD[k].astype(float)
             depths_N += np.multiply(z_ND, z_ND, out=z_ND) @ np.where(self.laplacian_KD[k], 0, 0.5)
-            found_NK[:, k] = self._heights_K[k] - depths_N
-        return found_NK
-
-    def posteriors(self, words_ND: Numbers) -> tuple[Numbers, Numbers]:
-        """(N, K): each component's share of a word; and (N,): the word's log-likelihood."""
-        logs_NK = self.log_densities(words_ND)
+            logs_NK[:, k] = self._heights_K[k] - depths_N
         highest_N1 = logs_NK.max(axis=1, keepdims=True)
         shares_NK = np.exp(logs_NK - highest_N1)
         sums_N1 = shares_NK.sum(axis=1, keepdims=True)
@@ -73,7 +68,7 @@ class Mixture:
 
     @cached_property
     def _heights_K(self) -> Numbers:
-        """The same at each centre."""
+        """(K,): the logarithm of each weighted density at its centre."""
         areas_KD = self.spreads_KD * np.where(self.laplacian_KD, 2.0, np.sqrt(2 * np.pi))
         logs_K = np.log(self.weights_K, out=np.full(self.weights_K.shape, -np.inf), where=self.weights_K > 0)
         heights_K: Numbers = logs_K - np.log(areas_KD).sum(axis=1)
@@ -147,7 +142,7 @@ def _maximise(
         if kind == "gmm":
             centres_KD[k], spreads_KD[k], laplacian_KD[k] = means_D, deviations_D, False
             continue
-        medians_D = _medians(words_ND, order_DN, shares_N)
+        medians_D = _weighted_medians(words_ND, order_DN, shares_N)
         distances_D = shares_N @ np.abs(words_ND - medians_D)
         widths_D = np.maximum(distances_D, narrowest_D)
         gaussian_D = -0.5 * np.log(2 * np.pi) - np.log(deviations_D) - variances_D / (2 * deviations_D**2)
@@ -158,8 +153,7 @@ def _maximise(
     return Mixture(weights_K / weights_K.sum(), centres_KD, spreads_KD, laplacian_KD)
 
 
-def _medians(words_ND: Numbers, order_DN: NDArray[np.int64], shares_N: Numbers) -> Numbers:
-    """(D,), weighted"""
+def _weighted_medians(words_ND: Numbers, order_DN: NDArray[np.int64], shares_N: Numbers) -> Numbers:
     below_DN = np.cumsum(shares_N[order_DN], axis=1)
     places_D = (below_DN < 0.5 * below_DN[:, -1:]).sum(axis=1)
     dimensions = np.arange(len(order_DN))

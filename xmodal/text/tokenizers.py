@@ -1,32 +1,28 @@
 """Tokenizers: captions as words, the same on every machine and without downloads.
 
     nltk             lower-cased, then NLTK's word tokenizer on the whole caption: `word_tokenize(text.lower(),
-                     preserve_line=True)`, which splits no sentences and so needs no data
+                     preserve_line=True)`, which needs no data (docs/corpora.md#tokenizers)
     nltk-sentences   lower-cased, then sentences by NLTK's punkt data, which must be installed, then the same, as VSE++,
-                     PVSE and PCME do: a full stop inside a caption is then a word (docs/corpora.md#tokenizers)
+                     PVSE and PCME do
     spacy            lower-cased, then spaCy's rules for English, without a trained model; white space is no word
     whitespace       lower-cased, then split at white space
     dual-path        as written, split at white space and - . , ( ), which are no words (Dual-Path on Flickr30k)
     dual-path-coco   and at ? too (Dual-Path on COCO)
 
-Before it is counted and encoded, a caption may be cleaned:
-
-    none    as it is
-    mrw     PVSE's replacements for MRW (docs/corpora.md#mrw), also within words: "her/his" becomes "hehis"
-
-Nothing here shortens a caption: a recipe's `longest` cuts encoded ones.
+Before it is counted and encoded, a caption may be cleaned: by `mrw`, PVSE's replacements for MRW (docs/corpora.md#mrw),
+or by `none`.
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 from xmodal.errors import UserError
 
 REMEMBERED = 1 << 19  # words that spaCy may keep: a quarter of a GB
-Tokenizer: TypeAlias = Callable[[str], list[str]]
+Tokenizer = Callable[[str], list[str]]
 
 
 def tokenizer(name: str, cleaning: str = "none") -> Tokenizer:
@@ -55,7 +51,7 @@ def check_names(tokenizer: str, cleaning: str) -> None:
 
 
 def noun_phrases(captions: Iterable[str], model: str = "en_core_web_sm") -> Iterator[list[tuple[int, int]]]:
-    """Finds where noun phrases begin and end, in characters; `model` is a package of spaCy or a folder."""
+    """Finds where noun phrases begin and end, in characters; `model` is a package or a folder."""
     try:
         network = _spacy().load(model, exclude=["ner"])
     except OSError:

@@ -1,4 +1,4 @@
-"""WordNet: synonyms, and the concepts that a caption names by them: the query of A3VSE's s_g baseline.
+"""WordNet: synonyms, and the concepts that a caption names by them (docs/models.md#concept-baseline).
 
 WordNet is a folder or zip of these files for each part of speech, as wndb(5WN) describes them: the `wordnet` of NLTK's
 data, Debian's `wordnet-base`, or others.
@@ -9,9 +9,8 @@ data, Debian's `wordnet-base`, or others.
 
 A synset's name is the byte at which its line starts in `data`. Lines of the licence start with a blank.
 
-Beyond docs/models.md#concept-baseline: every run of words that names something counts, also inside a longer one, so
-that a "hot dog" names a dog; each in all its parts of speech, base forms and senses; names match whole, whatever their
-case; a name that WordNet lacks is a noun without synonyms. Function words name nothing: to WordNet "a" is a vitamin.
+The paper leaves open: a run of words counts also inside a longer one, so that a "hot dog" names a dog; a word counts in
+all its parts of speech and senses; a name that WordNet lacks is a noun. Function words name nothing.
 """
 
 import zipfile
@@ -22,7 +21,7 @@ from functools import cached_property, lru_cache
 from importlib.resources.abc import Traversable
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,7 @@ from xmodal.errors import UserError
 from xmodal.text.tokenizers import Tokenizer, tokenizer
 
 T = TypeVar("T")
-Synset: TypeAlias = tuple[str, ...]  # its lemmas, in lower case, with _ between words
+Synset = tuple[str, ...]  # its lemmas, in lower case, with _ between words
 DEBIAN = Path("/usr/share/wordnet")
 ENDINGS = {  # of inflected forms with that of the base, see morphy(7WN)
     "noun": "s: ses:s xes:x zes:z ches:ch shes:sh men:man ies:y",
@@ -123,7 +122,7 @@ class Concepts:
 
     @cached_property
     def _widened(self) -> WordNet:
-        """WordNet and, as nouns, the names that it lacks, for their plurals."""
+        """Adds, as nouns, the names that WordNet lacks, for their plurals."""
         names = map(_lemma, self.names)
         nouns = {name: ((name,),) for name in names} | dict(self.wordnet.senses["noun"])
         return replace(self.wordnet, senses={**self.wordnet.senses, "noun": nouns})
@@ -205,7 +204,7 @@ def _irregular(files: Traversable, part: str) -> dict[str, tuple[str, ...]]:
 
 
 def _parsed(files: Traversable, name: str, parse: Callable[[int, str], T], wrong: str) -> Iterator[T]:
-    """Parses lines, each with the byte at which it starts."""
+    """Parses lines by the byte at which each starts."""
     file = files / name
     try:
         data = file.read_bytes()
