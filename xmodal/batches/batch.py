@@ -121,7 +121,7 @@ class Batch:
     """The data of one step. The un-annotated stream numbers its own items."""
 
     streams: Mapping[str, Stream]
-    progress: float = 0.0  # share of the training that is done, for schedules inside an objective
+    progress: float = 0.0  # share of the training that is done
     borrowed: int = 0  # samples of the next epoch, the last over all ranks: `distributed.gather` leaves them out
 
     def __post_init__(self) -> None:

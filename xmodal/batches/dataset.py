@@ -110,7 +110,7 @@ class Dataset:
         tokens: Tokens = USUAL_TOKENS,
         **settings: Any,
     ) -> "Loader":
-        """Loads batches, by default of the training split; `settings` are those of `batches.Loader`."""
+        """Loads batches, by default of the training split; `settings` are those of `Loader`."""
         from xmodal.batches.loader import Loader
 
         reader = self.reader(split or self._training(), features, frames, sentences=sentences, tokens=tokens)

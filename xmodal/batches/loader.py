@@ -125,7 +125,7 @@ class Loader(IterableDataset[Batch]):
         self._shared_position.numpy()[:] = seed, epoch, cursor
 
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
-        """Yields start positions and batches. For who comes back at once the next is made here, in cached memory."""
+        """Yields start positions and batches; for a caller who is back at once, made in this thread and its cache."""
         buffers, self._buffers = self._buffers or Buffers(pinned=self._device.type == "cuda"), None
         readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
         starts, waiting = deque(self._starts()), deque[tuple[int, Future[Batch]]]()

@@ -72,10 +72,7 @@ def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:
 def vocabulary_and_texts(
     records: Output, view: View, captions: ViewCaptions, tokens: Tokens, known: Vocabulary | None
 ) -> tuple[Vocabulary, Texts]:
-    """Counts the words of a view and encodes its captions, splitting every caption once.
-
-    `known` is the vocabulary of a run that goes on.
-    """
+    """Counts the words of a view and encodes its captions; `known` is the vocabulary of a run that goes on."""
     split, words = tokenizer(tokens.tokenizer, tokens.cleaning), defaultdict[str, int](count().__next__)
     texts = Texts.of(array("i", map(words.__getitem__, split(text))) for text in captions.texts)
     counts = zip(words, np.bincount(texts.numbers, minlength=len(words)).tolist(), strict=True)

@@ -46,7 +46,7 @@ class UnreadableImage(Exception):
 def open_image(data: bytes, on_truncated: OnTruncated | None = None) -> Image.Image:
     """Decodes a picture to upright RGB: white where it was transparent, the upper 8 of 16 bits, the first frame.
 
-    Of a broken picture `on_truncated` hears, and the missing part has one colour; without it, or if nothing was
+    `on_truncated` is told why a picture is broken, and the missing part has one colour. Without it, or if nothing was
     decoded, the file is unreadable.
     """
     with _reading(), _opened(data) as image:

@@ -104,9 +104,9 @@ def _opened(video: Video) -> Iterator[tuple[av.VideoStream, Logged]]:
                 raise Refused("too_many_pixels", too_many)
             stream = opened.streams.best("video")
             if not isinstance(stream, av.VideoStream) or stream.disposition & av.stream.Disposition.attached_pic:
-                raise Refused("no_video_stream", "there is no video in the file")
+                raise Refused("no_video_stream", "the file has no video")
             if stream.codec_context is None:
-                raise Refused("unsupported_codec", "there is no decoder of the video")
+                raise Refused("unsupported_codec", "the video has no decoder")
             stream.codec_context.thread_count = 1
             stream.codec_context.options = options
             yield stream, logged
