@@ -9,7 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -91,7 +91,7 @@ def _imported(
     layout = (spec.row_shape, spec.dtype, spec.ragged, *lengths)
     config = ImportConfig(_sha256(source, progress), source.key, fingerprint(source.ids), *layout)
     opened = partial(_open, source, seen)
-    return array_stage(name, config, (), VERSION, partial(_planned, source.ids), opened, reuse=False)
+    return replace(array_stage(name, config, (), VERSION, partial(_planned, source.ids), opened), reuse=False)
 
 
 def _planned(ids: Sequence[str], config: ImportConfig, inputs: Inputs) -> PlannedArray:
