@@ -59,7 +59,7 @@ class FileSet:
         return [s for s in sources if s.path not in states or not states[s.path].provides(s)]
 
     def to_fetch(self) -> list[Source]:
-        """The files that a build tries. Listed ones that failed before wait for `retry`, unless their bytes were lost."""
+        """The files that a build tries. Listed ones that failed wait for `retry`, unless their bytes were lost."""
         states = self.states()
         new = [s for s in self.listed if s.path not in states or states[s.path].lost(s)]
         return self.lacking(self.required) + new

@@ -130,7 +130,7 @@ def _refuse_name(storage: Storage, name: str) -> None:
 
 
 def _stamp(source: ForeignFeatures) -> str:
-    """A fingerprint that changes when a source is written to, for much less than its sha256."""
+    """A fingerprint that changes when a source is written to, much faster than its sha256."""
     try:
         stats = [os.stat(file) for file in source.files]
     except FileNotFoundError as error:
@@ -140,7 +140,6 @@ def _stamp(source: ForeignFeatures) -> str:
 
 
 def _sha256(source: ForeignFeatures, progress: ProgressLine) -> str:
-    """The sha256 of a source's file, or a fingerprint of those of all its files, in their order."""
     found = []
     with progress.over("sha256", sum(map(os.path.getsize, source.files)), unit="bytes") as tick:
         for path in source.files:
