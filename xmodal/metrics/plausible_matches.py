@@ -21,7 +21,7 @@ from xmodal.root.outputs import Output
 
 ZETA = 2  # the largest of the protocol
 FAR = ZETA + 1  # the level of two items that do not match at all
-ROWS_AT_ONCE = 64  # label sets of a tile: some 10 MB against 20,000 others
+ROWS_AT_ONCE = 64  # label sets of a tile
 ITEMS = "items.parquet"
 Words = NDArray[np.uint64]
 Near = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]  # one set, another, their level

@@ -31,8 +31,8 @@ class Pairs:
         """Pairs every text with its one visual item."""
         return cls(visual_of_text, np.arange(len(visual_of_text)), (visual_rows, len(visual_of_text)))
 
-    def tile(self, visual_rows: slice, text_rows: slice) -> RelevanceTable:
-        rows, columns = bounds(visual_rows, self.shape[0]), bounds(text_rows, self.shape[1])
+    def tile(self, rows: slice, columns: slice) -> RelevanceTable:
+        rows, columns = bounds(rows, self.shape[0]), bounds(columns, self.shape[1])
         near = slice(*np.searchsorted(self.text, [columns.start, columns.stop]))
         visual, text = self.visual[near], self.text[near]
         inside = (visual >= rows.start) & (visual < rows.stop)
@@ -56,8 +56,8 @@ class Classes:
     def shape(self) -> tuple[int, int]:
         return len(self.visual), len(self.text)
 
-    def tile(self, visual_rows: slice, text_rows: slice) -> RelevanceTable:
-        rows, columns = bounds(visual_rows, self.shape[0]), bounds(text_rows, self.shape[1])
+    def tile(self, rows: slice, columns: slice) -> RelevanceTable:
+        rows, columns = bounds(rows, self.shape[0]), bounds(columns, self.shape[1])
         return np.equal.outer(self.visual[rows], self.text[columns])
 
 
@@ -83,8 +83,8 @@ class LabelBits:
     def shape(self) -> tuple[int, int]:
         return len(self.visual), len(self.text)
 
-    def tile(self, visual_rows: slice, text_rows: slice) -> RelevanceTable:
-        rows, columns = bounds(visual_rows, self.shape[0]), bounds(text_rows, self.shape[1])
+    def tile(self, rows: slice, columns: slice) -> RelevanceTable:
+        rows, columns = bounds(rows, self.shape[0]), bounds(columns, self.shape[1])
         return differing_labels(self.visual[rows], self.text[columns]) <= self.zeta
 
 

@@ -12,7 +12,7 @@ SIDES = ("visual to text", "text to visual")
 HEADINGS = {"scores": "gallery", "lists": "right are", "plausible": "plausible"}
 FIRST = 22  # the width of the first column
 WIDTH = 8  # of each other column
-SIDE = 6 * WIDTH  # the least width of a direction, so that the directions of all tables stand below each other
+SIDE = 6 * WIDTH  # the least width of a direction, so that those of all tables stand below each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,18 +23,18 @@ class Report:
     fingerprint: str  # of the recipe, or the sha256 of the file
     records: str
     features: str | None = None
-    weights: str | None = None  # the network that made the features, its weights and their checksum
+    weights: str | None = None  # of the network that made the features
     corpus: str
     split: str
     relevance: str = OWN
     items: int
     captions: int
-    absent: int  # items of the split without features, or not in the matrix: nobody was asked about them
+    absent: int  # items without features, or not in the matrix: nobody was asked about them
     silent: int  # and without captions
-    seen: int | None = None  # items asked about that the run was trained on
+    seen: int | None = None  # items that the run was trained on
     chosen: int | None = None  # and those by which its weights were chosen
     metrics: Metrics
-    floats_per_item: int | None = None  # kept of an encoded item, where a model's distances differ in it
+    floats_per_item: int | None = None  # where a model's distances differ in it
 
     @property
     def scores(self) -> Mapping[str, Scores]:
