@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from pipelines.engine.building import Totals
+from pipelines.engine.building import sum_up
 from pipelines.engine.commits import Commits
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import FOLDERS, ledgers
@@ -23,7 +23,7 @@ from xmodal.root.storage import Storage
 
 def status(storage: Storage) -> dict[str, Any]:
     """Describes every ledger and every output, whether finished, unfinished or damaged."""
-    kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for _, _, ledger in ledgers(storage)]
+    kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for ledger in ledgers(storage)]
     rows, alike = [], defaultdict[tuple[str, str], dict[Output, dict[str, Any]]](dict)
     for output in directories(storage):
         try:
@@ -119,13 +119,11 @@ def _files_of(output: Output) -> int:
 def _check_output(output: Output, check: Callable[[str, int, str], str | None]) -> Iterator[Damage | None]:
     """Gives one result a file, damage or None."""
     try:
-        totals = Totals(output.stage)
+        stage = output.stage
         if not output.complete:
             return
         units = list(output.units())
-        for unit in units:
-            totals.add(unit)
-        if any(output.totals.get(name) != value for name, value in totals.summary().items()):
+        if any(output.totals.get(name) != value for name, value in sum_up(stage, units).items()):
             raise UserError("complete.json does not sum up what units.tsv says")
     except UserError as error:
         yield Damage(output.folder, None, "", str(error))
@@ -156,7 +154,7 @@ def forget(storage: Storage, damage: list[Damage]) -> None:
     for folder in sorted({found.output for found in damage}):
         found = [d for d in damage if d.output == folder]
         blobs = {d.file for d in found if d.file.startswith("blobs/")}
-        for _, _, ledger in ledgers(storage) if blobs else ():
+        for ledger in ledgers(storage) if blobs else ():
             if lost := [s.path for s in ledger.states() if not s.failed and blob_key(s.sha256) in blobs]:
                 ledger.lose(lost)
         storage.delete(*blobs)
