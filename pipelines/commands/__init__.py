@@ -8,8 +8,8 @@ has a docstring, which is its help (first line: the summary; examples at the end
     text(result)              gives the lines that a person reads in place of the JSON; not needed for a text
     exit_code(result)         may be left out: always 0
 
-Heavy imports stand inside `run`. An underscore at the end of a module's name is no part of the command's: `import_`
-avoids a word of Python, `recipes_` the name of another module.
+Heavy imports stand inside `run`. An underscore at the end of a module's name is not typed: `import_` avoids a word of
+Python, `recipes_` the name of another module.
 """
 
 import argparse

@@ -48,7 +48,6 @@ def device(parser: Parser) -> None:
 
 
 def files(parser: Parser, weights: str, vectors: str) -> None:
-    """Two files of numbers, and what they are for."""
     parser.add_argument("--weights", type=path, metavar="FILE", help=f"a state_dict of the network, {weights}")
     parser.add_argument("--vectors", type=path, metavar="FILE", help=f"word vectors, or an index of them: {vectors}")
 
@@ -60,14 +59,12 @@ def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
 
 
 def training(parser: Parser) -> None:
-    """Adds the outputs and files that a training reads."""
     identities(parser, *TRAINING[:3])
     files(parser, "of the features, where a phase trains it too", "those that the recipe names")
     device(parser)
 
 
 def targets(parser: Parser, metavar: str) -> None:
-    """Corpora or stages, and the root that they are in."""
     what = "a corpus, or a list, folder or mine.py of yours"
     what += f"; /STAGE for one of {', '.join(stage_names())}" if "STAGE" in metavar else ""
     parser.add_argument("targets", nargs="+", metavar=metavar, help=what)
@@ -81,7 +78,6 @@ def workers(parser: Parser) -> None:
 
 
 def building(parser: Parser) -> None:
-    """The flags of every command that builds stages, or plans to."""
     parser.add_argument("--raw", type=path, help="a folder with files you have, also in archives; linked, if possible")
     workers(parser)
     settings(parser, "resnet.crop=256; `xmodal settings STAGE` lists them; another value is another output")
@@ -117,11 +113,7 @@ def own_data(parser: Parser) -> None:
 def stage_names() -> list[str]:
     """Lists the stages by their files: importing them takes longer than showing help."""
     folder = Path(__file__).parents[1] / "stages"
-    modules = {file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")}
-    return sorted(modules | {"sources", "media"})
-
-
-# ------------------------------------------------------------------------------------------------- what the flags name
+    return sorted({"sources", "media", *(file.stem for file in folder.glob("[!_]*.py"))})
 
 
 def progress(args: Args) -> ProgressLine:
@@ -134,10 +126,9 @@ def keywords(args: Args, *names: str) -> dict[str, Any]:
 
 
 def runner(args: Args) -> "Runner":
-    """Ray is imported when the first unit is to be done: an up-to-date root needs none."""
     from pipelines.engine.building import serial
 
-    def on_ray(open_worker: Any, units: Any, resources: Any) -> Iterator[Any]:
+    def on_ray(open_worker: Any, units: Any, resources: Any) -> Iterator[Any]:  # up to date, a root needs no Ray
         try:
             from pipelines.engine.ray_runner import RayRunner
         except ModuleNotFoundError as error:
@@ -162,7 +153,6 @@ def build_options(args: Args) -> "BuildOptions":
 
 
 def _files(args: Args) -> dict[str, Path]:
-    """The files that stages know by a name: --weights, --vectors, and those of --file."""
     from pipelines import stages
 
     known = sorted({name for kind in stages.all() for name in kind.files})
@@ -185,7 +175,6 @@ def existing(root: str) -> "Storage":
 
 
 def parse_targets(args: Args, options: "BuildOptions") -> "list[Target]":
-    """`coco` is its data, `coco/resnet` one stage; a Python file or your own data may stand for the name."""
     from pipelines.upkeep import targets
 
     own = {name: value for name in OWN_DATA if (value := getattr(args, name, None)) is not None}
@@ -193,7 +182,7 @@ def parse_targets(args: Args, options: "BuildOptions") -> "list[Target]":
 
 
 def corpus_name(text: str, args: Args) -> str:
-    """The name of a corpus in the root, where the user's file or list may stand for it."""
+    """The name in the root of a corpus, which a user's file or list may stand for."""
     from pipelines.fetching.corpus_names import name_of
     from xmodal.root.storage import open_storage
 
@@ -201,7 +190,6 @@ def corpus_name(text: str, args: Args) -> str:
 
 
 def read_only(args: Args) -> "BuildOptions":
-    """For commands that look at a root which must be there."""
     from pipelines.engine.build_options import BuildOptions
 
     return BuildOptions(existing(args.root))

@@ -35,7 +35,6 @@ class CorpusBuild:
         self.files = CorpusFiles(options, self.found)
         self._stages: dict[str, Stage[Any, Any]] = {}
         self._finished: dict[str, Output] = {}
-        self._built: dict[str, Output] = {}
 
     def build(self, name: str) -> Output:
         """Brings a stage up to date, and whatever it needs before it."""
@@ -74,9 +73,8 @@ class CorpusBuild:
             return self.files.of(PARTS[name]).sealed
         if name not in self._finished and (stage := self.stage(name)):
             output = Output(self.options.storage, stage.folder)
-            if not output.complete:
-                return None
-            self._finished[name] = output
+            if output.complete:
+                self._finished[name] = output
         return self._finished.get(name)
 
     def items_of(self, kind: str | None) -> tuple[Item, ...]:
@@ -90,16 +88,10 @@ class CorpusBuild:
         return tuple(sorted(read_rows(records, Item), key=lambda item: item.id))
 
     def _build(self, name: str) -> Output:
-        if name not in self._built:
-            self._built[name] = self._build_files(name) if name in FILE_SETS else self._build_stage(name)
-        return self._built[name]
-
-    def _build_files(self, name: str) -> Output:
-        if name == "media":
-            self._build("sources")
-        return self.files.build(PARTS[name])
-
-    def _build_stage(self, name: str) -> Output:
+        if name in FILE_SETS:
+            if name == "media":
+                self._build("sources")
+            return self.files.build(PARTS[name])
         for need in stages.load(name).needs:
             self._build(need)
         stage = self.stage(name)
@@ -156,13 +148,8 @@ def build_stages(work: CorpusBuild, names: Iterable[str]) -> list[dict[str, Any]
     for name in names:
         output = work.build(name)
         totals = {total: output.totals[total] for total in ("bytes", "counts", "failures")}
-        row: dict[str, Any] = {
-            "corpus": work.corpus.name,
-            "stage": name,
-            "identity": output.identity,
-            "path": output.where,
-        }
-        row |= {"built": output.folder not in before, **totals}
+        row: dict[str, Any] = {"corpus": work.corpus.name, "stage": name, "identity": output.identity}
+        row |= {"path": output.where, "built": output.folder not in before, **totals}
         rows.append(row | (_absent_files(work, output) if name in FILE_SETS else _absent_items(work, name, output)))
     return rows
 

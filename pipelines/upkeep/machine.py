@@ -22,7 +22,7 @@ Verdict = Literal["ok", "missing", "broken"]
 
 @dataclass(frozen=True)
 class Check:
-    """`needed` checks that do not pass make doctor exit non-zero; the others only say what will not work."""
+    """A check that is `needed` and does not pass makes doctor exit non-zero."""
 
     name: str
     verdict: Verdict
@@ -101,7 +101,7 @@ def _stages() -> Iterator[Check]:
 
 
 def _torch_pair() -> Check | None:
-    """torchvision's compiled operators fit one torch only, and fail at their first use with any other: so use one."""
+    """Uses an operator of torchvision: they fit one torch only, and fail at their first use with any other."""
     if not all(importlib.util.find_spec(name) for name in ("torch", "torchvision")):
         return None
     probe = "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)"
@@ -114,7 +114,6 @@ def _torch_pair() -> Check | None:
 
 
 def _shared_memory() -> Check:
-    """Ray keeps its object store there."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except FileNotFoundError:
@@ -124,14 +123,13 @@ def _shared_memory() -> Check:
 
 
 def _root(url: str) -> list[Check]:
-    """A root must be writable and must know put-if-absent; what is tried is taken away again."""
+    """Tries whether a root is writable and knows put-if-absent, and leaves nothing there."""
     from xmodal.root.storage import open_storage
 
     storage = open_storage(url)
     places = (Path(url) / "_runs/temporary", Path(url) / "_runs", Path(url), *Path(url).parents)
     new = [path for path in places if not path.exists()]
-    checks = [_put_if_absent(storage, url)]
-    free = storage.free_bytes()
+    checks, free = [_put_if_absent(storage, url)], storage.free_bytes()
     if free is not None:
         remedy = "" if free > 10**9 else "free some space"
         checks.append(_judged("disk of the root", f"{free / 1e9:.1f} GB free", "outputs", remedy))

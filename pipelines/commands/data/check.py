@@ -52,7 +52,6 @@ def exit_code(result: Result) -> int:
 
 
 def check(text: str, raw: Path | None = None) -> dict[str, Any]:
-    """Returns what was checked, each fault as a sentence, and notes on what could not be checked."""
     from xmodal import corpora, models
 
     module = _module(text)
@@ -60,9 +59,7 @@ def check(text: str, raw: Path | None = None) -> dict[str, Any]:
     if hasattr(module, "CORPUS"):
         corpus = corpora.load(text)
         checked.append(f"corpus {corpus.name}")
-        found, unknown = _corpus_faults(text, module, corpus, raw)
-        faults += found
-        notes += unknown
+        faults += _corpus_faults(text, module, corpus, raw, notes)
     if hasattr(module, "RECIPES") or text in models.names():
         from xmodal.checks import model_contract
 
@@ -75,24 +72,24 @@ def check(text: str, raw: Path | None = None) -> dict[str, Any]:
     return {"checked": checked, "faults": faults, "notes": notes}
 
 
-def _corpus_faults(text: str, module: ModuleType, corpus: Any, raw: Path | None) -> tuple[list[str], list[str]]:
+def _corpus_faults(text: str, module: ModuleType, corpus: Any, raw: Path | None, notes: list[str]) -> Iterator[str]:
+    """Yields faults; adds to the notes what could not be checked."""
     from xmodal import corpora
     from xmodal.checks.corpus_contract import type_faults
 
-    if faults := list(type_faults(corpus)):
-        return faults, []
-    faults, notes = list(declaration_faults(module, corpus)), list[str]()
+    if wrong := list(type_faults(corpus)):
+        yield from wrong
+        return
+    yield from declaration_faults(module, corpus)
     if not corpus.counts:
         notes.append("CORPUS.counts is empty, so no build notices a file that lacks half: say what a full parse gives")
     with TemporaryDirectory(prefix="xmodal-") as folder:
-        written = text in corpora.names() and not raw and write_sample(f"pipelines.demo.{text}", Path(folder))
-        if written:
-            faults += file_faults(written, Path(folder))
-        elif raw:
-            faults += file_faults(corpus, raw)
+        if raw:
+            yield from file_faults(corpus, raw)
+        elif text in corpora.names() and (written := write_sample(f"pipelines.demo.{text}", Path(folder))):
+            yield from file_faults(written, Path(folder))
         else:
             notes.append(f"{corpus.name} was not parsed: add --raw FOLDER with its files, or a part of them")
-    return faults, notes
 
 
 def _module(text: str) -> ModuleType:
@@ -137,7 +134,7 @@ def declaration_faults(module: ModuleType, corpus: Any) -> Iterator[str]:
 
 
 def file_faults(corpus: Any, folder: Path) -> Iterator[str]:
-    """Faults that parsing a folder shows; where there is none, files whose damage is not noticed."""
+    """Faults that parsing a folder shows; without any, the files whose damage is not noticed."""
     if faults := list(_parse_faults(corpus, folder)):
         yield from faults
         return

@@ -34,7 +34,6 @@ def run(args: Args) -> Result | str:
 
 
 def text(result: Result) -> Lines:
-    """A line a split; then what else there is, and what the papers print beside what is here."""
     parts, counted = result["parts"], result["counts"]
     wide = max(len(part["name"]) for part in parts) + 2
     yield f"{result['corpus']}, records {result['records']}: words by {result['tokenizer']}, full stops are words too"
@@ -44,7 +43,7 @@ def text(result: Result) -> Lines:
     for part in parts:
         for store, of in part["lengths"].items():
             yield f"{part['name']}: {of['mean']:.1f} rows an item in {store}, {of['least']:,} to {of['most']:,}"
-    yield from (_plausible(part) for part in parts if part["plausible"])
+    yield from (_plausible(part["name"], **part["plausible"]) for part in parts if part["plausible"])
     if counted:
         yield f"also {counts(counted)}"
     yield from (f"{name}: {count:,}" for name, count in counted.items() if ":" in name)
@@ -65,10 +64,9 @@ def _cells(part: Result) -> tuple[str, ...]:
     )
 
 
-def _plausible(part: Result) -> str:
-    items, matches = part["plausible"]["items"], part["plausible"]["matches"]
+def _plausible(name: str, items: int, matches: list[int]) -> str:
     levels = ", ".join(f"{count:,} at zeta {zeta} ({count / items:.1f} each)" for zeta, count in enumerate(matches))
-    return f"{part['name']}: plausible matches among {items:,} items with categories: {levels}"
+    return f"{name}: plausible matches among {items:,} items with categories: {levels}"
 
 
 def beside(printed: Result, found: float | None) -> str:
