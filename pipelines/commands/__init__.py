@@ -50,7 +50,6 @@ exit codes:
 examples:
   xmodal corpora                                        what can be built
   xmodal plan coco --root data                          what it would take
-  xmodal build coco/records --root data                 download, check and parse the captions
   xmodal build coco --root s3://bucket/xmodal --raw ~/Downloads
   xmodal status --root data                             what is done, and what failed and why
   xmodal train vsepp --root data --run runs/vsepp

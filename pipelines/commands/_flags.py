@@ -88,26 +88,22 @@ def building(parser: Parser) -> None:
 
 
 def own_data(parser: Parser) -> None:
-    sample = "a part of a corpus' files, all from --raw: no count of the whole is asked for; its name is CORPUS-sample"
+    sample = "--raw has a part of a corpus' files: no count of the whole is asked for; its name is CORPUS-sample"
     parser.add_argument("--sample", action="store_true", help=sample)
     own = parser.add_argument_group(
         "your own data",
         "A list (.parquet, .csv, .tsv, .jsonl), a folder with one, or a Hugging Face dataset (a folder, or hf://org/name)\n"
         "in place of a corpus. What no flag says is as this root read it last.",
-    )
-    own.add_argument("--url", metavar="COLUMN", help="addresses, paths beside the list, or pictures (default: url)")
-    own.add_argument("--caption", metavar="COLUMN", help="a text or a list of texts (default: caption)")
-    own.add_argument("--id", metavar="COLUMN", help="'' for none (default: made from address, path or picture)")
-    own.add_argument("--split", metavar="COLUMN", help="each row's split: train, val, test or a name; empty for none")
-    own.add_argument("--splits", metavar="NAME=SHARE,…", help="by hash of the id (train=0.9,val=0.05,test=0.05)")
-    own.add_argument("--captions", metavar="FILE", help="the list of a folder, beside or in it, if not captions.*")
-    own.add_argument(
-        "--kind",
-        choices=("image", "clip", ""),
-        metavar="image|clip",
-        help="treat every item as an image or a clip; '' decides by file ending again (default: by file ending)",
-    )
-    own.add_argument("--name", help="the name of the corpus (default: that of the list or folder)")
+    ).add_argument
+    own("--url", metavar="COLUMN", help="addresses, paths beside the list, or pictures (default: url)")
+    own("--caption", metavar="COLUMN", help="a text or a list of texts (default: caption)")
+    own("--id", metavar="COLUMN", help="'' for none (default: made from address, path or picture)")
+    own("--split", metavar="COLUMN", help="each row's split: train, val, test or a name; empty for none")
+    own("--splits", metavar="NAME=SHARE,…", help="by hash of the id (train=0.9,val=0.05,test=0.05)")
+    own("--captions", metavar="FILE", help="the list of a folder, beside or in it, if not captions.*")
+    kind = "treat every item as an image or a clip; '' decides by file ending again (default: by file ending)"
+    own("--kind", choices=("image", "clip", ""), metavar="image|clip", help=kind)
+    own("--name", help="the name of the corpus (default: that of the list or folder)")
 
 
 def stage_names() -> list[str]:

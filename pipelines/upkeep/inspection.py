@@ -56,11 +56,11 @@ def _describe(output: Output) -> dict[str, Any]:
 
 def _examples(output: Output) -> dict[str, dict[str, str]]:
     """One failure of each class."""
-    kinds, found = set(output.totals["failures"]), dict[str, dict[str, str]]()
-    for unit in output.units() if kinds else ():
+    found = dict[str, dict[str, str]]()
+    for unit in output.units() if output.totals["failures"] else ():
         for row, kind, reason in unit.failures:
             found.setdefault(kind, {"row": row, "reason": reason})
-        if len(found) == len(kinds):
+        if len(found) == len(output.totals["failures"]):
             break
     return found
 
@@ -113,10 +113,9 @@ def _files_of(output: Output) -> int:
 def _check_output(output: Output, check: Callable[[str, int, str], str | None]) -> Iterator[Damage | None]:
     """Gives one result a file, damage or None."""
     try:
-        totals = Totals(output.stage)
         if not output.complete:
             return
-        units = list(output.units())
+        totals, units = Totals(output.stage), list(output.units())
         for unit in units:
             totals.add(unit)
         if any(output.totals.get(name) != value for name, value in totals.summary().items()):
@@ -147,14 +146,14 @@ def _problem(storage: Storage, key: str, size: int, sha256: str) -> str | None:
 
 def forget(storage: Storage, damage: list[Damage]) -> None:
     """Takes what is damaged out of the records, so that the next build or retry makes just that again."""
-    for folder in sorted({found.output for found in damage}):
-        found = [d for d in damage if d.output == folder]
-        blobs = {d.file for d in found if d.file.startswith("blobs/")}
-        for _, _, ledger in ledgers(storage) if blobs else ():
-            if lost := [s.path for s in ledger.states() if not s.failed and blob_key(s.sha256) in blobs]:
-                ledger.lose(lost)
-        storage.delete(*blobs)
-        if any(d.unit is None and d.file not in blobs for d in found):
+    blobs = {found.file for found in damage if found.file.startswith("blobs/")}
+    for _, _, ledger in ledgers(storage) if blobs else ():
+        if lost := [state.path for state in ledger.states() if not state.failed and blob_key(state.sha256) in blobs]:
+            ledger.lose(lost)
+    storage.delete(*blobs)
+    for folder in sorted({found.output for found in damage if found.file not in blobs}):
+        units = {found.unit for found in damage if found.output == folder and found.file not in blobs}
+        if None in units:
             storage.delete_folder(folder)
-        elif units := {d.unit for d in found if d.unit}:
-            Commits(storage, folder).forget(units, Output(storage, folder).units())
+        else:
+            Commits(storage, folder).forget({unit for unit in units if unit}, Output(storage, folder).units())

@@ -10,14 +10,12 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from xmodal.root.storage import Storage
-
-Verdict = Literal["ok", "missing", "broken"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Check:
     """A check that is `needed` and does not pass makes doctor exit non-zero."""
 
     name: str
-    verdict: Verdict
+    verdict: Literal["ok", "missing", "broken"]
     found: str
     purpose: str
     remedy: str = ""
@@ -71,11 +69,11 @@ def examine(root: str | None) -> list[Check]:
 
 def _python() -> Check:
     remedy = "" if sys.version_info[:2] >= (3, 11) else "use Python 3.11 or newer"
-    return _judged("python", platform.python_version(), "everything", remedy, needed=True)
+    return replace(_judged("python", platform.python_version(), "everything", remedy), needed=True)
 
 
-def _judged(name: str, found: str, purpose: str, remedy: str, needed: bool = False) -> Check:
-    return Check(name, "broken" if remedy else "ok", found, purpose, remedy, needed)
+def _judged(name: str, found: str, purpose: str, remedy: str) -> Check:
+    return Check(name, "broken" if remedy else "ok", found, purpose, remedy)
 
 
 def _package(name: str, module: str, purpose: str, extra: str, needed: bool) -> Check:
@@ -129,8 +127,8 @@ def _root(url: str) -> list[Check]:
     storage = open_storage(url)
     places = (Path(url) / "_runs/temporary", Path(url) / "_runs", Path(url), *Path(url).parents)
     new = [path for path in places if not path.exists()]
-    checks, free = [_put_if_absent(storage, url)], storage.free_bytes()
-    if free is not None:
+    checks = [_put_if_absent(storage, url)]
+    if (free := storage.free_bytes()) is not None:
         remedy = "" if free > 10**9 else "free some space"
         checks.append(_judged("disk of the root", f"{free / 1e9:.1f} GB free", "outputs", remedy))
     for path in new:
@@ -140,12 +138,11 @@ def _root(url: str) -> list[Check]:
 
 
 def _put_if_absent(storage: "Storage", url: str) -> Check:
-    name, key = f"root {url}", f".xmodal-doctor-{uuid.uuid4().hex}"
+    key, found, remedy = f".xmodal-doctor-{uuid.uuid4().hex}", "writable, put-if-absent works", ""
     try:
-        wins = [storage.create(key, b"first"), storage.create(key, b"second")]
+        if [storage.create(key, b"first"), storage.create(key, b"second")] != [True, False]:
+            found, remedy = "no put-if-absent", "choose another file system"
         storage.delete(key)
     except OSError as error:
-        return Check(name, "broken", str(error), "outputs", "choose a folder you can write to", needed=True)
-    if wins == [True, False]:
-        return Check(name, "ok", "writable, put-if-absent works", "outputs", needed=True)
-    return Check(name, "broken", "no put-if-absent", "outputs", "choose another file system", needed=True)
+        found, remedy = str(error), "choose a folder you can write to"
+    return replace(_judged(f"root {url}", found, "outputs", remedy), needed=True)

@@ -30,13 +30,13 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> Result:
-    if not args.train:
-        if args.root or args.split or args.tokenizer or args.cleaning:
-            raise UserError("--root, --split, --tokenizer and --cleaning belong to --train")
-        return _describe(args)
-    if not (args.root and args.split) or args.words or args.index:
-        raise UserError("--train needs --root and --split; --words and --index are for the file that it wrote")
-    return _train(args)
+    if args.train:
+        if not (args.root and args.split) or args.words or args.index:
+            raise UserError("--train needs --root and --split; --words and --index are for the file that it wrote")
+        return _train(args)
+    if args.root or args.split or args.tokenizer or args.cleaning:
+        raise UserError("--root, --split, --tokenizer and --cleaning belong to --train")
+    return _describe(args)
 
 
 def text(result: Result) -> Lines:
