@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -26,6 +26,8 @@ from xmodal.features.store import index_files, shard_file, write_shard
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.recipes import Features, Optimiser, Phase, Recipe, Step, Tokens, View
 from xmodal.root.storage import open_storage
+from xmodal.training import fit as fitting
+from xmodal.training.run_setup import Setup
 
 PICTURES = Path(__file__).parent / "fixtures/pictures.py"
 WORLD = World(captions_per_item=5, ambiguity=0.0, partiality=0.4, synonymy=0.0, noise=0.0)
@@ -40,6 +42,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def fit(recipe: Recipe, root: str, run: str, tensorboard: bool = False, **setup: Any) -> fitting.Outcome:
+    return fitting.fit(recipe, Setup(root, **setup), run, tensorboard=tensorboard)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
     from pipelines.engine.building import Runner
     from pipelines.upkeep.targets import Target
     from xmodal.root.storage import Storage
+    from xmodal.training.run_setup import Setup
 
 OWN_DATA = ("url", "caption", "id", "split", "splits", "captions", "kind", "name")
-TRAINING = ("records", "features", "pixels", "vectors", "weights", "device")
 
 
 def path(text: str) -> Path:
@@ -59,7 +60,7 @@ def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
 
 
 def training(parser: Parser) -> None:
-    identities(parser, *TRAINING[:3])
+    identities(parser, "records", "features", "pixels")
     files(parser, "of the features, where a phase trains it too", "those that the recipe names")
     device(parser)
 
@@ -116,9 +117,12 @@ def progress(args: Args) -> ProgressLine:
     return ProgressLine(quiet=args.quiet)
 
 
-def keywords(args: Args, *names: str) -> dict[str, Any]:
-    """The values of these flags by their names."""
-    return {name: getattr(args, name) for name in names}
+def setup(args: Args) -> "Setup":
+    """The values of --root, --device, --features and the like; a command need not have all of them."""
+    from xmodal.training.run_setup import Setup
+
+    given = {field.name: getattr(args, field.name, None) for field in fields(Setup)} | {"progress": progress(args)}
+    return Setup(**{name: value for name, value in given.items() if value is not None})
 
 
 def runner(args: Args) -> "Runner":

@@ -27,6 +27,7 @@ from xmodal.errors import UserError
 from xmodal.recipes import Optimiser, Phase, Pixels, Recipe, Step, Tokens
 from xmodal.root.identity import fingerprint
 from xmodal.root.storage import open_storage
+from xmodal.training.run_setup import Setup
 
 CUT = "zips/val2014.zip"
 FEWEST = 10  # scenes: one of ten is for testing
@@ -103,12 +104,13 @@ def _built(options: BuildOptions, publisher: Path, show: Show) -> list[dict[str,
 def _runs(options: BuildOptions, folder: Path, show: Show, identity: Mapping[str, str]) -> list[dict[str, Any]]:
     runs = []
     for recipe in show.recipes:
-        used = {"records": identity["records"], "features": identity[recipe.visual.stage]}
+        used: dict[str, Any] = {"records": identity["records"], "features": identity[recipe.visual.stage]}
         used |= {"pixels": identity["pixels"]} if any(phase.pixels for phase in recipe.phases) else {}
         run = folder / f"{recipe.name}-{fingerprint([recipe, used])[:12]}"
         options.progress.say(f"training {recipe.name}")
-        outcome = recipe_runs.train(recipe, options.storage.url, run, threads=1, progress=options.progress, **used)
-        report = recipe_runs.evaluate(run, options.storage.url, show.test, "cpu", options.progress)
+        setup = Setup(options.storage.url, threads=1, progress=options.progress, **used)
+        outcome = recipe_runs.train(recipe, setup, run)
+        report = recipe_runs.evaluate(run, setup, show.test)
         runs.append({"training": outcome, "evaluation": json.loads(report.to_json())})
     return runs
 

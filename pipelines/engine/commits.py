@@ -196,7 +196,7 @@ class Commits:
         source = f"{self._folder}/_runs/attempts/{attempt}"
         for name, (size, _) in files.items():
             try:
-                self._storage.publish(f"{source}/{name}", f"{self._folder}/{name}")
+                self._storage.link(f"{source}/{name}", f"{self._folder}/{name}")
             except FileNotFoundError:
                 if self._storage.size(f"{self._folder}/{name}") != size:  # else somebody published it already
                     raise

@@ -26,9 +26,9 @@ def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str,
         if not equals:
             raise UserError(f"--set takes name=value, not {text!r}")
         full_name = _full_name(name, configs)
-        stage, _, field = full_name.partition(".")
+        stage, _, field = full_name.rpartition(".")
         try:
-            settings[full_name] = _convert(value, get_type_hints(type(configs[stage]))[field])
+            settings[full_name] = _convert(value, _settable(configs[stage])[field])
         except ValueError as error:
             raise UserError(f"--set {full_name}={value}: {error}") from None
     for stage, config in configs.items():  # all at once, for one setting may only make sense with another
@@ -41,8 +41,8 @@ def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str,
 
 def apply(config: C, stage: str, settings: Mapping[str, object]) -> C:
     """The config with the stage's settings in it."""
-    own = {name.partition(".")[2]: value for name, value in settings.items() if name.partition(".")[0] == stage}
-    return replace(config, **own)  # type: ignore[type-var]
+    own = {name.rpartition(".")[2]: value for name, value in settings.items() if name.rpartition(".")[0] == stage}
+    return config | own if isinstance(config, dict) else replace(config, **own)  # type: ignore[return-value,type-var]
 
 
 def _full_name(name: str, configs: Mapping[str, object]) -> str:
@@ -64,15 +64,18 @@ def nearest(name: str, known: Mapping[str, str]) -> str:
 
 def describe(config: object, stage: str) -> list[dict[str, Any]]:
     """Lists every setting of a config: its name, type, value, and the line of its declaration."""
-    rows, hints = [], get_type_hints(type(config))
-    for name in _settable(config):
+    rows = []
+    for name, declared in _settable(config).items():
+        if isinstance(config, dict):
+            rows.append({"name": f"{stage}.{name}", "type": "float", "default": config[name], "documented": ""})
+            continue
         owner = next(cls for cls in type(config).__mro__ if name in inspect.get_annotations(cls))
         place, _, is_users_file = owner.__module__.partition("@")  # xmodal/python_files.py
         if not is_users_file:
             lines, first = inspect.getsourcelines(owner)
             line = next(number for number, text in enumerate(lines, first) if re.match(rf"\s+{name}:", text))
             place = f"{place.replace('.', '/')}.py:{line}"
-        about = {"name": f"{stage}.{name}", "type": _type_text(hints[name]), "default": getattr(config, name)}
+        about = {"name": f"{stage}.{name}", "type": _type_text(declared), "default": getattr(config, name)}
         rows.append(about | {"documented": place})
     return rows
 
@@ -84,17 +87,22 @@ def _type_text(declared: Any) -> str:
     return {type(None): "none", Ellipsis: "..."}.get(declared) or str(getattr(declared, "__name__", declared))
 
 
-def _settable(config: Any) -> list[str]:
-    """A field that is given by what is built, such as the corpus' name, is no setting."""
+def _settable(config: Any) -> dict[str, Any]:
+    """Types by name: of a dict's numbers, or of fields but those given by what is built, such as the corpus' name."""
+    if isinstance(config, dict):
+        return {name: float for name, value in config.items() if isinstance(value, int | float)}
     hints = get_type_hints(type(config))
-    return [f.name for f in fields(config) if not f.metadata.get("given") and _is_plain(hints[f.name])]
+    return {f.name: hints[f.name] for f in fields(config) if not f.metadata.get("given") and _is_plain(hints[f.name])}
 
 
 def _is_plain(declared: Any) -> bool:
     """Whether a command line can say it."""
     if get_origin(declared) is Literal or declared in (int, float, bool, str, type(None), Ellipsis):
         return True
-    return get_origin(declared) in (Union, types.UnionType, tuple) and all(map(_is_plain, get_args(declared)))
+    parts = get_args(declared)
+    if get_origin(declared) is tuple and any(get_origin(part) is tuple for part in parts):
+        return False  # commas part one list
+    return get_origin(declared) in (Union, types.UnionType, tuple) and all(map(_is_plain, parts))
 
 
 def _convert(text: str, declared: Any) -> Any:

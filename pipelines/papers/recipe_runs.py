@@ -5,26 +5,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
 
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.typed_settings import apply, nearest, parse_settings
 from xmodal import models
 from xmodal.errors import UserError
-from xmodal.features.contact_sheets import contact_sheet
+from xmodal.features.contact_sheets import DrawnPicture, contact_sheet, save_sheets
 from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
-from xmodal.features.opening import open_features
-from xmodal.recipes import Config, Features, Recipe, Tokens, View
+from xmodal.progress import Silence
+from xmodal.recipes import Config, Features, Phase, Recipe, Tokens, View
 from xmodal.records.derived_splits import Share
 from xmodal.records.tables import Caption, read_rows
 from xmodal.records.views import members, splits
-from xmodal.root.selection import find_output
 from xmodal.root.storage import open_storage
 from xmodal.text.tokenizers import tokenizer
+from xmodal.training.run_setup import Setup
+
+if TYPE_CHECKING:
+    from xmodal.metrics.reports import Report
 
 PARTS = ("model", "view", "validation", "visual", "text")
+PHASE_PARTS = ("optimiser", "weights")
 
 
 def recipes() -> dict[str, Recipe]:
@@ -74,27 +77,41 @@ def _recipe_in_file(path: str, name: str) -> Recipe:
 
 
 def recipe_with(name: str, settings: list[str]) -> Recipe:
-    """The recipe with settings: `epochs=3`, `batch_size=64`, `model.width=512`, `view.captions_per_item=none`.
+    """The recipe with settings: `batch_size=64`, `model.width=512`, `phase1.optimiser.learning_rate=0.001`.
 
     A phase of no epochs is left out (`phase2.epochs=0`); the others keep their numbers in what is set.
     """
     recipe = find_recipe(name)
     left_out, settings = _left_out(recipe, settings)
     parsed = parse_settings(settings, configs_of(recipe))
-    numbered = {f"phase{number}": phase for number, phase in enumerate(recipe.phases, 1)}
-    phases = tuple(apply(phase, name, parsed) for name, phase in numbered.items() if name not in left_out)
-    parts = {name: apply(getattr(recipe, name), name, parsed) for name in PARTS}
     try:
+        parts = {name: apply(getattr(recipe, name), name, parsed) for name in PARTS}
+        phases = {f"phase{number}": phase for number, phase in enumerate(recipe.phases, 1)}
+        kept = tuple(_phase_with(phase, name, parsed) for name, phase in phases.items() if name not in left_out)
         if isinstance(parts["text"], Tokens):
             tokenizer(parts["text"].tokenizer, parts["text"].cleaning)
-        return replace(apply(recipe, "recipe", parsed), phases=phases, **parts)
+        return replace(apply(recipe, "recipe", parsed), phases=kept, **parts)
     except ValueError as error:
         raise UserError(f"--set {' '.join(settings)}: {error}") from None
 
 
-def on_corpus(recipe: Recipe, root: str, corpus: str, records: str | None = None) -> Recipe:
-    """The recipe on another corpus under a root: each of its views in the split of that name, or whose name ends so."""
-    there = splits(find_output(root, "records", records, corpus=corpus))
+def _phase_with(phase: Phase, name: str, parsed: Mapping[str, object]) -> Phase:
+    inner = {part: apply(getattr(phase, part), f"{name}.{part}", parsed) for part in PHASE_PARTS}
+    return replace(apply(phase, name, parsed), **inner)
+
+
+def configs_of(recipe: Recipe) -> dict[str, object]:
+    """All that a setting may name: the recipe, one of its parts, a phase, counted from 1, or one of the phase's parts."""
+    configs: dict[str, object] = {"recipe": recipe} | {name: getattr(recipe, name) for name in PARTS}
+    for number, phase in enumerate(recipe.phases, 1):
+        configs[f"phase{number}"] = phase
+        configs |= {f"phase{number}.{part}": getattr(phase, part) for part in PHASE_PARTS}
+    return configs
+
+
+def on_corpus(recipe: Recipe, setup: Setup, corpus: str) -> Recipe:
+    """The recipe on another corpus: each of its views in the split of that name, or whose name ends so."""
+    there = splits(setup.tables(corpus))
 
     def moved(view: View) -> View:
         share = Share.of(view.split)
@@ -120,88 +137,86 @@ def _left_out(recipe: Recipe, settings: list[str]) -> tuple[set[str], list[str]]
     return left_out, [text for text in settings if text.partition("=")[0] not in {f"{one}.epochs" for one in left_out}]
 
 
-def configs_of(recipe: Recipe) -> Mapping[str, object]:
-    """A setting names the recipe, one of its parts, or a phase, counted from 1."""
-    phases: dict[str, object] = {f"phase{number}": phase for number, phase in enumerate(recipe.phases, 1)}
-    return {"recipe": recipe} | {name: getattr(recipe, name) for name in PARTS} | phases
+# ------------------------------------------------------------------------------------------- training and evaluating
 
 
-def train(recipe: Recipe, root: str, run: Path, **circumstances: Any) -> dict[str, Any]:
-    """`circumstances` are the keywords of `xmodal.training.fit.fit`."""
+def train(recipe: Recipe, setup: Setup, run: Path, tensorboard: bool = False) -> dict[str, Any]:
     from xmodal.training.fit import fit
 
-    outcome = fit(recipe, root, str(run), **{"progress": ProgressLine()} | circumstances)
-    return {"recipe": recipe.name, "root": root} | asdict(outcome)
+    outcome = fit(recipe, setup, str(run), tensorboard=tensorboard)
+    return {"recipe": recipe.name, "root": setup.root} | asdict(outcome)
 
 
 def train_on_ray(
-    recipe: Recipe, root: str, run: Path, workers: int, address: str | None, quiet: bool = False, **circumstances: Any
+    recipe: Recipe,
+    setup: Setup,
+    run: Path,
+    workers: int,
+    address: str | None,
+    quiet: bool = False,
+    tensorboard: bool = False,
 ) -> dict[str, Any]:
-    """By so many processes of a Ray cluster; all its nodes see root and run."""
+    """Trains by so many processes of a Ray cluster; all its nodes see root and run."""
     from pipelines.engine.ray_runner import train_together
 
     run.parent.mkdir(parents=True, exist_ok=True)
-    gpu = circumstances.get("device", "cpu").startswith("cuda")
-    act = partial(_train_showing, recipe, open_storage(root).url, run.resolve(), quiet, circumstances)
-    return train_together(act, workers, str(run.parent), gpu, address)
+    setup = replace(setup, root=open_storage(setup.root).url, progress=Silence())
+    act = partial(_train_showing, recipe, setup, run.resolve(), quiet, tensorboard)
+    return train_together(act, workers, str(run.parent), setup.device.startswith("cuda"), address)
 
 
 def _train_showing(
-    recipe: Recipe, root: str, run: Path, quiet: bool, circumstances: dict[str, Any], said: str
+    recipe: Recipe, setup: Setup, run: Path, quiet: bool, tensorboard: bool, said: str
 ) -> dict[str, Any]:
     with open(said, "a", buffering=1) as stream:
-        return train(recipe, root, run, progress=ProgressLine(stream, quiet), **circumstances)
+        return train(recipe, replace(setup, progress=ProgressLine(stream, quiet)), run, tensorboard)
 
 
-def evaluate(run: Path, root: str, split: str | None, device: str, progress: ProgressLine, **asked: Any) -> Any:
+def evaluate(run: Path, setup: Setup, split: str | None = None, **asked: Any) -> "Report":
     """Evaluates a run on a split of its corpus (default: the test split beside that of its training).
 
     `asked` are `distance` and `extended` of `xmodal.evaluation.run_metrics.evaluate`.
     """
     from xmodal.evaluation.run_metrics import evaluate
 
-    return evaluate(str(run), root, _split_of(run, root, split), device=device, progress=progress, **asked)
+    return evaluate(str(run), setup, _split_of(run, setup, split), **asked)
 
 
 def evaluate_released(
-    path: Path, vocabulary: Path, root: str, corpus: str, split: str | None, settings: list[str], **circumstances: Any
-) -> Any:
+    path: Path, vocabulary: Path, setup: Setup, corpus: str, split: str | None, settings: list[str], **asked: Any
+) -> "Report":
     """Evaluates a released file on a split of a corpus (default: the test split), read as the paper's recipe reads it.
 
-    `settings` change that: `visual.stage=clips`, `view.captions_per_item=none`. `circumstances` are the keywords of
-    `xmodal.evaluation.released_weights.evaluate`.
+    `settings` change that: `visual.stage=clips`, `view.captions_per_item=none`; `asked` are as of `evaluate`.
     """
     from xmodal.evaluation import released_weights
 
     released = released_weights.read(path)
-    view, visual = read_for(released.config, root, corpus, split, circumstances.get("records"))
-    parts: dict[str, Any] = {"view": view, "visual": visual}
-    parsed = parse_settings(settings, parts)
-    asked = {name: apply(part, name, parsed) for name, part in parts.items()}
-    return released_weights.evaluate(path, vocabulary, root, released=released, **asked, **circumstances)
+    view, visual = read_for(released.config, setup, corpus, split)
+    parsed = parse_settings(settings, {"view": view, "visual": visual})
+    view, visual = apply(view, "view", parsed), apply(visual, "visual", parsed)
+    return released_weights.evaluate(path, vocabulary, setup, view, visual, released=released, **asked)
 
 
-def read_for(config: Config, root: str, corpus: str, split: str | None, records: str | None) -> tuple[View, Features]:
+def read_for(config: Config, setup: Setup, corpus: str, split: str | None) -> tuple[View, Features]:
     """As the first recipe of such a model on the corpus reads; without one, all captions, and the usual features."""
     from xmodal.evaluation.matrix_metrics import test_split
 
     known = [r for r in recipes().values() if type(r.model) is type(config) and r.view.corpus == corpus]
     if known:
         return replace(known[0].validation, split=split or _test_split(known[0])), known[0].visual
-    tables = find_output(root, "records", records, corpus=corpus)
-    return View(corpus, split or test_split(tables, corpus)), Features("resnet")
+    return View(corpus, split or test_split(setup.tables(corpus), corpus)), Features("resnet")
 
 
-def _split_of(run: Path, root: str, split: str | None) -> str:
+def _split_of(run: Path, setup: Setup, split: str | None) -> str:
     from xmodal.training import run_folder
 
     if split:
         return split
     started = run_folder.read(str(run))
     recipe, found = started.recipe, _test_split(started.recipe)
-    records = find_output(root, "records", started.records, corpus=recipe.view.corpus)
     try:
-        members(records, found)
+        members(replace(setup, records=started.records).tables(recipe.view.corpus), found)
     except UserError as trouble:
         said = f"{run} was trained on {recipe.view.split}: say with --split what to ask it"
         raise UserError(f"{said}; {trouble}") from None
@@ -213,46 +228,34 @@ def _test_split(recipe: Recipe) -> str:
     return (recipe.view.split.rpartition("/")[0] + "/test").lstrip("/")
 
 
-def look(
-    run: Path, root: str, split: str | None, device: str, progress: ProgressLine, folder: Path | None, **some: Any
-) -> dict[str, Any]:
+def look(run: Path, setup: Setup, split: str | None, folder: Path | None, **some: Any) -> dict[str, Any]:
     """Draws attention in a folder, `some` being `items` or `first` of `draw`; without a folder, probes uncertainty."""
     from xmodal.evaluation.attention_pictures import draw
     from xmodal.evaluation.uncertainty_probes import probe
 
-    where = (str(run), root, _split_of(run, root, split))
+    split = _split_of(run, setup, split)
     if folder is None:
-        return asdict(probe(*where, device=device, progress=progress))
-    drawn = draw(*where, folder, device=device, progress=progress, **some)
-    return {"folder": str(folder), "pictures": [asdict(one) for one in drawn]}
+        return asdict(probe(str(run), setup, split))
+    return _drawn(folder, draw(str(run), setup, split, folder, **some))
 
 
 def look_at_clips(
-    corpus: str,
-    root: str,
-    folder: Path,
-    progress: ProgressLine,
-    *,
-    items: Sequence[str] = (),
-    first: int = 8,
-    split: str | None = None,
-    features: str | None = None,
+    corpus: str, setup: Setup, folder: Path, *, items: Sequence[str] = (), first: int = 8, split: str | None = None
 ) -> dict[str, Any]:
     """A contact sheet of each of the items in a folder, or of the first ones that have frames."""
-    records = find_output(root, "records", corpus=corpus)
-    store = FrameStore(open_features(root, FRAMES, features, records).output)
+    records = setup.tables(corpus)
+    store = FrameStore(setup.store(FRAMES, records).output)
     among = set(store.ids) if split is None else members(records, split)
     ids = list(items) or [id for id in store.ids if id in store and id in among][:first]
     if not ids and first:
-        raise UserError(f"no clip of {split or corpus} has frames: `xmodal status --root {shlex.quote(root)}` says why")
+        root = shlex.quote(setup.root)
+        raise UserError(f"no clip of {split or corpus} has frames: `xmodal status --root {root}` says why")
     first_captions = (one for one in read_rows(records, Caption) if one.source == "human" and not one.position)
     caption_of = dict.fromkeys(ids, "") | {one.item: one.text for one in first_captions if one.item in ids}
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = []
-    with progress.over("draw", len(ids), unit="clips") as tick:
-        for id in ids:
-            path = folder / f"{quote(id, safe='')}.png"
-            contact_sheet(store, id, caption_of[id]).save(path)
-            drawn.append({"item": id, "caption": caption_of[id], "path": str(path)})
-            tick(1)
-    return {"folder": str(folder), "pictures": drawn}
+    sheets = ((id, caption, contact_sheet(store, id, caption)) for id, caption in caption_of.items())
+    with setup.progress.over("draw", len(caption_of), unit="clips") as tick:
+        return _drawn(folder, list(save_sheets(folder, sheets, tick)))
+
+
+def _drawn(folder: Path, pictures: Sequence[DrawnPicture]) -> dict[str, Any]:
+    return {"folder": str(folder), "pictures": [asdict(one) for one in pictures]}

@@ -1,8 +1,8 @@
-"""Tells what there is to say of the papers' experiments, and runs one under a root: the work of `xmodal reproduce`."""
+"""Reproduction: tells all of the papers' experiments, and runs one under a root (`xmodal reproduce`)."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,12 @@ from pipelines.papers.experiments import (
 )
 from pipelines.stages.resnet import ResNetConfig
 from xmodal.errors import UserError
-from xmodal.features.opening import describe_network, open_features
+from xmodal.features.opening import describe_network
 from xmodal.metrics.reports import Report
 from xmodal.recipes import Recipe, Tokens
 from xmodal.records.views import splits
-from xmodal.root.selection import find_output
-from xmodal.training.run_folder import LAST
+from xmodal.training.run_folder import has_state
+from xmodal.training.run_setup import Setup
 
 
 def overview() -> list[dict[str, Any]]:
@@ -37,24 +37,22 @@ def overview() -> list[dict[str, Any]]:
     return [{name: getattr(each, name) for name in told} for each in find("")]
 
 
-def reproduce(
-    text: str, root: str | None, runs: Path, commands: Iterable[str], **circumstances: Any
-) -> list[dict[str, Any]]:
-    """Describes the experiments that the text names. With a root it must name one, which is trained and evaluated.
+def reproduce(text: str, setup: Setup | None, runs: Path, commands: Iterable[str]) -> list[dict[str, Any]]:
+    """Describes the experiments that the text names. With a setup it must name one, which is trained and evaluated.
 
-    `commands` are the names that `xmodal` knows, `circumstances` the keywords of `xmodal.training.fit`.
+    `commands` are the names that `xmodal` knows.
     """
     found, available = find(text), Available.now(commands)
-    if root is None:
+    if setup is None:
         return [about(each, available) for each in found]
     if len(found) != 1:
         raise UserError(f"--root trains one table: name it, such as {found[0].name}")
-    rows = run(found[0], available, root, runs, **circumstances)
+    rows = run(found[0], available, setup, runs)
     return [about(found[0], available) | {"rows": rows, "to_run": _others(found[0], available)}]
 
 
 def about(experiment: Experiment, available: Available) -> dict[str, Any]:
-    """Tells all there is to say of an experiment, as JSON values; a row without training has no `ready`."""
+    """All of an experiment, as JSON values; a row without training has no `ready`."""
     rows = [
         asdict(row) | {"ready": is_ready(row, available) if row.recipe else None, "lacks": lacks(row, available)}
         for row in experiment.rows
@@ -95,29 +93,25 @@ def _set(settings: Iterable[str]) -> str:
     return "".join(f" --set {shlex.quote(setting)}" for setting in settings)
 
 
-def run(
-    experiment: Experiment, available: Available, root: str, runs: Path, **circumstances: Any
-) -> list[dict[str, Any]]:
+def run(experiment: Experiment, available: Available, setup: Setup, runs: Path) -> list[dict[str, Any]]:
     """Trains and evaluates every row that is ready; a finished run is only evaluated.
 
-    Whatever any row misses is said before the first is trained. `vectors` among the circumstances, which are `fit`'s,
-    go to the recipes that name some. Returns each row with the values measured for its columns.
+    Whatever any row misses is said before the first is trained. The setup's `vectors` go to the recipes that name some.
+    Returns each row with the values measured for its columns.
     """
     ready = _ready_runs(experiment, available)
     if not ready:
         raise UserError(f"{experiment.name} has no row that can be run; {state(experiment, available)}")
-    device, progress = circumstances["device"], circumstances["progress"]
     recipes = {row.run: recipe_of(row, available) for row in ready}
-    _check(experiment, recipes, root, runs, circumstances)
+    _check(experiment, recipes, setup, runs)
     for name, recipe in recipes.items():
-        own = circumstances if _vectors(recipe) else circumstances | {"vectors": None}
-        recipe_runs.train(recipe, root, runs / name, **own)
+        recipe_runs.train(recipe, setup if _vectors(recipe) else replace(setup, vectors=None), runs / name)
     rows = []
     for row in experiment.rows:
         found = None
         if is_ready(row, available):
             split = recipes[row.run].validation.split if experiment.on_validation else None
-            report = recipe_runs.evaluate(runs / row.run, root, split, device, progress, distance=row.score or None)
+            report = recipe_runs.evaluate(runs / row.run, setup, split, distance=row.score or None)
             found = measured(report, experiment.columns)
         rows.append(asdict(row) | {"measured": found})
     return rows
@@ -127,31 +121,29 @@ def _vectors(recipe: Recipe) -> str | None:
     return recipe.text.vectors if isinstance(recipe.text, Tokens) else None
 
 
-def _check(
-    experiment: Experiment, recipes: Mapping[str, Recipe], root: str, runs: Path, circumstances: Mapping[str, Any]
-) -> None:
+def _check(experiment: Experiment, recipes: Mapping[str, Recipe], setup: Setup, runs: Path) -> None:
     found = dict[str, None]()
     for name, recipe in recipes.items():
-        found |= dict.fromkeys(_without_vectors(recipe, runs / name, circumstances.get("vectors")))
-        found |= dict.fromkeys(_not_built(recipe, experiment, root, circumstances))
+        found |= dict.fromkeys(_without_vectors(recipe, runs / name, setup.vectors))
+        found |= dict.fromkeys(_not_built(recipe, experiment, setup))
     if found:
         raise UserError(f"nothing of {experiment.name} is trained yet: {'; '.join(found)}")
-    told = dict.fromkeys(_other_network(recipe, experiment, root, circumstances) for recipe in recipes.values())
-    for text in filter(None, told):
-        circumstances["progress"].say(text)
+    for text in dict.fromkeys(_other_network(recipe, experiment, setup) for recipe in recipes.values()):
+        if text:
+            setup.progress.say(text)
 
 
 def _without_vectors(recipe: Recipe, run: Path, file: str | Path | None) -> Iterator[str]:
     if file is not None and not Path(file).is_file():
         yield f"{file} is no file"
-    elif _vectors(recipe) and file is None and not (run / LAST).is_file():
+    elif _vectors(recipe) and file is None and not has_state(str(run)):
         yield f"{recipe.name} starts its words from {_vectors(recipe)}: give the file (--vectors FILE)"
 
 
-def _not_built(recipe: Recipe, experiment: Experiment, root: str, circumstances: Mapping[str, Any]) -> Iterator[str]:
-    first, *others = _builds(recipe, experiment, root)
+def _not_built(recipe: Recipe, experiment: Experiment, setup: Setup) -> Iterator[str]:
+    first, *others = _builds(recipe, experiment, setup.root)
     try:
-        tables = find_output(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
+        tables = setup.tables(recipe.view.corpus)
     except UserError as trouble:
         yield _with_command(trouble, first)
         return
@@ -161,7 +153,7 @@ def _not_built(recipe: Recipe, experiment: Experiment, root: str, circumstances:
             yield f"{view.corpus} has no split {view.split!r}; there are: {', '.join(there)}"
     for stage, command in zip(stages_of(recipe), others, strict=True):
         try:
-            open_features(root, stage, circumstances.get("pixels" if stage == "pixels" else "features"), tables)
+            setup.store(stage, tables)
         except UserError as trouble:
             yield _with_command(trouble, command)
 
@@ -172,10 +164,9 @@ def _with_command(trouble: UserError, command: str) -> str:
     return f"{absent} (`{command}`)" if builds else absent
 
 
-def _other_network(recipe: Recipe, experiment: Experiment, root: str, circumstances: Mapping[str, Any]) -> str | None:
+def _other_network(recipe: Recipe, experiment: Experiment, setup: Setup) -> str | None:
     """Tells when the features are not by the paper's network."""
-    tables = find_output(root, "records", circumstances.get("records"), corpus=recipe.view.corpus)
-    store = open_features(root, recipe.visual.stage, circumstances.get("features"), tables)
+    store = setup.store(recipe.visual.stage, setup.tables(recipe.view.corpus))
     settings = [setting for setting in experiment.build if setting.startswith("resnet.")]
     usual = ResNetConfig()
     wanted = apply(usual, "resnet", parse_settings(settings, {"resnet": usual})).network

@@ -10,11 +10,10 @@ import torch
 import xmodal
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
-from pipelines.engine.progress_line import ProgressLine
 from pipelines.papers.recipe_runs import evaluate, recipe_with, recipes
 from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.publishers import cub, cuhk_pedes
-from tests.toy_root import one_thread
+from tests.toy_root import fit, one_thread
 from xmodal.batches.batch import Padded
 from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
@@ -28,7 +27,7 @@ from xmodal.records.views import caption_texts, classes
 from xmodal.root.selection import find_output
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import Vocabulary
-from xmodal.training.fit import fit
+from xmodal.training.run_setup import Setup
 
 __all__ = ["one_thread"]
 RESNET = {
@@ -38,7 +37,6 @@ RESNET = {
     "resnet.crop": 64,
     "resnet.rows_per_shard": 128,
 }
-QUIET = ProgressLine(quiet=True)
 ONCE = (Phase(1, Optimiser("adamp", 1e-3, clip_norm=2.0), PCME_CUB.phases[0].weights, sampler=OnePerClass()),)
 FOLDS = [("pcme/train", "pcme/val"), *((f"xian{fold}/train", f"xian{fold}/val") for fold in (1, 2, 3))]
 
@@ -118,7 +116,7 @@ def test_pcme_trains_on_birds_and_is_chosen_by_classes(birds: str, tmp_path: Pat
     outcome = fit(tiny, birds, run)
     read = reader(birds, train)
     assert outcome.steps == len(read.examples.words) // len(set(names(birds, read.examples.ids)))
-    opened = run_metrics.open_run(run, birds, val)
+    opened = run_metrics.open_run(run, Setup(birds), val)
     by_hand = rsum_by_class(opened, names(birds, opened.reader.examples.ids))
     assert outcome.rsum == pytest.approx(by_hand)
 
@@ -145,7 +143,7 @@ def single(padded: Padded) -> Padded:
 
 def test_birds_are_evaluated_by_class_beside_their_own_captions(birds: str, tmp_path: Path) -> None:
     fit(small(View("cub", "pcme/train"), View("cub", "pcme/val")), birds, str(tmp_path / "run"))
-    report: Report = evaluate(tmp_path / "run", birds, None, "cpu", QUIET)
+    report: Report = evaluate(tmp_path / "run", Setup(birds))
     assert (report.split, report.seen, report.chosen) == ("pcme/test", 0, 0)
     assert report.captions == 10 * report.items
     assert set(report.scores) == {"all", "class"}
@@ -161,7 +159,7 @@ def test_persons_are_learned_and_evaluated_by_identity(persons: str, tmp_path: P
     tiny = small(View("cuhk_pedes", "cuhk_pedes/train"), View("cuhk_pedes", "cuhk_pedes/val"))
     outcome = fit(tiny, persons, str(tmp_path / "run"))
     assert outcome.steps > 0
-    report: Report = evaluate(tmp_path / "run", persons, None, "cpu", QUIET)
+    report: Report = evaluate(tmp_path / "run", Setup(persons))
     assert report.split == "cuhk_pedes/test"
     lacking = [
         reader(persons, f"cuhk_pedes/{split}").examples.items_without_features for split in ("train", "val", "test")

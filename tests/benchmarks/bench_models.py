@@ -42,11 +42,11 @@ from xmodal.models import Inputs
 from xmodal.models.pcme import PCME_COCO
 from xmodal.models.pvse import PVSE, PVSE_COCO
 from xmodal.models.vsepp import VSEPP_COCO
-from xmodal.progress import Silence
 from xmodal.recipes import Phase, Recipe
 from xmodal.training import optimisers
 from xmodal.training.checkpoint import Log, TrainingState
 from xmodal.training.fit import _step, _Training
+from xmodal.training.run_setup import Setup
 
 BARS = {
     "train_step_vs_official": Bar(minimum=1.0),  # PVSE and PCME heads from cached features
@@ -291,8 +291,8 @@ def _compare(theirs: _Official, ours: nn.Module, recipe: Recipe, phase: Phase, a
 
 def _steps(model: nn.Module, recipe: Recipe, phase: Phase) -> Callable[[Batch], None]:
     """One step of the training itself a call; what it logs goes to memory."""
-    readers: Any = None
-    work = _Training(recipe, "", model.train(), readers, None, "cpu", Silence(), Log(BytesIO()))
+    data: Any = None
+    work = _Training(recipe, Setup(""), "", model.train(), data, Log(BytesIO()))
     optimisers.freeze(model, phase.frozen)
     optimiser, place = optimisers.build(model, phase.optimiser), TrainingState()
 

@@ -291,6 +291,9 @@ def test_settings_of_a_recipe_are_what_train_may_set(xmodal: Xmodal) -> None:
     rows = {row["name"]: row["default"] for row in xmodal.done("settings", "vsepp")["settings"]}
     assert rows["model.width"] == 1024
     assert rows["phase1.epochs"] == 30
+    assert (rows["phase1.optimiser.learning_rate"], rows["phase1.weights.ranking"]) == (2e-4, 1.0)
+    shown = xmodal("settings", "vsepp").out
+    assert re.search(r"phase1\.weights\.ranking +float +1\.0\n", shown)
     assert "no stage or recipe 'vsep' (do you mean vsepp?)" in xmodal("settings", "vsep").complaint
     assert "no stage 'vsepp'; there are: " in xmodal("settings", "coco/vsepp").complaint
 

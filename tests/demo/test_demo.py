@@ -15,12 +15,12 @@ from pipelines.demo import coco
 from pipelines.demo.run import demo, learned, recipes, shows
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
-from pipelines.engine.progress_line import ProgressLine
 from pipelines.papers import recipe_runs
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.conftest import tree_digest
 from xmodal.errors import UserError
 from xmodal.root.storage import open_storage
+from xmodal.training.run_setup import Setup
 
 TINY = {"resnet.resize": 64, "resnet.crop": 64, "resnet.rows_per_shard": 128, "pixels.side": 64}
 
@@ -81,9 +81,9 @@ def test_recall_on_scenes_that_were_not_trained_on_is_far_above_chance(seed: int
     settings = {"resnet.network": "resnet18", "resnet.weights": f"random:{seed}"} | TINY
     site = BuildOptions(open_storage(str(root)), raw=raw, settings=settings)
     build_stages(CorpusBuild(site, corpus), ["records", "resnet"])
-    quiet = ProgressLine(quiet=True)
-    recipe_runs.train(recipes()[0], str(root), tmp_path / "run", threads=1, progress=quiet)
-    report = recipe_runs.evaluate(tmp_path / "run", str(root), "karpathy/test", "cpu", quiet)
+    setup = Setup(str(root), threads=1)
+    recipe_runs.train(recipes()[0], setup, tmp_path / "run")
+    report = recipe_runs.evaluate(tmp_path / "run", setup, "karpathy/test")
     scores = report.scores["all"]
     assert report.items == 60
     for side in (scores.visual_to_text, scores.text_to_visual):

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from pipelines.cli import main
 from pipelines.engine.building import build
+from tests import toy_root
 from tests.features.test_open import records_root
-from tests.toy_root import Facts, facts, item_id, make_root, recipe
+from tests.toy_root import Facts, facts, fit, item_id, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from xmodal import find
 from xmodal.batches.batch import Padded
@@ -28,7 +29,7 @@ from xmodal.progress import Silence
 from xmodal.recipes import View
 from xmodal.root.storage import open_storage
 from xmodal.training import run_folder
-from xmodal.training.fit import fit
+from xmodal.training.run_setup import Setup
 from xmodal.training.validation import measure
 
 
@@ -80,7 +81,7 @@ def slow_recalls(matrix: Tensor, owners: list[int]) -> list[float]:
 
 
 def test_a_report_has_the_numbers_of_the_whole_matrix(root: str, run: str) -> None:
-    report, model, test = evaluate(run, root, "toy/test"), load(run), reader(root, run, "toy/test")
+    report, model, test = evaluate(run, Setup(root), "toy/test"), load(run), reader(root, run, "toy/test")
     with torch.no_grad():
         visual, text = test.visual(slice(None)), test.text(slice(None))
         matrix = model.similarity(model.encode_visual(Padded.whole(visual.values.float())), model.encode_text(text))
@@ -97,7 +98,7 @@ def test_a_report_has_the_numbers_of_the_whole_matrix(root: str, run: str) -> No
 def test_what_was_chosen_on_validation_is_what_is_evaluated(root: str, run: str) -> None:
     log = [json.loads(line) for line in (Path(run) / run_folder.LOG).read_text().splitlines()]
     best = max(line["rsum"] for line in log if "rsum" in line)
-    assert evaluate(run, root, "toy/val").scores["all"].rsum == best
+    assert evaluate(run, Setup(root), "toy/val").scores["all"].rsum == best
 
 
 @pytest.mark.parametrize("blocks", [(1, 1), (3, 7), (4, 1000)])
@@ -107,7 +108,7 @@ def test_tiles_equal_the_whole(root: str, run: str, blocks: tuple[int, int]) -> 
 
 
 def test_reports_are_read_by_people_and_by_programs(root: str, run: str) -> None:
-    report = evaluate(run, root, "toy/test")
+    report = evaluate(run, Setup(root), "toy/test")
     plain = json.loads(report.to_json())
     assert plain["scores"]["all"]["rsum"] == report.scores["all"].rsum
     assert plain["scores"]["all"]["visual_to_text"]["recall"]["5"] == report.scores["all"].visual_to_text["R@5"]
@@ -202,17 +203,24 @@ def test_weights_cut_or_changed_anywhere_are_refused(copy: Path) -> None:
             load(str(copy))
 
 
+def test_features_of_no_named_network_are_told_by_their_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy_root, "TOLD", {})
+    root = make_root(tmp_path / "root")
+    report = evaluate(fit(recipe(1), root, str(tmp_path / "run")).run, Setup(root), "toy/test")
+    assert report.weights == "stage resnet"
+
+
 def test_a_run_is_evaluated_on_what_it_was_trained_on_or_not_at_all(run: str, tmp_path: Path) -> None:
     elsewhere = make_root(tmp_path, items=30)
     with pytest.raises(UserError, match=f"no records of pictures is {run_folder.read(run).records}; there are: "):
-        evaluate(run, elsewhere, "toy/val")
+        evaluate(run, Setup(elsewhere), "toy/val")
 
 
 def test_a_split_that_is_not_there_is_refused(root: str, run: str) -> None:
     with pytest.raises(UserError, match="has no split 'karpathy/test'; there are: toy/train"):
-        evaluate(run, root, "karpathy/test")
+        evaluate(run, Setup(root), "karpathy/test")
 
 
 def test_extended_matches_are_read_before_anything_is_compared(root: str, run: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"eccv_image_to_caption\.json is not there: --eccv takes the folder"):
-        evaluate(run, root, "toy/test", extended=tmp_path)
+        evaluate(run, Setup(root), "toy/test", extended=tmp_path)

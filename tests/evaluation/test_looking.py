@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Generator, Tensor
 
 from pipelines.cli import main
-from tests.toy_root import make_root, recipe
+from tests.toy_root import fit, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_training_together import PCME, PVSE
 from tests.training.test_trunk import make_root as make_pictures
@@ -29,7 +29,7 @@ from xmodal.models.pvse import PVSEConfig
 from xmodal.raw.raw_files import raw_of
 from xmodal.recipes import Pixels, Recipe, View
 from xmodal.root.selection import ancestor
-from xmodal.training.fit import fit
+from xmodal.training.run_setup import Setup
 
 SIDE = 320  # five times the crop of 64
 
@@ -101,7 +101,7 @@ def test_a_picture_shows_what_the_network_saw_and_where_each_map_is_highest(
     code, out, _ = look(capsys, *command, "--items", "p005", "p002", "--json")
     drawn = json.loads(out)["pictures"]
     assert (code, [one["item"] for one in drawn]) == (0, ["p005", "p002"])
-    asked = open_run(runs("pvse"), root, "train")
+    asked = open_run(runs("pvse"), Setup(root), "train")
     media = ancestor(asked.features.output, "media")
     assert media is not None
     for one in drawn:
@@ -131,7 +131,7 @@ def maps(asked: OpenedRun, item: str) -> Tensor:
 
 
 def test_a_map_of_pcme_pools_what_its_mean_is_made_of(root: str, runs: Callable[[str], str]) -> None:
-    asked = open_run(runs("pcme"), root, "train")
+    asked = open_run(runs("pcme"), Setup(root), "train")
     model: Any = asked.scorer
     visual = Padded.whole(asked.reader.visual(slice(None)).values.float())
     with torch.inference_mode():
@@ -228,7 +228,7 @@ def test_probes_are_the_uncertainty_of_what_was_changed(
     code, out, _ = look(capsys, runs("pcme"), "--root", root, "--split", "train", "--probes", "--json")
     found = json.loads(out)
     assert (code, found["items"], found["captions"], found["unprobed"]) == (0, 8, 40, None)
-    asked = open_run(runs("pcme"), root, "train")
+    asked = open_run(runs("pcme"), Setup(root), "train")
     visual = Padded.whole(asked.reader.visual(slice(None)).values.float())
     text, after = asked.reader.text(slice(None)), Padded.whole(visual.values.roll(-1, 0))
     assert [probed["share"] for probed in found["probes"]] == [0.0, *uncertainty_probes.SHARES]
@@ -262,9 +262,9 @@ def test_pixels_are_probed_where_the_run_reads_them(
 ) -> None:
     """Nothing changed is the same picture; everything is black, or the next picture, and so the same pictures."""
     monkeypatch.setattr(uncertainty_probes, "SHARES", (0.0, 0.5, 1.0))
-    plain, nothing, half, everything = uncertainty_probes.probe(runs("pcme-pixels"), root, "train").probes
+    plain, nothing, half, everything = uncertainty_probes.probe(runs("pcme-pixels"), Setup(root), "train").probes
     assert nothing == replace(plain, share=0.0)
-    asked = open_run(runs("pcme-pixels"), root, "train")
+    asked = open_run(runs("pcme-pixels"), Setup(root), "train")
     with torch.inference_mode():
         empty = asked.scorer.encode_visual(Padded.whole(torch.zeros(1, 1, 3, 64, 64)))
     assert everything.erased == pytest.approx(uncertainty(empty), rel=1e-4)

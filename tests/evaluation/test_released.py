@@ -19,7 +19,7 @@ from pipelines.cli import main
 from pipelines.engine.building import build
 from pipelines.papers.recipe_runs import read_for
 from tests.evaluation.test_checkpoints import CNN, OFFICIAL, as_vsepp, official_state, saved
-from tests.toy_root import Facts, facts, make_root, recipe
+from tests.toy_root import Facts, facts, fit, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_trunk import make_root as make_pictures
 from xmodal import find
@@ -40,8 +40,8 @@ from xmodal.root.storage import open_storage
 from xmodal.text.tokenizers import tokenizer
 from xmodal.text.vocabularies import SPECIALS, ReleasedVocabulary, Vocabulary
 from xmodal.training.finetuning import WithBackbone, attach_backbone
-from xmodal.training.fit import fit
 from xmodal.training.picture_crops import picture_reader
+from xmodal.training.run_setup import Setup
 from xmodal.training.validation import measure
 
 ITEMS, WIDTH = 120, 12
@@ -236,7 +236,7 @@ def test_a_runs_weights_are_evaluated_as_the_run_and_its_words_can_be_read(
 ) -> None:
     run = Path(fit(recipe(1), root, str(tmp_path / "run")).run)
     assert main(["evaluate", str(run / "best.pt"), "--root", root, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(evaluate(str(run), root, "toy/test").to_json())
+    assert json.loads(capsys.readouterr().out) == json.loads(evaluate(str(run), Setup(root), "toy/test").to_json())
     code, _, err = command("run/best.pt", "--vocabulary", str(run / "vocabulary.txt"))
     assert (code, "a run knows its own" in err) == (1, True)
     text = Vocabulary.from_bytes((run / "vocabulary.txt").read_bytes(), "here")
@@ -330,7 +330,7 @@ def test_the_words_must_be_given_and_be_those_of_the_weights(
 def test_a_file_reads_what_its_papers_recipe_reads(
     config: Config, corpus: str, split: str | None, view: View, visual: Features, root: str
 ) -> None:
-    assert read_for(config, root, corpus, split, None) == (view, visual)
+    assert read_for(config, Setup(root), corpus, split) == (view, visual)
 
 
 class Harm:

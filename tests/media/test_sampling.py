@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.clips import shown
-from xmodal.media.frame_times import Limits, Refused, Sampling, Timeline, check_canvas, from_delays
+from xmodal.media.frame_times import Limits, Refused, Sampling, Timeline, from_delays
 
 UNITS = st.sampled_from([Fraction(1, d) for d in (8, 24, 100, 1000, 12288, 30_000, 90_000)] + [Fraction(1001, 30_000)])
 
@@ -66,9 +66,9 @@ def test_the_shorter_side_is_as_asked(size: tuple[int, int], config: Sampling, e
 def test_canvases_that_are_refused(size: tuple[int, int], status: str) -> None:
     """A thread of pixels is small until it is sampled."""
     with pytest.raises(Refused) as refused:
-        check_canvas(*size, Sampling(), Limits())
+        Limits().check_canvas(*size, Sampling())
     assert refused.value.status == status
-    check_canvas(4096, 4096, Sampling(), Limits())
+    Limits().check_canvas(4096, 4096, Sampling())
 
 
 @pytest.mark.parametrize(

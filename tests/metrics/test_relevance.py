@@ -94,22 +94,17 @@ def test_rows_beyond_the_end_are_refused(rows: slice) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visual", "text", "message"),
-    [
-        ([0, 3], [0, 1], r"visual rows 0\.\.3 are not all within 0:3"),
-        ([0, 1], [-1, 1], r"text rows -1\.\.1 are not all within 0:2"),
-        ([0, 1], [1, 0], "sorted by text"),
-        ([0, 1], [0], "one visual row for each text row"),
-        ([0.0, 1.0], [0, 1], "visual rows must be integers"),
-    ],
+    ("visual", "text"),
+    [([0, 3], [0, 1]), ([0, 1], [-1, 1]), ([0, 1], [1, 0]), ([0, 1], [0]), ([0.0, 1.0], [0, 1])],
+    ids=["beyond the end", "before the start", "not sorted by text", "lengths", "no integers"],
 )
-def test_wrong_pairs_are_refused(visual: list[int], text: list[int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_wrong_pairs_are_refused(visual: list[int], text: list[int]) -> None:
+    with pytest.raises(AssertionError):
         Pairs(np.array(visual), np.array(text), (3, 2))
 
 
 def test_classes_must_be_integers() -> None:
-    with pytest.raises(ValueError, match="text classes must be one integer a row"):
+    with pytest.raises(AssertionError):
         Classes(np.arange(3), np.array([0.0, np.nan]))
 
 
@@ -121,9 +116,9 @@ def test_rows_without_labels_are_refused() -> None:
 
 def test_wrong_labels_are_refused() -> None:
     narrow, wide = pack_labels(np.ones((2, 64), bool)), pack_labels(np.ones((2, 65), bool))
-    with pytest.raises(ValueError, match="zeta must be 0 or more"):
+    with pytest.raises(AssertionError):
         LabelBits(narrow, narrow, -1)
-    with pytest.raises(ValueError, match="text labels must be"):
+    with pytest.raises(AssertionError):
         LabelBits(narrow, wide, 0)
-    with pytest.raises(ValueError, match="labels must be"):
+    with pytest.raises(AssertionError):
         pack_labels(np.ones((2, 5)))  # type: ignore[arg-type]

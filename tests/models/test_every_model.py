@@ -22,6 +22,7 @@ from xmodal.root.selection import find_output
 from xmodal.text.vocabularies import SPECIALS, Vocabulary
 from xmodal.training import run_folder
 from xmodal.training.run_folder import Run
+from xmodal.training.run_setup import Setup
 from xmodal.training.validation import measure
 
 CASES = [
@@ -70,14 +71,14 @@ def test_a_model_that_chooses_among_positions_refuses_a_store_of_one(
     if not (isinstance(config, Positional) and config.looks_at_positions):
         _ = open_features(toy_root, "resnet", None, records, config)
         with pytest.raises(UserError, match="train it first"):
-            open_run(str(tmp_path / "run"), toy_root, "toy/test")
+            open_run(str(tmp_path / "run"), Setup(toy_root), "toy/test")
         return
     chooser = type(config).__name__.removesuffix("Config")
     message = f"has one position an item, and {chooser} chooses among several: .*--set resnet.output=grid"
     with pytest.raises(UserError, match=message):
         open_features(toy_root, "resnet", None, records, config)
     with pytest.raises(UserError, match=message):
-        open_run(str(tmp_path / "run"), toy_root, "toy/test")
+        open_run(str(tmp_path / "run"), Setup(toy_root), "toy/test")
 
 
 @pytest.mark.parametrize("small", CASES)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.golden import golden
-from tests.toy_root import make_root
+from tests.toy_root import fit, make_root
 from tests.toy_root import one_thread as one_thread
 from tests.toy_root import recipe as toy_recipe
 from xmodal.batches.batch import Batch, Padded, Stream
@@ -34,7 +34,6 @@ from xmodal.models import Inputs, Trainable, load
 from xmodal.models.pcme import DRAWN, PCME, PCMEConfig, kl_divergence, log_odds, own_name, pair_losses, uniformity
 from xmodal.recipes import Cosine, OnePerClass, Optimiser, Phase, View
 from xmodal.root.identity import fingerprint
-from xmodal.training.fit import fit
 
 Array = NDArray[Any]
 INPUTS = Inputs(visual_width=12, text_width=15, instances=8)

@@ -19,6 +19,7 @@ from xmodal import models
 from xmodal.checks.model_contract import faults
 from xmodal.errors import UserError
 from xmodal.training import run_folder
+from xmodal.training.run_setup import Setup
 
 TOY = Path(__file__).parents[1] / "fixtures/toy_model.py"
 SECOND = 'RECIPES = (TOY, replace(TOY, name="narrow", model=ToyConfig(8)))\n'
@@ -184,7 +185,7 @@ def test_what_breaks_the_contract_is_said(old: str, new: str, said: str, mine: P
 def test_a_file_is_trained_by_processes_of_a_cluster(mine: Path, root: str, tmp_path: Path) -> None:
     recipe = recipe_with(str(mine), ["epochs=1"])
     try:
-        outcome = train_on_ray(recipe, root, tmp_path / "run", workers=2, address=None, threads=1)
+        outcome = train_on_ray(recipe, Setup(root, threads=1), tmp_path / "run", workers=2, address=None)
     finally:
         disconnect()
     assert outcome["recipe"] == "toy"

@@ -49,6 +49,7 @@ from xmodal.raw.raw_files import Raw
 from xmodal.recipes import Features, Recipe, Relative
 from xmodal.records.tables import Split
 from xmodal.root.storage import open_storage
+from xmodal.training.run_setup import Setup
 
 TEXTS = Path(__file__).parents[3] / "shared/papers"
 NUMBERED = re.compile(r"\b(table|figure|fig)\.?\s+(\d+|[IVX]+)\b", re.IGNORECASE)
@@ -351,15 +352,14 @@ def test_a_table_is_trained_evaluated_and_found_finished_the_second_time(tmp_pat
     )
     table = Experiment("pvse", "Table 9", "toys", ("i2t R@1", "t2i Med R", "rsum"), rows, ("pictures",))
     known = replace(ALL, recipes=recipe_runs.recipes(), corpora=frozenset({"pictures"}))
-    circumstances = {"device": "cpu", "progress": ProgressLine(quiet=True)}
-    found = run(table, known, root, runs, **circumstances)
+    found = run(table, known, Setup(root), runs)
     (folder,) = runs.iterdir()
     assert (folder / "best.pt").is_file()
     first, second, another, quoted = (row["measured"] for row in found)
     assert first == second
     assert (another, quoted) == (None, None)
     assert first.keys() == {"i2t R@1", "t2i Med R", "rsum"}
-    report = recipe_runs.evaluate(folder, root, "toy/test", "cpu", ProgressLine(quiet=True))
+    report = recipe_runs.evaluate(folder, Setup(root), "toy/test")
     assert first["rsum"] == pytest.approx(report.scores["all"].rsum)
     assert first["i2t R@1"] == report.scores["all"].visual_to_text["R@1"]
     assert first["t2i Med R"] == report.scores["all"].text_to_visual["Med R"]
@@ -369,14 +369,14 @@ def test_a_table_is_trained_evaluated_and_found_finished_the_second_time(tmp_pat
     assert [cells[-1] for cells in shown] == [f"{value:.2f}" for value in first.values()]
     assert not any("Quoted" in line for line in told)
     before = (folder / "best.pt").stat().st_mtime_ns, (folder / "log.jsonl").read_bytes()
-    assert run(table, known, root, runs, **circumstances) == found
+    assert run(table, known, Setup(root), runs) == found
     assert ((folder / "best.pt").stat().st_mtime_ns, (folder / "log.jsonl").read_bytes()) == before
 
 
 def test_a_table_without_a_row_that_is_ready_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     table = replace(TINY, rows=(Row("a", "", "no-such-recipe"),))
     with pytest.raises(UserError, match="no row that can be run; not yet: no recipe no-such-recipe"):
-        run(table, ALL, str(tmp_path / "root"), tmp_path / "runs", device="cpu", progress=ProgressLine(quiet=True))
+        run(table, ALL, Setup(str(tmp_path / "root")), tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -405,13 +405,13 @@ def test_a_row_with_vectors_and_a_phase_of_pictures_is_trained(tmp_path: Path) -
     without_second = tuple(setting for setting in SEEN if not setting.startswith("phase2"))
     rows = (Row("PVSE", "400", "pvse-coco", SEEN), Row("VSE0", "300", "vse0", without_second))
     table = Experiment("pvse", "Table 9", "toys", ("rsum",), rows, ("pictures",), on_validation=True)
-    found = run(table, STAGED, root, tmp_path / "runs", vectors=vectors, features=None, device="cpu", progress=told)
+    found = run(table, STAGED, Setup(root, vectors=vectors, progress=told), tmp_path / "runs")
     assert all(0 < row["measured"]["rsum"] <= 600 for row in found)
     facts = json.loads((tmp_path / "runs" / rows[0].run / "recipe.json").read_text())
     assert (len(facts["vectors"]), bool(facts["pixels"])) == (64, True)
     about_features = [text for text in told.texts if "not by the resnet152 of pvse Table 9" in text]
     assert [text.partition(" is by ")[2].split()[0] for text in about_features] == ["resnet18"]
-    again = run(table, STAGED, root, tmp_path / "runs", device="cpu", progress=ProgressLine(quiet=True))
+    again = run(table, STAGED, Setup(root), tmp_path / "runs")
     assert again == found
 
 
@@ -426,7 +426,7 @@ def test_what_any_row_misses_is_said_before_the_first_is_trained(tmp_path: Path)
     )
     table = Experiment("pvse", "Table 9", "toys", ("rsum",), rows, ("pictures",))
     with pytest.raises(UserError) as caught:
-        run(table, STAGED, root, tmp_path / "runs", device="cpu", progress=ProgressLine(quiet=True))
+        run(table, STAGED, Setup(root), tmp_path / "runs")
     assert "nothing of pvse Table 9 is trained yet: " in str(caught.value)
     for lacking in (
         "pvse-coco starts its words from glove.840B.300d: give the file (--vectors FILE)",
@@ -436,9 +436,8 @@ def test_what_any_row_misses_is_said_before_the_first_is_trained(tmp_path: Path)
     ):
         assert str(caught.value).count(lacking) == 1, lacking
     assert not (tmp_path / "runs").exists()
-    circumstances = {"device": "cpu", "progress": ProgressLine(quiet=True), "vectors": tmp_path / "no.txt"}
     with pytest.raises(UserError, match=r"no\.txt is no file"):
-        run(replace(table, rows=rows[1:2]), STAGED, root, tmp_path / "runs", **circumstances)
+        run(replace(table, rows=rows[1:2]), STAGED, Setup(root, vectors=tmp_path / "no.txt"), tmp_path / "runs")
 
 
 def test_pictures_that_no_stage_makes_are_waited_for() -> None:

@@ -16,7 +16,7 @@ from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.papers.recipe_runs import recipe_with
 from pipelines.stages.records import RecordsConfig, config_of
-from tests.toy_root import Facts, facts, make_root, one_thread, recipe
+from tests.toy_root import Facts, facts, fit, make_root, one_thread, recipe
 from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
@@ -29,7 +29,6 @@ from xmodal.records.views import caption_texts, captions_by_item, items_with_cap
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import Vocabulary
-from xmodal.training.fit import fit
 
 __all__ = ["one_thread"]
 # Of A3VSE's tables 1 and 3: percent of pictures, captions of each, pairs as printed, and those that the rule gives.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pipelines.papers.recipe_runs import recipe_with
 from tests.golden import golden
-from tests.toy_root import make_root, recipe
+from tests.toy_root import fit, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from xmodal import find
 from xmodal.errors import UserError
@@ -31,8 +31,9 @@ from xmodal.root.storage import LocalStorage
 from xmodal.text.vocabularies import SPECIALS
 from xmodal.training import run_folder
 from xmodal.training.checkpoint import read_tensors
-from xmodal.training.fit import Outcome, fit
+from xmodal.training.fit import Outcome
 from xmodal.training.optimisers import rate, total
+from xmodal.training.run_setup import Setup
 
 ADAM = Optimiser("adam", 5e-3)
 ABSENT = (3, 8, 40)
@@ -80,7 +81,7 @@ def test_it_learns_what_it_was_shown(tmp_path: Path) -> None:
     (phase,) = recipe(10).phases
     last = recipe(phases=(replace(phase, validate_every=10),))  # so that the weights kept are those of the last epoch
     run = fit(last, root, str(tmp_path / "run")).run
-    report = evaluate(run, root, "toy/train")
+    report = evaluate(run, Setup(root), "toy/train")
     scores = report.scores["all"]
     chance = scores.sums_by_chance["rsum"]
     assert scores.rsum > 3 * chance
@@ -227,10 +228,20 @@ def test_a_batch_size_beyond_the_corpus_is_told(root: str, tmp_path: Path) -> No
     assert not [line for line in exact.said if "batch_size" in line]
 
 
+def test_weights_of_terms_that_the_objective_lacks_are_refused_before_anything_is_written(
+    root: str, tmp_path: Path
+) -> None:
+    (phase,) = recipe(1).phases
+    wrong = replace(phase, weights={"mail": 1.0})
+    with pytest.raises(UserError, match="the objective has the terms ranking, but a phase weighs mail: "):
+        fit(recipe(phases=(phase, wrong)), root, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_in_place_of_a_file_is_refused(root: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
     for run in ("file", "file/run"):
-        with pytest.raises(UserError, match=f"run .*/{run} is a file, or in one: choose a folder"):
+        with pytest.raises(UserError, match=f"run .*/{run} cannot be written .*: choose another folder"):
             fit(recipe(1), root, str(tmp_path / run))
     assert (tmp_path / "file").read_text() == "here"
 
@@ -241,7 +252,7 @@ def test_what_is_told_of_damaged_weights_mends_the_run(root: str, whole: Outcome
     fit(recipe(3), root, str(run))
     (run / name).write_bytes((run / name).read_bytes()[:-100])
     with pytest.raises(UserError, match=rf"{name} is damaged .*: remove {run}/last\.pt and train again") as found:
-        fit(recipe(3), root, str(run)) if name == run_folder.LAST else evaluate(str(run), root, "toy/test")
+        fit(recipe(3), root, str(run)) if name == run_folder.LAST else evaluate(str(run), Setup(root), "toy/test")
     assert "\n" not in str(found.value)
     (run / run_folder.LAST).unlink()
     fit(recipe(3), root, str(run))
@@ -296,7 +307,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(
 ) -> None:
     for call in (
         lambda: fit(recipe(), root, str(tmp_path / "run"), device=device),
-        lambda: evaluate(whole.run, root, "toy/test", device=device),
+        lambda: evaluate(whole.run, Setup(root, device=device), "toy/test"),
     ):
         with pytest.raises(UserError, match=f"device '{device}'") as found:
             call()
@@ -337,7 +348,7 @@ def test_features_of_another_media_set_are_refused(root: str, tmp_path: Path) ->
     with pytest.raises(UserError, match="has features of the media set 'others', but pictures is of 'pictures'"):
         fit(recipe(1), other, str(tmp_path / "other"))
     assert not (tmp_path / "other").exists()
-    assert evaluate(run, own, "toy/test").items == 2
+    assert evaluate(run, Setup(own), "toy/test").items == 2
 
 
 class Watched(Silence):
@@ -488,5 +499,5 @@ def test_relative_weights_are_constants() -> None:
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.item() == pytest.approx(16.8)
     assert [float(leaf.grad or 0) for leaf in (main, extra)] == pytest.approx([2.0, 0.4])
-    with pytest.raises(ValueError, match=r"the objective has the terms \['main'\], the phase weighs \['mail'\]"):
+    with pytest.raises(UserError, match="the objective has the terms main, but a phase weighs mail: "):
         total({"main": main}, {"mail": 1.0})

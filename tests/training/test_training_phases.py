@@ -13,7 +13,7 @@ import torch
 
 from pipelines.cli import main
 from pipelines.papers.recipe_runs import recipe_with, recipes
-from tests.toy_root import make_root, recipe
+from tests.toy_root import fit, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_training import ADAM, Death, assert_same_run, interrupt, log
 from tests.training.test_training_together import PCME, PVSE, assert_near, curve, processes, train
@@ -37,8 +37,8 @@ from xmodal.text.word_vectors import read_vectors
 from xmodal.training import optimisers, run_folder
 from xmodal.training.checkpoint import read_tensors
 from xmodal.training.finetuning import network_of
-from xmodal.training.fit import fit
 from xmodal.training.recipe_limits import unbuilt
+from xmodal.training.run_setup import Setup
 
 STILL = Optimiser("sgd", 1e-30)  # nothing moves, so that no validation is better than the first
 
@@ -153,7 +153,7 @@ def test_a_run_whose_trunk_was_trained_is_evaluated(pictures: str, tmp_path: Pat
     outcome = fit(seen(ALL), pictures, str(tmp_path / "run"))
     best = read_tensors(outcome.run, run_folder.BEST)
     assert any(name.startswith("trunk.") for name in best)
-    report = evaluate(outcome.run, pictures, "val")
+    report = evaluate(outcome.run, Setup(pictures), "val")
     assert (report.items, report.scores["all"].rsum) == (2, outcome.rsum)
 
 
@@ -201,6 +201,22 @@ def test_a_phase_of_no_epochs_is_left_out() -> None:
         recipe_with("pvse-coco", ["phase1.epochs=0", "phase2.epochs=0"])
     with pytest.raises(UserError, match=r"no setting 'phase2\.epoch'"):
         recipe_with("pvse-coco", ["phase2.epochs=0", "phase2.epoch=3"])
+
+
+def test_the_optimiser_and_the_weights_of_a_phase_may_be_set() -> None:
+    settings = ["phase2.optimiser.learning_rate=0.5", "phase2.optimiser.clip_norm=none", "phase2.weights.ranking=3"]
+    (first, second), changed = recipes()["pvse-coco"].phases, recipe_with("pvse-coco", settings).phases
+    optimiser = replace(second.optimiser, learning_rate=0.5, clip_norm=None)
+    assert changed == (first, replace(second, optimiser=optimiser, weights={**second.weights, "ranking": 3.0}))
+    assert recipe_with("pvse-coco", ["phase1.weights.ranking=1"]) == recipes()["pvse-coco"]
+    for wrong, message in (
+        ("phase1.learning_rate=1", r"do you mean phase1\.optimiser\.learning_rate\?"),
+        ("phase1.optimiser.learning_rate=0", "must be above zero"),
+        ("phase1.weights.rank=1", r"do you mean phase1\.weights\.ranking\?"),
+        ("phase1.optimiser.multipliers=a", "no setting"),
+    ):
+        with pytest.raises(UserError, match=message):
+            recipe_with("pvse-coco", [wrong])
 
 
 def test_pictures_need_a_pixels_stage_and_features_that_say_what_made_them(
@@ -478,7 +494,7 @@ def test_a_recipe_that_names_vectors_starts_from_them_and_needs_them_once(root: 
         fit(NAMED, root, run)
     assert not Path(run).exists()
     frozen = replace(NAMED, phases=(replace(NAMED.phases[0], epochs=2, frozen=("words.*",)),))
-    whole = fit(frozen, root, str(tmp_path / "whole"), vectors=str(file))
+    whole = fit(frozen, root, str(tmp_path / "whole"), vectors=file)
     words, table = (
         run_folder.read(whole.run).vocabulary.words,
         read_tensors(whole.run, run_folder.LAST)["model"]["words.weight"],
@@ -488,7 +504,7 @@ def test_a_recipe_that_names_vectors_starts_from_them_and_needs_them_once(root: 
     assert has.sum() > 20
     np.testing.assert_array_equal(table.numpy()[has], given[has])
     with pytest.raises(KeyboardInterrupt):
-        fit(frozen, root, run, vectors=str(file), progress=Death(14, interrupt))
+        fit(frozen, root, run, vectors=file, progress=Death(14, interrupt))
     assert fit(frozen, root, run).steps == whole.steps
     assert_same_run(whole.run, run)
 
@@ -503,39 +519,39 @@ def test_an_index_is_the_same_run_as_its_file_and_how_many_words_it_has_is_told(
         def say(self, text: str) -> None:
             told.append(text)
 
-    fit(NAMED, root, run, vectors=str(file), progress=Telling())
+    fit(NAMED, root, run, vectors=file, progress=Telling())
     word, count = lines[0].split()[0], len(lines)
     said = next(text for text in told if text.startswith(str(file)))
     assert f": {count - 1} of {count} (" in said
     assert said.endswith(f"that occur; without: {word}")
     write_index(VectorFile.open(file), tmp_path / "index")
-    assert not fit(NAMED, root, run, vectors=str(tmp_path / "index")).trained
-    assert fit(NAMED, root, str(tmp_path / "other"), vectors=str(tmp_path / "index")).trained
+    assert not fit(NAMED, root, run, vectors=tmp_path / "index").trained
+    assert fit(NAMED, root, str(tmp_path / "other"), vectors=tmp_path / "index").trained
     assert_same_run(run, str(tmp_path / "other"))
 
 
 def test_a_run_that_stopped_before_its_first_state_still_starts_from_its_vectors(root: str, tmp_path: Path) -> None:
     """Without the file it could only start at random, and would still say that it started from the file."""
     file, run = toy_vectors(root, tmp_path / "v.txt"), str(tmp_path / "run")
-    whole = fit(NAMED, root, str(tmp_path / "whole"), vectors=str(file))
+    whole = fit(NAMED, root, str(tmp_path / "whole"), vectors=file)
     with pytest.raises(KeyboardInterrupt):
-        fit(NAMED, root, run, vectors=str(file), progress=Death(2, interrupt))
+        fit(NAMED, root, run, vectors=file, progress=Death(2, interrupt))
     try:
         fit(NAMED, root, run)
     except UserError:
-        fit(NAMED, root, run, vectors=str(file))
+        fit(NAMED, root, run, vectors=file)
     assert_same_run(whole.run, run)
 
 
 def test_vectors_of_another_file_are_another_run(root: str, tmp_path: Path) -> None:
     file, other, run = toy_vectors(root, tmp_path / "v.txt"), tmp_path / "other.txt", str(tmp_path / "run")
-    fit(NAMED, root, run, vectors=str(file))
+    fit(NAMED, root, run, vectors=file)
     other.write_text(file.read_text().replace("1", "2"))
     with pytest.raises(UserError, match=r"holds another run: vectors is \"\w+\" there and \"\w+\" here: choose"):
-        fit(NAMED, root, run, vectors=str(other))
+        fit(NAMED, root, run, vectors=other)
     copy = tmp_path / "copy.txt"
     copy.write_bytes(file.read_bytes())
-    assert not fit(NAMED, root, run, vectors=str(copy)).trained
+    assert not fit(NAMED, root, run, vectors=copy).trained
 
 
 def test_vectors_that_cannot_be_used_are_refused_before_anything_is_written(root: str, tmp_path: Path) -> None:
@@ -545,14 +561,14 @@ def test_vectors_that_cannot_be_used_are_refused_before_anything_is_written(root
     wide = "words of 12 numbers, the word vectors have 5"
     for file, message in ((bad, r"line 2 \(byte 6\) has 1 numbers"), (narrow, wide)):
         with pytest.raises(UserError, match=message):
-            fit(NAMED, root, str(run), vectors=str(file))
+            fit(NAMED, root, str(run), vectors=file)
     assert not run.exists()
 
 
 def test_vectors_that_nobody_asked_for_are_refused(root: str, tmp_path: Path) -> None:
     file = toy_vectors(root, tmp_path / "v.txt")
     with pytest.raises(UserError, match=r"'toy-pvse' starts its words from no vectors, so .*v\.txt is of no use"):
-        fit(PVSE, root, str(tmp_path / "run"), vectors=str(file))
+        fit(PVSE, root, str(tmp_path / "run"), vectors=file)
     assert not (tmp_path / "run").exists()
 
 
@@ -561,7 +577,7 @@ def test_a_model_that_takes_no_vectors_does_not_pass_over_them(root: str, tmp_pa
     file = toy_vectors(root, tmp_path / "v.txt", width=16)
     named = recipe(1, text=tokens(vectors="toy.vectors"), phases=(Phase(1, STILL, {"ranking": 1.0}),))
     try:
-        run = fit(named, root, str(tmp_path / "run"), vectors=str(file)).run
+        run = fit(named, root, str(tmp_path / "run"), vectors=file).run
     except (UserError, ValueError):
         return
     given = read_vectors(file, run_folder.read(run).vocabulary.words)
@@ -636,8 +652,8 @@ def test_features_and_texts_bring_no_split(root: str, tmp_path: Path) -> None:
     run = fit(recipe(1), root, str(tmp_path / "run")).run
     test_items = open_dataset(root, "pictures").reader("toy/test").examples.ids
     assert test_items
-    assert evaluate(run, root, "toy/test").seen == 0
+    assert evaluate(run, Setup(root), "toy/test").seen == 0
     for number in range(2):
         again = fit(recipe(1, text=tokens(longest=3 + number)), root, str(tmp_path / f"run{number}"))
         assert run_folder.read(again.run).recipe.view.split == "toy/train"
-        assert evaluate(again.run, root, "toy/test").seen == 0
+        assert evaluate(again.run, Setup(root), "toy/test").seen == 0

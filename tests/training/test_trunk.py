@@ -38,7 +38,7 @@ from xmodal.recipes import OnePerClass, Pixels, Tokens
 from xmodal.root.outputs import find
 from xmodal.root.storage import open_storage
 from xmodal.training.finetuning import WithBackbone, attach_backbone, attach_empty_backbone, network_of
-from xmodal.training.picture_crops import Colour, PictureReader, picture_reader, training_pixels
+from xmodal.training.picture_crops import PictureReader, coloured, picture_reader, training_pixels
 from xmodal.training.validation import measure
 
 RESIZED = Pixels("resized", flip=False)
@@ -173,7 +173,7 @@ def test_erased_rectangles_are_drawn_as_torchvision_draws_them() -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 def test_colours_change_as_torchvision_changes_them(order: tuple[int, ...]) -> None:
     image = Image.fromarray(draw(scene(WORLD, 0)))
-    colour = Colour(1.07, 0.93, -0.06, order)
+    found = coloured(image, (1.07, 0.93, -0.06), order)
     steps = (
         lambda one: official.adjust_brightness(one, 1.07),
         lambda one: official.adjust_contrast(one, 0.93),
@@ -182,7 +182,7 @@ def test_colours_change_as_torchvision_changes_them(order: tuple[int, ...]) -> N
     expected = image
     for step in order:
         expected = steps[step](expected)
-    np.testing.assert_array_equal(np.asarray(colour.of(image)), np.asarray(expected))
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
 
 
 def test_jitter_changes_the_light_of_each_picture_a_little() -> None:

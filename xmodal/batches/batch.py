@@ -86,7 +86,6 @@ class Stream:
     text_items: Tensor  # (T,)
     captions: Tensor  # (T,)
     positives: Tensor  # (P, 2): visual row, text row
-    negatives: Tensor | None = None  # (P, 2): known not to match, where being no positive does not tell
     visual_classes: Tensor | None = None  # (V,): classes, identities, coreference chains
     text_classes: Tensor | None = None  # (T,)
 
@@ -95,9 +94,14 @@ class Stream:
             assert ids is None or (ids.shape, ids.dtype) == ((len(self.visual),), torch.int64)
         for ids in (self.text_items, self.captions, self.text_classes):
             assert ids is None or (ids.shape, ids.dtype) == ((len(self.text),), torch.int64)
-        for pairs in (self.positives, self.negatives):
-            if pairs is not None:
-                _check_pairs(pairs, len(self.visual), len(self.text))
+        assert self.positives.ndim == 2
+        assert self.positives.shape[1] == 2
+        assert self.positives.dtype == torch.int64
+        if self.positives.device.type == "cpu":  # on a device, looking at values would wait for it
+            visual, text = self.positives.numpy().T  # three times as fast as comparing tensors
+            assert min(visual.min(initial=0), text.min(initial=0)) >= 0
+            assert visual.max(initial=-1) < len(self.visual)
+            assert text.max(initial=-1) < len(self.text)
 
     @classmethod
     def paired(
@@ -106,7 +110,7 @@ class Stream:
         """Row i of the text belongs to row i of the visual side."""
         assert len(visual) == len(text)
         positives_P2 = torch.arange(len(text))[:, None].expand(-1, 2)
-        return cls(visual, text, items, items, captions, positives_P2, None, classes, classes)
+        return cls(visual, text, items, items, captions, positives_P2, classes, classes)
 
     def to(self, device: torch.device | str) -> "Stream":
         present = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -128,14 +132,3 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         return replace(self, streams={name: stream.to(device) for name, stream in self.streams.items()})
-
-
-def _check_pairs(pairs: Tensor, visual_rows: int, text_rows: int) -> None:
-    assert pairs.ndim == 2
-    assert pairs.shape[1] == 2
-    assert pairs.dtype == torch.int64
-    if pairs.device.type == "cpu":  # on a device, looking at values would wait for it
-        visual, text = pairs.numpy().T  # three times as fast as comparing tensors
-        assert min(visual.min(initial=0), text.min(initial=0)) >= 0
-        assert visual.max(initial=-1) < visual_rows
-        assert text.max(initial=-1) < text_rows

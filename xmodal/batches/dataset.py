@@ -16,7 +16,7 @@ from xmodal.features.opening import covering_all_items
 from xmodal.features.store import GROUP as METADATA
 from xmodal.features.store import ROWS, FeatureStore
 from xmodal.metrics.plausible_matches import PlausibleMatches
-from xmodal.recipes import Tokens, View
+from xmodal.recipes import Features, Tokens, View
 from xmodal.records.derived_splits import DrawnSplit, Share
 from xmodal.records.tables import Region, read_rows
 from xmodal.records.views import drawn_splits, members, splits
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 USUAL_TOKENS = Tokens("nltk", minimum_count=4)
 MEDIA_ARRAYS = {("pixels", "uint8"), ("frames", "uint8")}  # the media themselves, smaller
 SENTENCES = "sentences"  # the stage of captions as vectors, and its array
+cached_vocabulary = lru_cache(maxsize=2)(vocabulary)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Dataset:
         `tokens` say how captions become words, and how often a word must occur; a recipe's are its `text`. Of a sparse
         split, "karpathy/train@10%", only captions of its annotated part count.
         """
-        return _words(self.records, View(self.corpus, self._training(split)), tokens)
+        return cached_vocabulary(self.records, View(self.corpus, self._training(split)), tokens)
 
     def sentences(self, identity: str | None = None) -> FeatureStore:
         """Opens captions as vectors, by the identity of their output; without one, the only ones."""
@@ -96,7 +97,6 @@ class Dataset:
         split beside it. With `sentences` captions are read as vectors.
         """
         from xmodal.batches.reader import Reader  # torch comes in here
-        from xmodal.recipes import Features
 
         store = self.store(features)
         texts = self.vocabulary(words or split, tokens) if sentences is None else sentences
@@ -155,7 +155,9 @@ class Dataset:
     def _training(self, beside: str | None = None) -> str:
         """The split to train on; of several, the one beside another split."""
         if share := beside and Share.of(beside):
-            return share.words.name if self._is_trained_on(share.whole) else self._training(share.whole)
+            training = self._training(share.whole)
+            is_part = not members(self.records, share.whole).isdisjoint(members(self.records, training))
+            return share.words.name if is_part else training
         if drawn_split := beside and beside not in self.splits and DrawnSplit.of(beside, drawn_splits(self.records)):
             return drawn_split.training
         names = [name for name in self.splits if name.rpartition("/")[2] == "train"]
@@ -164,15 +166,6 @@ class Dataset:
             why = f"there is no training split, whose words {beside!r} needs" if beside else "name the split to load"
             raise UserError(f"{self.corpus}: {why}; there are: {', '.join(self.splits)}")
         return near[0] if len(near) == 1 else names[0]
-
-    def _is_trained_on(self, split: str) -> bool:
-        mine, training = (members(self.records, name) for name in (split, self._training(split)))
-        return not mine.isdisjoint(training)
-
-
-@lru_cache(maxsize=2)
-def _words(records: Output, view: View, tokens: Tokens) -> Vocabulary:
-    return vocabulary(records, view, tokens)
 
 
 def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset:

@@ -87,14 +87,11 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 def refuse_dropout(model: nn.Module) -> None:
     """Refuses dropout in several processes, whose parts of a batch would share a mask."""
-    if world() > 1 and any(_drops(module) for module in model.modules()):
+    dropping = (module for module in model.modules() if isinstance(module, nn.RNNBase | _DropoutNd))
+    shares = (module.dropout if isinstance(module, nn.RNNBase) else module.p for module in dropping)
+    if world() > 1 and any(shares):
         cure = "train it by one process, or without dropout (--set model.dropout=0)"
         raise UserError(f"dropout draws for a whole batch, not for the parts of {world()} processes: {cure}")
-
-
-def _drops(module: nn.Module) -> bool:
-    share = module.dropout if isinstance(module, nn.RNNBase) else getattr(module, "p", 0)
-    return isinstance(module, nn.RNNBase | _DropoutNd) and share > 0
 
 
 def broadcast_from_first(ask: Callable[[], float]) -> float:

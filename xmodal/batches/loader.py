@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from xmodal.batches import distributed
@@ -67,7 +66,7 @@ class Loader(IterableDataset[Batch]):
         self._world = distributed.world() if world is None else world
         self._readers = {ANNOTATED: streams} if isinstance(streams, Reader) else dict(streams)
         self._check_streams()
-        self._shared_position, self._process = _new_position(), os.getpid()
+        self._process = 0
         self._set_position(seed, 0, 0)
         self._buffers: Buffers | None = None  # of an iteration that is over
         self._orders = {name: self._order(number, name, sampler) for number, name in enumerate(self._readers)}
@@ -100,7 +99,7 @@ class Loader(IterableDataset[Batch]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if not self._shared_position.is_shared():  # type: ignore[no-untyped-call]  # not a worker's copy
-            self._shared_position, self._process = _new_position(), os.getpid()
+            self._process = 0
             self._set_position(self.seed, self.epoch, self.cursor)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -121,10 +120,12 @@ class Loader(IterableDataset[Batch]):
     def _set_position(self, seed: int, epoch: int, cursor: int) -> None:
         """Moves this loader, and tells the workers of a DataLoader where to begin."""
         self.seed, self.epoch, self.cursor = seed, epoch, cursor
-        if get_worker_info() is None:
-            if self._process != os.getpid():  # another process has workers of its own
-                self._shared_position, self._process = _new_position(), os.getpid()
-            self._shared_position.numpy()[:] = seed, epoch, cursor
+        if self._process and get_worker_info() is not None:
+            return
+        if self._process != os.getpid():  # new, or in another process, whose workers are its own
+            self._shared_position, self._process = torch.zeros(3, dtype=torch.int64, device="cpu"), os.getpid()
+            self._shared_position.share_memory_()  # type: ignore[no-untyped-call]
+        self._shared_position.numpy()[:] = seed, epoch, cursor
 
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
         """Yields batches and their start positions.
@@ -245,10 +246,3 @@ class Loader(IterableDataset[Batch]):
             raise ValueError(f"{self.batch_size} samples a step cannot be shared equally by {self._world} ranks{cure}")
         if not len(self):
             raise ValueError(f"{self._length} samples are less than one batch of {self.batch_size}")
-
-
-def _new_position() -> Tensor:
-    """Seed, epoch and cursor, in memory that processes share."""
-    place = torch.zeros(3, dtype=torch.int64, device="cpu")
-    place.share_memory_()  # type: ignore[no-untyped-call]
-    return place

@@ -1,10 +1,9 @@
 """Attention pictures: the maps of a run's model, drawn over pictures or beside the frames of clips."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
-from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -16,19 +15,20 @@ from xmodal.batches.batch import Padded
 from xmodal.batches.sample_order import evaluation_frames
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import OpenedRun, open_run
-from xmodal.features.contact_sheets import attention_sheet
+from xmodal.features.contact_sheets import DrawnPicture, attention_sheet, save_sheets
 from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.networks import ResNet
 from xmodal.media.drawing import attention_picture, labelled
 from xmodal.media.images import UnreadableImage, square
-from xmodal.progress import Progress, Silence
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, read_rows
 from xmodal.records.views import captions_by_item
 from xmodal.root.selection import ancestor
 from xmodal.training.finetuning import WithBackbone, network_of
+from xmodal.training.run_setup import Setup
+from xmodal.training.validation import floats
 
 SIDE = 320  # the least pixels of a drawn picture's side
 Show = Callable[[str, str, NDArray[np.float32]], Image]  # id, caption and maps (L, K) of an item
@@ -41,65 +41,47 @@ class Attentive(Protocol):
     def attention_visual(self, visual: Padded) -> Tensor: ...
 
 
-@dataclass(frozen=True)
-class DrawnPicture:
-    item: str
-    caption: str
-    path: str
-
-
 def draw(
-    run: str,
-    root: str,
-    split: str,
-    folder: Path,
-    *,
-    items: Sequence[str] = (),
-    first: int = 8,
-    device: str = "cpu",
-    progress: Progress | None = None,
+    run: str, setup: Setup, split: str, folder: Path, *, items: Sequence[str] = (), first: int = 8
 ) -> list[DrawnPicture]:
     """Draws a PNG for each of the items, or for the first ones of the split.
 
     It shows a picture with every map over it; for a clip, the frames that are read and what every map gives each.
     """
-    asked = open_run(run, root, split, device)
-    attend, show = _attention(asked, run), (_show_clips if asked.features.spec.ragged else _show_pictures)(asked)
+    asked = open_run(run, setup, split)
+    attend, show = _attention(asked, run), _show_clips(asked) if asked.features.spec.ragged else _show_pictures(asked)
     places = _places(asked, split, items)[: None if items else first]
     described = captions_by_item(asked.records, replace(asked.started.recipe.validation, split=split))
     captions = described.grouped(described.texts)
-    drawn = []
-    with torch.inference_mode(), (progress or Silence()).over("draw", len(places), unit="pictures") as tick:
-        for place in places:
-            id = asked.reader.examples.ids[place]
-            maps_LK = attend(_floats(asked.reader.visual(slice(place, place + 1))).to(device))[0].cpu().numpy()
-            caption, path = captions[id][0], folder / f"{quote(id, safe='')}.png"
-            sheet = show(id, caption, maps_LK)
-            folder.mkdir(parents=True, exist_ok=True)
-            sheet.save(path)
-            drawn.append(DrawnPicture(id, caption, str(path)))
-            tick(1)
-    return drawn
+
+    def sheet(place: int) -> tuple[str, str, Image]:
+        id = asked.reader.examples.ids[place]
+        maps_LK = attend(floats(asked.reader.visual(slice(place, place + 1)), setup.device))[0].cpu().numpy()
+        return id, captions[id][0], show(id, captions[id][0], maps_LK)
+
+    with torch.inference_mode(), setup.progress.over("draw", len(places), unit="pictures") as tick:
+        return list(save_sheets(folder, map(sheet, places), tick))
 
 
 def _attention(asked: OpenedRun, run: str) -> Callable[[Padded], Tensor]:
-    """The function that gives the maps (B, L, K) of what the run reads."""
+    """A function that gives the maps (B, L, K) of what the run reads."""
     scorer: Any = asked.scorer
-    model = scorer.model if isinstance(scorer, WithBackbone) else scorer
+    backbone = scorer if isinstance(scorer, WithBackbone) else None
+    model = backbone.model if backbone else scorer
     if not isinstance(model, Attentive):
         raise UserError(f"{run}: {asked.started.recipe.name} has no attention to look at; PVSE and PCME have")
 
     def attend(visual: Padded) -> Tensor:
         try:
-            return model.attention_visual(scorer.features(visual) if isinstance(scorer, WithBackbone) else visual)
+            return model.attention_visual(backbone.features(visual) if backbone else visual)
         except ValueError as error:  # a PVSE of no local embeddings
             raise UserError(f"{run}: {error}") from None
 
     return attend
 
 
-def _network(asked: OpenedRun) -> ResNet:
-    """The network that saw the pictures; refused if its features are no grid, whose positions have a place."""
+def grid_network(asked: OpenedRun) -> ResNet:
+    """The network that saw the pictures; UserError if its features are no grid."""
     where = asked.features.output.where
     try:
         network = network_of(asked.features)
@@ -118,14 +100,14 @@ def _places(asked: OpenedRun, split: str, items: Sequence[str]) -> list[int]:
     places = {id: place for place, id in enumerate(asked.reader.examples.ids)}
     if strange := [id for id in items if id not in places]:
         raise UserError(
-            f"{', '.join(strange)}: not among the {len(places):,} items of {split} that have features and captions: "
-            f"{', '.join([*places][:3])}, …"
+            f"{', '.join(strange)}: not among the {len(places):,} items of {split} that have features and captions, "
+            f"such as {', '.join([*places][:3])}"
         )
     return [places[id] for id in dict.fromkeys(items or places)]
 
 
 def _pictures(asked: OpenedRun, network: ResNet) -> Callable[[str], NDArray[np.uint8]]:
-    """The function that reads an item's picture: the part that the network saw, but finer."""
+    """A function that reads the part of an item's picture that the network saw, but finer."""
     features, media = asked.features.output, ancestor(asked.features.output, "media")
     if media is None:
         raise UserError(
@@ -148,7 +130,7 @@ def _pictures(asked: OpenedRun, network: ResNet) -> Callable[[str], NDArray[np.u
 
 
 def _show_pictures(asked: OpenedRun) -> Show:
-    read = _pictures(asked, _network(asked))
+    read = _pictures(asked, grid_network(asked))
 
     def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
         ranges = zip(100 * maps_LK.min(0), 100 * maps_LK.max(0), strict=True)
@@ -178,7 +160,3 @@ def _show_clips(asked: OpenedRun) -> Show:
         return attention_sheet(store, id, caption, samples, maps_LK)
 
     return show
-
-
-def _floats(visual: Padded) -> Padded:
-    return Padded(visual.values.float(), visual.lengths)

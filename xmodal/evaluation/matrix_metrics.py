@@ -1,8 +1,8 @@
 """Metrics of a user's similarity matrix on a split: needs the records, but neither features nor torch.
 
 Rows are the split's items in the order of the records, columns the captions of the first item by position, of the
-second, and so on; `write_ids` writes both orders down. Where items have more captions than the matrix has columns for,
-it must have the same number of first captions of each: 25,000 columns are the first five of COCO's test pictures.
+second, and so on, or the same number of first captions of each: 25,000 columns are the first five of COCO's test
+pictures. `write_ids` writes both orders down.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def score(
     prefix: str | None = None,
     extended: Path | None = None,
 ) -> Report:
-    """Computes every metric of a matrix in a .npy file, which is mapped and never read whole.
+    """Computes every metric of a matrix in a .npy file, which is never read whole.
 
     With `prefix` its rows and columns are those that PREFIX.items.txt and PREFIX.captions.txt name, an id a line, in
     any order. `extended` is a folder with ECCV-Caption's files.
@@ -71,8 +71,8 @@ def write_ids(prefix: str, root: str, corpus: str, split: str | None = None) -> 
     records = find_output(root, "records", corpus=corpus)
     gallery = _gallery(_caption_ids(records, View(corpus, split or test_split(records, corpus))))
     paths = [prefix + end for end in IDS]
-    for name, ids in zip(paths, (gallery.ids, gallery.caption_ids), strict=True):
-        Path(name).write_text("".join(f"{identity}\n" for identity in ids), encoding="utf-8")
+    for path, ids in zip(paths, (gallery.ids, gallery.caption_ids), strict=True):
+        Path(path).write_text("".join(f"{id}\n" for id in ids), encoding="utf-8")
     return paths
 
 
@@ -109,14 +109,14 @@ def _by_ids(matrix: Numbers, found: CaptionIds, prefix: str) -> tuple[Gallery, S
     rows = _places(prefix + IDS[0], matrix.shape[0], "rows")
     columns = _places(prefix + IDS[1], matrix.shape[1], "columns")
     asked = {item: captions for item, captions in found.items() if item in rows}
-    gallery = _gallery({item: [each for each in captions if each in columns] for item, captions in asked.items()})
+    gallery = _gallery({item: [id for id in captions if id in columns] for item, captions in asked.items()})
     sides = (rows, gallery.ids, "item", "caption"), (columns, gallery.caption_ids, "caption", "item")
     for ids, there, what, other in sides:
         if strays := ids.keys() - set(there):
             raise UserError(
                 f"{prefix}: {what} {min(strays)!r} is not of the split, or has no {other} there ({len(strays):,} such)"
             )
-    row_of, column_of = (np.array([ids[each] for each in there]) for ids, there, _, _ in sides)
+    row_of, column_of = (np.array([ids[id] for id in there]) for ids, there, _, _ in sides)
 
     def tile(visual: slice, text: slice) -> Numbers:
         return np.asarray(matrix[row_of[visual]][:, column_of[text]])
@@ -129,7 +129,7 @@ def _places(path: str, length: int, what: str) -> dict[str, int]:
         ids = Path(path).read_text(encoding="utf-8").split()
     except FileNotFoundError:
         raise UserError(f"{path} is not there: `--write-ids` writes one") from None
-    places = {identity: place for place, identity in enumerate(ids)}
+    places = {id: place for place, id in enumerate(ids)}
     if len(places) != len(ids):
         raise UserError(f"{path} names {len(ids) - len(places):,} of its {len(ids):,} ids twice")
     if len(ids) != length:
@@ -140,18 +140,18 @@ def _places(path: str, length: int, what: str) -> dict[str, int]:
 def _matrix(path: Path) -> Numbers:
     try:
         matrix = np.load(path, mmap_mode="r", allow_pickle=False)
+        if isinstance(matrix, np.ndarray) and matrix.ndim == 2 and matrix.dtype.kind in "fiu":
+            return matrix
+        raise ValueError("it is no matrix of numbers")
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except (ValueError, EOFError) as error:
-        raise UserError(f"{path} is no .npy file of numbers, or it is cut: write it with numpy.save") from error
-    if isinstance(matrix, np.ndarray) and matrix.ndim == 2 and matrix.dtype.kind in "fiu":
-        return matrix
-    raise UserError(f"{path} is no .npy file of a matrix of numbers")
+        raise UserError(f"{path} is no .npy file of a matrix of numbers, or it is cut: use numpy.save") from error
 
 
 def test_split(records: Output, corpus: str) -> str:
     there = splits(records)
     tests = [name for name in there if name.rpartition("/")[2] == "test"]
-    if len(tests) == 1:
-        return tests[0]
-    raise UserError(f"{corpus} has {len(tests)} test splits, so say which with --split; there are: {', '.join(there)}")
+    if len(tests) != 1:
+        raise UserError(f"{corpus} has {len(tests)} test splits: name one with --split; there are: {', '.join(there)}")
+    return tests[0]

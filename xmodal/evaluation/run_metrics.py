@@ -1,7 +1,4 @@
-"""Metrics of a run: how well its model finds texts for visual items, and items for texts, on a split.
-
-Both sides are encoded once, block by block, and compared a block with a block: no matrix is held as a whole.
-"""
+"""Metrics of a run: how well its model finds texts for visual items, and items for texts, on a split."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,33 +11,31 @@ from torch import nn
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
-from xmodal.features.opening import describe_network, open_features
+from xmodal.features.opening import describe_network
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import all_metrics, eccv, labels_of
 from xmodal.metrics.reports import Report
 from xmodal.metrics.similarities import cached_on_disk
 from xmodal.models import Scorer, Storing
-from xmodal.progress import Progress, Silence
 from xmodal.recipes import Config, Tokens, View
 from xmodal.records.views import items_with_captions
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output
-from xmodal.root.selection import find_output
 from xmodal.training import run_folder
 from xmodal.training.checkpoint import read_tensors
 from xmodal.training.finetuning import WithBackbone, attach_empty_backbone
 from xmodal.training.picture_crops import picture_reader
 from xmodal.training.run_folder import Run
-from xmodal.training.validation import BLOCKS, _gallery, _similarities, check_device
+from xmodal.training.run_setup import Setup
+from xmodal.training.validation import check_device, compared, gallery_of
 
 
 def load(
     run: str, device: str = "cpu", features: FeatureStore | None = None, distance: str | None = None
 ) -> Scorer[Any, Any]:
-    """Loads the model of a run with the weights of its best validation.
+    """Loads the model of a run with the weights of its best validation, by another `distance` if one is named.
 
-    Pass `features` if the run was fine-tuned from pictures: its weights then contain the features' network. `distance`
-    is another score of the same weights, for a model that has several.
+    Pass `features` if the run was fine-tuned from pictures: its weights then contain the features' network.
     """
     started = run_folder.read(run)
     state = read_tensors(run, run_folder.BEST)
@@ -62,40 +57,31 @@ def load(
 
 def with_distance(model: Config, distance: str, name: str) -> Config:
     """Chooses another score of the same weights; `name` is the recipe's, for messages."""
-    config: Any = model
-    if not hasattr(config, "distance"):
+    if not hasattr(model, "distance"):
         raise UserError(f"{name} has one score, so {distance!r} cannot be chosen")
     try:
-        return cast(Config, replace(config, distance=distance))
+        return cast(Config, replace(cast(Any, model), distance=distance))
     except ValueError as error:
         raise UserError(str(error)) from None
 
 
 def evaluate(
-    run: str,
-    root: str,
-    split: str,
-    *,
-    device: str = "cpu",
-    distance: str | None = None,
-    extended: Path | None = None,
-    progress: Progress | None = None,
+    run: str, setup: Setup, split: str, *, distance: str | None = None, extended: Path | None = None
 ) -> Report:
     """Computes every metric of a run on a split, from the records and features that it was trained on.
 
     `distance` is another score of the same weights (PCME), `extended` a folder with ECCV-Caption's files.
     """
-    asked = open_run(run, root, split, device, distance)
+    asked = open_run(run, setup, split, distance)
     recipe, read = asked.started.recipe, asked.reader.store.output
     further = ", trained further from pixels" if isinstance(asked.scorer, WithBackbone) else ""
-    return measure(
+    return report(
         asked.scorer,
         asked.reader,
+        setup,
         asked.records,
         replace(recipe.validation, split=split),
         extended,
-        progress or Silence(),
-        device,
         recipe=f"{recipe.name} by {distance}" if distance else recipe.name,
         fingerprint=fingerprint(recipe),
         features=f"{read.stage}/{read.identity}",
@@ -105,23 +91,22 @@ def evaluate(
     )
 
 
-def measure(
+def report(
     scorer: Scorer[Any, Any],
     reader: Reader,
+    setup: Setup,
     records: Output,
     view: View,
     extended: Path | None,
-    progress: Progress,
-    device: str,
     **about: Any,
 ) -> Report:
     """Computes every metric of a model on the examples of its reader; `about` are further fields of the report."""
     examples = reader.examples
-    gallery = _gallery(examples)
+    gallery = gallery_of(examples)
     positives = eccv(extended, gallery) if extended else None
     with torch.inference_mode(), TemporaryFile() as file:
-        similarities = _similarities(scorer, reader, progress, device, BLOCKS)
-        with progress.over("compare", sum(1 for _ in similarities.cells()), unit="tiles") as tick:
+        similarities = compared(scorer, reader, setup.progress, setup.device)
+        with setup.progress.over("compare", sum(1 for _ in similarities.cells()), unit="tiles") as tick:
             cached = cached_on_disk(similarities, file, tick)
             metrics = all_metrics(cached, gallery, labels_of(records, gallery.ids), positives)
     model = scorer.model if isinstance(scorer, WithBackbone) else scorer
@@ -141,7 +126,7 @@ def measure(
 
 @dataclass(frozen=True, eq=False)
 class OpenedRun:
-    """A run with its model and a split; `reader` reads pictures if the weights were trained from pictures."""
+    """A run with its model and a split; `reader` reads pictures if the weights were trained from them."""
 
     started: Run
     records: Output
@@ -150,19 +135,20 @@ class OpenedRun:
     reader: Reader
 
 
-def open_run(run: str, root: str, split: str, device: str = "cpu", distance: str | None = None) -> OpenedRun:
+def open_run(run: str, setup: Setup, split: str, distance: str | None = None) -> OpenedRun:
     """Opens a run on a split of its corpus, with the records and features that it was trained on."""
-    check_device(device)
+    check_device(setup.device)
     started = run_folder.read(run)
     recipe = started.recipe
-    records = find_output(root, "records", started.records, corpus=recipe.view.corpus)
-    store = open_features(root, recipe.visual.stage, started.features, records, recipe.model)
+    setup = replace(setup, records=started.records, features=started.features, pixels=started.pixels)
+    records = setup.tables(recipe.view.corpus)
+    store = setup.store(recipe.visual.stage, records, recipe.model)
     examples = Examples.of(records, replace(recipe.validation, split=split), store, started.vocabulary)
-    scorer = load(run, device, store, distance)
+    scorer = load(run, setup.device, store, distance)
     reader = Reader(examples, store, recipe.visual, recipe.text if isinstance(recipe.text, Tokens) else None)
     if isinstance(scorer, WithBackbone):
-        plans = [phase.pixels for phase in recipe.phases if phase.pixels]
-        reader = picture_reader(reader, open_features(root, "pixels", started.pixels, records), plans[-1])
+        *_, plan = (phase.pixels for phase in recipe.phases if phase.pixels)
+        reader = picture_reader(reader, setup.store("pixels", records), plan)
     return OpenedRun(started, records, store, scorer, reader)
 
 

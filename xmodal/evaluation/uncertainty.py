@@ -1,9 +1,7 @@
-"""Uncertainty: sigmas as one number, inputs made ambiguous on purpose, and recall by uncertainty.
+"""Uncertainty: sigmas as one number, inputs made ambiguous on purpose, and recall by uncertainty (PCME, section 4.4).
 
-As in PCME, section 4.4, the uncertainty of an item is the geometric mean of its sigmas; recall falls with it (figure
-6), and it rises with the share of words or of picture that is taken away (figure 7) and where two pictures are mixed
-(figure 8). In cached features, positions of a grid have seen beyond their own place: a rectangle there takes away more
-sharply, but less, than one in the picture.
+In cached features, positions of a grid have seen beyond their own place: a rectangle there takes away more sharply, but
+less, than one in the picture.
 """
 
 import math
@@ -20,7 +18,7 @@ from xmodal.text.vocabularies import END, START, UNKNOWN
 
 @dataclass(frozen=True)
 class Bin:
-    """Queries of about one uncertainty, and how many percent of them have an answer among the first."""
+    """Queries of about one uncertainty, and how many percent of them find an answer among the first."""
 
     count: int
     least: float
@@ -33,13 +31,8 @@ def geometric_mean_sigma(log_sigma_BD: Tensor) -> Tensor:
     return log_sigma_BD.mean(1).exp()
 
 
-def log_determinant(log_sigma_BD: Tensor) -> Tensor:
-    """The log determinant of the covariance, which orders items as the geometric mean does."""
-    return 2 * log_sigma_BD.sum(1)
-
-
 def mark_unknown(text: Padded, share: float, generator: Generator) -> Padded:
-    """Makes a `share` of each caption's words <unk>, rounded; the marks of its start and end stay."""
+    """Makes a rounded `share` of each caption's words <unk>, but neither <start> nor <end>."""
     _check_share(share)
     words_BL = text.mask & (text.values != START) & (text.values != END)
     order_BL = torch.rand(words_BL.shape, generator=generator).to(words_BL.device).masked_fill(~words_BL, math.inf)
@@ -49,7 +42,7 @@ def mark_unknown(text: Padded, share: float, generator: Generator) -> Padded:
 
 
 def cut_out(visual: Padded, grid: tuple[int, int], share: float, generator: Generator) -> Padded:
-    """A rectangle of about `share` of the grid becomes zeros, in each row of its own."""
+    """A rectangle of about `share` of the grid becomes zeros, another one in each row."""
     return mix(visual, Padded(torch.zeros_like(visual.values), visual.lengths), grid, share, generator)
 
 

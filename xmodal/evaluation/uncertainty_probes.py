@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 from torch import Generator
 
 from xmodal.batches.batch import Padded
+from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
-from xmodal.evaluation.attention_pictures import _floats, _network
+from xmodal.evaluation.attention_pictures import grid_network
 from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.evaluation.uncertainty import Bin, cut_out, geometric_mean_sigma, mark_unknown, mix, recall_by_uncertainty
 from xmodal.features.networks import STRIDE
 from xmodal.losses.gaussians import Gaussians
 from xmodal.metrics.similarities import cuts
-from xmodal.progress import Progress, Silence
 from xmodal.training.picture_crops import PictureReader
-from xmodal.training.validation import BLOCKS, own_ranks
+from xmodal.training.run_setup import Setup
+from xmodal.training.validation import BLOCKS, floats, own_ranks
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)  # a picture that is mixed further is the other one
 BINS = 10  # figure 6
@@ -53,29 +54,29 @@ class Uncertainty:
     unprobed: str | None
 
 
-def probe(run: str, root: str, split: str, *, device: str = "cpu", progress: Progress | None = None) -> Uncertainty:
-    """Probes a run on a split.
-
-    Uncertainty is the geometric mean of an item's sigmas; a probe reports the mean over all items, or all captions.
-    """
-    asked, progress = open_run(run, root, split, device), progress or Silence()
-    _refuse_points(asked, run, device)
+def probe(run: str, setup: Setup, split: str) -> Uncertainty:
+    """Probes a run on a split; an uncertainty is the mean over all items, or all captions."""
+    asked = open_run(run, setup, split)
+    reader, scorer = asked.reader, asked.scorer
+    with torch.inference_mode():
+        first = scorer.encode_visual(floats(reader.visual(slice(0, 1)), setup.device))
+    if not isinstance(first, Gaussians) or not first.log_sigma.isfinite().all():
+        raise UserError(f"{run}: {asked.started.recipe.name} has no uncertainty to probe, as its items are points")
     grid, unprobed = _grid_or_reason(asked)
-    items, captions, steps = len(asked.reader.examples.ids), len(asked.reader.examples.words), len(SHARES)
+    items, captions, steps = len(reader.examples.ids), len(reader.examples.words), len(SHARES)
     total = captions * (1 + steps) + items * (1 + 2 * steps if grid else 1)
-    with torch.inference_mode(), progress.over("probe", total, unit="rows") as tick:
-        blocks_V, blocks_T = list(cuts(items, BLOCKS[0])), list(cuts(captions, BLOCKS[1]))
-        of_pictures = partial(_uncertainties, asked.scorer.encode_visual, blocks_V, device, tick)
-        of_texts = partial(_uncertainties, asked.scorer.encode_text, blocks_T, device, tick)
-        plain_V, plain_T = of_pictures(partial(_visual, asked)), of_texts(asked.reader.text)
+    with torch.inference_mode(), setup.progress.over("probe", total, unit="rows") as tick:
+        of_pictures = partial(_uncertainties, scorer.encode_visual, list(cuts(items, BLOCKS[0])), setup.device, tick)
+        of_texts = partial(_uncertainties, scorer.encode_text, list(cuts(captions, BLOCKS[1])), setup.device, tick)
+        plain_V, plain_T = of_pictures(partial(_visual, reader)), of_texts(reader.text)
         probes = [Probed(0.0, _mean(plain_T), _mean(plain_V), _mean(plain_V))]
         for share in SHARES:
-            unknown, erased, mixed = _mean(of_texts(_unknown(asked, share))), None, None
+            unknown, erased, mixed = _mean(of_texts(_unknown(reader, share))), None, None
             if grid:
-                erased = _mean(of_pictures(_changed(asked, grid, share, mixed=False)))
-                mixed = _mean(of_pictures(_changed(asked, grid, share, mixed=True)))
+                erased = _mean(of_pictures(_changed(reader, grid, share, mixed=False)))
+                mixed = _mean(of_pictures(_changed(reader, grid, share, mixed=True)))
             probes.append(Probed(share, unknown, erased, mixed))
-    both = own_ranks(asked.scorer, asked.reader, progress, device)
+    both = own_ranks(scorer, reader, setup.progress, setup.device)
     of_items, of_captions = (
         tuple(recall_by_uncertainty(uncertainties, found.ranks, min(BINS, len(uncertainties))))
         for uncertainties, found in zip((plain_V, plain_T), both, strict=True)
@@ -83,21 +84,13 @@ def probe(run: str, root: str, split: str, *, device: str = "cpu", progress: Pro
     return Uncertainty(run, split, items, captions, tuple(probes), of_items, of_captions, unprobed)
 
 
-def _refuse_points(asked: OpenedRun, run: str, device: str) -> None:
-    with torch.inference_mode():
-        first = asked.scorer.encode_visual(_visual(asked, slice(0, 1)).to(device))
-    if not isinstance(first, Gaussians) or not first.log_sigma.isfinite().all():
-        raise UserError(f"{run}: {asked.started.recipe.name} has no uncertainty to probe, as its items are points")
-
-
 def _grid_or_reason(asked: OpenedRun) -> tuple[tuple[int, int] | None, str | None]:
     """Rows and columns of what the run reads of a picture, or why it cannot be probed."""
     if len(asked.reader.examples.ids) < 2:
         return None, "a mixture takes two"
-    if isinstance(asked.reader, PictureReader):
-        return (asked.reader.crop, asked.reader.crop), None
     try:
-        side = _network(asked).crop // STRIDE
+        reader = asked.reader
+        side = reader.crop if isinstance(reader, PictureReader) else grid_network(asked).crop // STRIDE
     except UserError as trouble:
         return None, str(trouble)
     return (side, side), None
@@ -117,28 +110,28 @@ def _uncertainties(
     return np.concatenate(found)
 
 
-def _visual(asked: OpenedRun, rows: slice, beyond: int = 0) -> Padded:
+def _visual(reader: Reader, rows: slice, beyond: int = 0) -> Padded:
     """Reads items `beyond` rows further on; after the last item comes the first."""
-    places = (np.arange(rows.start, rows.stop) + beyond) % len(asked.reader.examples.ids)
-    return _floats(asked.reader.visual(places))
+    places = (np.arange(rows.start, rows.stop) + beyond) % len(reader.examples.ids)
+    return floats(reader.visual(places), "cpu")
 
 
-def _unknown(asked: OpenedRun, share: float) -> Callable[[slice], Padded]:
+def _unknown(reader: Reader, share: float) -> Callable[[slice], Padded]:
     chance = Generator().manual_seed(0)
-    return lambda rows: mark_unknown(asked.reader.text(rows), share, chance)
+    return lambda rows: mark_unknown(reader.text(rows), share, chance)
 
 
-def _changed(asked: OpenedRun, grid: tuple[int, int], share: float, mixed: bool) -> Callable[[slice], Padded]:
+def _changed(reader: Reader, grid: tuple[int, int], share: float, mixed: bool) -> Callable[[slice], Padded]:
     """Reads pictures in which a share of the positions is the next item's, or erased."""
     chance = Generator().manual_seed(0)
 
     def read(rows: slice) -> Padded:
-        some = _positions(_visual(asked, rows))
+        some = _positions(_visual(reader, rows))
         if mixed:
-            changed = mix(some, _positions(_visual(asked, rows, beyond=1)), grid, share, chance)
+            changed = mix(some, _positions(_visual(reader, rows, beyond=1)), grid, share, chance)
         else:
             changed = cut_out(some, grid, share, chance)
-        pixels = isinstance(asked.reader, PictureReader)
+        pixels = isinstance(reader, PictureReader)
         return Padded.whole(changed.values.mT.reshape(-1, 1, 3, *grid)) if pixels else changed
 
     return read

@@ -1,8 +1,11 @@
-"""Contact sheets: the samples of a clip on one picture, with or without attention."""
+"""Contact sheets: the frames of a clip on one picture, with or without attention."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +18,29 @@ SHEET, COLUMNS = 64, 8  # the most frames of a sheet, and the fewest in a line o
 THUMBNAIL, LABEL, TITLE, GAP, LETTERS, LINE = (160, 120), 90, 480, 6, 13, 18  # pixels
 
 
+@dataclass(frozen=True)
+class DrawnPicture:
+    item: str
+    caption: str
+    path: str
+
+
+def save_sheets(
+    folder: Path, sheets: Iterable[tuple[str, str, Image.Image]], tick: Callable[[int], None]
+) -> Iterator[DrawnPicture]:
+    """Saves the picture of each item, with its id and caption; the folder is made for the first one."""
+    for id, caption, sheet in sheets:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{quote(id, safe='')}.png"
+        sheet.save(path)
+        yield DrawnPicture(id, caption, str(path))
+        tick(1)
+
+
 def attention_sheet(
     store: FrameStore, id: str, caption: str, samples: NDArray[np.integer[Any]], maps_SK: NDArray[np.floating[Any]]
 ) -> Image.Image:
-    """Draws the samples that a model reads, each with its time and its percent of every map."""
+    """Draws samples, each with its time and its percent of every map."""
     sampling: Any = store.provenance["sampling"]
     shares = (", ".join(f"{share:.0f}" for share in shares_K) for shares_K in 100 * maps_SK)
     labels = [f"{at / sampling['fps']:.2f} s: {share}" for at, share in zip(samples.tolist(), shares, strict=True)]
@@ -31,7 +53,7 @@ def attention_sheet(
 
 
 def contact_sheet(store: FrameStore, id: str, caption: str = "") -> Image.Image:
-    """Draws a clip's frames with their numbers and times; of more than 64, that many at equal distances."""
+    """Draws at most 64 of a clip's frames with their numbers and times."""
     starts_us = store.starts_us(id)
     numbers = np.linspace(0, len(starts_us) - 1, min(len(starts_us), SHEET)).round().astype(int).tolist()
     shown = f", {len(numbers)} of them here" if len(numbers) < len(starts_us) else ""
@@ -41,7 +63,6 @@ def contact_sheet(store: FrameStore, id: str, caption: str = "") -> Image.Image:
 
 
 def _sheet(jpegs: Sequence[bytes], labels: Sequence[str], titles: Sequence[str]) -> Image.Image:
-    """Draws thumbnails in lines, each below its label."""
     pictures = [open_jpeg(jpeg) for jpeg in jpegs]
     for picture in pictures:
         picture.thumbnail(THUMBNAIL)

@@ -24,8 +24,8 @@ class FeatureSpec:
     """Declares a feature array: one row per item, or several rows for each item if it is ragged.
 
     36 regions are one row of (36, 2048), the frames of a clip are ragged rows of (2048,), JPEG bytes ragged rows of ().
-    Lengths left at None follow from the row's bytes. Slow extractors want short shards, because a killed worker loses
-    the shard in work.
+    Lengths left at None follow from the row's bytes. A killed worker loses the shard in work: slow extractors want
+    short ones.
     """
 
     name: str
@@ -68,7 +68,7 @@ class FeatureSpec:
         return self.shard_rows // self.chunk_rows
 
     def rows(self, items: int) -> int:
-        """Counts the rows of an array; of a ragged one, the most that so many items may have."""
+        """Counts the rows of an array; of a ragged one, the most that the items may have."""
         return -(-items // self.shard_items) * self.shard_rows if self.ragged else items
 
     def metadata(self, items: int) -> dict[str, object]:
@@ -83,7 +83,7 @@ class FeatureSpec:
         return _metadata([self.rows(items), *self.row_shape], self.dtype, self.shard_rows, codecs, CHECKSUMS)
 
     def extents_metadata(self, items: int) -> dict[str, object]:
-        """The zarr.json of the items' first rows and numbers of rows, whose chunks are files."""
+        """The zarr.json of the items' first rows and numbers of rows."""
         return _metadata([items, 2], "int64", self.shard_items, [PLAIN], {})
 
     @property
@@ -101,7 +101,7 @@ class FeatureSpec:
             if length is not None and length < 1:
                 raise ValueError(f"{self.name}: a chunk or shard of {length} rows or items; it needs at least one")
         if self.items_per_shard is not None and not self.ragged:
-            raise ValueError(f"{self.name}: items_per_shard is for ragged arrays; here an item is a row")
+            raise ValueError(f"{self.name}: items_per_shard is for ragged arrays")
         if self.shard_rows % self.chunk_rows:
             raise ValueError(f"{self.name}: a shard of {self.shard_rows} rows is not whole chunks of {self.chunk_rows}")
         if self.shard_rows % self._rows_to_fill_pages:
@@ -112,7 +112,6 @@ class FeatureSpec:
 
 
 def _power_of_two_within(rows: int) -> int:
-    """At least 1; a power of two aligns a shard's end best."""
     return 1 << (max(rows, 1).bit_length() - 1)
 
 

@@ -1,8 +1,7 @@
 """Reads features in other formats: SCAN's `*_ims.npy`, HDF5, one file an item, webdataset tar, any Zarr v3 array.
 
-`open_foreign` looks at the files once and returns plain data, which is sent to workers, each of which reads its rows.
-Files may come from anybody: nothing is unpickled, no length is believed before it was compared with the file's, nothing
-may lead to another file, and damage is a UserError that names what is damaged.
+`open_foreign` returns plain data, which is sent to workers, each of which reads its rows. Files may come from anybody:
+nothing is unpickled, no length is believed before it was compared with the file's, nothing may lead to another file.
 """
 
 import math
@@ -10,7 +9,8 @@ import os
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,18 +32,13 @@ HDF5 = (".h5", ".hdf5")
 IDS = ("ids", "image_ids")
 NO_CHUNK = 2**64 - 1  # offset and length of a missing chunk in the index of a Zarr shard
 Head = tuple[tuple[int, ...], np.dtype[Any]]
-Header = tuple[*Head, Literal["C", "F"]]
 
 
 def open_foreign(path: Path, ids: Path | None = None, key: str | None = None) -> "ForeignFeatures":
     """Looks at files of features; `ids` is a file of one id a line, `key` names one of several arrays."""
     kind = _kind(path)
-    if kind in ("npy", "zarr", "h5"):
-        source: ForeignFeatures = _look_at_array(path, kind, ids, key)
-    else:
-        if ids is not None:
-            raise UserError(f"{path}: its files are named by the ids: leave out --ids")
-        source = _look_at_items(path, kind, key)
+    look = _look_at_array if kind in ("npy", "zarr", "h5") else _look_at_items
+    source: ForeignFeatures = look(path, kind, ids, key)
     if not source.ids:
         raise UserError(f"{path} is empty")
     refuse_twice(source.ids, path)
@@ -59,8 +54,7 @@ def _kind(path: Path) -> str:
     if (path / "zarr.json").is_file():
         return "zarr"
     known = {".npz": "npz", ".npy": "npy an item", ".tar": "tar"}
-    suffixes = {file.suffix for file in path.iterdir() if file.name[0] != "."} if path.is_dir() else set()
-    within = sorted(suffixes & set(known))
+    within = sorted(known.keys() & {file.suffix for file in _files(path)}) if path.is_dir() else []
     if len(within) != 1:
         found = f"{', '.join(within)} together" if within else "nothing of these"
         raise UserError(
@@ -69,9 +63,13 @@ def _kind(path: Path) -> str:
     return known[within[0]]
 
 
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.name[0] != ".")
+
+
 @contextmanager
 def reading(path: object) -> Iterator[None]:
-    """Turns whatever damaged or hostile bytes raise into one line that names them."""
+    """Turns what damaged or hostile bytes raise into a UserError that names them."""
     try:
         yield
     except (*DAMAGE, tarfile.TarError, LookupError, OverflowError, ModuleNotFoundError) as error:
@@ -80,14 +78,14 @@ def reading(path: object) -> Iterator[None]:
 
 
 def _stored_as(dtype: np.dtype[Any]) -> Dtype:
-    name: Any = "float32" if dtype.name == "float64" else dtype.name
+    name = "float32" if dtype.name == "float64" else dtype.name
     if name not in get_args(Dtype):
         raise ValueError(f"a feature is one of {', '.join(get_args(Dtype))}, or float64 made float32; not {dtype}")
     return cast(Dtype, name)
 
 
 def _stored(values: NDArray[Any], ids: Sequence[str], path: str) -> NDArray[Any]:
-    """Converts rows of several items, or all rows of one, to a dtype of the store; all must be finite."""
+    """Converts rows of several items, or all rows of one, to a dtype of the store."""
     with np.errstate(over="ignore"):
         found = np.asarray(values, _stored_as(values.dtype), order="C")
     if found.dtype.kind == "f" and not (finite := np.isfinite(found)).all():
@@ -97,11 +95,10 @@ def _stored(values: NDArray[Any], ids: Sequence[str], path: str) -> NDArray[Any]
 
 
 def refuse_twice(ids: Sequence[str], where: object) -> None:
-    seen = set[str]()
-    for id in ids:
-        if id in seen or not id:
-            raise UserError(f"{where}: {f'id {id!r} is there twice' if id else 'an id is empty'}")
-        seen.add(id)
+    if "" in ids:
+        raise UserError(f"{where}: an id is empty")
+    if twice := next((id for id, count in Counter(ids).items() if count > 1), None):
+        raise UserError(f"{where}: id {twice!r} is there twice")
 
 
 # ----------------------------------------------------------------------------------------------- one array of all items
@@ -125,7 +122,6 @@ class ForeignArray:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All that decides the values."""
         if self.kind != "zarr":
             return (self.path,)
         return tuple(sorted(str(file) for file in Path(self.path).rglob("*") if file.is_file()))
@@ -134,38 +130,42 @@ class ForeignArray:
         return FeatureSpec(name, self.shape[1:], _stored_as(np.dtype(self.dtype)), self.offsets is not None)
 
     def rows(self, items: range) -> Iterator[NDArray[Any]]:
-        """Yields what `write_shard` or `write_ragged_shard` takes."""
-        with reading(self.path), _array(self.path, self.kind, self.key) as (shape, dtype, rows):
-            if (shape, str(dtype)) != (self.shape, self.dtype):
+        """Yields blocks of rows; of a ragged array the rows of one item after the other."""
+        with reading(self.path), _open_array(self.path, self.kind, self.key) as array:
+            if (array.shape, str(array.dtype)) != (self.shape, self.dtype):
                 raise ValueError("it has changed meanwhile")
             if self.offsets is not None:
                 for item in items:
-                    yield _stored(rows(*self.offsets[item : item + 2]), self.ids[item : item + 1], self.path)
+                    rows = array[slice(*self.offsets[item : item + 2])]
+                    yield _stored(rows, self.ids[item : item + 1], self.path)
                 return
-            length = max(1, BLOCK // (self.copies * math.prod(shape[1:]) * dtype.itemsize))
+            length = max(1, BLOCK // (self.copies * math.prod(array.shape[1:]) * array.dtype.itemsize))
             for start in range(items.start, items.stop, length):
                 ids = self.ids[start : min(start + length, items.stop)]
-                found = rows(start * self.copies, (start + len(ids)) * self.copies)
-                yield self._one_of_each(_stored(found, np.repeat(ids, self.copies).tolist(), self.path), ids)
-
-    def _one_of_each(self, rows: NDArray[Any], ids: Sequence[str]) -> NDArray[Any]:
-        copies = rows.reshape(len(ids), self.copies, *rows.shape[1:])
-        differs = (copies != copies[:, :1]).reshape(len(copies), -1).any(axis=1)
-        if differs.any():
-            id = ids[int(differs.argmax())]
-            raise UserError(f"{self.path}: the {self.copies} rows of {id!r} are not the same: give an id for every row")
-        return copies[:, 0]
+                rows = array[start * self.copies : (start + len(ids)) * self.copies]
+                stored = _stored(rows, np.repeat(ids, self.copies).tolist(), self.path)
+                copies = stored.reshape(len(ids), self.copies, *stored.shape[1:])
+                differs = (copies != copies[:, :1]).reshape(len(ids), -1).any(axis=1)
+                if differs.any():
+                    raise UserError(
+                        f"{self.path}: the {self.copies} rows of {ids[int(differs.argmax())]!r} are not the same: "
+                        "give an id for every row"
+                    )
+                yield copies[:, 0]
 
 
 def _look_at_array(path: Path, kind: str, ids: Path | None, key: str | None) -> ForeignArray:
     if key is not None and kind != "h5":
         raise UserError(f"{path} is one array: leave out --key")
+    offsets = None
     with reading(path):
-        key = _choose_dataset(path, key) if kind == "h5" else None
-        names = _ids_within(path) if kind == "h5" and ids is None else read_ids(ids or _ids_beside(path))
-        with _array(str(path), kind, key) as (shape, dtype, _):
-            _stored_as(dtype)
-        offsets = _offsets_within(path, len(names), shape[0]) if kind == "h5" and shape else None
+        if kind == "h5":
+            key, names, offsets = _look_into_hdf5(path, ids, key)
+        else:
+            names = read_ids(ids or _ids_beside(path))
+        with _open_array(str(path), kind, key) as array:
+            shape, dtype = array.shape, array.dtype
+        _stored_as(dtype)
     if not shape or not names or not shape[0]:
         raise UserError(f"{path} has no rows" if names else f"{path} has no ids")
     if offsets is None and shape[0] not in (len(names), COPIES * len(names)):
@@ -173,25 +173,19 @@ def _look_at_array(path: Path, kind: str, ids: Path | None, key: str | None) -> 
     return ForeignArray(str(path.absolute()), kind, key, names, shape, str(dtype), offsets)
 
 
-Rows: TypeAlias = Callable[[int, int], NDArray[Any]]  # reads rows from the first number to the second
-
-
 @contextmanager
-def _array(path: str, kind: str, key: str | None) -> Iterator[tuple[tuple[int, ...], np.dtype[Any], Rows]]:
-    """Opens an array: its shape, its dtype and a reader of its rows."""
+def _open_array(path: str, kind: str, key: str | None) -> Iterator[Any]:
+    """Opens what has a shape, a dtype and slices of rows."""
     if kind == "h5":
         with open_hdf5(path) as file:
-            found = _dataset(file, str(key))
-            yield found.shape, found.dtype, lambda start, stop: found[start:stop]
+            yield _dataset(file, str(key))
     elif kind == "zarr":
-        found = _open_zarr(path)
-        yield found.shape, found.dtype, lambda start, stop: found[start:stop]
+        yield _open_zarr(path)
     else:
         with open(path, "rb") as npy_file:
             shape, dtype, order = _header(npy_file, os.path.getsize(path))
             begin = npy_file.tell()
-        mapped = np.memmap(path, dtype, "r", begin, shape, order) if 0 not in shape else np.empty(shape, dtype)
-        yield shape, dtype, lambda start, stop: mapped[start:stop]
+        yield np.memmap(path, dtype, "r", begin, shape, order) if 0 not in shape else np.empty(shape, dtype)
 
 
 def _open_zarr(path: str) -> Any:
@@ -240,8 +234,8 @@ def _check_shard(file: Path, array: Any, place: tuple[int, ...]) -> None:
         raise UserError(f"{file} is damaged: its index points outside of it")
 
 
-def _header(file: BinaryIO, size: int) -> Header:
-    """Reads the header of a .npy of `size` bytes that begins here; leaves the file where the values begin."""
+def _header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]:
+    """Reads the header of a .npy of `size` bytes; leaves the file where the values begin."""
     begin, version = file.tell(), npy.read_magic(file)
     if version != (1, 0):  # other versions are for arrays of many named fields
         raise ValueError(f"it is .npy of version {version}, no plain array")
@@ -255,9 +249,7 @@ def _header(file: BinaryIO, size: int) -> Header:
         raise ValueError("it holds pickled objects, which may do anything when they are read")
     whole = file.tell() - begin + math.prod(shape) * dtype.itemsize
     if size != whole or min(shape, default=0) < 0:
-        raise ValueError(
-            f"it is {size:,} bytes long, not the {whole:,} of {shape} {dtype}: it was cut off, or extended"
-        )
+        raise ValueError(f"it is {size:,} bytes long, not the {whole:,} of {shape} {dtype}: it was cut off or extended")
     return shape, dtype, "F" if fortran else "C"
 
 
@@ -286,7 +278,7 @@ def open_hdf5(path: str | Path, mode: str = "r") -> Any:
 
 
 def _dataset(file: Any, name: str) -> Any:
-    """Refuses datasets in other files, which the digest would not cover, and datasets with gaps."""
+    """Refuses datasets with gaps, and those in other files, which the digest would not cover."""
     found = file[name]
     if not hasattr(found, "shape"):
         raise ValueError(f"{name} is no array")
@@ -302,7 +294,10 @@ def _dataset(file: Any, name: str) -> Any:
     return found
 
 
-def _choose_dataset(path: Path, key: str | None) -> str:
+def _look_into_hdf5(
+    path: Path, ids: Path | None, key: str | None
+) -> tuple[str, tuple[str, ...], tuple[int, ...] | None]:
+    """Returns the name of the features, their ids, and where each item's rows begin, if the file says it."""
     found = dict[str, Head]()
 
     def see(name: str, node: Any) -> None:
@@ -310,49 +305,41 @@ def _choose_dataset(path: Path, key: str | None) -> str:
             found[name] = node.shape, node.dtype
 
     with open_hdf5(path) as file:
-        if key is not None and key in file:
-            return key
-        file.visititems(see)
-    return _choose(found, key)
+        if key is None or key not in file:
+            file.visititems(see)
+            key = _choose(found, key)
+        names = read_ids(ids) if ids else _ids_within(file)
+        shape = _dataset(file, key).shape
+        given = np.asarray(_dataset(file, "offsets")[()]) if "offsets" in file else np.empty(0)
+    if not shape or given.shape != (len(names) + 1,) or given.dtype.kind not in "iu":
+        return key, names, None
+    offsets = given.astype(np.int64)
+    fits = offsets[0] == 0 and offsets[-1] == shape[0] and (np.diff(offsets) >= 0).all()
+    return key, names, tuple(offsets.tolist()) if fits else None
 
 
 def _choose(arrays: Mapping[str, Head], key: str | None) -> str:
     names = [name for name in arrays if key in (None, name)]
     if key is None and len(names) > 1:
         names = [name for name in names if arrays[name][1].kind in "fiu" and len(arrays[name][0]) >= 2]
-    if len(names) != 1:
-        if not arrays:
-            raise ValueError("there is no array in it")
-        what = "has several arrays, so say which by --key" if key is None else f"has no array {key!r}"
-        names = sorted(arrays)
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-        raise ValueError(f"it {what}; there are: {', '.join(names[:8])}{more}")
-    return names[0]
+    if len(names) == 1:
+        return names[0]
+    if not arrays:
+        raise ValueError("there is no array in it")
+    what = "has several arrays, so say which by --key" if key is None else f"has no array {key!r}"
+    more = f" and {len(arrays) - 8} more" if len(arrays) > 8 else ""
+    raise ValueError(f"it {what}; there are: {', '.join(sorted(arrays)[:8])}{more}")
 
 
-def _ids_within(path: Path) -> tuple[str, ...]:
-    with open_hdf5(path) as file:
-        name = next((name for name in IDS if name in file), None)
-        if name is None:
-            raise ValueError(f"it has no dataset {' or '.join(IDS)}: give a file with one id a line by --ids")
-        found = _dataset(file, name)
-        if found.shape is None:
-            raise ValueError(f"its dataset {name} is empty")
-        values = np.asarray(found[()]).reshape(-1).tolist()
+def _ids_within(file: Any) -> tuple[str, ...]:
+    name = next((name for name in IDS if name in file), None)
+    if name is None:
+        raise ValueError(f"it has no dataset {' or '.join(IDS)}: give a file with one id a line by --ids")
+    found = _dataset(file, name)
+    if found.shape is None:
+        raise ValueError(f"its dataset {name} is empty")
+    values = np.asarray(found[()]).reshape(-1).tolist()
     return tuple(value.decode() if isinstance(value, bytes) else str(value) for value in values)
-
-
-def _offsets_within(path: Path, items: int, rows: int) -> tuple[int, ...] | None:
-    """Returns None if there are none, or of something else."""
-    with open_hdf5(path) as file:
-        if "offsets" not in file:
-            return None
-        offsets = np.asarray(_dataset(file, "offsets")[()])
-    if offsets.shape != (items + 1,) or offsets.dtype.kind not in "iu":
-        return None
-    found = offsets.astype(np.int64)
-    whole = found[0] == 0 and found[-1] == rows and (np.diff(found) >= 0).all()
-    return tuple(found.tolist()) if whole else None
 
 
 # ----------------------------------------------------------------------------------------------------- an array an item
@@ -373,7 +360,7 @@ class ItemFile:
 
 @dataclass(frozen=True)
 class ForeignItems:
-    """An array of its own for every item."""
+    """An array of its own for every item; ragged if their first dimensions differ."""
 
     pieces: tuple[ItemFile, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -390,32 +377,32 @@ class ForeignItems:
         return tuple(dict.fromkeys(piece.path for piece in self.pieces))
 
     def spec(self, name: str) -> FeatureSpec:
-        """Ragged if the items' first dimension differs."""
-        shape = self.shapes[0]
-        return FeatureSpec(name, shape[1:] if self._ragged else shape, _stored_as(np.dtype(self.dtype)), self._ragged)
+        shape = self.shapes[0][1:] if self._ragged else self.shapes[0]
+        return FeatureSpec(name, shape, _stored_as(np.dtype(self.dtype)), self._ragged)
 
     @property
     def _ragged(self) -> bool:
-        return any(shape != self.shapes[0] for shape in self.shapes)
+        return len(set(self.shapes)) > 1
 
     def rows(self, items: range) -> Iterator[NDArray[Any]]:
         ragged = self._ragged
         for item in items:
-            piece, expected = self.pieces[item], self.shapes[item]
+            piece = self.pieces[item]
             with reading(piece), _opened(piece, self.key) as (file, size):
                 shape, dtype, order = _header(file, size)
-                if (shape, str(dtype)) != (expected, self.dtype):
+                if (shape, str(dtype)) != (self.shapes[item], self.dtype):
                     raise ValueError("it has changed meanwhile")
-                data = file.read(math.prod(shape) * dtype.itemsize)
-                values = np.frombuffer(data, dtype, math.prod(shape)).reshape(shape, order=order)
+                values = np.frombuffer(file.read(math.prod(shape) * dtype.itemsize), dtype).reshape(shape, order=order)
             found = _stored(values, [piece.id], piece.path)
             yield found if ragged else found[None]
 
 
-def _look_at_items(path: Path, kind: str, key: str | None) -> ForeignItems:
+def _look_at_items(path: Path, kind: str, ids: Path | None, key: str | None) -> ForeignItems:
+    if ids is not None:
+        raise UserError(f"{path}: its files are named by the ids: leave out --ids")
     ending = ".npz" if kind == "npz" else f".{key}.npy" if key else ".npy"
     with reading(path):
-        files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name[0] != ".")
+        files = _files(path) if path.is_dir() else [path]
         if kind == "tar":
             members = [member for file in files for member in _members(file, key)]
             if len(arrays := sorted({name for name, _ in members})) > 1:
@@ -423,8 +410,10 @@ def _look_at_items(path: Path, kind: str, key: str | None) -> ForeignItems:
                 raise ValueError(f"it has several arrays a sample, so say which by --key; there are: {there}")
             pieces = tuple(piece for _, piece in members)
         else:
-            named = ((file.name.removesuffix(ending), file) for file in files if file.name.endswith(ending))
-            pieces = tuple(ItemFile(id, str(file.absolute()), 0, file.stat().st_size) for id, file in named)
+            named = [file for file in files if file.name.endswith(ending)]
+            pieces = tuple(
+                ItemFile(file.name.removesuffix(ending), str(file.absolute()), 0, file.stat().st_size) for file in named
+            )
     if not pieces:
         raise UserError(f"{path} holds no {ending}")
     if kind == "npz":
@@ -432,17 +421,15 @@ def _look_at_items(path: Path, kind: str, key: str | None) -> ForeignItems:
             with zipfile.ZipFile(pieces[0].path) as archive:
                 names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
             key = _choose({name: _head(pieces[0], name) for name in names}, key)
-    heads = []
+    heads = list[Head]()
     for piece in pieces:
         with reading(piece):
             heads.append(_head(piece, key))
             _stored_as(heads[-1][1])
-    first_shape, first_dtype = heads[0]
-    for piece, (shape, dtype) in zip(pieces, heads, strict=True):
-        like = shape == first_shape or (shape and first_shape and shape[1:] == first_shape[1:])
-        if dtype != first_dtype or not like:
-            raise UserError(f"{piece} is {shape} {dtype}, unlike {pieces[0]}, which is {first_shape} {first_dtype}")
-    return ForeignItems(pieces, tuple(shape for shape, _ in heads), str(first_dtype), key)
+        (first, first_dtype), (shape, dtype) = heads[0], heads[-1]
+        if dtype != first_dtype or len(shape) != len(first) or shape[1:] != first[1:]:
+            raise UserError(f"{piece} is {shape} {dtype}, unlike {pieces[0]}, which is {first} {first_dtype}")
+    return ForeignItems(pieces, tuple(shape for shape, _ in heads), str(heads[0][1]), key)
 
 
 def _head(piece: ItemFile, key: str | None) -> Head:
@@ -451,7 +438,7 @@ def _head(piece: ItemFile, key: str | None) -> Head:
 
 
 def _members(path: Path, key: str | None) -> Iterator[tuple[str, ItemFile]]:
-    """Finds a tar's arrays and their names as webdataset has them: 7.clip.npy is `clip` of 7, and 7.npy its `npy`."""
+    """Yields a tar's arrays by name, as webdataset has them: 7.clip.npy is `clip` of 7, and 7.npy its `npy`."""
     if path.suffix != ".tar":
         return
     with tarfile.open(path, "r:") as archive, reading(path):
@@ -477,13 +464,12 @@ def _opened(piece: ItemFile, key: str | None) -> Iterator[tuple[BinaryIO, int]]:
     """Opens an item's .npy and tells its length, which is limited: an archive's claim may be a bomb."""
     with ExitStack() as stack:
         file: Any = stack.enter_context(open(piece.path, "rb"))
+        file.seek(piece.start)
         size = piece.size
         if piece.path.endswith(".npz"):
             archive = stack.enter_context(zipfile.ZipFile(file))
             size = archive.getinfo(f"{key}.npy").file_size
             file = stack.enter_context(archive.open(f"{key}.npy"))
-        else:
-            file.seek(piece.start)
         if size > LARGEST:
             raise ValueError(f"it is {size:,} bytes long, more than an item has")
         yield file, size

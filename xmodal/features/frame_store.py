@@ -1,4 +1,4 @@
-"""Reads the frames of clips that the frames stage wrote: by clip, by frame and by sample.
+"""Reads the frames of clips: by clip, by frame and by sample.
 
 A clip's frames are the different pictures that it shows, in order. Its samples are moments, by default 8 a second; each
 shows one of the frames.
@@ -51,7 +51,7 @@ def clips_file(shard: int) -> str:
 
 
 class FrameStore:
-    """Reads the frames of a corpus' clips; safe to fork and to pickle. Clips without frames are refused by name."""
+    """Reads the frames of a corpus' clips; safe to fork and to pickle. Clips without frames are refused."""
 
     def __init__(self, output: Output | str) -> None:
         self._store = FeatureStore(output, NAME)
@@ -74,22 +74,22 @@ class FrameStore:
         return id in self._store
 
     def frame_of_sample(self, id: str) -> NDArray[np.int32]:
-        """(samples,): the number of the frame that each sample shows."""
+        """Returns (samples,): the number of the frame that each shows."""
         return self._of(self._row(id), "frame_of_sample").astype(np.int32)
 
     def starts_us(self, id: str) -> NDArray[np.int64]:
-        """(frames,): when each frame begins, in microseconds after the first."""
+        """Returns (frames,): when each begins, in microseconds after the first."""
         return self._of(self._row(id), "starts_us")
 
     def jpegs(self, id: str, frames: Iterable[int] | None = None) -> list[bytes]:
-        """The JPEGs of all frames of a clip, or of the given numbers in their order."""
+        """Returns the JPEGs of all frames, or of the given numbers."""
         row = self._row(id)
         ends = np.cumsum(self._of(row, "lengths")).tolist()
         wanted = range(len(ends)) if frames is None else _within(frames, len(ends), f"{id} has {len(ends)} frames")
         return [self._store.run(row, ends[frame - 1] if frame else 0, ends[frame]).tobytes() for frame in wanted]
 
     def pictures(self, id: str, samples: Iterable[int]) -> NDArray[np.uint8]:
-        """(samples, H, W, 3), RGB, all resized to the clip's first frame if frames differ in size."""
+        """Returns (samples, H, W, 3), RGB, of the size of the clip's first frame."""
         shown = self.frame_of_sample(id)
         wanted = _within(samples, len(shown), f"{id} has {len(shown)} samples")
         frames, places = np.unique(shown[wanted], return_inverse=True)
@@ -115,7 +115,6 @@ class FrameStore:
         return int(self._store.rows([id])[0])
 
     def _of(self, row: int, column: str) -> NDArray[np.int64]:
-        """Reads a clip's value from its shard's table, which is read when it is first needed."""
         shard, place = divmod(row, self._store.spec.shard_items)
         if shard not in self._tables:
             names = ("lengths", "starts_us", "frame_of_sample")
@@ -133,8 +132,7 @@ def _within(numbers: Iterable[int], count: int, has: str) -> list[int]:
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
-    """Decodes, which releases Python's lock."""
+def _threads() -> ThreadPoolExecutor:  # decoding releases Python's lock
     return ThreadPoolExecutor(THREADS, "xmodal-jpegs")
 
 
@@ -142,7 +140,7 @@ os.register_at_fork(after_in_child=_threads.cache_clear)  # the threads stay beh
 
 
 def _decode(jpeg: bytes, room_HW3: NDArray[np.uint8]) -> None:
-    """Decodes in place, by the library that Pillow uses too: the pixels are the same."""
+    """Decodes in place; the pixels are Pillow's."""
     try:
         import simplejpeg
     except ImportError as missing:

@@ -1,13 +1,13 @@
-"""Networks that turn pictures into features, and their weights; torch is imported when a network is loaded.
+"""Networks that turn pictures into features, and their weights.
 
 Weights are named by torchvision's names, as `random:<seed>`, or as `sha256:<digest>` of a file with a state_dict.
 
-Shapes: B pictures, H and W pixels of the crop, R positions of the grid, D width of a feature.
+Shapes: B pictures, H and W pixels of the crop or the grid, D width of a feature.
 """
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
@@ -34,9 +34,9 @@ STRIDE = 32  # pixels of the crop from one position of the grid to the next
 
 @dataclass(frozen=True)
 class ResNet:
-    """Resizes a picture's shorter side, crops the middle, and keeps the last convolution's output.
+    """Resizes a picture's shorter side, crops the middle, and keeps the last convolution's output, or its mean.
 
-    "grid" is that output row by row, "pooled" its mean. `batch_size` and `device` change the last bits.
+    `batch_size` and `device` change the last bits.
     """
 
     network: Network = "resnet152"
@@ -54,7 +54,9 @@ class ResNet:
             if options and value not in options:
                 raise ValueError(f"no {field.name} {value!r}; there are: {', '.join(options)}")
         pretrained = ["IMAGENET1K_V1"] if self.network in SMALL else ["IMAGENET1K_V1", "IMAGENET1K_V2"]
-        check_weights(self.network, self.weights, pretrained)
+        if self.weights not in pretrained and not re.fullmatch(r"random:\d{1,18}|sha256:[0-9a-f]{64}", self.weights):
+            there = f"{', '.join(pretrained)}, random:<seed>, and the sha256:<digest> of a file"
+            raise ValueError(f"no weights {self.weights!r} for {self.network}; there are: {there}")
         if self.crop < STRIDE or self.crop % STRIDE or self.resize < self.crop:
             raise ValueError(f"crop is a multiple of {STRIDE} and at most resize, not {self.crop} of {self.resize}")
         if self.batch_size < 1:
@@ -66,26 +68,25 @@ class ResNet:
 
     @property
     def spec(self) -> FeatureSpec:
-        """The array of its features, in shards of the usual length."""
         row_shape = (self.width,) if self.output == "pooled" else ((self.crop // STRIDE) ** 2, self.width)
         return FeatureSpec(f"{self.network}-{self.output}", row_shape, self.dtype)
 
 
 def pixels(data: bytes, config: ResNet, cut: OnTruncated | None = None) -> NDArray[np.float32]:
-    """Decodes a picture to (3, H, W), as the network of a config takes it."""
+    """Decodes a picture to (3, H, W), as the network takes it."""
     return normalised(square(data, config.resize, config.crop, cut))
 
 
 @dataclass(frozen=True, eq=False)
 class Extractor:
-    """A network with its weights; `weights_sha256` is that of their file, or of random numbers themselves."""
+    """A network with its weights, and the sha256 of their file or, if they are random, of the numbers."""
 
     config: ResNet
     trunk: "nn.Module"
     weights_sha256: str
 
     def __call__(self, pixels_B3HW: NDArray[np.float32]) -> NDArray[Any]:
-        """Returns rows of `config.spec`, by one thread: the number of threads changes the last bits."""
+        """Returns rows of `config.spec`, by one thread: more would change the last bits."""
         import torch
 
         with _reproducible(), torch.inference_mode():
@@ -94,7 +95,6 @@ class Extractor:
             return np.ascontiguousarray(rows.to(getattr(torch, self.config.dtype)).cpu().numpy())
 
     def provenance(self) -> dict[str, object]:
-        """Describes how the features were made, in the words of the config."""
         settings = asdict(self.config)
         preprocessing = {name: settings.pop(name) for name in ("resize", "crop")}
         preprocessing |= {"mean": MEAN, "deviation": DEVIATION, "interpolation": "bilinear", "colours": "RGB"}
@@ -108,34 +108,32 @@ class Extractor:
 def load(config: ResNet, weights_file: Path | None = None) -> Extractor:
     """Loads a network on its device; `weights_file` is the file of weights named by a checksum."""
     import torch
-    import torchvision  # type: ignore[import-untyped]
-
-    def untrained() -> "nn.Module":
-        network: nn.Module = torchvision.models.get_model(config.network, weights=None)
-        network.fc = torch.nn.Identity()
-        return network
 
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device cuda: this machine has no GPU that torch can use; --set device=cpu does without")
     if config.weights.startswith("random:"):
-        network = random_network(untrained, config.weights)
+        network = _untrained(config.network, int(config.weights.removeprefix("random:")))
         for name, module in network.named_modules():
             if re.fullmatch(r"layer\d\.\d+", name):  # a block adds half of the default, else float16 overflows
                 torch.nn.init.constant_((module.bn3 if hasattr(module, "bn3") else module.bn2).weight, 0.5)
-        digest = parameters_sha256(network)
+        digest = _parameters_sha256(network)
     else:
-        file = find_weights(config.network, config.weights, weights_file)
-        network, digest = random_network(untrained), weights_sha256(file)
-        load_weights(network, config.network, file, leave_out="fc.")  # the classes of ImageNet
+        network = _untrained(config.network, seed=0)
+        digest = _read_weights(network, config, weights_file)
     trunk = torch.nn.Sequential(*list(network.children())[:-2])  # without the mean and the classes that follow
     return Extractor(config, trunk.eval().to(config.device), digest)
 
 
-def check_weights(network: str, weights: str, pretrained: Sequence[str]) -> None:
-    """Refuses a name that is neither of `pretrained` nor random:<seed> nor sha256:<digest>."""
-    if weights not in pretrained and not re.fullmatch(r"random:\d{1,18}|sha256:[0-9a-f]{64}", weights):
-        there = f"{', '.join(pretrained)}, random:<seed>, and the sha256:<digest> of a file"
-        raise ValueError(f"no weights {weights!r} for {network}; there are: {there}")
+def _untrained(name: str, seed: int) -> "nn.Module":
+    """Leaves torch's own random state alone."""
+    import torch
+    import torchvision  # type: ignore[import-untyped]
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network: nn.Module = torchvision.models.get_model(name, weights=None)
+        network.fc = torch.nn.Identity()
+        return network
 
 
 def weights_sha256(file: Path) -> str:
@@ -145,45 +143,31 @@ def weights_sha256(file: Path) -> str:
         raise UserError(f"weights {file} cannot be read: {error.strerror}") from error
 
 
-def parameters_sha256(network: "nn.Module") -> str:
+def _parameters_sha256(network: "nn.Module") -> str:
     digest = hashlib.sha256()
     for name, values in sorted(network.state_dict().items()):
         digest.update(name.encode() + values.numpy().tobytes())
     return digest.hexdigest()
 
 
-def random_network(make: "Callable[[], nn.Module]", weights: str = "random:0") -> "nn.Module":
-    """Makes a network from the seed of random:<seed>, leaving torch's own random state alone."""
+def _read_weights(network: "nn.Module", config: ResNet, file: Path | None) -> str:
+    """Reads weights from a file of the named sha256, or from torchvision's; returns the file's sha256."""
     import torch
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(weights.removeprefix("random:")))
-        return make()
-
-
-def load_weights(network: "nn.Module", name: str, file: Path, leave_out: str) -> None:
-    """Loads a file with a state_dict but for names that begin with `leave_out`."""
-    import torch
-
+    if not config.weights.startswith("sha256:"):
+        file = _download(config.network, config.weights)
+    elif file is None or config.weights != f"sha256:{weights_sha256(file)}":
+        raise UserError(f"weights {config.weights} are those of a file, which {file} is not: give that file")
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-        network.load_state_dict({key: values for key, values in state.items() if not key.startswith(leave_out)})
+        network.load_state_dict({key: values for key, values in state.items() if not key.startswith("fc.")})
     except (UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError, OSError, ValueError) as error:
         line = " ".join(str(error).split())[:200]
-        raise UserError(f"weights {file} are no state_dict of a {name}: {line}") from error
-
-
-def find_weights(network: str, weights: str, file: Path | None) -> Path:
-    """Returns the file if its sha256 is the one named, or else torchvision's, downloaded if need be."""
-    if weights.startswith("sha256:"):
-        if file is None or weights != f"sha256:{weights_sha256(file)}":
-            raise UserError(f"weights {weights} are those of a file, which {file} is not: give that file")
-        return file
-    return _download(network, weights)
+        raise UserError(f"weights {file} are no state_dict of a {config.network}: {line}") from error
+    return weights_sha256(file)
 
 
 def _download(network: str, weights: str) -> Path:
-    """Keeps torchvision's file in torch's own cache."""
     import torch
     import torchvision
 

@@ -15,8 +15,7 @@ from xmodal.root.selection import ancestor, find_output, may_share_media, media_
 def open_features(root: str, stage: str, identity: str | None, records: Output, model: object = None) -> FeatureStore:
     """Opens the one output of a stage that belongs to the records; see `find_output`.
 
-    Features of another media set are refused, and those of one position an item if `model`, a config, looks at several
-    positions: all its maps would be the same.
+    Refuses features of another media set, and of one position an item if `model`, a config, looks at several.
     """
     of, fits = records.config.get("corpus", "CORPUS"), partial(may_share_media, records=records)
     if identity is None and len(whole := covering_all_items(list(filter(fits, find(root, stage))), records)) == 1:
@@ -39,7 +38,7 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
 
 
 def covering_all_items(features: list[Output], records: Output) -> list[Output]:
-    """Drops outputs that lack items, as after a list has grown; keeps all if all do."""
+    """Drops outputs that lack items, unless all do."""
     if len(features) < 2:
         return features
     items = list(read_rows(records, Item))
@@ -51,7 +50,7 @@ def covering_all_items(features: list[Output], records: Output) -> list[Output]:
 
 
 def describe_network(store: FeatureStore) -> str:
-    """Names the network of the features, its weights and their checksum, as far as the store says."""
+    """Names a network, its weights and their checksum, or else the stage of its features."""
     known = [str(store.provenance[name]) for name in ("network", "weights") if store.provenance.get(name)]
     digest = store.provenance.get("weights_sha256")
-    return (" ".join(known) or "an unnamed network") + (f" (sha256 {digest})" if digest else "")
+    return (" ".join(known) or f"stage {store.output.stage}") + (f" (sha256 {digest})" if digest else "")

@@ -1,6 +1,6 @@
 """Feature stores: Zarr v3 arrays with a row, or several rows, for every item; written in shards, mapped as a whole.
 
-A stage's output directory holds these files, beside stage.json, units.tsv and complete.json:
+A stage's output directory holds these files:
 
     zarr.json                       the group: its attributes name the arrays and say what made them
     rows.parquet                    row, id: an item's row is its position among the planned ids
@@ -10,9 +10,8 @@ A stage's output directory holds these files, beside stage.json, units.tsv and c
 
 Any Zarr v3 reader opens it. Only this one refuses absent items, whose values are zeros, and changed bytes.
 
-A fixed array has one row an item. A shard of a ragged array holds the rows of a fixed number of items. It has room for
-the most rows that a shard may have, but its file ends with its items: so shards are written side by side, before the
-lengths of the items are known.
+A shard of a ragged array holds the rows of a fixed number of items and has room for the most that they may have, but
+its file ends with its rows: so shards are written side by side, before the lengths of the items are known.
 """
 
 import io
@@ -51,17 +50,17 @@ def extents_file(spec: FeatureSpec, shard: int) -> str:
 
 
 def shard_ranges(spec: FeatureSpec, items: int) -> list[range]:
-    """Splits items into shards; more shards than can be mapped are refused."""
+    """Splits items into shards."""
     starts = range(0, items, spec.shard_items)
     if len(starts) > MOST_SHARDS:
         raise UserError(
-            f"{spec.name}: {len(starts):,} shards cannot all be mapped ({MOST_SHARDS:,} can): make them longer"
+            f"{spec.name}: {len(starts):,} shards, of which {MOST_SHARDS:,} can be mapped: make them longer"
         )
     return [range(start, min(start + spec.shard_items, items)) for start in starts]
 
 
 def write_shard(file: BinaryIO, spec: FeatureSpec, rows: range, blocks: Iterable[NDArray[Any]]) -> None:
-    """Streams one shard from blocks of any length, which together are `rows` of the array."""
+    """Streams one shard from blocks of any length."""
     assert not spec.ragged
     assert rows in shard_ranges(spec, rows.stop)[-1:]
     row = rows.start
@@ -99,7 +98,7 @@ def write_ragged_shard(file: BinaryIO, spec: FeatureSpec, items: range, arrays: 
 def index_files(
     specs: FeatureSpec | Sequence[FeatureSpec], ids: Sequence[str], provenance: Mapping[str, object]
 ) -> dict[str, bytes]:
-    """Returns all files but the shards. `provenance` is plain JSON: network, weights, preprocessing."""
+    """Makes all files but the shards. `provenance` is plain JSON: network, weights, preprocessing."""
     several = [specs] if isinstance(specs, FeatureSpec) else list(specs)
     names = [s.name for s in several] + [f"{s.name}_extents" for s in several if s.ragged]
     assert len(set(names)) == len(names), names
@@ -123,9 +122,9 @@ def index_files(
 class FeatureStore:
     """Reads one array of a finished feature store, by id or by row; safe to fork and to pickle.
 
-    Items that failed when the store was built are absent: they are refused, never read as zeros. (Truncated pictures
-    have features.) Opening checks all files but the shards, whose values are checked when they are first read. Shards
-    of a remote store are then copied to `cache`, and stay there. Without `name` it is the store's first array.
+    Without `name` it is the store's first array. Items that failed when the store was built are absent: they are
+    refused. Opening checks all files but the shards, whose values are checked when they are first read. Shards of a
+    remote store are then copied to `cache`, and stay there.
     """
 
     def __init__(self, source: str | Path | Output, name: str | None = None, cache: str = CACHE) -> None:
@@ -166,7 +165,7 @@ class FeatureStore:
         return id in self._rows and id not in self.absent
 
     def rows(self, ids: Iterable[str]) -> NDArray[np.int64]:
-        """The row of each id; ids that are unknown or absent are refused by name."""
+        """Returns the row of each id; unknown and absent ids are refused."""
         if isinstance(ids, str):
             raise TypeError(f"give a list of ids: [{ids!r}]")
         wanted = list(ids)
@@ -179,7 +178,7 @@ class FeatureStore:
         return rows
 
     def take(self, rows: ArrayLike, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The values of rows; `out`, if given, is filled and returned."""
+        """Returns the values of rows, in `out` if it is given."""
         if self._extents is not None:
             raise TypeError(f"{self.spec.name} is ragged: take_padded gives its rows")
         wanted = self._checked(rows)
@@ -188,11 +187,11 @@ class FeatureStore:
         return out
 
     def lengths(self, rows: ArrayLike) -> NDArray[np.int64]:
-        """Counts each item's rows in a ragged array."""
+        """Counts each item's rows."""
         return self._extent(rows)[:, 1]
 
     def run(self, row: int, begin: int, end: int) -> NDArray[Any]:
-        """A read-only view of some rows of one item of a ragged array."""
+        """Returns a read-only view of some rows of one item."""
         start, length = self._extent([row])[0].tolist()
         if not 0 <= begin <= end <= length:
             raise IndexError(f"rows {begin} to {end} are outside the {length} rows of their item")
@@ -201,7 +200,7 @@ class FeatureStore:
     def take_padded(
         self, rows: ArrayLike, places: NDArray[np.int64] | None = None, out: NDArray[Any] | None = None
     ) -> NDArray[Any]:
-        """(items, L, …): each item of a ragged array with zeros after it, or only its rows at `places`, (items, L)."""
+        """Returns (items, L, …): each item's rows and zeros after them, or its rows at `places`, (items, L)."""
         extents_I2 = self._extent(rows)
         starts_I1, lengths_I1 = extents_I2[:, :1], extents_I2[:, 1:]
         places_IL = np.arange(lengths_I1.max(initial=0))[None] if places is None else places.astype(np.int64)
@@ -220,7 +219,7 @@ class FeatureStore:
         return out
 
     def read(self, ids: Iterable[str]) -> Any:
-        """(ids, …) as one array; for a ragged array a list of one (length, …) array per id."""
+        """Returns (ids, …), or of a ragged array a list of one (length, …) per id."""
         rows = self.rows(ids)
         if self._extents is None:
             return self.take(rows)
@@ -289,7 +288,6 @@ def _output_at(path: str) -> Output:
 
 
 def _read_metadata(output: Output, name: str | None, items: int) -> tuple[FeatureSpec, dict[str, Any], tuple[str, ...]]:
-    """Reads what `index_files` wrote; all else is refused."""
     try:
         attributes = json.loads(output.read(GROUP))["attributes"]
         if attributes.get("layout") != LAYOUT:
@@ -320,7 +318,7 @@ def _read_metadata(output: Output, name: str | None, items: int) -> tuple[Featur
 
 
 def _local_file(output: Output, name: str, cache: str) -> str:
-    """The path of a shard here; a remote store's is fetched once and named by its checksum."""
+    """Returns the path of a shard; a remote store's is fetched once and named by its checksum."""
     if isinstance(output.storage, LocalStorage):
         output.check(name)
         return output.storage.path(f"{output.folder}/{name}")

@@ -4,9 +4,8 @@ A shard is uncompressed and in order, so that it can be mapped; any Zarr v3 read
 
     chunk 0 | chunk 1 | … | crc32c of each chunk | offset and length of each chunk | crc32c of those
 
-A shard may be short: chunks after its last row are marked as missing and take no bytes. A chunk is checked when one of
-its rows is first read, and never again. The checksum, in what other readers see as a gap, covers the chunk's number
-too, so that a shard in another's place is found.
+A shard may be short: chunks after its last row are marked as missing and take no bytes. A chunk is checked once, when
+one of its rows is first read. Its checksum covers its number too, so that a shard in another's place is found.
 """
 
 import ctypes
@@ -31,13 +30,13 @@ READ_AROUND = 64 * 1024  # bytes of a row from which on the kernel's reading aro
 LINE = 64  # bytes of a cache line
 HUGE = 2 * 1024 * 1024  # mappings start on such an address, so that the kernel may use huge pages
 NO_CHUNK = 2**64 - 1  # offset and length of a missing chunk in a shard's index
-CURE = "`xmodal verify --forget` removes it where it was built (remove a cache's copy yourself); then make it again"
+CURE = "`xmodal verify --forget` removes it where it was built (delete a cached copy yourself); then build again"
 MUCH = 1024 * 1024  # bytes of a batch from which on a second thread is worth its call
 PROBES = 4  # rows of a batch that say whether the file is in memory
 
 
 class ShardWriter:
-    """Streams one shard, whose first row is `first` of the array; a number that is not finite is refused."""
+    """Streams one shard, whose first row is `first` of the array; refuses numbers that are not finite."""
 
     def __init__(self, file: BinaryIO, spec: FeatureSpec, first: int) -> None:
         self._file, self._spec, self._first = file, spec, first
@@ -47,10 +46,8 @@ class ShardWriter:
         self._written = 0  # bytes
 
     def append(self, rows: NDArray[Any], whose: str | None = None) -> None:
-        """Writes rows, which `whose` names in a message, in pieces that stay in the processor's cache.
-
-        Pieces end where the file's huge pages do: the system's cache of it is then read faster.
-        """
+        """Writes rows, which `whose` names in a message."""
+        # in pieces that stay in the processor's cache, and end where the file's huge pages do: these are read faster
         numbers, done = np.ascontiguousarray(rows).reshape(-1), 0
         while done < len(numbers):
             piece = numbers[done : done + (HUGE - self._written % HUGE) // numbers.itemsize]
@@ -93,9 +90,9 @@ def _shard_index(spec: FeatureSpec, chunks: int) -> bytes:
 
 
 def all_finite(numbers: NDArray[Any]) -> bool:
-    """Compares exponents as integers: on half precision ten times as fast as numpy's isfinite.
+    """Compares numbers as integers: on half precision ten times as fast as numpy's isfinite.
 
-    Positive infinities and NaNs are the largest signed integers; negative ones are the largest unsigned integers.
+    Positive infinities and NaNs are the largest signed integers, negative ones the largest unsigned integers.
     """
     if numbers.dtype.kind != "f" or not numbers.size:
         return True
@@ -106,7 +103,7 @@ def all_finite(numbers: NDArray[Any]) -> bool:
 
 
 def read_checksums(path: str, spec: FeatureSpec) -> NDArray[np.uint32]:
-    """Returns the checksum of each chunk that a shard has; a file that is laid out otherwise is refused."""
+    """Returns the checksum of each chunk of a shard."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         chunks = (size - 16 * spec.shard_chunks - 4) // (spec.chunk_bytes + 4)
@@ -121,8 +118,8 @@ def read_checksums(path: str, spec: FeatureSpec) -> NDArray[np.uint32]:
 class MappedRows:
     """Maps all shards one behind the other: a single flat, read-only ndarray.
 
-    `opened` gives a shard's path and checksums when one of its rows is first wanted. Safe to fork: mappings stay. A
-    file that is cut while it is mapped ends the process (SIGBUS), as with np.memmap.
+    `opened` gives a shard's path and checksums when one of its rows is first wanted. A file that is cut while it is
+    mapped ends the process (SIGBUS), as with np.memmap.
     """
 
     def __init__(self, spec: FeatureSpec, shards: int, opened: Callable[[int], tuple[str, NDArray[np.uint32]]]) -> None:
@@ -159,7 +156,7 @@ class MappedRows:
             self.map(shard)
 
     def take(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copies rows, which lie within the array, to `out`, which has their shape and dtype."""
+        """Copies rows to `out`, which has their shape and dtype."""
         if not self._mapped.all():
             shards = np.unique(rows // self._shard_rows)
             for shard in shards[~self._mapped[shards]].tolist():
@@ -179,7 +176,7 @@ class MappedRows:
         _copy(self._values, rows, out)
 
     def run(self, first: int, stop: int) -> NDArray[Any]:
-        """A view of consecutive rows of one shard, checked as `take` does; nothing is copied."""
+        """Returns a view of consecutive rows of one shard."""
         size = self._row_bytes
         if first < stop:
             if not self._mapped[first // self._shard_rows]:
@@ -217,10 +214,10 @@ class MappedRows:
 
 
 def buffer(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Allocates memory for rows that begins on a cache line; np.empty's begins 16 bytes after one.
+    """Allocates memory that begins on a cache line; np.empty's begins 16 bytes after one.
 
-    Mapped rows begin on a page, and a processor that stores just behind where it loads waits: copying into np.empty
-    takes two to three times as long.
+    Mapped rows begin on a page, and a processor that stores just behind where it loads waits: copying would take two
+    to three times as long.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     room = np.empty(size + LINE, np.uint8)
@@ -230,10 +227,7 @@ def buffer(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 def _copy(values: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-    """Copies much with two threads, because one core does not use the whole memory bandwidth.
-
-    Only the main thread does so: a loader's threads have others beside them.
-    """
+    # one core does not use the whole memory bandwidth; a loader's threads have others beside them
     half = len(rows) // 2 if out.nbytes >= MUCH and current_thread() is main_thread() else 0
     handed = _second_copier().submit(_copy_alone, values, rows[:half], out[:half]) if half else None
     _copy_alone(values, rows[half:], out[half:])
@@ -254,7 +248,7 @@ os.register_at_fork(after_in_child=_second_copier.cache_clear)  # the thread sta
 
 
 class _Addresses:
-    """Reserves addresses into which files are mapped; np.asarray sees them as read-only bytes."""
+    """Reserves addresses for files; np.asarray sees them as read-only bytes."""
 
     def __init__(self, size: int) -> None:
         self._length = size + HUGE
@@ -265,7 +259,7 @@ class _Addresses:
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (self._start, True)}
 
     def place(self, offset: int, path: str, size: int, alone: bool = False) -> None:
-        """Maps the first `size` bytes of a file, `alone` without reading around."""
+        """Maps the beginning of a file, `alone` without reading around."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             if size:
@@ -276,7 +270,7 @@ class _Addresses:
             os.close(descriptor)
 
     def in_memory(self, offsets: NDArray[np.int64]) -> bool:
-        """Tells whether these pages are in memory; the kernel says yes for files of other users."""
+        # the kernel says yes for files of other users
         there = ctypes.c_ubyte()
         pages = ((self._start + offsets) & -mmap.PAGESIZE).tolist()
         return all(_LIBC.mincore(page, 1, ctypes.byref(there)) != 0 or there.value & 1 for page in pages)
@@ -296,7 +290,6 @@ _LIBC.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
 def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:
-    """Maps to an address, as Python's own mmap cannot."""
     found = _LIBC.mmap(address, size, protection, flags, descriptor, 0)
     if found is None or found == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
@@ -305,5 +298,4 @@ def _map(address: int | None, size: int, protection: int, flags: int, descriptor
 
 
 def _seed(chunk: int) -> int:
-    """Starts a chunk's checksum with its number."""
     return int(extend(0, chunk.to_bytes(8, "little")))

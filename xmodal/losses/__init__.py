@@ -1,1 +1,1 @@
-"""Losses: what models are trained to make small."""
+"""Losses that models share."""

@@ -1,4 +1,4 @@
-"""Ranking losses: every pair should beat each wrong partner by a margin (VSE++, PVSE); and order embeddings.
+"""Ranking losses: every pair should beat each wrong partner by a margin (VSE++, PVSE).
 
 Shapes: V visual rows, T text rows, P pairs, D joint width.
 """

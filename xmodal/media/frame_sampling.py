@@ -2,16 +2,14 @@
 
 Sample k is the frame shown at k/8 s, for k = 0 and every further k with k/8 s < D.
 - Frame i is shown from its start s_i until s_i+1; a frame that begins exactly at k/8 s is shown then.
-- s_0 = 0 is the start of the first frame, after edit lists and wherever the sound begins. In a stream that was cut
-  within an open group of pictures, it is the first frame that can be decoded.
+- s_0 = 0 is the start of the first frame that can be decoded, after edit lists and wherever the sound begins.
 - D is the end of the last frame: by its packet's duration in MP4 and WebM (if unknown, the gap before it), by its
   delay in GIF and WebP.
-- Times are compared as whole numbers.
 - A frame shown at several moments is given once; samples refer to its number. If it cannot be decoded, its samples are
   the frame before, and are counted (`samples_missing`).
 
-docs/corpora.md#media says what becomes of colours, transparency and still pictures, and what other tools choose.
-A decoder's call cannot be stopped: for a limit in time, run this in a process that can be killed.
+Colours, transparency and still pictures, and other tools: docs/corpora.md#media. A decoder's call cannot be stopped:
+for a limit in time, run this in a process that can be killed.
 """
 
 import io
@@ -24,13 +22,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from xmodal.errors import UserError
-from xmodal.media.frame_times import Clip, Frame, Limits, Refused, Sampling, Stage, Status, check_plan
+from xmodal.media.frame_times import Clip, Frame, Limits, Refused, Sampling, Stage, Status
 from xmodal.media.images import JPEG
 from xmodal.media.motion_jpeg import open_jpegs
 from xmodal.media.webp import open_webp
 
-MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"moof")  # the first box of a file
-UNREAD = (  # containers that are not read: name, position and bytes of their mark
+MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"moof")
+UNREAD = (  # containers that are not read: name, position and mark
     ("AVI", 8, b"AVI "),
     ("MPEG-PS", 0, b"\0\0\1\xba"),
     ("ASF", 0, b"\x30\x26\xb2\x75"),
@@ -87,7 +85,7 @@ def sample_frames(
             duration_ms=int(clip.timeline.seconds * 1000),
             samples_planned=clip.timeline.count(config.fps),
         )
-        check_plan(clip, config, limits)
+        limits.check_plan(clip, config)
         row = replace(row, stage="decode")
         if planned:
             planned(row)
@@ -115,7 +113,7 @@ def sniff(data: bytes, limits: Limits) -> str:
         return "mjpeg"
     for name, at, mark in UNREAD:
         if data[at : at + len(mark)] == mark:
-            raise Refused("unsupported_codec", f"{name} is not read: GIF, animated WebP, MP4, WebM and motion JPEG are")
+            raise Refused("unsupported_codec", f"{name} is not read: GIF, WebP, MP4, WebM and motion JPEG are")
     raise Refused("not_media", f"begins with {data[:16]!r}")
 
 
@@ -163,9 +161,9 @@ def _decoded(row: Sampled, clip: Clip, config: Sampling, keep: Callable[[Frame],
         message=one_line(damage or clip.message),
         decoder_log_count=len(trouble),
         samples_missing=missing,
-        # A sample whose own frame is missing takes the last one before it, or the first of all.
+        # a sample whose own frame is missing takes the last one before it, or the first of all
         frame_of_sample=tuple(max(0, bisect_right(kept, number) - 1) for number in shown),
-        starts_us=tuple(clip.timeline.start_us(number) for number in kept),
+        starts_us=tuple(map(clip.timeline.start_us, kept)),
     )
 
 

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import accumulate
 from typing import Literal, get_args
 
 import numpy as np
@@ -20,7 +21,7 @@ OverLimit = Literal[
 Failure = Literal["timeout", "worker_died", "out_of_memory", "internal"]
 Status = Literal[Usable, NoClip, OverLimit, Failure]
 USABLE: tuple[Status, ...] = get_args(Usable)
-PASSING: tuple[Status, ...] = get_args(Failure)  # not decided by the clip alone: another try may succeed
+PASSING: tuple[Status, ...] = get_args(Failure)  # another try may succeed
 BROWSER_LEAST_MS, BROWSER_MS = 10, 100  # a delay up to the first becomes the second
 JPEG_SIDE = 65_500  # pixels: the longest side that libjpeg writes
 
@@ -30,8 +31,8 @@ class Sampling:
     fps: int = 8
     short_side: int = 256  # pixels
     upscale: bool = True  # False: a small clip keeps its size
-    delays: Delays = "browser"  # of GIF and WebP; with "raw" a frame without delay is never shown
-    jpegs_per_second: int = 8  # the rate of motion JPEG, which stores none
+    delays: Delays = "browser"  # of GIF and WebP; "raw" never shows a frame without delay
+    jpegs_per_second: int = 8  # motion JPEG stores no rate
     backend: Backend = "pyav"
 
     def __post_init__(self) -> None:
@@ -57,11 +58,40 @@ class Limits:
     frames: int = 20_000
     seconds: int = 600
     samples: int = 2_048
-    work: int = 1 << 31  # pixels of all frames up to the last chosen, of GIF and WebP
+    work: int = 1 << 31  # pixels up to the last chosen frame of a GIF or WebP
 
     def __post_init__(self) -> None:
         if wrong := [name for name, most in vars(self).items() if most < 1]:
             raise ValueError(f"no clip has less than 1 of {', '.join(wrong)}: set 1 or more")
+
+    def check_canvas(self, width: int, height: int, config: Sampling) -> None:
+        """Refuses a size, stored or sampled, before any pixel is decoded."""
+        if not width or not height:
+            raise Refused("zero_size", f"the canvas is {width} x {height}")
+        if self._is_exceeded(width, height, config):
+            wide, high = config.size(width, height)
+            message = f"{width} x {height} pixels, sampled as {wide} x {high}"
+            if not self._is_exceeded(width, height, replace(config, upscale=False)):
+                message += "; upscale=false takes it"
+            raise Refused("too_many_pixels", message)
+
+    def _is_exceeded(self, width: int, height: int, config: Sampling) -> bool:
+        wide, high = config.size(width, height)
+        return max(width * height, wide * high) > self.pixels or max(wide, high) > JPEG_SIDE
+
+    def check_frames(self, count: int) -> None:
+        if count > self.frames:
+            raise Refused("too_many_frames", f"more than {self.frames} frames")
+
+    def check_plan(self, clip: "Clip", config: Sampling) -> None:
+        """Refuses a clip that would take too long, from its timeline alone."""
+        timeline = clip.timeline
+        if timeline.seconds > self.seconds:
+            raise Refused("too_long", f"{float(timeline.seconds):.0f} seconds")
+        if (count := timeline.count(config.fps)) > self.samples:
+            raise Refused("too_many_outputs", f"{count} samples")
+        if clip.in_order and (work := (timeline.shown(config.fps)[-1] + 1) * clip.width * clip.height) > self.work:
+            raise Refused("too_much_work", f"{work} pixels are to be decoded")
 
 
 class Refused(Exception):
@@ -101,11 +131,9 @@ class Timeline:
 
 
 def from_delays(delays_ms: Sequence[int], rule: Delays) -> Timeline:
-    starts, now = [], 0
-    for delay in delays_ms:
-        starts.append(now)
-        now += BROWSER_MS if rule == "browser" and delay <= BROWSER_LEAST_MS else delay
-    return Timeline(tuple(starts), now, Fraction(1, 1000))
+    shown_ms = (BROWSER_MS if rule == "browser" and delay <= BROWSER_LEAST_MS else delay for delay in delays_ms)
+    *starts, end = accumulate(shown_ms, initial=0)
+    return Timeline(tuple(starts), end, Fraction(1, 1000))
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,36 +156,4 @@ class Clip:
     show: Callable[[Sequence[int], OnFrame], list[str]]
     status: Status = "ok"
     message: str = ""
-    in_order: bool = False  # every frame up to the last chosen must be decoded
-
-
-def check_canvas(width: int, height: int, config: Sampling, limits: Limits) -> None:
-    """Refuses a size, stored or sampled, before any pixel is decoded."""
-    if not width or not height:
-        raise Refused("zero_size", f"the canvas is {width} x {height}")
-    if _is_too_large(width, height, config, limits):
-        wide, high = config.size(width, height)
-        message = f"{width} x {height} pixels, sampled as {wide} x {high}"
-        if not _is_too_large(width, height, replace(config, upscale=False), limits):
-            message += "; upscale=false takes it"
-        raise Refused("too_many_pixels", message)
-
-
-def _is_too_large(width: int, height: int, config: Sampling, limits: Limits) -> bool:
-    wide, high = config.size(width, height)
-    return max(width * height, wide * high) > limits.pixels or max(wide, high) > JPEG_SIDE
-
-
-def check_frames(count: int, limits: Limits) -> None:
-    if count > limits.frames:
-        raise Refused("too_many_frames", f"more than {limits.frames} frames")
-
-
-def check_plan(clip: Clip, config: Sampling, limits: Limits) -> None:
-    """Refuses a clip that would take too long, from its timeline alone."""
-    if clip.timeline.seconds > limits.seconds:
-        raise Refused("too_long", f"{float(clip.timeline.seconds):.0f} seconds")
-    if (count := clip.timeline.count(config.fps)) > limits.samples:
-        raise Refused("too_many_outputs", f"{count} samples")
-    if clip.in_order and (work := (clip.timeline.shown(config.fps)[-1] + 1) * clip.width * clip.height) > limits.work:
-        raise Refused("too_much_work", f"{work} pixels are to be decoded")
+    in_order: bool = False  # frames before the chosen ones are decoded too

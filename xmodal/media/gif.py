@@ -5,17 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from xmodal.media.frame_times import (
-    Clip,
-    Limits,
-    OnFrame,
-    Refused,
-    Sampling,
-    Status,
-    check_canvas,
-    check_frames,
-    from_delays,
-)
+from xmodal.media.frame_times import Clip, Limits, OnFrame, Refused, Sampling, Status, from_delays
 from xmodal.media.libav import show_gif
 
 SCREEN = 13  # bytes of the header and the screen's description
@@ -37,7 +27,7 @@ def open_gif(data: bytes, config: Sampling, limits: Limits) -> Clip:
     if len(data) < SCREEN:
         raise Refused("not_media", "the GIF ends within its header")
     width, height = struct.unpack_from("<HH", data, 6)
-    check_canvas(width, height, config, limits)
+    limits.check_canvas(width, height, config)
     frames = list[GifFrame]()
     try:
         status, message = _walk(data, frames, limits)
@@ -78,7 +68,7 @@ def _walk(data: bytes, frames: list[GifFrame], limits: Limits) -> tuple[Status, 
                 return "damaged", "a frame has no palette"
             end = _after_blocks(data, at + 11 + _palette(data[at + 9]))  # after its header and the code size
             frames.append(GifFrame(begin, at, end, delay))
-            check_frames(len(frames), limits)
+            limits.check_frames(len(frames))
             begin, at, delay = end, end, 0
         elif marker == EXTENSION:
             if data[at + 1] == CONTROL and data[at + 2] >= 4:

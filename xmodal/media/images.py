@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from PIL.Image import Transpose
 from PIL.ImageFile import ImageFile
 
 from xmodal.media.frame_times import Frame, Sampling
@@ -19,23 +20,23 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 MOST_PIXELS = 1 << 26
 ORIENTATION = 0x0112
 UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
 }
 JPEG, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 BETWEEN_JPEGS = re.compile(b"(?<=" + JPEG_END + b")(?=" + JPEG + b")")
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")  # EPS would run another program
-UNDECODABLE = (  # errors that Pillow's decoders raise over broken pictures
+UNDECODABLE = (  # errors of Pillow's decoders
     *(OSError, SyntaxError, ValueError, RuntimeError, EOFError, LookupError, OverflowError),
     *(struct.error, zlib.error, Image.DecompressionBombError),
 )
 
-OnTruncated = Callable[[str], None]  # receives the reason why a picture is incomplete
+OnTruncated = Callable[[str], None]  # receives the reason
 
 
 class UnreadableImage(Exception):
@@ -86,7 +87,7 @@ def frames_at(data: bytes, numbers: Iterable[int]) -> Iterator[Image.Image]:
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    with warnings.catch_warnings():  # about odd metadata, and sizes that `_opened` refuses
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
@@ -109,7 +110,7 @@ def _remains(data: bytes, image: ImageFile) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    image.load()  # before the orientation is read: it turns TIFF, and its errors must not look like EXIF's
+    image.load()  # this turns TIFF, and its errors must not look like EXIF's
     try:
         turn = UPRIGHT.get(int(image.getexif().get(ORIENTATION, 1)))
     except (*UNDECODABLE, TypeError):  # broken metadata of a whole picture

@@ -19,22 +19,10 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
-from xmodal.media.frame_times import (
-    Clip,
-    Frame,
-    Limits,
-    OnFrame,
-    Refused,
-    Sampling,
-    Status,
-    Timeline,
-    check_canvas,
-    check_frames,
-)
+from xmodal.media.frame_times import Clip, Frame, Limits, OnFrame, Refused, Sampling, Status, Timeline
 
-FORMATS = {"mp4": "mov", "webm": "matroska"}  # libav's names; never another, since playlists read other files
+FORMATS = {"mp4": "mov", "webm": "matroska"}  # libav's names; playlists would read other files
 SEGMENT = 0x18538067  # the element of WebM that holds all others
-UNKNOWN = 0x1FFFFFFFFFFFFFF  # its length in a live recording
 TINY = 16  # pixels
 UPRIGHT = (1, 0, 0, 0, 1)  # the matrix of a clip that is not rotated
 
@@ -47,18 +35,13 @@ class Packets:
 
     count: int
     starts: tuple[int, ...]  # of the frames that are shown, ascending
-    last_duration: int
+    end: int  # of the last frame
     trouble: str
     cut: bool  # the file ends too early
-    hidden: bool  # an edit list hides some frames
+    hidden: bool  # by an edit list, some frames
     open_groups: bool
     earliest: int  # the first packet's start; frames up to `key` may be predicted from what was cut off
     key: int  # the start of the first keyframe
-
-    @property
-    def end(self) -> int:
-        gap = self.starts[-1] - self.starts[-2] if len(self.starts) > 1 else 0
-        return self.starts[-1] + (self.last_duration or gap)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +60,7 @@ def open_video(data: bytes, container: str, config: Sampling, limits: Limits) ->
     video = Video(data[:begin] if kind == b"moof" and is_short else data, container, config, limits)
     with _opened(video) as (stream, logged):
         context, unit = stream.codec_context, stream.time_base
-        check_canvas(context.width, context.height, config, limits)
+        limits.check_canvas(context.width, context.height, config)
         packets = _packets(stream, limits, logged)
     if packets.earliest < packets.key:
         packets = _without_cut_off(video, packets)
@@ -140,24 +123,25 @@ def _packets(stream: VideoStream, limits: Limits, logged: Logged) -> Packets:
     count, trouble, hidden, open_groups = 0, "", False, False
     try:
         for start, packet in _whole(stream):
-            check_frames(count := count + 1, limits)
+            limits.check_frames(count := count + 1)
             if packet.has_sidedata("encryption_info"):
                 raise Refused("unsupported_codec", "the video is encrypted")
             begins.append(start)
             keys += [start] if packet.is_keyframe else []
             open_groups |= bool(keys) and start < keys[-1]
             hidden |= packet.is_discard
-            # VP8 has packets of frames that are never shown: others are predicted from them.
+            # frames of VP8 from which others are predicted may never be shown
             is_hidden = stream.codec_context.name == "vp8" and not memoryview(packet)[0] & 0x10
             if not packet.is_discard and not is_hidden:
                 durations.setdefault(start, packet.duration or 0)
     except av.FFmpegError as error:
         trouble = _last_logged(error)
     starts = tuple(sorted(durations))
-    last = durations[starts[-1]] if starts else 0
+    gap = starts[-1] - starts[-2] if len(starts) > 1 else 0
+    end = starts[-1] + (durations[starts[-1]] or gap) if starts else 0
     cut = any("partial file" in line or "prematurely" in line for _, _, line in logged)
     earliest, key = min(begins, default=0), (keys or begins or [0])[0]
-    return Packets(count, starts, last, trouble, cut, hidden, open_groups, earliest, key)
+    return Packets(count, starts, end, trouble, cut, hidden, open_groups, earliest, key)
 
 
 def _without_cut_off(video: Video, packets: Packets) -> Packets:
@@ -178,7 +162,7 @@ def _whole(stream: VideoStream) -> Iterator[tuple[int, "av.Packet[VideoStream]"]
     """Packets that can be decoded, with the starts of their frames."""
     assert isinstance(stream.container, InputContainer)
     for packet in stream.container.demux(stream):
-        start = packet.dts if packet.pts is None else packet.pts
+        start = _start(packet)
         if packet.size and not packet.is_corrupt and start is not None:
             yield start, packet
 
@@ -205,15 +189,15 @@ def _segment_end(data: bytes) -> int:
         length, at = _element_length(data, at + 4)
     except IndexError:
         return 0
-    return 0 if length == UNKNOWN else at + length
+    return at + length if length else 0
 
 
 def _element_length(data: bytes, at: int) -> tuple[int, int]:
-    """Decodes an EBML length: the value, or UNKNOWN, and the position after it."""
+    """Decodes an EBML length, 0 if unknown as in a live recording, and the position after it."""
     size = 9 - data[at].bit_length()  # in bytes, as the zero bits at its beginning tell
     most = (1 << 7 * size) - 1
     length = int.from_bytes(data[at : at + size]) & most
-    return UNKNOWN if length == most else length, at + size
+    return 0 if length == most else length, at + size
 
 
 def show_gif(
@@ -234,7 +218,7 @@ def _show_video(video: Video, packets: Packets, numbers: Sequence[int], keep: On
     wanted: dict[int | None, int] = {packets.starts[number]: number for number in numbers}
     convert, trouble, latest = _conversion(video.config, video.limits), list[str](), -1
     with _opened(video) as (stream, logged):
-        logged.clear()  # what opening says was counted already
+        logged.clear()  # of what opening said
         for number, frame in _wanted_frames(stream, packets, wanted, logged, trouble):
             if number > latest:
                 keep(number, convert(frame))
@@ -265,12 +249,12 @@ def _wanted_frames(
 def _to_decode(
     stream: VideoStream, packets: Packets
 ) -> "Iterator[tuple[int, av.Packet[VideoStream]] | tuple[None, None]]":
-    """The packets that were counted, then (None, None), which makes a decoder give its last frames."""
+    """The packets that were counted, then (None, None), for the decoder's last frames."""
     return chain(islice(_whole(stream), packets.count), ((None, None),))
 
 
-def _start(frame: VideoFrame) -> int | None:
-    return frame.dts if frame.pts is None else frame.pts
+def _start(of: "VideoFrame | av.Packet[VideoStream]") -> int | None:
+    return of.dts if of.pts is None else of.pts
 
 
 def _frames(context: VideoCodecContext, packet: "av.Packet[Any] | None", trouble: list[str]) -> list[VideoFrame]:
@@ -288,7 +272,7 @@ def _conversion(config: Sampling, limits: Limits) -> Callable[[VideoFrame], Fram
 
     def convert(frame: VideoFrame) -> Frame:
         nonlocal matrix
-        check_canvas(frame.width, frame.height, config, limits)  # frames may differ from the file's header
+        limits.check_canvas(frame.width, frame.height, config)  # the file's header may say another
         width, height = config.size(frame.width, frame.height)
         small = scaler.reformat(frame, width, height, "rgb24", interpolation=Interpolation.BILINEAR, threads=1)
         matrix = matrix or _matrix(frame)
@@ -298,7 +282,6 @@ def _conversion(config: Sampling, limits: Limits) -> Callable[[VideoFrame], Fram
 
 
 def _matrix(frame: VideoFrame) -> tuple[int, ...]:
-    """The rotation of a clip, from its first frame."""
     # a tiny copy, as a frame whose side data was read refers to itself and stays in memory
     found: Any = frame.reformat(TINY, TINY, interpolation=Interpolation.POINT, threads=1).side_data
     return struct.unpack("=9i", bytes(found["DISPLAYMATRIX"])) if "DISPLAYMATRIX" in found else UPRIGHT

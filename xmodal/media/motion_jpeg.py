@@ -3,25 +3,14 @@
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 
-from xmodal.media.frame_times import (
-    Clip,
-    Frame,
-    Limits,
-    OnFrame,
-    Refused,
-    Sampling,
-    Status,
-    Timeline,
-    check_canvas,
-    check_frames,
-)
+from xmodal.media.frame_times import Clip, Limits, OnFrame, Refused, Sampling, Status, Timeline
 from xmodal.media.images import JPEG, UnreadableImage, open_image, sampled_frame
 
-END_OF_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # a marker that is neither an escaped byte nor a restart
+END_OF_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # neither an escaped byte nor a restart
 START, END, SCAN, EXIF = 0xD8, 0xD9, 0xDA, 0xE1  # markers
 SIZES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers that the picture's size follows
 ALONE = {0x01, *range(0xD0, 0xD8)}  # markers that no length follows
@@ -32,15 +21,15 @@ class JpegFrame:
     begin: int
     end: int
     size: tuple[int, int] | None  # width and height, if found before a fault
-    plain: bool  # in colour, and not turned by EXIF: its decoded pixels are the frame's
+    plain: bool  # in colour and not turned: its pixels are the frame's
 
 
 def open_jpegs(data: bytes, config: Sampling, limits: Limits) -> Clip:
     jpegs = list[JpegFrame]()
     while jpeg := _jpeg(data, jpegs[-1].end if jpegs else 0):
-        check_canvas(*(jpeg.size or (1, 1)), config, limits)
+        limits.check_canvas(*(jpeg.size or (1, 1)), config)
         jpegs.append(jpeg)
-        check_frames(len(jpegs), limits)
+        limits.check_frames(len(jpegs))
     if not jpegs:
         raise Refused("no_frames", "the file ends within its first picture")
     status: Status = "ok" if len(jpegs) > 1 else "single_frame"
@@ -69,7 +58,7 @@ def _jpeg(data: bytes, begin: int) -> JpegFrame | None:
 
 
 def _segments(data: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Markers and their positions, to the picture's end or the next one's start. Raises if the file ends first."""
+    """Markers and positions, to the picture's end or the next one's start. Raises if the file ends first."""
     while True:
         if data[at] != 0xFF:
             at = data.index(JPEG, at)
@@ -96,11 +85,10 @@ def _show_jpegs(
         jpeg = jpegs[number]
         own = data[jpeg.begin : jpeg.end]
         try:
-            picture = open_image(own)
+            frame = sampled_frame(open_image(own), config)
         except UnreadableImage as error:
             trouble.append(str(error))
             continue
-        frame = sampled_frame(picture, config)
         is_same = jpeg.plain and frame.pixels_HW3.shape[1::-1] == jpeg.size
-        keep(number, Frame(frame.pixels_HW3, own) if is_same else frame)
+        keep(number, replace(frame, jpeg=own) if is_same else frame)
     return trouble

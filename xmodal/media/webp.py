@@ -4,21 +4,11 @@ import struct
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from xmodal.media.frame_times import (
-    Clip,
-    Limits,
-    OnFrame,
-    Refused,
-    Sampling,
-    Status,
-    check_canvas,
-    check_frames,
-    from_delays,
-)
+from xmodal.media.frame_times import Clip, Limits, OnFrame, Refused, Sampling, Status, from_delays
 from xmodal.media.images import UnreadableImage, frames_at, sampled_frame
 
-FLAGS = 20  # where the flags are, in the first chunk
-ANIMATED, TRANSPARENT = 0x02, 0x10  # two of the flags
+FLAGS = 20  # their place in the first chunk
+ANIMATED, TRANSPARENT = 0x02, 0x10
 
 
 def open_webp(data: bytes, config: Sampling, limits: Limits) -> Clip:
@@ -29,11 +19,11 @@ def open_webp(data: bytes, config: Sampling, limits: Limits) -> Clip:
     for kind, begin, after in _chunks(data):
         end = after
         if size is None and (size := _webp_size(data, kind, begin)):
-            check_canvas(*size, config, limits)
+            limits.check_canvas(*size, config)
             animated = kind == b"VP8X" and begin == FLAGS and bool(data[FLAGS] & ANIMATED)
         if kind == b"ANMF":
             delays_ms.append(_uint24(data, begin + 12))
-            check_frames(len(delays_ms), limits)
+            limits.check_frames(len(delays_ms))
     if size is None:
         raise Refused("not_media", "the WebP has no size")
     if animated and not delays_ms:
@@ -80,10 +70,9 @@ def _uint24(data: bytes, at: int) -> int:
 
 def _show_webp(data: bytes, config: Sampling, numbers: Sequence[int], keep: OnFrame) -> list[str]:
     pictures = frames_at(data, numbers)
-    for number in numbers:
-        try:
-            picture = next(pictures)
-        except UnreadableImage as error:  # later frames are drawn on top of this one
-            return [str(error)]
-        keep(number, sampled_frame(picture, config))
+    try:
+        for number, picture in zip(numbers, pictures, strict=True):
+            keep(number, sampled_frame(picture, config))
+    except UnreadableImage as error:  # later frames are drawn on top of this one
+        return [str(error)]
     return []

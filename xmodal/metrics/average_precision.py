@@ -1,4 +1,4 @@
-"""Mean average precision: over the first R of the gallery (mAP@R), and over all of it by trapezoids (Dual-Path)."""
+"""Mean average precision: over the first R of the gallery, and over all of it by trapezoids (Dual-Path)."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Median and mean rank of the best right answer, and the median as a share of the gallery; ranks count from 1."""
+"""Median and mean rank of the best right answer, from 1, and the median as a share of the gallery."""
 
 import math
 

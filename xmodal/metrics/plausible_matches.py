@@ -1,10 +1,10 @@
-"""Plausible matches: items that show nearly the same things, by the protocol of PCME's section 4.1.
+"""Plausible matches: items that show nearly the same things (docs/models.md#pmrp).
 
-Each item has a set of categories. Two items match at level zeta, which is 0, 1 or 2, if their sets differ in at most
-zeta labels. Items without any label are dropped: they would all match each other.
+Two items match at level zeta, which is 0, 1 or 2, if their sets of categories differ in at most zeta. Items without any
+are dropped: they would all match each other.
 
 COCO's 113,287 training items would make a table of 13 billion cells. They share some ten thousand label sets, so pairs
-of near label sets are kept, with their level, and pairs of items are expanded on demand.
+of near label sets are kept, with their level.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -26,6 +26,7 @@ ROWS_AT_ONCE = 64  # label sets of a tile: some 10 MB against 20,000 others
 ITEMS = "items.parquet"
 Words = NDArray[np.uint64]
 Near: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]  # one set, another, their level
+NOTHING: Near = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,15 +43,15 @@ class LabelSets:
         ids = tuple(sorted(item for item, names in labels.items() if names))
         sets = [tuple(sorted(set(labels[item]))) for item in ids]
         known = sorted(set(sets), key=lambda names: (len(names), names))
-        place = {names: row for row, names in enumerate(known)}
-        of_item = np.array([place[names] for names in sets], np.int64)
-        return LabelSets(ids, of_item, pack_names(known), np.array([len(names) for names in known], np.int64))
+        rows = {names: row for row, names in enumerate(known)}
+        of_item = np.array([rows[names] for names in sets], np.int64)
+        return LabelSets(ids, of_item, pack_names(known), np.array([*map(len, known)], np.int64))
 
     def near(self, first: int, stop: int) -> Near:
         """Pairs of a set in first..stop-1 and any set, itself too, that differ in at most ZETA labels."""
-        pairs = [self._near(row, min(row + ROWS_AT_ONCE, stop)) for row in range(first, stop, ROWS_AT_ONCE)]
-        ones, others, levels = zip(*pairs, strict=True)
-        return np.concatenate(ones), np.concatenate(others), np.concatenate(levels)
+        return _concatenated(
+            [self._near(row, min(row + ROWS_AT_ONCE, stop)) for row in range(first, stop, ROWS_AT_ONCE)]
+        )
 
     def _near(self, first: int, stop: int) -> Near:
         low, high = self.sizes[first] - ZETA, self.sizes[stop - 1] + ZETA
@@ -74,7 +75,7 @@ class PlausibleMatches:
 
     @staticmethod
     def of(sets: LabelSets) -> "PlausibleMatches":
-        return _joined(sets.ids, sets.of_item, [sets.near(0, len(sets.sizes))] if len(sets.sizes) else [])
+        return _joined(sets.ids, sets.of_item, sets.near(0, len(sets.sizes)))
 
     @staticmethod
     def read(output: Output) -> "PlausibleMatches":
@@ -82,12 +83,12 @@ class PlausibleMatches:
         ids, of_item = read_columns(output, ITEMS, "id", "set").columns
         files = sorted(name for name in output.files if name.startswith("near-"))
         parts = [read_columns(output, name, "one", "other", "level").columns for name in files]
-        near: list[Near] = [tuple(column.to_numpy() for column in part) for part in parts]
+        near = _concatenated([tuple(column.to_numpy() for column in part) for part in parts])
         return _joined(ids.to_pylist(), of_item.to_numpy(), near)
 
     def within(self, items: Container[str]) -> "PlausibleMatches":
         rows = [row for row, item in enumerate(self.ids) if item in items]
-        return replace(self, ids=tuple(self.ids[row] for row in rows), of_item=self.of_item[rows])
+        return replace(self, ids=[self.ids[row] for row in rows], of_item=self.of_item[rows])
 
     def matches(self, item: str, zeta: int = 0) -> dict[str, int]:
         """The items that match an item, itself too, with their level."""
@@ -123,10 +124,12 @@ class PlausibleMatches:
         return {item: place for place, item in enumerate(self.ids)}
 
 
-def _joined(ids: Sequence[str], of_item: Integers, near: Sequence[Near]) -> PlausibleMatches:
-    sets = int(of_item.max(initial=-1)) + 1
-    if not near:
-        return PlausibleMatches(ids, of_item, np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8))
-    ones, others, levels = (np.concatenate(part) for part in zip(*near, strict=True))
-    starts = np.concatenate([[0], np.cumsum(np.bincount(ones, minlength=sets))])
-    return PlausibleMatches(ids, of_item, starts, others, levels)
+def _concatenated(parts: Sequence[Near]) -> Near:
+    ones, others, levels = (np.concatenate(columns) for columns in zip(NOTHING, *parts, strict=True))
+    return ones, others, levels
+
+
+def _joined(ids: Sequence[str], of_item: Integers, near: Near) -> PlausibleMatches:
+    ones, others, levels = near
+    counts = np.bincount(ones, minlength=int(of_item.max(initial=-1)) + 1)
+    return PlausibleMatches(ids, of_item, np.concatenate([[0], np.cumsum(counts)]), others, levels)

@@ -1,4 +1,4 @@
-"""Precision at k: right answers among the first k, divided by k also in a smaller gallery, as PCME has it."""
+"""Precision at k, divided by k also in a smaller gallery, as PCME has it."""
 
 from xmodal.metrics import Column, Metric
 from xmodal.metrics.ranked_lists import Floats, RelevantRanks

@@ -1,8 +1,4 @@
-"""Computes every metric a split has labels for, from similarities: a run's or a user's matrix.
-
-A corpus with categories gives plausible matches (PMRP); one with classes or identities has texts that are right for
-every item of theirs (PCME on CUB, CUHK-PEDES).
-"""
+"""Computes every metric a split has labels for, from similarities: a run's or a user's matrix."""
 
 import importlib
 import json
@@ -33,7 +29,6 @@ OWN = "own captions"
 ECCV = "ECCV-Caption"
 ECCV_FILES = ("eccv_image_to_caption.json", "eccv_caption_to_image.json")
 EXCLUSIVE = ("class", "identity")  # kinds of label of which an item has one
-DIRECTIONS = ("visual_to_text", "text_to_visual")
 QUERIES = Column("queries", key="queries")  # how many were asked
 BOTH_WAYS: tuple[type[Any], ...] = (Ranks, RelevantRanks, PlausibleAnswers)  # have a value for each direction
 LONGEST_HEADING = 7
@@ -85,7 +80,7 @@ class Scores:
 
     @property
     def sums_by_chance(self) -> dict[str, float]:
-        """What a random order has for each sum."""
+        """A random order's sums."""
         adds_to = {column.name: column.adds_to for column in self.columns}
         return self._sums({column.name: adds_to.get(column.chance_of, "") for column in self.columns})
 
@@ -101,9 +96,13 @@ class Scores:
         return self.sums["rsum"]
 
     def as_json(self) -> dict[str, Any]:
-        directions = {name: nested(self.columns, getattr(self, name)) for name in DIRECTIONS}
         galleries = {} if self.galleries is None else {"galleries": self.galleries}
-        return directions | galleries | self.sums
+        return {
+            "visual_to_text": nested(self.columns, self.visual_to_text),
+            "text_to_visual": nested(self.columns, self.text_to_visual),
+            **galleries,
+            **self.sums,
+        }
 
 
 def nested(columns: Iterable[Column], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +140,7 @@ class Metrics:
 
 
 def known(needs: type) -> list[Metric[Any]]:
-    """Finds the metrics that are computed from `needs`, in the order of their columns."""
+    """Finds the metrics that are computed from `needs`, in order."""
     modules = [importlib.import_module(found.name) for found in pkgutil.iter_modules(room.__path__, "xmodal.metrics.")]
     found = [module.METRIC for module in modules if hasattr(module, "METRIC")]
     _check(found)
@@ -183,7 +182,6 @@ def all_metrics(
     similarities: Similarities, gallery: Gallery, labels: Labels, eccv: tuple[Pairs, Pairs] | None = None
 ) -> Metrics:
     """Computes every metric that the labels allow; asks for tiles several times, see `cached_on_disk`."""
-    scores = recall_by_gallery(similarities, gallery, labels)
     right: dict[str, Relevance] = {OWN: gallery.own, **_exclusive(gallery, labels)}
     lists = {kind: list_scores(similarities, (relevance, relevance)) for kind, relevance in right.items()}
     if eccv:
@@ -196,14 +194,17 @@ def all_metrics(
     found = _values(Comparison(similarities, gallery, labels))
     values = ((column, found[column.name]) for column in columns(Comparison))
     numbers = {column: None if value is None else float(value) for column, value in values}
-    return Metrics({"scores": scores, "lists": lists, "plausible": plausible}, numbers)
+    return Metrics(
+        {"scores": recall_by_gallery(similarities, gallery, labels), "lists": lists, "plausible": plausible}, numbers
+    )
 
 
 def recall_by_gallery(similarities: Similarities, gallery: Gallery, labels: Labels = NO_LABELS) -> dict[str, Scores]:
     """Computes the metrics of ranks over all items, over whole folds of 1,000, and by class or identity."""
     found = _by_gallery(ranks(similarities, gallery.own, gallery.windows), rank_scores)
-    by_label = _exclusive(gallery, labels)
-    return found | {kind: rank_scores(ranks(similarities, right)) for kind, right in by_label.items()}
+    for kind, right in _exclusive(gallery, labels).items():
+        found[kind] = rank_scores(ranks(similarities, right))
+    return found
 
 
 def _by_gallery(galleries: Sequence[Row], scores: Callable[[Sequence[Row]], Scores]) -> dict[str, Scores]:
@@ -225,9 +226,8 @@ def rank_scores(galleries: Sequence[Both]) -> Scores:
 
 def plausible_scores(galleries: Sequence[tuple[PlausibleAnswers, PlausibleAnswers]]) -> Scores:
     """Averages over galleries, which weigh alike."""
-    of_visual, of_text = (
-        {QUERIES.name: sum(one.queries for one in side), **_means(side)} for side in zip(*galleries, strict=True)
-    )
+    sides = zip(*galleries, strict=True)
+    of_visual, of_text = ({QUERIES.name: sum(one.queries for one in side)} | _means(side) for side in sides)
     return Scores((QUERIES, *columns(PlausibleAnswers)), of_visual, of_text)
 
 

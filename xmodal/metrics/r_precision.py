@@ -1,4 +1,4 @@
-"""R-Precision: the share of right answers among the first R of the gallery, a query having R of them, beside chance."""
+"""R-Precision: the share of right answers among the first R, of R right ones, beside chance."""
 
 from xmodal.metrics import Column, Metric
 from xmodal.metrics.ranked_lists import Floats, RelevantRanks

@@ -1,7 +1,6 @@
-"""Ranks of all right answers of a query, for metrics that need more than the best one (R-Precision).
+"""Ranks of all right answers of a query, for metrics that need more than the best one.
 
-Scores are read in blocks of complete rows or columns. Every wrong answer stands before the right ones that are no more
-similar.
+Every wrong answer stands before the right ones that are no more similar.
 """
 
 from collections.abc import Iterator

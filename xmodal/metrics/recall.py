@@ -1,4 +1,4 @@
-"""Recall at k: the share of queries with a right answer among the first k of the gallery, beside chance."""
+"""Recall at k: the share of queries with a right answer among the first k, beside chance."""
 
 import numpy as np
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.metrics.similarities import Integers, bounds
+from xmodal.metrics.similarities import SIDES, Integers, bounds
 
 RelevanceTable: TypeAlias = NDArray[np.bool_]  # (visual rows, text rows)
 
@@ -21,14 +21,11 @@ class Pairs:
     shape: tuple[int, int]  # visual rows, text rows
 
     def __post_init__(self) -> None:
-        if self.visual.ndim != 1 or self.visual.shape != self.text.shape:
-            raise ValueError(
-                f"pairs need one visual row for each text row, not {self.visual.shape} and {self.text.shape}"
-            )
-        _check_within("visual", self.visual, self.shape[0])
-        _check_within("text", self.text, self.shape[1])
-        if np.any(self.text[1:] < self.text[:-1]):
-            raise ValueError("pairs must be sorted by text row")
+        assert self.visual.shape == self.text.shape, "pairs need one visual row for each text row"
+        for rows, length in zip((self.visual, self.text), self.shape, strict=True):
+            assert np.issubdtype(rows.dtype, np.integer)
+            assert not len(rows) or 0 <= rows.min() <= rows.max() < length, f"rows are not all within 0:{length}"
+        assert (self.text[1:] >= self.text[:-1]).all(), "pairs must be sorted by text row"
 
     @classmethod
     def of_texts(cls, visual_of_text: Integers, visual_rows: int) -> "Pairs":
@@ -36,13 +33,12 @@ class Pairs:
         return cls(visual_of_text, np.arange(len(visual_of_text)), (visual_rows, len(visual_of_text)))
 
     def tile(self, visual_rows: slice, text_rows: slice) -> RelevanceTable:
-        visual_start, visual_stop = bounds(visual_rows, self.shape[0])
-        text_start, text_stop = bounds(text_rows, self.shape[1])
-        near = slice(*np.searchsorted(self.text, [text_start, text_stop]))
+        rows, columns = bounds(visual_rows, self.shape[0]), bounds(text_rows, self.shape[1])
+        near = slice(*np.searchsorted(self.text, [columns.start, columns.stop]))
         visual, text = self.visual[near], self.text[near]
-        inside = (visual >= visual_start) & (visual < visual_stop)
-        table_VT = np.zeros((visual_stop - visual_start, text_stop - text_start), np.bool_)
-        table_VT[visual[inside] - visual_start, text[inside] - text_start] = True
+        inside = (visual >= rows.start) & (visual < rows.stop)
+        table_VT = np.zeros((rows.stop - rows.start, columns.stop - columns.start), np.bool_)
+        table_VT[visual[inside] - rows.start, text[inside] - columns.start] = True
         return table_VT
 
 
@@ -54,18 +50,16 @@ class Classes:
     text: Integers  # (T,)
 
     def __post_init__(self) -> None:
-        for name, classes in (("visual", self.visual), ("text", self.text)):
-            if classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
-                raise ValueError(f"{name} classes must be one integer a row, not {classes.shape} {classes.dtype}")
+        assert np.issubdtype(self.visual.dtype, np.integer)
+        assert np.issubdtype(self.text.dtype, np.integer)
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.visual), len(self.text)
 
     def tile(self, visual_rows: slice, text_rows: slice) -> RelevanceTable:
-        visual_V = self.visual[slice(*bounds(visual_rows, self.shape[0]))]
-        text_T = self.text[slice(*bounds(text_rows, self.shape[1]))]
-        return np.equal.outer(visual_V, text_T)
+        rows, columns = bounds(visual_rows, self.shape[0]), bounds(text_rows, self.shape[1])
+        return np.equal.outer(self.visual[rows], self.text[columns])
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +74,9 @@ class LabelBits:
     zeta: int
 
     def __post_init__(self) -> None:
-        if self.zeta < 0:
-            raise ValueError(f"zeta must be 0 or more, not {self.zeta}")
-        for name, bits in (("visual", self.visual), ("text", self.text)):
-            if bits.dtype != np.uint64 or bits.shape[1:] != self.visual.shape[1:2]:
-                raise ValueError(f"{name} labels must be uint64 words of equal width, not {bits.shape} {bits.dtype}")
+        assert self.zeta >= 0
+        assert self.visual.shape[1:] == self.text.shape[1:]
+        for name, bits in zip(SIDES, (self.visual, self.text), strict=True):
             if len(empty := np.flatnonzero(~bits.any(axis=1))):
                 raise ValueError(f"{name} row {empty[0]} has no label ({len(empty)} such rows); drop them first")
 
@@ -93,9 +85,8 @@ class LabelBits:
         return len(self.visual), len(self.text)
 
     def tile(self, visual_rows: slice, text_rows: slice) -> RelevanceTable:
-        visual_VW = self.visual[slice(*bounds(visual_rows, self.shape[0]))]
-        text_TW = self.text[slice(*bounds(text_rows, self.shape[1]))]
-        return differing_labels(visual_VW, text_TW) <= self.zeta
+        rows, columns = bounds(visual_rows, self.shape[0]), bounds(text_rows, self.shape[1])
+        return differing_labels(self.visual[rows], self.text[columns]) <= self.zeta
 
 
 Relevance: TypeAlias = Pairs | Classes | LabelBits
@@ -112,8 +103,7 @@ def pack_names(names: Sequence[Collection[str]]) -> NDArray[np.uint64]:
 
 def pack_labels(labels: RelevanceTable) -> NDArray[np.uint64]:
     """Packs (rows, labels) booleans as 64 labels a word."""
-    if labels.ndim != 2 or labels.dtype != np.bool_:
-        raise ValueError(f"labels must be (rows, labels) booleans, not {labels.shape} {labels.dtype}")
+    assert labels.dtype == np.bool_
     padded = np.pad(labels, ((0, 0), (0, -labels.shape[1] % 64)))
     return np.packbits(padded, axis=1).view(np.uint64)
 
@@ -125,10 +115,3 @@ def differing_labels(visual_VW: NDArray[np.uint64], text_TW: NDArray[np.uint64])
     for visual_V, text_T in zip(visual_VW.T, text_TW.T, strict=True):  # a word at a time: 8 bytes a cell, not 8 x words
         differing_VT += np.bitwise_count(np.bitwise_xor.outer(visual_V, text_T))
     return differing_VT
-
-
-def _check_within(name: str, rows: Integers, length: int) -> None:
-    if not np.issubdtype(rows.dtype, np.integer):
-        raise ValueError(f"{name} rows must be integers, not {rows.dtype}")
-    if len(rows) and not 0 <= rows.min() <= rows.max() < length:
-        raise ValueError(f"{name} rows {rows.min()}..{rows.max()} are not all within 0:{length}")

@@ -50,9 +50,8 @@ class Report:
     def to_text(self) -> str:
         width = max(SIDE, WIDTH * len(_shown(self.scores)))
         lines = [*self._about(), "", " " * FIRST + "  ".join(f"{side:^{width}}" for side in SIDES)]
-        for table, rows in self.metrics.tables.items():
-            if rows:
-                lines += [*_text(HEADINGS[table], rows), ""]
+        for heading, rows in self._tables():
+            lines += [*_text(heading, rows), ""]
         for column, value in self.metrics.numbers.items():
             if value is not None:
                 note = f" ({column.note})" if column.note else ""
@@ -62,14 +61,16 @@ class Report:
     def to_latex(self) -> str:
         """Writes a `tabular` of each kind, which needs no package."""
         lines = [f"% {line}" for line in self._about()]
-        for table, rows in self.metrics.tables.items():
-            if rows:
-                lines += _tabular(HEADINGS[table], rows)
+        for heading, rows in self._tables():
+            lines += _tabular(heading, rows)
         return "\n".join(lines)
 
+    def _tables(self) -> Iterator[tuple[str, Mapping[str, Scores]]]:
+        return ((HEADINGS[table], rows) for table, rows in self.metrics.tables.items() if rows)
+
     def _about(self) -> list[str]:
-        what = f"{self.recipe} ({self.fingerprint[:12]}) on {self.corpus} {self.split}: "
-        what += f"{self.items:,} items, {self.captions:,} captions"
+        asked = f"{self.items:,} items, {self.captions:,} captions"
+        what = f"{self.recipe} ({self.fingerprint[:12]}) on {self.corpus} {self.split}: {asked}"
         if self.seen:
             what += f"; {self.seen:,} of them were trained on"
         if self.chosen:

@@ -11,9 +11,9 @@ ROUNDING = 2**-7  # by which a cosine may leave [-1, 1]: two steps of bfloat16, 
 
 
 def separation(similarities: Similarities, relevance: Relevance, bins: int = 200) -> float | None:
-    """Computes the area that the densities of right and of wrong pairs share over [-1, 1]; 0 tells all apart.
+    """Computes the area that the densities of right and of wrong pairs share over [-1, 1].
 
-    None if similarities leave [-1, 1], so that they are no cosines, or all pairs are of one kind.
+    None if similarities are no cosines, or all pairs are of one kind.
     """
     counts = np.zeros((2, bins), np.int64)
     for visual, text in similarities.cells():

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import IO, Any, Literal, TypeAlias
 
 import numpy as np
@@ -33,9 +34,8 @@ class Similarities:
             raise ValueError(f"similarities are (visual rows, text rows), not {matrix.shape}")
         return cls(matrix.shape, grid, lambda visual, text: matrix[visual, text])
 
-    def cells(self) -> Iterator[Window]:
-        for visual in cuts(self.shape[0], self.grid[0]):
-            yield from ((visual, text) for text in cuts(self.shape[1], self.grid[1]))
+    def cells(self) -> Iterator[Window]:  # row by row
+        return product(cuts(self.shape[0], self.grid[0]), cuts(self.shape[1], self.grid[1]))
 
     def checked(self, visual: slice, text: slice) -> Numbers:
         """Makes a tile; refuses one with a number that is not finite."""
@@ -43,8 +43,8 @@ class Similarities:
         assert tile.shape == (visual.stop - visual.start, text.stop - text.start)
         if not np.isfinite(tile).all():
             row, column = np.argwhere(~np.isfinite(tile))[0].tolist()
-            where = f"visual row {visual.start + row} and text row {text.start + column}"
-            raise ValueError(f"the similarity of {where} is {tile[row, column]}; only finite numbers can be ranked")
+            rows = f"visual row {visual.start + row} and text row {text.start + column}"
+            raise ValueError(f"the similarity of {rows} is {tile[row, column]}; only finite numbers can be ranked")
         return tile
 
 
@@ -92,15 +92,15 @@ def cuts(length: int, size: int) -> Iterator[slice]:
 
 def bounded(window: Window, shape: tuple[int, int]) -> Window:
     """Gives a window its starts and stops; refuses one without rows."""
-    (first, last), (start, stop) = (bounds(rows, length) for rows, length in zip(window, shape, strict=True))
-    if first == last or start == stop:
-        raise ValueError(f"an empty gallery cannot be searched: {last - first} visual rows, {stop - start} text rows")
-    return slice(first, last), slice(start, stop)
+    visual, text = (bounds(rows, length) for rows, length in zip(window, shape, strict=True))
+    if visual.start == visual.stop or text.start == text.stop:
+        raise ValueError(f"an empty gallery cannot be searched: visual rows {visual}, text rows {text}")
+    return visual, text
 
 
-def bounds(rows: slice, length: int) -> tuple[int, int]:
-    """Gives start and stop of contiguous rows; unlike indexing, refuses a stop beyond the end."""
-    start, stop = 0 if rows.start is None else rows.start, length if rows.stop is None else rows.stop
+def bounds(rows: slice, length: int) -> slice:
+    """Gives rows a start and a stop; unlike indexing, refuses a stop beyond the end."""
+    start, stop = rows.start or 0, length if rows.stop is None else rows.stop
     if rows.step not in (None, 1) or not 0 <= start <= stop <= length:
         raise IndexError(f"rows {start}:{stop} (step {rows.step}) are not a run within 0:{length}")
-    return start, stop
+    return slice(start, stop)

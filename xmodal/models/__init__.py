@@ -36,7 +36,7 @@ class Scorer(Protocol[V, T]):
 
     def encode_visual(self, visual: "Padded") -> V: ...
 
-    def encode_text(self, text: "Padded") -> T: ...  # tokens or dense features: the recipe's `text` says which
+    def encode_text(self, text: "Padded") -> T: ...
 
     def similarity(self, visual: V, text: T) -> "Tensor": ...  # (visual rows, text rows), greater is closer
 
@@ -56,7 +56,7 @@ class Trainable(Scorer[V, T], Protocol[V, T]):
 class Solvable(Scorer[V, T], Protocol[V, T]):
     """A closed form, such as CCA."""
 
-    def solve(self, stream: "Iterable[Stream]") -> None: ...  # sees every pair once, in blocks, and must not keep them
+    def solve(self, stream: "Iterable[Stream]") -> None: ...  # sees every pair once, in blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +65,8 @@ class Inputs:
 
     visual_width: int
     text_width: int  # the vocabulary's size for tokens
-    instances: int  # training items, or identities where the corpus has them: the outputs of an instance classifier
-    word_vectors: NDArray[np.float32] | None = None  # a row a word; a word without vector is NaN and starts as it would
+    instances: int  # training items, or identities if the corpus has them: the outputs of an instance classifier
+    word_vectors: NDArray[np.float32] | None = None  # a row a word, NaN if it has none
 
 
 @runtime_checkable
@@ -101,12 +101,12 @@ def recipes_of(name: str) -> tuple[Recipe, ...]:
 
 
 def reference(config: Config) -> str:
-    """How a run names the module of its model: `vsepp`, or the path and sha256 of a user's file."""
+    """How a run names a model's module: `vsepp`, or PATH@SHA256 of a user's file."""
     return type(config).__module__.removeprefix(f"{__name__}.")
 
 
 def source_of(config: Config) -> bytes | None:
-    """The user's file that defines a model, as long as it lies unchanged where it was; a run keeps a copy of it."""
+    """The user's file that defines a model, as long as it lies unchanged where it was."""
     path, _, sha256 = reference(config).rpartition("@")
     if not Path(path).is_file() or sha256_of(path) != sha256:
         return None
@@ -114,7 +114,7 @@ def source_of(config: Config) -> bytes | None:
 
 
 def _load_unchanged(path: str, sha256: str) -> ModuleType:
-    """A run is somebody's data: of the files it names, only the very bytes that it was trained with are executed."""
+    """A run is somebody's data: only the very bytes that it was trained with are executed."""
     cure = f"the run's folder has it as {SOURCE}: look at that, and put it there"
     if Path(path) != Path(path).resolve() or not Path(path).is_file():  # no ../ and no /proc/self/cwd of a stranger
         raise UserError(f"the model of this run is {path}, which is gone: {cure}")

@@ -1,24 +1,21 @@
 """PCME (Chun et al., CVPR 2021): an image and a caption are Gaussians, and match as far as their samples are near.
 
-[P] is the paper and [C] the official code (naver-ai/pcme 4947684); docs/models.md#pcme says all of their differences.
+[P] is the paper and [C] the official code (naver-ai/pcme 4947684); docs/models.md#pcme says where they differ, and
+which of them is built here.
 
-- Input: the positions of a grid (7 x 7), and the vectors of words (300, GloVe; [P] 4.1).
-- Mean ([P] figure 3, docs/models.md#pcme-encoders): n(LN(whole + sigmoid(W attention))), where `whole` is one linear
-  layer on the averaged grid, or a bi-directional GRU of half the width a direction, both read at the last word.
-- Spread ([P] 3.2.1): whole + W attention, with weights of its own and no sigmoid, LN or l2. It is the LOG OF SIGMA, as
-  in [C]; [P] equation 4 calls it the variance. Captions have a second GRU for it, as in [C].
+- Mean ([P] figure 3): n(LN(whole + sigmoid(W attention))) over the positions of a grid or the vectors of words; `whole`
+  is one linear layer on the averaged grid, or a bi-GRU of half the width a direction, both read at the last word.
+- Spread ([P] 3.2.1): whole + W attention, with weights of its own. It is the LOG OF SIGMA, as in [C].
 - Samples: mean + noise * sigma, 7 in training and for scores, not normalised.
-- Loss ([P] equations 1-3, docs/models.md#pcme-losses): a pair matches with probability
-  1/J^2 sum_jj' s(b - a ||v_j - t_j'||), a and b are learned, and `matching` is its negative log likelihood, summed over
-  ALL pairs of the batch and twice; one that is not listed does not match. s(x) is sigmoid(2x) as in [C].
+- Loss ([P] equations 1-3): a pair matches with probability 1/J^2 sum_jj' s(b - a ||v_j - t_j'||), a and b are learned,
+  s(x) is sigmoid(2x) as in [C]; `matching` is its negative log likelihood, summed over ALL pairs of a batch and twice.
 - `kl`: from N(0, I). "official" is [C], which reads log sigma as a log variance, a BUG; "exact" is what it should be.
-- `uniformity`: log mean exp(-2 ||x - y||^2) over pairs of samples of both sides. Off for COCO in [C], not in [P].
-- Deterministic twin ("mu only", [P] table 1): `samples=0`, means in place of samples, no spread, no `kl`. [C] fails.
-- Scores ([P] 3.2.3, docs/models.md#pcme-scores): every one of `xmodal.losses.gaussians`; tables have the match
-  probability, given as log p - log(1 - p): the same order, also where p rounds to 0 or 1. The noise of scores is drawn
-  once for each side and is every item's, so that nothing beside an item decides its scores.
-- Training ([P] 4.1, docs/models.md#pcme-training): AdamP, cosine; gradient norm 2 without a and b. First the heads,
-  from features of a centre crop (ours: [C] augments pictures here too), then all, from pixels.
+- `uniformity`: log mean exp(-2 ||x - y||^2) over pairs of samples of both sides.
+- Deterministic twin ("mu only", [P] table 1): `samples=0`, means in place of samples, no spread, no `kl`.
+- Scores ([P] 3.2.3): every one of `xmodal.losses.gaussians`; tables have the match probability, as log p - log(1 - p):
+  the same order, also where p rounds to 0 or 1. The noise of scores is drawn once for each side and is every item's, so
+  that nothing beside an item decides its scores.
+- Training ([P] 4.1): first the heads, from features of a centre crop (ours: [C] augments pictures here too), then all.
 """
 
 import math
@@ -39,17 +36,17 @@ from xmodal.models import Inputs
 from xmodal.recipes import Cosine, Features, OnePerClass, Optimiser, Phase, Pixels, Recipe, Tokens, View
 
 DRAWN = 128  # points that uniformity sees at most
-VISUAL_NOISE, TEXT_NOISE = 0, 1  # seeds: samples of the two sides are independent
+VISUAL_NOISE, TEXT_NOISE = 0, 1  # seeds
 
 
 @dataclass(frozen=True)
 class PCMEConfig:
-    """The defaults are the COCO model: [P] 4.1 for the width, docs/models.md#pcme-losses for the rest."""
+    """The defaults are the COCO model ([P] 4.1, docs/models.md#pcme-losses)."""
 
     width: int = 1024
     word_width: int = 300
     samples: int = 7
-    scale: float = 15.0  # a, which is learned from here on
+    scale: float = 15.0  # a, before it is learned
     shift: float = 15.0  # b
     sigmoid_scale: float = 2.0
     kl: Literal["official", "exact", "off"] = "official"
@@ -73,7 +70,7 @@ class PCMEConfig:
 class PCME(nn.Module):
     """Shapes: B rows, L positions, F features, W word width, D joint width, J samples, V visual rows, T text rows."""
 
-    # the backward half of the read-out takes one step, when its recurrent weights have met zeros alone
+    # the backward half takes one step, in which its recurrent weights meet zeros alone
     without_gradient = ("*weight_hh_l0_reverse",)
 
     def __init__(self, config: PCMEConfig, inputs: Inputs) -> None:
@@ -92,8 +89,7 @@ class PCME(nn.Module):
             return
         vectors_NW = torch.from_numpy(inputs.word_vectors)
         assert vectors_NW.shape == self.words.weight.shape
-        found_N = ~vectors_NW.isnan().any(1)
-        self.words.weight.data[found_N] = vectors_NW[found_N]
+        self.words.weight.data.copy_(torch.where(vectors_NW.isnan(), self.words.weight, vectors_NW))
 
     def encode_visual(self, visual: Padded) -> Gaussians:
         return self._for_scores(self.image_gaussians(visual), VISUAL_NOISE)
@@ -113,7 +109,7 @@ class PCME(nn.Module):
             return self.losses(self._sampled(_gathered(visual)), self._sampled(_gathered(text)), gather_pairs(stream))
 
     def losses(self, visual: Gaussians, text: Gaussians, positives_P2: Tensor) -> dict[str, Tensor]:
-        """The terms of the objective, of rows that are sampled already."""
+        """The terms of the objective."""
         matched_VT = text.mean.new_zeros(len(visual.mean), len(text.mean), dtype=torch.bool)
         matched_VT[positives_P2.unbind(1)] = True
         zero, kl, draw = visual.mean.new_zeros(()), self.config.kl, self.config.uniformity
@@ -153,7 +149,6 @@ class PCME(nn.Module):
         return Gaussians(mean_BD, self.text_sigma(whole_BD, words_BLW, mask_BL))
 
     def _sampled(self, items: Gaussians) -> Gaussians:
-        """By torch's generator."""
         if not self.config.samples:
             return replace(items, samples=items.mean[:, None])
         noise_BJD = torch.randn_like(items.mean[:, None].expand(-1, self.config.samples, -1))
@@ -178,7 +173,7 @@ class Attention(nn.Module):
         return (self.attend(positions_BLF, mask_BL)[:, None] @ positions_BLF)[:, 0]
 
     def attend(self, positions_BLF: Tensor, mask_BL: Tensor) -> Tensor:
-        """The map (B, L), which sums to one over the real positions of its row."""
+        """(B, L), of sum one over the real positions."""
         scores_BL: Tensor = self.score(self.hidden(positions_BLF).tanh())[..., 0]
         return scores_BL.masked_fill(~mask_BL, -math.inf).softmax(1)
 
@@ -228,7 +223,7 @@ def uniformity(points_ND: Tensor, draw: Literal["distinct", "repeated"]) -> Tens
 
 
 def noise(samples: int, width: int, seed: int) -> Tensor:
-    """(J, D): made on the host, so that it is the same for every device."""
+    """(J, D), made on the host: the same for every device."""
     return torch.randn(samples, width, generator=torch.Generator().manual_seed(seed))
 
 
@@ -248,7 +243,7 @@ def _read(gru: nn.GRU, words_BLW: Tensor, lengths_B: Tensor) -> Tensor:
     return outputs_BLD[torch.arange(len(last_B), device=last_B.device), last_B]
 
 
-OFFICIAL_NAMES = {  # of parts of a name, replaced in this order
+OFFICIAL_NAMES = {  # parts of names, replaced in this order
     "img_enc.fc.": "image.",
     "img_enc.pie_net.": "image_mean.",
     "img_enc.uncertain_net.fc2.": "image_spread.",
@@ -267,10 +262,7 @@ OFFICIAL_NAMES = {  # of parts of a name, replaced in this order
 
 
 def own_name(official: str) -> str:
-    """Our name for a parameter of [C]'s model or criterion; `img_enc.cnn` is the trunk.
-
-    [C]'s deterministic twin has a `txt_enc.uncertain_net` too, which it never uses.
-    """
+    """Our name for a parameter of [C]; its deterministic twin has a `txt_enc.uncertain_net` that it never uses."""
     return reduce(lambda name, pair: name.replace(*pair), OFFICIAL_NAMES.items(), official)
 
 

@@ -5,16 +5,13 @@
 - PIE-Net (3.2, 3.3), one for each side: K attention maps softmax(w2 tanh(w1 x)) over the positions (equation 2);
   sigmoid(w3 (map x) + b3) are K locally guided features (3); added to the global feature and layer-normalised they are
   the K embeddings (4).
-- Loss (3.4): a ranking hinge on the best of the K x K pairs, as items match in part (multiple instances, MIL); a
-  diversity loss on the guided features (7); the maximum mean discrepancy (MMD) of both sides.
-- Training (3.5): AMSGrad, the CNN fixed at first; the first phase freezes the words too.
+- Loss (3.4): a ranking hinge on the best of the K x K pairs (multiple instances, MIL); a diversity loss on the guided
+  features (7); the maximum mean discrepancy (MMD) of both sides.
+- Training (3.5): first with the CNN and the words fixed, from features of a centre crop, where the code augments.
 
-Where the paper and its code (yalesong/pvse 874aa16) differ, we do as the code, but for its bugs: docs/models.md#pvse
-says all of it. The code's first phase augments pictures; ours reads features of a centre crop.
-
-Ours: captions of one image are wrong for each other's row, as in the code. Where a batch has other than N rows on each
-side, means are over what there is. A vector of zeros has norm 1e-12, where 0 would give NaN. Without MIL the K unit
-vectors of an item become one, and the other losses stay.
+Where the paper and its code (yalesong/pvse 874aa16) differ, we do as the code, but for its bugs: docs/models.md#pvse.
+Ours: captions of one image are wrong for each other's row, as in the code; means are over the rows that there are; a
+vector of zeros has norm 1e-12, where 0 would give NaN; without MIL the other losses stay.
 """
 
 from dataclasses import dataclass, replace
@@ -36,13 +33,13 @@ Kernel = Literal["laplacian_l2", "rbf"]
 
 @dataclass(frozen=True)
 class PVSEConfig:
-    """The defaults are the released model of COCO (docs/models.md#pvse-training) but for its legacy read-out."""
+    """The defaults are the released COCO model (docs/models.md#pvse-training) but for its legacy read-out."""
 
     visual: Literal["image", "video"] = "image"
-    embeddings: int = 2  # K; 0 leaves the PIE-Nets out and takes the global feature (5.3)
-    width: int = 1024  # D; section 3.5 tries 512 to 2048
+    embeddings: int = 2  # K; 0 takes the global feature alone (5.3)
+    width: int = 1024  # D
     word_width: int = 300  # 3.1
-    margin: float = 0.1  # 3.5 tries 0.1 to 1; order embeddings take 0.05 (docs/models.md#order)
+    margin: float = 0.1  # order embeddings take 0.05 (docs/models.md#order)
     negatives: Negatives = "hardest"
     reduction: Reduction = "mean"
     similarity: Literal["cosine", "order"] = "cosine"
@@ -52,7 +49,7 @@ class PVSEConfig:
     gamma: float = 0.5
     dropout: float = 0.0  # docs/models.md#pvse-training
     legacy_last_output: bool = False
-    xavier_image: bool = False  # the official code has it, and never calls it (docs/models.md#pvse-encoders)
+    xavier_image: bool = False  # docs/models.md#pvse-encoders
 
     def __post_init__(self) -> None:
         if self.embeddings < 0 or self.width < 2 or self.width % 2 or self.word_width < 2:
@@ -79,7 +76,7 @@ class Embedded:
 
 
 class PIENet(nn.Module):
-    """Shapes: B rows, L positions, F local width, K embeddings, D joint width. Padding may be anything finite."""
+    """Shapes: B rows, L positions, F local width, K embeddings, D joint width."""
 
     def __init__(self, config: PVSEConfig, local_width: int) -> None:
         super().__init__()
@@ -105,7 +102,7 @@ class PIENet(nn.Module):
         return self.norm(whole_BKD + guided_BKD), guided_BKD
 
     def attend(self, local_BLF: Tensor, mask_BL: Tensor) -> Tensor:
-        """The maps (B, L, K): each sums to one over the real positions of its row."""
+        """(B, L, K), each map of sum one over the real positions."""
         scores_BLK: Tensor = self.maps(self.hidden(local_BLF).tanh())
         return scores_BLK.masked_fill(~mask_BL[..., None], -torch.inf).softmax(dim=1)
 
@@ -124,7 +121,7 @@ class PVSE(nn.Module):
         self.visual_pie = PIENet(config, visual_width) if config.embeddings else None
         self.text_pie = PIENet(config, word_width) if config.embeddings else None
         self.dropout = nn.Dropout(config.dropout)
-        # the legacy read-out takes the backward half after one step, when its recurrent weights have met zeros alone
+        # the legacy read-out takes the backward half after one step, in which its recurrent weights meet zeros alone
         self.without_gradient = ("*weight_hh_l0_reverse",) if config.legacy_last_output else ()
         if self.image is not None and config.xavier_image:
             nn.init.xavier_uniform_(self.image.weight)
@@ -134,8 +131,7 @@ class PVSE(nn.Module):
             return
         vectors = torch.from_numpy(inputs.word_vectors)
         assert vectors.shape == self.words.weight.shape
-        with torch.no_grad():  # words without a vector stay at N(0, 1)
-            self.words.weight.copy_(torch.where(vectors.isnan(), self.words.weight, vectors))
+        self.words.weight.data.copy_(torch.where(vectors.isnan(), self.words.weight, vectors))  # N(0, 1) if unknown
 
     def encode_visual(self, visual: Padded) -> Tensor:
         return self._compared(self._visual(visual))
@@ -292,8 +288,8 @@ PVSE_TGIF = replace(
     PVSE_COCO,
     name="pvse-tgif",
     cites=(
-        "3.4: all negatives; 3.5; docs/models.md#pvse-training: K; docs/models.md#frame-sampling; "
-        "docs/models.md#vocabulary; margin and loss weights are those of pvse-coco, which is ours"
+        "3.4; 3.5; docs/models.md#pvse-training; docs/models.md#frame-sampling; docs/models.md#vocabulary; "
+        "loss weights, and the margin for TGIF, are those of pvse-coco, which is ours"
     ),
     view=View("tgif", "tgif/train", captions_per_item=1),
     validation=View("tgif", "tgif/val", captions_per_item=1),
@@ -305,10 +301,6 @@ PVSE_TGIF = replace(
 PVSE_MRW = replace(
     PVSE_TGIF,
     name="pvse-mrw",
-    cites=(
-        "3.5; docs/models.md#pvse-training: K, margin, negatives; docs/models.md#frame-sampling; "
-        "docs/models.md#vocabulary; loss weights are those of pvse-coco, which is ours"
-    ),
     view=View("mrw", "mrw/train"),
     validation=View("mrw", "mrw/val"),
     visual=Features("clips", frames=4),
@@ -319,8 +311,8 @@ PVSE_CUB = replace(
     PVSE_COCO,
     name="pvse-cub",
     cites=(
-        "PCME's table 2: hardest negatives; docs/models.md#pcme-encoders: width; docs/models.md#pcme-training: epochs, "
-        "batches, splits, vocabulary; all else is that of pvse-coco, which is ours"
+        "PCME's table 2: hardest negatives; docs/models.md#pcme-encoders: width; docs/models.md#pcme-training; "
+        "all else is that of pvse-coco, which is ours"
     ),
     view=View("cub", "pcme/train"),
     validation=View("cub", "pcme/val"),
@@ -328,21 +320,19 @@ PVSE_CUB = replace(
     phases=(replace(FIXED, epochs=10, sampler=OnePerClass()), replace(PICTURES, sampler=OnePerClass())),
     batch_size=150,  # one pair of each class
 )
-# Figure 5 is from before the CNN was trained; that figures 6 and 7 are too is ours. Their other points are settings,
-# such as model.embeddings=5 for K.
+# Figure 5 is from before the CNN was trained; that figures 6 and 7 are too is ours. Their other points are settings.
 FIXED_COCO, FIXED_TGIF, FIXED_MRW = (replace(recipe, phases=(FIXED,)) for recipe in (PVSE_COCO, PVSE_TGIF, PVSE_MRW))
 FACTORS = (0.0, 0.01, 0.1, 1.0)
 
 
 def _changed(recipe: Recipe, name: str, cites: str, **changes: Any) -> Recipe:
-    """The recipe with another model."""
     assert isinstance(recipe.model, PVSEConfig)
     model = replace(recipe.model, **changes)
     return replace(recipe, name=f"{recipe.name}-{name}", cites=f"{cites}; else {recipe.name}", model=model)
 
 
 def _relative(diversity: float, mmd: float) -> Recipe:
-    """A point of figure 7: what the two terms weigh beside the ranking."""
+    """A point of figure 7."""
     weights = WEIGHTS | {"diversity": Relative(diversity, "ranking"), "mmd": Relative(mmd, "ranking")}
     recipe = replace(FIXED_COCO, phases=(replace(FIXED, weights=weights),))
     return _changed(recipe, f"relative-{diversity:g}-{mmd:g}", "figure 7")

@@ -6,9 +6,8 @@ The official code (fartashf/vsepp abe382f) says what VSE++ is; its numbers are i
   official code for precomputed features leaves the first normalisation out: `normalise_features=False`.
 - Text: word vectors, a uni-directional GRU of the joint width, its state after the last word, l2-normalised.
 - Similarity: cosine. Order embeddings (docs/models.md#order) take absolute values and -||max(0, text - image)||.
-- Loss: a hinge on every wrong text of an image and every wrong image of a text. VSE++ keeps the worst one of each
-  query, VSE0 adds all up. Both SUM over the batch, so a learning rate goes with its batch size.
-- Only listed pairs are right. Two captions of one image in a batch are wrong for each other's row, as in the code.
+- Loss: a hinge on every wrong text of an image and every wrong image of a text, as are two captions of one image. VSE++
+  keeps the worst one of each query, VSE0 adds all up. Both SUM over the batch.
 - VSE0 (docs/models.md#vse0) does not normalise the image after the linear layer.
 - Ours: the CNN stays fixed, its features are those of one centre crop, and frames of a clip are averaged. How PVSE and
   PCME ran it on clips and on CUB is in their supplements, which we have not seen.

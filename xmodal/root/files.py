@@ -1,4 +1,4 @@
-"""Files of this machine: checksums, copies, and new files that appear whole or not at all."""
+"""Files of this machine: checksums, copies, and new files that appear whole."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from xmodal.errors import UserError
 
 
 def sha256_of(file: str | Path | BinaryIO) -> str:
-    """Hashes a file, or what is left of an open one; the result is hexadecimal."""
+    """Hashes a file, or what is left of an open one."""
     if isinstance(file, str | Path):
         with open(file, "rb") as opened:
             return sha256_of(opened)
@@ -20,7 +20,7 @@ def sha256_of(file: str | Path | BinaryIO) -> str:
 
 
 def copy_and_hash(source: BinaryIO, target: Any) -> str:
-    """Copies what is left of an open file and returns the sha256 of the copied bytes."""
+    """Copies what is left of an open file and returns its sha256."""
     digest = hashlib.sha256()
     while piece := source.read(2**20):
         digest.update(piece)
@@ -30,10 +30,7 @@ def copy_and_hash(source: BinaryIO, target: Any) -> str:
 
 @contextmanager
 def new_file(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
-    """Opens a file that gets its name once its bytes are on the disk; an error leaves nothing.
-
-    A file that has that name already is refused, unless it is to be replaced.
-    """
+    """Opens a file that gets its name once its bytes are on the disk; an error leaves nothing."""
     if not replace:
         check_free(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -54,7 +51,7 @@ def new_file(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
 
 
 def check_free(path: Path) -> None:
-    """Refuses a name that is taken or whose folder is missing, for callers who work long before they write."""
+    """Refuses a name that is taken or whose folder is missing."""
     if path.exists():
         raise UserError(f"{path} exists already: remove it first, or name another file")
     if not path.parent.is_dir():

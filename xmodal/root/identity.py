@@ -1,8 +1,7 @@
 """Identity: the fingerprint of everything that decides an output, and nothing else.
 
-Two configs that mean the same give the same bytes: fields are sorted, 1 and 1.0 are one number, lists are tuples. What
-has no canonical form (a set, a path, a function, NaN) is refused. A field with the metadata DESCRIBES explains a config
-and is in no identity; one declared by `since` is in none while it has its default.
+Fields are sorted, 1 and 1.0 are one number, lists are tuples; a set, a path, a function or NaN is refused. A field with
+the metadata DESCRIBES is in no identity; one declared by `since` is in none while it has its default.
 """
 
 import hashlib
@@ -17,24 +16,24 @@ DIGITS = 16  # of a directory's name: 64 bits, checked against the whole stage.j
 
 
 def since(version: str, default: object) -> Any:
-    """Declares a field that came with a version of xmodal; its default must mean what was done before."""
+    """Declares a field that came with a version of xmodal; its default means what was done before."""
     to_plain(default)
     return field(default=default, metadata={"since": version})
 
 
 def fingerprint(value: object) -> str:
-    """The sha256 of a value's canonical form."""
+    """Hashes a value's canonical form."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def canonical_json(value: object) -> bytes:
-    """Sorted keys, no spaces, UTF-8: the only way this project writes JSON that is compared or hashed."""
+    """Writes JSON that is compared or hashed: sorted keys, no spaces, UTF-8."""
     plain = to_plain(value)
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def to_plain(value: object) -> Any:
-    """Turns dataclasses, with their names, and all else into plain JSON values."""
+    """Turns dataclasses, with their names, and all else into JSON values."""
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, float):

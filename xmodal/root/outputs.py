@@ -1,4 +1,4 @@
-"""Finished outputs under a root: finds, opens and checks them without knowing the stage that made them.
+"""Finished outputs under a root, whichever stage made them.
 
     <root>/<stage>/<identity>/stage.json      what this is: name, version, config, inputs
                               units.tsv       one line a unit: its name, then its files, sizes, checksums and counts
@@ -41,7 +41,6 @@ class Unit:
         return [row for row, kind, _ in self.failures if kind != TRUNCATED]
 
     def line(self) -> bytes:
-        """Writes name, tab and canonical JSON."""
         facts: dict[str, object] = {"files": self.files, "counts": self.counts}
         facts |= {"failures": self.failures} if self.failures else {}
         facts |= {"key": self.key} if self.key else {}
@@ -65,7 +64,7 @@ class Output:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """stage.json, whose identity is computed again and compared."""
+        """stage.json, checked against its identity."""
         about = _read_json(self.storage, f"{self.folder}/stage.json")
         decides = {name: about.get(name) for name in ("stage", "version", "config", "inputs")}
         if not fingerprint(decides)[:DIGITS] == about.get("identity") == self.folder.rpartition("/")[2]:
@@ -86,7 +85,7 @@ class Output:
 
     @cached_property
     def totals(self) -> dict[str, Any]:
-        """complete.json: units, files, bytes, counts and failures by class."""
+        """complete.json, as TOTALS says."""
         totals = _read_json(self.storage, f"{self.folder}/complete.json")
         if any(type(totals.get(name)) is not kind for name, kind in TOTALS.items()):
             raise UserError(f"{self.where}/complete.json does not sum up an output: {CURE}")
@@ -97,7 +96,7 @@ class Output:
         return self.storage.size(f"{self.folder}/complete.json") is not None
 
     def units(self) -> Iterator[Unit]:
-        """Every unit in order of its name, after units.tsv has been checked as a whole."""
+        """Every unit in order of its name."""
         data = _read(self.storage, f"{self.folder}/units.tsv")
         if hashlib.sha256(data).hexdigest() != self.totals["units_sha256"]:
             raise UserError(f"{self.where}/units.tsv is not what was committed: {CURE}")
@@ -109,16 +108,14 @@ class Output:
 
     @cached_property
     def files(self) -> dict[str, int]:
-        """Every file with the size it must have."""
         return {name: size for name, (size, _) in self._committed.items()}
 
     @cached_property
     def checksums(self) -> dict[str, str]:
-        """Every file with the sha256 of the bytes it must have."""
         return {name: sha256 for name, (_, sha256) in self._committed.items()}
 
     def read(self, name: str) -> bytes:
-        """Reads one small file and refuses bytes that were not committed."""
+        """Reads one file and refuses bytes that were not committed."""
         with self.open(name) as file:
             data = file.read()
         if hashlib.sha256(data).hexdigest() != self.checksums[name]:
@@ -126,12 +123,12 @@ class Output:
         return data
 
     def open(self, name: str) -> BinaryIO:
-        """Opens one file after `check`."""
+        """Opens one file of the size that was committed."""
         self.check(name)
         return self.storage.open(f"{self.folder}/{name}")
 
     def check(self, name: str) -> None:
-        """Refuses a file that is missing or has another size than was committed."""
+        """Refuses a file that is missing or has another size."""
         if name not in self.files:
             raise UserError(f"{self.where} has no file {name!r}; it has: {', '.join(list(self.files)[:8])}")
         actual = self.storage.size(f"{self.folder}/{name}")
@@ -145,7 +142,7 @@ class Output:
 
 
 def find(root: str, stage: str | None = None, **config: object) -> list[Output]:
-    """Finds the finished outputs under a root with this stage and these values in their config."""
+    """Finds finished outputs by stage and by values in their config."""
     found = (output for output in directories(open_storage(root), stage) if output.complete)
     return [o for o in found if all(o.config.get(name) == to_plain(value) for name, value in config.items())]
 
@@ -157,7 +154,7 @@ def made_of(source: Output, stage: str) -> Iterator[Output]:
 
 
 def directories(storage: Storage, stage: str | None = None) -> Iterator[Output]:
-    """Lists every stage directory, finished or not."""
+    """Finds outputs, finished or not."""
     for name in storage.names("") if stage is None else [stage]:
         if name.startswith(("_", ".")) or name == "blobs":
             continue

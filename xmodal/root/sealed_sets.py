@@ -3,8 +3,8 @@
     {"bytes":408860810,"path":"dataset_coco.json","sha256":"af76…"}
     {"absent":true,"path":"train2014/COCO_train2014_000000000009.jpg"}
 
-It has no times, addresses or reasons for absent files (the ledger has them): the same bytes make the same lock. The
-bytes lie under `blobs/`, by their checksum, so that sets share equal files.
+It has no times or addresses, so that the same bytes make the same lock. The bytes lie under `blobs/`, by their
+checksum, so that sets share equal files.
 """
 
 import json
@@ -39,17 +39,16 @@ def blob_key(sha256: str) -> str:
 
 
 def sealed_now(storage: Storage, folder: str, name: str) -> Output | None:
-    """The set that builds use now; `folder` is sources or media. The ledger writes its name."""
+    """The set that builds use now, as the ledger says; `folder` is sources or media."""
     return _named_by(storage, f"_runs/ledger/{folder}/{name}/sealed", folder)
 
 
 def records_now(storage: Storage, corpus: str) -> Output | None:
-    """The records of the corpus' last build, which later stages read unless others are named."""
+    """The records of a corpus' last build."""
     return _named_by(storage, RECORDS.format(corpus), "records")
 
 
 def _named_by(storage: Storage, key: str, stage: str) -> Output | None:
-    """The complete output whose identity a file has."""
     try:
         identity = storage.read(key).decode(errors="replace")
     except FileNotFoundError:
@@ -59,15 +58,14 @@ def _named_by(storage: Storage, key: str, stage: str) -> Output | None:
 
 
 def use_records(records: Output) -> None:
-    """Makes them the ones that later stages read; where they are already, the root may be read-only."""
+    """Makes them the ones that later stages read."""
     corpus = records.config["corpus"]
     now = records_now(records.storage, corpus)
-    if now is None or now.folder != records.folder:
+    if now is None or now.folder != records.folder:  # else the root may be read-only
         records.storage.write(RECORDS.format(corpus), records.identity.encode())
 
 
 def read_lock(sealed: Output) -> Iterator[Locked]:
-    """Every planned file of a sealed set."""
     with sealed.open(LOCK) as file:
         if sha256_of(file) != sealed.config["lock_sha256"]:
             raise UserError(f"{sealed.where}/{LOCK} has changed: {CURE}")

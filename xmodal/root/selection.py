@@ -1,4 +1,4 @@
-"""Selection: picks one output when several match, and traces what an output was built from."""
+"""Selection of one output among several, and of what an output was built from."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,8 +21,8 @@ def find_output(
 ) -> Output:
     """Returns the one finished output of a stage: the given identity, or the only one that fits.
 
-    If none fits, the first that does not is returned, for the caller to refuse. Of several records of a corpus, those
-    of its last build are meant. `of` names the corpus for a message.
+    If none fits, one that does not is returned, for the caller to refuse. Of several records of a corpus, those of its
+    last build are meant. `of` is the corpus in a message.
     """
     there = find(root, stage, **config)
     if identity is None:
@@ -49,7 +49,6 @@ def find_output(
 
 
 def _nothing_there(root: str, stage: str, corpus: str) -> str:
-    """Names what is like it, or else the command that builds it."""
     if stage == "records":
         known = sorted({str(output.config.get("corpus")) for output in find(root, "records")})
         missing, others = f"no corpus {corpus!r} under {root}", f"; there are: {', '.join(known)}" if known else ""
@@ -64,7 +63,7 @@ def _nothing_there(root: str, stage: str, corpus: str) -> str:
 
 
 def ancestor(output: Output, stage: str) -> Output | None:
-    """The output of a stage that another was built from, directly or not; None if it is unnamed or gone."""
+    """Finds the output of a stage that another was built from, directly or not, if it is still there."""
     for source in output.about.get("inputs", ()):
         made = Output(output.storage, f"{source.get('stage')}/{source.get('identity')}")
         if made.storage.size(f"{made.folder}/stage.json") is None:
@@ -81,13 +80,13 @@ def media_set_of(features: Output) -> str | None:
 
 
 def may_share_media(features: Output, records: Output) -> bool:
-    """False only if features and records name different media sets."""
+    """Is false if features and records name different media sets."""
     wanted = records.config.get("media_set")
     return media_set_of(features) in (None, wanted) or wanted is None
 
 
 def describe_differences(outputs: Sequence[Output]) -> Iterator[str]:
-    """Describes outputs by the settings that differ; if none does, by date, media set and inputs."""
+    """Describes outputs by the settings that differ, or else by date, media set and inputs."""
     names = dict.fromkeys(name for output in outputs for name in output.config)
     differing = [name for name in names if any(o.config.get(name) != outputs[0].config.get(name) for o in outputs)]
     for output in outputs:
@@ -104,7 +103,7 @@ def _origin(output: Output) -> list[str]:
 
 
 def describe(output: Output, config: Mapping[str, object] | None = None) -> str:
-    """An output's identity and settings, or other settings given; long values are cut."""
+    """Names an output by its identity and settings, or by others that are given."""
     settings = output.config if config is None else config
     shown = (f"{name}={value!s:.24}" for name, value in settings.items() if name != "_type")
     return f"{output.identity} ({', '.join(shown)})"

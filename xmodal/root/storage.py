@@ -1,8 +1,8 @@
-"""Storage of a root, which is a folder or an object store: the few operations that the rest of the project needs.
+"""Storage of a root: a folder or an object store.
 
-Keys are relative, with `/`. `create` and `publish` never overwrite: locally they are hard links with fsync, on an
-object store a conditional put and a server-side copy. File systems without hard links (exFAT, some network mounts) are
-refused by `xmodal doctor` and by the first commit.
+Keys are relative, with `/`. `create` and `link` never overwrite: locally they are hard links with fsync, on an object
+store a conditional put and a server-side copy. File systems without hard links (exFAT, some network mounts) are refused
+by `xmodal doctor` and by the first commit.
 """
 
 import errno
@@ -36,7 +36,7 @@ DELETED_AT_ONCE = 1000
 
 
 class LocalStorage:
-    """A folder. New bytes are written under `_runs/temporary/`, so that a kill leaves nothing where readers look."""
+    """A folder. New bytes are written under `_runs/temporary/`, so that readers never see parts of a file."""
 
     def __init__(self, url: str) -> None:
         self.url = str(Path(url.removeprefix("file://")).expanduser().absolute())
@@ -55,7 +55,7 @@ class LocalStorage:
         return open(self.path(key), "rb")
 
     def size(self, key: str) -> int | None:
-        """The bytes of a file, or None if there is no such file; a folder is none."""
+        """The bytes of a file; None if there is none, also for a folder."""
         try:
             found = os.stat(self.path(key))
             return found.st_size if stat.S_ISREG(found.st_mode) else None
@@ -63,14 +63,14 @@ class LocalStorage:
             return None
 
     def names(self, prefix: str) -> list[str]:
-        """The names of files and folders directly in a folder; none if there is no such folder."""
+        """The names directly in a folder; none if there is no folder."""
         try:
             return sorted(os.listdir(self.path(prefix)))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def create(self, key: str, data: bytes) -> bool:
-        """Puts bytes if the key is absent; False if another writer was first."""
+        """Returns False if another writer was first."""
         with self._temporary() as temporary:
             with open(temporary, "xb") as file:
                 file.write(data)
@@ -83,7 +83,7 @@ class LocalStorage:
 
     @contextmanager
     def writer(self, key: str) -> Iterator[BinaryIO]:
-        """Opens a file whose key exists, whole and durable, once this ends without error."""
+        """Opens a file that gets its key, whole and durable, when this ends without error."""
         with self._temporary() as temporary:
             with open(temporary, "xb") as file:
                 yield file
@@ -92,7 +92,7 @@ class LocalStorage:
             self._replace(temporary, key)
 
     def keep(self, file: str, key: str) -> None:
-        """Stores a file of this machine, as a hard link if the disk is the same; an existing key is kept."""
+        """Stores a file of this machine, as a hard link if that is possible; an existing key is kept."""
         with open(file, "rb") as source:
             os.fsync(source.fileno())
             try:
@@ -103,17 +103,11 @@ class LocalStorage:
                 with self.writer(key) as copy:
                     shutil.copyfileobj(source, copy, 2**20)
 
-    def publish(self, source: str, final: str) -> None:
-        """Moves to the final key, unless that exists already."""
-        self.link(source, final)
-        self.delete(source)
-
-    def link(self, source: str, final: str) -> None:
+    def link(self, source: str, second: str) -> None:
         """Puts the same bytes under a second key, unless that exists already."""
-        self._link(self.path(source), final)
+        self._link(self.path(source), second)
 
     def delete(self, *keys: str) -> None:
-        """Deletes files; missing ones are no error."""
         for key in keys:
             self._remove(self.path(key))
 
@@ -128,7 +122,6 @@ class LocalStorage:
 
     @contextmanager
     def _temporary(self) -> Iterator[str]:
-        """A unique name, whose file is removed afterwards unless the process was killed."""
         folder = self.path("_runs/temporary")
         self._make_folder(folder)
         temporary = f"{folder}/{uuid.uuid4().hex}"
@@ -154,7 +147,7 @@ class LocalStorage:
         Path(path).unlink(missing_ok=True)
 
     def _make_folder(self, folder: str) -> None:
-        """Makes a folder and its parents, each of them durable."""
+        """Makes a folder and its parents durable."""
         if not os.path.isdir(folder):
             self._make_folder(os.path.dirname(folder))
             with suppress(FileExistsError):
@@ -174,7 +167,7 @@ class LocalStorage:
 
 
 class RemoteStorage:
-    """An fsspec file system whose `pipe_file(mode="create")` is a conditional put: S3 and stores that speak S3."""
+    """An fsspec file system whose `pipe_file(mode="create")` is a conditional put, as S3's."""
 
     def __init__(self, url: str) -> None:
         import fsspec  # only roots that are URLs need it
@@ -195,7 +188,7 @@ class RemoteStorage:
         return cast(bytes, self._files.cat_file(self.path(key)))
 
     def open(self, key: str) -> BinaryIO:
-        """Buffered by the megabyte: fsspec's own lines cost a copy of its whole block each."""
+        # fsspec copies its whole block for each line
         return io.BufferedReader(self._files.open(self.path(key), "rb"), 2**20)
 
     def size(self, key: str) -> int | None:
@@ -223,14 +216,14 @@ class RemoteStorage:
                     raise
             else:
                 return True
-        raise OSError(f"{self.url}/{key}: the object store keeps answering that a conditional put is in conflict")
+        raise OSError(f"{self.url}/{key}: the object store keeps saying that a conditional put is in conflict")
 
     def write(self, key: str, data: bytes) -> None:
         self._files.pipe_file(self.path(key), data)
 
     @contextmanager
     def writer(self, key: str) -> Iterator[BinaryIO]:
-        """Staged on the local disk, so that a killed writer leaves nothing at all in the store."""
+        """Writes to the local disk first, so that a killed writer leaves nothing in the store."""
         with TemporaryDirectory(prefix="xmodal-") as folder:
             staged = f"{folder}/staged"
             with open(staged, "xb") as file:
@@ -241,17 +234,12 @@ class RemoteStorage:
         if self.size(key) is None:
             self._files.put_file(file, self.path(key))
 
-    def publish(self, source: str, final: str) -> None:
-        self.link(source, final)
-        with suppress(FileNotFoundError):
-            self._files.rm_file(self.path(source))
-
-    def link(self, source: str, final: str) -> None:
-        if self.size(final) is None:
-            self._files.cp_file(self.path(source), self.path(final))
+    def link(self, source: str, second: str) -> None:
+        if self.size(second) is None:
+            self._files.cp_file(self.path(source), self.path(second))
 
     def delete(self, *keys: str) -> None:
-        """Deletes without fsspec's `rm`, which takes `*` and `[` for patterns and lists every key first."""
+        # fsspec's `rm` takes `*` and `[` for patterns and lists every key first
         paths = [self.path(key) for key in keys]
         if hasattr(self._files, "bulk_delete"):
             for begin in range(0, len(paths), DELETED_AT_ONCE):

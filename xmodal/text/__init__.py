@@ -1,1 +1,1 @@
-"""Text: tokenizers, vocabularies, word vectors, sentence vectors, position codes, WordNet."""
+"""Text: from captions to words, ids and vectors."""

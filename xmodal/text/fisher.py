@@ -1,11 +1,11 @@
 """Fisher vectors: how a sentence's words would move a mixture of distributions (docs/models.md#fisher-vectors).
 
-In every dimension a component has a centre and a spread, and is a Gaussian or a Laplacian (`Kind`):
+In every dimension a component is a Gaussian or a Laplacian:
 
     gmm    Gaussians: the centre is a mean, the spread a standard deviation
     lmm    Laplacians: a median and a mean absolute deviation
-    hglmm  whichever of the two makes the words likelier. Klein et al. weigh them by an exponent from 0 to 1; as the
-           likelihood is linear in it, its best value is 0 or 1
+    hglmm  whichever makes the words likelier. Klein et al. weigh the two by an exponent from 0 to 1; as the likelihood
+           is linear in it, its best value is 0 or 1
 
 Shapes: N words, D dimensions, K components, S sentences.
 """
@@ -73,7 +73,7 @@ class Mixture:
 
     @cached_property
     def _heights_K(self) -> Numbers:
-        """The same at each centre."""
+        """(K,): the logarithm of each weighted density at its centre."""
         areas_KD = self.spreads_KD * np.where(self.laplacian_KD, 2.0, np.sqrt(2 * np.pi))
         logs_K = np.log(self.weights_K, out=np.full(self.weights_K.shape, -np.inf), where=self.weights_K > 0)
         heights_K: Numbers = logs_K - np.log(areas_KD).sum(axis=1)
@@ -147,7 +147,7 @@ def _maximise(
         if kind == "gmm":
             centres_KD[k], spreads_KD[k], laplacian_KD[k] = means_D, deviations_D, False
             continue
-        medians_D = _medians(words_ND, order_DN, shares_N)
+        medians_D = _weighted_medians(words_ND, order_DN, shares_N)
         distances_D = shares_N @ np.abs(words_ND - medians_D)
         widths_D = np.maximum(distances_D, narrowest_D)
         gaussian_D = -0.5 * np.log(2 * np.pi) - np.log(deviations_D) - variances_D / (2 * deviations_D**2)
@@ -158,8 +158,7 @@ def _maximise(
     return Mixture(weights_K / weights_K.sum(), centres_KD, spreads_KD, laplacian_KD)
 
 
-def _medians(words_ND: Numbers, order_DN: NDArray[np.int64], shares_N: Numbers) -> Numbers:
-    """(D,), weighted"""
+def _weighted_medians(words_ND: Numbers, order_DN: NDArray[np.int64], shares_N: Numbers) -> Numbers:
     below_DN = np.cumsum(shares_N[order_DN], axis=1)
     places_D = (below_DN < 0.5 * below_DN[:, -1:]).sum(axis=1)
     dimensions = np.arange(len(order_DN))

@@ -1,44 +1,36 @@
-"""Dual-Path's text input: a caption's word2vec words as a code of fixed length, in which they may stand anywhere.
+"""Dual-Path's text input: a caption's word2vec words as a code of fixed length (docs/models.md#dual-path-text-input).
 
     words = captions(records, view)  # from xmodal.records.views
     dictionary = Dictionary.build(words, "dual-path", partial(read_vectors, path, exact=True))
     reader = Reader(Examples.of(records, view, store, dictionary), store, tokens=Codes(32))  # from xmodal.batches
 
 Shapes: T texts, L positions of a code, S shifted codes of all texts. A code has ids from 1 on, and 0 where there is no
-word: a column of zeros in the paper, so row 0 of a table of word vectors must stay zero.
+word: row 0 of a table of word vectors must stay zero.
 
-The tokenizers `dual-path` and `dual-path-coco` keep upper case, as word2vec does (docs/models.md#dual-path-text-input).
 The official dictionaries come of other splits: Flickr30k's at white space alone, COCO's without `?`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
-from xmodal.text.tokenizers import Tokenizer, by_frequency, check_names, count_words, tokenizer
-from xmodal.text.vocabularies import PAD, SPECIALS, check_words, read_words_file, words_file
+from xmodal.text.tokenizers import by_frequency, count_words
+from xmodal.text.vocabularies import PAD, SPECIALS, WordList
 
 Ids: TypeAlias = NDArray[np.int32]
 Vectors: TypeAlias = Callable[[Sequence[str]], NDArray[np.float32]]  # (words, width), NaN for a word that has none
 NO_WORD = SPECIALS[PAD]
-KIND = "codes"
 
 
-@dataclass(frozen=True)
-class Dictionary:
+class Dictionary(WordList):
     """Words by their ids, <pad> for no word first."""
 
-    tokenizer: str
-    words: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        check_names(self.tokenizer, "none")
-        check_words("dictionary", self.words, (NO_WORD,))
+    specials = (NO_WORD,)
+    kind = "codes"
 
     @classmethod
     def build(cls, captions: Iterable[str], tokenizer_name: str, vectors: Vectors) -> "Dictionary":
@@ -49,33 +41,9 @@ class Dictionary:
             raise UserError(f"none of the captions' {len(words):,} words has a vector: is it their language's file?")
         return cls(tokenizer_name, (NO_WORD, *known))
 
-    def __repr__(self) -> str:
-        return f"<Dictionary: {len(self):,} words, by the tokenizer {self.tokenizer}>"
-
-    def __len__(self) -> int:
-        return len(self.words)
-
     def encode(self, caption: str) -> Ids:
         found = (self._ids.get(word) for word in self._split(caption))
         return np.array([number for number in found if number], np.int32)
-
-    def to_bytes(self) -> bytes:
-        return words_file(self.words, KIND, self.tokenizer)
-
-    @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> "Dictionary":
-        words, kind, *rest = read_words_file(data, f"{where} is not the dictionary")
-        if kind != KIND or len(rest) != 1:
-            raise UserError(f"{where} holds no dictionary of codes: {' '.join((kind, *rest))}")
-        return cls(rest[0], words)
-
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words) if number}
-
-    @cached_property
-    def _split(self) -> Tokenizer:
-        return tokenizer(self.tokenizer)
 
 
 @dataclass(frozen=True)

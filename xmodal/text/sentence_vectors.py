@@ -1,11 +1,10 @@
 """Sentence vectors: one vector a sentence, by a codebook that is fitted once on a sample of sentences.
 
-    hglmm, gmm, lmm   Fisher vectors (xmodal/text/fisher.py) of word vectors after independent component analysis;
-                      the papers' 30 components of 300 dimensions give 18,000 numbers
+    hglmm, gmm, lmm   Fisher vectors (xmodal/text/fisher.py) of word vectors after independent component analysis
     mean              the mean of the word vectors
     tfidf             counts of the sample's `width` most frequent words, times their rarity, which is
-                      log((1 + sentences) / (1 + sentences with the word)) + 1; at length 1. It takes no word vectors,
-                      and neither drops nor stems words, as papers that report it do
+                      log((1 + sentences) / (1 + sentences with the word)) + 1; at length 1. Unlike in papers that
+                      report it, no words are dropped or stemmed
 
 Independent components are fitted on words as often as the sample has them, the mixture on each word once: no paper says
 how often, and with repeated words most components have one word alone. Principal components shorten longer codes to

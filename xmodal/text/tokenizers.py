@@ -1,20 +1,16 @@
 """Tokenizers: captions as words, the same on every machine and without downloads.
 
     nltk             lower-cased, then NLTK's word tokenizer on the whole caption: `word_tokenize(text.lower(),
-                     preserve_line=True)`, which splits no sentences and so needs no data
+                     preserve_line=True)`, which needs no data (docs/corpora.md#tokenizers)
     nltk-sentences   lower-cased, then sentences by NLTK's punkt data, which must be installed, then the same, as VSE++,
-                     PVSE and PCME do: a full stop inside a caption is then a word (docs/corpora.md#tokenizers)
+                     PVSE and PCME do
     spacy            lower-cased, then spaCy's rules for English, without a trained model; white space is no word
     whitespace       lower-cased, then split at white space
     dual-path        as written, split at white space and - . , ( ), which are no words (Dual-Path on Flickr30k)
     dual-path-coco   and at ? too (Dual-Path on COCO)
 
-Before it is counted and encoded, a caption may be cleaned:
-
-    none    as it is
-    mrw     PVSE's replacements for MRW (docs/corpora.md#mrw), also within words: "her/his" becomes "hehis"
-
-Nothing here shortens a caption: a recipe's `longest` cuts encoded ones.
+Before it is counted and encoded, a caption may be cleaned: by `mrw`, PVSE's replacements for MRW (docs/corpora.md#mrw),
+or by `none`.
 """
 
 import re

@@ -1,12 +1,11 @@
 """Published word-vector files, read in one pass; a file's content says which format it has.
 
-    GloVe text        one line a word, then its numbers, separated by single spaces; a word may have spaces in it, as
-                      some of glove.840B.300d have, so numbers are counted from the end of the line
+    GloVe text        one line a word, then its numbers, separated by single spaces; some words of glove.840B.300d have
+                      spaces, so numbers are counted from the end of the line
     word2vec text     the same after a first line with the number of words and their width
     word2vec binary   the same first line, then for each word the word, a space, its floats, and perhaps a line feed
 
-A file may be plain, in gzip, or alone in a zip. Lines of unwanted words are not parsed, but a file that is cut is
-refused.
+A file may be plain, in gzip, or alone in a zip; one that is cut is refused.
 """
 
 import gzip
@@ -123,10 +122,13 @@ class VectorFile:
     def _read(self, batch: list[tuple[str, bytes, bytes]], wanted: Collection[bytes] | None) -> Vectors:
         try:
             values = _numbers([numbers for _, _, numbers in batch], self.width)
-        except ValueError:
-            for place, _, numbers in batch:  # names the one that is wrong
-                _check_numbers(place, numbers, self.width)
-            raise
+        except ValueError as error:
+            for line in batch if len(batch) > 1 else ():  # names the one that is wrong
+                self._read([line], None)
+            reason = str(error).replace("Invalid UTF8 payload", "bytes in no number")
+            if bad := re.search(r"'(.*)'", reason, re.DOTALL):
+                reason = f"{bad[1]!r} where a number should be"
+            raise UserError(f"{batch[0][0]} has {reason}") from None
         rows = [row for row, (_, word, _) in enumerate(batch) if wanted is None or word in wanted]
         return [batch[row][1] for row in rows], values[rows]
 
@@ -201,16 +203,6 @@ def _numbers(texts: Sequence[bytes], width: int) -> NDArray[np.float32]:
     if not np.isfinite(found).all():
         raise ValueError("a number that is NaN or infinite")
     return found
-
-
-def _check_numbers(place: str, numbers: bytes, width: int) -> None:
-    try:
-        _numbers([numbers], width)
-    except ValueError as error:
-        reason = str(error).replace("Invalid UTF8 payload", "bytes in no number")
-        if bad := re.search(r"'(.*)'", reason, re.DOTALL):
-            reason = f"{bad[1]!r} where a number should be"
-        raise UserError(f"{place} has {reason}") from None
 
 
 class _Ticking(FileIO):

@@ -3,8 +3,7 @@
     a line that says what it is | float32 rows in the file's order | sorted hashes of the words | their entries
     | a JSON object: width, rows, words, checksums | its length and checksum
 
-All numbers are little-endian. Hashes have 128 bits. An entry is a row's number and the crc32c of word and row, which is
-checked when it is looked up.
+All numbers are little-endian, hashes have 128 bits. An entry is a row's number and the crc32c of word and row.
 """
 
 import hashlib
@@ -95,7 +94,7 @@ class VectorIndex:
 
 
 def write_index(source: VectorFile, path: Path, tick: Tick = lambda size: None) -> VectorIndex:
-    """Of a word that is there twice the last vector counts."""
+    """Writes every word; of two vectors of a word the last counts."""
     rows, checksums = dict[bytes, int](), array("I")  # the row of each word; the checksum of each row
     with new_file(path) as file:
         file.write(MAGIC)

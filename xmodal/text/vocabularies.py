@@ -5,13 +5,13 @@ import json
 import pickle
 import pickletools
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,27 +29,65 @@ class Encoder(Protocol):
     def __len__(self) -> int: ...  # different ids
 
 
-def check_words(what: str, words: Sequence[str], specials: tuple[str, ...]) -> None:
-    if tuple(words[: len(specials)]) != specials or len(set(words)) < len(words):
-        raise ValueError(f"a {what} starts with {' '.join(specials)} and has no word twice")
-    for word in words:
-        if word.split() != [word]:
-            raise ValueError(f"{word!r} is no word: it is empty or has white space in it")
-        if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
-            raise ValueError(f"{word!r} is no word: it is not Unicode")
-
-
 @dataclass(frozen=True)
-class Vocabulary:
-    """Words by their ids, the four special ones first."""
+class WordList:
+    """Words by their ids, the specials first, and how captions become words."""
 
     tokenizer: str
     words: tuple[str, ...]
     cleaning: str = "none"
+    specials: ClassVar[tuple[str, ...]]
+    kind: ClassVar[str] = ""  # how its file begins, if not by the tokenizer
 
     def __post_init__(self) -> None:
         check_names(self.tokenizer, self.cleaning)
-        check_words("vocabulary", self.words, SPECIALS)
+        if self.words[: len(self.specials)] != self.specials or len(set(self.words)) < len(self.words):
+            kind = type(self).__name__.lower()
+            raise ValueError(f"a {kind} starts with {' '.join(self.specials)} and has no word twice")
+        for word in self.words:
+            if word.split() != [word]:
+                raise ValueError(f"{word!r} is no word: it is empty or has white space in it")
+            if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
+                raise ValueError(f"{word!r} is no word: it is not Unicode")
+
+    def __repr__(self) -> str:
+        how = f"by the tokenizer {self.tokenizer}, cleaning {self.cleaning}"
+        return f"<{type(self).__name__}: {len(self):,} words, {how}>"
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def to_bytes(self) -> bytes:
+        """Writes a line of facts, the number of words and a checksum; then one word a line."""
+        cleaning = "" if self.cleaning == "none" else self.cleaning
+        head = " ".join(filter(None, (self.kind, self.tokenizer, cleaning, str(len(self))))).encode()
+        body = "".join(f"{word}\n" for word in self.words).encode()
+        return head + b" " + _checksum(head, body) + b"\n" + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Self:
+        name = cls.__name__.lower()
+        first, _, body = data.partition(b"\n")
+        head, _, checksum = first.rpartition(b" ")
+        if checksum != _checksum(head, body):
+            raise UserError(f"{where} is not the {name} that was written: it was changed, cut or is another file")
+        *facts, _ = head.decode().split(" ")
+        if cls.kind and facts.pop(0) != cls.kind:
+            raise UserError(f"{where} holds no {name}")
+        tokenizer, *cleaning = facts
+        return cls(tokenizer, tuple(body.decode().split("\n")[:-1]), *cleaning)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words) if number >= len(self.specials)}
+
+    @cached_property
+    def _split(self) -> Tokenizer:
+        return tokenizer(self.tokenizer, self.cleaning)
+
+
+class Vocabulary(WordList):
+    specials = SPECIALS
 
     @classmethod
     def build(cls, captions: Iterable[str], tokenizer: str, minimum_count: int, cleaning: str = "none") -> "Vocabulary":
@@ -64,35 +102,12 @@ class Vocabulary:
         kept = ((word, count) for word, count in counts if count >= minimum_count and word not in SPECIALS)
         return cls(tokenizer, (*SPECIALS, *by_frequency(kept)), cleaning)
 
-    def __repr__(self) -> str:
-        return f"<Vocabulary: {len(self):,} words, by the tokenizer {self.tokenizer}, cleaning {self.cleaning}>"
-
-    def __len__(self) -> int:
-        return len(self.words)
-
     def encode(self, caption: str) -> NDArray[np.int32]:
         return np.array([START, *map(self.id_of, self._split(caption)), END], np.int32)
 
     def id_of(self, word: str) -> int:
         """<unk> for unknown words, and for those that spell a special."""
         return self._ids.get(word, UNKNOWN)
-
-    def to_bytes(self) -> bytes:
-        cleaning = () if self.cleaning == "none" else (self.cleaning,)
-        return words_file(self.words, self.tokenizer, *cleaning)
-
-    @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> "Vocabulary":
-        words, tokenizer, *cleaning = read_words_file(data, f"{where} is not the vocabulary")
-        return cls(tokenizer, words, *cleaning)
-
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words) if number >= len(SPECIALS)}
-
-    @cached_property
-    def _split(self) -> Tokenizer:
-        return tokenizer(self.tokenizer, self.cleaning)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,9 +139,8 @@ class ReleasedVocabulary:
         return tuple(sorted(self.ids, key=self.ids.__getitem__))
 
     def encode(self, caption: str) -> NDArray[np.int32]:
-        start, end, unknown = (self.ids[SPECIALS[name]] for name in (START, END, UNKNOWN))
-        found = [self.ids.get(word, unknown) for word in self._split(caption)]
-        return np.array([start, *found, end], np.int32)
+        _, start, end, unknown = map(self.ids.__getitem__, SPECIALS)
+        return np.array([start, *(self.ids.get(word, unknown) for word in self._split(caption)), end], np.int32)
 
     @cached_property
     def _split(self) -> Tokenizer:
@@ -164,9 +178,6 @@ _NO_PICKLE = (pickle.UnpicklingError, EOFError, LookupError, TypeError, Attribut
 class _Unpickler(pickle.Unpickler):
     """Makes plain values alone; any class called Vocabulary becomes an empty one."""
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(BytesIO(data), encoding="utf-8")  # for strings of Python 2
-
     def find_class(self, module: str, name: str) -> Any:
         if name != "Vocabulary":
             raise pickle.UnpicklingError(f"it wants {module}.{name}, and nothing but a Vocabulary is unpickled")
@@ -177,24 +188,8 @@ def _unpickled(data: bytes) -> Any:
     """Refuses many tuples, which a vocabulary does not have: in each other they take for ever to hash."""
     if sum(code.name in _TUPLES for code, _, _ in pickletools.genops(data)) > FEW_TUPLES:
         raise pickle.UnpicklingError("it is full of tuples")
-    found = _Unpickler(data).load()
+    found = _Unpickler(BytesIO(data), encoding="utf-8").load()  # for strings of Python 2
     return found if isinstance(found, dict) else getattr(found, "__dict__", None)
-
-
-def words_file(words: Sequence[str], *about: str) -> bytes:
-    """Writes a line of facts, the number of words and a checksum; then one word a line."""
-    head = " ".join([*about, str(len(words))]).encode()
-    body = "".join(f"{word}\n" for word in words).encode()
-    return head + b" " + _checksum(head, body) + b"\n" + body
-
-
-def read_words_file(data: bytes, is_not: str) -> tuple[Any, ...]:
-    """Returns the words, then the facts; `is_not` begins the message for another file."""
-    first, _, body = data.partition(b"\n")
-    head, _, checksum = first.rpartition(b" ")
-    if checksum != _checksum(head, body):
-        raise UserError(f"{is_not} that was written: it was changed, cut or is another file")
-    return tuple(body.decode().split("\n")[:-1]), *head.decode().split(" ")[:-1]
 
 
 def _checksum(head: bytes, body: bytes) -> bytes:

@@ -1,5 +1,6 @@
 """Word vectors of a vocabulary, read from a published file or an index of one."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -67,19 +68,21 @@ class Coverage:
     def of(
         cls, words: Sequence[str], vectors: NDArray[np.float32], counts: Mapping[str, int] | None = None
     ) -> "Coverage":
-        missing = tuple(words[row] for row in np.flatnonzero(np.isnan(vectors).any(axis=1)).tolist())
+        missing = [words[row] for row in np.flatnonzero(np.isnan(vectors).any(axis=1)).tolist()]
         if counts is None:
-            return cls(len(words), missing)
-        missing = tuple(by_frequency((word, counts.get(word, 0)) for word in missing))
-        occurrences = sum(counts.get(word, 0) for word in words)
-        return cls(len(words), missing, occurrences, sum(counts.get(word, 0) for word in missing))
+            return cls(len(words), tuple(missing))
+        found = Counter(counts)
+        missing = by_frequency((word, found[word]) for word in missing)
+        return cls(len(words), tuple(missing), sum(found[word] for word in words), sum(found[word] for word in missing))
 
     def __str__(self) -> str:
         text = f"{_share(self.words - len(self.missing), self.words)} words have a vector"
         if self.occurrences is not None and self.occurrences_missing is not None:
             text += f", {_share(self.occurrences - self.occurrences_missing, self.occurrences)} that occur"
         if self.missing:
-            text += f"; without: {' '.join(self.missing[:8])}{' …' if len(self.missing) > 8 else ''}"
+            text += f"; without: {' '.join(self.missing[:8])}"
+        if len(self.missing) > 8:
+            text += " …"
         return text
 
 

@@ -1,4 +1,4 @@
-"""WordNet: synonyms, and the concepts that a caption names by them: the query of A3VSE's s_g baseline.
+"""WordNet: synonyms, and the concepts that a caption names by them (docs/models.md#concept-baseline).
 
 WordNet is a folder or zip of these files for each part of speech, as wndb(5WN) describes them: the `wordnet` of NLTK's
 data, Debian's `wordnet-base`, or others.
@@ -9,9 +9,8 @@ data, Debian's `wordnet-base`, or others.
 
 A synset's name is the byte at which its line starts in `data`. Lines of the licence start with a blank.
 
-Beyond docs/models.md#concept-baseline: every run of words that names something counts, also inside a longer one, so
-that a "hot dog" names a dog; each in all its parts of speech, base forms and senses; names match whole, whatever their
-case; a name that WordNet lacks is a noun without synonyms. Function words name nothing: to WordNet "a" is a vitamin.
+The paper leaves open: a run of words counts also inside a longer one, so that a "hot dog" names a dog; a word counts in
+all its parts of speech and senses; a name that WordNet lacks is a noun. Function words name nothing.
 """
 
 import zipfile

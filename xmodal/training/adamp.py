@@ -1,17 +1,17 @@
 """AdamP (Heo et al., ICLR 2021): Adam whose step does not grow the norm of weights that have a direction alone.
 
-The gradient of such weights w is nearly orthogonal to them. AdamP then takes out of Adam's step p the part along w. It
-looks twice: at every output on its own (a row of a matrix), then at the whole tensor.
+The gradient of such weights w is nearly orthogonal to them; the part along w is then taken out of Adam's step p. Rows
+of a matrix are looked at on their own, then the whole tensor; vectors and scalars get the step of Adam.
 
     cosine(gradient, w) < delta / sqrt(size of w), for all rows at once   →   p - w (w . p) / |w|^2 in each row
 
-Weight decay is `wd_ratio` of itself where the step was projected. Vectors and scalars get the step of Adam. Defaults
-are those of the paper's section 5 and its code; without Nesterov momentum, which PCME has not.
+Weight decay is `wd_ratio` of itself where the step was projected. Defaults are those of the paper's section 5 and its
+code, without Nesterov momentum, which PCME has not.
 """
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,23 +32,17 @@ class AdamP(Optimizer):
     ) -> None:
         if min(lr, eps, weight_decay, delta, wd_ratio) < 0 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be in [0, 1) and the rest not below 0: {lr=} {betas=} {eps=} {weight_decay=}")
-        names = ("lr", "betas", "eps", "weight_decay", "delta", "wd_ratio")
-        super().__init__(params, dict(zip(names, (lr, betas, eps, weight_decay, delta, wd_ratio), strict=True)))
+        about = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, about | {"delta": delta, "wd_ratio": wd_ratio})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.no_grad():
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        _move(parameter, parameter.grad, self.state[parameter], group)
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    _move(parameter, parameter.grad, self.state[parameter], group)
         return loss
 
 

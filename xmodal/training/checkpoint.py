@@ -1,7 +1,4 @@
-"""Checkpoints: how far a training is and what it has logged, saved together, so that it goes on as if never stopped.
-
-The first process of several writes; what the others log stays in memory.
-"""
+"""Checkpoints: how far a training is, saved together with the length of its log. Only the first process writes."""
 
 import json
 import math
@@ -9,6 +6,7 @@ import os
 import pickle
 import zipfile
 import zlib
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -28,7 +26,7 @@ from xmodal.training import run_folder
 
 @dataclass
 class TrainingState:
-    """Everything beside weights and optimiser that decides how a run goes on. All numbers count from 0."""
+    """Where a run goes on, beside weights and optimiser. All numbers count from 0."""
 
     phase: int = 0
     epoch: int = 0  # of the phase; those before it are done
@@ -44,7 +42,7 @@ class TrainingState:
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """log.jsonl, and the board where one is asked for. Phases and epochs are counted from 1 in it."""
+    """log.jsonl, and the board where one is asked for. Phases and epochs count from 1 in it."""
 
     file: BinaryIO
     board: Any = None  # a SummaryWriter of TensorBoard
@@ -58,22 +56,21 @@ class Log:
                 self.board.add_scalar(name, value, facts["step"])
 
     def cut(self, size: int) -> None:
-        """Keeps the first so many bytes."""
         self.file.truncate(min(size, self.file.tell()))
 
     def synced_size(self) -> int:
-        """Brings the file to the disk, and gives its size in bytes."""
+        """Brings the file to the disk; its size in bytes."""
         os.fsync(self.file.fileno())
         return os.fstat(self.file.fileno()).st_size
 
 
 @contextmanager
 def open_log(run: str, tensorboard: bool) -> Iterator[Log]:
-    """Opens the log for more lines. TensorBoard shows the later of steps that were done twice, because of a kill."""
+    """Opens the log for more lines. TensorBoard shows the later of steps that were done twice after a kill."""
     if distributed.rank():
         yield Log(BytesIO())
         return
-    with (Path(run) / run_folder.LOG).open("ab") as file:
+    with Path(run, run_folder.LOG).open("ab") as file:
         if not tensorboard:
             yield Log(file)
             return
@@ -86,7 +83,7 @@ def open_log(run: str, tensorboard: bool) -> Iterator[Log]:
 
 
 def save_state(run: str, log: Log, state: TrainingState, model: nn.Module, optimiser: Optimizer) -> None:
-    if distributed.rank():
+    if distributed.rank():  # its log is in memory
         return
     state.log_bytes = log.synced_size()
     tensors = {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
@@ -102,13 +99,13 @@ def save(run: str, name: str, state: object) -> None:
 
 
 def read_last(run: str) -> dict[str, Any] | None:
-    """Reads what was saved last; None for a run that saved nothing."""
-    return None if LocalStorage(run).size(run_folder.LAST) is None else read_tensors(run, run_folder.LAST)
+    """The state that was saved last; None if there is none."""
+    return read_tensors(run, run_folder.LAST) if run_folder.has_state(run) else None
 
 
 def state_of(saved: dict[str, Any], phases: int) -> TrainingState:
-    state = TrainingState(**saved["state"])
-    wrong = [name for name, value in asdict(TrainingState()).items() if type(getattr(state, name)) is not type(value)]
+    state, fresh = TrainingState(**saved["state"]), vars(TrainingState())
+    wrong = any(type(value) is not type(fresh[name]) for name, value in vars(state).items())
     if wrong or not 0 <= state.phase <= phases or min(state.epoch, state.cursor, state.step, state.log_bytes) < 0:
         raise ValueError(f"its training state is impossible: {state}")
     return state
@@ -116,7 +113,7 @@ def state_of(saved: dict[str, Any], phases: int) -> TrainingState:
 
 @contextmanager
 def blaming_last(run: str) -> Iterator[None]:
-    """Says of errors in the block that the file which was saved last is wrong."""
+    """Turns errors of the block into one of the file that was saved last."""
     try:
         yield
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -125,35 +122,29 @@ def blaming_last(run: str) -> Iterator[None]:
         ) from error
 
 
-# reading a checkpoint raises one of these if its bytes are not what was written
-DAMAGE = (
-    AssertionError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    OverflowError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+DAMAGED = (AssertionError, AttributeError, EOFError, LookupError, OSError, OverflowError, RuntimeError, TypeError)
+
+
+def load_tensors(data: bytes) -> Any:
+    """Reads tensors and plain values to the CPU, and executes nothing; ValueError if the bytes are damaged."""
+    try:
+        is_archive = zipfile.is_zipfile(BytesIO(data))
+        if is_archive and (broken := zipfile.ZipFile(BytesIO(data)).testzip()) is not None:  # torch checks no checksum
+            raise ValueError(f"{broken} has changed")
+        with torch.serialization.safe_globals([Namespace]):  # in which official codes save their options
+            return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+    except (*DAMAGED, pickle.UnpicklingError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(str(error)) from error
 
 
 def read_tensors(run: str, name: str) -> dict[str, Any]:
-    """Reads a file of tensors and plain values by name, to the CPU; nothing in it is executed."""
+    """Reads a run's file of tensors and plain values by name."""
     try:
-        data = LocalStorage(run).read(name)
-        with zipfile.ZipFile(BytesIO(data)) as archive:
-            if (broken := archive.testzip()) is not None:  # torch does not look at the checksums
-                raise zipfile.BadZipFile(f"{broken} has changed")
-        found = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+        found = load_tensors(LocalStorage(run).read(name))
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}, no tensors")
     except FileNotFoundError:
         raise UserError(f"{run} has no {name}: train it first") from None
-    except DAMAGE as error:
+    except ValueError as error:
         raise UserError(f"{run}/{name} is damaged ({error}): {run_folder.anew(run)}") from error
-    if not isinstance(found, dict):
-        kind = type(found).__name__
-        raise UserError(f"{run}/{name} is damaged (it holds a {kind}, no tensors): {run_folder.anew(run)}")
     return found

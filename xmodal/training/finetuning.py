@@ -6,7 +6,7 @@ Shapes: B samples, H and W pixels of a picture, R positions of a grid, D width o
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,7 +14,6 @@ from xmodal.batches.batch import Batch, Padded
 from xmodal.errors import UserError
 from xmodal.features.networks import Extractor, ResNet, load
 from xmodal.features.store import FeatureStore
-from xmodal.models import Trainable
 
 
 class WithBackbone(nn.Module):
@@ -22,6 +21,8 @@ class WithBackbone(nn.Module):
 
     Parameters of the model keep the names of the phases before, those of the network are called `trunk.*`.
     """
+
+    model: Any  # a `Trainable`
 
     def __init__(self, model: nn.Module, extractor: Extractor) -> None:
         super().__init__()
@@ -32,20 +33,22 @@ class WithBackbone(nn.Module):
         self.pooled = extractor.config.output == "pooled"
 
     def encode_visual(self, visual: Padded) -> Any:
-        return self._trainable.encode_visual(self.features(visual))
+        return self.model.encode_visual(self.features(visual))
 
     def encode_text(self, text: Padded) -> Any:
-        return self._trainable.encode_text(text)
+        return self.model.encode_text(text)
 
     def similarity(self, visual: Any, text: Any) -> Tensor:
-        return self._trainable.similarity(visual, text)
+        scores: Tensor = self.model.similarity(visual, text)
+        return scores
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         streams = {n: replace(stream, visual=self.features(stream.visual)) for n, stream in batch.streams.items()}
-        return self._trainable.objective(replace(batch, streams=streams))
+        terms: dict[str, Tensor] = self.model.objective(replace(batch, streams=streams))
+        return terms
 
     def features(self, visual: Padded) -> Padded:
-        """Computes what a store of features has: (B, R, D) for a grid, (B, 1, D) for pooled features."""
+        """Computes features as a store has them: (B, R, D) for a grid, (B, 1, D) for pooled ones."""
         maps_BDHW: Tensor = self.model.get_submodule("trunk")(visual.values.squeeze(1))
         maps_BDR = maps_BDHW.mean((2, 3))[..., None] if self.pooled else maps_BDHW.flatten(2)
         return Padded.whole(maps_BDR.transpose(1, 2))
@@ -59,13 +62,9 @@ class WithBackbone(nn.Module):
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         return self.model.load_state_dict(state, strict, assign)
 
-    @property
-    def _trainable(self) -> Trainable[Any, Any]:
-        return cast(Trainable[Any, Any], self.model)
-
 
 def attach_backbone(model: nn.Module, features: FeatureStore, weights_file: Path | None = None) -> WithBackbone:
-    """Puts the network that made the features in front of a model that read them, on the CPU."""
+    """Puts the network that made the features in front of a model of them, on the CPU."""
     network = network_of(features)
     extractor = load(network, weights_file)
     if extractor.weights_sha256 != features.provenance.get("weights_sha256"):
@@ -77,12 +76,12 @@ def attach_backbone(model: nn.Module, features: FeatureStore, weights_file: Path
 
 
 def attach_empty_backbone(model: nn.Module, features: FeatureStore) -> WithBackbone:
-    """As `attach_backbone`, for weights that are loaded next: needs no file of weights and no download."""
+    """As `attach_backbone`, for weights that are loaded next: needs no file and no download."""
     return WithBackbone(model, load(replace(network_of(features), weights="random:0")))
 
 
 def network_of(features: FeatureStore) -> ResNet:
-    """Reads from a store the config of the network that made it."""
+    """The config of the network that made a store."""
     told = features.provenance
     try:
         sizes = {name: told["preprocessing"][name] for name in ("resize", "crop")}

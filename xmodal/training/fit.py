@@ -1,8 +1,7 @@
 """Training from cached features, exactly as a recipe says.
 
-The weights with the highest rsum on the recipe's validation view are kept; no test split can be named here. All chance
-follows from the seed and the step, so a run that was killed goes on from where it was last saved, with any number of
-processes, and ends as it would have ended.
+The weights with the highest rsum on the recipe's validation view are kept. All chance follows from the seed and the
+step: a run that was killed goes on from its last checkpoint, with any number of processes, and ends as it would have.
 
 Several processes (torchrun) share every batch: see `batches.distributed`. The batch normalisation of a backbone that
 reads pictures sees each process's own part: freeze it to train as one process.
@@ -11,15 +10,14 @@ reads pictures sees each process's own part: freeze it to train as one process.
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -30,7 +28,7 @@ from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
 from xmodal.batches.texts import vocabulary_and_texts
 from xmodal.errors import UserError
-from xmodal.features.opening import describe_network, open_features
+from xmodal.features.opening import describe_network
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import Labels, headline, labels_of
 from xmodal.models import Trainable
@@ -38,7 +36,6 @@ from xmodal.progress import Progress, Silence
 from xmodal.recipes import OnePerClass, Phase, Recipe
 from xmodal.records.views import captions_of_views, classes
 from xmodal.root.outputs import Output
-from xmodal.root.selection import find_output
 from xmodal.text.vocabularies import Vocabulary
 from xmodal.training import checkpoint, optimisers, run_folder
 from xmodal.training.checkpoint import Log, TrainingState
@@ -46,6 +43,7 @@ from xmodal.training.finetuning import WithBackbone, attach_backbone, attach_emp
 from xmodal.training.picture_crops import picture_reader
 from xmodal.training.recipe_limits import refuse_unbuilt
 from xmodal.training.run_folder import Run
+from xmodal.training.run_setup import Setup
 from xmodal.training.validation import check_device, measure
 from xmodal.training.words import KnownWords, sha256_of_vectors, tokens_of, word_vectors
 
@@ -66,82 +64,129 @@ class Outcome:
     known_words: float  # their share of the words of the training captions
 
 
-def fit(
-    recipe: Recipe,
-    root: str,
-    run: str,
-    *,
-    records: str | None = None,
-    features: str | None = None,
-    pixels: str | None = None,
-    vectors: str | None = None,
-    weights: str | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
-    tensorboard: bool = False,
-    progress: Progress | None = None,
-) -> Outcome:
-    """Trains in the folder `run`, or goes on there.
-
-    `records`, `features` and `pixels` are identities, for a root that has several outputs of a stage. `vectors` is the
-    file of word vectors that the recipe names, `weights` that of the features' network, if a phase trains that network
-    and it is not one of torchvision's. `threads` are torch's: small steps take longer on several than on one.
-    """
-    check_device(device)
-    run_folder.check_folder(run)
+def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) -> Outcome:
+    """Trains in the folder `run`, or goes on there. Whatever is refused before the first step has written nothing."""
+    check_device(setup.device)
     refuse_unbuilt(recipe)
-    with distributed.process_group(device):
-        device = distributed.own_device(device)
-        progress = Silence() if progress is None or distributed.rank() else progress
-        tables = find_output(root, "records", records, corpus=recipe.view.corpus)
-        store = open_features(root, recipe.visual.stage, features, tables, recipe.model)
-        squares = open_features(root, "pixels", pixels, tables) if any(p.pixels for p in recipe.phases) else None
-        vocabulary, train, validation = _examples(recipe, tables, store, run)
-        pa.default_memory_pool().release_unused()  # the captions' columns, which Arrow would keep
-        _refuse_common(recipe, train, validation)
+    with distributed.process_group(setup.device):
+        device = distributed.own_device(setup.device)
+        setup = replace(setup, device=device, progress=Silence() if distributed.rank() else setup.progress)
+        data = _open(recipe, setup, run)
         started = Run(
             recipe,
-            tables.identity,
-            store.output.identity,
-            vocabulary,
-            visual_width=store.spec.row_shape[-1],
-            instances=len(train.ids),
-            weights=describe_network(store),
-            vectors=sha256_of_vectors(recipe, run, vectors),
-            pixels=squares.output.identity if squares else "",
+            data.tables.identity,
+            data.store.output.identity,
+            data.vocabulary,
+            visual_width=data.store.spec.row_shape[-1],
+            instances=len(data.train.examples.ids),
+            weights=describe_network(data.store),
+            vectors=sha256_of_vectors(recipe, run, setup.vectors),
+            pixels=data.squares.output.identity if data.squares else "",
         )
-        progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
-        known = KnownWords.of(train, vocabulary)
-        known.tell(recipe, progress)
-        by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
-        if not by_class and recipe.batch_size > len(train.words):
-            progress.say(
-                f"batch_size {recipe.batch_size:,} is more than the {len(train.words):,} captions there are: "
-                "every epoch is one step of them all"
-            )
+        known = _announce(recipe, data, setup.progress)
         devices = [device] if torch.device(device).type == "cuda" else []
-        with _threads(threads), torch.random.fork_rng(devices):
-            seen = [Reader(examples, store, recipe.visual, tokens_of(recipe)) for examples in (train, validation)]
-            if by_class:
-                seen[0] = replace(seen[0], classes=classes(tables, train.ids))
-            model = _model(run, started, device, word_vectors(vectors, train, vocabulary, progress))
-            distributed.refuse_dropout(model)
-            for phase in recipe.phases:
-                optimisers.check(model, phase)
-            readers = _Readers(seen[0], seen[1], squares, labels_of(tables, validation.ids))
-            # what was refused until here has written nothing
+        with _threads(setup.threads), torch.random.fork_rng(devices):
+            model = _model(started, setup, run, data)
             with _locked(run, started), checkpoint.open_log(run, tensorboard) as log:
-                return _run_phases(_Training(recipe, run, model, readers, weights, device, progress, log), known)
+                return _run_phases(_Training(recipe, setup, run, model, data, log), known)
 
 
-def _examples(recipe: Recipe, tables: Output, store: FeatureStore, run: str) -> tuple[Vocabulary, Examples, Examples]:
-    """Reads the examples to train and to choose on; a run that goes on knows its words already."""
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """Everything that a run reads."""
+
+    tables: Output
+    store: FeatureStore
+    squares: FeatureStore | None  # pictures, if a phase reads them
+    vocabulary: Vocabulary
+    train: Reader
+    validation: Reader
+    labels: Labels  # of the validation's items
+
+    def pictured(self, reader: Reader, phase: Phase) -> Reader:
+        """A reader of the same items as pictures, if the phase reads them."""
+        if phase.pixels is None:
+            return reader
+        assert self.squares is not None
+        return picture_reader(reader, self.squares, phase.pixels)
+
+
+def _open(recipe: Recipe, setup: Setup, run: str) -> _Data:
+    tables = setup.tables(recipe.view.corpus)
+    store = setup.store(recipe.visual.stage, tables, recipe.model)
+    squares = setup.store("pixels", tables) if any(phase.pixels for phase in recipe.phases) else None
     learned, chosen_on = captions_of_views(tables, (recipe.view, recipe.validation))
-    known = run_folder.read_vocabulary(run)
-    vocabulary, texts = vocabulary_and_texts(tables, recipe.view, learned, tokens_of(recipe), known)
+    tokens, known = tokens_of(recipe), run_folder.read_vocabulary(run)
+    vocabulary, texts = vocabulary_and_texts(tables, recipe.view, learned, tokens, known)
     train = Examples.among(learned, recipe.view, store, texts)
     validation = Examples.among(chosen_on, recipe.validation, store, vocabulary)
-    return vocabulary, train, validation
+    del learned, chosen_on
+    pa.default_memory_pool().release_unused()  # the captions' columns, which Arrow would keep
+    if common := sorted(set(train.ids).intersection(validation.ids)):
+        raise UserError(
+            f"recipe {recipe.name!r}: {len(common):,} items are in both {recipe.view.split!r} and "
+            f"{recipe.validation.split!r}, such as {common[0]!r}: validate on items that are not trained on"
+        )
+    by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
+    return _Data(
+        tables,
+        store,
+        squares,
+        vocabulary,
+        Reader(train, store, recipe.visual, tokens, classes(tables, train.ids) if by_class else None),
+        Reader(validation, store, recipe.visual, tokens),
+        labels_of(tables, validation.ids),
+    )
+
+
+def _announce(recipe: Recipe, data: _Data, progress: Progress) -> KnownWords:
+    train, validation = data.train.examples, data.validation.examples
+    progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
+    known = KnownWords.of(train, data.vocabulary)
+    known.tell(recipe, progress)
+    if data.train.classes is None and recipe.batch_size > len(train.words):
+        progress.say(
+            f"batch_size {recipe.batch_size:,} is more than the {len(train.words):,} captions there are: "
+            "every epoch is one step of them all"
+        )
+    return known
+
+
+def _counted(examples: Examples) -> str:
+    counts = f"{len(examples.ids):,} items with {len(examples.words):,} captions"
+    features, captions = examples.items_without_features, examples.items_without_captions
+    left_out = f" ({features} left out without features, {captions} without captions)"
+    return counts + left_out if features or captions else counts
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before if count is None else count)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _model(started: Run, setup: Setup, run: str, data: _Data) -> nn.Module:
+    recipe = started.recipe
+    vectors = word_vectors(setup.vectors, data.train.examples, data.vocabulary, setup.progress)
+    torch.manual_seed(recipe.seed)
+    model = run_folder.network(run, started, vectors)
+    if not isinstance(model, nn.Module) or not isinstance(model, Trainable):
+        raise UserError(f"{recipe.name}: {type(model).__name__} has no objective(batch) to be trained by")
+    model = model.to(setup.device)
+    distributed.refuse_dropout(model)
+    for phase in recipe.phases:
+        optimisers.check(model, phase)
+    if not run_folder.has_state(run):
+        for batch in _loader(recipe, recipe.phases[0], data.train, setup.device):
+            terms = _objective(deepcopy(model), batch)
+            break
+        for phase in recipe.phases:
+            optimisers.check_terms(terms, phase.weights)
+    return model
 
 
 @contextmanager
@@ -154,61 +199,47 @@ def _locked(run: str, started: Run) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, eq=False)
-class _Readers:
-    train: Reader
-    validation: Reader
-    squares: FeatureStore | None
-    labels: Labels  # of the validation's items
+def _loader(recipe: Recipe, phase: Phase, reader: Reader, device: str) -> Loader:
+    sampler = phase.sampler if isinstance(phase.sampler, OnePerClass) else None
+    return Loader(reader, recipe.batch_size, sampler=sampler, seed=recipe.seed, device=device, dtype=torch.float32)
 
-    def of(self, phase: Phase) -> "_Readers":
-        """The readers of a phase: of features, or of the same items as pictures."""
-        if phase.pixels is None:
-            return self
-        assert self.squares is not None
-        return replace(
-            self,
-            train=picture_reader(self.train, self.squares, phase.pixels),
-            validation=picture_reader(self.validation, self.squares, phase.pixels),
-        )
+
+def _objective(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    with distributed.without_borrowed_rows(batch):
+        return cast(Trainable[Any, Any], model).objective(batch)
 
 
 @dataclass(eq=False)
 class _Training:
     recipe: Recipe
+    setup: Setup
     run: str
     model: nn.Module
-    readers: "_Readers"
-    weights: str | None
-    device: str
-    progress: Progress
+    data: _Data
     log: Log
-
-    def enter(self, phase: Phase) -> None:
-        """Attaches the network that made the features, if the phase reads pictures; it stays for later phases."""
-        if phase.pixels and not isinstance(self.model, WithBackbone):
-            file = Path(self.weights) if self.weights else None
-            self.model = attach_backbone(self.model, self.readers.train.store, file).to(self.device)
-
-    def load(self, state: dict[str, Any]) -> None:
-        if any(name.startswith("trunk.") for name in state) and not isinstance(self.model, WithBackbone):
-            self.model = attach_empty_backbone(self.model, self.readers.train.store).to(self.device)
-        self.model.load_state_dict(state)
 
     @cached_property
     def loaders(self) -> list[Loader]:
         """One for each phase."""
-        size, seed = self.recipe.batch_size, self.recipe.seed
-        settings: dict[str, Any] = {"seed": seed, "device": self.device, "dtype": torch.float32}
-        loaders = []
-        for phase in self.recipe.phases:
-            sampler = phase.sampler if isinstance(phase.sampler, OnePerClass) else None
-            loaders.append(Loader(self.readers.of(phase).train, size, sampler=sampler, **settings))
-        return loaders
+        readers = [self.data.pictured(self.data.train, phase) for phase in self.recipe.phases]
+        return [
+            _loader(self.recipe, phase, reader, self.setup.device)
+            for phase, reader in zip(self.recipe.phases, readers, strict=True)
+        ]
 
     @cached_property
     def steps(self) -> int:
         return sum(len(loader) * phase.epochs for loader, phase in zip(self.loaders, self.recipe.phases, strict=True))
+
+    def attach_backbone(self) -> None:
+        """Puts the network that made the features in front; it stays for later phases."""
+        if not isinstance(self.model, WithBackbone):
+            self.model = attach_backbone(self.model, self.data.store, self.setup.weights).to(self.setup.device)
+
+    def load(self, state: dict[str, Any]) -> None:
+        if any(name.startswith("trunk.") for name in state):
+            self.model = attach_empty_backbone(self.model, self.data.store).to(self.setup.device)
+        self.model.load_state_dict(state)
 
     def save(self, state: TrainingState, optimiser: Optimizer) -> None:
         checkpoint.save_state(self.run, self.log, state, self.model, optimiser)
@@ -216,10 +247,10 @@ class _Training:
 
 def _run_phases(training: _Training, known: KnownWords) -> Outcome:
     state, saved = _resumed(training)
-    before = state.step
-    for number in range(state.phase, len(training.recipe.phases)):
-        phase = training.recipe.phases[number]
-        training.enter(phase)
+    before, phases = state.step, training.recipe.phases
+    for number, phase in enumerate(phases[state.phase :], state.phase):
+        if phase.pixels:
+            training.attach_backbone()
         optimisers.freeze(training.model, phase.frozen)
         optimiser = optimisers.build(training.model, phase.optimiser)
         if saved and (state.epoch or state.cursor):
@@ -232,7 +263,7 @@ def _run_phases(training: _Training, known: KnownWords) -> Outcome:
             _train_epoch(training, phase, optimiser, state)
             state.epoch, state.cursor = state.epoch + 1, 0
             if state.epoch % phase.validate_every == 0 or state.epoch == phase.epochs:
-                _validate(training, state)
+                _validate(training, phase, state)
             training.save(state, optimiser)
         state.phase, state.epoch, state.rsums, state.waited = number + 1, 0, [], 0
         training.save(state, optimiser)
@@ -248,19 +279,31 @@ def _run_phases(training: _Training, known: KnownWords) -> Outcome:
     )
 
 
+def _resumed(training: _Training) -> tuple[TrainingState, dict[str, Any] | None]:
+    """Reads the state that was saved last, and cuts off what was logged after it."""
+    distributed.wait_for_all()
+    saved = checkpoint.read_last(training.run)
+    state = TrainingState()
+    if saved is not None:
+        with checkpoint.blaming_last(training.run):
+            training.load(saved["model"])
+            state = checkpoint.state_of(saved, len(training.recipe.phases))
+    training.log.cut(state.log_bytes)
+    return state, saved
+
+
 def _train_epoch(training: _Training, phase: Phase, optimiser: Optimizer, state: TrainingState) -> None:
     training.model.train()
     optimisers.evaluate_frozen(training.model)
     now = optimisers.rate(phase.optimiser, state.epoch, state.rsums)
     for group in optimiser.param_groups:
         group["lr"] = now * group["multiplier"]
-    loader = training.loaders[state.phase]
-    # no phase repeats another's order
-    before = sum(earlier.epochs for earlier in training.recipe.phases[: state.phase])
+    loader, phases = training.loaders[state.phase], training.recipe.phases
+    before = sum(earlier.epochs for earlier in phases[: state.phase])  # no phase repeats another's order
     loader.load_state_dict({"seed": training.recipe.seed, "epoch": before + state.epoch, "cursor": state.cursor})
-    name = f"phase {state.phase + 1} " if len(training.recipe.phases) > 1 else ""
+    name = f"phase {state.phase + 1} " if len(phases) > 1 else ""
     name += f"epoch {state.epoch + 1}"
-    with training.progress.over(name, len(loader), state.cursor // loader.batch_size, unit="steps") as tick:
+    with training.setup.progress.over(name, len(loader), state.cursor // loader.batch_size, unit="steps") as tick:
         for batch in loader:
             _step(training, phase, optimiser, state, replace(batch, progress=state.step / training.steps))
             state.step, state.cursor = state.step + 1, loader.cursor
@@ -272,9 +315,9 @@ def _train_epoch(training: _Training, phase: Phase, optimiser: Optimizer, state:
 def _step(training: _Training, phase: Phase, optimiser: Optimizer, state: TrainingState, batch: Batch) -> None:
     seed = np.random.SeedSequence([training.recipe.seed, state.step]).generate_state(1, np.uint64)[0]
     torch.manual_seed(int(seed >> 1))
-    with torch.autocast(torch.device(training.device).type, torch.bfloat16, training.recipe.precision == "mixed"):
-        with distributed.without_borrowed_rows(batch):
-            terms = cast(Trainable[Any, Any], training.model).objective(batch)
+    mixed = training.recipe.precision == "mixed"
+    with torch.autocast(torch.device(training.setup.device).type, torch.bfloat16, mixed):
+        terms = _objective(training.model, batch)
         loss = optimisers.total(terms, phase.weights)
     _refuse_infinite("loss", loss, terms, state)
     optimiser.zero_grad()
@@ -295,72 +338,6 @@ def _step(training: _Training, phase: Phase, optimiser: Optimizer, state: Traini
         )
 
 
-def _validate(training: _Training, state: TrainingState) -> None:
-    """Keeps the weights if they are the best so far."""
-    rsum = distributed.broadcast_from_first(lambda: _measured(training, state))
-    state.waited = 0 if rsum > max(state.rsums, default=-math.inf) else state.waited + 1
-    state.rsums.append(rsum)
-    better = rsum > state.best
-    if better:
-        state.best, state.best_phase, state.best_epoch = rsum, state.phase, state.epoch - 1
-        checkpoint.save(training.run, run_folder.BEST, training.model.state_dict())
-    found = f"rsum {rsum:.1f} on {training.recipe.validation.split}"
-    training.progress.say(f"{found}, the best so far" if better else found)
-
-
-def _measured(training: _Training, state: TrainingState) -> float:
-    try:
-        reader = training.readers.of(training.recipe.phases[state.phase]).validation
-        model = cast(Trainable[Any, Any], training.model)
-        scores = headline(measure(model, reader, training.progress, training.device, labels=training.readers.labels))
-    except ValueError as error:
-        raise UserError(f"{training.recipe.name} cannot be validated after step {state.step - 1}: {error}") from error
-    better = scores.rsum > state.best
-    where = {"phase": state.phase + 1, "epoch": state.epoch, "step": state.step}
-    training.log.say(**where, rsum=scores.rsum, best=better, validation=scores.as_json())
-    return scores.rsum
-
-
-def _resumed(training: _Training) -> tuple[TrainingState, dict[str, Any] | None]:
-    """Reads the state that was saved last, and cuts off what was logged after it."""
-    distributed.wait_for_all()
-    saved = checkpoint.read_last(training.run)
-    if saved is None:
-        training.log.cut(0)
-        return TrainingState(), None
-    with checkpoint.blaming_last(training.run):
-        training.load(saved["model"])
-        state = checkpoint.state_of(saved, len(training.recipe.phases))
-    training.log.cut(state.log_bytes)
-    return state, saved
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    try:
-        if count is not None:
-            torch.set_num_threads(count)
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _model(run: str, started: Run, device: str, word_vectors: NDArray[np.float32] | None) -> nn.Module:
-    torch.manual_seed(started.recipe.seed)
-    model = run_folder.network(run, started, word_vectors)
-    if not isinstance(model, nn.Module) or not isinstance(model, Trainable):
-        raise UserError(f"{started.recipe.name}: {type(model).__name__} has no objective(batch) to be trained by")
-    return model.to(device)
-
-
-def _counted(examples: Examples) -> str:
-    counts = f"{len(examples.ids):,} items with {len(examples.words):,} captions"
-    features, captions = examples.items_without_features, examples.items_without_captions
-    left_out = f" ({features} left out without features, {captions} without captions)"
-    return counts + left_out if features or captions else counts
-
-
 def _refuse_infinite(what: str, value: Tensor, terms: Mapping[str, Tensor], state: TrainingState) -> None:
     if not math.isfinite(value.item()):
         values = ", ".join(f"{name} {term.item():g}" for name, term in terms.items())
@@ -368,10 +345,26 @@ def _refuse_infinite(what: str, value: Tensor, terms: Mapping[str, Tensor], stat
         raise UserError(f"the {what} is {value.item()} at {where}; the terms were: {values}")
 
 
-def _refuse_common(recipe: Recipe, train: Examples, validation: Examples) -> None:
-    """Refuses to choose weights on items that they were trained on."""
-    if common := sorted(set(train.ids).intersection(validation.ids)):
-        raise UserError(
-            f"recipe {recipe.name!r}: {len(common):,} items are in both {recipe.view.split!r} and "
-            f"{recipe.validation.split!r}, such as {common[0]!r}: validate on items that are not trained on"
-        )
+def _validate(training: _Training, phase: Phase, state: TrainingState) -> None:
+    """Keeps the weights if they are the best so far."""
+    rsum = distributed.broadcast_from_first(lambda: _rsum(training, phase, state))
+    state.waited = 0 if rsum > max(state.rsums, default=-math.inf) else state.waited + 1
+    state.rsums.append(rsum)
+    better = rsum > state.best
+    if better:
+        state.best, state.best_phase, state.best_epoch = rsum, state.phase, state.epoch - 1
+        checkpoint.save(training.run, run_folder.BEST, training.model.state_dict())
+    found = f"rsum {rsum:.1f} on {training.recipe.validation.split}"
+    training.setup.progress.say(f"{found}, the best so far" if better else found)
+
+
+def _rsum(training: _Training, phase: Phase, state: TrainingState) -> float:
+    setup, data = training.setup, training.data
+    model, reader = cast(Trainable[Any, Any], training.model), data.pictured(data.validation, phase)
+    try:
+        scores = headline(measure(model, reader, setup.progress, setup.device, labels=data.labels))
+    except ValueError as error:
+        raise UserError(f"{training.recipe.name} cannot be validated after step {state.step - 1}: {error}") from error
+    where = {"phase": state.phase + 1, "epoch": state.epoch, "step": state.step}
+    training.log.say(**where, rsum=scores.rsum, best=scores.rsum > state.best, validation=scores.as_json())
+    return scores.rsum

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ RISE = 1e-4  # the share by which an rsum must beat the best to be a rise, as in
 
 
 def rate(optimiser: Optimiser, epoch: int, rsums: Sequence[float]) -> float:
-    """The learning rate of an epoch of a phase, from 0, after validations with these rsums."""
+    """The learning rate of an epoch of the phase, from 0, after validations with these rsums."""
     first = optimiser.learning_rate
     match optimiser.schedule:
         case Step(after, factor):
@@ -32,23 +32,30 @@ def rate(optimiser: Optimiser, epoch: int, rsums: Sequence[float]) -> float:
             return first
 
 
+def check_terms(terms: Mapping[str, Tensor], weights: Mapping[str, float | Relative]) -> None:
+    """Refuses weights of other terms than the objective gave."""
+    if terms.keys() != weights.keys():
+        raise UserError(
+            f"the objective has the terms {', '.join(sorted(terms))}, but a phase weighs {', '.join(sorted(weights))}: "
+            "weigh each term by its name"
+        )
+
+
 def total(terms: Mapping[str, Tensor], weights: Mapping[str, float | Relative]) -> Tensor:
     """The weighted sum; a relative weight is a constant to the gradient."""
-    if terms.keys() != weights.keys():
-        raise ValueError(f"the objective has the terms {sorted(terms)}, the phase weighs {sorted(weights)}")
+    check_terms(terms, weights)
     return torch.stack([_weight(terms, name, weights[name]) * term for name, term in terms.items()]).sum()
 
 
 def check(model: nn.Module, phase: Phase) -> None:
-    """Refuses what a phase says of parameters that the model lacks; names of the trunk are not known yet."""
-    named = (*phase.frozen, *phase.optimiser.unclipped, *(pattern for pattern, _ in phase.optimiser.multipliers))
+    """Refuses patterns that match no parameter; names of the trunk are not known yet."""
+    named = (*phase.frozen, *phase.optimiser.unclipped, *dict(phase.optimiser.multipliers))
     _refuse_unmatched(model, (pattern for pattern in named if not pattern.startswith("trunk")))
     if not phase.pixels and all(_matches(name, phase.frozen) for name, _ in model.named_parameters()):
         raise UserError(f"frozen={','.join(phase.frozen)} leaves no parameter to train")
 
 
 def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
-    """Freezes the parameters that the patterns match, and drops the gradients of the phase before."""
     _refuse_unmatched(model, patterns)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not _matches(name, patterns))
@@ -63,21 +70,21 @@ def evaluate_frozen(model: nn.Module) -> None:
 
 
 def build(model: nn.Module, optimiser: Optimiser) -> Optimizer:
-    groups = _groups(model, optimiser)
-    settings = {"lr": optimiser.learning_rate, "weight_decay": optimiser.weight_decay}
-    match optimiser.rule:
+    rule, kind = optimiser.rule, cast(Any, Adam)
+    settings: dict[str, Any] = {"lr": optimiser.learning_rate, "weight_decay": optimiser.weight_decay}
+    match rule:
         case "adam" | "amsgrad":
-            return _uncompiled(Adam)(groups, **settings, amsgrad=optimiser.rule == "amsgrad")
+            settings["amsgrad"] = rule == "amsgrad"
         case "adamp":
-            return _uncompiled(AdamP)(groups, **settings)
+            kind = AdamP
         case "sgd" | "nesterov":
-            is_nesterov = optimiser.rule == "nesterov"
-            return _uncompiled(SGD)(groups, **settings, momentum=optimiser.momentum, nesterov=is_nesterov)
+            kind, settings["momentum"], settings["nesterov"] = SGD, optimiser.momentum, rule == "nesterov"
+    return _uncompiled(kind)(_groups(model, optimiser), **settings)
 
 
 @cache
 def _uncompiled(rule: Any) -> Callable[..., Optimizer]:
-    """An optimiser that does not import torch's compiler: that takes seconds and 150 MB, only to switch it off."""
+    """The rule without torch's compiler, whose import takes seconds and 150 MB only to be switched off."""
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     methods = {name: inspect.unwrap(getattr(rule, name)) for name in names}
     methods["step"] = torch.no_grad()(inspect.unwrap(rule.step))
@@ -93,7 +100,7 @@ def clip(model: nn.Module, optimiser: Optimiser) -> Tensor:
 
 def _groups(model: nn.Module, optimiser: Optimiser) -> list[dict[str, Any]]:
     """Parameters that share a multiplier."""
-    _refuse_unmatched(model, [*optimiser.unclipped, *(pattern for pattern, _ in optimiser.multipliers)])
+    _refuse_unmatched(model, [*optimiser.unclipped, *dict(optimiser.multipliers)])
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

@@ -1,6 +1,6 @@
 """Picture crops: every sample of a phase that reads pixels is cropped, flipped and coloured anew.
 
-Crops follow torchvision's transforms, with which the papers' code was trained (docs/models.md#pvse-training,
+Crops follow torchvision's transforms, as the papers' code does (docs/models.md#pvse-training,
 docs/models.md#pcme-training). Chance is drawn for a sample of an epoch, whichever batch, rank or process crops it.
 
 Shapes: B samples, S a side of a stored picture, H and W pixels of the crop, T tries.
@@ -9,6 +9,7 @@ Shapes: B samples, S a side of a stored picture, H and W pixels of the crop, T t
 import math
 from dataclasses import dataclass, field, replace
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from xmodal.media.images import normalised
 from xmodal.recipes import Pixels
 from xmodal.training.finetuning import network_of
 
-TRIES = 10  # for a rectangle that fits
+TRIES = 10  # to draw a rectangle that fits
 CROP_AREA, CROP_ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), (0.3, 1 / 0.3)
 BRIGHTNESS, CONTRAST, HUE = 0.1, 0.1, 0.1  # the most that each changes
@@ -36,22 +37,28 @@ STEPS = 1 << 53  # of a number between 0 and 1
 def training_pixels(
     pixels_BSS3: NDArray[np.uint8], plan: Pixels, crop: int, draws: SampleRandom, samples_B: NDArray[np.int64]
 ) -> Tensor:
-    """(B, 3, H, W): each picture is cut, flipped, coloured and erased by the plan and its sample's draws."""
+    """Cuts, flips, colours and erases each picture by the plan and its sample's draws: (B, 3, H, W)."""
     chance = _Chance(draws, samples_B)
     boxes_B4 = _boxes(plan, pixels_BSS3.shape[1], crop, chance)
     flips_B = chance.below(2, FLIPPING) == 1 if plan.flip else np.zeros(len(samples_B), bool)
-    colours = _colours(chance) if plan.jitter else [None] * len(samples_B)
+    colours = _colours(chance) if plan.jitter else []
     out_B3HW = np.empty((len(samples_B), 3, crop, crop), np.float32)
-    for row, (pixels_SS3, box, flip, colour) in enumerate(zip(pixels_BSS3, boxes_B4, flips_B, colours, strict=True)):
-        image = _cut(Image.fromarray(pixels_SS3), box, crop)
-        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else image
-        out_B3HW[row] = normalised(np.asarray(colour.of(image) if colour else image))
+    for row, pixels_SS3 in enumerate(pixels_BSS3):
+        top, left, height, width = boxes_B4[row].tolist()
+        image = Image.fromarray(pixels_SS3).crop((left, top, left + width, top + height))
+        if image.size != (crop, crop):
+            image = image.resize((crop, crop), Image.Resampling.BILINEAR)
+        if flips_B[row]:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if colours:
+            image = coloured(image, *colours[row])
+        out_B3HW[row] = normalised(np.asarray(image))
     _erase(out_B3HW, plan.erase, chance)
     return torch.from_numpy(out_B3HW)
 
 
 def evaluation_pixels(pixels_BSS3: NDArray[np.uint8], crop: int) -> Tensor:
-    """(B, 3, H, W): the middles, from which features are made too; the same pixels if S - H is a multiple of 4."""
+    """The middles, from which features are made too: (B, 3, H, W); the same pixels if S - H is a multiple of 4."""
     first = _middle(pixels_BSS3.shape[1], crop)
     middles_BHW3 = pixels_BSS3[:, first : first + crop, first : first + crop]
     return torch.from_numpy(np.stack([normalised(middle_HW3) for middle_HW3 in middles_BHW3]))
@@ -59,10 +66,7 @@ def evaluation_pixels(pixels_BSS3: NDArray[np.uint8], crop: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PictureReader(Reader):
-    """Reads pictures of the pixels stage, cut and normalised: one position each, (B, 1, 3, H, W).
-
-    With `draws` they are cut as in training, else as in evaluation.
-    """
+    """Reads pictures of the pixels stage, cut and normalised, one position each: (B, 1, 3, H, W)."""
 
     plan: Pixels = field(kw_only=True)
     crop: int = field(kw_only=True)
@@ -114,52 +118,39 @@ class _Chance:
         return low + (high - low) * self.below(STEPS, purpose) / STEPS
 
 
-@dataclass(frozen=True)
-class Colour:
-    """Changes of a picture's colours, and their order."""
-
-    brightness: float
-    contrast: float
-    hue: float  # of the whole circle
-    order: tuple[int, ...]
-
-    def of(self, image: Image.Image) -> Image.Image:
-        for step in self.order:
-            if step == 0:
-                image = ImageEnhance.Brightness(image).enhance(self.brightness)
-            elif step == 1:
-                image = ImageEnhance.Contrast(image).enhance(self.contrast)
-            else:
-                image = self._turned(image)
-        return image
-
-    def _turned(self, image: Image.Image) -> Image.Image:
-        hue, saturation, value = image.convert("HSV").split()
-        turned = hue.point([(level + int(self.hue * 255)) % 256 for level in range(256)])
-        return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
+def coloured(image: Image.Image, amounts: tuple[float, float, float], order: tuple[int, ...]) -> Image.Image:
+    """Changes brightness, contrast and hue (of the whole circle) in an order of 0, 1 and 2."""
+    for step in order:
+        if step < 2:
+            image = (ImageEnhance.Brightness, ImageEnhance.Contrast)[step](image).enhance(amounts[step])
+        else:
+            hue, saturation, value = image.convert("HSV").split()
+            turned = hue.point([(level + int(amounts[2] * 255)) % 256 for level in range(256)])
+            image = Image.merge("HSV", (turned, saturation, value)).convert("RGB")
+    return image
 
 
-ORDERS = tuple(permutations(range(3)))
-
-
-def _colours(chance: _Chance) -> list[Colour | None]:
+def _colours(chance: _Chance) -> list[tuple[Any, tuple[int, ...]]]:
+    """The amounts and the order of each sample."""
     ranges = ((1 - BRIGHTNESS, 1 + BRIGHTNESS), (1 - CONTRAST, 1 + CONTRAST), (-HUE, HUE))
     amounts = [chance.between(*limits, COLOURING + part).tolist() for part, limits in enumerate(ranges)]
-    orders = (ORDERS[order] for order in chance.below(len(ORDERS), COLOURING + 3).tolist())
-    return [Colour(*drawn) for drawn in zip(*amounts, orders, strict=True)]
+    orders = tuple(permutations(range(3)))
+    drawn = chance.below(len(orders), COLOURING + 3).tolist()
+    return [(each, orders[order]) for each, order in zip(zip(*amounts, strict=True), drawn, strict=True)]
 
 
 def _boxes(plan: Pixels, side: int, crop: int, chance: _Chance) -> NDArray[np.int64]:
-    """(B, 4): top, left, height and width of the crops; the whole picture if no rectangle fitted."""
-    size = np.full(len(chance.samples_B), crop)
+    """Top, left, height and width of the crops, (B, 4); the whole picture if no rectangle fitted."""
+    size_B = np.full(len(chance.samples_B), crop)
     if plan.crop == "centre":
-        first = np.full(len(size), _middle(side, crop))
-        return np.stack([first, first, size, size], axis=1)
+        first_B = np.full_like(size_B, _middle(side, crop))
+        return np.stack([first_B, first_B, size_B, size_B], axis=1)
     if plan.crop == "random":
-        return _placed(size, size, side, chance, CUTTING)
+        return _placed(size_B, size_B, side, chance, CUTTING)
     heights_B, widths_B = _rectangles(side, side, CROP_AREA, CROP_ASPECT, chance, CUTTING + 2)
-    whole_B = heights_B == 0
-    return _placed(np.where(whole_B, side, heights_B), np.where(whole_B, side, widths_B), side, chance, CUTTING)
+    for sides_B in (heights_B, widths_B):
+        sides_B[sides_B == 0] = side
+    return _placed(heights_B, widths_B, side, chance, CUTTING)
 
 
 def _erase(pixels_B3HW: NDArray[np.float32], probability: float, chance: _Chance) -> None:
@@ -186,27 +177,18 @@ def _rectangles(
     logs, tries = (math.log(aspect[0]), math.log(aspect[1])), range(purpose, purpose + 2 * TRIES, 2)
     areas_TB = np.stack([chance.between(*area, one) for one in tries]) * side**2
     aspects_TB = np.exp(np.stack([chance.between(*logs, one + 1) for one in tries]))
-    heights_TB = np.rint(np.sqrt(areas_TB / aspects_TB)).astype(np.int64)
-    widths_TB = np.rint(np.sqrt(areas_TB * aspects_TB)).astype(np.int64)
-    shorter_TB, longer_TB = np.minimum(heights_TB, widths_TB), np.maximum(heights_TB, widths_TB)
-    fits_TB = (shorter_TB > 0) & (longer_TB <= longest)
-    first_B, columns_B = fits_TB.argmax(axis=0), np.arange(fits_TB.shape[1])
-    found_B = fits_TB.any(axis=0)
-    return heights_TB[first_B, columns_B] * found_B, widths_TB[first_B, columns_B] * found_B
+    sides_TB2 = np.rint(np.sqrt(np.stack([areas_TB / aspects_TB, areas_TB * aspects_TB], axis=2))).astype(np.int64)
+    fits_TB = ((sides_TB2 > 0) & (sides_TB2 <= longest)).all(axis=2)
+    first_B2 = sides_TB2[fits_TB.argmax(axis=0), np.arange(fits_TB.shape[1])]
+    first_B2[~fits_TB.any(axis=0)] = 0
+    return first_B2[:, 0], first_B2[:, 1]
 
 
 def _placed(
     heights_B: NDArray[np.int64], widths_B: NDArray[np.int64], side: int, chance: _Chance, purpose: int
 ) -> NDArray[np.int64]:
-    """(B, 4): rectangles anywhere inside the picture."""
     tops_B, lefts_B = chance.below(side - heights_B + 1, purpose), chance.below(side - widths_B + 1, purpose + 1)
     return np.stack([tops_B, lefts_B, heights_B, widths_B], axis=1)
-
-
-def _cut(image: Image.Image, box: NDArray[np.int64], crop: int) -> Image.Image:
-    top, left, height, width = box.tolist()
-    part = image.crop((left, top, left + width, top + height))
-    return part if part.size == (crop, crop) else part.resize((crop, crop), Image.Resampling.BILINEAR)
 
 
 def _middle(side: int, crop: int) -> int:

@@ -1,4 +1,4 @@
-"""Recipe limits: what a recipe can say and training cannot do yet."""
+"""Limits of training: what a recipe can say and training cannot do yet."""
 
 from itertools import pairwise
 
@@ -14,7 +14,6 @@ def refuse_unbuilt(recipe: Recipe) -> None:
 
 
 def unbuilt(recipe: Recipe) -> list[str]:
-    """Names what a recipe asks for and training cannot do."""
     asks = {
         "dense texts": not isinstance(recipe.text, Tokens),
         "an un-annotated stream": recipe.unannotated is not None,

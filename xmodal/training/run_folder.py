@@ -1,20 +1,19 @@
-"""The run folder: what was trained, on what, and how far it came, in plain files that execute nothing.
+"""The run folder: what was trained, on what, and how far it came.
 
 <run>/recipe.json       the recipe, the records and features it was trained on, the inputs of its network
       vocabulary.txt    the words by their ids
-      model.py          a copy of the user's file that defines the model, for people; it is never executed
+      model.py          a copy of the user's file that defines the model; it is never executed
       log.jsonl         a line every few steps and one for each validation; equal runs write equal lines
       last.pt           weights, optimiser and place after the last whole epoch: where training goes on
       best.pt           weights of the validation with the highest rsum
-      _lock             held while somebody trains here, and then it says who
+      _lock             held while somebody trains here; says who
 """
 
-import errno
 import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -31,15 +30,13 @@ from xmodal.root.identity import canonical_json, fingerprint, to_plain
 from xmodal.root.storage import LocalStorage
 from xmodal.text.vocabularies import Vocabulary
 
-RECIPE, VOCABULARY, LOG, LAST, BEST = "recipe.json", "vocabulary.txt", "log.jsonl", "last.pt", "best.pt"
-LOCK = "_lock"
+RECIPE, VOCABULARY, LOG, LAST, BEST, LOCK = "recipe.json", "vocabulary.txt", "log.jsonl", "last.pt", "best.pt", "_lock"
 LAYOUT = 4
 TOLD = ("weights", "cites", "xmodal")  # facts of recipe.json that two equal runs may differ in
 SHOWN = 6  # differences of two runs
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-FACTS = {"recipe": dict, "visual_width": int, "instances": int} | dict.fromkeys(
-    ("cites", "fingerprint", "model", "records", "features", "vocabulary"), str
-)  # of recipe.json, with their kinds
+# of recipe.json
+TEXTS = ("cites", "fingerprint", "model", "records", "features", "vocabulary")
+FACTS = {"recipe": dict, "visual_width": int, "instances": int} | dict.fromkeys(TEXTS, str)
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,6 @@ class Run:
         return Inputs(self.visual_width, len(self.vocabulary), self.instances)
 
     def facts(self) -> dict[str, Any]:
-        """recipe.json."""
         facts = {field.name: getattr(self, field.name) for field in fields(self)}
         return facts | {
             "layout": LAYOUT,
@@ -75,9 +71,9 @@ class Run:
 
 
 def start(folder: str, run: Run) -> None:
-    """Writes what the run is, refuses a folder with another run, and goes on with the same one."""
-    storage = LocalStorage(folder)
+    """Writes what the run is, unless the folder holds this very run."""
     refuse_another(folder, run)
+    storage = LocalStorage(folder)
     if storage.size(RECIPE) is None:
         storage.write(VOCABULARY, run.vocabulary.to_bytes())
         storage.write(RECIPE, canonical_json(run.facts()))
@@ -91,27 +87,23 @@ def refuse_another(folder: str, run: Run) -> None:
     if storage.size(RECIPE) is not None:
         if changed := list(_changes(_facts(storage), json.loads(canonical_json(run.facts())))):
             more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
-            raise UserError(
-                f"{folder} holds another run: {', '.join(changed[:SHOWN])}{more}: choose another folder for this"
-            )
+            told = ", ".join(changed[:SHOWN]) + more
+            raise UserError(f"{folder} holds another run: {told}: choose another folder for this")
     elif others := [name for name in storage.names("") if name != VOCABULARY and name[0] not in "_."]:
         raise UserError(f"{folder} is no run and not empty (it has {others[0]}): choose another folder")
 
 
-def check_folder(folder: str) -> None:
-    if any(path.exists() and not path.is_dir() for path in (Path(folder), *Path(folder).parents)):
-        raise UserError(f"run {folder} is a file, or in one: choose a folder")
+def has_state(folder: str) -> bool:
+    return LocalStorage(folder).size(LAST) is not None
 
 
 @contextmanager
 def held(folder: str) -> Iterator[None]:
-    """Locks the folder so that nobody else trains in it; a process that is killed loses its lock."""
+    """Locks the folder; a process that is killed loses its lock."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         file = (Path(folder) / LOCK).open("a+")
     except OSError as error:
-        if error.errno not in UNWRITABLE:
-            raise
         raise UserError(f"run {folder} cannot be written ({error.strerror}): choose another folder for it") from error
     with file:
         try:
@@ -130,7 +122,7 @@ def held(folder: str) -> Iterator[None]:
 
 
 def anew(folder: str) -> str:
-    """Names the cure for damaged weights: without its last state, a run writes all of them again."""
+    """The cure for damaged weights."""
     return f"remove {folder}/{LAST} and train again, from the beginning"
 
 
@@ -146,16 +138,15 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yields every plain value with its name; phases are numbered from 1."""
-    parts: Iterable[tuple[str, Any]] = ()
     if isinstance(value, dict):
-        parts = ((f"{name}.{part}".lstrip(".").removeprefix("recipe."), inner) for part, inner in value.items())
-    elif isinstance(value, list) and name == "phases":
+        for part, inner in value.items():
+            yield from _leaves(inner, f"{name}.{part}".lstrip(".").removeprefix("recipe."))
+    elif name == "phases":
         yield name, len(value)
-        parts = ((f"phase{number}", inner) for number, inner in enumerate(value, 1))
+        for number, phase in enumerate(value, 1):
+            yield from _leaves(phase, f"phase{number}")
     else:
         yield name, value
-    for part, inner in parts:
-        yield from _leaves(inner, part)
 
 
 def _said(values: Mapping[str, Any], name: str) -> str:
@@ -166,8 +157,7 @@ def read(folder: str) -> Run:
     storage = LocalStorage(folder)
     if storage.size(RECIPE) is None:
         raise UserError(f"{folder} is no run: it has no {RECIPE}")
-    facts = _facts(storage)
-    vocabulary = _vocabulary(storage)
+    facts, vocabulary = _facts(storage), _vocabulary(storage)
     recipe = recipe_of(facts["recipe"], facts["model"], facts["cites"])
     if (fingerprint(recipe), fingerprint(vocabulary)) != (facts["fingerprint"], facts["vocabulary"]):
         raise UserError(f"{folder}: {RECIPE} and {VOCABULARY} are not what the run was started with: {_afresh(folder)}")
@@ -176,12 +166,12 @@ def read(folder: str) -> Run:
 
 
 def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = None) -> Scorer[Any, Any]:
-    """Builds the run's network; sizes that no network can have are refused as damage of the run."""
+    """Builds the run's network; UserError if nothing can be built of such sizes."""
     wide = getattr(run.recipe.model, "word_width", None)
-    if word_vectors is not None and wide not in (None, word_vectors.shape[1]):
+    if word_vectors is not None and wide not in (None, there := word_vectors.shape[1]):
         raise UserError(
-            f"recipe {run.recipe.name!r} has words of {wide} numbers, the word vectors have {word_vectors.shape[1]}: "
-            f"other vectors, or --set model.word_width={word_vectors.shape[1]}"
+            f"recipe {run.recipe.name!r} has words of {wide} numbers, the word vectors have {there}: other vectors, or "
+            f"--set model.word_width={there}"
         )
     try:
         return run.recipe.model.build(replace(run.inputs, word_vectors=word_vectors))
@@ -190,32 +180,29 @@ def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = No
 
 
 def read_vocabulary(folder: str) -> Vocabulary | None:
-    """Reads the words of a run, or None if it has not started."""
+    """The words of a run; None if it has not started."""
     storage = LocalStorage(folder)
     return None if storage.size(RECIPE) is None else _vocabulary(storage)
 
 
 def _afresh(folder: str) -> str:
-    """Names the cure when nobody can tell any more what was trained: nothing in the folder is of use."""
+    """The cure where nobody can tell any more what was trained."""
     return f"remove the folder {folder} and train again"
 
 
 def recipe_of(plain: Mapping[str, Any], model: str, cites: str = "") -> Recipe:
-    """Makes a recipe of its canonical form, and nothing but dataclasses of recipes and of the named model.
-
-    `cites` is no part of the canonical form.
-    """
+    """Makes a recipe of its canonical form, which lacks `cites`, from dataclasses of recipes and of the model alone."""
     named = vars(recipes) | vars(models.load(model))
     classes = {name: known for name, known in named.items() if isinstance(known, type) and is_dataclass(known)}
     try:
         recipe = _from_plain({"cites": cites, **plain}, classes)
         _ = fingerprint(recipe)
+        if not isinstance(recipe, Recipe):
+            raise TypeError(f"it is a {type(recipe).__name__}")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise UserError(
             f"a recipe of model {model} does not fit this version of xmodal ({error}): use that of the run"
         ) from error
-    if not isinstance(recipe, Recipe):
-        raise UserError(f"{RECIPE} holds no recipe but a {type(recipe).__name__}: the run is damaged")
     return recipe
 
 
@@ -229,28 +216,25 @@ def _from_plain(value: Any, classes: Mapping[str, Any]) -> Any:
 
 
 def _facts(storage: LocalStorage) -> dict[str, Any]:
-    """Reads recipe.json and checks that every fact is there and of its type."""
-    where, cure = f"{storage.url}/{RECIPE}", _afresh(storage.url)
+    where = f"{storage.url}/{RECIPE}"
     try:
-        facts = json.loads(storage.read(RECIPE))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is damaged ({error}): {cure}") from error
-    if not isinstance(facts, dict):
-        raise UserError(f"{where} is damaged (it holds a {type(facts).__name__}): {cure}")
-    if facts.get("layout") != LAYOUT:
-        raise UserError(f"{where} was written by another version of xmodal: use that one")
-    if wrong := [name for name, kind in FACTS.items() if not isinstance(facts.get(name), kind)]:
-        raise UserError(f"{where} is damaged (it has no usable {', '.join(wrong)}): {cure}")
+        facts: dict[str, Any] = json.loads(storage.read(RECIPE))
+        if facts.get("layout") != LAYOUT:
+            raise UserError(f"{where} was written by another version of xmodal: use that one")
+        if wrong := [name for name, kind in FACTS.items() if not isinstance(facts.get(name), kind)]:
+            raise ValueError(f"it has no usable {', '.join(wrong)}")
+    except (AttributeError, ValueError, RecursionError) as error:
+        raise UserError(f"{where} is damaged ({error}): {_afresh(storage.url)}") from error
     return facts
 
 
 def _vocabulary(storage: LocalStorage) -> Vocabulary:
-    where = f"{storage.url}/{VOCABULARY}"
-    if storage.size(VOCABULARY) is None:
-        raise UserError(f"{where} is missing: {_afresh(storage.url)}")
+    where, cure = f"{storage.url}/{VOCABULARY}", _afresh(storage.url)
     try:
         return Vocabulary.from_bytes(storage.read(VOCABULARY), where)
+    except FileNotFoundError:
+        raise UserError(f"{where} is missing: {cure}") from None
     except UserError as trouble:
-        raise UserError(f"{trouble}: {_afresh(storage.url)}") from None
+        raise UserError(f"{trouble}: {cure}") from None
     except ValueError as error:
-        raise UserError(f"{where} is damaged ({error}): {_afresh(storage.url)}") from error
+        raise UserError(f"{where} is damaged ({error}): {cure}") from error

@@ -1,4 +1,4 @@
-"""Validation: encodes both sides block by block and computes recalls of a split."""
+"""Validation: recalls of a split."""
 
 from contextlib import suppress
 from typing import Any
@@ -41,35 +41,36 @@ def measure(
 ) -> dict[str, Scores]:
     """Computes the metrics of ranks, by gallery; `blocks` changes memory and speed alone."""
     with torch.inference_mode():
-        similarities = _similarities(scorer, reader, progress, device, blocks)
-        return recall_by_gallery(similarities, _gallery(reader.examples), labels)
+        similarities = compared(scorer, reader, progress, device, blocks)
+        return recall_by_gallery(similarities, gallery_of(reader.examples), labels)
 
 
 def own_ranks(scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str = "cpu") -> Both:
     """The rank of every item's best own caption, and of every caption's item, in the reader's order."""
     with torch.inference_mode():
-        return ranks(_similarities(scorer, reader, progress, device, BLOCKS), _gallery(reader.examples).own)[0]
+        return ranks(compared(scorer, reader, progress, device), gallery_of(reader.examples).own)[0]
 
 
-def _gallery(examples: Examples) -> Gallery:
+def gallery_of(examples: Examples) -> Gallery:
     return Gallery(examples.ids, examples.caption_ids, examples.caption_items)
 
 
-def _similarities(
-    scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str, blocks: tuple[int, int]
+def compared(
+    scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str, blocks: tuple[int, int] = BLOCKS
 ) -> Similarities:
+    """Encodes both sides once, block by block; each tile is computed when it is asked for."""
     if isinstance(scorer, nn.Module):
         scorer.eval()
     shape = len(reader.examples.ids), len(reader.examples.words)
     with progress.over("encode", sum(shape), unit="rows") as tick:
         visual, text = [], []
         for rows in cuts(shape[0], blocks[0]):
-            visual.append(scorer.encode_visual(_numbers(reader.visual(rows), device)))
+            visual.append(scorer.encode_visual(floats(reader.visual(rows), device)))
             tick(rows.stop - rows.start)
         for rows in cuts(shape[1], blocks[1]):
             found = reader.text(rows)
             is_dense = reader.examples.sentences is not None
-            text.append(scorer.encode_text(_numbers(found, device) if is_dense else found.to(device)))
+            text.append(scorer.encode_text(floats(found, device) if is_dense else found.to(device)))
             tick(rows.stop - rows.start)
 
     def tile(visual_rows: slice, text_rows: slice) -> Numbers:
@@ -79,6 +80,6 @@ def _similarities(
     return Similarities(shape, blocks, tile)
 
 
-def _numbers(features: Padded, device: str) -> Padded:
-    """Moves features to the device in half precision, as they are stored; computing is in single precision."""
+def floats(features: Padded, device: str) -> Padded:
+    """Moves features to the device in half precision, as they are stored; there they become single."""
     return Padded(features.values.to(device).float(), features.lengths)

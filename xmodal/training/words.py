@@ -1,4 +1,4 @@
-"""The words of a run: how many of its captions' words it knows, and the file of vectors that they start from."""
+"""The words of a run: how many of them it knows, and the file of vectors that they start from."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,6 @@ from xmodal.batches.examples import Examples
 from xmodal.errors import UserError
 from xmodal.progress import MB, Progress, in_megabytes
 from xmodal.recipes import Recipe, Tokens
-from xmodal.root.storage import LocalStorage
 from xmodal.text.vocabularies import SPECIALS, UNKNOWN, Vocabulary
 from xmodal.text.word_vectors import Coverage, read_vectors, vectors_sha256
 from xmodal.training import run_folder
@@ -20,7 +19,7 @@ FEW = 0.5  # a smaller share of known words is worth a warning
 
 @dataclass(frozen=True)
 class KnownWords:
-    """How many words the vocabulary has, and the share of the training captions' words that are among them."""
+    """The words in the vocabulary, and the share of the training captions' words that are among them."""
 
     words: int
     share: float
@@ -32,47 +31,48 @@ class KnownWords:
         return cls(len(vocabulary) - len(SPECIALS), known / (known + unknown) if known + unknown else 1.0)
 
     def tell(self, recipe: Recipe, progress: Progress) -> None:
-        """Says both; a training on unknown words alone is refused."""
+        """Says both; refuses a training on unknown words alone."""
         cure = f"text.minimum_count={tokens_of(recipe).minimum_count} decides which words are kept"
         if not self.share:
-            raise UserError(f"no word of the captions is in the vocabulary, so nothing can be learned of them: {cure}")
+            raise UserError(f"no word of the captions is in the vocabulary: {cure}")
         progress.say(f"vocabulary: {self.words:,} words; {1 - self.share:.1%} of the captions' words are not in it")
         if self.share < FEW:
             progress.say(f"warning: less than half of the captions' words are known: {cure}")
 
 
 def word_vectors(
-    file: str | None, train: Examples, vocabulary: Vocabulary, progress: Progress
+    file: Path | None, train: Examples, vocabulary: Vocabulary, progress: Progress
 ) -> NDArray[np.float32] | None:
-    """Reads the vectors of the vocabulary's words, and says how many of them have one."""
+    """Reads the vectors of the vocabulary's words, and says how many have one."""
     if file is None:
         return None
-    path, specials = Path(file), len(SPECIALS)
-    with progress.over("word vectors", path.stat().st_size // MB, unit="MB") as tick:
-        vectors = read_vectors(path, vocabulary.words, tick=in_megabytes(tick))
+    specials = len(SPECIALS)
+    with progress.over("word vectors", file.stat().st_size // MB, unit="MB") as tick:
+        vectors = read_vectors(file, vocabulary.words, tick=in_megabytes(tick))
     words = vocabulary.words[specials:]
     counts = np.bincount(train.words.numbers, minlength=len(vocabulary))[specials:].tolist()
     progress.say(f"{file}: {Coverage.of(words, vectors[specials:], dict(zip(words, counts, strict=True)))}")
     return vectors
 
 
-def sha256_of_vectors(recipe: Recipe, run: str, file: str | None) -> str:
-    """The checksum of the file that the words start from; a run that goes on knows it already."""
+def sha256_of_vectors(recipe: Recipe, run: str, file: Path | None) -> str:
+    """The sha256 of the file that the words start from; a run that goes on knows it already."""
     named = tokens_of(recipe).vectors
     if file is not None:
         if named is None:
             raise UserError(f"recipe {recipe.name!r} starts its words from no vectors, so {file} is of no use")
-        return vectors_sha256(Path(file))
+        return vectors_sha256(file)
     if named is None:
         return ""
-    if LocalStorage(run).size(run_folder.RECIPE) is None:
+    if run_folder.read_vocabulary(run) is None:
         raise UserError(
             f"recipe {recipe.name!r} starts its words from {named}: give the file (--vectors FILE), or start them at "
             "random (--set text.vectors=none)"
         )
-    if LocalStorage(run).size(run_folder.LAST) is None and run_folder.read(run).vectors:
+    known = run_folder.read(run).vectors
+    if known and not run_folder.has_state(run):
         raise UserError(f"{run} was stopped before anything was saved: give its word vectors again (--vectors FILE)")
-    return run_folder.read(run).vectors
+    return known
 
 
 def tokens_of(recipe: Recipe) -> Tokens:

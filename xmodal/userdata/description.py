@@ -1,7 +1,6 @@
 """Descriptions of user lists: which files, which columns, and how items are put into splits.
 
-It is sealed with the lists, as the file DESCRIPTION: so the identity of every output changes with the columns, and a
-root knows the corpus by name.
+It is sealed with the lists, as the file DESCRIPTION, so that the identity of every output changes with the columns.
 """
 
 import json
@@ -21,8 +20,6 @@ VALIDATION = {"validation", "valid", "dev"}
 
 @dataclass(frozen=True)
 class ListFile:
-    """One list of a corpus."""
-
     path: str
     bytes: int
     sha256: str | None  # None: its host does not publish a checksum
@@ -31,8 +28,6 @@ class ListFile:
 
 @dataclass(frozen=True)
 class Description:
-    """The files of a corpus, and the names of their columns."""
-
     name: str
     files: tuple[ListFile, ...]
     url: str = "url"
@@ -63,10 +58,7 @@ class Description:
 
 
 def split_name(text: str) -> str:
-    """Turns `train` or `TRAIN` into `own/train`, `validation` into `own/val`; keeps `karpathy/train`.
-
-    ValueError if the text cannot name a split.
-    """
+    """Turns `train` or `TRAIN` into `own/train`, `validation` into `own/val`; keeps `karpathy/train`."""
     usual = text.lower()
     if usual in VALIDATION:
         usual = "val"

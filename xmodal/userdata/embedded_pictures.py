@@ -1,4 +1,4 @@
-"""Embedded pictures: the bytes inside lists get their places in archives of the media set."""
+"""Embedded pictures: those inside lists get places in archives of the media set."""
 
 import hashlib
 
@@ -6,7 +6,7 @@ MEMBERS, ARCHIVE_BYTES = 4096, 1 << 30  # of an archive
 
 
 class EmbeddedPictures:
-    """Assigns every picture a path, in the order in which they first come. Equal bytes share one path."""
+    """Assigns paths in the order in which pictures come. Equal bytes share one path."""
 
     def __init__(self, folder: str) -> None:
         self._folder, self._paths = folder, dict[bytes, str]()

@@ -6,8 +6,8 @@ A row has a picture or clip and its captions. The cell of the column `url` may b
     pictures/dog.png               a path beside the list: taken from there
     {"bytes": …, "path": "a.jpg"}  the picture itself (the `Image` of Hugging Face)
 
-An id comes from a column. Without one it is a digest of an address or of embedded bytes, or the path itself. NaN is an
-empty cell. A row that cannot be used is an oddity; a cell of another kind stops.
+Without a column an id is a digest of an address or of embedded bytes, or the path itself. NaN is an empty cell. A row
+that cannot be used is an oddity; a cell of another kind stops.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ class Medium:
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of a list that can be used."""
+    """A row that can be used."""
 
     where: str
     id: str
@@ -62,7 +62,7 @@ class Entry:
 
 
 def entries(description: Description, raw: Raw) -> Iterator[Entry | Oddity]:
-    """Every row, in the order of the files; a row that is left out is an Oddity."""
+    """Yields every row, in order; one that is left out is an Oddity."""
     content = [[file.bytes, file.sha256] for file in description.files]  # other settings move no picture
     embedded = EmbeddedPictures(f"embedded/{fingerprint([content, description.revision, description.url])[:16]}")
     given = {"url": description.url, "caption": description.caption, "id": description.id, "split": description.split}
@@ -83,7 +83,7 @@ def entries(description: Description, raw: Raw) -> Iterator[Entry | Oddity]:
 
 
 def _medium(cell: Any, where: str, embedded: EmbeddedPictures) -> Medium | str:
-    """The medium of a row, or the rule by which the row is left out."""
+    """Returns the rule by which the row is left out, if it is."""
     both = cell if isinstance(cell, dict) and {"bytes", "path"} & cell.keys() else {"path": cell}
     content, name = both.get("bytes"), both.get("path")
     if isinstance(name, bytes):
@@ -125,7 +125,7 @@ def _beside_list(text: str) -> Medium | str:
 
 
 def _id(row: Mapping[str, Any], medium: Medium, where: str) -> tuple[str, tuple[str, ...]]:
-    """The id of a row's item, and the oddities found in it."""
+    """Returns the id and its oddities."""
     if "id" in row:
         cell = row["id"]
         if not isinstance(cell, str | int) or isinstance(cell, bool) or not str(cell).strip():
@@ -137,7 +137,6 @@ def _id(row: Mapping[str, Any], medium: Medium, where: str) -> tuple[str, tuple[
 
 
 def _printable_id(id: str) -> tuple[str, tuple[str, ...]]:
-    """The id itself, if every later stage and file can hold it, else a digest."""
     if id.isprintable() and len(id.encode()) <= LONGEST_ID:
         return id, ()
     return _digest(id.encode("utf-8", "surrogatepass")), (ODD_ID,)
@@ -148,7 +147,7 @@ def _digest(data: bytes) -> str:
 
 
 def _captions(cell: Any, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Texts with single spaces, and the rules by which others were left out."""
+    """Returns texts with single spaces, and the rules by which others are left out."""
     texts, odd = [], []
     for text in (cell or [None]) if isinstance(cell, list) else [cell]:  # null and [] are an empty caption
         text = "" if text is None or text != text else text  # NaN
@@ -165,7 +164,6 @@ def _captions(cell: Any, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _split(cell: Any, where: str) -> str | None:
-    """The split that a cell names; None for an empty cell."""
     text = "" if cell is None else str(cell).strip()
     try:
         return split_name(text) if text else None
@@ -174,6 +172,5 @@ def _split(cell: Any, where: str) -> str | None:
 
 
 def _ending(name: str) -> str:
-    """A file name's ending if it is short and plain, else empty."""
     found = re.search(r"\.[A-Za-z0-9]{1,5}$", name)
     return found[0].lower() if found else ""

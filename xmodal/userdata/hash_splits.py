@@ -1,14 +1,13 @@
 """Splits by hash: items fall into splits of given shares by the hash of their ids, whatever their order.
 
-The first 16 hexadecimal digits of an id's sha256, as a fraction of 16^16, are divided by the shares in their order. A
-split without items takes the one whose fraction is nearest, from a split that has others: so small lists have every
-split. That item goes back when the list grows; all others stay.
+The first 16 hexadecimal digits of an id's sha256, as a fraction of 16^16, are divided by the shares. A split without
+items takes the one whose fraction is nearest, from a split that has others; it goes back when the list grows.
 """
 
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fractions import Fraction
 
 from xmodal.records.tables import Oddity, Split
@@ -18,39 +17,25 @@ NEAREST = "a split without items by hash: it takes the nearest one"
 EMPTY_SPLIT = "a split without items"
 
 
-class HashSplits:
-    """Counts the items of each split, and assigns splits when all items are known."""
-
-    def __init__(self, shares: Sequence[tuple[str, str]]) -> None:
-        end, self._ends = Fraction(0), list[tuple[str, int]]()
-        for name, share in shares:
-            end += Fraction(share)
-            self._ends.append((split_name(name), math.ceil(end * 2**64)))
-        self._items = Counter[str]()
-
-    def add(self, id: str) -> None:
-        self._items[self._split(id)] += 1
-
-    def rows(self, ids: Mapping[str, object]) -> Iterator[Split | Oddity]:
-        nearest = self._nearest(ids)
-        yield from (Split(id, nearest.get(id) or self._split(id)) for id in ids)
-        yield from (Oddity(NEAREST, name) for name in nearest.values())
-        yield from (Oddity(EMPTY_SPLIT, name) for name, _ in self._ends if not self._items[name])
-
-    def _split(self, id: str) -> str:
-        number = _number(id)
-        return next(name for name, end in self._ends if number < end)
-
-    def _nearest(self, ids: Mapping[str, object]) -> dict[str, str]:
-        """For each empty split, the id nearest to its share. An item that is alone in its split is not taken."""
-        moved = dict[str, str]()
-        for (name, end), (_, first) in zip(self._ends, [("", 0), *self._ends], strict=False):
-            left = ids.keys() - moved.keys() if not self._items[name] else ()
-            if free := [id for id in left if self._items[self._split(id)] > 1]:
-                chosen = min(free, key=lambda id: (max(first - _number(id), _number(id) - end), id))
-                self._items[self._split(chosen)] -= 1
-                self._items[name], moved[chosen] = 1, name
-        return moved
+def hash_splits(shares: Sequence[tuple[str, str]], ids: Collection[str]) -> Iterator[Split | Oddity]:
+    """Divides items by shares; each share is a split's name and a decimal number."""
+    bounds, total = list[tuple[str, int, int]](), Fraction(0)  # the first number of each split, and that of the next
+    for name, share in shares:
+        first, total = math.ceil(total * 2**64), total + Fraction(share)
+        bounds.append((split_name(name), first, math.ceil(total * 2**64)))
+    splits = {id: next(name for name, _, end in bounds if _number(id) < end) for id in ids}
+    items = Counter(splits.values())
+    moved = []
+    for name, first, end in bounds:
+        free = [id for id in ids if items[splits[id]] > 1] if not items[name] else []
+        if free:
+            nearest = min(free, key=lambda id: (max(first - _number(id), _number(id) - end), id))
+            items[splits[nearest]] -= 1
+            splits[nearest], items[name] = name, 1
+            moved.append(name)
+    yield from (Split(id, splits[id]) for id in ids)
+    yield from (Oddity(NEAREST, name) for name in moved)
+    yield from (Oddity(EMPTY_SPLIT, name) for name, _, _ in bounds if not items[name])
 
 
 def _number(id: str) -> int:

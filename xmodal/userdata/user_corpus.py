@@ -6,10 +6,8 @@ A list is Parquet, CSV, TSV, JSONL or an Arrow stream (xmodal/raw/readers.py):
     pictures/cat.jpg  a cat on a mat
     pictures/dog.png  ["a dog", "it barks"]
 
-- `description` names the columns, `entries` checks the cells, `hash_splits` divides the items.
 - Rows with one id are one item with several captions. No id depends on the order of the rows.
 - A column says the split of an item, or its file, or the hash of its id.
-- Oddities are counted, by the rules below and those of `entries` and `hash_splits`.
 - Errors, with file and line: a missing column, a cell of another kind, an item that a column puts in two splits, an id
   that is another picture's in a file of another split, a row that cannot be read, a list without any picture.
 - A picture beside the list is taken once, and linked where the disk allows. A changed one needs another name.
@@ -33,7 +31,7 @@ from xmodal.raw.raw_files import Raw
 from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 from xmodal.userdata.description import DESCRIPTION, Description
 from xmodal.userdata.entries import Entry, Medium, entries
-from xmodal.userdata.hash_splits import HashSplits
+from xmodal.userdata.hash_splits import hash_splits
 
 VERSION = 4  # of the rows that are parsed from the same bytes
 
@@ -45,7 +43,7 @@ BESIDE = "it is not beside the list"
 
 
 def user_corpus(description: Description, addresses: Mapping[str, str] | None = None) -> Corpus:
-    """The corpus of some lists. `addresses` has the URLs of those on other machines, by path."""
+    """Makes the corpus of some lists. `addresses` has the URLs of those on other machines, by path."""
     text = description.to_json()
     how = f"name the list again, as when {description.name} was first built"
     sources = [Source(f.path, (addresses or {}).get(f.path), (), f.bytes, f.sha256, how) for f in description.files]
@@ -83,19 +81,20 @@ def parse(description: Description, raw: Raw) -> Iterator[Row]:
 
 
 def media(description: Description, raw: Raw) -> Iterator[Source]:
-    """Lists every picture or clip once. Embedded pictures are listed by the archives they are put into."""
-    seen = set[bytes]()
-    for entry in entries(description, raw):
-        if isinstance(entry, Entry):
-            path = entry.medium.path if entry.medium.content is None else archive_of(entry.medium.path)
-            if (key := _digest(path)) not in seen:
-                seen.add(key)
-                yield Source(path, entry.medium.url, how=BESIDE, part="media")
+    """Lists every picture or clip once, and embedded pictures by their archives."""
+    archives = set[str]()
+    for medium in _each_once(description, raw):
+        path = medium.path if medium.content is None else archive_of(medium.path)
+        if path not in archives:
+            yield Source(path, medium.url, how=BESIDE, part="media")
+        if medium.content is not None:
+            archives.add(path)
 
 
 def unpack(description: Description, raw: Raw, wanted: Container[str], folder: Path) -> Iterator[Source]:
     """Writes the wanted archives of embedded pictures; each is whole when it is yielded."""
-    for path, some in groupby(_embedded_once(description, raw), key=lambda medium: archive_of(medium.path)):
+    embedded = (medium for medium in _each_once(description, raw) if medium.content)
+    for path, some in groupby(embedded, key=lambda medium: archive_of(medium.path)):
         if path in wanted:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             with zipfile.ZipFile(folder / path, "w") as archive:
@@ -105,21 +104,20 @@ def unpack(description: Description, raw: Raw, wanted: Container[str], folder: P
             yield Source(path, how=BESIDE, part="media")
 
 
-def _embedded_once(description: Description, raw: Raw) -> Iterator[Medium]:
+def _each_once(description: Description, raw: Raw) -> Iterator[Medium]:
     seen = set[bytes]()
     for entry in entries(description, raw):
-        if isinstance(entry, Entry) and entry.medium.content and (key := _digest(entry.medium.path)) not in seen:
+        if isinstance(entry, Entry) and (key := _digest(entry.medium.path)) not in seen:
             seen.add(key)
             yield entry.medium
 
 
 class _Parser:
-    """Turns entries into rows. Remembers the items so far, and digests of their captions and media."""
+    """Turns entries into rows."""
 
     def __init__(self, description: Description) -> None:
         self.captions = dict[str, int]()  # number of captions, by item
         self._description = description
-        self._by_hash = HashSplits(description.splits) if description.splits else None
         self._texts = set[bytes]()
         self._media = dict[str, bytes]()
         self._splits = dict[str, str | None]()  # an item's first
@@ -132,7 +130,7 @@ class _Parser:
             yield from self._new_item(entry)
         else:
             is_other = self._media.get(entry.id, b"") not in (b"", _digest(entry.medium.path))
-            if not self._by_hash and self._splits[entry.id] != entry.split:
+            if not self._description.splits and self._splits[entry.id] != entry.split:
                 yield from self._another_split(entry, self._description.split is not None or is_other)
             if is_other:  # its captions are not of the picture that counts
                 yield Oddity(OTHER_MEDIUM, entry.where, entry.id)
@@ -147,9 +145,8 @@ class _Parser:
             self.captions[entry.id] += 1
 
     def split_rows(self) -> Iterator[Row]:
-        """Splits by hash, and the oddities of splits, after the last entry."""
-        if self._by_hash:
-            yield from self._by_hash.rows(self.captions)
+        if self._description.splits:
+            yield from hash_splits(self._description.splits, self.captions)
         yield from (Oddity(NO_SPLIT, where, id) for id, where in self._without.items())
 
     def _new_item(self, entry: Entry) -> Iterator[Row]:
@@ -157,8 +154,7 @@ class _Parser:
         if self._description.id is not None:  # without a column the id is made from the medium
             self._media[entry.id] = _digest(entry.medium.path)
         yield Item(entry.id, entry.medium.path, entry.medium.kind, url=entry.medium.url)
-        if self._by_hash:
-            self._by_hash.add(entry.id)
+        if self._description.splits:
             return
         self._splits[entry.id] = entry.split
         if entry.split:
@@ -167,7 +163,7 @@ class _Parser:
             self._without[entry.id] = entry.where
 
     def _another_split(self, entry: Entry, contradicts: bool) -> Iterator[Row]:
-        """Adds a split that differs from the item's first: allowed if files of both list the same picture."""
+        """Adds a further split: allowed if files of both list the same picture."""
         first = self._splits[entry.id]
         if contradicts:
             raise UserError(f"{entry.where}: item {entry.id!r} is in {entry.split}, but was in {first}")

@@ -67,4 +67,4 @@ def _of_recipe(name: str, is_file: bool) -> dict[str, Any]:
     if not is_file and name not in known:
         meant = nearest(name, {one: one for one in (*there, *known)})
         raise UserError(f"no stage or recipe {name!r}{meant}; stages: {', '.join(there)}; recipes: `xmodal recipes`")
-    return dict(configs_of(find_recipe(name)))
+    return configs_of(find_recipe(name))

@@ -35,7 +35,7 @@ def flags(parser: Parser) -> None:
     released = parser.add_argument_group("a file of released weights")
     words = "the .pkl or .json released with it, or a run's"
     released.add_argument("--vocabulary", type=_flags.path, metavar="WORDS", help=words)
-    _flags.identities(released, "records", "features")
+    _flags.identities(released, "records", "features", "pixels")
     _flags.settings(released, "visual.stage=clips, visual.frames=8")
     matrix = parser.add_argument_group("a matrix of similarities").add_argument
     scores = (
@@ -68,11 +68,10 @@ def run(args: Args) -> Any:
 def _report(args: Args, corpus: str) -> Any:
     from pipelines.papers.recipe_runs import evaluate, evaluate_released
 
-    asked = {"device": args.device, "distance": args.distance, "extended": args.eccv, "progress": _flags.progress(args)}
+    setup, asked = _flags.setup(args), {"distance": args.distance, "extended": args.eccv}
     if _is_released(args):
-        asked |= _flags.keywords(args, "records", "features")
-        return evaluate_released(args.run, args.vocabulary, args.root, corpus, args.split, args.set, **asked)
-    return evaluate(args.run.parent if args.run.is_file() else args.run, args.root, args.split, **asked)
+        return evaluate_released(args.run, args.vocabulary, setup, corpus, args.split, args.set, **asked)
+    return evaluate(args.run.parent if args.run.is_file() else args.run, setup, args.split, **asked)
 
 
 def _is_released(args: Args) -> bool:
@@ -85,15 +84,14 @@ def _is_released(args: Args) -> bool:
 
 def _check(args: Args) -> None:
     is_released = _is_released(args)
-    of_released = args.vocabulary or args.records or args.features or args.set
+    of_weights = args.vocabulary or args.records or args.features or args.pixels or args.set
     if args.json and args.latex:
         raise UserError("--json and --latex are two ways to print the same: give one")
     if is_released and not args.vocabulary:
         raise UserError(f"{args.run} is weights alone: add --vocabulary with the words that were released with it")
-    if of_released and not is_released:
-        raise UserError(
-            "--vocabulary, --records, --features and --set belong to a file of weights: a run knows its own"
-        )
+    if of_weights and not is_released:
+        flags = "--vocabulary, --records, --features, --pixels and --set"
+        raise UserError(f"{flags} belong to a file of weights: a run knows its own")
     if sum(map(bool, (args.run, args.scores, args.write_ids))) != 1:
         raise UserError("say what to evaluate: the folder of a run, or --scores with a matrix")
     if args.run and args.corpus and not is_released:

@@ -34,14 +34,13 @@ def run(args: Args) -> Result:
 
     if args.probes and (args.items or args.first is not None):
         raise UserError("--items and --first belong to --attention and --frames: probes are of a whole split")
-    progress = _flags.progress(args)
+    setup = _flags.setup(args)
     some = {"items": args.items} | ({} if args.first is None else {"first": args.first})
     if args.frames:
-        some |= _flags.keywords(args, "split", "features")
-        return look_at_clips(_flags.corpus_name(str(args.run), args), args.root, args.frames, progress, **some)
+        return look_at_clips(_flags.corpus_name(str(args.run), args), setup, args.frames, split=args.split, **some)
     if args.features:
         raise UserError("--features belongs to --frames: a run knows its own")
-    return look(args.run, args.root, args.split, args.device, progress, args.attention, **some)
+    return look(args.run, setup, args.split, args.attention, **some)
 
 
 def text(result: Result) -> Lines:

@@ -29,8 +29,7 @@ def run(args: Args) -> list[Result]:
     name = " ".join(args.names)
     if not (name or args.root or args.json):
         return overview()
-    given = _flags.keywords(args, *_flags.TRAINING)
-    return reproduce(name, args.root, args.runs, load_all(), progress=_flags.progress(args), **given)
+    return reproduce(name, _flags.setup(args) if args.root else None, args.runs, load_all())
 
 
 def text(result: list[Result]) -> Lines:

@@ -33,15 +33,14 @@ def flags(parser: Parser) -> None:
 def run(args: Args) -> Result:
     from pipelines.papers.recipe_runs import on_corpus, recipe_with, train, train_on_ray
 
-    recipe = recipe_with(args.recipe, args.set)
+    recipe, setup = recipe_with(args.recipe, args.set), _flags.setup(args)
     corpus = args.corpus and _flags.corpus_name(args.corpus, args)
     if corpus:
-        recipe = on_corpus(recipe, args.root, corpus, args.records)
+        recipe = on_corpus(recipe, setup, corpus)
     run = args.run or Path("runs") / "-".join(filter(None, (recipe.name, corpus)))
-    circumstances = _flags.keywords(args, *_flags.TRAINING, "tensorboard")
     if args.workers:
-        return train_on_ray(recipe, args.root, run, args.workers, args.address, args.quiet, **circumstances)
-    return train(recipe, args.root, run, progress=_flags.progress(args), **circumstances)
+        return train_on_ray(recipe, setup, run, args.workers, args.address, args.quiet, args.tensorboard)
+    return train(recipe, setup, run, args.tensorboard)
 
 
 def text(result: Result) -> Lines:

@@ -1,0 +1,34 @@
+"""The setup of a training or an evaluation: where the data are, which files are given, what does the work."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from xmodal.features.opening import open_features
+from xmodal.features.store import FeatureStore
+from xmodal.progress import Progress, Silence
+from xmodal.root.outputs import Output
+from xmodal.root.selection import find_output
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that a run works with: `Setup("data", device="cuda")`."""
+
+    root: str
+    records: str | None = None  # an identity, for a root that has several outputs of a stage
+    features: str | None = None
+    pixels: str | None = None
+    vectors: Path | None = None  # the file of word vectors that the recipe names
+    weights: Path | None = None  # the file of the features' network, for a phase that trains it
+    device: str = "cpu"
+    threads: int | None = None  # torch's: small steps take longer on several than on one
+    progress: Progress = field(default_factory=Silence)
+
+    def tables(self, corpus: str) -> Output:
+        """The records of a corpus."""
+        return find_output(self.root, "records", self.records, corpus=corpus)
+
+    def store(self, stage: str, tables: Output, model: object = None) -> FeatureStore:
+        """The features of a stage that belong to the records, and fit the config of a model."""
+        identity = self.pixels if stage == "pixels" else self.features
+        return open_features(self.root, stage, identity, tables, model)
