@@ -116,8 +116,6 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Xmodal(Parser):
-    """The parser of the whole command line, whose help lists the commands by group."""
-
     def format_help(self) -> str:
         listed = []
         for group in groups():
@@ -137,14 +135,9 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     for name, command in load_all().items():
         formatter = argparse.RawDescriptionHelpFormatter
-        about, heading, examples = (command.__doc__ or "").partition("examples:\n")
-        sub = commands.add_parser(
-            name,
-            help=summary(command).replace("%", "%%"),
-            description=about,
-            epilog=heading + examples,
-            formatter_class=formatter,
-        )
+        about, *examples = (command.__doc__ or "").partition("examples:\n")
+        help, epilog = summary(command).replace("%", "%%"), "".join(examples)
+        sub = commands.add_parser(name, help=help, description=about, epilog=epilog, formatter_class=formatter)
         sub.add_argument("--json", action="store_true", help="the result as JSON on stdout")
         command.flags(sub)
     return whole

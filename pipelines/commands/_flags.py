@@ -73,9 +73,10 @@ def targets(parser: Parser, metavar: str) -> None:
 
 
 def workers(parser: Parser) -> None:
-    parser.add_argument("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
-    parser.add_argument("--workers", type=count, default=0, help="at most so many; default: all there is room for")
-    parser.add_argument("--serial", action="store_true", help="one after the other in this process, without Ray")
+    add = parser.add_argument
+    add("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
+    add("--workers", type=count, default=0, help="at most so many; default: all there is room for")
+    add("--serial", action="store_true", help="one after the other in this process, without Ray")
 
 
 def building(parser: Parser) -> None:

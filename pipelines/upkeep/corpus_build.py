@@ -47,7 +47,7 @@ class CorpusBuild:
             self._check(kind)
 
     def stage(self, name: str) -> Stage[Any, Any] | None:
-        """The stage with its settings, or None while something that it needs is not finished."""
+        """The stage with its settings; None while something that it needs is not finished."""
         if name not in self._stages:
             kind = stages.load(name)
             outputs = self.finished_needs(kind)
@@ -140,8 +140,7 @@ def unread(options: BuildOptions, names: Sequence[str]) -> list[str]:
 def build_stages(work: CorpusBuild, names: Iterable[str]) -> list[dict[str, Any]]:
     """Brings these stages up to date; a row each says what it is, whether it was built just now, and what is absent.
 
-    `planned` is how many files or items there should be, `absent` how many of them are not there; `retry` are the
-    classes of failures that another try may be spared.
+    Of `planned` files or items `absent` are not there; another try may be spared failures of the classes in `retry`.
     """
     before = {output.folder for output in directories(work.options.storage) if output.complete}
     rows = []

@@ -113,9 +113,10 @@ def _files_of(output: Output) -> int:
 def _check_output(output: Output, check: Callable[[str, int, str], str | None]) -> Iterator[Damage | None]:
     """Gives one result a file, damage or None."""
     try:
+        totals = Totals(output.stage)
         if not output.complete:
             return
-        totals, units = Totals(output.stage), list(output.units())
+        units = list(output.units())
         for unit in units:
             totals.add(unit)
         if any(output.totals.get(name) != value for name, value in totals.summary().items()):

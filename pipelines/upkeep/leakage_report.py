@@ -67,9 +67,9 @@ class FingerprintedCorpus:
         return [SplitMedia.of(self.corpus, name, {id: media[id] for id in ids}, known) for name, ids in splits.items()]
 
     def about(self) -> dict[str, Any]:
-        totals = self.fingerprints.totals
-        counted = {name: totals["counts"].get(name, 0) for name in ("media", "flat")}
-        return {"corpus": self.corpus, "fingerprints": self.fingerprints.identity, **counted, **totals["failures"]}
+        counts, failures = (self.fingerprints.totals[name] for name in ("counts", "failures"))
+        counted = {name: counts.get(name, 0) for name in ("media", "flat")}
+        return {"corpus": self.corpus, "fingerprints": self.fingerprints.identity, **counted, **failures}
 
 
 def leakage(
@@ -96,8 +96,7 @@ def leakage(
     if target is None:
         return report
     training = [parts[other] for _, other in beside]
-    if not training:
-        training = [part for leak in found if (part := leak.beside(target)) and part.is_training]
+    training = training or [part for leak in found if (part := leak.beside(target)) and part.is_training]
     if not training:
         raise UserError(f"no training split is of the author of {target.name}: name one with --against")
     left, dropped = clean([leak for leak in found if leak.beside(target) in training], target)

@@ -27,10 +27,9 @@ WEB_PAGE = b"<html>the page is gone</html>"
 
 
 def flags(parser: Parser) -> None:
-    what = "a corpus or a model, or the Python file of one; a file may be both"
-    parser.add_argument("targets", nargs="+", metavar="mine.py|NAME", help=what)
-    raw = "a folder with the files of the corpus, by the paths of its sources"
-    parser.add_argument("--raw", type=_flags.path, help=raw)
+    add = parser.add_argument
+    add("targets", nargs="+", metavar="mine.py|NAME", help="a corpus or a model, or the Python file of one, or of both")
+    add("--raw", type=_flags.path, help="a folder with the files of the corpus, by the paths of its sources")
 
 
 def run(args: Args) -> Result:
@@ -162,12 +161,11 @@ def count(corpus: Any, folder: Path) -> dict[str, int]:
     from xmodal.raw.raw_files import Raw
     from xmodal.records.tables import ROWS
 
-    tables = {row: name for name, row in ROWS.items()}
-    census, counts = Census(corpus.name), Counter[str]()
+    census, kinds = Census(corpus.name), Counter[type]()
     for row in corpus.parse(Raw.folder(folder)):
         census.add(row)
-        counts[tables[type(row)]] += 1
-    counts |= Counter(census.counts())
+        kinds[type(row)] += 1
+    counts = {name: kinds[kind] for name, kind in ROWS.items() if kinds[kind]} | census.counts()
     check_counts(corpus, counts)
     return counts
 

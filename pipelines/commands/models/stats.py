@@ -70,9 +70,8 @@ def _plausible(name: str, items: int, matches: list[int]) -> str:
 
 
 def beside(printed: Result, found: float | None) -> str:
-    what = f"{printed['what'].replace('_', ' ')} of {printed['split']}"
+    line = f"{printed['cites']}: {printed['value']:,} {printed['what'].replace('_', ' ')} of {printed['split']}"
     if found is not None and round(found, 1) == printed["value"]:
-        return f"{printed['cites']}: {printed['value']:,} {what}, as here"
+        return f"{line}, as here"
     here = "not to be found here" if found is None else f"{found:,.1f}".removesuffix(".0") + " here"
-    note = f" ({printed['note']})" if printed["note"] else ""
-    return f"{printed['cites']}: {printed['value']:,} {what}, {here}{note}"
+    return f"{line}, {here}" + (f" ({printed['note']})" if printed["note"] else "")
