@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipelines.engine import killable_worker
+from pipelines.engine import clip_sampler
 from xmodal.media import frame_sampling
 from xmodal.media.frame_sampling import Sampled, sample_frames
 from xmodal.media.frame_times import Frame
@@ -18,7 +18,7 @@ PROGRAM = "from tests.hostile import serve; serve()"
 
 def serve() -> None:
     frame_sampling.sample_frames = sample_or_worse  # type: ignore[assignment]
-    killable_worker.serve()
+    clip_sampler.serve()
 
 
 def serve_the_second_time(mark: str) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -91,7 +91,7 @@ def _imported(
     layout = (spec.row_shape, spec.dtype, spec.ragged, *lengths)
     config = ImportConfig(_sha256(source, progress), source.key, fingerprint(source.ids), *layout)
     opened = partial(_open, source, seen)
-    return array_stage(name, config, (), VERSION, partial(_planned, source.ids), opened, reuse=False)
+    return replace(array_stage(name, config, (), VERSION, partial(_planned, source.ids), opened), reuse=False)
 
 
 def _planned(ids: Sequence[str], config: ImportConfig, inputs: Inputs) -> PlannedArray:
@@ -130,7 +130,7 @@ def _refuse_name(storage: Storage, name: str) -> None:
 
 
 def _stamp(source: ForeignFeatures) -> str:
-    """A fingerprint that changes when a source is written to, for much less than its sha256."""
+    """A fingerprint that changes when a source is written to, much faster than its sha256."""
     try:
         stats = [os.stat(file) for file in source.files]
     except FileNotFoundError as error:
@@ -140,7 +140,6 @@ def _stamp(source: ForeignFeatures) -> str:
 
 
 def _sha256(source: ForeignFeatures, progress: ProgressLine) -> str:
-    """The sha256 of a source's file, or a fingerprint of those of all its files, in their order."""
     found = []
     with progress.over("sha256", sum(map(os.path.getsize, source.files)), unit="bytes") as tick:
         for path in source.files:

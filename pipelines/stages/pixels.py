@@ -1,27 +1,25 @@
 """The pixels stage: pictures resized once, one row of bytes an item, for phases that train the network that sees them.
 
-The shorter side is resized, and of the longer one the middle is kept: features are made from the same centre crop. What
-lies beyond the square is lost (of 640 x 480 a quarter), and detail finer than its pixels (a random crop of an eighth of
-the square is 90 pixels wide, of the picture 170). In return rows are mapped as they are, and not decoded every epoch.
-
-Rows are the media over again: they are never published as features.
+The shorter side is resized, and of the longer one the middle is kept. What lies beyond the square is lost (of 640 x 480
+a quarter), and detail finer than its pixels (a random crop of an eighth of the square is 90 pixels wide, of the picture
+170). In return rows are mapped, not decoded every epoch. They are the media over again: never published as features.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from pipelines.engine.stage import Stage
+from pipelines.engine.stage import Stage, given
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage
+from pipelines.stages._media import PictureExtractor, bytes_of_rows, picture_stage
 from xmodal import __version__
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.media.images import square
 
 VERSION = 3
-PICTURES_AT_ONCE = 16  # changes no byte
+PICTURES_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class PixelsConfig:
 
     side: int = 256
     rows_per_shard: int = 1024
-    items: str = field(default="", metadata={"given": True})
+    items: str = given()
 
     def __post_init__(self) -> None:
         if self.side < 1:
@@ -53,7 +51,6 @@ STAGE = StageKind(
 
 
 def make(config: PixelsConfig, needs: Needs) -> Stage[PixelsConfig, Any]:
-    config = replace(config, items=fingerprint_of(needs.items))
     return picture_stage(STAGE.name, config, needs, VERSION, _extractor)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from pipelines.engine.building import Totals
+from pipelines.engine.building import sum_up
 from pipelines.engine.commits import Commits
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import FOLDERS, ledgers
@@ -113,13 +113,11 @@ def _files_of(output: Output) -> int:
 def _check_output(output: Output, check: Callable[[str, int, str], str | None]) -> Iterator[Damage | None]:
     """Gives one result a file, damage or None."""
     try:
-        totals = Totals(output.stage)
+        stage = output.stage
         if not output.complete:
             return
         units = list(output.units())
-        for unit in units:
-            totals.add(unit)
-        if any(output.totals.get(name) != value for name, value in totals.summary().items()):
+        if any(output.totals.get(name) != value for name, value in sum_up(stage, units).items()):
             raise UserError("complete.json does not sum up what units.tsv says")
     except UserError as error:
         yield Damage(output.folder, None, "", str(error))

@@ -4,13 +4,13 @@ Records are sealed, so a clean split is an output of its own: a file of ids, one
 splits of the records, and which `xmodal export --ids` takes.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from pipelines.engine.building import build
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage, one_unit
+from pipelines.engine.stage import Counts, Inputs, Sink, single
 from pipelines.fetching.ledger import Ledger
 from pipelines.stages.fingerprints import planned
 from xmodal.checks.leaks import DISTANCE, Fingerprints, Leak, SplitMedia, clean, leaks
@@ -102,8 +102,8 @@ def leakage(
     left, dropped = clean([leak for leak in found if leak.beside(target) in training], target)
     config = CleanConfig(target.corpus, target.split, distance, tuple(part.name for part in training))
     inputs = tuple(output for each in known for output in (each.records, each.fingerprints))
-    plan = partial(one_unit, "ids", tuple(left))  # config and inputs decide them
-    output = build(Stage(CLEAN, config, plan, _open, inputs, VERSION), storage)
+    write = partial(_write, left)  # config and inputs decide which are left
+    output = build(single(CLEAN, config, inputs, VERSION, "ids", write), storage)
     about = {"split": target.split, "name": clean_name(output), "path": f"{output.where}/{IDS}"}
     return report | {"clean": about | {"against": config.against, "items": len(left), "dropped": sorted(dropped)}}
 
@@ -125,10 +125,7 @@ def _named(parts: list[SplitMedia], target: SplitMedia | None, against: Collecti
     return [(parts.index(target), place) for place in chosen] if target else []
 
 
-def _open(config: CleanConfig, inputs: Inputs) -> Callable[[tuple[str, ...], Sink], Counts]:
-    def work(ids: tuple[str, ...], sink: Sink) -> Counts:
-        with sink.file(IDS) as file:
-            file.writelines(f"{id}\n".encode() for id in ids)
-        return {"items": len(ids)}
-
-    return work
+def _write(ids: Collection[str], config: CleanConfig, inputs: Inputs, sink: Sink) -> Counts:
+    with sink.file(IDS) as file:
+        file.writelines(f"{id}\n".encode() for id in ids)
+    return {"items": len(ids)}

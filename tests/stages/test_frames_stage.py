@@ -29,9 +29,8 @@ from pipelines.demo import coco, tgif
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
-from pipelines.engine.clip_sampler import ClipSampler, SampleRequest
+from pipelines.engine.clip_sampler import ClipSampler, ResourceLimit, SampleRequest
 from pipelines.engine.journal import Journal
-from pipelines.engine.killable_worker import ResourceLimit
 from pipelines.engine.ray_runner import RayRunner
 from pipelines.engine.typed_settings import parse_settings
 from pipelines.publishing.dataset_repository import feature_stores, publish
@@ -108,7 +107,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Output:
 @pytest.fixture
 def worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clips may do what `hostile` says."""
-    monkeypatch.setattr("pipelines.engine.killable_worker.PROGRAM", hostile.PROGRAM)
+    monkeypatch.setattr("pipelines.engine.clip_sampler.PROGRAM", hostile.PROGRAM)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -387,11 +386,11 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "clip.gif").write_bytes(animation(100, comment=b"hang"))
     code = f"""
 from pathlib import Path
-from pipelines.engine import clip_sampler, killable_worker
+from pipelines.engine import clip_sampler
 from tests import hostile
 from xmodal.media.frame_times import Limits, Sampling
-killable_worker.PROGRAM = hostile.PROGRAM
-sampler = clip_sampler.ClipSampler(clip_sampler.SampleRequest(Sampling(), Limits()), killable_worker.ResourceLimit())
+clip_sampler.PROGRAM = hostile.PROGRAM
+sampler = clip_sampler.ClipSampler(clip_sampler.SampleRequest(Sampling(), Limits()), clip_sampler.ResourceLimit())
 print(sampler.pid, flush=True)
 sampler.sample(Path({str(tmp_path / "clip.gif")!r}).read_bytes())
 """
@@ -417,7 +416,7 @@ def is_alive(pid: int) -> bool:
 
 def test_a_process_that_does_not_start_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for program, end in (("raise SystemExit(7)", "ended with 7"), (SUICIDE, "was ended by SIGKILL")):
-        monkeypatch.setattr("pipelines.engine.killable_worker.PROGRAM", program)
+        monkeypatch.setattr("pipelines.engine.clip_sampler.PROGRAM", program)
         with pytest.raises(UserError, match=f"the process that decodes media does not start: it {end}"):
             ClipSampler(SampleRequest(Sampling(), Limits()), ResourceLimit())
 
@@ -426,7 +425,7 @@ def test_a_process_that_is_killed_as_it_starts_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = f"from tests.hostile import serve_the_second_time; serve_the_second_time({str(tmp_path / 'mark')!r})"
-    monkeypatch.setattr("pipelines.engine.killable_worker.PROGRAM", program)
+    monkeypatch.setattr("pipelines.engine.clip_sampler.PROGRAM", program)
     sampler = ClipSampler(SampleRequest(Sampling(), Limits()), ResourceLimit())
     assert sampler.sample(animation(100)).row.status == "ok"
     sampler.close()
@@ -459,7 +458,7 @@ def test_a_clip_that_took_too_long_is_tried_again_as_if_it_never_had(
     root, whole = str(tmp_path / "root"), str(tmp_path / "whole")
     taken, features = (f"{tmp_path / 'raw/list.csv'}/{stage}" for stage in ("frames", "clips"))
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.engine.killable_worker.PROGRAM", hostile.PROGRAM)
+        patched.setattr("pipelines.engine.clip_sampler.PROGRAM", hostile.PROGRAM)
         assert main(["build", features, "--root", root, "--serial", *settings]) == 0
         assert main(["build", taken, "--root", root, "--serial", *settings]) == 0
     said = capsys.readouterr().out
@@ -496,7 +495,7 @@ def test_a_later_seal_tries_again_what_may_pass(storage: Storage, monkeypatch: p
     files: dict[str, bytes | None] = {"a.gif": animation(100, comment=b"hang"), "b.gif": animation(100)}
     config = replace(SMALL, deadline=2, deadline_rate=0, items_per_shard=1)
     with monkeypatch.context() as patched:
-        patched.setattr("pipelines.engine.killable_worker.PROGRAM", hostile.PROGRAM)
+        patched.setattr("pipelines.engine.clip_sampler.PROGRAM", hostile.PROGRAM)
         assert failures(built(storage, files, config)).keys() == {"a"}
     assert failures(built(storage, files | {"b.gif": animation(200)}, config)) == {}
 

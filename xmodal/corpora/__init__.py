@@ -110,9 +110,8 @@ def load(name: str) -> Corpus:
     if name not in names():
         meant = "".join(f"; did you mean {known}?" for known in get_close_matches(name, names(), n=1))
         raise UserError(
-            f"no corpus {name!r}{meant}; there are: {', '.join(names())}; a file mine.py with a CORPUS also works, and "
-            "so do a list of yours (.parquet, .csv, .tsv, .jsonl), a folder with one, hf://ORG/NAME, and the name that "
-            "the root has given to one"
+            f"no corpus {name!r}{meant}; there are: {', '.join(names())}; or give a file mine.py with a CORPUS, a list "
+            "(.parquet, .csv, .tsv, .jsonl), a folder with one, hf://ORG/NAME, or the name that the root has for one"
         )
     return _corpus_of(importlib.import_module(f"{__name__}.{name}"), name)
 
@@ -120,7 +119,7 @@ def load(name: str) -> Corpus:
 def sample_of(corpus: Corpus) -> Corpus:
     """The corpus for a part of its files: no size, checksum or count of the whole is asked for.
 
-    Its name and media set are its own, such as `coco-sample`, so that nothing made from it is taken for the whole.
+    Its name and media set are its own, such as `coco-sample`: nothing made from it is taken for the whole.
     """
     how = "a sample is not downloaded: put a part of this file into a folder and add --raw FOLDER"
     return replace(

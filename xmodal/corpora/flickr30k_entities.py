@@ -24,22 +24,19 @@ captions that do not belong to their pictures, as id and number of the line, fro
     # format: <imageID> <sentence number>
     129602216 5
 
-A phrase becomes a Match with its range of characters in the caption; its group is its chain. An object becomes one
-Region for each of its chains, with the same box: `<id>:<number of the object>:<chain>`.
+A phrase becomes a Match with its range of characters; its group is its chain. An object becomes a Region for each of
+its chains: `<id>:<number of the object>:<chain>`.
 
 The traps (more: docs/corpora.md#flickr30k-entities):
 - Chain 0 stands for what cannot be seen ("the background"): such phrases have no group and do not belong together.
 - Boxes count pixels from 1 and include the last one: 1 is subtracted from xmin and ymin, which gives Region's edges.
 - A chain may have no object, or many boxes: rows as published. `xmodal.detection.boxes.merge_groups` merges them.
-- The region of an object without box has no coordinates, and as `attributes` the flags that are set: "scene" (it is
+- The region of an object without box has no coordinates, and the flags that are set as `attributes`: "scene" (it is
   the whole picture) or "nobndbox".
-- Captions of UNRELATED_CAPTIONS have the source "unrelated", so readers of "human" captions do not see them. Their
-  phrases are Matches like others. Positions count within each source, ids count lines, from 0.
+- Captions of UNRELATED_CAPTIONS have the source "unrelated", so readers of "human" captions do not see them. Positions
+  count within each source, ids count lines, from 0.
 - Blank lines may end a file of sentences; one before others is refused.
-
-Oddities, which are counted: a box beyond the picture's edges (kept); an object with neither box nor flag (without
-coordinates); a chain that one object names twice (taken once); a bracket that belongs to no phrase (kept as text).
-Anything else is refused, also a document type in XML, so that nothing is expanded.
+- A document type in XML is refused, so that nothing is expanded.
 """
 
 import io

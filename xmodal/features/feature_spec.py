@@ -24,8 +24,7 @@ class FeatureSpec:
     """Declares a feature array: one row per item, or several rows for each item if it is ragged.
 
     36 regions are one row of (36, 2048), the frames of a clip are ragged rows of (2048,), JPEG bytes ragged rows of ().
-    Lengths left at None follow from the row's bytes. A killed worker loses the shard in work: slow extractors want
-    short ones.
+    Lengths of None follow from the row's bytes. A killed worker loses the shard in work.
     """
 
     name: str
@@ -106,8 +105,8 @@ class FeatureSpec:
             raise ValueError(f"{self.name}: a shard of {self.shard_rows} rows is not whole chunks of {self.chunk_rows}")
         if self.shard_rows % self._rows_to_fill_pages:
             raise ValueError(
-                f"{self.name}: a shard of {self.shard_rows} rows of {self.row_bytes} bytes does not fill whole pages "
-                f"of {PAGE} bytes; take a multiple of {self._rows_to_fill_pages} rows"
+                f"{self.name}: a shard of {self.shard_rows} rows does not fill whole pages of {PAGE} bytes; "
+                f"take a multiple of {self._rows_to_fill_pages} rows"
             )
 
 

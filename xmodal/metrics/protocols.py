@@ -40,8 +40,6 @@ NO_LABELS: Labels = {}
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """Names what is compared."""
-
     ids: Sequence[str]
     caption_ids: Sequence[str]
     caption_items: Integers  # (captions,): positions of items, ascending
@@ -52,14 +50,12 @@ class Gallery:
 
     @property
     def windows(self) -> list[Window]:
-        """All items, then folds of 1,000 if the items are whole ones."""
+        """All items, then whole folds of 1,000."""
         return [WHOLE, *fold_windows(self.caption_items, len(self.ids))]
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Holds all that a split's metrics are computed from."""
-
     similarities: Similarities
     gallery: Gallery
     labels: Labels
@@ -106,7 +102,7 @@ class Scores:
 
 
 def nested(columns: Iterable[Column], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts values where the keys of their columns say, for JSON."""
+    """Puts values where the keys of columns say."""
     found: dict[str, Any] = {}
     for column in columns:
         *outer, last = column.key.split(".")
@@ -122,8 +118,8 @@ def nested(columns: Iterable[Column], values: Mapping[str, Any]) -> dict[str, An
 class Metrics:
     """Holds every metric of a split.
 
-    Rows of "scores" are galleries, or "class" and the like where these say what is right; rows of "lists" are kinds of
-    right answers; rows of "plausible" are galleries.
+    Rows of "scores" and "plausible" are galleries, in "scores" also "class" and the like where these say what is right;
+    rows of "lists" are kinds of right answers.
     """
 
     tables: Mapping[str, Mapping[str, Scores]]
@@ -140,7 +136,6 @@ class Metrics:
 
 
 def known(needs: type) -> list[Metric[Any]]:
-    """Finds the metrics that are computed from `needs`, in order."""
     modules = [importlib.import_module(found.name) for found in pkgutil.iter_modules(room.__path__, "xmodal.metrics.")]
     found = [module.METRIC for module in modules if hasattr(module, "METRIC")]
     _check(found)
@@ -163,7 +158,7 @@ def _check(found: Sequence[Metric[Any]]) -> None:
 
 
 def columns(*needs: type) -> tuple[Column, ...]:
-    """Lists the columns of metrics; by default of all that have a value for each direction."""
+    """Lists columns; by default those that have a value for each direction."""
     return tuple(column for kind in needs or BOTH_WAYS for metric in known(kind) for column in metric.columns)
 
 
@@ -179,31 +174,31 @@ def _values(found: object) -> dict[str, Any]:
 
 
 def all_metrics(
-    similarities: Similarities, gallery: Gallery, labels: Labels, eccv: tuple[Pairs, Pairs] | None = None
+    matrix: Similarities, gallery: Gallery, labels: Labels, eccv: tuple[Pairs, Pairs] | None = None
 ) -> Metrics:
     """Computes every metric that the labels allow; asks for tiles several times, see `cached_on_disk`."""
     right: dict[str, Relevance] = {OWN: gallery.own, **_exclusive(gallery, labels)}
-    lists = {kind: list_scores(similarities, (relevance, relevance)) for kind, relevance in right.items()}
+    lists = {kind: list_scores(matrix, (relevance, relevance)) for kind, relevance in right.items()}
     if eccv:
-        lists[ECCV] = list_scores(similarities, eccv, drop=True)
+        lists[ECCV] = list_scores(matrix, eccv, drop=True)
     plausible = {}
     if categories := labels.get("category"):  # not the stage `plausible`, which nobody has to build: it takes 0.05 s
         bits = pack_names([categories.get(item, ()) for item in gallery.ids])
-        answers = plausible_answers(similarities, bits, bits[gallery.caption_items], gallery.windows)
+        answers = plausible_answers(matrix, bits, bits[gallery.caption_items], gallery.windows)
         plausible = _by_gallery(answers, plausible_scores)
-    found = _values(Comparison(similarities, gallery, labels))
+    found = _values(Comparison(matrix, gallery, labels))
     values = ((column, found[column.name]) for column in columns(Comparison))
     numbers = {column: None if value is None else float(value) for column, value in values}
     return Metrics(
-        {"scores": recall_by_gallery(similarities, gallery, labels), "lists": lists, "plausible": plausible}, numbers
+        {"scores": recall_by_gallery(matrix, gallery, labels), "lists": lists, "plausible": plausible}, numbers
     )
 
 
-def recall_by_gallery(similarities: Similarities, gallery: Gallery, labels: Labels = NO_LABELS) -> dict[str, Scores]:
+def recall_by_gallery(matrix: Similarities, gallery: Gallery, labels: Labels = NO_LABELS) -> dict[str, Scores]:
     """Computes the metrics of ranks over all items, over whole folds of 1,000, and by class or identity."""
-    found = _by_gallery(ranks(similarities, gallery.own, gallery.windows), rank_scores)
+    found = _by_gallery(ranks(matrix, gallery.own, gallery.windows), rank_scores)
     for kind, right in _exclusive(gallery, labels).items():
-        found[kind] = rank_scores(ranks(similarities, right))
+        found[kind] = rank_scores(ranks(matrix, right))
     return found
 
 
@@ -214,18 +209,18 @@ def _by_gallery(galleries: Sequence[Row], scores: Callable[[Sequence[Row]], Scor
 
 
 def headline(rows: Mapping[str, Row]) -> Row:
-    """Picks what a paper reports first: by class or identity if there are such rows, else over all items."""
+    """Picks what a paper reports first: by class or identity if there are such rows."""
     return next((rows[kind] for kind in EXCLUSIVE if kind in rows), next(iter(rows.values())))
 
 
 def rank_scores(galleries: Sequence[Both]) -> Scores:
-    """Averages over galleries, which weigh alike."""
+    """Averages over galleries."""
     of_visual, of_text = map(_means, zip(*galleries, strict=True))
     return Scores(columns(Ranks), of_visual, of_text, len(galleries))
 
 
 def plausible_scores(galleries: Sequence[tuple[PlausibleAnswers, PlausibleAnswers]]) -> Scores:
-    """Averages over galleries, which weigh alike."""
+    """Averages over galleries."""
     sides = zip(*galleries, strict=True)
     of_visual, of_text = ({QUERIES.name: sum(one.queries for one in side)} | _means(side) for side in sides)
     return Scores((QUERIES, *columns(PlausibleAnswers)), of_visual, of_text)
@@ -236,11 +231,11 @@ def _means(galleries: Iterable[object]) -> dict[str, float]:
     return {name: fmean(values[name] for values in found) for name in found[0]}
 
 
-def list_scores(similarities: Similarities, relevance: tuple[Relevance, Relevance], drop: bool = False) -> Scores:
+def list_scores(matrix: Similarities, relevance: tuple[Relevance, Relevance], drop: bool = False) -> Scores:
     """Averages over the queries, in percent; the two directions may differ in what is right."""
 
     def percentages(right: Relevance, queries: Side) -> dict[str, float]:
-        values = list_values(similarities, right, queries, drop=drop)
+        values = list_values(matrix, right, queries, drop=drop)
         asked = len(next(iter(values.values())))
         return {QUERIES.name: asked} | {name: 100 * fsum(some) / asked for name, some in values.items()}
 
@@ -248,11 +243,9 @@ def list_scores(similarities: Similarities, relevance: tuple[Relevance, Relevanc
     return Scores((QUERIES, *columns(RelevantRanks)), of_visual, of_text)
 
 
-def list_values(
-    similarities: Similarities, relevance: Relevance, queries: Side, *, drop: bool = False
-) -> dict[str, Floats]:
+def list_values(matrix: Similarities, relevance: Relevance, queries: Side, *, drop: bool = False) -> dict[str, Floats]:
     """Computes a fraction for every query of one direction, by the names of columns."""
-    parts = [_values(found) for found in relevant_ranks(similarities, relevance, queries, drop=drop)]
+    parts = [_values(found) for found in relevant_ranks(matrix, relevance, queries, drop=drop)]
     return {name: np.concatenate([values[name] for values in parts]) for name in parts[0]}
 
 
@@ -269,7 +262,7 @@ def labels_of(records: Output, ids: Sequence[str]) -> dict[str, dict[str, list[s
 
 
 def classes(gallery: Gallery, kind: str, of_item: Mapping[str, Sequence[str]]) -> Classes:
-    """Makes a caption right for every item of its own item's class."""
+    """Makes a caption right for every item of its item's class."""
     if wrong := [item for item in gallery.ids if len(of_item.get(item, ())) != 1]:
         count = len(of_item.get(wrong[0], ()))
         raise UserError(f"item {wrong[0]} has {count} labels of the kind {kind!r}, not one ({len(wrong):,} such items)")

@@ -11,7 +11,7 @@ from xmodal.root.storage import LocalStorage, Storage
 
 
 class Raw:
-    """The publisher's files by the paths of their sources. Files are opened, never listed or guessed."""
+    """The publisher's files by the paths of their sources."""
 
     def __init__(self, storage: Storage, keys: Mapping[str, str]) -> None:
         self._storage, self._keys = storage, keys

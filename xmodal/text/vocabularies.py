@@ -106,7 +106,7 @@ class Vocabulary(WordList):
         return np.array([START, *map(self.id_of, self._split(caption)), END], np.int32)
 
     def id_of(self, word: str) -> int:
-        """<unk> for unknown words, and for those that spell a special."""
+        """<unk> also for words that spell a special."""
         return self._ids.get(word, UNKNOWN)
 
 
@@ -185,7 +185,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(data: bytes) -> Any:
-    """Refuses many tuples, which a vocabulary does not have: in each other they take for ever to hash."""
+    """Refuses many tuples: one in the other, they take for ever to hash."""
     if sum(code.name in _TUPLES for code, _, _ in pickletools.genops(data)) > FEW_TUPLES:
         raise pickle.UnpicklingError("it is full of tuples")
     found = _Unpickler(BytesIO(data), encoding="utf-8").load()  # for strings of Python 2

@@ -8,11 +8,10 @@ A list is Parquet, CSV, TSV, JSONL or an Arrow stream (xmodal/raw/readers.py):
 
 - Rows with one id are one item with several captions. No id depends on the order of the rows.
 - A column says the split of an item, or its file, or the hash of its id.
-- Errors, with file and line: a missing column, a cell of another kind, an item that a column puts in two splits, an id
-  that is another picture's in a file of another split, a row that cannot be read, a list without any picture.
-- A picture beside the list is taken once, and linked where the disk allows. A changed one needs another name.
+- An item that a column puts in two splits is an error, as is an id of two pictures in files of different splits.
+- A picture beside the list is taken once. A changed one needs another name.
 
-Rows are streamed. In memory stay the id of each item and a digest of each caption and of each embedded picture.
+Rows are streamed. In memory stay the id of each item and digests of captions and media.
 """
 
 import hashlib
@@ -92,7 +91,7 @@ def media(description: Description, raw: Raw) -> Iterator[Source]:
 
 
 def unpack(description: Description, raw: Raw, wanted: Container[str], folder: Path) -> Iterator[Source]:
-    """Writes the wanted archives of embedded pictures; each is whole when it is yielded."""
+    """Writes the wanted archives of embedded pictures."""
     embedded = (medium for medium in _each_once(description, raw) if medium.content)
     for path, some in groupby(embedded, key=lambda medium: archive_of(medium.path)):
         if path in wanted:
