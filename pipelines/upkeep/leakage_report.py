@@ -117,7 +117,7 @@ def _row(leak: Leak) -> dict[str, Any]:
 def _named(parts: list[SplitMedia], target: SplitMedia | None, against: Collection[str]) -> list[tuple[int, int]]:
     """Pairs of places in `parts`: the split that is cleaned, and each that it is compared with by name."""
     if target is None and against:
-        raise UserError("--against needs --clean, the split that is cleaned")
+        raise UserError("--against says what a split is cleaned of: name that with --clean")
     there = {part.split for part in parts if part is not target}
     if missing := [name for name in against if name not in there]:
         raise UserError(f"there is no split {missing[0]!r} to compare with; there are: {', '.join(sorted(there))}")
