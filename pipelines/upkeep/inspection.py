@@ -23,7 +23,7 @@ from xmodal.root.storage import Storage
 
 def status(storage: Storage) -> dict[str, Any]:
     """Describes every ledger and every output; those of one stage and corpus also by what differs."""
-    kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for _, _, ledger in ledgers(storage)]
+    kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for ledger in ledgers(storage)]
     rows, alike = [], defaultdict[tuple[str, str], dict[Output, dict[str, Any]]](dict)
     for output in directories(storage):
         try:
@@ -146,7 +146,7 @@ def _problem(storage: Storage, key: str, size: int, sha256: str) -> str | None:
 def forget(storage: Storage, damage: list[Damage]) -> None:
     """Takes what is damaged out of the records, so that the next build or retry makes just that again."""
     blobs = {found.file for found in damage if found.file.startswith("blobs/")}
-    for _, _, ledger in ledgers(storage) if blobs else ():
+    for ledger in ledgers(storage) if blobs else ():
         if lost := [state.path for state in ledger.states() if not state.failed and blob_key(state.sha256) in blobs]:
             ledger.lose(lost)
     storage.delete(*blobs)
