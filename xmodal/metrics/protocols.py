@@ -146,8 +146,8 @@ def _check(found: Sequence[Metric[Any]]) -> None:
     columns = [(metric, column) for metric in found for column in metric.columns]
     for metric, column in columns:
         if metric.needs in BOTH_WAYS and len(column.text) > LONGEST_HEADING:
-            long = f"metric {metric.name!r} heads a column {column.text!r}"
-            raise UserError(f"{long}: a heading in text has at most {LONGEST_HEADING} characters")
+            heading = f"metric {metric.name!r} heads a column {column.text!r}"
+            raise UserError(f"{heading}: take at most {LONGEST_HEADING} characters")
     for (metric, column), (other, second) in combinations(columns, 2):
         two = f"metrics {metric.name!r} and {other.name!r} both have"
         if column.name == second.name:
