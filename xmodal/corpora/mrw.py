@@ -66,7 +66,7 @@ def parse(raw: Raw) -> Iterator[Row]:
 
 
 def media(raw: Raw) -> Iterator[Source]:
-    """Lists the file of every clip. Those without address must be got by hand."""
+    """Lists every clip. Those without address must be got by hand."""
     clips = [clip for name, file in tar_members(raw, ARCHIVE) if name == SENTENCES for _, clip, _ in _clips(file)]
     if not clips:
         raise UserError(NOTHING)

@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -78,12 +78,22 @@ class FeatureSpec:
             "index_codecs": [PLAIN, {"name": "crc32c"}],
             "index_location": "end",
         }
-        codecs = [{"name": "sharding_indexed", "configuration": sharding}]
-        return _metadata([self.rows(items), *self.row_shape], self.dtype, self.shard_rows, codecs, CHECKSUMS)
+        return {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": [self.rows(items), *self.row_shape],
+            "data_type": self.dtype,
+            "chunk_grid": _grid(self.shard_rows, *self.row_shape),
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": 0,
+            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+            "attributes": CHECKSUMS,
+        }
 
     def extents_metadata(self, items: int) -> dict[str, object]:
         """The zarr.json of the items' first rows and numbers of rows."""
-        return _metadata([items, 2], "int64", self.shard_items, [PLAIN], {})
+        array = {"shape": [items, 2], "data_type": "int64", "chunk_grid": _grid(self.shard_items, 2)}
+        return self.metadata(items) | array | {"codecs": [PLAIN], "attributes": {}}
 
     @property
     def _rows_to_fill_pages(self) -> int:
@@ -114,17 +124,5 @@ def _power_of_two_within(rows: int) -> int:
     return 1 << (max(rows, 1).bit_length() - 1)
 
 
-def _metadata(
-    shape: list[int], dtype: Dtype, file_rows: int, codecs: list[Any], attributes: dict[str, str]
-) -> dict[str, object]:
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": dtype,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [file_rows, *shape[1:]]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": codecs,
-        "attributes": attributes,
-    }
+def _grid(*file_shape: int) -> dict[str, object]:
+    return {"name": "regular", "configuration": {"chunk_shape": list(file_shape)}}

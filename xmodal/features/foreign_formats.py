@@ -54,12 +54,10 @@ def _kind(path: Path) -> str:
         return "zarr"
     known = {".npz": "npz", ".npy": "npy an item", ".tar": "tar"}
     within = sorted(known.keys() & {file.suffix for file in _files(path)}) if path.is_dir() else []
-    if len(within) != 1:
-        found = f"{', '.join(within)} together" if within else "nothing of these"
-        raise UserError(
-            f"{path} is {found}: give x.npy, x.h5, x.tar, a Zarr v3 array, or a folder of .npz, .npy or .tar"
-        )
-    return known[within[0]]
+    if len(within) == 1:
+        return known[within[0]]
+    found = f"{', '.join(within)} together" if within else "nothing of these"
+    raise UserError(f"{path} is {found}: give x.npy, x.h5, x.tar, a Zarr v3 array, or a folder of .npz, .npy or .tar")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -336,7 +334,7 @@ def _ids_within(file: Any) -> tuple[str, ...]:
     found = _dataset(file, name)
     if found.shape is None:
         raise ValueError(f"its dataset {name} is empty")
-    values = np.asarray(found[()]).reshape(-1).tolist()
+    values = np.asarray(found[()]).ravel().tolist()
     return tuple(value.decode() if isinstance(value, bytes) else str(value) for value in values)
 
 
@@ -403,8 +401,8 @@ def _look_at_items(path: Path, kind: str, ids: Path | None, key: str | None) -> 
         files = _files(path) if path.is_dir() else [path]
         if kind == "tar":
             members = [member for file in files for member in _members(file, key)]
-            if len(arrays := sorted({name for name, _ in members})) > 1:
-                there = ", ".join(arrays[:8])
+            if len(names := sorted({name for name, _ in members})) > 1:
+                there = ", ".join(names[:8])
                 raise ValueError(f"it has several arrays a sample, so say which by --key; there are: {there}")
             pieces = tuple(piece for _, piece in members)
         else:

@@ -139,7 +139,7 @@ class FeatureStore:
         self.absent = frozenset(id for unit in self.output.units() for id in unit.absent)
         self._cache = str(Path(cache).expanduser())
         self._rows = {id: row for row, id in enumerate(self.ids)}
-        self._refused = np.fromiter((id in self.absent for id in self.ids), bool, len(self.ids))
+        self._refused = np.array([id in self.absent for id in self.ids], bool)
         self._process = os.getpid()
         self._extents: NDArray[np.int64] | None = None
         self._shards = len(shard_ranges(self.spec, len(self.ids)))

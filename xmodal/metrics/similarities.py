@@ -92,7 +92,8 @@ def bounded(window: Window, shape: tuple[int, int]) -> Window:
     """Gives a window its starts and stops; refuses one without rows."""
     visual, text = (bounds(rows, length) for rows, length in zip(window, shape, strict=True))
     if visual.start == visual.stop or text.start == text.stop:
-        raise ValueError(f"an empty gallery cannot be searched: visual rows {visual}, text rows {text}")
+        rows = f"{visual.stop - visual.start} visual rows, {text.stop - text.start} text rows"
+        raise ValueError(f"an empty gallery cannot be searched: {rows}")
     return visual, text
 
 

@@ -114,7 +114,7 @@ def open_file(raw: Raw, path: str) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def open_archive(raw: Raw, path: str) -> Iterator[zipfile.ZipFile]:
-    """Opens a zip file, and checks that its members are safe. Members of any size can be streamed."""
+    """Opens a zip file whose members are safe. Members of any size can be streamed."""
     with ExitStack() as stack:
         with _refusing_damage(path):
             archive = stack.enter_context(_Archive(stack.enter_context(raw.open(path)), path))
@@ -127,7 +127,7 @@ def open_archive(raw: Raw, path: str) -> Iterator[zipfile.ZipFile]:
 
 
 class _Archive(zipfile.ZipFile):
-    """Refuses damage where members are opened and read, not in the caller's code."""
+    """Refuses damage where members are opened and read, not in a caller's code."""
 
     def __init__(self, file: IO[bytes], path: str) -> None:
         self._path = path

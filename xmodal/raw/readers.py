@@ -93,7 +93,7 @@ def id_list(name: str, lines: Iterable[tuple[str, str]], id_of: Callable[[str, s
 
 
 def once(seen: Container[Id], id: Id, where: str) -> Id:
-    """Returns an id that must not be in `seen` yet, and adds it if that is a set."""
+    """An id that must not be in `seen` yet; it is added to a set."""
     if id in seen:
         raise UserError(f"{where}: id {id} is there a second time")
     if isinstance(seen, set):
@@ -268,7 +268,7 @@ def rows(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
 
 
 def heading(raw: Raw, path: str) -> list[str]:
-    """The columns of a valid list; for JSONL, of its first line."""
+    """The columns of a valid list; of JSONL, those of its first line."""
     kind = ending(path)
     if kind == ".jsonl":
         return list(json.loads(next(lines(raw, path))[1]))
@@ -354,7 +354,7 @@ READERS: dict[str, Callable[[Raw, str, Sequence[str]], Iterator[Cells]]] = {
 
 
 def _refuse_columns(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
-    """Refuses a header without one of the columns, or with two of that name."""
+    """Refuses a header that does not have each column once."""
     for name in columns:
         if name not in there:
             raise UserError(f"{where} has no column {name!r}; its columns are {', '.join(there) or 'none'}")

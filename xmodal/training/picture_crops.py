@@ -85,7 +85,7 @@ class PictureReader(Reader):
         samples: NDArray[np.int64] | None = None,
     ) -> Padded:
         rows = self.examples.rows[items]
-        pixels_BSS3 = self.store.take(rows, self._room(len(rows)))
+        pixels_BSS3 = self.store.take(rows, self._room(self.store, len(rows)))
         if draws is None or samples is None:
             pixels_B3HW = evaluation_pixels(pixels_BSS3, self.crop)
         else:

@@ -126,14 +126,16 @@ class _Parser:
     def rows(self, entry: Entry) -> Iterator[Row]:
         yield from (Oddity(rule, entry.where, entry.id) for rule in entry.oddities)
         if entry.id not in self.captions:
-            yield from self._new_item(entry)
-        else:
-            is_other = self._media.get(entry.id, b"") not in (b"", _digest(entry.medium.path))
-            if not self._description.splits and self._splits[entry.id] != entry.split:
-                yield from self._another_split(entry, self._description.split is not None or is_other)
-            if is_other:  # its captions are not of the picture that counts
-                yield Oddity(OTHER_MEDIUM, entry.where, entry.id)
-                return
+            self.captions[entry.id] = 0
+            if self._description.id is not None:  # without a column the id is made from the medium
+                self._media[entry.id] = _digest(entry.medium.path)
+            yield Item(entry.id, entry.medium.path, entry.medium.kind, url=entry.medium.url)
+        is_other = self._media.get(entry.id) not in (None, _digest(entry.medium.path))
+        if not self._description.splits:
+            yield from self._split(entry, self._description.split is not None or is_other)
+        if is_other:  # its captions are not of the picture that counts
+            yield Oddity(OTHER_MEDIUM, entry.where, entry.id)
+            return
         for text in entry.captions:
             id = f"{entry.id}#{hashlib.sha256(text.encode()).hexdigest()[:16]}"
             if (key := _digest(id)) in self._texts:
@@ -148,23 +150,19 @@ class _Parser:
             yield from hash_splits(self._description.splits, self.captions)
         yield from (Oddity(NO_SPLIT, where, id) for id, where in self._without.items())
 
-    def _new_item(self, entry: Entry) -> Iterator[Row]:
-        self.captions[entry.id] = 0
-        if self._description.id is not None:  # without a column the id is made from the medium
-            self._media[entry.id] = _digest(entry.medium.path)
-        yield Item(entry.id, entry.medium.path, entry.medium.kind, url=entry.medium.url)
-        if self._description.splits:
+    def _split(self, entry: Entry, is_only: bool) -> Iterator[Row]:
+        """Puts an item into its first split, or into a further one if files of both list the same picture."""
+        if entry.id not in self._splits:
+            self._splits[entry.id] = entry.split
+            if entry.split is None:
+                self._without[entry.id] = entry.where
+            else:
+                yield Split(entry.id, entry.split)
             return
-        self._splits[entry.id] = entry.split
-        if entry.split:
-            yield Split(entry.id, entry.split)
-        else:
-            self._without[entry.id] = entry.where
-
-    def _another_split(self, entry: Entry, contradicts: bool) -> Iterator[Row]:
-        """Adds a further split: allowed if files of both list the same picture."""
         first = self._splits[entry.id]
-        if contradicts:
+        if entry.split == first:
+            return
+        if is_only:
             raise UserError(f"{entry.where}: item {entry.id!r} is in {entry.split}, but was in {first}")
         if entry.split is None or (entry.id, entry.split) in self._further:
             return
