@@ -1,4 +1,4 @@
-"""Recipes: every number of one training run, and which part of a corpus it reads."""
+"""Recipes: every number of a training run, and the part of a corpus that it reads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,11 +18,7 @@ WRITTEN = frozenset({HUMAN, UNRELATED_TEXT})
 
 @dataclass(frozen=True)
 class View:
-    """The part of a corpus that one reader sees.
-
-    A sparse corpus is a view too: its split names the annotated part, "karpathy/train@10%x2", or the other one,
-    "karpathy/train@10%x2:unannotated" (`xmodal.records.derived_splits`).
-    """
+    """The part of a corpus that one reader sees. See `xmodal.records.derived_splits` for the names of splits."""
 
     corpus: str
     split: str
@@ -48,7 +44,7 @@ class Positional(Protocol):
 
 @dataclass(frozen=True)
 class Features:
-    """Names the feature stage to read, of visual items, or of texts that are vectors (Fisher vectors)."""
+    """Names the feature stage to read, of visual items or of texts that are vectors."""
 
     stage: str
     frames: int | None = None  # of a clip
@@ -64,7 +60,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Reads captions as word ids (`xmodal.text.tokenizers`)."""
+    """Says how captions become word ids (`xmodal.text.tokenizers`)."""
 
     tokenizer: str
     minimum_count: int  # a word that occurs less often is unknown
@@ -83,7 +79,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Plateau:
-    """Multiplies the rate when the validation rsum has not risen, by 0.01 %, for `patience` validations."""
+    """Multiplies the rate when the validation rsum has not risen by 0.01 % for `patience` validations."""
 
     factor: float
     patience: int
@@ -110,7 +106,7 @@ Rule = Literal["adam", "amsgrad", "adamp", "sgd", "nesterov"]
 
 @dataclass(frozen=True)
 class Optimiser:
-    """Says how parameters move. Patterns match names as `fnmatch` does (`trunk.*`); the first match counts."""
+    """Says how parameters move. Patterns are those of `fnmatch` (`trunk.*`); the first match counts."""
 
     rule: Rule
     learning_rate: float
@@ -127,9 +123,7 @@ class Optimiser:
         if self.learning_rate <= 0 or (self.clip_norm is not None and self.clip_norm <= 0):
             raise ValueError(f"learning_rate {self.learning_rate} and clip_norm {self.clip_norm} must be above zero")
         if (self.rule == "nesterov" and not self.momentum) or (self.momentum and self.rule not in ("sgd", "nesterov")):
-            raise ValueError(
-                f"{self.rule} with momentum {self.momentum}: nesterov needs one, sgd may have one, no other"
-            )
+            raise ValueError(f"{self.rule} with momentum {self.momentum}: nesterov needs it, sgd may have it, no other")
 
 
 @dataclass(frozen=True)
@@ -142,19 +136,19 @@ class Relative:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Every item of a batch brings so many different captions (Two-Branch)."""
+    """Every item of a batch brings so many captions (Two-Branch)."""
 
     captions: int
 
 
 @dataclass(frozen=True)
 class OnePerClass:
-    """A batch is one pair of every class, whatever the recipe's batch size (PCME on CUB)."""
+    """A batch is one pair of every class, whatever the batch size (PCME on CUB)."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Half the visual rows are paired and half are not; each pair brings `texts` other texts (Dual-Path)."""
+    """Half the visual rows are paired; each pair brings `texts` other texts (Dual-Path)."""
 
     texts: int
 
@@ -170,7 +164,7 @@ class Phrases:
 
 @dataclass(frozen=True)
 class Pixels:
-    """Says how pictures are cropped in a phase that trains the image network too."""
+    """Says how pictures are cropped where the image network is trained too."""
 
     crop: Literal["resized", "random", "centre"]
     flip: bool
@@ -181,7 +175,7 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of training: it starts from the last weights of the phase before, with a fresh optimiser."""
+    """One phase of training, from the last weights of the phase before, with a fresh optimiser."""
 
     epochs: int
     optimiser: Optimiser
@@ -202,7 +196,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Every number a paper would print of one run. Weights are chosen on `validation`, never on a test split."""
+    """Every number of one run. Weights are chosen on `validation`, never on a test split."""
 
     name: str
     cites: str = field(compare=False, metadata=DESCRIBES)  # the section its numbers come from, or that they are ours
@@ -218,12 +212,13 @@ class Recipe:
     precision: Literal["single", "mixed"] = "single"  # mixed: matrix products in bfloat16
 
     def __post_init__(self) -> None:
+        where = f"recipe {self.name!r}"
         if self.batch_size < 1 or self.precision not in ("single", "mixed"):
-            raise ValueError(f"recipe {self.name!r}: batch_size {self.batch_size} must be 1 or more, precision known")
+            raise ValueError(f"{where}: batch_size {self.batch_size} must be 1 or more, precision known")
         if self.seed < 0:
-            raise ValueError(f"recipe {self.name!r}: seed {self.seed} must be 0 or more")
+            raise ValueError(f"{where}: seed {self.seed} must be 0 or more")
         for view in (self.view, self.validation, self.unannotated):
             if view is not None and "test" in view.split.lower():
-                raise ValueError(f"recipe {self.name!r} would train or choose on split {view.split!r}")
-        if self.unannotated is not None and self.unannotated.text == "human":
-            raise ValueError(f"recipe {self.name!r}: the un-annotated stream must not read what people wrote")
+                raise ValueError(f"{where} would train or choose on split {view.split!r}")
+        if self.unannotated is not None and self.unannotated.text == HUMAN:
+            raise ValueError(f"{where}: the un-annotated stream must not read what people wrote")

@@ -1,4 +1,4 @@
-"""Options of a command that builds: its root, its runner, the user's folders and files, and the settings."""
+"""Options of a command that builds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from xmodal.root.storage import Storage
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Only `settings` and the bytes of `files` change configs, and so identities; all else is circumstance."""
+    """Only `settings` and the bytes of `files` change identities."""
 
     storage: Storage
     run: Runner = serial

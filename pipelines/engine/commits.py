@@ -5,33 +5,31 @@
 3. The record names its files, and they are published: moved to their final names, never over another, by anybody.
 4. The driver gathers records into the sorted segments of a journal (attempt names left out) and drops the loose ones.
 
-Units without files have no winner to name: those of one call share one record, so that a tiny unit does not cost an
-inode and two fsyncs. A crash after 1 leaves rubbish, after 2 a record that the next driver publishes. Work that is done
-twice, by orphaned workers or by two drivers on one root, loses at 2 or writes the same record. `_runs/` is outside the
-promise of identical bytes. Run `make chaos` after any change here.
+Units without files share one record a call, so that a tiny unit does not cost an inode and two fsyncs. A crash after 1
+leaves rubbish, after 2 a record that the next driver publishes. Work that is done twice, by orphaned workers or two
+drivers, loses at 2 or writes the same record. Run `make chaos` after a change.
 """
 
 import hashlib
-import heapq
 import io
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import groupby
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from pipelines.engine.journal import Journal
-from pipelines.engine.stage import Counts
 from xmodal.errors import UserError
 from xmodal.root.outputs import FILE_NAME, OURS, UNIT_NAME, Output, Unit
 from xmodal.root.storage import Storage
 
+TAB = b"\t"
+
 
 class Record(NamedTuple):
-    """Units that were committed together: the name of their loose record, and a line for each."""
+    """Units that were committed together."""
 
     name: str
-    lines: bytes
+    lines: bytes  # one a unit
 
     @property
     def units(self) -> int:
@@ -39,18 +37,19 @@ class Record(NamedTuple):
 
 
 class UnitAttempt:
-    """One attempt at one unit: the sink that the stage writes to."""
+    """Takes the files and failures of one unit, which readers see once the whole unit is committed."""
 
-    def __init__(self, storage: Storage, folder: str, unit: str) -> None:
+    def __init__(self, storage: Storage, attempts: str, unit: str) -> None:
         if not UNIT_NAME.fullmatch(unit):
             raise ValueError(f"a unit's name is at most 200 letters, digits and ._=+-, not {unit!r}")
-        self.name = f"{unit}-{uuid.uuid4().hex[:12]}"
+        self.unit, self.name = unit, f"{unit}-{uuid.uuid4().hex[:12]}"
         self.files: dict[str, tuple[int, str]] = {}
         self._failures: list[tuple[str, str, str]] = []
-        self.unit, self._storage, self._folder = unit, storage, f"{folder}/_runs/attempts/{self.name}"
+        self._storage, self._folder = storage, f"{attempts}/{self.name}"
 
     @contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:
+        """A new file of the output, written from start to end; no other unit writes one of this name."""
         if name in self.files or name in OURS or not FILE_NAME.fullmatch(name):
             raise ValueError(f"unit {self.unit} cannot write a file {name!r}")
         with self._storage.writer(f"{self._folder}/{name}") as file:
@@ -59,9 +58,10 @@ class UnitAttempt:
         self.files[name] = hashing.checksum
 
     def fail(self, row: str, kind: str, reason: str) -> None:
+        """Keeps and counts a row that could not be done."""
         self._failures.append((_printable(row), kind, _printable(reason[:200])))
 
-    def line(self, counts: Counts, key: str | None) -> bytes:
+    def line(self, counts: Mapping[str, int], key: str | None) -> bytes:
         return Unit(self.unit, self.files, counts, tuple(sorted(self._failures)), key).line()
 
     def discard(self) -> None:
@@ -74,6 +74,7 @@ class Commits:
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage, self._folder = storage, folder
+        self._attempts = f"{folder}/_runs/attempts"
         self._loose = f"{folder}/_runs/commits/loose"
         self._forgotten = f"{folder}/_runs/commits/forgotten"
         self._journal = Journal(storage, f"{folder}/_runs/commits")
@@ -83,54 +84,55 @@ class Commits:
         return f"{self._storage.url}/{self._folder}"
 
     def attempt(self, unit: str) -> UnitAttempt:
-        return UnitAttempt(self._storage, self._folder, unit)
+        return UnitAttempt(self._storage, self._attempts, unit)
 
     def find(self, name: str) -> Record | None:
-        """Finds a loose record, and publishes its files: its writer may have died before that."""
-        found = self._read_loose(name)
-        if found is None:
-            return None
-        lines, attempt = found
+        """Finds a loose record, and publishes its files in place of a writer that died."""
+        lines, attempt = self._read_loose(name)
         if attempt:
-            self._publish_files(Unit.from_line(lines, self.where).files, attempt)
-        return Record(name, lines)
+            self._publish(Unit.from_line(lines, self.where).files, attempt)
+        return Record(name, lines) if lines else None
 
-    def _read_loose(self, name: str) -> tuple[bytes, str] | None:
+    def _read_loose(self, name: str) -> tuple[bytes, str]:
+        """Lines and attempt of a record; both are empty if there is none."""
         key = f"{self._loose}/{name}"
         try:
-            return _check(self._storage.read(key), f"{self._storage.url}/{key}")
+            record = self._storage.read(key)
         except FileNotFoundError:
-            return None
+            return b"", ""
+        lines, _, rest = record.rpartition(TAB)
+        attempt = rest.partition(b" ")[0].decode(errors="replace")
+        if _sign(lines, attempt) != record:
+            raise UserError(f"{self._storage.url}/{key} is corrupt: delete it and build again")
+        return lines, attempt
 
     def commit(self, attempt: UnitAttempt, line: bytes) -> Record:
-        """Commits this attempt and returns its record, or the winner's if another attempt was first."""
+        """Returns the record of this attempt, or the winner's if another was first."""
         won = self._storage.create(f"{self._loose}/{attempt.unit}", _sign(line, attempt.name))
-        found = None if won else self._read_loose(attempt.unit)
         # A put whose answer was lost is tried again by the storage's client, and then finds its own record.
-        if won or (found is not None and found[1] == attempt.name):
-            self._publish_files(attempt.files, attempt.name)
+        if won or self._read_loose(attempt.unit)[1] == attempt.name:
+            self._publish(attempt.files, attempt.name)
             return Record(attempt.unit, line)
         attempt.discard()
         return self.find(attempt.unit) or Record(attempt.unit, line)
 
     def commit_together(self, lines: list[bytes]) -> Record:
-        """Commits units that wrote no files, in one record."""
-        record = Record("~" + hashlib.sha256(b"".join(lines)).hexdigest()[:32], b"".join(lines))
-        self._storage.create(f"{self._loose}/{record.name}", _sign(record.lines, ""))
+        """Commits units without files."""
+        data = b"".join(lines)
+        record = Record(f"~{hashlib.sha256(data).hexdigest()[:32]}", data)
+        self._storage.create(f"{self._loose}/{record.name}", _sign(data, ""))
         return record
 
     def adopt(self) -> None:
-        """Finishes what an earlier driver was killed at: forgetting units, publishing and gathering loose records."""
+        """Finishes what an earlier driver was killed at."""
         with suppress(FileNotFoundError):
-            self._forget(set(self._storage.read(self._forgotten).decode().split("\n")), self.units())
+            self._forget(set(self._storage.read(self._forgotten).decode().split("\n")), list(self.units()))
         names = self._storage.names(self._loose)
         try:
             self.gather([record for name in names if (record := self.find(name))])
         except FileNotFoundError as error:
-            raise UserError(
-                f"files of a record in {self._storage.url}/{self._loose} are lost ({error.filename}): "
-                "delete that folder and build again; what it records is done again"
-            ) from error
+            where = f"{self._storage.url}/{self._loose}"
+            raise UserError(f"{where} records lost files ({error.filename}): delete it and build again") from error
 
     def gather(self, records: list[Record]) -> None:
         """Moves loose records into one segment of the journal."""
@@ -140,30 +142,27 @@ class Commits:
             self._journal.merge()
 
     def lines(self, loose: bool = False) -> Iterator[bytes]:
-        """Lines of all gathered units, once each, sorted by unit; with `loose` also those not gathered yet."""
+        """Lines of all gathered units, sorted; with `loose` also those not gathered yet."""
+        records = [self._read_loose(name) for name in self._storage.names(self._loose)] if loose else []
+        ungathered = sorted(line for lines, _ in records for line in lines.splitlines(keepends=True))
         previous = b""
-        for line, _ in groupby(heapq.merge(self._journal.lines(), self._loose_lines() if loose else ())):
+        for line in self._journal.lines(ungathered):
             name = line.partition(TAB)[0]
             if name == previous:
-                raise UserError(
-                    f"{self.where}: two attempts at unit {name.decode()} gave different bytes: "
-                    "the stage is not deterministic; delete the directory and mend the stage"
-                )
+                twice = f"{self._storage.url}/{self._folder}: two attempts at unit {name.decode()} gave different bytes"
+                raise UserError(f"{twice}: the stage is not deterministic; mend it and delete the folder")
             previous = name
             yield line
 
     def forget(self, names: Collection[str], among: Iterable[Unit]) -> None:
-        """Deletes the named units, so that they are done again. `among` are all committed units.
-
-        Files are deleted before their records, since new files may not replace them. After a kill `adopt` goes on.
-        """
+        """Deletes units, so that they are done again; `among` are all committed ones. After a kill `adopt` goes on."""
         units = list(among)
         self._storage.delete(f"{self._folder}/complete.json")
         self._storage.write(self._forgotten, "\n".join(sorted(names)).encode())
         self._forget(names, units)
 
-    def _forget(self, names: Collection[str], among: Iterable[Unit]) -> None:
-        units = list(among)
+    def _forget(self, names: Collection[str], units: list[Unit]) -> None:
+        # Before their records, since new files may not replace them.
         self._storage.delete(*(f"{self._folder}/{file}" for unit in units if unit.name in names for file in unit.files))
         self._journal.replace(unit.line() for unit in units if unit.name not in names)
         self._storage.delete(self._forgotten)
@@ -172,23 +171,19 @@ class Commits:
         return (Unit.from_line(line, self.where) for line in self.lines(loose))
 
     def take(self, unit: Unit, other: Output) -> Record | None:
-        """Takes a unit over from another output by linking its files; None if that output has lost one."""
+        """Links a unit's files from another output; None if that has lost one."""
         if any(self._storage.size(f"{other.folder}/{name}") != size for name, (size, _) in unit.files.items()):
             return None
         for name in unit.files:
             self._storage.link(f"{other.folder}/{name}", f"{self._folder}/{name}")
         return Record(unit.name, unit.line())
 
-    def _loose_lines(self) -> list[bytes]:
-        records = [self._read_loose(name) for name in self._storage.names(self._loose)]
-        return sorted(line for record in records if record for line in record[0].splitlines(keepends=True))
-
     def sweep(self) -> None:
-        """Deletes the files that losing and killed attempts left behind."""
-        self._storage.delete_folder(f"{self._folder}/_runs/attempts")
+        """Deletes what losing and killed attempts left behind."""
+        self._storage.delete_folder(self._attempts)
 
-    def _publish_files(self, files: Mapping[str, tuple[int, str]], attempt: str) -> None:
-        source = f"{self._folder}/_runs/attempts/{attempt}"
+    def _publish(self, files: Mapping[str, tuple[int, str]], attempt: str) -> None:
+        source = f"{self._attempts}/{attempt}"
         for name, (size, _) in files.items():
             try:
                 self._storage.link(f"{source}/{name}", f"{self._folder}/{name}")
@@ -200,7 +195,7 @@ class Commits:
 
 
 class HashingFile(io.BufferedIOBase):
-    """Passes bytes on, and computes their size and checksum."""
+    """Passes bytes on, and sums them up."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._digest, self._size = file, hashlib.sha256(), 0
@@ -210,9 +205,9 @@ class HashingFile(io.BufferedIOBase):
 
     def write(self, data: Any) -> int:
         size = memoryview(data).nbytes
+        self._size += size
         self._digest.update(data)
         self._file.write(data)
-        self._size += size
         return size
 
     def tell(self) -> int:
@@ -220,6 +215,7 @@ class HashingFile(io.BufferedIOBase):
 
     @property
     def checksum(self) -> tuple[int, str]:
+        """Size and sha256."""
         return self._size, self._digest.hexdigest()
 
 
@@ -227,16 +223,5 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()  # names of files may be no UTF-8
 
 
-TAB = b"\t"
-
-
 def _sign(lines: bytes, attempt: str) -> bytes:
     return lines + f"\t{attempt} {hashlib.sha256(lines + attempt.encode()).hexdigest()[:16]}\n".encode()
-
-
-def _check(record: bytes, where: str) -> tuple[bytes, str]:
-    lines, _, rest = record.rpartition(TAB)
-    attempt = rest.partition(b" ")[0].decode(errors="replace")
-    if _sign(lines, attempt) != record:
-        raise UserError(f"corrupt record {where}: delete it and build again; what it recorded is done again")
-    return lines, attempt

@@ -1,7 +1,7 @@
 """Journals: facts about names, appended as sorted immutable segments and read as one sorted stream.
 
-A line is `name<TAB>JSON`; lines sort by name. Segments are named by their content: adding one twice adds it once, and
-two drivers that merge at the same time leave the same facts. Nothing is changed in place.
+A line is `name<TAB>JSON`. Segments are named by their content: adding one twice adds it once, and two drivers may merge
+at the same time.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ class Journal:
         self._storage, self._folder = storage, folder
 
     def add(self, lines: Iterable[bytes]) -> str:
-        """Adds one segment, durable when this returns, and returns its name."""
+        """Adds one durable segment, and returns its name."""
         data = b"".join(sorted(lines))
         name = _name_of(hashlib.sha256(data).hexdigest())
         if data:
@@ -34,14 +34,14 @@ class Journal:
         return name
 
     def replace(self, lines: Iterable[bytes]) -> None:
-        """Replaces all lines by these. Until it is done, readers see both."""
+        """Replaces all lines; meanwhile readers see both."""
         old, name = self._segments(), self.add(lines)
         self._storage.delete(*(f"{self._folder}/{other}" for other in old if other != name))
 
-    def lines(self) -> Iterator[bytes]:
-        """Reads every fact once, sorted by name, in bounded memory."""
+    def lines(self, more: Iterable[bytes] = ()) -> Iterator[bytes]:
+        """Reads every fact once, sorted by name, in bounded memory; `more` are sorted lines to be read among them."""
         with ExitStack() as files:
-            yield from _each_once(self._open_all(files))
+            yield from _each_once([*self._open_all(files), more])
 
     def merge(self) -> None:
         """Merges the smaller half of the segments if there are many."""
@@ -61,25 +61,20 @@ class Journal:
                 return [self._open_checked(name, files) for name in self._segments()]
             except FileNotFoundError:
                 files.close()
-        raise UserError(
-            f"{self._storage.url}/{self._folder} keeps changing: is another driver at work on it? Try again"
-        )
+        raise UserError(f"{self._storage.url}/{self._folder} keeps changing: is another driver at work? Try again")
 
     def _open_checked(self, name: str, files: ExitStack) -> BinaryIO:
         # A copy, in memory if small: another driver's merge may delete the segment while it is read.
-        key = f"{self._folder}/{name}"
         copy = files.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES))  # noqa: SIM115 - the stack closes it
-        with self._storage.open(key) as file:
+        with self._storage.open(f"{self._folder}/{name}") as file:
             digest = copy_and_hash(file, copy)
         if _name_of(digest) != name:
-            raise UserError(
-                f"{self._storage.url}/{key} is corrupt: delete it and run again; what it held is done again"
-            )
+            raise UserError(f"{self._storage.url}/{self._folder}/{name} is corrupt: delete it and run again")
         copy.seek(0)
         return cast(BinaryIO, copy)
 
 
-def _each_once(segments: list[BinaryIO]) -> Iterator[bytes]:
+def _each_once(segments: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
     return (line for line, _ in itertools.groupby(heapq.merge(*segments)))
 
 

@@ -17,13 +17,11 @@ class ProgressLine:
     def __init__(
         self, stream: TextIO | None = None, quiet: bool = False, log: Callable[[str], None] = lambda line: None
     ) -> None:
-        self._stream = stream or sys.stderr
-        self._quiet = quiet
+        self._stream, self._quiet = stream or sys.stderr, quiet
         self._redraws = self._stream.isatty()
         self._log = log  # is given every line too, quiet or not, but none that is redrawn
 
     def logged(self, log: Callable[[str], None]) -> "ProgressLine":
-        """The same progress, which `log` is told too."""
         return ProgressLine(self._stream, self._quiet, log)
 
     def say(self, text: str) -> None:
@@ -33,12 +31,12 @@ class ProgressLine:
 
     @contextmanager
     def over(self, name: str, total: int, done: int = 0, unit: str = "units") -> Iterator[Callable[[int], None]]:
-        """Gives the function to call with how many were just done. A part that fails is shown as far as it came."""
+        """Gives the function to call with how many were just done."""
         started = shown = logged = time.monotonic()
         now_done = done
 
-        def line(now: float) -> str:
-            return _line(name, now_done, done, total, unit, now - started)
+        def line() -> str:
+            return _line(name, now_done, done, total, unit, time.monotonic() - started)
 
         def tick(count: int) -> None:
             nonlocal now_done, shown, logged
@@ -46,27 +44,26 @@ class ProgressLine:
             now = time.monotonic()
             if now - logged >= LOG_SECONDS:
                 logged = now
-                self._log(line(now))
+                self._log(line())
             if now - shown >= (TERMINAL_SECONDS if self._redraws else LOG_SECONDS):
                 shown = now
-                self._draw(line(now))
+                self._draw(line())
 
         try:
             yield tick
         finally:
-            last = line(time.monotonic())
+            last = line()
             self._log(last)
             self._draw(last, is_last=True)
 
     def _draw(self, line: str, is_last: bool = False) -> None:
         if self._quiet:
             return
-        line = printable(line)
+        end = "\n"
         if self._redraws:
-            fits = line[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be redrawn
-            print(f"\r\x1b[K{fits}", end="\n" if is_last else "", file=self._stream, flush=True)
-        else:
-            print(line, file=self._stream, flush=True)
+            line = f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}"  # one that wraps cannot be redrawn
+            end = "\n" if is_last else ""
+        print(line, end=end, file=self._stream, flush=True)
 
 
 def _line(name: str, now_done: int, before: int, total: int, unit: str, seconds: float) -> str:

@@ -1,9 +1,8 @@
 """Ray runner: a pool of actors that pull units, any of which may die at any time. Only this module imports Ray.
 
-It uses Ray Core rather than Ray Data, which (measured on the same work) aborts the whole dataset on one exception, by
-default retries forever a unit that kills its worker, regroups units into blocks, and costs about 9 ms a block. Here a
-dead worker is replaced, its calls go to others, and a unit that kills its worker three times is named in an error.
-Where a unit runs changes no byte.
+Ray Data would abort the whole dataset on one exception, by default retry forever a unit that kills its worker, and cost
+about 9 ms a block. Here a dead worker is replaced, its calls go to others, and a unit that kills its worker three times
+is named in an error.
 """
 
 import logging
@@ -15,15 +14,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from threading import Event, Thread
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from pipelines.engine.building import Call, Pace, Worker
+from pipelines.engine.building import Call, OpenWorker, Pace, Units
 from pipelines.engine.commits import Record
 from pipelines.engine.stage import Resources
 from xmodal.errors import UserError
@@ -37,14 +36,12 @@ KNOCK_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class RayRunner:
-    """Runs units by actors on the Ray cluster at `address`, or on a local one that ends with the process."""
+    """Runs units on the Ray cluster at `address`, or on a local one that ends with the process."""
 
     workers: int = 0  # 0: as many as the cluster has room for
     address: str | None = None
 
-    def __call__(
-        self, open_worker: Callable[[], Worker], units: Iterator[tuple[str, Any]], resources: Resources
-    ) -> Iterator[Record]:
+    def __call__(self, open_worker: OpenWorker, units: Units, resources: Resources) -> Iterator[Record]:
         connect(self.address)
         room = _room(resources)
         pool = _Pool(open_worker, units, resources, min(self.workers or room, room))
@@ -59,27 +56,23 @@ def train_together(
 ) -> dict[str, Any]:
     """Runs `train` in several processes by Ray Train, and returns what the first one returns.
 
-    All processes see `folder`. Each gets the path of a file there, and lines written to it are shown here. If one dies
-    the others are ended; the same call again continues from the last checkpoint.
+    Each gets the path of a file in `folder`, which all see; lines written to it are shown here. If one dies the others
+    are ended; the same call again continues from the last checkpoint.
     """
-    from ray.train import (
-        RunConfig,
-        ScalingConfig,
-        WorkerGroupError,
-    )  # imports torch, which workers of stages do not need
+    from ray import train as ray_train  # imports torch, which workers of stages do not need
     from ray.train.torch import TorchTrainer
 
     connect(address)
     if (room := _room(Resources(gpus=float(gpu)))) < workers:
         raise UserError(f"the Ray cluster has room for {room} of {workers} processes that train: give --workers {room}")
     needs = {"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}
-    sizes = ScalingConfig(num_workers=workers, use_gpu=gpu, resources_per_worker=needs)
+    sizes = ray_train.ScalingConfig(num_workers=workers, use_gpu=gpu, resources_per_worker=needs)
     with tempfile.TemporaryDirectory(prefix=".ray-", dir=folder) as notes, _copied_to_stderr(f"{notes}/lines") as lines:
         act: Any = partial(train, lines)
-        trainer = TorchTrainer(act, scaling_config=sizes, run_config=RunConfig(name="train", storage_path=notes))
+        run = ray_train.RunConfig(name="train", storage_path=notes)
         try:
-            result: Any = trainer.fit()
-        except WorkerGroupError as error:
+            result: Any = TorchTrainer(act, scaling_config=sizes, run_config=run).fit()
+        except ray_train.WorkerGroupError as error:
             troubles = [failure for failure in error.worker_failures.values() if isinstance(failure, UserError)]
             raise troubles[0] if troubles else error from None
     return dict(result.return_value)
@@ -87,7 +80,7 @@ def train_together(
 
 @contextmanager
 def _copied_to_stderr(path: str) -> Iterator[str]:
-    """Copies what other processes write to a file, as it comes. Ray's own output would have Ray's messages, too."""
+    """Copies what other processes write to a file, as it comes, without Ray's own messages."""
     over = Event()
 
     def copy() -> None:
@@ -107,73 +100,61 @@ def _copied_to_stderr(path: str) -> Iterator[str]:
 
 
 def connect(address: str | None = None) -> None:
-    """Joins the cluster at `address`, or starts a small local one, unless this process is connected already."""
+    """Joins the cluster at `address`, or starts a local one, unless this process is connected already."""
     if ray.is_initialized():
         return
+    start = partial(ray.init, log_to_driver=False, logging_level=logging.ERROR)
     address = address or os.environ.get("RAY_ADDRESS")  # set inside a Ray job
     if address is None:
-        ray.init(
+        start(
             address="local",
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
             _temp_dir=_short_folder(),
             _system_config={"task_events_report_interval_ms": 0},  # halves the driver's memory over 100,000 calls
         )
         return
-    try:
-        _knock(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"no Ray cluster at {address}: start one with `ray start --head`, or leave --address out"
-        ) from error
-
-
-def _knock(address: str) -> None:
-    """Raises OSError if nobody listens at the address; Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
-    if port.isdigit() and "://" not in address:
-        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+    try:
+        if port.isdigit() and "://" not in address:  # if nobody listens there, Ray would wait for minutes
+            socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+        start(address=address)
+    except (OSError, ValueError) as error:
+        cure = "start one with `ray start --head`, or leave --address out"
+        raise UserError(f"no Ray cluster at {address}: {cure}") from error
 
 
 def disconnect() -> None:
-    if ray.is_initialized():
-        ray.shutdown()
+    ray.shutdown()
 
 
 def _short_folder() -> str:
-    folder = os.path.join(tempfile.gettempdir(), f"xmodal-ray-{os.getuid()}")
     # Paths of Ray's sockets have at most 107 bytes, whatever TMPDIR says.
-    return folder if len(folder) < 40 else f"/tmp/xmodal-ray-{os.getuid()}"
+    name, folder = f"xmodal-ray-{os.getuid()}", tempfile.gettempdir()
+    return f"{folder if len(folder) < 25 else '/tmp'}/{name}"
 
 
 def _room(resources: Resources) -> int:
-    """The number of workers of this size that fit into the cluster at once."""
+    """Counts the workers of this size that fit into the cluster at once."""
     nodes: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    needs = {"CPU": resources.cpus, "GPU": resources.gpus, **resources.custom}
+    needs = {"CPU": resources.cpus, "GPU": resources.gpus}
     needs = {name: amount for name, amount in needs.items() if amount > 0} or {"CPU": 1.0}
     room = sum(min(int(node.get(name, 0) // amount) for name, amount in needs.items()) for node in nodes)
     if room < 1:
         most = {name: max(node.get(name, 0) for node in nodes) for name in needs}
-        raise UserError(f"no node of the Ray cluster has room for a worker: it needs {_sizes(needs)} of {_sizes(most)}")
+        wanted, there = (", ".join(f"{each[name]:g} {name}" for name in needs) for each in (needs, most))
+        raise UserError(f"no node of the Ray cluster has room for a worker: it needs {wanted} of {there}")
     return room
 
 
-def _sizes(resources: dict[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(resources.items()))
-
-
 class _Actor:
-    """Runs in the worker process. It opens with its first call, so that a failure there is an error, not a death."""
+    """Runs in the worker process."""
 
-    def __init__(self, open_worker: Callable[[], Worker]) -> None:
-        self._open = open_worker
-        self._work: Worker | None = None
+    def __init__(self, open_worker: OpenWorker) -> None:
+        self._open = cache(open_worker)  # with the first call: a failure there is an error, not a death
 
     def run(self, call: Call) -> tuple[float, list[Record]]:
-        work = self._work = self._work or self._open()
+        work = self._open()
         started = time.perf_counter()
         records = work(call)
         return time.perf_counter() - started, records
@@ -181,39 +162,31 @@ class _Actor:
 
 @dataclass
 class _Member:
-    """One actor of the pool, and its calls, oldest first."""
-
-    handle: Any
-    calls: dict[Any, Call] = field(default_factory=dict)
+    actor: Any
+    calls: dict[Any, Call]  # oldest first
 
 
 class _Pool:
-    """Actors and their calls. An actor gets calls after it answered an empty one, so that it has started."""
+    """Actors and their calls; an actor gets some after it answered an empty one."""
 
-    def __init__(
-        self, open_worker: Callable[[], Worker], units: Iterator[tuple[str, Any]], resources: Resources, size: int
-    ) -> None:
-        self._actor = ray.remote(
-            max_restarts=0,
-            max_task_retries=0,
-            num_cpus=resources.cpus,
-            num_gpus=resources.gpus,
-            resources=dict(resources.custom),
-        )(_Actor)
+    def __init__(self, open_worker: OpenWorker, units: Units, resources: Resources, size: int) -> None:
+        needs: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
+        self._actor = ray.remote(max_restarts=0, max_task_retries=0, **needs)(_Actor)
         self._open = ray.put(open_worker)
         self._units, self._next, self._pace = units, deque[Call](), Pace()
         self._suspects, self._deaths = set[str](), Counter[str]()
-        self._openings_failed = 0
-        self._heard = time.monotonic()
+        self._openings_failed, self._heard = 0, time.monotonic()
         self._members = [self._start() for _ in range(size)]
 
     def results(self) -> Iterator[Record]:
-        """Yields records as they are committed, until all units are done."""
-        while any(call for member in self._members for call in member.calls.values()) or self._has_next():
+        while any(any(member.calls.values()) for member in self._members) or self._has_next():
             waiting = {call: member for member in self._members for call in member.calls}
             done, _ = ray.wait(list(waiting), num_returns=1, timeout=60)
             if not done:
-                self._complain_of_silence()
+                # Units may take hours, but if no worker starts at all the cluster has no room.
+                starting = not any(all(member.calls.values()) for member in self._members)
+                if starting and time.monotonic() - self._heard > START_SECONDS:
+                    raise UserError(f"no worker starts in {START_SECONDS:.0f} seconds: is the cluster full?")
                 continue
             (ready,) = done
             member = waiting[ready]
@@ -223,7 +196,10 @@ class _Pool:
                 self._replace(member, error)
                 continue
             except RayTaskError as error:
-                raise _cause(error) from None
+                cause = error.cause if isinstance(error.cause, Exception) else error
+                if not isinstance(cause, UserError | OSError | RayTaskError):
+                    cause.add_note(str(error))  # the worker's traceback
+                raise cause from None
             self._openings_failed, self._heard = 0, time.monotonic()
             if call := member.calls.pop(ready):
                 self._pace.saw(len(call), seconds)
@@ -232,11 +208,11 @@ class _Pool:
 
     def stop(self) -> None:
         for member in self._members:
-            ray.kill(member.handle)
+            ray.kill(member.actor)
 
     def _start(self) -> _Member:
-        handle: Any = self._actor.remote(self._open)
-        return _Member(handle, {handle.run.remote([]): []})
+        actor: Any = self._actor.remote(self._open)
+        return _Member(actor, {actor.run.remote([]): []})
 
     def _feed(self) -> None:
         # Slow calls wait here, where any worker may take them.
@@ -244,7 +220,7 @@ class _Pool:
             for member in self._members:
                 if len(member.calls) <= most and self._has_next() and self._may_take(member, self._next[0]):
                     call = self._next.popleft()
-                    member.calls[member.handle.run.remote(call)] = call
+                    member.calls[member.actor.run.remote(call)] = call
 
     def _may_take(self, member: _Member, call: Call) -> bool:
         # A unit that a dead worker held is tried alone, so that another death can only be its own.
@@ -257,44 +233,23 @@ class _Pool:
         return bool(self._next)
 
     def _replace(self, member: _Member, error: RayActorError) -> None:
-        """Replaces a dead actor. Its units are tried again, each in a call of its own."""
+        """Replaces a dead actor; each of its units is tried again in a call of its own."""
         units = [unit for call in member.calls.values() for unit in call]
         if len(units) == 1:  # with several nobody knows which one it died of: even answers of finished calls are lost
             name = units[0][0]
             self._deaths[name] += 1
             if self._deaths[name] == DEATHS_A_UNIT:
-                raise UserError(
-                    f"unit {name} has killed its worker {DEATHS_A_UNIT} times; the last: {_last_line(error)}"
-                )
+                raise UserError(f"unit {name} has killed its worker {DEATHS_A_UNIT} times: {_last_line(error)}")
         self._openings_failed += not units
         if self._openings_failed == DEATHS_A_UNIT * len(self._members):
-            raise UserError(f"no worker lives long enough to open the stage; the last: {_last_line(error)}")
+            raise UserError(f"no worker lives long enough to open the stage: {_last_line(error)}")
         self._suspects.update(name for name, _ in units)
         self._next.extendleft([unit] for unit in reversed(units))
-        ray.kill(member.handle)  # it may only be out of reach, and would keep what it holds
+        ray.kill(member.actor)  # it may only be out of reach, and would keep what it holds
         self._members[self._members.index(member)] = self._start()
         self._feed()
-
-    def _complain_of_silence(self) -> None:
-        # Units may take hours, but if no worker starts at all the cluster has no room.
-        starting = not any(all(member.calls.values()) for member in self._members)
-        if starting and time.monotonic() - self._heard > START_SECONDS:
-            raise UserError(
-                f"no worker has started for {START_SECONDS:.0f} seconds: is the cluster full, or a node lost?"
-            )
-
-
-def _cause(error: RayTaskError) -> Exception:
-    """The exception that the worker raised, with its traceback as a note."""
-    cause = error.cause
-    if not isinstance(cause, Exception):
-        return error
-    if not isinstance(cause, UserError | OSError):
-        cause.add_note(str(error))
-    return cause
 
 
 def _last_line(error: Exception) -> str:
     # Ray puts the worker's traceback into the text: the cause is its last line.
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return str(error).strip().rpartition("\n")[2].strip() or type(error).__name__

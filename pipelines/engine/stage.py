@@ -3,16 +3,15 @@
     plan(config, inputs)  → (unit name, work) in order of the names; cheap and lazy, on the driver
     open(config, inputs)  → the function that does one unit's work; called once per worker, so that networks load once
 
-A stage knows nothing of runners, attempts or resuming: pipelines/engine/building.py gives it those. Its config holds
-everything that decides the bytes (weights by their sha256, the device class and dtype where they change numbers) and
-nothing else.
+A stage knows nothing of runners or resuming. Its config holds everything that decides the bytes (weights by
+their sha256, the device class and dtype where they change numbers) and nothing else.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from pipelines.engine.commits import UnitAttempt
 from xmodal import __version__
 from xmodal.root.identity import DIGITS, fingerprint, to_plain
 from xmodal.root.outputs import LAYOUT, Output
@@ -21,40 +20,29 @@ Config = TypeVar("Config")
 Work = TypeVar("Work")
 Inputs = tuple[Output, ...]
 Counts = Mapping[str, int]
+Sink = UnitAttempt  # of which a stage calls `file` and `fail`
 
 
-def one_unit(name: str, work: Work, config: Any, inputs: Inputs) -> Iterator[tuple[str, Work]]:
-    """Plans a single unit: `partial(one_unit, "words", None)` is the plan of such a stage."""
-    yield name, work
-
-
-class Sink(Protocol):
-    """Takes the files of one unit. No reader sees any of them until the whole unit is committed."""
-
-    def file(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """A new file of the output, written from start to end; `name` is final and no other unit's."""
-
-    def fail(self, row: str, kind: str, reason: str) -> None:
-        """One row that could not be done: expected trouble, kept and counted with the unit."""
+def given(default: object = "") -> Any:
+    """Declares a field that the stage fills in itself: it is no setting."""
+    return field(default=default, metadata={"given": True})
 
 
 @dataclass(frozen=True)
 class Resources:
-    """The needs of one worker: circumstance, never part of an identity."""
+    """The needs of one worker, in no identity."""
 
     cpus: float = 1.0
     gpus: float = 0.0
-    custom: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Stage(Generic[Config, Work]):
-    """`version` rises with every change of code that changes bytes: the pinned digests in the tests insist.
+    """`version` rises with every change of code that changes bytes.
 
-    `inputs` are other stages, or outputs such as a sealed media set. With `reuse`, a unit's work names by checksum all
-    that it reads: an output of the same stage and config over other inputs then lends every unit whose work is equal.
-    `passing` are classes of failures that another try may be spared: such units are lent to nobody, and `xmodal retry`
-    makes them again.
+    With `reuse`, a unit's work names by checksum all that it reads: outputs of the same stage and config over other
+    inputs lend every unit whose work is equal. `passing` are classes of failures that another try may be spared: such
+    units are lent to nobody, and `xmodal retry` makes them again.
     """
 
     name: str
@@ -63,7 +51,7 @@ class Stage(Generic[Config, Work]):
     open: Callable[[Config, Inputs], Callable[[Work, Sink], Counts]]
     inputs: tuple["Stage[Any, Any] | Output", ...] = ()
     version: int = 1
-    resources: Resources = field(default_factory=Resources)
+    resources: Resources = Resources()
     reuse: bool = False
     passing: tuple[str, ...] = ()
 
@@ -76,13 +64,29 @@ class Stage(Generic[Config, Work]):
         return f"{self.name}/{self.identity}"
 
     def about(self) -> dict[str, Any]:
-        """stage.json. The version of xmodal that wrote it is no part of what decides the output."""
+        """stage.json."""
         return {"layout": LAYOUT, "identity": self.identity, "xmodal": __version__, **self._decides()}
 
     def work_key(self, work: Work) -> str:
-        """A fingerprint of everything that decides one unit's bytes, whatever the rest of the inputs."""
+        """A fingerprint of everything that decides one unit's bytes."""
         return fingerprint([self.name, self.version, self.config, work])
 
     def _decides(self) -> dict[str, Any]:
         inputs = [{"stage": i.name if isinstance(i, Stage) else i.stage, "identity": i.identity} for i in self.inputs]
         return {"stage": self.name, "version": self.version, "config": to_plain(self.config), "inputs": inputs}
+
+
+def single(
+    name: str,
+    config: Config,
+    inputs: tuple[Any, ...],
+    version: int,
+    unit: str,
+    write: Callable[[Config, Inputs, Sink], Counts],
+) -> Stage[Config, None]:
+    """A stage with one unit."""
+
+    def opened(config: Config, inputs: Inputs) -> Callable[[None, Sink], Counts]:
+        return lambda work, sink: write(config, inputs, sink)
+
+    return Stage(name, config, lambda config, inputs: iter([(unit, None)]), opened, inputs, version)

@@ -1,14 +1,14 @@
 """`--set name=value`: text from the command line into a field of a frozen config, typed by that field.
 
 A setting names a field (`row_group=1024`), or a stage and a field where two stages have one of that name
-(`records.row_group=1024`). Another value is another identity, and so another directory.
+(`records.row_group=1024`).
 """
 
 import inspect
 import math
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -16,22 +16,23 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from xmodal.errors import UserError
 
 C = TypeVar("C")
+UNIONS = (Union, types.UnionType)
 
 
 def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str, object]:
-    """`stage.field` → value. UserError names what no config has, what two have and what a config refuses."""
+    """`stage.field` → value; refuses what no config has, what two have and what a config refuses."""
+    known = {f"{stage}.{name}": kind for stage, config in configs.items() for name, kind in _settable(config).items()}
     settings: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set takes name=value, not {text!r}")
-        full_name = _full_name(name, configs)
-        stage, _, field = full_name.rpartition(".")
+        name = _full_name(name, known)
         try:
-            settings[full_name] = _convert(value, _settable(configs[stage])[field])
+            settings[name] = _convert(value, known[name])
         except ValueError as error:
-            raise UserError(f"--set {full_name}={value}: {error}") from None
-    for stage, config in configs.items():  # all at once, for one setting may only make sense with another
+            raise UserError(f"--set {name}={value}: {error}") from None
+    for stage, config in configs.items():  # all settings at once: one may only make sense with another
         try:
             apply(config, stage, settings)
         except ValueError as error:
@@ -40,13 +41,11 @@ def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str,
 
 
 def apply(config: C, stage: str, settings: Mapping[str, object]) -> C:
-    """The config with the stage's settings in it."""
     own = {name.rpartition(".")[2]: value for name, value in settings.items() if name.rpartition(".")[0] == stage}
     return config | own if isinstance(config, dict) else replace(config, **own)  # type: ignore[return-value,type-var]
 
 
-def _full_name(name: str, configs: Mapping[str, object]) -> str:
-    known = [f"{stage}.{field}" for stage, config in configs.items() for field in _settable(config)]
+def _full_name(name: str, known: Iterable[str]) -> str:
     found = [full for full in known if name in (full, full.partition(".")[2])]
     if len(found) == 1:
         return found[0]
@@ -57,13 +56,13 @@ def _full_name(name: str, configs: Mapping[str, object]) -> str:
 
 
 def nearest(name: str, known: Mapping[str, str]) -> str:
-    """A question after what was probably meant, or nothing; `known` are spellings, and what to ask for each."""
+    """Asks for what was probably meant, if anything; `known` are spellings, and what to ask for each."""
     found = [spelling for spelling in known if spelling.startswith(f"{name}-")] or get_close_matches(name, known, n=1)
     return f" (do you mean {known[found[0]]}?)" if found else ""
 
 
 def describe(config: object, stage: str) -> list[dict[str, Any]]:
-    """Lists every setting of a config: its name, type, value, and the line of its declaration."""
+    """Every setting of a config: its name, type, value, and the line of its declaration."""
     rows = []
     for name, declared in _settable(config).items():
         if isinstance(config, dict):
@@ -81,54 +80,50 @@ def describe(config: object, stage: str) -> list[dict[str, Any]]:
 
 
 def _type_text(declared: Any) -> str:
-    between = {Literal: "|", Union: "|", types.UnionType: "|", tuple: ","}.get(get_origin(declared))
-    if between:
+    kind = get_origin(declared)
+    if kind in (Literal, tuple, *UNIONS):
+        between = "," if kind is tuple else "|"
         return between.join(map(_type_text, get_args(declared)))
     return {type(None): "none", Ellipsis: "..."}.get(declared) or str(getattr(declared, "__name__", declared))
 
 
 def _settable(config: Any) -> dict[str, Any]:
-    """Types by name: of a dict's numbers, or of fields but those given by what is built, such as the corpus' name."""
+    """Types by name: of a dict's numbers, or of the fields that a command line can set."""
     if isinstance(config, dict):
         return {name: float for name, value in config.items() if isinstance(value, int | float)}
-    hints = get_type_hints(type(config))
-    return {f.name: hints[f.name] for f in fields(config) if not f.metadata.get("given") and _is_plain(hints[f.name])}
+    kinds = get_type_hints(type(config))
+    names = [field.name for field in fields(config) if "given" not in field.metadata]
+    return {name: kinds[name] for name in names if _is_plain(kinds[name])}
 
 
 def _is_plain(declared: Any) -> bool:
-    """Whether a command line can say it."""
     if get_origin(declared) is Literal or declared in (int, float, bool, str, type(None), Ellipsis):
         return True
     parts = get_args(declared)
     if get_origin(declared) is tuple and any(get_origin(part) is tuple for part in parts):
         return False  # commas part one list
-    return get_origin(declared) in (Union, types.UnionType, tuple) and all(map(_is_plain, parts))
+    return get_origin(declared) in (*UNIONS, tuple) and all(map(_is_plain, parts))
 
 
 def _convert(text: str, declared: Any) -> Any:
-    options = get_args(declared)
-    if get_origin(declared) in (Union, types.UnionType):
+    kind, options = get_origin(declared), get_args(declared)
+    if kind in UNIONS:
         if text.lower() == "none" and type(None) in options:
             return None
         return _convert(text, next(option for option in options if option is not type(None)))
-    if get_origin(declared) is Literal:
+    if kind is Literal:
         return _one_of(text, {str(option): option for option in options})
-    if get_origin(declared) is tuple:
+    if kind is tuple:
         parts = [part for part in text.split(",") if part]
         if options[-1] is Ellipsis:
-            return tuple(_convert(part, options[0]) for part in parts)
+            options = options[:1] * len(parts)
         if len(parts) != len(options):
             raise ValueError(f"takes {len(options)} values with commas between them, not {len(parts)}")
-        return tuple(_convert(part, each) for part, each in zip(parts, options, strict=True))
+        return tuple(map(_convert, parts, options))
     if declared is bool:
         return _one_of(text.lower(), {"true": True, "false": False})
     if declared is str:
         return text
-    assert declared in (int, float)
-    return _number(text, declared)
-
-
-def _number(text: str, declared: type[int] | type[float]) -> int | float:
     try:
         number = declared(text)
     except ValueError:

@@ -83,7 +83,6 @@ class CorpusFiles:
         return sealed
 
     def raw_folder(self, part: Part) -> RawFolder | None:
-        """The folder with files that somebody has already."""
         lists = self._found.lists if part == "annotations" else {}
         return RawFolder(self._raw, self.of(part).sources, lists, self._corpus.whole_paths) if self._raw else None
 
@@ -95,7 +94,7 @@ class CorpusFiles:
         return files.seal()
 
     def _fetch(self, files: FileSet, some: list[Source]) -> None:
-        """From the raw folder, and what archives and dumps in it have if a flag named it, else from their addresses."""
+        """From the raw folder, else from their addresses. Archives are searched only in a folder that a flag named."""
         options, raw = self._options, self.raw_folder(files.part)
         if raw and some and options.raw:
             taken = self._take(files, partial(unpacked, raw, some, options.progress.say))
@@ -117,13 +116,15 @@ class CorpusFiles:
 
     def _are_missing(self, files: FileSet, missing: list[Source]) -> UserError:
         """Trying again is advised only where a failure may pass."""
-        states, raw, few = files.states(), self._raw, [source.path for source in missing[:3]]
+        states, few = files.states(), [source.path for source in missing[:3]]
         reasons = "; ".join(f"{path} ({states[path].trouble if path in states else 'never tried'})" for path in few)
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         may_come = any(source.path not in states or may_pass(states[source.path].kind) for source in missing)
         put = "Run the same command again, or put" if may_come else "Put"
-        folder = f"the folder {raw}: neither it nor an archive in it has what was published"
+        into = "a folder and add --raw FOLDER"
+        if self._raw:
+            into = f"the folder {self._raw}: neither it nor an archive in it has what was published"
         return UserError(
             f"{self._corpus.name}: {len(missing)} of {len(files.required)} files are missing: {reasons}{more}. "
-            f"{put} {', '.join(few)}{' ...' if more else ''} into {folder if raw else 'a folder and add --raw FOLDER'}"
+            f"{put} {', '.join(few)}{' ...' if more else ''} into {into}"
         )

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pipelines.fetching.ledger import FOLDERS, Ledger
+from pipelines.fetching.ledger import Ledger
 from pipelines.fetching.user_lists import LISTS, describe, find_lists
 from xmodal import corpora
 from xmodal.corpora import SAMPLE, Corpus, Source, sample_of
@@ -54,8 +54,7 @@ def find_corpus(text: str, flags: Mapping[str, str], storage: Storage, is_sample
         if is_sample:
             raise UserError(f"--sample is for a corpus that says how much is in it: {text} is read as it is")
         return _of_lists(text, flags, storage)
-    if flags:
-        flag = next(iter(flags))
+    for flag in flags:
         raise UserError(f"--{flag} is for data of your own: a list, a folder or hf://…, which {text} is not")
     if text.endswith(".py"):
         return _of_file(text, storage, is_sample)
@@ -79,13 +78,14 @@ def name_of(text: str, storage: Storage) -> str:
     """The name under which a root has a corpus, for commands that read its records alone."""
     if text.endswith(".py"):
         return corpora.load(text).name
-    path = Path(text).expanduser()
-    return next((name for name in _noted(storage) if path.exists() and _same(str(path), _place(storage, name))), text)
+    path = os.path.expanduser(text)
+    noted = _noted(storage) if os.path.exists(path) else []
+    return next((name for name in noted if _same(path, _place(storage, name))), text)
 
 
 def user_corpora(storage: Storage) -> list[Corpus]:
     """The corpora of users that a root remembers. Those that a file defines can only be listed."""
-    names = storage.names(f"_runs/ledger/{FOLDERS['annotations']}")
+    names = storage.names("_runs/ledger/sources")
     found = [user_corpus(known) for name in names if (known := description_of(storage, name))]
     for name in _noted(storage):
         if about := _note(storage, name).get("about"):
@@ -105,7 +105,7 @@ def description_of(storage: Storage, name: str) -> Description | None:
 
 @contextmanager
 def building(storage: Storage, found: FoundCorpus) -> Iterator[None]:
-    """A build that gives the corpus' name to the list or file at its place, to a list when its rows are parsed."""
+    """A build that gives the corpus' name to the list or file at its place: to a list when its rows are parsed."""
     corpus, place = found.corpus, found.place
     if not place or place.endswith(".py"):
         if (place or corpus.sample) and corpus.name not in corpora.names():
@@ -129,14 +129,14 @@ def building(storage: Storage, found: FoundCorpus) -> Iterator[None]:
         parsed = made.about["inputs"][0]["identity"] if made else None
         if parsed == sealed and (is_done or sealed != before):
             _write_note(storage, corpus.name, {"place": place})
-        elif parsed and not is_done and _is_whole(Output(storage, f"{FOLDERS['annotations']}/{parsed}")):
+        elif parsed and not is_done and _is_whole(Output(storage, f"sources/{parsed}")):
             ledger.use(parsed)
 
 
 def _is_whole(sealed: Output) -> bool:
     """Whether all its bytes are here; damaged ones may have been forgotten."""
-    files = [locked.sha256 for locked in read_lock(sealed) if locked.sha256] if sealed.complete else [None]
-    return all(digest and sealed.storage.size(blob_key(digest)) is not None for digest in files)
+    digests = (locked.sha256 for locked in read_lock(sealed) if locked.sha256)
+    return sealed.complete and all(sealed.storage.size(blob_key(digest)) is not None for digest in digests)
 
 
 def hints(storage: Storage, found: FoundCorpus, of_clips: bool) -> list[str]:
@@ -165,7 +165,6 @@ def _hints_of_lists(description: Description, raw: Raw, records: Output) -> list
 
 
 def _of_lists(text: str, flags: Mapping[str, str], storage: Storage) -> FoundCorpus:
-    """Makes a corpus of lists. Columns and splits that no flag says are those that the root knows for its name."""
     found = find_lists(text, flags.get("captions"))
     name = flags.get("name") or re.sub(r"[^A-Za-z0-9._-]+", "-", found.name).strip("-._")
     if not name:
@@ -179,8 +178,8 @@ def _of_lists(text: str, flags: Mapping[str, str], storage: Storage) -> FoundCor
         same_bytes = known and [file.sha256 for file in known.files] == [file.sha256 for file in found.files]
         if known and not same_bytes and "name" not in flags:
             raise UserError(
-                f"{name} was {before} here, which is gone: if {found.place} is that list, moved, say so with "
-                f"--name {name}; else give it a name of its own with --name"
+                f"{name} was {before} here, which is gone: if {found.place} is that list, moved, "
+                f"give it --name {name}, else another name"
             )
     try:
         corpus = user_corpus(describe(name, found, flags, known), found.addresses)
@@ -200,8 +199,12 @@ def _of_file(text: str, storage: Storage, is_sample: bool) -> FoundCorpus:
 
 def _by_name(name: str, storage: Storage) -> FoundCorpus:
     if name in corpora.names():
-        return _generated(storage, corpora.load(name)) or FoundCorpus(corpora.load(name))
-    before, base = _place(storage, name), name.removesuffix(SAMPLE)
+        corpus, generated = corpora.load(name), GENERATED.format(name)
+        if storage.size(generated) is None:
+            return FoundCorpus(corpus)
+        facts = json.loads(storage.read(generated))
+        return FoundCorpus(as_published(corpus, facts), media_folder=Path(facts["folder"]))
+    before, whole = _place(storage, name), name.removesuffix(SAMPLE)
     if known := description_of(storage, name):
         place = Path(before or "")
         is_here = place.is_absolute() and place.exists()
@@ -209,25 +212,22 @@ def _by_name(name: str, storage: Storage) -> FoundCorpus:
         return FoundCorpus(user_corpus(known), media_folder=folder if is_here else None)
     if before and before.endswith(".py"):
         return FoundCorpus(_of_noted_file(name, before))
-    if base != name and base in corpora.names():
-        return FoundCorpus(sample_of(corpora.load(base)))
-    yours = {corpus.name for corpus in user_corpora(storage)}
-    if meant := get_close_matches(name, [*corpora.names(), *sorted(yours)], n=1):
+    if whole != name and whole in corpora.names():
+        return FoundCorpus(sample_of(corpora.load(whole)))
+    yours = sorted(corpus.name for corpus in user_corpora(storage))
+    if meant := get_close_matches(name, [*corpora.names(), *yours], n=1):
         raise UserError(f"no corpus {name!r}; did you mean {meant[0]}?")
     return FoundCorpus(corpora.load(name))  # which says what there is
 
 
 def _of_noted_file(name: str, place: str) -> Corpus:
     if not os.path.exists(place):
-        raise UserError(
-            f"{name} was defined by {place}, which is gone: name the file where it lies now, and build once"
-        )
+        raise UserError(f"{name} was defined by {place}, which is gone: build once from the file where it lies now")
     corpus = corpora.load(place)
-    if corpus.name != name and name.endswith(SAMPLE):
-        corpus = sample_of(corpus)
-    if corpus.name != name:
-        raise UserError(f"{place} defines {corpus.name} now, and {name} no longer: name the file in place of {name}")
-    return corpus
+    for found in (corpus, sample_of(corpus)):
+        if found.name == name:
+            return found
+    raise UserError(f"{place} defines {corpus.name} now, and {name} no longer: name the file in place of {name}")
 
 
 def _noted(storage: Storage) -> list[str]:
@@ -266,7 +266,7 @@ def _same(one: str, other: str | None) -> bool:
 
 def _annotations(storage: Storage, name: str) -> Raw | None:
     """The sealed lists of a user's corpus, and their description."""
-    sealed = sealed_now(storage, FOLDERS["annotations"], name) if re.fullmatch(NAME, name) else None
+    sealed = sealed_now(storage, "sources", name) if re.fullmatch(NAME, name) else None
     raw = raw_of(sealed) if sealed else None
     return raw if raw and DESCRIPTION in raw else None
 
@@ -283,15 +283,5 @@ def as_published(corpus: Corpus, facts: Mapping[str, Any]) -> Corpus:
 
 def remember_generated(storage: Storage, corpus: Corpus, folder: Path) -> None:
     """Notes that this root is built from generated files, so that later commands ask for these."""
-    facts = json.dumps(published_facts(corpus) | {"folder": str(folder.absolute())}).encode()
-    key = GENERATED.format(corpus.name)
-    if storage.size(key) is None or storage.read(key) != facts:
-        storage.write(key, facts)
-
-
-def _generated(storage: Storage, corpus: Corpus) -> FoundCorpus | None:
-    try:
-        facts = json.loads(storage.read(GENERATED.format(corpus.name)))
-    except FileNotFoundError:
-        return None
-    return FoundCorpus(as_published(corpus, facts), media_folder=Path(facts["folder"]))
+    facts = published_facts(corpus) | {"folder": str(folder.absolute())}
+    storage.write(GENERATED.format(corpus.name), json.dumps(facts).encode())

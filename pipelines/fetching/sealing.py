@@ -3,10 +3,10 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 from pipelines.engine.building import build
-from pipelines.engine.stage import Counts, Sink, Stage, one_unit
+from pipelines.engine.stage import Counts, Inputs, Sink, single
 from pipelines.fetching.ledger import FOLDERS, Ledger, State
 from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
@@ -59,7 +59,7 @@ class FileSet:
         return [s for s in sources if s.path not in states or not states[s.path].provides(s)]
 
     def to_fetch(self) -> list[Source]:
-        """The files that a build tries. Listed ones that failed before wait for `retry`, unless their bytes were lost."""
+        """The files that a build tries. Listed ones that failed wait for `retry`, unless their bytes were lost."""
         states = self.states()
         new = [s for s in self.listed if s.path not in states or states[s.path].lost(s)]
         return self.lacking(self.required) + new
@@ -71,7 +71,7 @@ class FileSet:
             digest.update(locked.line())
         config = Sealed(self.name, self.planned, digest.hexdigest())
 
-        def write(work: None, sink: Sink) -> Counts:
+        def write(config: Sealed, inputs: Inputs, sink: Sink) -> Counts:
             digest, counts = hashlib.sha256(), {"present": 0, "absent": 0}
             with sink.file(LOCK) as file:
                 for locked in self._locked():
@@ -83,7 +83,7 @@ class FileSet:
                 raise UserError(f"the ledger of {self.name} changed while it was sealed: seal again")
             return counts
 
-        stage = Stage(FOLDERS[self.part], config, partial(one_unit, "lock", None), lambda config, inputs: write)
+        stage = single(FOLDERS[self.part], config, (), 1, "lock", write)
         self.sealed = sealed = build(stage, self.storage)
         self.ledger.use(sealed.identity)
         return sealed

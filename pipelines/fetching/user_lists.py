@@ -15,14 +15,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import urlopen
 
 from xmodal.errors import UserError
 from xmodal.raw.readers import ending
-from xmodal.records.tables import Kind
 from xmodal.root.files import sha256_of
 from xmodal.userdata.description import SPLITS, Description, ListFile, split_name
 
@@ -79,17 +78,9 @@ def describe(name: str, found: ListedFiles, flags: Mapping[str, str], known: Des
         shares = () if split or any(file.split for file in found.files) else SPLITS
     by_files = not (split or shares)
     files = (replace(f, split=split_name(f.split) if by_files and f.split else None) for f in found.files)
-    return replace(
-        old,
-        files=tuple(files),
-        url=flags.get("url", old.url),
-        caption=flags.get("caption", old.caption),
-        id=flags.get("id", old.id) or None,
-        split=split,
-        splits=shares,
-        revision=found.revision,
-        kind=cast(Kind | None, flags.get("kind", old.kind) or None),
-    )
+    told: dict[str, Any] = {name: flags[name] for name in ("url", "caption") if name in flags}
+    told |= {name: flags[name] or None for name in ("id", "kind") if name in flags}
+    return replace(old, files=tuple(files), split=split, splits=shares, revision=found.revision, **told)
 
 
 def _shares(text: str) -> tuple[tuple[str, str], ...]:
@@ -102,13 +93,11 @@ def _shares(text: str) -> tuple[tuple[str, str], ...]:
 
 def _find_in_folder(folder: Path, captions: str | None) -> ListedFiles:
     name = folder.resolve().name
-    if captions:
-        place = next((path for path in (Path(captions).expanduser(), folder / captions) if path.is_file()), None)
-        if not place:
-            raise UserError(f"--captions {captions}: there is no such file, neither here nor in {folder}")
-        return _find_here(name, place, folder)
-    lists = [folder / file for file in LISTS if (folder / file).is_file()]
-    if len(lists) > 1:
+    named = (Path(captions).expanduser(), folder / captions) if captions else map(folder.joinpath, LISTS)
+    lists = [path for path in named if path.is_file()]
+    if captions and not lists:
+        raise UserError(f"--captions {captions}: there is no such file, neither here nor in {folder}")
+    if len(lists) > 1 and not captions:
         raise UserError(f"{folder} has {lists[0].name} and {lists[1].name}: say which with --captions")
     if lists:
         return _find_here(name, lists[0], folder)
@@ -118,7 +107,7 @@ def _find_in_folder(folder: Path, captions: str | None) -> ListedFiles:
 
 
 def _dataset_files(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """Yields the files of a Hugging Face dataset in the order of its rows, each with its split."""
+    """The files of a Hugging Face dataset in the order of its rows, each with its split."""
     if (folder / "dataset_dict.json").is_file():
         for split in _json(folder / "dataset_dict.json")["splits"]:
             yield from ((file, split) for file in _arrow_files(folder / split))

@@ -1,14 +1,12 @@
 """Reads the papers' tables and figures from the TOML files here, and says which can be run.
 
-A file is one paper, found because it exists. It keeps what the paper prints, misprints too; notes name them. No file
-says whether an experiment is ready: that follows from the recipes, corpora, stages, commands and metrics that exist.
-A recipe that a row names and that does not exist yet is the name it will have.
+A file is one paper, found because it exists. It keeps what the paper prints, misprints too; notes name them. Whether an
+experiment is ready follows from the recipes, corpora, stages, commands and metrics that exist.
 """
 
 import re
 import tomllib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -31,13 +29,13 @@ SIDES = {"i2t": "visual_to_text", "v2t": "visual_to_text", "t2i": "text_to_visua
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table, or one point or bar of a figure. A row without a recipe is quoted, or needs no training."""
+    """One row of a table, or one point or bar of a figure."""
 
     name: str
     printed: str = ""  # a value a column, "-" where the paper has none; empty where it prints no number
-    recipe: str = ""
+    recipe: str = ""  # it may not exist yet; none where numbers are quoted, or need no training
     settings: tuple[str, ...] = ()  # as `xmodal train --set` takes them
-    score: str = ""  # the score to evaluate by, if it is not the one the run was chosen by
+    score: str = ""  # to evaluate by, if it is not the one the run was chosen by
     lacks: str = ""  # something that is not built and that no name in the row tells
 
     @property
@@ -77,9 +75,6 @@ class Experiment:
         return tuple(dict.fromkeys(row.recipe for row in self.rows if row.recipe))
 
 
-# ------------------------------------------------------------------------------------------------------ what there is
-
-
 def papers() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
@@ -103,26 +98,26 @@ def find(text: str) -> tuple[Experiment, ...]:
 
     Spelling is free: `pvse-2`, `PVSE:fig.7` and `dualpath Table VIII` each name one experiment.
     """
-    wanted, known = _squashed(text), {_squashed(paper): paper for paper in papers()}
+    wanted, known = _squashed(text), {_squashed(paper): of_paper(paper) for paper in papers()}
     if not wanted:
-        return tuple(each for paper in papers() for each in of_paper(paper))
+        return tuple(each for experiments in known.values() for each in experiments)
     if wanted in known:
-        return of_paper(known[wanted])
-    for start, paper in known.items():
+        return known[wanted]
+    for start, experiments in known.items():
         if wanted.startswith(start):
-            spelled = _spelled(of_paper(paper))
+            spelled = _spelled(experiments)
             if wanted in spelled:
                 return (spelled[wanted],)
-            there = ", ".join(each.number for each in of_paper(paper))
-            raise UserError(f"no experiment {text!r}; of {paper} there are: {there}")
+            there = ", ".join(each.number for each in experiments)
+            raise UserError(f"no experiment {text!r}; of {experiments[0].paper} there are: {there}")
     raise UserError(f"no paper {text!r}; there are: {', '.join(papers())}; name one of its experiments: pvse table 2")
 
 
-def _spelled(of: Iterable[Experiment]) -> dict[str, Experiment]:
+def _spelled(experiments: Iterable[Experiment]) -> dict[str, Experiment]:
     """Maps every accepted spelling to its experiment; a number alone is a table, else a figure, else a section."""
     spelled: dict[str, Experiment] = {}
     for kind, words in KINDS.items():
-        for each in of:
+        for each in experiments:
             if each.number.startswith(kind):
                 number = each.number.removeprefix(kind).strip()
                 for word, digits in product(words, (number, ROMAN.get(number, number))):
@@ -134,12 +129,9 @@ def _squashed(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower().replace("§", "section"))
 
 
-# ------------------------------------------------------------------------------------------------- whether it is ready
-
-
 @dataclass(frozen=True)
 class Available:
-    """Names all that exists here and that an experiment may need."""
+    """All that exists here and that an experiment may need."""
 
     recipes: Mapping[str, Recipe]
     corpora: frozenset[str]
@@ -152,22 +144,20 @@ class Available:
 
 
 def state(experiment: Experiment, available: Available) -> str:
-    """Says `ready`, `not yet: …` with what is missing, or `not reproducible here: …` with the reason."""
+    """`ready`, `not yet: …` with what is missing, or `not reproducible here: …` with the reason."""
     if experiment.why_not:
         return f"not reproducible here: {experiment.why_not}"
-    kinds = defaultdict[str, list[str]](list)
+    kinds = dict[str, str]()
     for lacking in missing(experiment, available):
         kind, _, name = lacking.partition(" ")
-        kinds[kind].append(name)
-    said = [f"no {kind} {', '.join(names)}" for kind, names in kinds.items()]
-    return f"not yet: {'; '.join(said)}" if said else "ready"
+        kinds[kind] = f"{kinds[kind]}, {name}" if kind in kinds else f"no {kind} {name}"
+    return f"not yet: {'; '.join(kinds.values())}" if kinds else "ready"
 
 
 def missing(experiment: Experiment, available: Available) -> tuple[str, ...]:
     """Lists what the experiment waits for, each as a kind and a name: `corpus mrw`, `recipe sg-coco`."""
-    commands = (text.split()[0] for text in experiment.commands)
     found = [f"corpus {name}" for name in experiment.corpora if name not in available.corpora]
-    found += [f"command {name}" for name in commands if name not in available.commands]
+    found += [f"command {text.split()[0]}" for text in experiment.commands if text.split()[0] not in available.commands]
     found += [lack for row in experiment.rows for lack in lacks(row, available)]
     if experiment.recipes:
         found += [f"measure {column!r}" for column in experiment.columns if not is_measured(column)]
@@ -175,6 +165,8 @@ def missing(experiment: Experiment, available: Available) -> tuple[str, ...]:
 
 
 def lacks(row: Row, available: Available) -> list[str]:
+    from xmodal.training.recipe_limits import unbuilt
+
     found = [row.lacks] if row.lacks else []
     if not row.recipe:
         return found
@@ -184,23 +176,16 @@ def lacks(row: Row, available: Available) -> list[str]:
         recipe = recipe_of(row, available)
     except UserError:
         return [*found, f"setting {' '.join(row.settings)} of recipe {row.recipe}"]
-    return [*found, *_unbuilt(recipe, available)]
+    views = (recipe.view, recipe.validation)
+    found += [f"corpus {view.corpus}" for view in views if view.corpus not in available.corpora]
+    found += [f"stage {name}" for name in stages_of(recipe) if name not in available.stages]
+    return [*found, *(f"training with {name}" for name in unbuilt(recipe))]
 
 
 def recipe_of(row: Row, available: Available) -> Recipe:
     if row.settings:
         return recipe_runs.recipe_with(row.recipe, list(row.settings))
     return available.recipes[row.recipe]
-
-
-def _unbuilt(recipe: Recipe, available: Available) -> Iterator[str]:
-    from xmodal.training.recipe_limits import unbuilt
-
-    for view in (recipe.view, recipe.validation):
-        if view.corpus not in available.corpora:
-            yield f"corpus {view.corpus}"
-    yield from (f"stage {name}" for name in stages_of(recipe) if name not in available.stages)
-    yield from (f"training with {name}" for name in unbuilt(recipe))
 
 
 def stages_of(recipe: Recipe) -> list[str]:

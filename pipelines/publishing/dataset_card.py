@@ -77,11 +77,10 @@ def _parse(path: Path, corpus: Corpus) -> Card:
     return Card(fields, hub.strip(), about.strip(), sections)
 
 
-def fill_card(card: Card, made: Publication, configs: list[DatasetConfig], described: list[dict[str, Any]]) -> str:
-    """The README; `described` is the dataset_info of each config."""
+def fill_card(card: Card, made: Publication, configs: list[DatasetConfig]) -> str:
     corpus, counts, features = made.corpus, made.records.totals["counts"], made.features
-    first = configs[0] if configs else DatasetConfig("")
-    about = [{"config_name": c.name, "default": c is first, "data_files": c.data_files} for c in configs]
+    first, files = (configs[0].name, configs[0].files) if configs else ("", {})
+    about = [{"config_name": c.name, "default": c is configs[0], "data_files": c.data_files} for c in configs]
     hub, sections = card.hub, {**dict.fromkeys(SECTIONS, ""), **card.sections}
     if not may(corpus, "annotations", "all"):
         hub = re.sub(r"^license: .*$", "license: other", hub, flags=re.MULTILINE)
@@ -101,16 +100,16 @@ def fill_card(card: Card, made: Publication, configs: list[DatasetConfig], descr
         "title": re.findall(r"^pretty_name: \"?(.*?)\"?$", hub, re.MULTILINE)[0],
         "about": card.about,
         "configs": _yaml(about),
-        "dataset_info": _yaml(described),
+        "dataset_info": _yaml([config.info for config in configs]),
         "size_category": next((name for limit, name in SIZES if counts["items"] < limit), "n>10M"),
         "sample": corpus.sample,
         "differs": ", ".join(_not_the_publishers(made)),
         "withheld": ", ".join(f"{part} ({release})" for part, release in withheld(corpus).items()),
-        "config": first.name,
-        "split": next((split for split in ("train", *first.files) if split in first.files), ""),
+        "config": first,
+        "split": next((split for split in ("train", *files) if split in files), ""),
         "item": card.fields["item"],
         "texts": card.fields["texts"],
-        "splits": "\n".join(_split_lines(made, configs, described)),
+        "splits": "\n".join(_split_lines(configs, counts)),
         "columns": "\n".join(line for found, line in columns if found and may_column(corpus, found[1])),
         "about_columns": f" {note}" if note else "",
         "features": "\n".join(f"- `{output.folder}`: {_settings(output)}" for output in features),
@@ -140,11 +139,10 @@ def _first_array(store: Output) -> tuple[str, bool]:
     return name, f"{name}_extents" in arrays
 
 
-def _split_lines(made: Publication, configs: list[DatasetConfig], described: list[dict[str, Any]]) -> Iterator[str]:
+def _split_lines(configs: list[DatasetConfig], counts: Mapping[str, int]) -> Iterator[str]:
     """Rows of a Markdown table: config, split, rows, captions, and captions among an item's first five."""
-    counts = made.records.totals["counts"]
-    for config, info in zip(configs, described, strict=True):
-        for split in info["splits"]:
+    for config in configs:
+        for split in config.info["splits"]:
             named = config.named.get(split["name"])
             captions = [counts.get(f"{kind}:{named}") for kind in ("captions", f"captions[:{CAPTIONS_OF_PAPERS}]")]
             numbers = ("" if count is None else f"{count:,}" for count in (split["num_examples"], *captions))

@@ -26,7 +26,7 @@ from pipelines import stages
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import FOLDERS
 from pipelines.publishing.dataset_card import fill_card, read_card
-from pipelines.publishing.hub_tables import CURE, ROWS, DatasetConfig, describe, read_ids, write_captions, write_index
+from pipelines.publishing.hub_tables import CURE, ROWS, DatasetConfig, read_ids, write_captions, write_index
 from pipelines.publishing.publication import Publication, lock_name, made_from, may, may_column, withheld
 from pipelines.stages.records import VERSION
 from xmodal.corpora import Corpus, Part
@@ -39,7 +39,6 @@ from xmodal.root.storage import LocalStorage, Storage
 
 MANIFEST = "publication.json"
 STORE = ("stage.json", "units.tsv", "complete.json")  # by which a feature store is opened and checked
-ITEMS = "items.parquet"
 LAYOUT = 1
 
 
@@ -58,34 +57,35 @@ def publish(corpus: Corpus, storage: Storage, out: Path, progress: ProgressLine 
     _refuse_foreign_files(out)
     publication = _publication(corpus, storage)
     with _put_in_place(out) as target:
-        _copy_all(list(_copies(publication, storage)), target, out, progress or ProgressLine(quiet=True))
+        _copy_all(list(_copies(publication)), target, out, progress or ProgressLine(quiet=True))
         configs = list[DatasetConfig]()
         if may(corpus, "annotations", "ids"):
             configs += write_captions(publication.records, target, partial(may_column, corpus))
         configs += _write_features(publication, target)
-        described = [describe(config, target) for config in configs]
-        target.write("README.md", fill_card(card, publication, configs, described).encode())
+        target.write("README.md", fill_card(card, publication, configs).encode())
         files = _sizes(Path(target.url))
         about = {"corpus": corpus.name, "records": publication.records.identity, "withheld": withheld(corpus)}
         target.write(MANIFEST, canonical_json(about | {"layout": LAYOUT, "files": files}))
-    rows = {i["config_name"]: {split["name"]: split["num_examples"] for split in i["splits"]} for i in described}
+    rows = {
+        config.name: {split["name"]: split["num_examples"] for split in config.info["splits"]} for config in configs
+    }
     return about | {"path": str(out), "rows": rows, "files": len(files), "bytes": sum(files.values())}
 
 
 def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
-    """Every finished store of features that were computed from the corpus' media as they are sealed now.
+    """Every finished store of features computed from the corpus' media as they are sealed now.
 
-    Corpora share media: a store that has a row for anything else than this corpus' items is another's.
+    Corpora share media: a store with a row for anything but this corpus' items is another's.
     """
     media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
     stores = [output for output in made if ROWS in output.files and _holds_features(output)]
-    items = read_ids(_records(corpus, storage), ITEMS) if stores else set()
+    items = read_ids(_records(corpus, storage), "items.parquet") if stores else set()
     return [output for output in stores if read_ids(output, ROWS) <= items]
 
 
 def _holds_features(output: Output) -> bool:
-    """As its stage declares: pixels and frames are the media over again. A name that no stage has is an import's."""
+    """Pixels and frames are the media over again. A name that no stage has is an import's."""
     return output.stage not in stages.names() or stages.load(output.stage).features
 
 
@@ -118,11 +118,11 @@ def _reads(output: Output, other: Output) -> bool:
 
 def _refuse_foreign_files(out: Path) -> None:
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file: give a folder that is empty or does not exist yet")
+        raise UserError(f"{out} is a file: give a folder that does not exist yet")
     found, known = _sizes(out), _known(out / MANIFEST)
-    if found and (strange := sorted(path for path, _ in found.items() ^ known.items())):
-        what = f"was changed since it was published ({strange[0]})" if known else f"is not empty ({strange[0]})"
-        raise UserError(f"{out} {what}: move that away, or give a folder that is empty or does not exist yet")
+    if found and (strange := [path for path, _ in found.items() ^ known.items()]):
+        what = "was changed since it was published" if known else "is not empty"
+        raise UserError(f"{out} {what} ({min(strange)}): move that away, or give a folder that does not exist yet")
 
 
 def _known(manifest: Path) -> dict[str, int]:
@@ -150,7 +150,7 @@ def _put_in_place(out: Path) -> Iterator[LocalStorage]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise UserError(f"{out} is being published by another process: wait until that is done") from None
+        raise UserError(f"{out} is being published by another process: wait until it is done") from None
     try:
         for left in ("new", "old"):  # by one that was killed
             shutil.rmtree(beside / left, ignore_errors=True)
@@ -165,7 +165,6 @@ def _put_in_place(out: Path) -> Iterator[LocalStorage]:
 
 
 def _write_features(publication: Publication, target: LocalStorage) -> Iterator[DatasetConfig]:
-    """All but the files of the stores, which are copied."""
     for output in publication.features:
         folder = f"features/{output.folder}"
         for name in STORE:
@@ -173,17 +172,16 @@ def _write_features(publication: Publication, target: LocalStorage) -> Iterator[
         yield write_index(output, target, folder)
 
 
-def _copies(publication: Publication, storage: Storage) -> Iterator[Copy]:
+def _copies(publication: Publication) -> Iterator[Copy]:
     for output in publication.features:
-        for unit in output.units():
-            for name, (size, sha256) in unit.files.items():
-                yield Copy(f"features/{output.folder}/{name}", partial(output.open, name), size, sha256)
+        for name, size in output.files.items():
+            yield Copy(f"features/{output.folder}/{name}", partial(output.open, name), size, output.checksums[name])
     for part, sealed in publication.sealed.items():
         yield Copy(lock_name(part), partial(sealed.open, LOCK), sealed.files[LOCK], sealed.config["lock_sha256"])
     if may(publication.corpus, "media", "all"):
         for locked in read_lock(publication.sealed["media"]):
             if locked.sha256:
-                blob = partial(storage.open, blob_key(locked.sha256))
+                blob = partial(publication.records.storage.open, blob_key(locked.sha256))
                 yield Copy(f"media/{locked.path}", blob, locked.size, locked.sha256)
 
 

@@ -59,8 +59,8 @@ def export_features(
     """Exports features in the format of the name `out`: x.npy, x.h5, x.tar, or a folder with an npz an item.
 
     The items are those of a split, or of a file of ids, in that order, or all; absent ones are left out. x.npy comes
-    with x_ids.txt, an id a line. With a split, prefix_ims.npy comes with prefix_caps.txt, too, as SCAN reads the two:
-    five captions of each item in the order of the rows, so that line i belongs to row i // 5.
+    with x_ids.txt, an id a line. With a split, x_ims.npy comes with x_caps.txt, too, as SCAN reads the two: line i
+    belongs to row i // 5.
     """
     if corpus and not split:
         raise UserError("--corpus says whose the split is: name that with --split")
@@ -151,7 +151,7 @@ def _can_hold(suffix: str, id: str) -> bool:
         return "\0" not in id  # HDF5 ends text there
     if suffix == ".npy":
         return "\n" not in id and id == id.strip()
-    plain = id.isprintable() and not id.startswith(".") and not {"/", "\\", ":"} & set(id)
+    plain = id.isprintable() and not id.startswith(".") and not set("/\\:") & set(id)
     return plain and len(f"{id}.npz".encode()) <= 255
 
 

@@ -1,13 +1,13 @@
-"""Writes records as the Parquet files of a dataset repository: one row an item, by split, in shards, described.
+"""Writes records as the Parquet files of a dataset repository: one row an item, by split, in shards.
 
-Row groups and shards stay under what viewers can read; chunks are cut by content, so that a later version uploads what
-changed alone.
+Row groups and shards stay under what viewers can read. Chunks are cut by content: a later version uploads what changed.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from xmodal.errors import UserError
+from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output
 from xmodal.root.storage import LocalStorage
 
@@ -30,17 +31,36 @@ CURE = "`xmodal verify --forget`, then build again"
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """One config of a dataset repository: the files of each split, and what the records call the split."""
+    """One config of a dataset repository."""
 
     name: str
-    files: dict[str, list[str]] = field(default_factory=dict)
-    named: dict[str, str] = field(default_factory=dict)
+    target: LocalStorage
+    files: dict[str, list[str]] = field(default_factory=dict)  # of each split
+    named: dict[str, str] = field(default_factory=dict)  # what the records call a split
 
     @property
     def data_files(self) -> list[dict[str, str]]:
         """A split's shards as one pattern."""
         patterns = {split: re.sub(r"-\d+-of-\d+\.", "-*.", keys[0]) for split, keys in self.files.items()}
         return [{"split": split, "path": pattern} for split, pattern in patterns.items()]
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """The config's dataset_info, all of it from the footers of its files."""
+        splits = []
+        for name, keys in self.files.items():
+            footers = [pq.read_metadata(self.target.path(key)) for key in keys]
+            groups = (footer.row_group(number) for footer in footers for number in range(footer.num_row_groups))
+            size, rows = sum(group.total_byte_size for group in groups), sum(footer.num_rows for footer in footers)
+            splits.append({"name": name, "num_bytes": size, "num_examples": rows})
+        every = [key for keys in self.files.values() for key in keys]
+        return {
+            "config_name": self.name,
+            "features": [_feature(column) for column in pq.read_schema(self.target.path(every[0]))],
+            "splits": splits,
+            "download_size": sum(self.target.size(key) or 0 for key in every),
+            "dataset_size": sum(split["num_bytes"] for split in splits),
+        }
 
 
 def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str], bool]) -> list[DatasetConfig]:
@@ -50,7 +70,7 @@ def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str
     configs: dict[str, DatasetConfig] = {}
     for named, members in _splits(records, items["id"]):
         name, split = _place(named)
-        config = configs.setdefault(name, DatasetConfig(name))
+        config = configs.setdefault(name, DatasetConfig(name, target))
         if split in config.named:
             raise UserError(f"splits {config.named[split]!r} and {named!r} would both be {split!r} of config {name!r}")
         config.named[split] = named
@@ -59,37 +79,16 @@ def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str
 
 
 def read_ids(output: Output, name: str) -> set[str]:
-    """The ids of a table. Of a feature store these are all that were planned, failed ones among them."""
-    with output.open(name) as file:
-        return set(pq.read_table(file, columns=["id"])["id"].to_pylist())
+    """The ids of a table. Those of a feature store are all that were planned, failed ones too."""
+    return set(read_columns(output, name, "id")["id"].to_pylist())
 
 
 def write_index(features: Output, target: LocalStorage, stem: str) -> DatasetConfig:
-    """Id and row of every item that has features: rows that are absent lie in the store as zeros and are not named."""
+    """Id and row of every item that has features. Absent rows, which the store has as zeros, are not named."""
     absent = [row for unit in features.units() for row in unit.absent]
-    with features.open(ROWS) as file:
-        rows = pq.read_table(file, columns=["id", "row"])
+    rows = read_columns(features, ROWS, "id", "row")
     present = rows.filter(pc.invert(pc.is_in(rows["id"], value_set=pa.array(absent, pa.string()))))
-    return DatasetConfig(features.folder.replace("/", "-"), {"rows": _write(present, target, stem)})
-
-
-def describe(config: DatasetConfig, target: LocalStorage) -> dict[str, Any]:
-    """The config's dataset_info, all of it from the footers of its files."""
-    splits = []
-    for name, keys in config.files.items():
-        size = rows = 0
-        for footer in (pq.read_metadata(target.path(key)) for key in keys):
-            size += sum(footer.row_group(group).total_byte_size for group in range(footer.num_row_groups))
-            rows += footer.num_rows
-        splits.append({"name": name, "num_bytes": size, "num_examples": rows})
-    every = [key for keys in config.files.values() for key in keys]
-    return {
-        "config_name": config.name,
-        "features": [_feature(column) for column in pq.read_schema(target.path(every[0]))],
-        "splits": splits,
-        "download_size": sum(target.size(key) or 0 for key in every),
-        "dataset_size": sum(split["num_bytes"] for split in splits),
-    }
+    return DatasetConfig(features.folder.replace("/", "-"), target, {"rows": _write(present, target, stem)})
 
 
 def _feature(column: pa.Field) -> dict[str, str]:
@@ -99,7 +98,7 @@ def _feature(column: pa.Field) -> dict[str, str]:
 
 
 def _items(records: Output) -> pa.Table:
-    """One row an item, in the order of the records: what it is, its captions, and a column for each kind of label."""
+    """One row an item, in the order of the records: its captions, and a column for each kind of label."""
     items, labels = _table(records, "items"), _table(records, "labels")
     columns = dict(zip(items.column_names, items.columns, strict=True))
     columns |= _captions(items["id"], _table(records, "captions"))
@@ -112,7 +111,7 @@ def _items(records: Output) -> pa.Table:
 def _captions(ids: Any, captions: pa.Table) -> dict[str, Any]:
     """People's captions in order of position; those of another source are columns with its name before theirs."""
     columns = {}
-    for source in sorted({"human", *captions["source"].unique().to_pylist()}, key=lambda name: (name != "human", name)):
+    for source in ["human", *sorted({*captions["source"].unique().to_pylist()} - {"human"})]:
         rows = captions.filter(pc.equal(captions["source"], source)).sort_by("position")
         prefix = "" if source == "human" else f"{source}_"
         columns[f"{prefix}captions"] = _lists(ids, rows, "text")
@@ -121,7 +120,7 @@ def _captions(ids: Any, captions: pa.Table) -> dict[str, Any]:
 
 
 def _lists(ids: Any, rows: pa.Table, column: str) -> Any:
-    """Lists, for each id, the values of its rows in their order."""
+    """The values of each id's rows, in their order."""
     owner = pc.index_in(rows["item"], value_set=ids)
     if owner.null_count:
         raise UserError(f"the records name an item that does not exist: {CURE}")
@@ -165,7 +164,7 @@ def _write(table: pa.Table, target: LocalStorage, stem: str) -> list[str]:
 
 
 def _pieces(table: pa.Table, limit: int) -> Iterator[pa.Table]:
-    """Cuts a table in halves until none is larger than the limit."""
+    """Cuts a table in halves until none is larger than the limit in bytes."""
     half = table.num_rows // 2
     if table.nbytes <= limit or not half:
         yield table

@@ -36,12 +36,12 @@ def may_column(corpus: Corpus, column: str) -> bool:
 
 
 def withheld(corpus: Corpus) -> dict[str, str]:
-    """The parts that are not there themselves, with their release class."""
+    """The parts that are not published themselves, with their release class."""
     return {part: corpus.release.get(part, "nothing") for part in get_args(Part) if not may(corpus, part, "all")}
 
 
 def made_from(output: Output) -> Iterator[Output]:
-    """Yields the outputs that an output was made from, directly or through others."""
+    """The outputs that an output was made from, directly or through others."""
     for made in output.about["inputs"]:
         before = Output(output.storage, f"{made['stage']}/{made['identity']}")
         yield before

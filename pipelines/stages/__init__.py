@@ -1,7 +1,7 @@
 """Stages: one module each, found because the file exists.
 
-A module of the stage's name declares `STAGE`, which says what it is, and `make(config, needs)`, which gives the engine
-its `Stage`. A module that begins with an underscore is shared by stages and is none itself.
+A module declares `STAGE`, which says what it is, and `make(config, needs)`, which gives the engine its `Stage`.
+A module that begins with an underscore is shared by stages and is none itself.
 """
 
 import pkgutil
@@ -9,61 +9,57 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from pipelines.engine.stage import Stage
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
 from xmodal.python_files import load_module
-from xmodal.records.tables import Item
+from xmodal.records.tables import Item, Kind, Label
 from xmodal.root.outputs import Output
 
-FILE_SETS = ("sources", "media")  # sealed files of a corpus: a stage may need them as it needs other stages
+FILE_SETS = {"sources": (), "media": ("sources",)}  # sealed files, which stages may need, and what is before them
 DATA = ("sources", "records", "media")  # what is built where a corpus is named without a stage
-ITEM_KINDS = ("image", "clip")
+ITEM_KINDS = get_args(Kind)
+LABEL_KINDS = get_args(get_type_hints(Label)["kind"])
 
 Pairs = tuple[tuple[str, str], ...]  # id and media of each item, in order of the ids
 
 
 @dataclass(frozen=True)
 class Needs:
-    """The inputs of a stage; everything in them is finished."""
+    """The finished inputs of a stage."""
 
     outputs: Mapping[str, Output] = field(default_factory=dict)  # by the names in `StageKind.needs`
     files: Mapping[str, Path] = field(default_factory=dict)  # those of `StageKind.files` that the user gave
     read_items: Callable[[], tuple[Item, ...]] = tuple  # those that the stage is for, in order of the ids
-    corpus: Corpus | None = None  # for the stage that parses
+    corpus: Corpus | None = None
 
     def __getitem__(self, name: str) -> Output:
         return self.outputs[name]
 
     @property
     def items(self) -> Pairs:
-        """Id and media of every item that the stage is for, in order of the ids."""
         return tuple((item.id, item.media) for item in self.read_items())
-
-
-def _not_loaded(config: Any, needs: Needs) -> Stage[Any, Any]:
-    raise AssertionError("load() gives a kind with the `make` of its module")
 
 
 @dataclass(frozen=True)
 class StageKind:
-    """A module's declaration of its stage; every command, the settings and the tests read it."""
+    """A module's declaration of its stage: CONTRIBUTING.md tells how to write one."""
 
     name: str  # of the folder under the root, and of the module
-    config: Callable[[], Any]  # a frozen dataclass whose fields all have defaults: what --set NAME.field=… may say
-    needs: tuple[str, ...]  # built before it: other stages, or "sources" and "media"
+    config: Callable[[], Any]  # a frozen dataclass whose fields all have defaults
+    needs: tuple[str, ...]  # other stages, or FILE_SETS
     of: str | None = None  # the kind of item ("image", "clip") or label ("category") that a corpus must have
-    files: tuple[str, ...] = ()  # what a user may give as --file NAME=PATH; their sha256 goes into the config
+    files: tuple[str, ...] = ()  # what a user may give as --file NAME=PATH
     packages: tuple[str, ...] = ()  # those it imports that an extra of pyproject.toml brings: a literal, for doctor
-    features: bool = False  # whether recipes train from it and datasets are published with it
-    estimate: Callable[[Any, int, Mapping[str, Output]], float] | None = None  # bytes of so many items, for `plan`
-    check: Callable[[Any, Mapping[str, Path]], None] | None = None  # refuses what must fail before anything is fetched
+    features: bool = False  # recipes train from it and datasets are published with it
+    estimate: Callable[[Any, int, Mapping[str, Output]], float] | None = None  # bytes of so many items
+    check: Callable[[Any, Mapping[str, Path]], None] | None = None  # refuses before anything is fetched
     also: tuple[str, ...] = ()  # folders of further stages, which it builds for itself
-    small: Mapping[str, Any] = field(default_factory=dict)  # settings by which every test builds it of tiny items
-    small_files: Mapping[str, bytes] = field(default_factory=dict)  # and such files, where it needs some
-    make: Callable[[Any, Needs], Stage[Any, Any]] = _not_loaded
+    small: Mapping[str, Any] = field(default_factory=dict)  # settings by which tests build it of tiny items
+    small_files: Mapping[str, bytes] = field(default_factory=dict)  # whose names no other stage gives
+    make: Callable[[Any, Needs], Stage[Any, Any]] = None  # type: ignore[assignment]  # `load` takes it from the module
 
 
 def names() -> list[str]:
@@ -72,19 +68,33 @@ def names() -> list[str]:
 
 def load(name: str) -> StageKind:
     module = load_module(f"{__name__}.{name}", "STAGE", "make")
-    kind = module.STAGE
+    kind, where = module.STAGE, module.__file__
     if not isinstance(kind, StageKind) or kind.name != name:
-        raise UserError(f"{module.__file__} must define make(config, needs) and STAGE = StageKind(name={name!r}, …)")
+        raise UserError(f"{where} must define make(config, needs) and STAGE = StageKind(name={name!r}, …)")
+    for part in ("needs", "files", "packages", "also"):
+        if isinstance(text := getattr(kind, part), str):
+            raise UserError(f"{where}: {part}={text!r} is a text: write {part}=({text!r},)")
+    found = _found()
+    if unknown := {*kind.needs} - {*found, *FILE_SETS}:
+        raise UserError(f"{where}: stage {name} needs {min(unknown)}, which is no stage; there are: {', '.join(found)}")
+    if kind.of not in (None, *ITEM_KINDS, *LABEL_KINDS):
+        there = ", ".join((*ITEM_KINDS, *LABEL_KINDS))
+        raise UserError(f"{where}: of={kind.of!r} is no kind of item or label; there are: {there}")
     return replace(kind, make=module.make)
+
+
+def _found() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
 def all() -> list[StageKind]:
     """Every stage, in an order in which they can be built."""
-    found = {module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")}
-    kinds = {name: load(name) for name in sorted(found)}
-    for kind in kinds.values():
-        if unknown := {*kind.needs} - {*kinds, *FILE_SETS}:
-            raise UserError(f"stage {kind.name} needs {min(unknown)}, which is no stage; there are: {', '.join(kinds)}")
+    kinds = {name: load(name) for name in _found()}
+    givers = dict[str, str]()  # of small files
+    for name, file in ((kind.name, file) for kind in kinds.values() for file in kind.small_files):
+        if givers.setdefault(file, name) != name:
+            both = f"{givers[file]} and {name}"
+            raise UserError(f"stages {both} both give small_files[{file!r}]: rename one, or leave it to one of them")
     try:
         order = [*TopologicalSorter({name: kind.needs for name, kind in kinds.items()}).static_order()]
     except CycleError as error:
@@ -93,24 +103,22 @@ def all() -> list[StageKind]:
 
 
 def configs() -> dict[str, object]:
-    """The default settings of every stage."""
     return {kind.name: kind.config() for kind in all()}
 
 
 def is_of(name: str, kind: str) -> bool:
-    """Whether what is built under this name is for items or labels of a kind."""
     return name not in FILE_SETS and load(name).of == kind
 
 
 def targets() -> list[str]:
-    """Everything that can be built of a corpus by name, in order."""
+    """All that can be built of a corpus, in order."""
     return [*DATA, *(name for name in names() if name not in DATA)]
 
 
 def with_needs(wanted: list[str]) -> list[str]:
-    """These stages with all that is built before them, each once, in order."""
+    """These stages after all that is built before them."""
     ordered: dict[str, None] = {}
     for name in wanted:
-        before = () if name == "sources" else ("sources",) if name == "media" else load(name).needs
+        before = FILE_SETS[name] if name in FILE_SETS else load(name).needs
         ordered |= dict.fromkeys([*with_needs([*before]), name])
     return [*ordered]

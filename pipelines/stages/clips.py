@@ -1,7 +1,7 @@
 """The clips stage: a run of pooled ResNet features of every clip, a row a sample, from the frames that were taken.
 
-A frame that several samples show is seen once and its row repeated. A batch has frames of several clips, but of one
-shard. A clip without frames is a failure of its unit and has no rows: readers refuse it.
+A frame that several samples show is seen once and its row repeated. A clip without frames is a failure of its unit and
+has no rows: readers refuse it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,17 +14,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.engine.picture_decoder import DEADLINE, NotDecoded, SquareDecoder
+from pipelines.engine.picture_decoder import NotDecoded
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
-from pipelines.stages._media import with_weights
+from pipelines.stages._media import PictureExtractor, ResNetStageConfig, resnet_extractor, rows_of, with_weights
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.frame_store import FrameStore
-from xmodal.features.networks import Extractor, ResNet, load
 from xmodal.media.frame_times import PASSING
-from xmodal.media.images import normalised
-from xmodal.root.identity import since
 from xmodal.root.outputs import Output
 
 VERSION = 2
@@ -32,12 +29,11 @@ SAMPLES = 29  # of a clip of 3.6 seconds, sampled as by default: to make plans w
 
 
 @dataclass(frozen=True)
-class ClipsConfig(ResNet):
-    """The network is set as for the resnet stage; a shard's length, too, may change the last bits."""
+class ClipsConfig(ResNetStageConfig):
+    """A shard's length may change the last bits."""
 
     output: Literal["grid", "pooled"] = "pooled"
     items_per_shard: int = 64
-    deadline: float = since("0.2", DEADLINE)  # seconds for one frame
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +47,6 @@ class ClipsConfig(ResNet):
 
 
 def estimate(config: ClipsConfig, items: int, before: Mapping[str, Output]) -> float:
-    """By the samples that were taken, or as many as usual clips have."""
     frames = before.get("frames")
     samples = frames.totals["counts"]["samples"] if frames else items * SAMPLES
     return float(samples * config.spec.row_bytes)
@@ -72,12 +67,12 @@ STAGE = StageKind(
 
 def make(config: ClipsConfig, needs: Needs) -> Stage[ClipsConfig, Any]:
     config, file, resources = with_weights(config, needs)
-    opened, inputs = partial(_open, file), (needs["frames"],)
-    return array_stage(STAGE.name, config, inputs, VERSION, _planned, opened, resources, passing=PASSING)
+    stage = array_stage(STAGE.name, config, (needs["frames"],), VERSION, _planned, partial(_open, file))
+    return replace(stage, resources=resources, passing=PASSING)
 
 
 def _planned(config: ClipsConfig, inputs: Inputs) -> PlannedArray:
-    """A shard reads the frames of its clips: which have none, and the checksum of every file that has some of them."""
+    """A shard reads the ids of clips without frames, and the checksums of the files with frames of the others."""
     (frames,) = inputs
     store, size = FrameStore(frames), frames.config["items_per_shard"]
     files = {unit.name: sorted((name, sha256) for name, (_, sha256) in unit.files.items()) for unit in frames.units()}
@@ -90,50 +85,43 @@ def _planned(config: ClipsConfig, inputs: Inputs) -> PlannedArray:
     return PlannedArray(config.spec, store.ids, reads, {"frames": frames.config})
 
 
-def _open(weights_file: Path | None, config: ClipsConfig, inputs: Inputs) -> ArrayWriter:
-    extractor, frames = load(config, weights_file), FrameStore(inputs[0])
-    decoder = SquareDecoder(config.resize, config.crop, config.deadline)
+def _open(weights: Path | None, config: ClipsConfig, inputs: Inputs) -> ArrayWriter:
+    extractor, frames = resnet_extractor(weights, config), FrameStore(inputs[0])
+    empty = np.zeros((0, *config.spec.row_shape), config.dtype)
 
     def fill(work: ArrayShard, sink: Sink) -> Counts:
         absent, _ = work.reads
         for id in absent:
             sink.fail(id, "absent", "it has no frames")
-        lost = list[str]()
-        rows = write_items(sink, config.spec, work.rows, _runs(extractor, decoder, frames, work, sink, lost))
+        lost = dict[str, NotDecoded]()
+        rows = write_items(sink, config.spec, work.rows, _runs(extractor, frames, work, lost, empty))
+        for id, failure in lost.items():
+            sink.fail(id, failure.kind, str(failure))
         return {"clips": len(work.ids) - len(absent) - len(lost), "rows": rows}
 
-    return ArrayWriter(config.spec, extractor.provenance(), fill)
+    return ArrayWriter(config.spec, extractor.provenance, fill)
+
+
+def _refuse(reason: str) -> None:
+    raise NotDecoded("unreadable", reason)
 
 
 def _runs(
-    extractor: Extractor, decoder: SquareDecoder, frames: FrameStore, work: ArrayShard, sink: Sink, lost: list[str]
+    extractor: PictureExtractor, frames: FrameStore, work: ArrayShard, lost: dict[str, NotDecoded], empty: NDArray[Any]
 ) -> Iterator[NDArray[Any]]:
-    """Clip by clip: each takes its frames' rows from the batches, which do not end where it does."""
-    absent, _ = work.reads
-    rows = _rows(extractor, decoder, (jpeg for id in work.ids if id not in absent for jpeg in frames.jpegs(id)))
+    """Clip by clip; batches have frames of several."""
+    lengths = {id: 0 if id in work.reads[0] else len(frames.starts_us(id)) for id in work.ids}
+
+    def pictures() -> Iterator[NDArray[Any] | None]:
+        for id in work.ids:
+            for jpeg in frames.jpegs(id) if lengths[id] else ():
+                try:
+                    yield extractor.see(jpeg, _refuse)
+                except NotDecoded as failure:  # such as too narrow for the network, where it kept its size
+                    lost.setdefault(id, failure)
+                    yield None
+
+    rows = chain.from_iterable(rows_of(pictures(), extractor))
     for id in work.ids:
-        own = list(islice(rows, 0 if id in absent else len(frames.starts_us(id))))
-        seen = [row for row, _ in own]
-        if failure := next((failure for _, failure in own if failure), None):
-            sink.fail(id, failure.kind, str(failure))
-            lost.append(id)
-            seen = []
-        empty = np.zeros((0, *extractor.config.spec.row_shape), extractor.config.dtype)
-        yield np.stack(seen)[frames.frame_of_sample(id)] if seen else empty
-
-
-def _rows(
-    extractor: Extractor, decoder: SquareDecoder, jpegs: Iterator[bytes]
-) -> Iterator[tuple[NDArray[Any], NotDecoded | None]]:
-    """A row a frame, seen batch by batch; and why a frame cannot be seen, whose row means nothing."""
-    seen = (_seen(jpeg, decoder, extractor.config.crop) for jpeg in jpegs)
-    while batch := list(islice(seen, extractor.config.batch_size)):
-        yield from zip(extractor(np.stack([each for each, _ in batch])), (why for _, why in batch), strict=True)
-
-
-def _seen(jpeg: bytes, decoder: SquareDecoder, side: int) -> tuple[NDArray[np.float32], NotDecoded | None]:
-    """A frame may be too narrow for a network, where it kept its size; a blank one keeps its place in the batch."""
-    try:
-        return normalised(decoder.pixels(jpeg)), None
-    except NotDecoded as failure:
-        return np.zeros((3, side, side), np.float32), failure
+        own = list(islice(rows, lengths[id]))
+        yield np.stack(own)[frames.frame_of_sample(id)] if own and id not in lost else empty

@@ -3,15 +3,16 @@
 It has the vectors of all words of the corpus that the file of vectors knows.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage, one_unit
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given, single
 from pipelines.stages import Needs, StageKind
+from pipelines.stages._arrays import write_files
 from xmodal.errors import UserError
 from xmodal.recipes import View
 from xmodal.records.tables import read_columns
@@ -32,7 +33,7 @@ class CodebookConfig(Coding):
 
     split: str = ""
     sample: int = 20_000
-    vectors: str = field(default="", metadata={"given": True})
+    vectors: str = given()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,10 +47,8 @@ class CodebookConfig(Coding):
 
 def check(config: CodebookConfig, files: Mapping[str, Path]) -> None:
     if config.method != "tfidf" and "vectors" not in files:
-        raise UserError(
-            f"codes of sentences by {config.method} need word vectors: give the file (--vectors FILE), or take "
-            "tfidf, which needs none (--set codebook.method=tfidf)"
-        )
+        cure = "give the file (--vectors FILE), or take tfidf, which needs none (--set codebook.method=tfidf)"
+        raise UserError(f"codes of sentences by {config.method} need word vectors: {cure}")
     tokenizer(config.tokenizer)  # the package that it needs is missed before anything is fitted
 
 
@@ -70,28 +69,22 @@ def make(config: CodebookConfig, needs: Needs) -> Stage[CodebookConfig, None]:
     file = needs.files.get("vectors") if config.method != "tfidf" else None  # the only method without vectors
     vectors = f"sha256:{vectors_sha256(file)}" if file else ""
     config = replace(config, split=config.split or training_split(records, STAGE.name), vectors=vectors)
-    return Stage(STAGE.name, config, partial(one_unit, "codebook", None), partial(_open, file), (records,), VERSION)
+    return single(STAGE.name, config, (records,), VERSION, "codebook", partial(_write, file))
 
 
-def _open(vectors_file: Path | None, config: CodebookConfig, inputs: Inputs) -> Callable[[None, Sink], Counts]:
+def _write(vectors_file: Path | None, config: CodebookConfig, inputs: Inputs, sink: Sink) -> Counts:
     (records,) = inputs
-
-    def write(work: None, sink: Sink) -> Counts:
-        sample = _sample(config, records)
-        words, vectors = tuple[str, ...](), None
-        if vectors_file:
-            texts = read_columns(records, "captions.parquet", "text")["text"].to_pylist()
-            words = tuple(sorted(count_words(texts, config.tokenizer, config.cleaning)))
-            vectors = read_vectors(vectors_file, words)
-        made, told = fit(config.coding, sample, words, vectors)
-        about = {**asdict(config), **told, "captions": len(sample), "width": made.width}
-        for name, data in ((FILE, made.to_bytes()), (ABOUT, canonical_json(about))):
-            with sink.file(name) as file:
-                file.write(data)
-        known = len(made.words) if vectors_file else 0
-        return {"captions": len(sample), "words": len(made.words), "words without vectors": len(words) - known}
-
-    return write
+    sample = _sample(config, records)
+    words, vectors = tuple[str, ...](), None
+    if vectors_file:
+        texts = read_columns(records, "captions.parquet", "text")["text"].to_pylist()
+        words = tuple(sorted(count_words(texts, config.tokenizer, config.cleaning)))
+        vectors = read_vectors(vectors_file, words)
+    codebook, about = fit(config.coding, sample, words, vectors)
+    about = {**asdict(config), **about, "captions": len(sample), "width": codebook.width}
+    write_files(sink, {FILE: codebook.to_bytes(), ABOUT: canonical_json(about)})
+    known = len(codebook.words) if vectors_file else 0
+    return {"captions": len(sample), "words": len(codebook.words), "words without vectors": len(words) - known}
 
 
 def _sample(config: CodebookConfig, records: Output) -> list[str]:

@@ -1,25 +1,26 @@
 """The fingerprints stage: the sha256 and the looks of every medium of a set, by which copies are found.
 
 Media are known by their paths: corpora which list the same ones share the output. An absent one has no row; one that
-does not decode, as all video, has its sha256 alone; both are failures. A flat picture has its sha256 alone too, and is
+does not decode, as all video, has its sha256 alone; both are failures. A flat picture too has its sha256 alone, and is
 counted; a flat frame of a clip is null among its looks.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
 from pipelines.engine.killable_worker import Send
 from pipelines.engine.picture_decoder import DEADLINE, NotDecoded, PictureDecoder, answer
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import write_table
-from pipelines.stages._media import checksums, files_of
-from xmodal.checks.perceptual_hashes import PerceptualHashes, hash_media
+from pipelines.stages._media import Checksums, checksums, files_of
+from xmodal.checks.perceptual_hashes import hash_media
 from xmodal.media.frame_times import PASSING
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
@@ -27,19 +28,18 @@ from xmodal.records.tables import Item, Kind
 from xmodal.root.identity import fingerprint, since
 
 VERSION = 4
-IMAGE, CLIP = b"i", b"c"
+FIRST: dict[Kind, bytes] = {"image": b"i", "clip": b"c"}
 COLUMNS = pa.schema({"media": pa.string(), "sha256": pa.string(), "looks": pa.list_(pa.uint64())})
 
 Media = tuple[tuple[str, Kind], ...]  # path and kind of each, in order of the paths
-Row = tuple[str, str, PerceptualHashes | None]
 
 
 @dataclass(frozen=True)
 class FingerprintsConfig:
-    """`media` is the fingerprint of the planned list."""
+    """`media` is the fingerprint of the list."""
 
     media_per_unit: int = 1024
-    media: str = field(default="", metadata={"given": True})
+    media: str = given()
     deadline: float = since("0.2", DEADLINE)  # seconds for one medium
 
     def __post_init__(self) -> None:
@@ -52,15 +52,14 @@ STAGE = StageKind(name="fingerprints", config=FingerprintsConfig, needs=("record
 
 @dataclass(frozen=True)
 class MediaBatch:
-    """The work: some media, and the checksum of every file they are read from, None where it was sealed as absent."""
+    """The work."""
 
     number: int
     media: Media
-    sha256: tuple[tuple[str, str | None], ...]
+    sha256: Checksums  # of every file that they are read from
 
 
 def planned(items: Iterable[Item]) -> Media:
-    """The media of a corpus that have fingerprints."""
     return tuple(sorted({item.media: item.kind for item in items}.items()))
 
 
@@ -78,39 +77,32 @@ def _plan(media: Media, config: FingerprintsConfig, inputs: Inputs) -> Iterator[
         yield f"part-{number:06d}", MediaBatch(number, some, files_of(sealed, (path for path, _ in some)))
 
 
+def looks(settings: None, data: bytes, send: Send) -> bytes:
+    """The perceptual hashes of a medium as JSON; the first byte of the data is that of its kind."""
+    kind: Kind = "clip" if data[:1] == FIRST["clip"] else "image"
+    return answer(lambda on_truncated: json.dumps(hash_media(data[1:], kind)).encode(), send)
+
+
 def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[MediaBatch, Sink], Counts]:
     archives = Archives(raw_of(inputs[0]))
     decoder = PictureDecoder(f"{__name__}:looks", None, config.deadline)
 
     def work(batch: MediaBatch, sink: Sink) -> Counts:
-        failed = set[str]()
-        rows = [row for medium in batch.media if (row := _row(archives, decoder, *medium, sink, failed))]
-        columns = {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS.names)}
-        write_table(sink, f"part-{batch.number:06d}.parquet", columns, COLUMNS)
-        return {"media": len(rows), "flat": sum(path not in failed and not look for path, _, look in rows)}
+        rows, flat = list[dict[str, Any]](), 0
+        for path, kind in batch.media:
+            try:
+                data = archives.read(path)
+            except MissingMedia as missing:
+                sink.fail(path, "absent", str(missing))
+                continue
+            looks = None
+            try:
+                looks = json.loads(decoder.decode(FIRST[kind] + data))
+                flat += not looks
+            except NotDecoded as failure:
+                sink.fail(path, failure.kind, str(failure))
+            rows.append({"media": path, "sha256": hashlib.sha256(data).hexdigest(), "looks": looks})
+        write_table(sink, f"part-{batch.number:06d}.parquet", pa.Table.from_pylist(rows, COLUMNS))
+        return {"media": len(rows), "flat": flat}
 
     return work
-
-
-def looks(settings: None, data: bytes, send: Send) -> bytes:
-    """The perceptual hashes of a medium as JSON; the first byte of the data is that of its kind."""
-    kind: Kind = "clip" if data[:1] == CLIP else "image"
-    return answer(lambda on_truncated: json.dumps(hash_media(data[1:], kind)).encode(), send)
-
-
-def _row(
-    archives: Archives, decoder: PictureDecoder, path: str, kind: Kind, sink: Sink, failed: set[str]
-) -> Row | None:
-    try:
-        data = archives.read(path)
-    except MissingMedia as missing:
-        sink.fail(path, "absent", str(missing))
-        return None
-    sha256 = hashlib.sha256(data).hexdigest()
-    try:
-        found = json.loads(decoder.decode((CLIP if kind == "clip" else IMAGE) + data))
-    except NotDecoded as failure:
-        sink.fail(path, failure.kind, str(failure))
-        failed.add(path)
-        return path, sha256, None
-    return path, sha256, None if found is None else tuple(found)

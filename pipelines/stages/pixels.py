@@ -1,28 +1,26 @@
 """The pixels stage: pictures resized once, one row of bytes an item, for phases that train the network that sees them.
 
-The shorter side is resized, and of the longer one the middle is kept: features are made from the same centre crop. What
-lies beyond the square is lost (of 640 x 480 a quarter), and detail finer than its pixels (a random crop of an eighth of
-the square is 90 pixels wide, of the picture 170). In return rows are mapped as they are, and not decoded every epoch.
-
-Rows are the media over again: they are never published as features.
+The shorter side is resized, and of the longer one the middle is kept. What lies beyond the square is lost (of 640 x 480
+a quarter), and detail finer than its pixels (a random crop of an eighth of the square is 90 pixels wide, of the picture
+170). In return rows are mapped, not decoded every epoch. They are the media over again: never published as features.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from pipelines.engine.picture_decoder import DEADLINE
-from pipelines.engine.stage import Stage
+from pipelines.engine.picture_decoder import DEADLINE, SquareDecoder
+from pipelines.engine.stage import Stage, given
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage
+from pipelines.stages._media import PictureExtractor, bytes_of_rows, picture_stage
 from xmodal import __version__
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.root.identity import since
 
 VERSION = 3
-PICTURES_AT_ONCE = 16  # changes no byte
+PICTURES_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class PixelsConfig:
 
     side: int = 256
     rows_per_shard: int = 1024
-    items: str = field(default="", metadata={"given": True})
+    items: str = given()
     deadline: float = since("0.2", DEADLINE)  # seconds for one picture
 
     def __post_init__(self) -> None:
@@ -55,7 +53,6 @@ STAGE = StageKind(
 
 
 def make(config: PixelsConfig, needs: Needs) -> Stage[PixelsConfig, Any]:
-    config = replace(config, items=fingerprint_of(needs.items))
     return picture_stage(STAGE.name, config, needs, VERSION, _extractor)
 
 
@@ -65,4 +62,5 @@ def _extractor(config: PixelsConfig) -> PictureExtractor:
     versions = {"pillow": version("pillow"), "xmodal": __version__}
     provenance = {"preprocessing": preprocessing, "versions": versions}
     blank = np.zeros((side, side, 3), np.uint8)
-    return PictureExtractor(side, side, np.asarray, np.asarray, blank, PICTURES_AT_ONCE, provenance)
+    decoder = SquareDecoder(side, side, config.deadline)
+    return PictureExtractor(decoder.pixels, np.asarray, blank, PICTURES_AT_ONCE, provenance)

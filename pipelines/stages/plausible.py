@@ -1,12 +1,14 @@
 """The plausible stage: pairs of label sets of a corpus that are near each other (xmodal/metrics/plausible_matches.py).
 
-The index is one unit, every range of sets another; each worker holds the sets themselves, less than 1 MB for COCO.
+The index is one unit, every range of sets another. Each worker holds the sets: less than 1 MB for COCO.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+
+import pyarrow as pa
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
@@ -17,7 +19,6 @@ from xmodal.records.tables import Label, read_rows
 from xmodal.root.outputs import Output
 
 VERSION = 2
-INDEX = "index"
 
 
 @dataclass(frozen=True)
@@ -32,37 +33,31 @@ class PlausibleConfig:
 STAGE = StageKind(name="plausible", config=PlausibleConfig, needs=("records",), of="category")
 
 
-@dataclass(frozen=True)
-class LabelSetRange:
-    """The work: sets first..stop-1; none for the index."""
-
-    first: int
-    stop: int
-
-
-def make(config: PlausibleConfig, needs: Needs) -> Stage[PlausibleConfig, LabelSetRange]:
+def make(config: PlausibleConfig, needs: Needs) -> Stage[PlausibleConfig, range]:
     records = needs["records"]
     if not len(_sets(records).sizes):
         raise UserError(f"{records.config['corpus']} has no categories, by which its items could match")
-    return Stage(STAGE.name, config, _plan, _open, inputs=(records,), version=VERSION)
+    return Stage(STAGE.name, config, _plan, _open, (records,), VERSION)
 
 
-def _plan(config: PlausibleConfig, inputs: Inputs) -> Iterator[tuple[str, LabelSetRange]]:
-    count = len(_sets(inputs[0]).sizes)
-    yield INDEX, LabelSetRange(0, 0)
-    for first in range(0, count, config.sets_per_unit):
-        yield f"near-{first:08d}", LabelSetRange(first, min(first + config.sets_per_unit, count))
+def _plan(config: PlausibleConfig, inputs: Inputs) -> Iterator[tuple[str, range]]:
+    """The work is a range of sets; an empty one is the index."""
+    sets = range(len(_sets(inputs[0]).sizes))
+    yield "index", sets[:0]
+    for first in sets[:: config.sets_per_unit]:
+        yield f"near-{first:08d}", sets[first : first + config.sets_per_unit]
 
 
-def _open(config: PlausibleConfig, inputs: Inputs) -> Callable[[LabelSetRange, Sink], Counts]:
+def _open(config: PlausibleConfig, inputs: Inputs) -> Callable[[range, Sink], Counts]:
     sets = _sets(inputs[0])
 
-    def work(some: LabelSetRange, sink: Sink) -> Counts:
-        if some.first == some.stop:
-            write_table(sink, ITEMS, {"id": sets.ids, "set": sets.of_item})
+    def work(some: range, sink: Sink) -> Counts:
+        if not some:
+            write_table(sink, ITEMS, pa.table({"id": sets.ids, "set": sets.of_item}))
             return {"items": len(sets.ids), "label sets": len(sets.sizes)}
-        ones, others, levels = sets.near(some.first, some.stop)
-        write_table(sink, f"near-{some.first:08d}.parquet", {"one": ones, "other": others, "level": levels})
+        ones, others, levels = sets.near(some.start, some.stop)
+        table = pa.table({"one": ones, "other": others, "level": levels})
+        write_table(sink, f"near-{some.start:08d}.parquet", table)
         return {"near pairs of sets": len(ones)}
 
     return work

@@ -2,45 +2,35 @@
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._media import checksums
+from pipelines.stages._media import Checksums, checksums
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of
-from xmodal.records.tables import (
-    CAPTIONS_OF_PAPERS,
-    ROWS,
-    Caption,
-    Item,
-    Label,
-    Match,
-    Oddity,
-    Region,
-    Row,
-    Split,
-    Tables,
-)
+from xmodal.records.tables import CAPTIONS_OF_PAPERS as FIRST
+from xmodal.records.tables import ROWS, Caption, Item, Label, Match, Oddity, Region, Row, Split, Tables
 
 VERSION = 3
+TWICE, UNKNOWN = " comes twice", ", which does not exist"
 LATEST = 1 << 16  # ids of regions that are kept as they are
 
 
 @dataclass(frozen=True)
 class RecordsConfig:
-    """Facts about the corpus for readers of records; `drawn` says who drew splits, with sizes of val and test."""
+    """`drawn` says who drew splits, with sizes of val and test."""
 
-    corpus: str = field(default="", metadata={"given": True})
-    corpus_version: int = field(default=0, metadata={"given": True})
-    media_set: str = field(default="", metadata={"given": True})
-    drawn: tuple[tuple[str, int, int], ...] = field(default=(), metadata={"given": True})
+    corpus: str = given()
+    corpus_version: int = given(0)
+    media_set: str = given()
+    drawn: tuple[tuple[str, int, int], ...] = given(())
     row_group: int = 65_536
 
     def __post_init__(self) -> None:
@@ -53,16 +43,16 @@ STAGE = StageKind(name="records", config=RecordsConfig, needs=("sources",))
 
 @dataclass(frozen=True)
 class Files:
-    """The work: the checksum of every file that is read."""
+    """The work."""
 
-    sha256: tuple[tuple[str, str | None], ...]
+    sha256: Checksums
 
 
 def make(config: RecordsConfig, needs: Needs) -> Stage[RecordsConfig, Files]:
-    corpus = needs.corpus
+    corpus, sources = needs.corpus, needs["sources"]
     assert corpus is not None
     config, opened = config_of(corpus, config), partial(_open, corpus)
-    return Stage(STAGE.name, config, _plan, opened, inputs=(needs["sources"],), version=VERSION, reuse=True)
+    return Stage(STAGE.name, config, _plan, opened, (sources,), VERSION, reuse=True)
 
 
 def config_of(corpus: Corpus, config: RecordsConfig) -> RecordsConfig:
@@ -93,87 +83,76 @@ def _open(corpus: Corpus, config: RecordsConfig, inputs: Inputs) -> Callable[[Fi
 def check_counts(corpus: Corpus, counts: Counts) -> None:
     """Refuses a full parse that gave other counts than the corpus says it must."""
     for name, expected in corpus.counts.items():
-        if counts.get(name, 0) != expected:
-            found = f"a full parse must give {expected:,} {name}, not {counts.get(name, 0):,}"
-            raise UserError(f"{corpus.name}: {found}: these are not the files that the corpus was published with")
+        if (found := counts.get(name, 0)) != expected:
+            wrong = f"a full parse must give {expected:,} {name}, not {found:,}"
+            raise UserError(f"{corpus.name}: {wrong}: these are not the files that the corpus was published with")
 
 
 class Census:
-    """Counts rows as they pass and refuses what contradicts itself, in whatever order the kinds of rows come."""
+    """Counts rows as they pass, in any order, and refuses what contradicts itself."""
 
     def __init__(self, corpus: str) -> None:
         self._corpus = corpus
         self._items, self._caption_ids, self._regions = set[str](), set[str](), _Regions()
-        self._labelled, self._shown, self._matched = set[str](), set[str](), set[str]()
+        self._named = {kind: set[str]() for kind in ("region", "label", "match")}  # items, by the rows that name them
         self._matching = set[str]()  # captions
-        self._captions, self._oddities = Counter[str](), Counter[str]()
-        self._splits: dict[str, list[str]] = defaultdict(list)
+        self._captions, self._oddities = Counter[str](), Counter[str]()  # captions by item
+        self._splits: dict[str, list[str]] = defaultdict(list)  # by item
 
     def add(self, row: Row) -> None:
         match row:
             case Item(id):
-                self._once(id, self._items, "item")
+                self._refuse("item", id if id in self._items else None, TWICE)
+                self._items.add(id)
             case Caption(id, item):
-                self._once(id, self._caption_ids, "caption")
+                self._refuse("caption", id if id in self._caption_ids else None, TWICE)
+                self._caption_ids.add(id)
                 self._captions[item] += row.source == "human"
             case Split(item, name):
-                if name in self._splits[item]:
-                    raise UserError(f"{self._corpus}: item {item!r} comes twice in split {name!r}")
+                self._refuse("item", item if name in self._splits[item] else None, f"{TWICE} in split {name!r}")
                 self._splits[item].append(name)
             case Region(id, item):
-                self._refuse_twice(self._regions.add(id))
-                self._shown.add(item)
+                self._refuse("region", self._regions.add(id), TWICE)
+                self._named["region"].add(item)
             case Label(item):
-                self._labelled.add(item)
+                self._named["label"].add(item)
             case Match(caption, item):
                 self._matching.add(caption)
-                self._matched.add(item)
+                self._named["match"].add(item)
             case Oddity(rule):
                 self._oddities[rule] += 1
 
     def counts(self) -> dict[str, int]:
-        """`items:karpathy/val`, `captions:karpathy/val`, `captions[:5]:karpathy/val`, `items without captions`.
-
-        Oddities are counted too: `odd: caption without picture: left out`.
-        """
-        self._refuse_twice(self._regions.twice())
-        named: dict[str, Iterable[str]] = {"caption": self._captions, "split": self._splits}
-        named |= {"region": self._shown, "label": self._labelled, "match": self._matched}
+        """`items:SPLIT`, `captions:SPLIT`, `captions[:5]:SPLIT`, `items without captions`, `odd: RULE`."""
+        self._refuse("region", self._regions.twice(), TWICE)
+        named = {"caption": self._captions.keys(), "split": self._splits.keys(), **self._named}
         for kind, items in named.items():
-            self._refuse_unknown(f"a {kind} names item", set(items) - self._items)
-        self._refuse_unknown("a match names caption", self._matching - self._caption_ids)
+            self._refuse(f"a {kind} names item", min(items - self._items, default=None), UNKNOWN)
+        self._refuse("a match names caption", min(self._matching - self._caption_ids, default=None), UNKNOWN)
         counts = Counter({"items without captions": len(self._items - self._captions.keys())})
         for item, names in self._splits.items():
             captions = self._captions[item]
             for name in names:
                 counts[f"items:{name}"] += 1
                 counts[f"captions:{name}"] += captions
-                counts[f"captions[:{CAPTIONS_OF_PAPERS}]:{name}"] += min(captions, CAPTIONS_OF_PAPERS)
+                counts[f"captions[:{FIRST}]:{name}"] += min(captions, FIRST)
         counts.update({f"odd: {rule}": count for rule, count in self._oddities.items()})
         return dict(sorted(counts.items()))
 
-    def _once(self, id: str, seen: set[str], what: str) -> None:
-        self._refuse_twice(id if id in seen else None, what)
-        seen.add(id)
-
-    def _refuse_twice(self, id: str | None, what: str = "region") -> None:
+    def _refuse(self, what: str, id: str | None, why: str) -> None:
         if id is not None:
-            raise UserError(f"{self._corpus}: {what} {id!r} comes twice")
-
-    def _refuse_unknown(self, what: str, missing: set[str]) -> None:
-        if missing:
-            raise UserError(f"{self._corpus}: {what} {min(missing)!r}, which does not exist")
+            raise UserError(f"{self._corpus}: {what} {id!r}{why}")
 
 
 class _Regions:
-    """The ids of regions, of which there are millions: as digests of 16 bytes, but for the latest."""
+    """Millions of ids, as digests of 16 bytes but for the latest."""
 
     def __init__(self) -> None:
         self._latest: dict[str, None] = {}
         self._before = np.empty(0, "S16")  # ascending
 
     def add(self, id: str) -> str | None:
-        """An id that is found to come twice now, at the latest by `twice`."""
+        """An id that is found to come twice; `twice` finds the rest."""
         if id in self._latest:
             return id
         self._latest[id] = None
@@ -184,8 +163,8 @@ class _Regions:
         both = np.concatenate([self._before, digests])
         both.sort(kind="stable")
         if (both[1:] == both[:-1]).any():
-            again = np.isin(digests, self._before)
-            return list(self._latest)[int(again.argmax())]
+            again = int(np.isin(digests, self._before).argmax())
+            return list(self._latest)[again]
         self._before = both
         self._latest.clear()
         return None

@@ -1,31 +1,23 @@
 """The resnet stage: features of pictures by a ResNet, one row an item."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pipelines.engine.picture_decoder import DEADLINE
-from pipelines.engine.stage import Stage
+from pipelines.engine.stage import Stage, given
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage, with_weights
+from pipelines.stages._media import ResNetStageConfig, bytes_of_rows, picture_stage, resnet_extractor, with_weights
 from xmodal.features.feature_spec import FeatureSpec
-from xmodal.features.networks import ResNet, load
-from xmodal.media.images import normalised
-from xmodal.root.identity import since
 
 VERSION = 4
 
 
 @dataclass(frozen=True)
-class ResNetConfig(ResNet):
-    """Within a shard the last batch may be short, so that a shard's length, too, may change the last bits."""
+class ResNetConfig(ResNetStageConfig):
+    """A shard's length may change the last bits, as its last batch may be short."""
 
     rows_per_shard: int = 256
-    items: str = field(default="", metadata={"given": True})
-    deadline: float = since("0.2", DEADLINE)  # seconds for one picture
+    items: str = given()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,12 +42,6 @@ STAGE = StageKind(
 
 
 def make(config: ResNetConfig, needs: Needs) -> Stage[ResNetConfig, Any]:
-    config, file, resources = with_weights(replace(config, items=fingerprint_of(needs.items)), needs)
-    return picture_stage(STAGE.name, config, needs, VERSION, partial(_extractor, file), resources)
-
-
-def _extractor(file: Path | None, config: ResNetConfig) -> PictureExtractor:
-    network = load(config, file)
-    gray = np.zeros((3, config.crop, config.crop), np.float32)
-    told = network.provenance()
-    return PictureExtractor(config.resize, config.crop, normalised, network, gray, config.batch_size, told)
+    config, file, resources = with_weights(config, needs)
+    stage = picture_stage(STAGE.name, config, needs, VERSION, partial(resnet_extractor, file))
+    return replace(stage, resources=resources)

@@ -1,11 +1,10 @@
-"""The sentences stage: every caption of a corpus as one vector, a row each by its id
-(xmodal/text/sentence_vectors.py says how), by the codebook that was fitted before.
+"""The sentences stage: every caption of a corpus as one vector (xmodal/text/sentence_vectors.py), by its id.
 
 A caption without any known word is a row of zeros, and counted.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -46,7 +45,7 @@ def make(config: SentencesConfig, needs: Needs) -> Stage[SentencesConfig, Any]:
 
 
 def _planned(config: SentencesConfig, inputs: Inputs) -> PlannedArray:
-    """A shard reads the texts of its captions and the codebook, which is told by its checksum."""
+    """A shard reads the texts of its captions and the checksum of the codebook."""
     records, codebook = inputs
     ids, texts = _captions(records)
     about = json.loads(codebook.read(ABOUT))
@@ -68,17 +67,18 @@ def _open(config: SentencesConfig, inputs: Inputs) -> ArrayWriter:
 
     def fill(work: ArrayShard, sink: Sink) -> Counts:
         texts, _ = work.reads
-        empty: list[int] = []
-        write_items(sink, spec, work.rows, _codes(codebook, texts, spec, empty))
-        return {"rows": len(texts), "without words": sum(empty)}
+        empty = 0
+
+        def rows() -> Iterator[NDArray[Any]]:
+            nonlocal empty
+            for start in range(0, len(texts), AT_ONCE):
+                codes = codebook.encode(texts[start : start + AT_ONCE])
+                empty += int((~codes.any(axis=1)).sum())
+                with np.errstate(over="ignore"):  # the writer refuses what is infinite, by its row
+                    codes = codes.astype(spec.dtype)
+                yield codes
+
+        write_items(sink, spec, work.rows, rows())
+        return {"rows": len(texts), "without words": empty}
 
     return ArrayWriter(spec, {}, fill)
-
-
-def _codes(codebook: Codebook, texts: Sequence[str], spec: FeatureSpec, empty: list[int]) -> Iterator[NDArray[Any]]:
-    for start in range(0, len(texts), AT_ONCE):
-        codes = codebook.encode(texts[start : start + AT_ONCE])
-        empty.append(int((~codes.any(axis=1)).sum()))
-        with np.errstate(over="ignore"):  # the writer refuses what is infinite, by its row
-            narrowed = codes.astype(spec.dtype)
-        yield narrowed

@@ -1,15 +1,13 @@
 """The vocabulary stage: the words of a split's captions, counted part by part and merged once.
 
 Counting is a stage of its own, `word-counts`, which another minimum count uses again: a unit is a row group of the
-captions, its file every word with its number, in order. The merge reads a piece of each file at a time: its memory
-grows with the number of files and of words that are kept. Every worker holds the items of the split.
+captions, its file every word with its number, in order. The merge reads a piece of each file at a time.
 """
 
 import hashlib
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage, one_unit
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage, single
 from pipelines.stages import Needs, StageKind
 from xmodal.batches.texts import VOCABULARY, WORDS
 from xmodal.errors import UserError
@@ -77,47 +75,41 @@ STAGE = StageKind(
 )
 
 
-@dataclass(frozen=True)
-class RowGroup:
-    """The work: captions that lie together."""
-
-    number: int
-
-
 def make(config: VocabularyConfig, needs: Needs) -> Stage[VocabularyConfig, None]:
     records = needs["records"]
     config = replace(config, split=config.split or training_split(records, VOCABULARY))
     members(records, config.split)  # refuses a split that is not there
     counted = Counted(**{field.name: getattr(config, field.name) for field in fields(Counted)})
     counts = Stage(COUNTS, counted, _plan_parts, _open_counting, (records,), VERSION)
-    return Stage(VOCABULARY, config, partial(one_unit, "words", None), _open_merging, (records, counts), VERSION)
+    return single(VOCABULARY, config, (records, counts), VERSION, "words", _merge)
 
 
-def _plan_parts(config: Counted, inputs: Inputs) -> Iterator[tuple[str, RowGroup]]:
+def _plan_parts(config: Counted, inputs: Inputs) -> Iterator[tuple[str, int]]:
+    """The work is the number of a row group."""
     with inputs[0].open("captions.parquet") as file:
         groups = pq.ParquetFile(file).num_row_groups
-    return ((f"part-{group:06d}", RowGroup(group)) for group in range(groups))
+    return ((f"part-{group:06d}", group) for group in range(groups))
 
 
-def _open_counting(config: Counted, inputs: Inputs) -> Callable[[RowGroup, Sink], Counts]:
+def _open_counting(config: Counted, inputs: Inputs) -> Callable[[int, Sink], Counts]:
     (records,) = inputs
     items = pa.array(sorted(members(records, config.split)), pa.string())
 
-    def count(rows: RowGroup, sink: Sink) -> Counts:
-        captions = _captions(records, rows, config, items)
+    def count(group: int, sink: Sink) -> Counts:
+        captions = _captions(records, group, config, items)
         counts = count_words(captions, config.tokenizer, config.cleaning)
-        with sink.file(f"part-{rows.number:06d}.tsv") as file:
+        with sink.file(f"part-{group:06d}.tsv") as file:
             file.writelines(f"{word}\t{counts[word]}\n".encode() for word in sorted(counts))
         return {"captions": len(captions), "words": counts.total()}
 
     return count
 
 
-def _captions(records: Output, rows: RowGroup, config: Counted, items: pa.Array) -> list[str]:
+def _captions(records: Output, group: int, config: Counted, items: pa.Array) -> list[str]:
     """The captions of one row group: the whole table may be larger than memory."""
     with records.open("captions.parquet") as file:
         columns = ["item", "position", "text", "source"]
-        table = pq.ParquetFile(file).read_row_group(rows.number, columns, use_threads=False)
+        table = pq.ParquetFile(file).read_row_group(group, columns, use_threads=False)
     wanted = pc.and_(pc.is_in(table["item"], value_set=items), pc.equal(table["source"], config.text))
     if config.captions_per_item is not None:
         wanted = pc.and_(wanted, pc.less(table["position"], config.captions_per_item))
@@ -125,33 +117,29 @@ def _captions(records: Output, rows: RowGroup, config: Counted, items: pa.Array)
     return captions
 
 
-def _open_merging(config: VocabularyConfig, inputs: Inputs) -> Callable[[None, Sink], Counts]:
+def _merge(config: VocabularyConfig, inputs: Inputs, sink: Sink) -> Counts:
     records, counts = inputs
-
-    def merge(work: None, sink: Sink) -> Counts:
-        if not counts.totals["counts"].get("captions"):
-            corpus = records.config["corpus"]
-            raise UserError(f"{corpus} has no {config.text} captions in {config.split!r} whose words could be counted")
-        totals = merged(_entries(counts, name) for name in sorted(counts.files))
-        made = Vocabulary.of_counts(totals, config.tokenizer, config.minimum_count, config.cleaning)
-        if len(made) == len(SPECIALS):
-            least = f"{config.minimum_count:,} times (vocabulary.minimum_count)"
-            raise UserError(f"no word of {config.split!r} occurs {least}")
-        with sink.file(WORDS) as file:
-            file.write(made.to_bytes())
-        return {"words": len(made)}
-
-    return merge
+    if not counts.totals["counts"].get("captions"):
+        corpus = records.config["corpus"]
+        raise UserError(f"{corpus} has no {config.text} captions in {config.split!r} whose words could be counted")
+    totals = merged(_entries(counts, name) for name in sorted(counts.files))
+    made = Vocabulary.of_counts(totals, config.tokenizer, config.minimum_count, config.cleaning)
+    if len(made) == len(SPECIALS):
+        least = f"{config.minimum_count:,} times (vocabulary.minimum_count)"
+        raise UserError(f"no word of {config.split!r} occurs {least}")
+    with sink.file(WORDS) as file:
+        file.write(made.to_bytes())
+    return {"words": len(made)}
 
 
 def merged(parts: Iterable[Iterator[Entry]]) -> Iterator[Entry]:
-    """Every word once, with the sum of its numbers; each part has its words in their order."""
+    """Every word once, with the sum of its numbers; each part is sorted."""
     for word, same in groupby(heapq.merge(*parts), itemgetter(0)):
         yield word, sum(count for _, count in same)
 
 
 def _entries(counts: Output, name: str) -> Iterator[Entry]:
-    """The words of one file with their numbers; the file is open only while a piece is read, as there may be many."""
+    """The words of one file with their numbers; it is open only while a piece is read, as there may be many."""
     digest, begin, rest = hashlib.sha256(), 0, b""
     while begin < counts.files[name]:
         with counts.open(name) as file:

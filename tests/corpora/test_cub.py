@@ -127,7 +127,7 @@ def test_a_build_counts_what_the_publisher_wrote_and_classes_say_what_is_right(t
     dataset = xmodal.open(str(tmp_path / "root"), "cub")
     found = captions_by_item(dataset.records, View("cub", "pcme/train"))
     ids, owners = found.items, np.repeat(found.items, found.counts).tolist()
-    gallery = Gallery(ids, found.ids.to_pylist(), np.repeat(np.arange(len(ids)), 10))
+    gallery = Gallery(ids, list(found.ids), np.repeat(np.arange(len(ids)), 10))
     relevance = classes(gallery, "class", labels_of(dataset.records, ids)["class"])
     by_number = {str(p.number): p.scene.class_name for p in pictures(WORLD)}
     expected = [[by_number[item] == by_number[owner] for owner in owners] for item in ids]

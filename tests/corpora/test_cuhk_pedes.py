@@ -110,7 +110,7 @@ def test_a_lacking_folder_is_sealed_as_absent_and_persons_say_what_is_right(tmp_
     dataset = xmodal.open(str(tmp_path / "root"), "cuhk_pedes")
     found = captions_by_item(dataset.records, View("cuhk_pedes", "cuhk_pedes/test", captions_per_item=2))
     ids, owners = found.items, np.repeat(found.items, found.counts).tolist()
-    gallery = Gallery(ids, found.ids.to_pylist(), np.repeat(np.arange(len(ids)), 2))
+    gallery = Gallery(ids, list(found.ids), np.repeat(np.arange(len(ids)), 2))
     relevance = relevance_of(gallery, "identity", labels_of(dataset.records, ids)["identity"])
     person = {picture.path: picture.scene.identity for picture in pictures(WORLD)}
     expected = [[person[item] == person[owner] for owner in owners] for item in ids]

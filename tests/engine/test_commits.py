@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.engine.building import NOT_SHARED, OpenUnits, Pace, build
+from pipelines.engine.building import NOT_SHARED, Pace, build, open_units
 from pipelines.engine.commits import Commits
 from pipelines.engine.journal import MANY_SEGMENTS, Journal
 from tests.conftest import tree_digest
@@ -116,9 +116,8 @@ def test_a_failure_whose_row_is_no_utf8_is_a_row_all_the_same(tmp_path: Path) ->
 
 def test_a_worker_that_does_not_see_the_root_says_so(tmp_path: Path) -> None:
     build(letters(Letters(3)), open_storage(str(tmp_path / "here")))
-    elsewhere = OpenUnits(letters(Letters(3)), (), str(tmp_path / "there"))
     with pytest.raises(UserError, match=NOT_SHARED.format(".*/there")):
-        elsewhere()
+        open_units(letters(Letters(3)), (), str(tmp_path / "there"))
 
 
 def test_merging_loses_no_line_whatever_the_segments_share(tmp_path: Path) -> None:

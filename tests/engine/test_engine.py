@@ -281,7 +281,7 @@ def _given(storage: Storage, name: str, files: dict[str, bytes]) -> Output:
     """An output with these files, as an earlier stage would leave it."""
 
     def open_given(config: str, inputs: Inputs) -> Callable[[bytes, Sink], Counts]:
-        return lambda data, sink: _write(sink, sink.unit, data)  # type: ignore[attr-defined]
+        return lambda data, sink: _write(sink, sink.unit, data)
 
     return build(Stage("given", name, lambda config, inputs: iter(sorted(files.items())), open_given), storage)
 
@@ -293,7 +293,7 @@ def _copies(given: Output) -> Stage[str, str]:
         return ((unit.name, unit.files[unit.name][1]) for unit in inputs[0].units())
 
     def open_copies(config: str, inputs: Inputs) -> Callable[[str, Sink], Counts]:
-        return lambda work, sink: _write(sink, sink.unit, _read(inputs[0], sink.unit))  # type: ignore[attr-defined]
+        return lambda work, sink: _write(sink, sink.unit, _read(inputs[0], sink.unit))
 
     return Stage("copies", "", plan, open_copies, inputs=(given,), reuse=True)
 

@@ -395,7 +395,7 @@ def test_fetched_weights_that_were_damaged_later(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_missing_gpu_is_said() -> None:
-    with pytest.raises(UserError, match="device cuda: this machine has no GPU"):
+    with pytest.raises(UserError, match="device cuda: torch finds no GPU"):
         load(replace(TINY, device="cuda"))
 
 

@@ -171,7 +171,7 @@ def test_files_that_are_no_matrix_are_refused(root: str, tmp_path: Path) -> None
         score(tmp_path / "none.npy", root, "pictures")
     for content in (b"", b"\x93NUMPY", b"1,2,3\n"):
         (tmp_path / "sims.npy").write_bytes(content)
-        with pytest.raises(UserError, match=r"is no \.npy file of numbers") as found:
+        with pytest.raises(UserError, match=r"is no \.npy file of a matrix of numbers") as found:
             score(tmp_path / "sims.npy", root, "pictures")
         assert "pickle" not in str(found.value)
 

@@ -13,7 +13,7 @@ import pytest
 from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.publishing import hub_tables
-from pipelines.publishing.hub_tables import DatasetConfig, describe, write_captions
+from pipelines.publishing.hub_tables import DatasetConfig, write_captions
 from pipelines.stages.records import Census
 from xmodal.errors import UserError
 from xmodal.records.tables import ROWS, Caption, Item, Label, Row, Split, Tables
@@ -129,7 +129,7 @@ def test_large_splits_become_shards_and_row_groups(tmp_path: Path, monkeypatch: 
     assert [row["id"] for row in read(target, configs["default"], "train")] == items
     footers = [pq.read_metadata(target.path(key)) for key in keys]
     assert all(footer.num_row_groups > 1 for footer in footers)
-    (split,) = describe(configs["default"], target)["splits"]
+    (split,) = configs["default"].info["splits"]
     assert split["num_examples"] == 200
 
 

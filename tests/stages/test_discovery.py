@@ -34,12 +34,13 @@ STAGE = '''
 """The tints stage: how much each picture has of a colour that a file names."""
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipelines.engine.stage import given
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._media import PictureExtractor, bytes_of_rows, fingerprint_of, picture_stage
+from pipelines.stages._media import PictureExtractor, bytes_of_rows, picture_stage
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.media.images import UnreadableImage, square
@@ -48,8 +49,8 @@ from xmodal.media.images import UnreadableImage, square
 @dataclass(frozen=True)
 class TintsConfig:
     side: int = 4
-    palette: str = field(default="", metadata={"given": True})
-    items: str = field(default="", metadata={"given": True})
+    palette: str = given()
+    items: str = given()
 
     @property
     def spec(self):
@@ -79,7 +80,7 @@ BUSY = set()  # sides of pictures that fail now and may be read later
 def make(config, needs):
     data = needs.files["palette"].read_bytes()
     palette = hashlib.sha256(data).hexdigest()
-    config = replace(config, palette=palette, items=fingerprint_of(needs.items))
+    config = replace(config, palette=palette)
     stage = picture_stage(STAGE.name, config, needs, 1, lambda config: extractor(config, data[0]))
     return replace(stage, passing=("unreadable",))
 
@@ -202,7 +203,18 @@ def test_a_corpus_without_its_kind_is_refused_before_anything_is_fetched(
         ("def make", "def made", r"tints\.py must define make"),
         ("import hashlib", "import nowhere", r"tints\.py cannot be loaded: ModuleNotFoundError: .*'nowhere'"),
         ("BUSY = set()", "BUSY = set(", r"tints\.py cannot be loaded: SyntaxError: "),
-        ('("records", "media")', '("recrods",)', "stage tints needs recrods, which is no stage; there are: .*records"),
+        (
+            '("records", "media")',
+            '("recrods",)',
+            r"tints\.py: stage tints needs recrods, which is no stage; there are: .*records",
+        ),
+        ('("records", "media")', '("records")', r"tints\.py: needs='records' is a text: write needs=\('records',\)"),
+        ('files=("palette",)', 'files="palette"', r"tints\.py: files='palette' is a text: write files=\('palette',\)"),
+        (
+            'of="image"',
+            'of="picture"',
+            r"tints\.py: of='picture' is no kind of item or label; there are: image, clip, ",
+        ),
         ('("records", "media")', '("tints",)', "stages need each other: tints → tints"),
     ],
 )
@@ -210,6 +222,18 @@ def test_a_file_that_declares_no_stage_is_named(old: str, new: str, complaint: s
     (folder / "tints.py").write_text(STAGE.replace(old, new))
     with pytest.raises(UserError, match=complaint):
         stages.names()
+
+
+def test_small_files_of_one_name_are_refused(folder: Path) -> None:
+    (folder / "tones.py").write_text(STAGE.replace('name="tints"', 'name="tones"'))
+    with pytest.raises(UserError, match=r"stages tints and tones both give small_files\['palette'\]: rename one"):
+        stages.all()
+
+
+def test_a_file_that_declares_no_stage_is_named_where_it_is_loaded_alone(folder: Path) -> None:
+    (folder / "tints.py").write_text(STAGE.replace('of="image"', 'of="picture"'))
+    with pytest.raises(UserError, match=r"^\S+tints\.py: of='picture'[^\n]+$"):
+        stages.load("tints")
 
 
 def test_every_stage_comes_after_what_it_needs() -> None:

@@ -133,7 +133,7 @@ def test_no_damage_is_read_silently(roots: Path, tmp_path: Path) -> None:
 
 
 def silent_differences(roots: Path, folder: Path, damages: int) -> Iterator[str]:
-    """Spoils one file after the other in copies of both roots, and yields a sentence for each reader that believes it."""
+    """Spoils one file after the other in copies of both roots; a sentence for each reader that believes it."""
     draw = random.Random(0)
     for name in ("root", "clips"):
         root = folder / name

@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,21 +139,13 @@ def test_a_set_that_is_no_longer_in_use_wants_nothing(options: BuildOptions) -> 
     assert verify(options.storage, QUIET)[1] == []
 
 
-@pytest.fixture
-def back_in_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() - 86_400)
-    yield
-
-
-def test_a_clock_that_was_set_back_loses_no_blob(
-    options: BuildOptions, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_a_clock_that_was_set_back_loses_no_blob(options: BuildOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = built(options)
     whole = tree_digest(options.storage.url)
     blob = blob_of(outputs["media"], "pictures/p003.jpg")
     damage(blob, flipped(blob))
-    request.getfixturevalue("back_in_time")
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 86_400)
     forget(options.storage, verify(options.storage, QUIET)[1])
     assert not blob.exists()
     built(options)

@@ -74,7 +74,9 @@ def test_a_file_that_was_moved_is_asked_for_and_named_anew(
     xmodal.done("build", publisher.file, "--root", root)
     moved = publisher.file.rename(tmp_path / "moved.py")
     said = xmodal("plan", "pictures", "--root", root).complaint
-    assert f"pictures was defined by {publisher.file}, which is gone: name the file where it lies now" in said
+    assert (
+        f"pictures was defined by {publisher.file}, which is gone: build once from the file where it lies now" in said
+    )
     xmodal.done("build", moved, "--root", root)
     assert xmodal.done("plan", "pictures", "--root", root)["stages"]
 

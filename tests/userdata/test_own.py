@@ -325,7 +325,7 @@ def test_a_list_that_was_moved_keeps_its_name(
     (tmp_path / "moved").rename(tmp_path / "again")
     with (tmp_path / "again/mylist.csv").open("a") as file:
         file.write("pictures/p0.png,and grew\n")
-    assert "say so with --name mylist" in xmodal("build", "again/mylist.csv", "--root", root).complaint
+    assert "is that list, moved, give it --name mylist" in xmodal("build", "again/mylist.csv", "--root", root).complaint
     rows = xmodal.done("build", "again/mylist.csv", "--root", root, "--name", "mylist")
     assert built(rows, "records")["counts"]["captions"] == 51
 

@@ -14,10 +14,9 @@ ANNOTATED, UNANNOTATED = "annotated", "unannotated"
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """Items of unequal length in one tensor; models must mask the values beyond an item's length.
+    """Items of unequal length: tokens (B, L), regions or frames (B, L, D), where one vector is a sequence of one.
 
-    Every item is a sequence of positions: tokens (B, L), regions or frames (B, L, D); one vector is a sequence of one.
-    `lengths` stays on the host, where packing a recurrent input needs it.
+    Values beyond an item's length may be anything. `lengths` stays on the host, where packing needs it.
     """
 
     values: Tensor
@@ -54,7 +53,7 @@ class Padded:
         return positions_L < self.lengths.to(self.values.device)[:, None]
 
     def zero_padded(self) -> Tensor:
-        """The values, with zeros beyond the lengths: a weight of 0 does not stop a NaN that lies there."""
+        """The values, with zeros beyond the lengths: a weight of 0 does not stop a NaN there."""
         mask = self.mask.view(self.values.shape[:2] + (1,) * (self.values.ndim - 2))
         return self.values.masked_fill(~mask, 0)
 
@@ -77,7 +76,7 @@ class Padded:
 class Stream:
     """Visual rows, text rows, and the pairs of them that belong together; rows need not be aligned.
 
-    An item or caption is named by its position in the stream's view, from 0 without gaps, as a classifier's label is.
+    An item or caption is named by its position in the stream's view, from 0 without gaps.
     """
 
     visual: Padded
@@ -119,10 +118,10 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The data of one step. The un-annotated stream has texts that no person wrote, and numbers its own items."""
+    """The data of one step. The un-annotated stream numbers its own items."""
 
     streams: Mapping[str, Stream]
-    progress: float = 0.0  # share of the training that is done, for schedules inside an objective
+    progress: float = 0.0  # share of the training that is done
     borrowed: int = 0  # samples of the next epoch, the last over all ranks: `distributed.gather` leaves them out
 
     def __post_init__(self) -> None:

@@ -55,28 +55,26 @@ class Dataset:
 
     @cached_property
     def splits(self) -> dict[str, int]:
-        """The items of each split."""
+        """Items in each split."""
         return {name: len(items) for name, items in splits(self.records).items()}
 
     def store(self, features: str | None = None) -> FeatureStore:
-        """Opens features by stage, identity, or stage/identity; without a name, the only ones but for pixels."""
-        meant = [
-            output for output in self.features if _is_meant(output, features) and may_share_media(output, self.records)
-        ]
+        """Opens features by stage, identity, or stage/identity; unnamed, the only ones but for pixels."""
+        if features is None:
+            meant = [output for output in self.features if _first_array(output) not in MEDIA_ARRAYS]
+        else:
+            meant = [output for output in self.features if features in (*output.folder.split("/"), output.folder)]
+        meant = [output for output in meant if may_share_media(output, self.records)]
         there = "; ".join(map(_named, self.features)) or "none: build some first"
         what = f"features {features!r}" if features else "features"
         return self._only(covering_all_items(meant, self.records), what, there)
 
     def vocabulary(self, split: str | None = None, tokens: Tokens = USUAL_TOKENS) -> Vocabulary:
-        """The words of the captions to train on, for whichever split is read.
-
-        `tokens` say how captions become words, and how often a word must occur; a recipe's are its `text`. Of a sparse
-        split, "karpathy/train@10%", only captions of its annotated part count.
-        """
+        """The words of the captions to train on, for whichever split is read; of a sparse one, its annotated part."""
         return cached_vocabulary(self.records, View(self.corpus, self._training(split)), tokens)
 
     def sentences(self, identity: str | None = None) -> FeatureStore:
-        """Opens captions as vectors, by the identity of their output; without one, the only ones."""
+        """Opens captions as vectors, by identity or the only ones."""
         made = list(made_of(self.records, SENTENCES))
         chosen = [output for output in made if identity in (None, output.identity)]
         there = "; ".join(map(_coded, made)) or f"none: build some first ({self._command(SENTENCES)})"
@@ -91,7 +89,7 @@ class Dataset:
         sentences: FeatureStore | None = None,
         tokens: Tokens = USUAL_TOKENS,
     ) -> "Reader":
-        """Reads a split's examples with their features, for a `batches.Loader` or for evaluation.
+        """Reads a split's examples with their features.
 
         `frames` is the number read of each clip. `words` names the split whose words are known, by default the training
         split beside it. With `sentences` captions are read as vectors.
@@ -112,17 +110,14 @@ class Dataset:
         tokens: Tokens = USUAL_TOKENS,
         **settings: Any,
     ) -> "Loader":
-        """Loads batches, by default of the training split; `settings` are those of `batches.Loader`."""
+        """Loads batches, by default of the training split; `settings` are those of `Loader`."""
         from xmodal.batches.loader import Loader
 
         reader = self.reader(split or self._training(), features, frames, sentences=sentences, tokens=tokens)
         return Loader(reader, **{"batch_size": 128, **settings})
 
     def plausible(self, split: str | None = None) -> PlausibleMatches:
-        """Items of a split, or of all, that show nearly the same.
-
-        `plausible("karpathy/val").matches(item, zeta=2)` gives the ids that match an item, with their level.
-        """
+        """Items of a split, or of all, that show nearly the same; `.matches(item, zeta=2)` gives ids and levels."""
         output = next(made_of(self.records, "plausible"), None)  # several differ in the size of their units alone
         if output is None:
             cure = f"build them first ({self._command('plausible')})"
@@ -135,7 +130,7 @@ class Dataset:
         return any(made_of(self.records, "plausible"))
 
     def regions(self, split: str, *, whole: bool = False) -> dict[str, list[Region]]:
-        """The boxes of each item that has any; `whole` takes one around all boxes of a thing, as for phrases."""
+        """The boxes of each item that has any; `whole` takes one around all boxes of a thing."""
         wanted, found = members(self.records, split), defaultdict[str, list[Region]](list)
         some = (region for region in read_rows(self.records, Region) if region.item in wanted)
         for region in merge_groups(some) if whole else some:
@@ -162,14 +157,15 @@ class Dataset:
             return drawn_split.training
         names = [name for name in self.splits if name.rpartition("/")[2] == "train"]
         near = [name for name in names if beside and name.rpartition("/")[0] == beside.rpartition("/")[0]]
-        if len(names) != 1 and len(near) != 1:
-            why = f"there is no training split, whose words {beside!r} needs" if beside else "name the split to load"
+        chosen = near if len(near) == 1 else names
+        if len(chosen) != 1:
+            why = f"no training split, whose words {beside!r} needs" if beside else "name the split to load"
             raise UserError(f"{self.corpus}: {why}; there are: {', '.join(self.splits)}")
-        return near[0] if len(near) == 1 else names[0]
+        return chosen[0]
 
 
 def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset:
-    """Opens what is built of a corpus; `identity` is of its records. Features of other media are left out."""
+    """Opens what is built of a corpus; `identity` is of its records."""
     records = find_output(root, "records", identity, corpus=corpus)
     rows = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
     made = (output for output in rows if _first_array(output)[0] != SENTENCES)
@@ -185,17 +181,11 @@ def _may_be_of(features: Output, records: Output) -> bool:
 
 
 def _first_array(output: Output) -> tuple[str, str]:
-    """Its name and data type, as its metadata say though other descriptions may be damaged."""
+    """Its name and data type, even where other descriptions are damaged."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         name = json.loads(output.storage.read(f"{output.folder}/{METADATA}"))["attributes"]["features"][0]["name"]
         return name, json.loads(output.storage.read(f"{output.folder}/{name}/{METADATA}"))["data_type"]
     return "", ""
-
-
-def _is_meant(output: Output, features: str | None) -> bool:
-    if features is None:
-        return _first_array(output) not in MEDIA_ARRAYS
-    return features in (*output.folder.split("/"), output.folder)
 
 
 def _named(output: Output) -> str:

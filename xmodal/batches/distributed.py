@@ -58,7 +58,7 @@ def without_borrowed_rows(batch: Batch) -> Iterator[None]:
 
 
 def gather(rows: Tensor) -> Tensor:
-    """The rows of all processes by rank; each must have equally many."""
+    """The rows of all processes, of which each must have equally many."""
     if world() == 1:
         return rows
     gathered = cast(Tensor, _Gather.apply(rows))
@@ -72,7 +72,7 @@ def gather_pairs(stream: Stream) -> Tensor:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Averages over the processes. A parameter that had no gradient anywhere keeps none."""
+    """A parameter that had no gradient anywhere keeps none."""
     moving = [parameter for parameter in parameters if parameter.requires_grad]
     if world() == 1 or not moving:
         return
@@ -95,7 +95,6 @@ def refuse_dropout(model: nn.Module) -> None:
 
 
 def broadcast_from_first(ask: Callable[[], float]) -> float:
-    """The answer of the first process."""
     if world() == 1:
         return ask()
     told: list[Any] = [ask() if rank() == 0 else None]

@@ -1,4 +1,4 @@
-"""Examples: the items of a view that have features and captions, with their rows and words."""
+"""Examples: the items of a view that have features and captions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +18,7 @@ from xmodal.text.vocabularies import Encoder
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """The items that have features and captions, in the records' order, and their captions, item by item.
-
-    Elsewhere both are named by their positions here.
-    """
+    """Items in the records' order, and their captions item by item; elsewhere both are named by positions here."""
 
     ids: tuple[str, ...]
     rows: NDArray[np.int64]  # (items,), in the feature store
@@ -47,14 +44,14 @@ class Examples:
 
     @classmethod
     def of(cls, records: Output, view: View, store: FeatureStore, texts: Encoder | FeatureStore) -> "Examples":
-        """Reads a view; `texts` is its vocabulary, or the store of its captions as vectors."""
+        """Reads a view; `texts` is its vocabulary or the store of its captions."""
         return cls.among(captions_by_item(records, view), view, store, texts)
 
     @classmethod
     def among(
         cls, captions: ViewCaptions, view: View, store: FeatureStore, texts: Encoder | FeatureStore | Texts
     ) -> "Examples":
-        """Selects from captions that were read, or also encoded: `texts` are then all of them."""
+        """Selects from captions that were read, or also encoded as all `texts`."""
         has_captions = captions.counts > 0
         has_both = has_captions & np.array([item in store for item in captions.items], bool)
         if not has_both.any():
@@ -87,5 +84,5 @@ def _no_examples(captions: ViewCaptions, view: View, store: FeatureStore) -> Use
     if described:
         theirs = f", whose ids are such as {store.ids[0]!r}" if store.ids else ""
         why.append(f"{len(described):,}, such as {described[0]!r}, have no features in {store.output.where}{theirs}")
-    count = f"split {view.split!r} of {view.corpus} has {len(captions.items):,} items"
-    return UserError(f"{count}, but none has both features and captions: {', and '.join(why)}")
+    what = f"split {view.split!r} of {view.corpus} has {len(captions.items):,} items"
+    return UserError(f"{what}, but none has both features and captions: {', and '.join(why)}")

@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from xmodal.batches import distributed
@@ -20,7 +19,7 @@ from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream
 from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
-from xmodal.batches.sample_order import CAPTION, ClassOrder, Order, SampleRandom
+from xmodal.batches.sample_order import CAPTION, ClassOrder, Integers, Order, SampleRandom
 from xmodal.recipes import OnePerClass
 
 THREADS = 2  # one copies rows while the other looks up words
@@ -29,17 +28,16 @@ Captions = Literal["each", "one", "all"]
 
 
 class Loader(IterableDataset[Batch]):
-    """Loads batches of a training: threads read ahead, into memory that is used again.
+    """Loads batches, which threads read ahead into memory that is used again.
 
     A sample is a caption with its item ("each"), an item with one of its captions, drawn anew every epoch ("one"), or
     an item with all of them ("all"). All samples come once an epoch, in an order that only the seed decides.
-    `batch_size` counts the samples of a step over all ranks: each of `world` gets an equal part. Only where the last,
-    shorter batch of an epoch cannot be shared equally does it borrow up to world - 1 samples of the next epoch
-    (`Batch.borrowed`). Several streams advance together; an epoch is one of the first.
+    `batch_size` counts the samples of a step over all ranks: each of `world` gets an equal part. Where the last batch
+    of an epoch cannot be shared equally it borrows from the next epoch (`Batch.borrowed`). An epoch is one of the first
+    stream.
 
-    `state_dict` is seed, epoch and cursor: samples of the epoch that were handed out. An iteration that was broken off
-    goes on there. With `torch.utils.data.DataLoader(loader, batch_size=None, num_workers=2)` each worker makes every
-    other batch: call `set_epoch` before each epoch, and do not ask this one where they are.
+    An iteration that was broken off goes on at the cursor, the samples of the epoch that were handed out. With workers
+    of a `DataLoader(loader, batch_size=None)`, call `set_epoch` before each epoch.
     """
 
     def __init__(
@@ -57,20 +55,19 @@ class Loader(IterableDataset[Batch]):
         dtype: torch.dtype | None = None,
         ahead: int = 2,
     ) -> None:
-        """rank and world are torch.distributed's, and values of the store's dtype, unless given."""
-        self.batch_size, self.captions, self.drop_last, self.ahead = batch_size, captions, drop_last, ahead
+        """rank and world are torch.distributed's unless given, and the dtype the store's."""
+        self.captions, self.drop_last, self.ahead = captions, drop_last, ahead
         self._device, self._dtype = torch.device(device), dtype
         if (rank is None) != (world is None):
             raise ValueError("rank and world are given both or not at all")
         self._rank = distributed.rank() if rank is None else rank
         self._world = distributed.world() if world is None else world
         self._readers = {ANNOTATED: streams} if isinstance(streams, Reader) else dict(streams)
-        self._check_streams()
         self._process = 0
         self._set_position(seed, 0, 0)
         self._buffers: Buffers | None = None  # of an iteration that is over
         self._orders = {name: self._order(number, name, sampler) for number, name in enumerate(self._readers)}
-        first = self._orders[next(iter(self._orders))]
+        first = next(iter(self._orders.values()), None)
         self.batch_size = first.batch if isinstance(first, ClassOrder) else batch_size
         self._check()
 
@@ -128,11 +125,7 @@ class Loader(IterableDataset[Batch]):
         self._shared_position.numpy()[:] = seed, epoch, cursor
 
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
-        """Yields batches and their start positions.
-
-        Iterations share buffers, but not two at once. For a caller who comes back at once the next batch is made in
-        this thread, in the memory of the last, which the processor has in its cache.
-        """
+        """Yields start positions and batches; for a caller who is back at once, made in this thread and its cache."""
         buffers, self._buffers = self._buffers or Buffers(pinned=self._device.type == "cuda"), None
         readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
         starts, waiting = deque(self._starts()), deque[tuple[int, Future[Batch]]]()
@@ -159,7 +152,7 @@ class Loader(IterableDataset[Batch]):
         return next(iter(self._orders.values())).count
 
     def _starts(self) -> list[int]:
-        """Start positions of the remaining batches; in a DataLoader's worker, of its share."""
+        """Start positions of the remaining batches, in a DataLoader's worker of its share."""
         stop = self._length - (self.batch_size - 1 if self.drop_last else 0)
         info = get_worker_info()
         first, step = (info.id, info.num_workers) if info else (0, 1)
@@ -177,7 +170,7 @@ class Loader(IterableDataset[Batch]):
             streams[name] = self._stream(reader, samples, SampleRandom(self.seed, own_epoch, number))
         return Batch(streams, borrowed=share * self._world - size)
 
-    def _stream(self, reader: Reader, samples: NDArray[np.int64], draws: SampleRandom) -> Stream:
+    def _stream(self, reader: Reader, samples: Integers, draws: SampleRandom) -> Stream:
         items, captions, visual_rows = self._rows_of(reader.examples, samples, draws)
         text_items = reader.examples.caption_items[captions]
         pairs = np.stack([visual_rows, np.arange(len(captions))], axis=1)
@@ -192,8 +185,8 @@ class Loader(IterableDataset[Batch]):
         return stream.to(self._device) if self._device.type != "cpu" else stream
 
     def _rows_of(
-        self, examples: Examples, samples: NDArray[np.int64], draws: SampleRandom
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        self, examples: Examples, samples: Integers, draws: SampleRandom
+    ) -> tuple[Integers, Integers, Integers]:
         """The item of each visual row, the caption of each text row, and the visual row of each caption."""
         rows = np.arange(len(samples))
         if self.captions == "each":
@@ -223,13 +216,11 @@ class Loader(IterableDataset[Batch]):
             raise ValueError("one sample of every class needs a reader with classes")
         return ClassOrder(reader.classes[reader.examples.caption_items] if each else reader.classes, self.seed, number)
 
-    def _check_streams(self) -> None:
+    def _check(self) -> None:
         if ANNOTATED not in self._readers or not self._readers.keys() <= {ANNOTATED, UNANNOTATED}:
             raise ValueError(f"streams are {ANNOTATED!r} and, if need be, {UNANNOTATED!r}, not {[*self._readers]}")
         if self.captions not in get_args(Captions):
             raise ValueError(f"captions are {', '.join(get_args(Captions))}, not {self.captions!r}")
-
-    def _check(self) -> None:
         if empty := [name for name, order in self._orders.items() if not order.count]:
             raise ValueError(f"the {empty[0]} stream has no samples")
         if self.seed < 0:

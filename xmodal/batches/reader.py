@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from xmodal.batches.batch import Padded
 from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
-from xmodal.batches.sample_order import SampleRandom, evaluation_frames, training_frames, training_shifts
+from xmodal.batches.sample_order import Integers, SampleRandom, evaluation_frames, training_frames, training_shifts
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.recipes import Features, Tokens
@@ -26,7 +26,7 @@ class Reader:
     store: FeatureStore
     frames: Features = WHOLE_CLIPS  # how many frames of a clip are read, and by which rule
     tokens: Tokens | Codes | None = None  # how long a caption may be and what training leaves out, or a code
-    classes: NDArray[np.int64] | None = None  # (items,)
+    classes: Integers | None = None  # (items,)
     buffers: Buffers = field(default_factory=lambda: Buffers(pinned=False))
 
     def __repr__(self) -> str:
@@ -36,13 +36,13 @@ class Reader:
         if self.frames.frames is not None and not self.store.spec.ragged:
             raise UserError(f"{self.store.output.where} holds no clips to take {self.frames.frames} frames of")
         if not self.store.spec.row_shape:
-            raise UserError(f"{self.store.output.where} has single numbers, which are no features of positions")
+            raise UserError(f"{self.store.output.where} has single numbers, which are no features")
 
     def visual(
         self,
-        items: NDArray[np.int64] | slice,
+        items: Integers | slice,
         draws: SampleRandom | None = None,
-        samples: NDArray[np.int64] | None = None,
+        samples: Integers | None = None,
     ) -> Padded:
         """Reads items as sequences of positions: a grid is flattened, a vector is a sequence of one.
 
@@ -50,25 +50,26 @@ class Reader:
         """
         rows = self.examples.rows[items]
         if not self.store.spec.ragged:
-            values = self.store.take(rows, self._room(len(rows)))
+            values = self.store.take(rows, self._room(self.store, len(rows)))
             return Padded.whole(torch.from_numpy(values.reshape(len(rows), -1, values.shape[-1])))
         lengths, count = self._lengths(rows), self.frames.frames
         if count is None:
-            values = self.store.take_padded(rows, None, self._room(len(rows), int(lengths.max(initial=0))))
+            values = self.store.take_padded(rows, None, self._room(self.store, len(rows), int(lengths.max(initial=0))))
             return Padded(torch.from_numpy(values), torch.from_numpy(lengths))
         if draws is None or samples is None:
             places = evaluation_frames(lengths, count, self.frames.rule, self.frames.ends)
         else:
             places = training_frames(lengths, count, self.frames.rule, draws, samples)
-        return Padded.whole(torch.from_numpy(self.store.take_padded(rows, places, self._room(*places.shape))))
+        values = self.store.take_padded(rows, places, self._room(self.store, *places.shape))
+        return Padded.whole(torch.from_numpy(values))
 
-    def text(self, captions: NDArray[np.int64] | slice, draws: SampleRandom | None = None) -> Padded:
+    def text(self, captions: Integers | slice, draws: SampleRandom | None = None) -> Padded:
         """Reads captions as ids of words (T, L), or as vectors (T, 1, D)."""
         whole = range(len(self.examples.words))
         places = np.asarray(whole[captions], np.int64) if isinstance(captions, slice) else captions
         if (sentences := self.examples.sentences) is not None:
-            room = self.buffers.take((len(places), *sentences.spec.row_shape), np.dtype(sentences.spec.dtype))
-            return Padded.whole(torch.from_numpy(sentences.take(self.examples.words.numbers[places], room))[:, None])
+            vectors = sentences.take(self.examples.words.numbers[places], self._room(sentences, len(places)))
+            return Padded.whole(torch.from_numpy(vectors)[:, None])
         tokens = self.tokens
         if isinstance(tokens, Codes):
             return self._codes(places, tokens, draws)
@@ -83,21 +84,21 @@ class Reader:
             words = [thinned(some, tokens, one) for some, one in zip(words, chance, strict=True)]
         return Padded.of(words)
 
-    def _codes(self, captions: NDArray[np.int64], codes: Codes, draws: SampleRandom | None) -> Padded:
+    def _codes(self, captions: Integers, codes: Codes, draws: SampleRandom | None) -> Padded:
         codes_TL, counts_T = self.examples.words.padded(captions, codes.length)
         if codes.shifted and draws is not None:
             codes_TL = shifted(codes_TL, training_shifts(counts_T, codes.length, draws, captions))
         return Padded.whole(torch.from_numpy(codes_TL))
 
-    def _lengths(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _lengths(self, rows: Integers) -> Integers:
         lengths = self.store.lengths(rows)
         if not lengths.all():
             id = self.store.ids[rows[lengths == 0][0]]
-            raise UserError(f"{self.store.output.where}: {id!r} has no {self.store.spec.name} to read")
+            raise UserError(f"{self.store.output.where}: {id!r} has no {self.store.spec.name}")
         return lengths
 
-    def _room(self, *shape: int) -> NDArray[Any]:
-        return self.buffers.take((*shape, *self.store.spec.row_shape), np.dtype(self.store.spec.dtype))
+    def _room(self, store: FeatureStore, *shape: int) -> NDArray[Any]:
+        return self.buffers.take((*shape, *store.spec.row_shape), np.dtype(store.spec.dtype))
 
 
 def shortened(words: NDArray[np.int32], longest: int) -> NDArray[np.int32]:

@@ -1,11 +1,11 @@
 """The order in which training reads samples, and what is drawn for each.
 
 Every draw follows from the seed, the epoch that the batch begins in, and the sample, so that an order can be entered at
-any point, by any number of processes. Words that training leaves out are drawn in `batches.reader`.
+any point, by any number of processes.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +44,9 @@ def _shuffled(count: int, *seeds: int) -> Integers:
 
 @dataclass(frozen=True, eq=False)
 class ClassOrder:
-    """Batches of one sample of every class, endless as well: PCME's for CUB (docs/models.md#pcme-training).
+    """Batches of a sample of every class: the next shuffled one, and by chance one of every other class.
 
-    The shuffled samples give each batch its first one, chance gives one of every other class.
+    So PCME trains on CUB (docs/models.md#pcme-training).
     """
 
     classes: Integers  # (samples,): from 0, each with a sample
@@ -73,20 +73,20 @@ class ClassOrder:
 
     def _firsts(self, batches: Integers) -> Integers:
         epochs, numbers = np.divmod(batches, self.count // self.batch)
-        shuffled = {e: _shuffled(len(self.classes), self.seed, self.stream, e) for e in np.unique(epochs).tolist()}
-        return np.array([shuffled[e][n] for e, n in zip(epochs.tolist(), numbers.tolist(), strict=True)], np.int64)
+        shuffled = partial(_shuffled, len(self.classes), self.seed, self.stream)
+        return np.array([shuffled(e)[n] for e, n in zip(epochs.tolist(), numbers.tolist(), strict=True)], np.int64)
 
 
 @dataclass(frozen=True)
 class SampleRandom:
-    """Random numbers for the samples of an epoch, wherever a sample is read."""
+    """Random numbers for the samples of an epoch."""
 
     seed: int
     epoch: int
     stream: int = 0
 
     def integers(self, bounds: Integers, samples: Integers, purpose: int) -> Integers:
-        """For each sample a number in 0..bound-1; each purpose draws others."""
+        """For each sample a number in 0..bound-1, another for each purpose."""
         # splitmix64's finaliser over a counter, as numpy's generators cannot be entered at many places at once
         first = np.random.SeedSequence([self.seed, self.epoch, self.stream, purpose]).generate_state(1, np.uint64)
         mixed = first + samples.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -109,7 +109,7 @@ def training_frames(
 
 
 def training_shifts(words_T: Integers, length: int, random: SampleRandom, captions_T: Integers) -> Integers:
-    """(T,): how far texts of so many words move in a code, anywhere they fit (docs/models.md#dual-path-text-input)."""
+    """(T,): how far texts move in a code (docs/models.md#dual-path-text-input)."""
     return random.integers(length - words_T + 1, captions_T, CODE_SHIFT)
 
 

@@ -1,4 +1,4 @@
-"""Texts as numbers of words, and the vocabulary of a view: read, or counted here."""
+"""Texts as numbers of words, and the vocabulary of a view."""
 
 from array import array
 from collections import defaultdict
@@ -53,7 +53,7 @@ class Texts:
     def padded(
         self, places_T: NDArray[np.int64], width: int | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """(T, L) with zeros behind each text, and their lengths; at a given width longer texts are cut."""
+        """(T, L) with zeros behind each text, and lengths; at a given width longer texts are cut."""
         starts_T = self.starts[places_T]
         lengths_T = np.minimum(self.starts[places_T + 1] - starts_T, width or len(self.numbers))
         steps_L = np.arange(lengths_T.max(initial=0) if width is None else width)
@@ -64,25 +64,20 @@ class Texts:
 
 
 def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:
-    """The words of all captions of a view."""
-    if (made := _built_vocabulary(records, view, tokens)) is not None:
-        return made
-    return Vocabulary.build(caption_texts(records, view), tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
+    return _built_vocabulary(records, view, tokens) or Vocabulary.build(
+        caption_texts(records, view), tokens.tokenizer, tokens.minimum_count, tokens.cleaning
+    )
 
 
 def vocabulary_and_texts(
     records: Output, view: View, captions: ViewCaptions, tokens: Tokens, known: Vocabulary | None
 ) -> tuple[Vocabulary, Texts]:
-    """Counts the words of a view and encodes its captions, splitting every caption once.
-
-    `known` is the vocabulary of a run that goes on.
-    """
+    """Counts the words of a view and encodes its captions; `known` is the vocabulary of a run that goes on."""
     split, words = tokenizer(tokens.tokenizer, tokens.cleaning), defaultdict[str, int](count().__next__)
     texts = Texts.of(array("i", map(words.__getitem__, split(text))) for text in captions.texts)
+    counts = zip(words, np.bincount(texts.numbers, minlength=len(words)).tolist(), strict=True)
     known = known or _built_vocabulary(records, view, tokens)
-    if known is None:
-        counts = zip(words, np.bincount(texts.numbers, minlength=len(words)).tolist(), strict=True)
-        known = Vocabulary.of_counts(counts, tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
+    known = known or Vocabulary.of_counts(counts, tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
     ids = np.array([known.id_of(word) for word in words], np.int32)
     starts = texts.starts + 2 * np.arange(len(texts.starts))  # a text is longer by <start> and <end>
     numbers = np.zeros(starts[-1], np.int32)

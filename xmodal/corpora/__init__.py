@@ -1,7 +1,7 @@
 """Corpora: one module each, found because the file exists.
 
-A module holds a docstring with a sample of the publisher's file, `parse`, and `CORPUS`. Wherever a corpus is named, a
-file of your own, `path/to/mine.py`, will do too. `xmodal check` says what a module or a file lacks.
+A module holds a docstring with a sample of the publisher's file, `parse`, and `CORPUS`; so does a file of your own,
+`path/to/mine.py`, which can be named like a corpus. `xmodal check` says what either lacks.
 """
 
 import importlib
@@ -68,7 +68,7 @@ def printed(cites: str, numbers: Mapping[str, float], note: str = "") -> tuple[P
 
 @dataclass(frozen=True)
 class Corpus:
-    """One corpus: its terms, its files, and how they become rows. A module or a user's file has one: CORPUS."""
+    """One corpus: its terms, its files, and how they become rows."""
 
     name: str
     homepage: str
@@ -77,16 +77,16 @@ class Corpus:
     sources: tuple[Source, ...]
     parse: Callable[[Raw], Iterator[Row]]
     media: Callable[[Raw], Iterator[Source]] | None = None  # those that only the annotations list
-    release: Mapping[Part, ReleaseClass] = field(default_factory=dict)  # a part that is not named: nothing
+    release: Mapping[Part, ReleaseClass] = field(default_factory=dict)  # of other parts: nothing
     counts: Mapping[str, int] = field(default_factory=dict)  # of a full parse: "captions", "items:karpathy/train"
-    drawn: Mapping[str, RandomSplitSizes] = field(default_factory=dict)  # splits drawn by a seed, by who drew them
+    drawn: Mapping[str, RandomSplitSizes] = field(default_factory=dict)  # random splits, by who drew them
     printed: tuple[Printed, ...] = ()  # shown by `xmodal stats` beside what is there
-    kinds: frozenset[str] = frozenset()  # of its items and labels, by which its stages are known before it is parsed
+    kinds: frozenset[str] = frozenset()  # of its items and labels; they tell its stages before it is parsed
     version: int = 1  # raised where parse yields other rows from the same bytes: a part of the records' identity
-    # writes media that lie inside the annotations: the wanted ones of those that `media` lists, each whole when yielded
+    # writes the wanted ones of the listed media that lie inside the annotations, each whole when yielded
     unpack: Callable[[Raw, Container[str], Path], Iterator[Source]] | None = None
-    card: str | None = None  # the name of its card, where that is not its own
-    whole_paths: bool = False  # a file at hand is known by its whole path: its name, such as 1.jpg, says nothing
+    card: str | None = None  # the name of its card, where not its own
+    whole_paths: bool = False  # a name such as 1.jpg does not tell a file at hand, its whole path does
     sample: bool = False  # any part of the corpus (`sample_of`)
 
     def __post_init__(self) -> None:
@@ -104,23 +104,22 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Corpus:
-    """The corpus of that name, or the one that a Python file defines."""
+    """The corpus of that name, or of a Python file."""
     if name.endswith(".py"):
         return _corpus_of(load_python_file(name, "corpus"), name)
     if name not in names():
         meant = "".join(f"; did you mean {known}?" for known in get_close_matches(name, names(), n=1))
         raise UserError(
-            f"no corpus {name!r}{meant}; there are: {', '.join(names())}; a file mine.py with a CORPUS also works, and "
-            "so do a list of yours (.parquet, .csv, .tsv, .jsonl), a folder with one, hf://ORG/NAME, and the name that "
-            "the root has given to one"
+            f"no corpus {name!r}{meant}; there are: {', '.join(names())}; or give a file mine.py with a CORPUS, a list "
+            "(.parquet, .csv, .tsv, .jsonl), a folder with one, hf://ORG/NAME, or the name that the root has for one"
         )
     return _corpus_of(importlib.import_module(f"{__name__}.{name}"), name)
 
 
 def sample_of(corpus: Corpus) -> Corpus:
-    """The corpus for a part of its files: no size, checksum or count of the whole is asked for.
+    """The corpus for a part of its files, without the sizes, checksums and counts of the whole.
 
-    Its name and media set are its own, such as `coco-sample`, so that nothing made from it is taken for the whole.
+    Its name and media set are its own, such as `coco-sample`: nothing made from it is taken for the whole.
     """
     how = "a sample is not downloaded: put a part of this file into a folder and add --raw FOLDER"
     return replace(

@@ -16,16 +16,15 @@ annotations/annotations_trainval2014.zip!annotations/instances_{train,val}2014.j
      "categories": [{"id": 15, "name": "bench", "supercategory": "outdoor"}, ...]}
 
 The traps (more: docs/corpora.md#coco):
-- Two-Branch (5.4) and Dual-Path (VI-A) drew their own splits, also with 113,287 training pictures, and published none:
-  two_branch/train and dual_path/train are drawn here by a seed.
-- Papers train on train and restval together. So restval is in karpathy/train, and in karpathy/restval, too.
+- Two-Branch (5.4) and Dual-Path (VI-A) drew splits of as many pictures and published none: a seed draws theirs here.
+- Papers train on train and restval together, so restval is in karpathy/train, too.
 - Captions have spaces around them and newlines in them. Any run of white space becomes one space.
-- Some pictures have six or seven captions. Papers take the first five: `position < 5` in the order of `sentences`
-  (order by id is another).
+- Some pictures have six or seven captions. Papers take the first five in the order of `sentences`, which is not that
+  of ids: `position < 5`.
 - Category ids have gaps, so labels are names. Some pictures show no category.
 - Stanford's server is often offline. caption_datasets.zip from anywhere will do if its sha256 is right.
 
-In memory stay 1.6 kB a picture, 190 MiB for all.
+Memory: 190 MiB.
 """
 
 from collections.abc import Iterator, Mapping

@@ -15,15 +15,15 @@ cvpr2016_cub.tar.gz has ten lines a picture in files cvpr2016_cub/text_c10/001.B
 xlsa17.zip has lists of classes, one a line: trainvalclasses (150), testclasses (50), and the folds of the 150 as
 trainclasses1 to 3 (100) and valclasses1 to 3 (50). seen_test_images.txt names 1,764 pictures as images.txt does.
 
-The splits, besides Caltech's: xian/train, xian/test and the folds xian1/train to xian3/val by those lists; pcme/val is
-seen_test_images.txt, pcme/train the rest of xian/train, pcme/test the same as xian/test. A caption is relevant for
-every picture of its class.
+Splits besides Caltech's: xian/train, xian/test and the folds xian1/train to xian3/val by those lists; pcme/val is
+seen_test_images.txt, pcme/train the rest of xian/train, pcme/test xian/test. A caption is relevant for every picture
+of its class.
 
 The traps (more: docs/corpora.md#cub):
-- Folders and lists name some classes differently: classes are matched by the number before the point alone.
+- Folders and lists name some classes differently: the number before the point alone tells.
 - Ten pictures of seen_test_images.txt are of test classes, which no training sees: left out and counted.
 - Some captions are not UTF-8, or contain U+FFFD: it becomes a space, and is counted. Typing errors stay.
-- The archives contain files that a Mac leaves behind (`._name`) and, in the captions', features: neither is read.
+- The archives contain a Mac's `._name` files, and features beside the captions: neither is read.
 - A .tgz cannot be entered in its middle: it is read once more for the pictures (`unpack`).
 """
 

@@ -5,16 +5,15 @@ reid_raw.json is one array (line breaks added here):
     [{"split": "train", "captions": ["A pedestrian with dark hair ...", "The person has short black hair ..."],
       "file_path": "CUHK01/0363004.png", "processed_tokens": [["a", "pedestrian", ...], ...], "id": 1}, ...]
 
-The pictures are imgs/<file_path>, in seven folders: CUHK01, CUHK03, Market, cam_a, cam_b, test_query and train_query. A
-caption is relevant for every picture of its person.
+The pictures are imgs/<file_path>. A caption is relevant for every picture of its person.
 
 The traps (more: docs/corpora.md#cuhk-pedes):
 - caption_all.json, beside it, has no splits. It is not read.
-- Recent copies of the archive lack whole folders (Market, test_query, train_query). Their items are kept, and their
-  pictures sealed as absent.
+- Recent copies of the archive lack whole folders (Market, test_query, train_query). Their items are kept without
+  pictures.
 - Nine pictures have more than two captions, one has ten. All 80,440 are kept; `position < 2` gives 80,412.
 - A person is in one split only: 11,003 in train, 1,000 in val, 1,000 in test.
-- Captions have no ids: theirs are the picture's path and their position.
+- Captions have no ids: the picture's path and the position make one.
 """
 
 from collections.abc import Iterator

@@ -17,11 +17,11 @@ flickr30k_entities/{train,val,test}.txt has Plummer's split, of all 31,783, an i
 
 The traps (more: docs/corpora.md#flickr30k):
 - 903 of the 1,000 pictures of plummer/test are in karpathy/train: never train on one split and test on the other.
-  Papers show theirs by numbers: 29,000 / 1,014 / 1,000 is Karpathy's, 29,783 / 1,000 / 1,000 is Plummer's.
-- Dual-Path has Plummer's numbers, but its authors say that they drew the pictures: dual_path/train is drawn by a seed.
-- 769 pictures are in none of Karpathy's splits. They are items without such a split, and counted.
-- All captions come from the token file, because Karpathy's JSON lacks those of the 769. Its other captions, in
-  another spelling and not tokenised, are not read: numbers of words that papers took from them may differ here.
+  Numbers tell a paper's: 29,000 / 1,014 / 1,000 is Karpathy's, 29,783 / 1,000 / 1,000 is Plummer's.
+- Dual-Path has Plummer's numbers, but its authors drew the pictures: a seed draws dual_path/train here.
+- 769 pictures are in none of Karpathy's splits: kept without one, and counted.
+- Captions come from the token file. Karpathy's JSON lacks the 769 and spells the others differently, not tokenised:
+  numbers of words that papers took from it may differ here.
 - Any run of white space in a caption becomes one space.
 - Kaggle's copy of the captions, results.csv, is not read.
 """
@@ -73,7 +73,7 @@ def parse(raw: Raw) -> Iterator[Row]:
 
 
 def media(raw: Raw) -> Iterator[Source]:
-    """Lists every picture that has captions; no other file lists them."""
+    """Lists every picture that has captions."""
     for image in dict.fromkeys(_named(name, where)[0] for where, (name, _) in columns(raw, TOKENS, 2)):
         yield Source(f"flickr30k-images/{image}.jpg", how=HOW, part="media")
 

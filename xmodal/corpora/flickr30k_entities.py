@@ -24,22 +24,19 @@ captions that do not belong to their pictures, as id and number of the line, fro
     # format: <imageID> <sentence number>
     129602216 5
 
-A phrase becomes a Match with its range of characters in the caption; its group is its chain. An object becomes one
-Region for each of its chains, with the same box: `<id>:<number of the object>:<chain>`.
+A phrase becomes a Match with its range of characters; its group is its chain. An object becomes a Region for each of
+its chains: `<id>:<number of the object>:<chain>`.
 
 The traps (more: docs/corpora.md#flickr30k-entities):
 - Chain 0 stands for what cannot be seen ("the background"): such phrases have no group and do not belong together.
 - Boxes count pixels from 1 and include the last one: 1 is subtracted from xmin and ymin, which gives Region's edges.
 - A chain may have no object, or many boxes: rows as published. `xmodal.detection.boxes.merge_groups` merges them.
-- The region of an object without box has no coordinates, and as `attributes` the flags that are set: "scene" (it is
+- The region of an object without box has no coordinates, and the flags that are set as `attributes`: "scene" (it is
   the whole picture) or "nobndbox".
-- Captions of UNRELATED_CAPTIONS have the source "unrelated", so readers of "human" captions do not see them. Their
-  phrases are Matches like others. Positions count within each source, ids count lines, from 0.
+- Captions of UNRELATED_CAPTIONS have the source "unrelated", so readers of "human" captions do not see them. Positions
+  count within each source, ids count lines, from 0.
 - Blank lines may end a file of sentences; one before others is refused.
-
-Oddities, which are counted: a box beyond the picture's edges (kept); an object with neither box nor flag (without
-coordinates); a chain that one object names twice (taken once); a bracket that belongs to no phrase (kept as text).
-Anything else is refused, also a document type in XML, so that nothing is expanded.
+- A document type in XML is refused, so that nothing is expanded.
 """
 
 import io
@@ -66,7 +63,7 @@ TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments"
 NOT_VISUAL = "0"  # stands for no chain
 PHRASE = re.compile(r"\[/EN#([0-9]+)((?:/[^\s/\[\]]+)+) ([^\[\]]+)\]")
 MEMBER = re.compile(r"Sentences/(.*)\.txt|Annotations/(.*)\.xml")
-LONGEST = 1 << 20  # bytes of a member: the files are small, and a larger one may be a bomb
+LONGEST = 1 << 20  # bytes of a member: a larger one may be a bomb
 FLAGS = ("nobndbox", "scene")
 UNRELATED_CAPTION = "caption unrelated to its picture: of source 'unrelated'"
 BEYOND = "box beyond the edges of its picture: kept"
@@ -133,9 +130,6 @@ def _read(archive: zipfile.ZipFile, name: str) -> tuple[str, bytes]:
     return where, archive.read(name)
 
 
-# ------------------------------------------------------------------------------------------------------------- captions
-
-
 def _captions(archive: zipfile.ZipFile, image: str, unrelated: Unrelated) -> Iterator[Row]:
     positions = Counter[str]()
     for number, (where, line) in enumerate(_sentences(*_read(archive, SENTENCES_MEMBER.format(image)))):
@@ -152,7 +146,7 @@ def _captions(archive: zipfile.ZipFile, image: str, unrelated: Unrelated) -> Ite
 
 
 def _sentences(where: str, data: bytes) -> list[tuple[str, str]]:
-    """Captions with their places, without blank lines at the end."""
+    """Captions with their places."""
     found = [(place, line) for place, line in lines_of(io.BytesIO(data), where) if line.strip()]
     for number, (place, _) in enumerate(found, 1):
         if place != f"{where}:{number}":
@@ -163,7 +157,7 @@ def _sentences(where: str, data: bytes) -> list[tuple[str, str]]:
 
 
 def _caption(line: str, where: str, key: str, image: str) -> tuple[str, list[Match], bool]:
-    """Parses a caption: its text without marks, its phrases, and whether brackets are left."""
+    """The text of a caption without marks, its phrases, and whether brackets are left."""
     line, text, phrases, after = " ".join(line.split()), "", list[Match](), 0
     for found in PHRASE.finditer(line):
         words, types = found[3].strip(), tuple(found[2][1:].split("/"))
@@ -183,16 +177,12 @@ def _group(chain: str) -> str | None:
     return None if chain == NOT_VISUAL else chain
 
 
-# -------------------------------------------------------------------------------------------------------------- objects
-
-
 def _item_and_regions(archive: zipfile.ZipFile, image: str) -> Iterator[Row]:
     where, data = _read(archive, XML_MEMBER.format(image))
     root = _xml(data, where)
-    if (filename := _text(_child(root, "filename", where))) != f"{image}.jpg":
+    if (filename := _text(root, "filename", where)) != f"{image}.jpg":
         raise UserError(f"{where} is of {filename!r:.60}, not of {image}.jpg")
-    size = _child(root, "size", where)
-    width, height = _number(size, "width", where), _number(size, "height", where)
+    width, height = _number(root, "size/width", where), _number(root, "size/height", where)
     if min(width, height) < 1:
         raise UserError(f"{where}: a picture has pixels, not {width} x {height}")
     yield Item(image, f"flickr30k-images/{image}.jpg", width=width, height=height)
@@ -202,7 +192,7 @@ def _item_and_regions(archive: zipfile.ZipFile, image: str) -> Iterator[Row]:
         flags = tuple(flag for flag in FLAGS if element.find(flag) is not None and _number(element, flag, here))
         if box and flags:
             raise UserError(f"{here} has a box and says that it has none: {', '.join(flags)}")
-        chains = [_text(name) for name in element.findall("name")]
+        chains = [(name.text or "").strip() for name in element.findall("name")]
         if not chains or not all(re.fullmatch("[0-9]+", chain) for chain in chains):
             raise UserError(f"{here} has the names {chains}, which are not numbers of chains")
         left, top, right, bottom = box or (None, None, None, None)
@@ -221,8 +211,8 @@ def _box(element: Element, where: str) -> tuple[int, int, int, int] | None:
     """Left, top, right, bottom of an object, from 0, with right and bottom excluded."""
     if element.find("bndbox") is None:
         return None
-    box = _child(element, "bndbox", where)
-    left, top, right, bottom = (_number(box, edge, where) for edge in ("xmin", "ymin", "xmax", "ymax"))
+    edges = ("xmin", "ymin", "xmax", "ymax")
+    left, top, right, bottom = (_number(element, f"bndbox/{edge}", where) for edge in edges)
     if left > right or top > bottom:
         raise UserError(f"{where} has an empty box: x from {left} to {right}, y from {top} to {bottom}")
     return left - 1, top - 1, right, bottom
@@ -240,22 +230,18 @@ def _xml(data: bytes, where: str) -> Element:
         raise UserError(f"{where} is not the XML it should be: {error}") from error
 
 
-def _child(element: Element, name: str, where: str) -> Element:
-    found = element.findall(name)
+def _text(element: Element, path: str, where: str) -> str:
+    found = element.findall(path)
     if len(found) != 1:
-        raise UserError(f"{where} has {len(found) or 'no'} {name!r}{' instead of one' if found else ''}")
-    return found[0]
+        raise UserError(f"{where} has {len(found) or 'no'} {path!r}{' instead of one' if found else ''}")
+    return (found[0].text or "").strip()
 
 
-def _number(element: Element, name: str, where: str) -> int:
-    text = _text(_child(element, name, where))
+def _number(element: Element, path: str, where: str) -> int:
+    text = _text(element, path, where)
     if not re.fullmatch("-?[0-9]{1,9}", text):
-        raise UserError(f"{where}: {name!r} is {text!r:.40}, no whole number")
+        raise UserError(f"{where}: {path!r} is {text!r:.40}, no whole number")
     return int(text)
-
-
-def _text(element: Element) -> str:
-    return (element.text or "").strip()
 
 
 CORPUS = Corpus(

@@ -11,19 +11,17 @@ mrw-v1.0.tar.gz!split/{train,valid,test}.tsv have a giphy id a line:
     lJ1Q5fkkPAk6I
 
 The traps (more: docs/corpora.md#mrw):
-- The validation list is split/valid.tsv in the authors' loader and split/val.tsv in a part of their downloader: either
-  is mrw/val, but the archive must have exactly one of them.
-- Some addresses are empty, others cut off before ".mp4" (".../c84Hf3KIsQ1uo/giphy"). Both are counted; such an item has
-  no address, and its clip is absent unless it is given by hand.
-- A clip that is in no list is kept without a split and counted. An id in a list but without a sentence is refused: the
-  authors' code could not have run on it.
-- What the authors remove from sentences for their vocabulary stays: it is a step of the recipes
-  (`xmodal.text.tokenizers`).
+- The validation list is split/valid.tsv in the authors' loader and split/val.tsv in a part of their downloader: the
+  archive must have one of them.
+- Some addresses are empty, others cut off before ".mp4" (".../c84Hf3KIsQ1uo/giphy"). Both are counted; such a clip is
+  absent unless it is given by hand.
+- A clip that is in no list is kept without a split and counted. An id in a list but without a sentence is refused.
+- What the authors remove from sentences is a step of the recipes (`xmodal.text.tokenizers`).
 - 44,107 + 1,000 + 5,000 are the paper's numbers. Nobody has counted them in the files, so nothing asserts them.
 
 If you have the archive unpacked, pack it again: `tar -czf mrw-v1.0.tar.gz mrw-v1.0.json split`. The authors' clips are
-taken from the raw folder, as mp4/<id>.mp4 or <id>.mp4. So is their Gulp dump, as gulp/{train,valid,test}/data_0.gulp
-and meta_0.gmeta (`xmodal.raw.gulp`): the file of a clip is then the JPEGs of its frames, 8 a second.
+taken from the raw folder, as mp4/<id>.mp4 or <id>.mp4; so is their Gulp dump, 8 frames a second, as
+gulp/{train,valid,test}/data_0.gulp and meta_0.gmeta (`xmodal.raw.gulp`).
 """
 
 from collections.abc import Iterator
@@ -68,7 +66,7 @@ def parse(raw: Raw) -> Iterator[Row]:
 
 
 def media(raw: Raw) -> Iterator[Source]:
-    """Lists the file of every clip. Those without address must be got by hand."""
+    """Lists every clip. Those without address must be got by hand."""
     clips = [clip for name, file in tar_members(raw, ARCHIVE) if name == SENTENCES for _, clip, _ in _clips(file)]
     if not clips:
         raise UserError(NOTHING)

@@ -11,22 +11,20 @@ splits/{train,val,test}.txt have an address a line, and no sentences:
     https://31.media.tumblr.com/<32 hex digits>/tumblr_n9n04znLpA1qddk8uo1_500.gif
 
 The traps (more: docs/corpora.md#tgif):
-- Sentences and splits are joined on the whole address. An id is the address' last part without .gif, as in the papers'
-  code; two addresses with one id are refused.
+- An id is the last part of an address without .gif, as in the papers' code; two addresses with one id are refused.
 - Addresses vary and are not changed: some have no directory of hex digits, others a revision (_r11) or a size (_75sq).
 - Some GIFs of every split have more sentences than announced, partly at the end of the file. All are kept, in the
   file's order. Papers train on one a GIF: `captions_per_item=1` takes the first. PVSE's code keeps the last, and so
   evaluates 11,360 sentences where its paper counts 34,101.
 - The first release had the word "Failed" in place of some sentences. Such a sentence is left out and counted.
-- A GIF that is in no split is kept without one and counted. An address in a split without a sentence is left out and
-  counted. The release should have neither: 80,000 + 10,708 + 11,360 = 102,068.
+- A GIF in no split is kept and counted, an address in a split without a sentence left out and counted. The release
+  should have neither: 80,000 + 10,708 + 11,360 = 102,068.
 - Many GIFs are gone, and over 400 addresses now serve a still picture. Fetching and decoding find out.
+- PVSE's modified release, whose table has three columns, is refused.
 
-PVSE's modified release is not read, and refused in place of TGIF's own: its table has three columns.
-
-GIFs that you have already, such as TGIF-QA's tgif.tar.gz, are taken from the raw folder, as gifs/<id>.gif or <id>.gif.
-So is a Gulp dump of PVSE's authors, as gulp/{train,valid,test}/data_0.gulp and meta_0.gmeta (`xmodal.raw.gulp`): the
-file of a GIF is then the JPEGs of its frames, 8 a second.
+GIFs that you have already, such as TGIF-QA's tgif.tar.gz, are taken from the raw folder, as gifs/<id>.gif or <id>.gif;
+so is a Gulp dump of PVSE's authors, 8 frames a second, as gulp/{train,valid,test}/data_0.gulp and meta_0.gmeta
+(`xmodal.raw.gulp`).
 """
 
 from collections.abc import Iterator
@@ -62,7 +60,7 @@ def parse(raw: Raw) -> Iterator[Row]:
 
 
 def media(raw: Raw) -> Iterator[Source]:
-    """Lists the file of every GIF that has a sentence."""
+    """Lists every GIF that has a sentence."""
     table = _sentence_table(raw)
     for id in table.gifs:
         yield Source(f"gifs/{id}.gif", table.urls[id], part="media")

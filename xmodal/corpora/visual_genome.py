@@ -27,7 +27,7 @@ The traps (more: docs/corpora.md#visual-genome):
 - Some pictures are COCO's: never train on those that COCO is tested on. The three lists ensure it for Karpathy's split.
 - There are no captions of whole pictures. The 5.4 million phrases of region_descriptions.json are not read.
 
-In memory stay the sizes of pictures and the attributes of objects: 180 MiB.
+Memory: 180 MiB.
 """
 
 from collections.abc import Iterator, Mapping
@@ -55,11 +55,7 @@ Size = tuple[int, int]  # width and height
 
 
 def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
-    """Names of each output of a network, the usual one first. Output 0, the background, has none.
-
-    To train a detector, take `xmodal.raw.raw_files.raw_of` of the stage `sources` as `raw`, and the boxes of a split
-    from `xmodal.open(…).regions(split)`.
-    """
+    """Names of each output of a detector, the usual one first. Output 0, the background, has none."""
     outputs: list[tuple[str, ...]] = [()]
     seen = set[str]()
     for where, line in lines(raw, path):

@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -24,8 +24,7 @@ class FeatureSpec:
     """Declares a feature array: one row per item, or several rows for each item if it is ragged.
 
     36 regions are one row of (36, 2048), the frames of a clip are ragged rows of (2048,), JPEG bytes ragged rows of ().
-    Lengths left at None follow from the row's bytes. A killed worker loses the shard in work: slow extractors want
-    short ones.
+    Lengths of None follow from the row's bytes. A killed worker loses the shard in work.
     """
 
     name: str
@@ -79,12 +78,22 @@ class FeatureSpec:
             "index_codecs": [PLAIN, {"name": "crc32c"}],
             "index_location": "end",
         }
-        codecs = [{"name": "sharding_indexed", "configuration": sharding}]
-        return _metadata([self.rows(items), *self.row_shape], self.dtype, self.shard_rows, codecs, CHECKSUMS)
+        return {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": [self.rows(items), *self.row_shape],
+            "data_type": self.dtype,
+            "chunk_grid": _grid(self.shard_rows, *self.row_shape),
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": 0,
+            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+            "attributes": CHECKSUMS,
+        }
 
     def extents_metadata(self, items: int) -> dict[str, object]:
         """The zarr.json of the items' first rows and numbers of rows."""
-        return _metadata([items, 2], "int64", self.shard_items, [PLAIN], {})
+        array = {"shape": [items, 2], "data_type": "int64", "chunk_grid": _grid(self.shard_items, 2)}
+        return self.metadata(items) | array | {"codecs": [PLAIN], "attributes": {}}
 
     @property
     def _rows_to_fill_pages(self) -> int:
@@ -106,8 +115,8 @@ class FeatureSpec:
             raise ValueError(f"{self.name}: a shard of {self.shard_rows} rows is not whole chunks of {self.chunk_rows}")
         if self.shard_rows % self._rows_to_fill_pages:
             raise ValueError(
-                f"{self.name}: a shard of {self.shard_rows} rows of {self.row_bytes} bytes does not fill whole pages "
-                f"of {PAGE} bytes; take a multiple of {self._rows_to_fill_pages} rows"
+                f"{self.name}: a shard of {self.shard_rows} rows does not fill whole pages of {PAGE} bytes; "
+                f"take a multiple of {self._rows_to_fill_pages} rows"
             )
 
 
@@ -115,17 +124,5 @@ def _power_of_two_within(rows: int) -> int:
     return 1 << (max(rows, 1).bit_length() - 1)
 
 
-def _metadata(
-    shape: list[int], dtype: Dtype, file_rows: int, codecs: list[Any], attributes: dict[str, str]
-) -> dict[str, object]:
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": dtype,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [file_rows, *shape[1:]]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": codecs,
-        "attributes": attributes,
-    }
+def _grid(*file_shape: int) -> dict[str, object]:
+    return {"name": "regular", "configuration": {"chunk_shape": list(file_shape)}}

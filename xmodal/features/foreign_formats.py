@@ -27,6 +27,7 @@ from xmodal.features.feature_spec import Dtype, FeatureSpec
 from xmodal.raw.archives import DAMAGE, LARGEST
 
 COPIES = 5  # rows of each picture in SCAN's files, one a caption
+MISSING = "is not installed: pip install -e '.[exchange]' in the checkout"
 BLOCK = 8 * 2**20
 HDF5 = (".h5", ".hdf5")
 IDS = ("ids", "image_ids")
@@ -39,8 +40,6 @@ def open_foreign(path: Path, ids: Path | None = None, key: str | None = None) ->
     kind = _kind(path)
     look = _look_at_array if kind in ("npy", "zarr", "h5") else _look_at_items
     source: ForeignFeatures = look(path, kind, ids, key)
-    if not source.ids:
-        raise UserError(f"{path} is empty")
     refuse_twice(source.ids, path)
     return source
 
@@ -55,12 +54,10 @@ def _kind(path: Path) -> str:
         return "zarr"
     known = {".npz": "npz", ".npy": "npy an item", ".tar": "tar"}
     within = sorted(known.keys() & {file.suffix for file in _files(path)}) if path.is_dir() else []
-    if len(within) != 1:
-        found = f"{', '.join(within)} together" if within else "nothing of these"
-        raise UserError(
-            f"{path} is {found}: give x.npy, x.h5, x.tar, a Zarr v3 array, or a folder of .npz, .npy or .tar"
-        )
-    return known[within[0]]
+    if len(within) == 1:
+        return known[within[0]]
+    found = f"{', '.join(within)} together" if within else "nothing of these"
+    raise UserError(f"{path} is {found}: give x.npy, x.h5, x.tar, a Zarr v3 array, or a folder of .npz, .npy or .tar")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -106,7 +103,7 @@ def refuse_twice(ids: Sequence[str], where: object) -> None:
 
 @dataclass(frozen=True)
 class ForeignArray:
-    """One array of all items: a row each, or `copies` equal rows each; ragged if `offsets` says whose the rows are."""
+    """One array of all items: a row each, or `copies` equal rows; ragged if `offsets` says whose the rows are."""
 
     path: str
     kind: str
@@ -147,10 +144,8 @@ class ForeignArray:
                 copies = stored.reshape(len(ids), self.copies, *stored.shape[1:])
                 differs = (copies != copies[:, :1]).reshape(len(ids), -1).any(axis=1)
                 if differs.any():
-                    raise UserError(
-                        f"{self.path}: the {self.copies} rows of {ids[int(differs.argmax())]!r} are not the same: "
-                        "give an id for every row"
-                    )
+                    whose = f"the {self.copies} rows of {ids[int(differs.argmax())]!r}"
+                    raise UserError(f"{self.path}: {whose} are not the same: give an id for every row")
                 yield copies[:, 0]
 
 
@@ -191,9 +186,9 @@ def _open_array(path: str, kind: str, key: str | None) -> Iterator[Any]:
 def _open_zarr(path: str) -> Any:
     """Opens a Zarr v3 array that lacks no file; of shards, only uncompressed ones are looked into."""
     try:
-        import zarr  # only these files need it
+        import zarr
     except ModuleNotFoundError:
-        raise UserError(f"{path}: zarr is not installed: pip install -e '.[exchange]' in the checkout") from None
+        raise UserError(f"{path}: zarr {MISSING}") from None
     try:
         array: Any = zarr.open_array(path, mode="r", zarr_format=3)
         file_shape = array.shards or array.chunks
@@ -204,15 +199,16 @@ def _open_zarr(path: str) -> Any:
         raise UserError(f"{path} is of a store of xmodal: `xmodal export` knows which of its items are absent")
     for place in np.ndindex(*files):
         name = array.metadata.encode_chunk_key(place)
-        if not Path(path, name).is_file():
+        file = Path(path, name)
+        if not file.is_file():
             raise UserError(f"{path} has no file {name}: what is not there would be read as zeros")
         if array.shards:
-            _check_shard(Path(path, name), array, place)
+            _check_shard(file, array, place)
     return array
 
 
 def _check_shard(file: Path, array: Any, place: tuple[int, ...]) -> None:
-    """Refuses a shard of uncompressed chunks that lacks chunks, or whose index is damaged."""
+    """Refuses an uncompressed shard that lacks chunks, or whose index is damaged."""
     (sharding,) = array.metadata.codecs
     codecs = [codec.to_dict()["name"] for codec in (*sharding.codecs, *sharding.index_codecs)]
     if codecs != ["bytes", "bytes", "crc32c"]:
@@ -246,7 +242,7 @@ def _header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], np.dtype[Any], 
         except (TokenError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
             raise ValueError("it has no readable header") from error
     if dtype.hasobject:
-        raise ValueError("it holds pickled objects, which may do anything when they are read")
+        raise ValueError("it holds pickled objects, which are never read")
     whole = file.tell() - begin + math.prod(shape) * dtype.itemsize
     if size != whole or min(shape, default=0) < 0:
         raise ValueError(f"it is {size:,} bytes long, not the {whole:,} of {shape} {dtype}: it was cut off or extended")
@@ -271,9 +267,9 @@ def _ids_beside(path: Path) -> Path:
 
 def open_hdf5(path: str | Path, mode: str = "r") -> Any:
     try:
-        import h5py  # type: ignore[import-untyped]  # only these files need it
+        import h5py  # type: ignore[import-untyped]
     except ModuleNotFoundError:
-        raise UserError(f"{path}: h5py is not installed: pip install -e '.[exchange]' in the checkout") from None
+        raise UserError(f"{path}: h5py {MISSING}") from None
     return h5py.File(path, mode)
 
 
@@ -338,7 +334,7 @@ def _ids_within(file: Any) -> tuple[str, ...]:
     found = _dataset(file, name)
     if found.shape is None:
         raise ValueError(f"its dataset {name} is empty")
-    values = np.asarray(found[()]).reshape(-1).tolist()
+    values = np.asarray(found[()]).ravel().tolist()
     return tuple(value.decode() if isinstance(value, bytes) else str(value) for value in values)
 
 
@@ -405,8 +401,8 @@ def _look_at_items(path: Path, kind: str, ids: Path | None, key: str | None) -> 
         files = _files(path) if path.is_dir() else [path]
         if kind == "tar":
             members = [member for file in files for member in _members(file, key)]
-            if len(arrays := sorted({name for name, _ in members})) > 1:
-                there = ", ".join(arrays[:8])
+            if len(names := sorted({name for name, _ in members})) > 1:
+                there = ", ".join(names[:8])
                 raise ValueError(f"it has several arrays a sample, so say which by --key; there are: {there}")
             pieces = tuple(piece for _, piece in members)
         else:
@@ -438,7 +434,7 @@ def _head(piece: ItemFile, key: str | None) -> Head:
 
 
 def _members(path: Path, key: str | None) -> Iterator[tuple[str, ItemFile]]:
-    """Yields a tar's arrays by name, as webdataset has them: 7.clip.npy is `clip` of 7, and 7.npy its `npy`."""
+    """Yields a tar's arrays by name: 7.clip.npy is `clip` of 7, and 7.npy its `npy`, as in webdataset."""
     if path.suffix != ".tar":
         return
     with tarfile.open(path, "r:") as archive, reading(path):
@@ -461,7 +457,7 @@ def _members(path: Path, key: str | None) -> Iterator[tuple[str, ItemFile]]:
 
 @contextmanager
 def _opened(piece: ItemFile, key: str | None) -> Iterator[tuple[BinaryIO, int]]:
-    """Opens an item's .npy and tells its length, which is limited: an archive's claim may be a bomb."""
+    """Opens an item's .npy and tells its length, which is limited: an archive may be a bomb."""
     with ExitStack() as stack:
         file: Any = stack.enter_context(open(piece.path, "rb"))
         file.seek(piece.start)

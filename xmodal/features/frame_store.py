@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -50,28 +51,15 @@ def clips_file(shard: int) -> str:
     return f"clips/{shard:05d}.parquet"
 
 
-class FrameStore:
-    """Reads the frames of a corpus' clips; safe to fork and to pickle. Clips without frames are refused."""
+class FrameStore(FeatureStore):
+    """Reads the frames of a corpus' clips."""
 
-    def __init__(self, output: Output | str) -> None:
-        self._store = FeatureStore(output, NAME)
+    def __init__(self, source: Output | str) -> None:
+        super().__init__(source, NAME)
         self._tables: dict[int, dict[str, pa.ListArray]] = {}
 
-    @property
-    def output(self) -> Output:
-        return self._store.output
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """All planned clips, also those without frames."""
-        return self._store.ids
-
-    @property
-    def provenance(self) -> dict[str, object]:
-        return self._store.provenance
-
-    def __contains__(self, id: object) -> bool:
-        return id in self._store
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrameStore, (self.output.where,)
 
     def frame_of_sample(self, id: str) -> NDArray[np.int32]:
         """Returns (samples,): the number of the frame that each shows."""
@@ -82,11 +70,10 @@ class FrameStore:
         return self._of(self._row(id), "starts_us")
 
     def jpegs(self, id: str, frames: Iterable[int] | None = None) -> list[bytes]:
-        """Returns the JPEGs of all frames, or of the given numbers."""
         row = self._row(id)
         ends = np.cumsum(self._of(row, "lengths")).tolist()
         wanted = range(len(ends)) if frames is None else _within(frames, len(ends), f"{id} has {len(ends)} frames")
-        return [self._store.run(row, ends[frame - 1] if frame else 0, ends[frame]).tobytes() for frame in wanted]
+        return [self.run(row, ends[frame - 1] if frame else 0, ends[frame]).tobytes() for frame in wanted]
 
     def pictures(self, id: str, samples: Iterable[int]) -> NDArray[np.uint8]:
         """Returns (samples, H, W, 3), RGB, of the size of the clip's first frame."""
@@ -108,14 +95,14 @@ class FrameStore:
         return pictures_SHW3
 
     def _row(self, id: str) -> int:
-        if id in self._store.absent:
+        if id in self.absent:
             found = (failure for unit in self.output.units() for failure in unit.failures)
             why = next(f"{kind} ({reason})" if reason else kind for failed, kind, reason in found if failed == id)
             raise UserError(f"{self.output.where} has no frames of {id!r}: {why}")
-        return int(self._store.rows([id])[0])
+        return int(self.rows([id])[0])
 
     def _of(self, row: int, column: str) -> NDArray[np.int64]:
-        shard, place = divmod(row, self._store.spec.shard_items)
+        shard, place = divmod(row, self.spec.shard_items)
         if shard not in self._tables:
             names = ("lengths", "starts_us", "frame_of_sample")
             table = read_columns(self.output, clips_file(shard), *names)

@@ -101,17 +101,20 @@ class Extractor:
 
 
 def load(config: ResNet, weights_file: Path | None = None) -> Extractor:
-    """Loads a network on its device; `weights_file` is the file of weights named by a checksum."""
+    """Loads a network on its device; `weights_file` is that of weights named by a checksum."""
     import torch
 
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device cuda: this machine has no GPU that torch can use; --set device=cpu does without")
+        raise UserError("device cuda: torch finds no GPU here; --set device=cpu does without")
     if config.weights.startswith("random:"):
         network = _untrained(config.network, int(config.weights.removeprefix("random:")))
         for name, module in network.named_modules():
             if re.fullmatch(r"layer\d\.\d+", name):  # a block adds half of the default, else float16 overflows
                 torch.nn.init.constant_((module.bn3 if hasattr(module, "bn3") else module.bn2).weight, 0.5)
-        digest = _parameters_sha256(network)
+        numbers = hashlib.sha256()
+        for name, values in sorted(network.state_dict().items()):
+            numbers.update(name.encode() + values.numpy().tobytes())
+        digest = numbers.hexdigest()
     else:
         network = _untrained(config.network, seed=0)
         digest = _read_weights(network, config, weights_file)
@@ -138,15 +141,8 @@ def weights_sha256(file: Path) -> str:
         raise UserError(f"weights {file} cannot be read: {error.strerror}") from error
 
 
-def _parameters_sha256(network: "nn.Module") -> str:
-    digest = hashlib.sha256()
-    for name, values in sorted(network.state_dict().items()):
-        digest.update(name.encode() + values.numpy().tobytes())
-    return digest.hexdigest()
-
-
 def _read_weights(network: "nn.Module", config: ResNet, file: Path | None) -> str:
-    """Reads weights from a file of the named sha256, or from torchvision's; returns the file's sha256."""
+    """Reads weights from the file, or from torchvision's, and returns the sha256."""
     import torch
 
     if not config.weights.startswith("sha256:"):

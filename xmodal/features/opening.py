@@ -1,4 +1,4 @@
-"""Opens the features of a corpus and refuses those of other media."""
+"""Opens the features of a corpus."""
 
 import math
 from functools import partial

@@ -10,8 +10,8 @@ A stage's output directory holds these files:
 
 Any Zarr v3 reader opens it. Only this one refuses absent items, whose values are zeros, and changed bytes.
 
-A shard of a ragged array holds the rows of a fixed number of items and has room for the most that they may have, but
-its file ends with its rows: so shards are written side by side, before the lengths of the items are known.
+A shard of a ragged array has room for the most rows that a fixed number of items may have, but its file ends with its
+rows: so shards are written side by side, before the items' lengths are known.
 """
 
 import io
@@ -75,7 +75,7 @@ def write_shard(file: BinaryIO, spec: FeatureSpec, rows: range, blocks: Iterable
 
 
 def write_ragged_shard(file: BinaryIO, spec: FeatureSpec, items: range, arrays: Iterable[NDArray[Any]]) -> bytes:
-    """Streams one (length, …) array per item, of length 0 if it is absent; returns the bytes of `extents_file`."""
+    """Streams one (length, …) array per item, 0 long if absent; returns the bytes of `extents_file`."""
     assert spec.ragged
     assert items in shard_ranges(spec, items.stop)[-1:]
     first = row = items.start // spec.shard_items * spec.shard_rows
@@ -140,7 +140,7 @@ class FeatureStore:
         self.absent = frozenset(id for unit in self.output.units() for id in unit.absent)
         self._cache = str(Path(cache).expanduser())
         self._rows = {id: row for row, id in enumerate(self.ids)}
-        self._refused = np.fromiter((id in self.absent for id in self.ids), bool, len(self.ids))
+        self._refused = np.array([id in self.absent for id in self.ids], bool)
         self._process = os.getpid()
         self._extents: NDArray[np.int64] | None = None
         self._shards = len(shard_ranges(self.spec, len(self.ids)))
@@ -151,7 +151,7 @@ class FeatureStore:
         if isinstance(self.output.storage, LocalStorage):
             self._values.map_all()
 
-    def __reduce__(self) -> tuple[type["FeatureStore"], tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return FeatureStore, (self.output.where, self.spec.name, self._cache)
 
     def __repr__(self) -> str:
@@ -298,21 +298,19 @@ def _read_metadata(output: Output, name: str | None, items: int) -> tuple[Featur
             raise UserError(f"{output.where} has no array {name!r}; there are: {', '.join(features)}")
         about = features[name or next(iter(features))]
         array = json.loads(output.read(f"{about['name']}/zarr.json"))
-        chunk_shape = array["codecs"][0]["configuration"]["chunk_shape"]
-        shard_shape = array["chunk_grid"]["configuration"]["chunk_shape"]
         spec = FeatureSpec(
             about["name"],
             tuple(array["shape"][1:]),
             array["data_type"],
             about["ragged"],
-            rows_per_chunk=chunk_shape[0],
-            rows_per_shard=shard_shape[0],
+            rows_per_chunk=array["codecs"][0]["configuration"]["chunk_shape"][0],
+            rows_per_shard=array["chunk_grid"]["configuration"]["chunk_shape"][0],
             items_per_shard=about["items_per_shard"] if about["ragged"] else None,
         )
         if spec.ragged:
             output.read(f"{spec.name}_extents/zarr.json")  # it says no more, but must be what was written
         if array != spec.metadata(items):
-            raise ValueError(f"{spec.name}/zarr.json is not what is written for {items} items")
+            raise ValueError(f"it is not what is written for {items} items")
     except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
         raise UserError(f"{output.where} describes no feature array of this layout ({error!r}): {CURE}") from error
     return spec, dict(attributes["provenance"]), tuple(features)

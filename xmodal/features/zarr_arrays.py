@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
 
-READ_AROUND = 64 * 1024  # bytes of a row from which on the kernel's reading around a page helps
+READ_AROUND = 64 * 1024  # bytes of a row from which on reading around a page helps
 LINE = 64  # bytes of a cache line
-HUGE = 2 * 1024 * 1024  # mappings start on such an address, so that the kernel may use huge pages
+HUGE = 2 * 1024 * 1024  # mappings start on such an address, for huge pages
 NO_CHUNK = 2**64 - 1  # offset and length of a missing chunk in a shard's index
 CURE = "`xmodal verify --forget` removes it where it was built (delete a cached copy yourself); then build again"
 MUCH = 1024 * 1024  # bytes of a batch from which on a second thread is worth its call
@@ -47,7 +47,7 @@ class ShardWriter:
 
     def append(self, rows: NDArray[Any], whose: str | None = None) -> None:
         """Writes rows, which `whose` names in a message."""
-        # in pieces that stay in the processor's cache, and end where the file's huge pages do: these are read faster
+        # pieces stay in the processor's cache, and end where huge pages do: the file is then read faster
         numbers, done = np.ascontiguousarray(rows).reshape(-1), 0
         while done < len(numbers):
             piece = numbers[done : done + (HUGE - self._written % HUGE) // numbers.itemsize]

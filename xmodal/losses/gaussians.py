@@ -22,7 +22,7 @@ OfSamples = Literal["matmul_sum", "matmul_max", "average_l2", "match_probability
 Distance = Literal[OfMeans, OfSigmas, OfSamples]
 MEANS, SAMPLES = get_args(OfMeans), get_args(OfSamples)
 
-AT_ONCE = 16  # visual rows whose samples are compared in one step: 16 * J * T * J floats
+AT_ONCE = 16  # visual rows whose samples are compared in one step
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,14 +56,14 @@ def floats_per_item(distance: Distance, width: int, samples: int) -> int:
 
 
 def similarity(visual: Gaussians, text: Gaussians, distance: Distance) -> Tensor:
-    """(V, T), for every score that needs no learned number."""
+    """(V, T)"""
     if distance not in _SIMILARITIES:
         raise ValueError(f"{distance!r} cannot be told from two Gaussians; these can: {', '.join(_SIMILARITIES)}")
     return _SIMILARITIES[distance](visual, text)
 
 
 def compare_samples(visual: Gaussians, text: Gaussians, score: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """(V, T): `score` of (v, J, D) and (T, J, D), a few visual rows at a time, as (V, J, T, J) would not fit."""
+    """(V, T): `score` of (v, J, D) and (T, J, D), a few visual rows at a time."""
     steps = cuts(len(visual.mean), AT_ONCE)
     return torch.cat([score(visual.drawn[rows], text.drawn) for rows in steps])
 
@@ -100,13 +100,9 @@ def _relative_squares(first: Gaussians, second: Gaussians) -> Tensor:
     return squares_ND @ precision_MD.T - 2 * first.mean @ (second.mean * precision_MD).T + own_M
 
 
-def _log_ratios(first: Gaussians, second: Gaussians) -> Tensor:
-    """sum log(t / s)."""
-    return second.log_sigma.sum(1) - first.log_sigma.sum(1)[:, None]
-
-
 def _kl(first: Gaussians, second: Gaussians, sign: int) -> Tensor:
-    return -_relative_squares(first, second) - sign * 2 * _log_ratios(first, second)
+    log_ratios_NM = second.log_sigma.sum(1) - first.log_sigma.sum(1)[:, None]
+    return -_relative_squares(first, second) - sign * 2 * log_ratios_NM
 
 
 def _joint(visual: Gaussians, text: Gaussians) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ def attention_picture(
 ) -> NDArray[np.uint8]:
     """Draws the picture, as the network saw it, and beside it each map over it, scaled to its own range.
 
-    `grid` is (rows, columns), by default a square.
+    `grid` is (rows, columns), if no square.
     """
     rows, columns = grid or (math.isqrt(len(attention_LK)),) * 2
     if attention_LK.ndim != 2 or rows * columns != len(attention_LK) or not np.isfinite(attention_LK).all():
@@ -31,7 +31,7 @@ def attention_picture(
 
 
 def labelled(panels_HW3: NDArray[np.uint8], names: Sequence[str], legend: str) -> Image.Image:
-    """Adds a name above each panel of an attention picture, and a legend below."""
+    """Adds a name above each panel, and a legend below."""
     height, width, _ = panels_HW3.shape
     font, step = font_of(LETTERS), (width + GAP) // len(names)
     lines = list(wrapped(legend, font, width))
@@ -56,7 +56,7 @@ def font_of(size: int) -> Any:
 
 
 def wrapped(text: str, font: Any, width: int) -> Iterator[str]:
-    """Breaks a text into lines of whole words that fit the width in pixels."""
+    """Lines of whole words that fit the width in pixels."""
     line, *words = text.split()
     for word in words:
         if font.getlength(f"{line} {word}") > width - 2 * GAP:
@@ -68,7 +68,7 @@ def wrapped(text: str, font: Any, width: int) -> Iterator[str]:
 
 
 def _over(picture_HW3: NDArray[np.uint8], map_RC: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
-    """Grey where the map is low, red to yellow where it is high."""
+    """Grey where the map is low, yellow where it is high."""
     lowest, range_ = map_RC.min(), np.ptp(map_RC)
     scaled_RC = (map_RC - lowest) / range_ if range_ > 0 else np.zeros_like(map_RC)
     height, width, _ = picture_HW3.shape

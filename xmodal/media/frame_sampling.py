@@ -1,15 +1,7 @@
 """Frame sampling: from a clip's bytes to the frames that are on the screen at 8 moments of every second.
 
-Sample k is the frame shown at k/8 s, for k = 0 and every further k with k/8 s < D.
-- Frame i is shown from its start s_i until s_i+1; a frame that begins exactly at k/8 s is shown then.
-- s_0 = 0 is the start of the first frame that can be decoded, after edit lists and wherever the sound begins.
-- D is the end of the last frame: by its packet's duration in MP4 and WebM (if unknown, the gap before it), by its
-  delay in GIF and WebP.
-- A frame shown at several moments is given once; samples refer to its number. If it cannot be decoded, its samples are
-  the frame before, and are counted (`samples_missing`).
-
-Colours, transparency and still pictures, and other tools: docs/corpora.md#media. A decoder's call cannot be stopped:
-for a limit in time, run this in a process that can be killed.
+docs/corpora.md#media defines them, and says what becomes of colours and transparency. A decoder's call cannot be
+stopped: for a limit in time, run this in a process that can be killed.
 """
 
 import io
@@ -55,8 +47,8 @@ class Sampled:
     decoder_log_count: int = 0
     samples_planned: int = 0
     samples_missing: int = 0
-    frame_of_sample: tuple[int, ...] = ()  # numbers of the frames that were given
-    starts_us: tuple[int, ...] = ()  # of the frames that were given
+    frame_of_sample: tuple[int, ...] = ()  # places among the frames that were given
+    starts_us: tuple[int, ...] = ()  # of these frames
 
 
 def sample_frames(

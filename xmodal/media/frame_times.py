@@ -1,5 +1,6 @@
-"""Frame times: when each frame of a clip is shown, which frames are sampled, and what is refused."""
+"""Frame times: when a clip's frames are shown, which are sampled, and what is refused."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ class Sampling:
                 raise ValueError(f"{field} is {' or '.join(options)}, not {getattr(self, field)!r}")
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of a sampled frame, rounded to the nearest pixel."""
+        """Width and height of a sampled frame."""
         short = min(width, height)
         if short == self.short_side or (short < self.short_side and not self.upscale):
             return width, height
@@ -84,7 +85,6 @@ class Limits:
             raise Refused("too_many_frames", f"more than {self.frames} frames")
 
     def check_plan(self, clip: "Clip", config: Sampling) -> None:
-        """Refuses a clip that would take too long, from its timeline alone."""
         timeline = clip.timeline
         if timeline.seconds > self.seconds:
             raise Refused("too_long", f"{float(timeline.seconds):.0f} seconds")
@@ -120,8 +120,7 @@ class Timeline:
 
     def count(self, fps: int) -> int:
         """Samples, at least one."""
-        duration, unit = self.end - self.starts[0], self.unit
-        return max(1, -(-duration * unit.numerator * fps // unit.denominator))
+        return max(1, math.ceil(self.seconds * fps))
 
     def shown(self, fps: int) -> list[int]:
         """For every sample k, the number of the frame that is shown at k / fps seconds."""

@@ -1,4 +1,4 @@
-"""Images: from bytes of any format to upright RGB pixels, and to the crops that networks take."""
+"""Images: from bytes of any format to upright RGB pixels, and to crops for networks."""
 
 import io
 import re
@@ -46,7 +46,7 @@ class UnreadableImage(Exception):
 def open_image(data: bytes, on_truncated: OnTruncated | None = None) -> Image.Image:
     """Decodes a picture to upright RGB: white where it was transparent, the upper 8 of 16 bits, the first frame.
 
-    Of a broken picture `on_truncated` hears, and the missing part has one colour; without it, or if nothing was
+    `on_truncated` is told why a picture is broken, and the missing part has one colour. Without it, or if nothing was
     decoded, the file is unreadable.
     """
     with _reading(), _opened(data) as image:
@@ -55,7 +55,11 @@ def open_image(data: bytes, on_truncated: OnTruncated | None = None) -> Image.Im
         except UNDECODABLE as error:
             if on_truncated is None:
                 raise
-            remains = _upright(_remains(data, image))
+            if image.format == "JPEG":
+                remains = _upright(_opened(data + JPEG_END))  # the decoder fills the rest
+            else:
+                image.tile = []  # nothing is left to decode
+                remains = _upright(image)
             if not np.ptp(np.asarray(remains), axis=(0, 1)).any():
                 raise
             on_truncated(_reason(error))
@@ -99,13 +103,6 @@ def _opened(data: bytes) -> ImageFile:
     image = Image.open(io.BytesIO(data), formats=FORMATS)
     if image.width * image.height > MOST_PIXELS:
         raise UnreadableImage(f"{image.width} x {image.height} pixels are too many")
-    return image
-
-
-def _remains(data: bytes, image: ImageFile) -> Image.Image:
-    if image.format == "JPEG":
-        return _opened(data + JPEG_END)  # then the decoder fills the rest
-    image.tile = []  # nothing is left to decode
     return image
 
 

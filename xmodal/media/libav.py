@@ -2,7 +2,7 @@
 
 import io
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,10 +12,7 @@ from typing import Any
 import av
 import numpy as np
 from av.container import InputContainer
-from av.video.codeccontext import VideoCodecContext
-from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
-from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
@@ -23,7 +20,6 @@ from xmodal.media.frame_times import Clip, Frame, Limits, OnFrame, Refused, Samp
 
 FORMATS = {"mp4": "mov", "webm": "matroska"}  # libav's names; playlists would read other files
 SEGMENT = 0x18538067  # the element of WebM that holds all others
-TINY = 16  # pixels
 UPRIGHT = (1, 0, 0, 0, 1)  # the matrix of a clip that is not rotated
 
 Logged = list[tuple[int, str, str]]  # level, name and text of libav's lines
@@ -47,7 +43,7 @@ class Packets:
 @dataclass(frozen=True, eq=False)
 class Video:
     data: bytes
-    container: str
+    format: str
     config: Sampling
     limits: Limits
 
@@ -57,7 +53,7 @@ def open_video(data: bytes, container: str, config: Sampling, limits: Limits) ->
     kind, begin, end = (b"", 0, _segment_end(data)) if container == "webm" else _last_box(data)
     is_short = end > len(data)
     # the index of a fragment that is cut off would make the whole file unreadable
-    video = Video(data[:begin] if kind == b"moof" and is_short else data, container, config, limits)
+    video = Video(data[:begin] if kind == b"moof" and is_short else data, FORMATS[container], config, limits)
     with _opened(video) as (stream, logged):
         context, unit = stream.codec_context, stream.time_base
         limits.check_canvas(context.width, context.height, config)
@@ -95,29 +91,28 @@ def _listening() -> Iterator[Logged]:
 
 
 @contextmanager
-def _opened(video: Video) -> Iterator[tuple[VideoStream, Logged]]:
+def _opened(video: Video) -> Iterator[tuple[av.VideoStream, Logged]]:
     """Opens a video to be decoded, and collects what libav logs."""
     options = {"max_pixels": str(video.limits.pixels)}
     with _listening() as logged:
         try:
-            form = FORMATS[video.container]
-            opened = av.open(io.BytesIO(video.data), "r", form, options, metadata_errors="replace")
+            opened = av.open(io.BytesIO(video.data), "r", video.format, options, metadata_errors="replace")
         except av.FFmpegError as error:
             raise Refused("not_media", _last_logged(error)) from error
         with opened:
             if too_many := next((line for _, _, line in logged if "max pixel count" in line), None):
                 raise Refused("too_many_pixels", too_many)
             stream = opened.streams.best("video")
-            if not isinstance(stream, VideoStream) or stream.disposition & av.stream.Disposition.attached_pic:
-                raise Refused("no_video_stream", "there is no video in the file")
+            if not isinstance(stream, av.VideoStream) or stream.disposition & av.stream.Disposition.attached_pic:
+                raise Refused("no_video_stream", "the file has no video")
             if stream.codec_context is None:
-                raise Refused("unsupported_codec", "there is no decoder of the video")
+                raise Refused("unsupported_codec", "the video has no decoder")
             stream.codec_context.thread_count = 1
             stream.codec_context.options = options
             yield stream, logged
 
 
-def _packets(stream: VideoStream, limits: Limits, logged: Logged) -> Packets:
+def _packets(stream: av.VideoStream, limits: Limits, logged: Logged) -> Packets:
     durations: dict[int, int] = {}
     begins, keys = list[int](), list[int]()
     count, trouble, hidden, open_groups = 0, "", False, False
@@ -145,20 +140,20 @@ def _packets(stream: VideoStream, limits: Limits, logged: Logged) -> Packets:
 
 
 def _without_cut_off(video: Video, packets: Packets) -> Packets:
-    """Starts the time at the first keyframe, or at an earlier frame that can be decoded."""
+    """Begins with the first keyframe, or an earlier frame that can be decoded."""
     frame = _first_frame(video, packets)
     start = _start(frame) if frame else None
     first = packets.key if start is None else min(start, packets.key)
     return replace(packets, starts=tuple(start for start in packets.starts if start >= first), key=first)
 
 
-def _first_frame(video: Video, packets: Packets) -> VideoFrame | None:
+def _first_frame(video: Video, packets: Packets) -> av.VideoFrame | None:
     with _opened(video) as (stream, _):
         decoded = (_frames(stream.codec_context, packet, []) for _, packet in _to_decode(stream, packets))
         return next(chain.from_iterable(decoded), None)
 
 
-def _whole(stream: VideoStream) -> Iterator[tuple[int, "av.Packet[VideoStream]"]]:
+def _whole(stream: av.VideoStream) -> Iterator[tuple[int, "av.Packet[av.VideoStream]"]]:
     """Packets that can be decoded, with the starts of their frames."""
     assert isinstance(stream.container, InputContainer)
     for packet in stream.container.demux(stream):
@@ -168,7 +163,7 @@ def _whole(stream: VideoStream) -> Iterator[tuple[int, "av.Packet[VideoStream]"]
 
 
 def _last_box(data: bytes) -> tuple[bytes, int, int]:
-    """Kind, begin and end of an MP4's last box; the end is 0 if the box has no length or is none."""
+    """Kind, begin and end of an MP4's last box; end 0 if it has no length or is none."""
     kind, begin, at = b"", 0, 0
     while at + 16 <= len(data):
         begin = at
@@ -203,7 +198,7 @@ def _element_length(data: bytes, at: int) -> tuple[int, int]:
 def show_gif(
     frames: Iterable[bytes], config: Sampling, limits: Limits, numbers: Sequence[int], keep: OnFrame
 ) -> list[str]:
-    context = VideoCodecContext.create("gif", "r")
+    context = av.VideoCodecContext.create("gif", "r")
     context.thread_count = 1
     convert, wanted, trouble = _conversion(config, limits), set(numbers), list[str]()
     with _listening() as logged:
@@ -219,45 +214,36 @@ def _show_video(video: Video, packets: Packets, numbers: Sequence[int], keep: On
     convert, trouble, latest = _conversion(video.config, video.limits), list[str](), -1
     with _opened(video) as (stream, logged):
         logged.clear()  # of what opening said
-        for number, frame in _wanted_frames(stream, packets, wanted, logged, trouble):
-            if number > latest:
-                keep(number, convert(frame))
-                latest = number
-            if frame.is_corrupt:
-                trouble.append(f"frame {number} is corrupt")
-            if number == numbers[-1]:
+        for start, packet in _to_decode(stream, packets):
+            stream.codec_context.skip_frame = "DEFAULT" if packet is None or start in wanted else "NONREF"
+            cut_off = start is not None and start < packets.key  # what it is predicted from: it may fail
+            before = len(logged)
+            for frame in _frames(stream.codec_context, packet, [] if cut_off else trouble):
+                number = wanted.get(_start(frame), -1)
+                if number > latest:
+                    keep(number, convert(frame))
+                    latest = number
+                if number >= 0 and frame.is_corrupt:
+                    trouble.append(f"frame {number} is corrupt")
+            if latest == numbers[-1]:
                 break
+            if cut_off:
+                del logged[before:]
     return _as_lines(logged) or trouble
 
 
-def _wanted_frames(
-    stream: VideoStream, packets: Packets, wanted: Mapping[int | None, int], logged: Logged, trouble: list[str]
-) -> Iterator[tuple[int, VideoFrame]]:
-    context = stream.codec_context
-    for start, packet in _to_decode(stream, packets):
-        context.skip_frame = "DEFAULT" if packet is None or start in wanted else "NONREF"
-        cut_off = start is not None and start < packets.key  # what it is predicted from: it may fail
-        before = len(logged)
-        for frame in _frames(context, packet, [] if cut_off else trouble):
-            number = wanted.get(_start(frame))
-            if number is not None:
-                yield number, frame
-        if cut_off:
-            del logged[before:]
-
-
 def _to_decode(
-    stream: VideoStream, packets: Packets
-) -> "Iterator[tuple[int, av.Packet[VideoStream]] | tuple[None, None]]":
+    stream: av.VideoStream, packets: Packets
+) -> "Iterator[tuple[int, av.Packet[av.VideoStream]] | tuple[None, None]]":
     """The packets that were counted, then (None, None), for the decoder's last frames."""
     return chain(islice(_whole(stream), packets.count), ((None, None),))
 
 
-def _start(of: "VideoFrame | av.Packet[VideoStream]") -> int | None:
+def _start(of: "av.VideoFrame | av.Packet[av.VideoStream]") -> int | None:
     return of.dts if of.pts is None else of.pts
 
 
-def _frames(context: VideoCodecContext, packet: "av.Packet[Any] | None", trouble: list[str]) -> list[VideoFrame]:
+def _frames(context: av.VideoCodecContext, packet: "av.Packet[Any] | None", trouble: list[str]) -> list[av.VideoFrame]:
     try:
         return context.decode(packet)
     except av.FFmpegError as error:
@@ -265,12 +251,11 @@ def _frames(context: VideoCodecContext, packet: "av.Packet[Any] | None", trouble
         return []
 
 
-def _conversion(config: Sampling, limits: Limits) -> Callable[[VideoFrame], Frame]:
-    """Makes a function that converts colours, size and rotation of one clip's frames."""
+def _conversion(config: Sampling, limits: Limits) -> Callable[[av.VideoFrame], Frame]:
     scaler = VideoReformatter()
     matrix: tuple[int, ...] | None = None
 
-    def convert(frame: VideoFrame) -> Frame:
+    def convert(frame: av.VideoFrame) -> Frame:
         nonlocal matrix
         limits.check_canvas(frame.width, frame.height, config)  # the file's header may say another
         width, height = config.size(frame.width, frame.height)
@@ -281,9 +266,9 @@ def _conversion(config: Sampling, limits: Limits) -> Callable[[VideoFrame], Fram
     return convert
 
 
-def _matrix(frame: VideoFrame) -> tuple[int, ...]:
+def _matrix(frame: av.VideoFrame) -> tuple[int, ...]:
     # a tiny copy, as a frame whose side data was read refers to itself and stays in memory
-    found: Any = frame.reformat(TINY, TINY, interpolation=Interpolation.POINT, threads=1).side_data
+    found: Any = frame.reformat(16, 16, interpolation=Interpolation.POINT, threads=1).side_data
     return struct.unpack("=9i", bytes(found["DISPLAYMATRIX"])) if "DISPLAYMATRIX" in found else UPRIGHT
 
 
@@ -324,7 +309,7 @@ def _show_by_decord(video: Video, packets: Packets, numbers: Sequence[int], keep
             raise Refused("unsupported_codec", f"decord counts {len(reader)} frames of {count}: take pyav")
         convert = _conversion(video.config, video.limits)
         for number in numbers:
-            keep(number, convert(VideoFrame.from_ndarray(_unpadded(reader[number].asnumpy()), "rgb24")))
+            keep(number, convert(av.VideoFrame.from_ndarray(_unpadded(reader[number].asnumpy()), "rgb24")))
     except decord.DECORDError as error:
         return [str(error).strip().splitlines()[-1]]
     return []

@@ -42,7 +42,7 @@ def open_jpegs(data: bytes, config: Sampling, limits: Limits) -> Clip:
 
 
 def _jpeg(data: bytes, begin: int) -> JpegFrame | None:
-    """The next JPEG; None if the file ends first. Broken ones are left for the decoder to report."""
+    """The next JPEG, which may be broken; None if the file ends first."""
     if (begin := data.find(JPEG, begin)) < 0:
         return None
     size, plain = None, True
@@ -58,7 +58,7 @@ def _jpeg(data: bytes, begin: int) -> JpegFrame | None:
 
 
 def _segments(data: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Markers and positions, to the picture's end or the next one's start. Raises if the file ends first."""
+    """Markers and positions, up to the end or the next picture. Raises if the file ends first."""
     while True:
         if data[at] != 0xFF:
             at = data.index(JPEG, at)

@@ -59,8 +59,7 @@ def _webp_size(data: bytes, kind: bytes, at: int) -> tuple[int, int] | None:
         bits = int.from_bytes(data[at + 1 : at + 5], "little")
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
     if kind == b"VP8 ":
-        width, height = (int.from_bytes(data[begin : begin + 2], "little") & 0x3FFF for begin in (at + 6, at + 8))
-        return width, height
+        return _uint24(data, at + 6) & 0x3FFF, _uint24(data, at + 8) & 0x3FFF
     return None
 
 

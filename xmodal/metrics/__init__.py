@@ -12,7 +12,7 @@ class Column:
     """Names one number of a metric."""
 
     name: str  # as papers print it and `xmodal reproduce` looks it up: "R@1"
-    key: str = ""  # in JSON, a dot before an inner key: "recall.1"; this and what follows: "" leaves it out
+    key: str = ""  # in JSON, a dot before an inner key: "recall.1"; "" leaves it out, as in text and in LaTeX
     text: str = ""  # its heading in text, at most 7 characters, or how its line begins
     latex: str = ""  # its heading
     digits: int = 2  # after the point, in text

@@ -10,7 +10,6 @@ of near label sets are kept, with their level.
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +21,10 @@ from xmodal.root.outputs import Output
 
 ZETA = 2  # the largest of the protocol
 FAR = ZETA + 1  # the level of two items that do not match at all
-ROWS_AT_ONCE = 64  # label sets of a tile: some 10 MB against 20,000 others
+ROWS_AT_ONCE = 64  # label sets of a tile
 ITEMS = "items.parquet"
 Words = NDArray[np.uint64]
-Near: TypeAlias = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]  # one set, another, their level
+Near = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]  # one set, another, their level
 NOTHING: Near = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8)
 
 
@@ -79,7 +78,6 @@ class PlausibleMatches:
 
     @staticmethod
     def read(output: Output) -> "PlausibleMatches":
-        """Reads an output of the stage `plausible`."""
         ids, of_item = read_columns(output, ITEMS, "id", "set").columns
         files = sorted(name for name in output.files if name.startswith("near-"))
         parts = [read_columns(output, name, "one", "other", "level").columns for name in files]

@@ -57,7 +57,7 @@ METRIC = Metric(
 
 
 def plausible_answers(
-    similarities: Similarities,
+    matrix: Similarities,
     visual: NDArray[np.uint64],
     text: NDArray[np.uint64],
     windows: Sequence[Window] = (WHOLE,),
@@ -66,11 +66,11 @@ def plausible_answers(
 
     Labels are those of `relevance.pack_labels`; a caption has its item's. Rows without any are dropped on both sides.
     """
-    if (len(visual), len(text)) != similarities.shape:
-        raise ValueError(f"{len(visual)} and {len(text)} labelled rows for similarities of {similarities.shape}")
+    if (len(visual), len(text)) != matrix.shape:
+        raise ValueError(f"{len(visual)} and {len(text)} labelled rows for similarities of {matrix.shape}")
     sides = _Labelled.of(visual), _Labelled.of(text)
-    within = [bounded(window, similarities.shape) for window in windows]
-    of_visual, of_text = (_of_direction(similarities, queries, sides, within) for queries in SIDES)
+    within = [bounded(window, matrix.shape) for window in windows]
+    of_visual, of_text = (_of_direction(matrix, queries, sides, within) for queries in SIDES)
     return list(zip(of_visual, of_text, strict=True))
 
 
@@ -92,12 +92,12 @@ class _Labelled:
 
 
 def _of_direction(
-    similarities: Similarities, queries: Side, sides: tuple[_Labelled, _Labelled], windows: Sequence[Window]
+    matrix: Similarities, queries: Side, sides: tuple[_Labelled, _Labelled], windows: Sequence[Window]
 ) -> list[PlausibleAnswers]:
     side = SIDES.index(queries)
     asked, searched = sides[side], sides[1 - side]
     found: list[list[Floats]] = [[] for _ in windows]
-    for rows, block_QG in query_blocks(similarities, queries):
+    for rows, block_QG in query_blocks(matrix, queries):
         scores_QG = block_QG if block_QG.dtype.kind == "f" else block_QG.astype(np.float64)
         scores_QG[:, ~searched.there] = -np.inf  # behind everything that is searched
         for window, values in zip(windows, found, strict=True):

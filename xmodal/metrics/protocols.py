@@ -6,6 +6,7 @@ import pkgutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from math import fsum
 from pathlib import Path
@@ -40,8 +41,6 @@ NO_LABELS: Labels = {}
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """Names what is compared."""
-
     ids: Sequence[str]
     caption_ids: Sequence[str]
     caption_items: Integers  # (captions,): positions of items, ascending
@@ -52,14 +51,12 @@ class Gallery:
 
     @property
     def windows(self) -> list[Window]:
-        """All items, then folds of 1,000 if the items are whole ones."""
+        """All items, then whole folds of 1,000."""
         return [WHOLE, *fold_windows(self.caption_items, len(self.ids))]
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Holds all that a split's metrics are computed from."""
-
     similarities: Similarities
     gallery: Gallery
     labels: Labels
@@ -80,7 +77,7 @@ class Scores:
 
     @property
     def sums_by_chance(self) -> dict[str, float]:
-        """What a random order has for each sum."""
+        """A random order's sums."""
         adds_to = {column.name: column.adds_to for column in self.columns}
         return self._sums({column.name: adds_to.get(column.chance_of, "") for column in self.columns})
 
@@ -106,7 +103,7 @@ class Scores:
 
 
 def nested(columns: Iterable[Column], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts values where the keys of their columns say, for JSON."""
+    """Puts values where the keys of columns say."""
     found: dict[str, Any] = {}
     for column in columns:
         *outer, last = column.key.split(".")
@@ -122,8 +119,8 @@ def nested(columns: Iterable[Column], values: Mapping[str, Any]) -> dict[str, An
 class Metrics:
     """Holds every metric of a split.
 
-    Rows of "scores" are galleries, or "class" and the like where these say what is right; rows of "lists" are kinds of
-    right answers; rows of "plausible" are galleries.
+    Rows of "scores" and "plausible" are galleries, in "scores" also "class" and the like where these say what is right;
+    rows of "lists" are kinds of right answers.
     """
 
     tables: Mapping[str, Mapping[str, Scores]]
@@ -140,30 +137,32 @@ class Metrics:
 
 
 def known(needs: type) -> list[Metric[Any]]:
-    """Finds the metrics that are computed from `needs`, in order."""
     modules = [importlib.import_module(found.name) for found in pkgutil.iter_modules(room.__path__, "xmodal.metrics.")]
     found = [module.METRIC for module in modules if hasattr(module, "METRIC")]
-    _check(found)
+    _check(tuple((metric.name, metric.needs, column) for metric in found for column in metric.columns))
     return sorted((metric for metric in found if metric.needs is needs), key=lambda one: (one.position, one.name))
 
 
-def _check(found: Sequence[Metric[Any]]) -> None:
-    columns = [(metric, column) for metric in found for column in metric.columns]
-    for metric, column in columns:
-        if metric.needs in BOTH_WAYS and len(column.text) > LONGEST_HEADING:
-            long = f"metric {metric.name!r} heads a column {column.text!r}"
-            raise UserError(f"{long}: a heading in text has at most {LONGEST_HEADING} characters")
-    for (metric, column), (other, second) in combinations(columns, 2):
-        two = f"metrics {metric.name!r} and {other.name!r} both have"
-        if column.name == second.name:
-            raise UserError(f"{two} a column {column.name!r}: give one of them another name")
+@cache
+def _check(columns: tuple[tuple[str, type, Column], ...]) -> None:
+    for name, needs, column in columns:
+        if needs in BOTH_WAYS and len(column.text) > LONGEST_HEADING:
+            raise UserError(
+                f"metric {name!r} heads a column {column.text!r}: take at most {LONGEST_HEADING} characters"
+            )
+    for (name, needs, column), (other, other_needs, second) in combinations(columns, 2):
         shorter, longer = sorted((column.key, second.key), key=len)
-        if metric.needs is other.needs and shorter and f"{longer}.".startswith(f"{shorter}."):
-            raise UserError(f"{two} the key {shorter!r} in JSON: give one of them another")
+        shared = ""
+        if column.name == second.name:
+            shared = f"a column {column.name!r}"
+        elif needs is other_needs and shorter and f"{longer}.".startswith(f"{shorter}."):
+            shared = f"the key {shorter!r} in JSON"
+        if shared:
+            raise UserError(f"metrics {name!r} and {other!r} both have {shared}: give one of them another")
 
 
 def columns(*needs: type) -> tuple[Column, ...]:
-    """Lists the columns of metrics; by default of all that have a value for each direction."""
+    """Lists columns; by default those that have a value for each direction."""
     return tuple(column for kind in needs or BOTH_WAYS for metric in known(kind) for column in metric.columns)
 
 
@@ -179,31 +178,30 @@ def _values(found: object) -> dict[str, Any]:
 
 
 def all_metrics(
-    similarities: Similarities, gallery: Gallery, labels: Labels, eccv: tuple[Pairs, Pairs] | None = None
+    matrix: Similarities, gallery: Gallery, labels: Labels, eccv: tuple[Pairs, Pairs] | None = None
 ) -> Metrics:
     """Computes every metric that the labels allow; asks for tiles several times, see `cached_on_disk`."""
+    scores = recall_by_gallery(matrix, gallery, labels)
     right: dict[str, Relevance] = {OWN: gallery.own, **_exclusive(gallery, labels)}
-    lists = {kind: list_scores(similarities, (relevance, relevance)) for kind, relevance in right.items()}
+    lists = {kind: list_scores(matrix, (relevance, relevance)) for kind, relevance in right.items()}
     if eccv:
-        lists[ECCV] = list_scores(similarities, eccv, drop=True)
+        lists[ECCV] = list_scores(matrix, eccv, drop=True)
     plausible = {}
     if categories := labels.get("category"):  # not the stage `plausible`, which nobody has to build: it takes 0.05 s
         bits = pack_names([categories.get(item, ()) for item in gallery.ids])
-        answers = plausible_answers(similarities, bits, bits[gallery.caption_items], gallery.windows)
+        answers = plausible_answers(matrix, bits, bits[gallery.caption_items], gallery.windows)
         plausible = _by_gallery(answers, plausible_scores)
-    found = _values(Comparison(similarities, gallery, labels))
+    found = _values(Comparison(matrix, gallery, labels))
     values = ((column, found[column.name]) for column in columns(Comparison))
     numbers = {column: None if value is None else float(value) for column, value in values}
-    return Metrics(
-        {"scores": recall_by_gallery(similarities, gallery, labels), "lists": lists, "plausible": plausible}, numbers
-    )
+    return Metrics({"scores": scores, "lists": lists, "plausible": plausible}, numbers)
 
 
-def recall_by_gallery(similarities: Similarities, gallery: Gallery, labels: Labels = NO_LABELS) -> dict[str, Scores]:
+def recall_by_gallery(matrix: Similarities, gallery: Gallery, labels: Labels = NO_LABELS) -> dict[str, Scores]:
     """Computes the metrics of ranks over all items, over whole folds of 1,000, and by class or identity."""
-    found = _by_gallery(ranks(similarities, gallery.own, gallery.windows), rank_scores)
+    found = _by_gallery(ranks(matrix, gallery.own, gallery.windows), rank_scores)
     for kind, right in _exclusive(gallery, labels).items():
-        found[kind] = rank_scores(ranks(similarities, right))
+        found[kind] = rank_scores(ranks(matrix, right))
     return found
 
 
@@ -214,18 +212,18 @@ def _by_gallery(galleries: Sequence[Row], scores: Callable[[Sequence[Row]], Scor
 
 
 def headline(rows: Mapping[str, Row]) -> Row:
-    """Picks what a paper reports first: by class or identity if there are such rows, else over all items."""
+    """Picks what a paper reports first: by class or identity if there are such rows."""
     return next((rows[kind] for kind in EXCLUSIVE if kind in rows), next(iter(rows.values())))
 
 
 def rank_scores(galleries: Sequence[Both]) -> Scores:
-    """Averages over galleries, which weigh alike."""
+    """Averages over galleries."""
     of_visual, of_text = map(_means, zip(*galleries, strict=True))
     return Scores(columns(Ranks), of_visual, of_text, len(galleries))
 
 
 def plausible_scores(galleries: Sequence[tuple[PlausibleAnswers, PlausibleAnswers]]) -> Scores:
-    """Averages over galleries, which weigh alike."""
+    """Averages over galleries."""
     sides = zip(*galleries, strict=True)
     of_visual, of_text = ({QUERIES.name: sum(one.queries for one in side)} | _means(side) for side in sides)
     return Scores((QUERIES, *columns(PlausibleAnswers)), of_visual, of_text)
@@ -236,11 +234,11 @@ def _means(galleries: Iterable[object]) -> dict[str, float]:
     return {name: fmean(values[name] for values in found) for name in found[0]}
 
 
-def list_scores(similarities: Similarities, relevance: tuple[Relevance, Relevance], drop: bool = False) -> Scores:
+def list_scores(matrix: Similarities, relevance: tuple[Relevance, Relevance], drop: bool = False) -> Scores:
     """Averages over the queries, in percent; the two directions may differ in what is right."""
 
     def percentages(right: Relevance, queries: Side) -> dict[str, float]:
-        values = list_values(similarities, right, queries, drop=drop)
+        values = list_values(matrix, right, queries, drop=drop)
         asked = len(next(iter(values.values())))
         return {QUERIES.name: asked} | {name: 100 * fsum(some) / asked for name, some in values.items()}
 
@@ -248,11 +246,9 @@ def list_scores(similarities: Similarities, relevance: tuple[Relevance, Relevanc
     return Scores((QUERIES, *columns(RelevantRanks)), of_visual, of_text)
 
 
-def list_values(
-    similarities: Similarities, relevance: Relevance, queries: Side, *, drop: bool = False
-) -> dict[str, Floats]:
+def list_values(matrix: Similarities, relevance: Relevance, queries: Side, *, drop: bool = False) -> dict[str, Floats]:
     """Computes a fraction for every query of one direction, by the names of columns."""
-    parts = [_values(found) for found in relevant_ranks(similarities, relevance, queries, drop=drop)]
+    parts = [_values(found) for found in relevant_ranks(matrix, relevance, queries, drop=drop)]
     return {name: np.concatenate([values[name] for values in parts]) for name in parts[0]}
 
 
@@ -269,7 +265,7 @@ def labels_of(records: Output, ids: Sequence[str]) -> dict[str, dict[str, list[s
 
 
 def classes(gallery: Gallery, kind: str, of_item: Mapping[str, Sequence[str]]) -> Classes:
-    """Makes a caption right for every item of its own item's class."""
+    """Makes a caption right for every item of its item's class."""
     if wrong := [item for item in gallery.ids if len(of_item.get(item, ())) != 1]:
         count = len(of_item.get(wrong[0], ()))
         raise UserError(f"item {wrong[0]} has {count} labels of the kind {kind!r}, not one ({len(wrong):,} such items)")

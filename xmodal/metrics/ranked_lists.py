@@ -6,7 +6,7 @@ Every wrong answer stands before the right ones that are no more similar.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xmodal.metrics.relevance import Relevance, RelevanceTable
 from xmodal.metrics.similarities import SIDES, Integers, Numbers, Side, Similarities, query_blocks
 
-Floats: TypeAlias = NDArray[np.float64]
+Floats = NDArray[np.float64]
 FEW = 16  # right answers up to which counting is faster than sorting
 ANSWERS_AT_ONCE = 2**16  # ranks that are handed to metrics together: some megabytes of their arrays
 
@@ -51,17 +51,17 @@ class RelevantRanks:
 
 
 def relevant_ranks(
-    similarities: Similarities, relevance: Relevance, queries: Side, *, drop: bool = False
+    matrix: Similarities, relevance: Relevance, queries: Side, *, drop: bool = False
 ) -> Iterator[RelevantRanks]:
     """Ranks all right answers of every query of one direction, some queries at a time.
 
-    Queries without a right answer are refused, or not asked with `drop`, as where only some were judged.
+    Queries without a right answer are refused, or not asked with `drop`.
     """
-    if relevance.shape != similarities.shape:
-        raise ValueError(f"relevance of {relevance.shape} cannot judge similarities of {similarities.shape}")
-    gallery = similarities.shape[1 - SIDES.index(queries)]
+    if relevance.shape != matrix.shape:
+        raise ValueError(f"relevance of {relevance.shape} cannot judge similarities of {matrix.shape}")
+    gallery = matrix.shape[1 - SIDES.index(queries)]
     found, answers, asked = list[Integers](), 0, False
-    for rows, scores_QG in query_blocks(similarities, queries):
+    for rows, scores_QG in query_blocks(matrix, queries):
         right_QG = relevance.tile(rows, slice(None)) if queries == "visual" else relevance.tile(slice(None), rows).T
         answered = right_QG.any(axis=1)
         if not drop and not answered.all():
@@ -83,7 +83,6 @@ def _joined(found: list[Integers], gallery: int) -> RelevantRanks:
 
 
 def ranks_of_relevant(scores: Numbers, right: RelevanceTable) -> Integers:
-    """Ranks the right answers of one query, from 1."""
     worst_first = np.sort(scores[right])
     best_first = worst_first[::-1]
     if len(best_first) <= FEW:

@@ -6,15 +6,15 @@ A tie with a wrong answer counts against the model: an answer stands behind ever
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.metrics.relevance import Relevance, RelevanceTable
-from xmodal.metrics.similarities import WHOLE, Integers, Numbers, Similarities, Window, bounded
+from xmodal.metrics.similarities import SIDES, WHOLE, Integers, Numbers, Similarities, Window, bounded
 
-Ties: TypeAlias = Literal["against", "for"]
+Ties = Literal["against", "for"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,37 +26,37 @@ class Ranks:
     gallery: int
 
 
-Both: TypeAlias = tuple[Ranks, Ranks]  # visual to text, text to visual
+Both = tuple[Ranks, Ranks]  # visual to text, text to visual
 
 
 def ranks(
-    similarities: Similarities, relevance: Relevance, windows: Sequence[Window] = (WHOLE,), ties: Ties = "against"
+    matrix: Similarities, relevance: Relevance, windows: Sequence[Window] = (WHOLE,), ties: Ties = "against"
 ) -> list[Both]:
-    """Ranks the answers within each window, all windows in one sweep.
+    """Ranks the answers within each window.
 
     Tiles with right answers are made twice: the best one must be known before what is ahead of it is counted.
     """
-    if relevance.shape != similarities.shape:
-        raise ValueError(f"relevance of {relevance.shape} cannot judge similarities of {similarities.shape}")
+    if relevance.shape != matrix.shape:
+        raise ValueError(f"relevance of {relevance.shape} cannot judge similarities of {matrix.shape}")
     counts = [_Counts(bounded(window, relevance.shape), ties) for window in windows]
-    for visual, text in similarities.cells():
+    for visual, text in matrix.cells():
         met, right = _met(counts, visual, text), relevance.tile(visual, text)
         if met and right.any():
-            tile = similarities.checked(visual, text)
+            tile = matrix.checked(visual, text)
             for count, part in met:
                 count.find_best(part, tile, right)
     for count in counts:
         count.check_answers()
-    for visual, text in similarities.cells():
+    for visual, text in matrix.cells():
         if met := _met(counts, visual, text):
-            tile, right = similarities.checked(visual, text), relevance.tile(visual, text)
+            tile, right = matrix.checked(visual, text), relevance.tile(visual, text)
             for count, part in met:
                 count.count_ahead(part, tile, right)
     return [count.ranks() for count in counts]
 
 
 class _Counts:
-    """Collects best answers and counts of one window, on both sides."""
+    """Collects best answers and counts of one window."""
 
     def __init__(self, window: Window, ties: Ties) -> None:
         self._window, self._ahead = window, np.greater_equal if ties == "against" else np.greater
@@ -90,11 +90,10 @@ class _Counts:
             self._ranks[side][rows] += np.count_nonzero(ahead, axis=1 - side)
 
     def check_answers(self) -> None:
-        for side, (name, rows) in enumerate(zip(("visual", "text"), self._window, strict=True)):
-            without = np.flatnonzero(self._relevant[side] == 0)
-            if len(without):
-                some = f"{name} row {rows.start + without[0]} has no right answer ({len(without)} such rows)"
-                raise ValueError(f"{some}; drop it first")
+        for name, rows, relevant in zip(SIDES, self._window, self._relevant, strict=True):
+            if len(without := np.flatnonzero(relevant == 0)):
+                row = f"{name} row {rows.start + without[0]}"
+                raise ValueError(f"{row} has no right answer ({len(without)} such rows); drop it first")
 
     def ranks(self) -> Both:
         of_visual, of_text = map(Ranks, self._ranks, self._relevant, map(len, reversed(self._ranks)))

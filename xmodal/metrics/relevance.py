@@ -2,14 +2,13 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.metrics.similarities import SIDES, Integers, bounds
 
-RelevanceTable: TypeAlias = NDArray[np.bool_]  # (visual rows, text rows)
+RelevanceTable = NDArray[np.bool_]  # (visual rows, text rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +28,11 @@ class Pairs:
 
     @classmethod
     def of_texts(cls, visual_of_text: Integers, visual_rows: int) -> "Pairs":
-        """Pairs every text with the one visual item it belongs to."""
+        """Pairs every text with its one visual item."""
         return cls(visual_of_text, np.arange(len(visual_of_text)), (visual_rows, len(visual_of_text)))
 
-    def tile(self, visual_rows: slice, text_rows: slice) -> RelevanceTable:
-        rows, columns = bounds(visual_rows, self.shape[0]), bounds(text_rows, self.shape[1])
+    def tile(self, rows: slice, columns: slice) -> RelevanceTable:
+        rows, columns = bounds(rows, self.shape[0]), bounds(columns, self.shape[1])
         near = slice(*np.searchsorted(self.text, [columns.start, columns.stop]))
         visual, text = self.visual[near], self.text[near]
         inside = (visual >= rows.start) & (visual < rows.stop)
@@ -57,8 +56,8 @@ class Classes:
     def shape(self) -> tuple[int, int]:
         return len(self.visual), len(self.text)
 
-    def tile(self, visual_rows: slice, text_rows: slice) -> RelevanceTable:
-        rows, columns = bounds(visual_rows, self.shape[0]), bounds(text_rows, self.shape[1])
+    def tile(self, rows: slice, columns: slice) -> RelevanceTable:
+        rows, columns = bounds(rows, self.shape[0]), bounds(columns, self.shape[1])
         return np.equal.outer(self.visual[rows], self.text[columns])
 
 
@@ -84,16 +83,15 @@ class LabelBits:
     def shape(self) -> tuple[int, int]:
         return len(self.visual), len(self.text)
 
-    def tile(self, visual_rows: slice, text_rows: slice) -> RelevanceTable:
-        rows, columns = bounds(visual_rows, self.shape[0]), bounds(text_rows, self.shape[1])
+    def tile(self, rows: slice, columns: slice) -> RelevanceTable:
+        rows, columns = bounds(rows, self.shape[0]), bounds(columns, self.shape[1])
         return differing_labels(self.visual[rows], self.text[columns]) <= self.zeta
 
 
-Relevance: TypeAlias = Pairs | Classes | LabelBits
+Relevance = Pairs | Classes | LabelBits
 
 
 def pack_names(names: Sequence[Collection[str]]) -> NDArray[np.uint64]:
-    """Packs the labels of rows, given by name."""
     column = {name: number for number, name in enumerate(sorted({name for row in names for name in row}))}
     table = np.zeros((len(names), len(column)), np.bool_)
     for row, of_row in enumerate(names):

@@ -1,4 +1,4 @@
-"""Writes what an evaluation found: text, JSON and LaTeX."""
+"""Reports of an evaluation: text, JSON and LaTeX."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,29 +12,29 @@ SIDES = ("visual to text", "text to visual")
 HEADINGS = {"scores": "gallery", "lists": "right are", "plausible": "plausible"}
 FIRST = 22  # the width of the first column
 WIDTH = 8  # of each other column
-SIDE = 6 * WIDTH  # the least width of a direction, so that the directions of all tables stand below each other
+SIDE = 6 * WIDTH  # the least width of a direction, so that those of all tables stand below each other
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Holds what a report prints. Facts that only a run has are None for a user's matrix."""
+    """Holds what a report prints; facts that only a run has may be None."""
 
     recipe: str  # or the matrix' file
     fingerprint: str  # of the recipe, or the sha256 of the file
     records: str
     features: str | None = None
-    weights: str | None = None  # the network that made the features, its weights and their checksum
+    weights: str | None = None  # of the network that made the features
     corpus: str
     split: str
     relevance: str = OWN
     items: int
     captions: int
-    absent: int  # items of the split without features, or not in the matrix: nobody was asked about them
+    absent: int  # items without features, or not in the matrix: nobody was asked about them
     silent: int  # and without captions
-    seen: int | None = None  # items asked about that the run was trained on
+    seen: int | None = None  # items that the run was trained on
     chosen: int | None = None  # and those by which its weights were chosen
     metrics: Metrics
-    floats_per_item: int | None = None  # kept of an encoded item, where a model's distances differ in it
+    floats_per_item: int | None = None  # where a model's distances differ in it
 
     @property
     def scores(self) -> Mapping[str, Scores]:

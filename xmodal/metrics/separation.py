@@ -10,14 +10,14 @@ from xmodal.metrics.similarities import Similarities
 ROUNDING = 2**-7  # by which a cosine may leave [-1, 1]: two steps of bfloat16, the coarsest that scores come in
 
 
-def separation(similarities: Similarities, relevance: Relevance, bins: int = 200) -> float | None:
+def separation(matrix: Similarities, relevance: Relevance, bins: int = 200) -> float | None:
     """Computes the area that the densities of right and of wrong pairs share over [-1, 1].
 
     None if similarities are no cosines, or all pairs are of one kind.
     """
     counts = np.zeros((2, bins), np.int64)
-    for visual, text in similarities.cells():
-        tile, right = similarities.checked(visual, text), relevance.tile(visual, text)
+    for visual, text in matrix.cells():
+        tile, right = matrix.checked(visual, text), relevance.tile(visual, text)
         if np.abs(tile).max() > 1 + ROUNDING:
             return None
         cosines = np.clip(tile, -1, 1)

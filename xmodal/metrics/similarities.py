@@ -4,15 +4,15 @@ import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import IO, Any, Literal, TypeAlias
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Integers: TypeAlias = NDArray[np.integer[Any]]
-Numbers: TypeAlias = NDArray[np.floating[Any]] | Integers
-Window: TypeAlias = tuple[slice, slice]  # visual rows, text rows
-Side: TypeAlias = Literal["visual", "text"]
+Integers = NDArray[np.integer[Any]]
+Numbers = NDArray[np.floating[Any]] | Integers
+Window = tuple[slice, slice]  # visual rows, text rows
+Side = Literal["visual", "text"]
 WHOLE: Window = (slice(None), slice(None))
 SIDES: tuple[Side, Side] = ("visual", "text")
 
@@ -38,7 +38,7 @@ class Similarities:
         return product(cuts(self.shape[0], self.grid[0]), cuts(self.shape[1], self.grid[1]))
 
     def checked(self, visual: slice, text: slice) -> Numbers:
-        """Makes a tile; refuses one with a number that is not finite."""
+        """Makes a tile; refuses numbers that are not finite."""
         tile = self.tile(visual, text)
         assert tile.shape == (visual.stop - visual.start, text.stop - text.start)
         if not np.isfinite(tile).all():
@@ -49,40 +49,38 @@ class Similarities:
 
 
 def cached_on_disk(
-    similarities: Similarities, file: IO[bytes], made: Callable[[int], None] = lambda tiles: None
+    matrix: Similarities, file: IO[bytes], made: Callable[[int], None] = lambda tiles: None
 ) -> Similarities:
-    """Makes every tile once, and keeps it in `file`."""
-    written = dict[tuple[int, int], tuple[int, Any]]()  # offset and dtype, by the start of a tile
+    """Makes every tile once; `file` keeps it."""
+    offsets = dict[tuple[int, int], int]()  # by the start of a tile
 
     def tile(visual: slice, text: slice) -> Numbers:
         key = visual.start, text.start
-        if key not in written:
-            new = similarities.tile(visual, text)
-            written[key] = file.seek(0, io.SEEK_END), new.dtype
-            file.write(np.ascontiguousarray(new).data)
+        if key not in offsets:
+            new = matrix.tile(visual, text)
+            offsets[key] = file.seek(0, io.SEEK_END)
+            np.save(file, new)
             made(1)
             return new
-        offset, dtype = written[key]
-        rows, columns = visual.stop - visual.start, text.stop - text.start
-        file.seek(offset)
-        read: NDArray[Any] = np.frombuffer(file.read(rows * columns * dtype.itemsize), dtype)
-        return read.reshape(rows, columns)
+        file.seek(offsets[key])
+        found: Numbers = np.load(file)
+        return found
 
-    return Similarities(similarities.shape, similarities.grid, tile)
+    return Similarities(matrix.shape, matrix.grid, tile)
 
 
-def query_blocks(similarities: Similarities, queries: Side) -> Iterator[tuple[slice, Numbers]]:
-    """Yields blocks of queries with their similarities to the whole gallery, (queries, gallery)."""
+def query_blocks(matrix: Similarities, queries: Side) -> Iterator[tuple[slice, Numbers]]:
+    """Yields queries with their similarities to the whole gallery, (queries, gallery)."""
     side = SIDES.index(queries)
-    for rows in cuts(similarities.shape[side], similarities.grid[side]):
+    for rows in cuts(matrix.shape[side], matrix.grid[side]):
         block_QG: Numbers | None = None
-        for others in cuts(similarities.shape[1 - side], similarities.grid[1 - side]):
-            tile = similarities.checked(rows, others) if side == 0 else similarities.checked(others, rows).T
+        for others in cuts(matrix.shape[1 - side], matrix.grid[1 - side]):
+            tile = matrix.checked(rows, others) if side == 0 else matrix.checked(others, rows).T
             if block_QG is None:
-                block_QG = np.empty((rows.stop - rows.start, similarities.shape[1 - side]), tile.dtype)
+                block_QG = np.empty((rows.stop - rows.start, matrix.shape[1 - side]), tile.dtype)
             block_QG[:, others] = tile
         if block_QG is None:
-            raise ValueError(f"an empty gallery cannot be searched: {similarities.shape} visual and text rows")
+            raise ValueError(f"an empty gallery cannot be searched: {matrix.shape} visual and text rows")
         yield rows, block_QG
 
 
@@ -94,7 +92,8 @@ def bounded(window: Window, shape: tuple[int, int]) -> Window:
     """Gives a window its starts and stops; refuses one without rows."""
     visual, text = (bounds(rows, length) for rows, length in zip(window, shape, strict=True))
     if visual.start == visual.stop or text.start == text.stop:
-        raise ValueError(f"an empty gallery cannot be searched: visual rows {visual}, text rows {text}")
+        rows = f"{visual.stop - visual.start} visual rows, {text.stop - text.start} text rows"
+        raise ValueError(f"an empty gallery cannot be searched: {rows}")
     return visual, text
 
 

@@ -43,13 +43,10 @@ class Scorer(Protocol[V, T]):
 
 @runtime_checkable
 class Trainable(Scorer[V, T], Protocol[V, T]):
-    """A `torch.nn.Module` that learns by gradients, from features even where a phase starts from pixels.
-
-    Parameters that no loss ever moves are named, as patterns, by an attribute `without_gradient`.
-    """
+    """A `torch.nn.Module` that learns by gradients; `without_gradient` has patterns of parameters that none moves."""
 
     def objective(self, batch: "Batch") -> "dict[str, Tensor]":
-        """Scalars before weighting, by exactly the names that the phase weighs; a term that is off is zero."""
+        """Scalars before weighting, by the names that the phase weighs; a term that is off is zero."""
 
 
 @runtime_checkable
@@ -65,7 +62,7 @@ class Inputs:
 
     visual_width: int
     text_width: int  # the vocabulary's size for tokens
-    instances: int  # training items, or identities if the corpus has them: the outputs of an instance classifier
+    instances: int  # training items, or identities if the corpus has them
     word_vectors: NDArray[np.float32] | None = None  # a row a word, NaN if it has none
 
 
@@ -82,10 +79,15 @@ def names() -> list[str]:
 
 
 def load(name: str) -> ModuleType:
-    """Imports a model by its name, by the path of a Python file, or by a run's `reference`."""
+    """Imports a model by name, by path of a Python file, or by a run's `reference`."""
     path, _, sha256 = name.rpartition("@")
-    if path.endswith(".py"):
-        return _load_unchanged(path, sha256)
+    if path.endswith(".py"):  # a run is somebody's data: only the bytes that it was trained with are executed
+        cure = f"the run's folder has it as {SOURCE}: look at that, and put it there"
+        if Path(path) != Path(path).resolve() or not Path(path).is_file():  # ../ or /proc/self/cwd of a stranger
+            raise UserError(f"the model of this run is {path}, which is gone: {cure}")
+        if sha256_of(path) != sha256:
+            raise UserError(f"the model of this run is {path}, which was changed since: {cure}, or train again")
+        return load_python_file(path, "model")
     if name.endswith(".py"):
         return load_python_file(name, "model")
     if name not in names():
@@ -111,13 +113,3 @@ def source_of(config: Config) -> bytes | None:
     if not Path(path).is_file() or sha256_of(path) != sha256:
         return None
     return Path(path).read_bytes()
-
-
-def _load_unchanged(path: str, sha256: str) -> ModuleType:
-    """A run is somebody's data: only the very bytes that it was trained with are executed."""
-    cure = f"the run's folder has it as {SOURCE}: look at that, and put it there"
-    if Path(path) != Path(path).resolve() or not Path(path).is_file():  # no ../ and no /proc/self/cwd of a stranger
-        raise UserError(f"the model of this run is {path}, which is gone: {cure}")
-    if sha256_of(path) != sha256:
-        raise UserError(f"the model of this run is {path}, which was changed since: {cure}, or train again")
-    return load_python_file(path, "model")

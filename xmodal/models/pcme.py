@@ -1,7 +1,7 @@
 """PCME (Chun et al., CVPR 2021): an image and a caption are Gaussians, and match as far as their samples are near.
 
-[P] is the paper and [C] the official code (naver-ai/pcme 4947684); docs/models.md#pcme says where they differ, and
-which of them is built here.
+[P] is the paper and [C] the official code (naver-ai/pcme 4947684); where they differ, docs/models.md#pcme says which of
+them is built here.
 
 - Mean ([P] figure 3): n(LN(whole + sigmoid(W attention))) over the positions of a grid or the vectors of words; `whole`
   is one linear layer on the averaged grid, or a bi-GRU of half the width a direction, both read at the last word.
@@ -11,7 +11,7 @@ which of them is built here.
   s(x) is sigmoid(2x) as in [C]; `matching` is its negative log likelihood, summed over ALL pairs of a batch and twice.
 - `kl`: from N(0, I). "official" is [C], which reads log sigma as a log variance, a BUG; "exact" is what it should be.
 - `uniformity`: log mean exp(-2 ||x - y||^2) over pairs of samples of both sides.
-- Deterministic twin ("mu only", [P] table 1): `samples=0`, means in place of samples, no spread, no `kl`.
+- Deterministic twin ("mu only", [P] table 1): `samples=0`, means in place of samples.
 - Scores ([P] 3.2.3): every one of `xmodal.losses.gaussians`; tables have the match probability, as log p - log(1 - p):
   the same order, also where p rounds to 0 or 1. The noise of scores is drawn once for each side and is every item's, so
   that nothing beside an item decides its scores.
@@ -21,7 +21,7 @@ which of them is built here.
 import math
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,6 @@ from xmodal.models import Inputs
 from xmodal.recipes import Cosine, Features, OnePerClass, Optimiser, Phase, Pixels, Recipe, Tokens, View
 
 DRAWN = 128  # points that uniformity sees at most
-VISUAL_NOISE, TEXT_NOISE = 0, 1  # seeds
 
 
 @dataclass(frozen=True)
@@ -52,16 +51,13 @@ class PCMEConfig:
     kl: Literal["official", "exact", "off"] = "official"
     uniformity: Literal["distinct", "repeated", "off"] = "off"  # whether a point may be drawn twice
     distance: Distance = "match_probability"
+    looks_at_positions: ClassVar = True
 
     def __post_init__(self) -> None:
         if min(self.width, self.word_width) < 2 or self.width % 2 or self.samples < 0 or self.sigmoid_scale <= 0:
             raise ValueError("width is even, word_width at least 2, samples 0 or more, sigmoid_scale above 0")
         if self.samples == 0 and (self.kl != "off" or self.distance not in MEANS):
             raise ValueError(f"without samples kl must be off, and distance one of {', '.join(MEANS)}")
-
-    @property
-    def looks_at_positions(self) -> bool:
-        return True
 
     def build(self, inputs: Inputs) -> "PCME":
         return PCME(self, inputs)
@@ -92,10 +88,10 @@ class PCME(nn.Module):
         self.words.weight.data.copy_(torch.where(vectors_NW.isnan(), self.words.weight, vectors_NW))
 
     def encode_visual(self, visual: Padded) -> Gaussians:
-        return self._for_scores(self.image_gaussians(visual), VISUAL_NOISE)
+        return self._for_scores(self.image_gaussians(visual), seed=0)
 
     def encode_text(self, text: Padded) -> Gaussians:
-        return self._for_scores(self.text_gaussians(text), TEXT_NOISE)
+        return self._for_scores(self.text_gaussians(text), seed=1)
 
     def similarity(self, visual: Gaussians, text: Gaussians) -> Tensor:
         if self.config.distance == "match_probability":
@@ -130,7 +126,7 @@ class PCME(nn.Module):
         return gaussians.floats_per_item(self.config.distance, self.config.width, self.config.samples)
 
     def attention_visual(self, visual: Padded) -> Tensor:
-        """Where the mean looks, (B, L, 1); zero at padding."""
+        """Where the mean looks, (B, L, 1)."""
         return self.image_mean.attention.attend(visual.zero_padded(), visual.mask)[..., None]
 
     def image_gaussians(self, visual: Padded) -> Gaussians:
@@ -157,12 +153,12 @@ class PCME(nn.Module):
     def _for_scores(self, items: Gaussians, seed: int) -> Gaussians:
         if self.config.distance not in SAMPLES:
             return items
-        return replace(items, samples=items.at(noise(self.config.samples, self.config.width, seed).to(items.mean)))
+        generator = torch.Generator().manual_seed(seed)  # of the host: the same for every device
+        noise_JD = torch.randn(self.config.samples, self.config.width, generator=generator)
+        return replace(items, samples=items.at(noise_JD.to(items.mean)))
 
 
 class Attention(nn.Module):
-    """A weighted mean of the positions."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.hidden, self.score = nn.Linear(width, width // 2, bias=False), nn.Linear(width // 2, 1, bias=False)
@@ -179,7 +175,7 @@ class Attention(nn.Module):
 
 
 class Head(nn.Module):
-    """A mean or the spread of one side: one linear layer on what the attention chose, added to the whole."""
+    """One linear layer on what the attention chose, added to the whole."""
 
     def __init__(self, positions_width: int, width: int, is_mean: bool) -> None:
         super().__init__()
@@ -203,7 +199,7 @@ def pair_losses(logits_VJTJ: Tensor, matched_VT: Tensor) -> Tensor:
 
 
 def log_odds(logits_VJTJ: Tensor) -> Tensor:
-    """(V, T): of the match probability; its sigmoid is the probability."""
+    """(V, T): their sigmoid is the match probability."""
     return logsigmoid(logits_VJTJ).logsumexp((1, 3)) - logsigmoid(-logits_VJTJ).logsumexp((1, 3))
 
 
@@ -220,11 +216,6 @@ def uniformity(points_ND: Tensor, draw: Literal["distinct", "repeated"]) -> Tens
         points_ND = points_ND[rows.to(points_ND.device)]
     near_P = -2 * pdist(points_ND).square()
     return near_P.logsumexp(0) - math.log(len(near_P))
-
-
-def noise(samples: int, width: int, seed: int) -> Tensor:
-    """(J, D), made on the host: the same for every device."""
-    return torch.randn(samples, width, generator=torch.Generator().manual_seed(seed))
 
 
 def _gathered(items: Gaussians) -> Gaussians:
@@ -271,7 +262,7 @@ FIRST = Phase(30, WARM_UP, {"matching": 1.0, "uniformity": 0.0, "kl": 1e-5}, fro
 COCO_PIXELS = Pixels("resized", flip=True, erase=0.2)
 PCME_COCO = Recipe(
     name="pcme-coco",
-    cites="[P] 4.1; docs/models.md#pcme: the published configuration for COCO",
+    cites="[P] 4.1; docs/models.md#pcme: the published configuration",
     view=View("coco", "karpathy/train", captions_per_item=5),
     validation=View("coco", "karpathy/val", captions_per_item=5),
     visual=Features("resnet"),  # a grid of ResNet-152
@@ -295,7 +286,6 @@ CUB_PIXELS = Pixels("centre", flip=False, erase=0.2)  # [C] forgets to ask for c
 PCME_CUB = replace(
     PCME_COCO,
     name="pcme-cub",
-    cites="[P] 4.1; docs/models.md#pcme: the published configuration for CUB",
     view=View("cub", "pcme/train"),
     validation=View("cub", "pcme/val"),
     model=PCMEConfig(width=512, scale=5.0, shift=5.0, uniformity="distinct"),  # on a grid of ResNet-50

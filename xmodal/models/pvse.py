@@ -1,7 +1,7 @@
 """PVSE (Song and Soleymani, CVPR 2019): K embeddings an item and K a sentence, of which the best two are compared.
 
-- Image (3.1): 49 local features from the last map of a ResNet-152; the global one is their mean through one linear
-  layer. Video: a pooled feature a frame; global: a bi-GRU's final states. Sentence: GloVe vectors and a bi-GRU.
+- Image (3.1): local features are the map of a CNN, the global one their mean through one linear layer. Video: a pooled
+  feature a frame; global: a bi-GRU's final states. Sentence: GloVe vectors and a bi-GRU.
 - PIE-Net (3.2, 3.3), one for each side: K attention maps softmax(w2 tanh(w1 x)) over the positions (equation 2);
   sigmoid(w3 (map x) + b3) are K locally guided features (3); added to the global feature and layer-normalised they are
   the K embeddings (4).
@@ -69,10 +69,8 @@ class PVSEConfig:
 
 @dataclass(frozen=True, eq=False)
 class Embedded:
-    """One side of a batch: what is compared, and the K guided features, None for K = 0."""
-
     points_BKD: Tensor
-    guided_BKD: Tensor | None
+    guided_BKD: Tensor | None  # None for K = 0
 
 
 class PIENet(nn.Module):
@@ -91,7 +89,7 @@ class PIENet(nn.Module):
         nn.init.zeros_(self.guided.bias)
 
     def forward(self, whole_BD: Tensor | None, local_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """The embeddings before they are normalised, and the guided features."""
+        """The embeddings, not yet normalised, and the guided features."""
         pooled_BKF = self.attend(local_BLF, mask_BL).mT @ local_BLF
         guided_BKD: Tensor = self.dropout(self.guided(pooled_BKF).sigmoid())
         if whole_BD is None:
@@ -113,11 +111,12 @@ class PVSE(nn.Module):
     def __init__(self, config: PVSEConfig, inputs: Inputs) -> None:
         super().__init__()
         self.config = config
-        has_whole, visual_width, word_width = config.fusion != "local", inputs.visual_width, config.word_width
+        visual_width, word_width = inputs.visual_width, config.word_width
+        whole = None if config.fusion == "local" else config.visual
         self.words = nn.Embedding(inputs.text_width, word_width)
-        self.image = nn.Linear(visual_width, config.width) if has_whole and config.visual == "image" else None
-        self.frames = _bi_gru(visual_width, config.width) if has_whole and config.visual == "video" else None
-        self.sentence = _bi_gru(word_width, config.width) if has_whole else None
+        self.image = nn.Linear(visual_width, config.width) if whole == "image" else None
+        self.frames = _bi_gru(visual_width, config.width) if whole == "video" else None
+        self.sentence = _bi_gru(word_width, config.width) if whole else None
         self.visual_pie = PIENet(config, visual_width) if config.embeddings else None
         self.text_pie = PIENet(config, word_width) if config.embeddings else None
         self.dropout = nn.Dropout(config.dropout)
@@ -162,7 +161,7 @@ class PVSE(nn.Module):
         return {"ranking": ranking, "diversity": sum(diversity, off), "mmd": mmd}
 
     def attention_visual(self, visual: Padded) -> Tensor:
-        """Where the K embeddings look, (B, L, K); zero at padding."""
+        """Where the embeddings look, (B, L, K)."""
         return _having(self.visual_pie).attend(visual.zero_padded(), visual.mask)
 
     def attention_text(self, text: Padded) -> Tensor:
@@ -200,13 +199,11 @@ class PVSE(nn.Module):
     def _embedded(self, pie: PIENet | None, whole_BD: Tensor | None, local_BLF: Tensor, mask_BL: Tensor) -> Embedded:
         if pie is None:
             assert whole_BD is not None
-            return Embedded(self._placed(whole_BD[:, None]), None)
-        points_BKD, guided_BKD = pie(whole_BD, local_BLF, mask_BL)
-        return Embedded(self._placed(points_BKD), guided_BKD)
-
-    def _placed(self, vectors_BKD: Tensor) -> Tensor:
-        points_BKD = normalize(vectors_BKD, dim=2)
-        return points_BKD.abs() if self.config.similarity == "order" else points_BKD
+            points_BKD, guided_BKD = whole_BD[:, None], None
+        else:
+            points_BKD, guided_BKD = pie(whole_BD, local_BLF, mask_BL)
+        points_BKD = normalize(points_BKD, dim=2)
+        return Embedded(points_BKD.abs() if self.config.similarity == "order" else points_BKD, guided_BKD)
 
     def _compared(self, side: Embedded) -> Tensor:
         if self.config.mil:
@@ -215,7 +212,7 @@ class PVSE(nn.Module):
 
 
 def best_similarity(visual_VKD: Tensor, text_TKD: Tensor, similarity: Literal["cosine", "order"]) -> Tensor:
-    """(V, T): of the best pair of embeddings; one visual embedding at a time, as (V, T, K, K) would be large."""
+    """(V, T): of the best pair of embeddings, one visual embedding at a time, as (V, T, K, K) would be large."""
     texts_ND = text_TKD.flatten(0, 1)
     best = []
     for visual_VD in visual_VKD.unbind(1):
@@ -225,7 +222,7 @@ def best_similarity(visual_VKD: Tensor, text_TKD: Tensor, similarity: Literal["c
 
 
 def diversity_loss(guided_BKD: Tensor, reduction: Reduction) -> Tensor:
-    """The Frobenius norm of the cosines between a row's guided features, over K squared."""
+    """The Frobenius norm of the cosines of a row's guided features, over K squared."""
     unit_BKD = normalize(guided_BKD, dim=2)
     count = unit_BKD.shape[1]
     itself_KK = torch.eye(count, dtype=torch.bool, device=unit_BKD.device)
@@ -234,7 +231,7 @@ def diversity_loss(guided_BKD: Tensor, reduction: Reduction) -> Tensor:
 
 
 def discrepancy_loss(visual_ND: Tensor, text_ND: Tensor, kernel: Kernel, gamma: float, reduction: Reduction) -> Tensor:
-    """The squared maximum mean discrepancy of unit vectors, biased; a sum is over all pairs."""
+    """The squared maximum mean discrepancy, biased; a sum is over all pairs."""
     pairs = ((visual_ND, visual_ND), (visual_ND, text_ND), (text_ND, text_ND))
     of_visual, across, of_text = (_alike(*pair, kernel, gamma).mean() for pair in pairs)
     mean = of_visual - 2 * across + of_text
@@ -242,7 +239,6 @@ def discrepancy_loss(visual_ND: Tensor, text_ND: Tensor, kernel: Kernel, gamma: 
 
 
 def _alike(some_ND: Tensor, others_MD: Tensor, kernel: Kernel, gamma: float) -> Tensor:
-    """The kernel of each pair (N, M)."""
     squared_NM = some_ND.square().sum(1)[:, None] + others_MD.square().sum(1) - 2 * some_ND @ others_MD.T
     if kernel == "rbf":
         return (-gamma * squared_NM).exp()
@@ -275,7 +271,7 @@ WORDS = Tokens("nltk", minimum_count=4, vectors="glove.840B.300d")  # 3.1 and do
 
 PVSE_COCO = Recipe(
     name="pvse-coco",
-    cites="3.5; docs/models.md#pvse-training (the code's README); docs/models.md#vocabulary; docs/models.md#recall",
+    cites="3.5; docs/models.md#pvse-training; docs/models.md#vocabulary; docs/models.md#recall",
     view=View("coco", "karpathy/train", captions_per_item=5),
     validation=View("coco", "karpathy/val", captions_per_item=5),
     visual=Features("resnet"),
@@ -311,8 +307,8 @@ PVSE_CUB = replace(
     PVSE_COCO,
     name="pvse-cub",
     cites=(
-        "PCME's table 2: hardest negatives; docs/models.md#pcme-encoders: width; docs/models.md#pcme-training; "
-        "all else is that of pvse-coco, which is ours"
+        "PCME's table 2; docs/models.md#pcme-encoders; docs/models.md#pcme-training; all else is that of pvse-coco, "
+        "which is ours"
     ),
     view=View("cub", "pcme/train"),
     validation=View("cub", "pcme/val"),
@@ -321,7 +317,8 @@ PVSE_CUB = replace(
     batch_size=150,  # one pair of each class
 )
 # Figure 5 is from before the CNN was trained; that figures 6 and 7 are too is ours. Their other points are settings.
-FIXED_COCO, FIXED_TGIF, FIXED_MRW = (replace(recipe, phases=(FIXED,)) for recipe in (PVSE_COCO, PVSE_TGIF, PVSE_MRW))
+MAIN = (PVSE_COCO, PVSE_TGIF, PVSE_MRW)
+MAIN_FIXED = tuple(replace(recipe, phases=(FIXED,)) for recipe in MAIN)
 FACTORS = (0.0, 0.01, 0.1, 1.0)
 
 
@@ -334,7 +331,7 @@ def _changed(recipe: Recipe, name: str, cites: str, **changes: Any) -> Recipe:
 def _relative(diversity: float, mmd: float) -> Recipe:
     """A point of figure 7."""
     weights = WEIGHTS | {"diversity": Relative(diversity, "ranking"), "mmd": Relative(mmd, "ranking")}
-    recipe = replace(FIXED_COCO, phases=(replace(FIXED, weights=weights),))
+    recipe = replace(PVSE_COCO, phases=(replace(FIXED, weights=weights),))
     return _changed(recipe, f"relative-{diversity:g}-{mmd:g}", "figure 7")
 
 
@@ -347,17 +344,13 @@ def _figure_6(recipe: Recipe) -> tuple[Recipe, ...]:
 
 
 RECIPES = (
-    PVSE_COCO,
-    PVSE_TGIF,
-    PVSE_MRW,
-    _changed(PVSE_COCO, "k1", "table 2, row K=1", embeddings=1),
-    _changed(PVSE_TGIF, "k1", "table 3, row K=1", embeddings=1),
-    _changed(PVSE_MRW, "k1", "table 4, row K=1", embeddings=1),
+    *MAIN,
+    *(_changed(recipe, "k1", f"table {table}, row K=1", embeddings=1) for table, recipe in enumerate(MAIN, 2)),
     *(_changed(PVSE_CUB, f"k{k}", f"PCME's table 2, row K={k}", embeddings=k) for k in (1, 2, 4)),
-    *(_changed(fixed, "fixed", "figure 5") for fixed in (FIXED_COCO, FIXED_TGIF, FIXED_MRW)),
-    *(_changed(fixed, "k0", "figure 5", embeddings=0) for fixed in (FIXED_COCO, FIXED_TGIF, FIXED_MRW)),
-    *_figure_6(FIXED_COCO),
-    *_figure_6(FIXED_MRW),
+    *(_changed(recipe, "fixed", "figure 5") for recipe in MAIN_FIXED),
+    *(_changed(recipe, "k0", "figure 5", embeddings=0) for recipe in MAIN_FIXED),
+    *_figure_6(MAIN_FIXED[0]),
+    *_figure_6(MAIN_FIXED[2]),
     *(_relative(diversity, mmd) for diversity in FACTORS for mmd in FACTORS),
 )
 

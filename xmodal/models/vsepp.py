@@ -1,16 +1,15 @@
 """VSE++ (Faghri et al., BMVC 2018) and VSE0, the same without mining: one vector an item, one vector a caption.
 
-The official code (fartashf/vsepp abe382f) says what VSE++ is; its numbers are in docs/models.md#vsepp.
+The official code (fartashf/vsepp abe382f) says what VSE++ is: docs/models.md#vsepp; VSE0: docs/models.md#vse0.
 
-- Image: pooled CNN features, l2-normalised, one linear layer, l2-normalised again. Positions are averaged first. The
-  official code for precomputed features leaves the first normalisation out: `normalise_features=False`.
+- Image: pooled CNN features, l2-normalised, one linear layer, l2-normalised again (not in VSE0). The official code for
+  precomputed features leaves the first normalisation out: `normalise_features=False`.
 - Text: word vectors, a uni-directional GRU of the joint width, its state after the last word, l2-normalised.
 - Similarity: cosine. Order embeddings (docs/models.md#order) take absolute values and -||max(0, text - image)||.
 - Loss: a hinge on every wrong text of an image and every wrong image of a text, as are two captions of one image. VSE++
   keeps the worst one of each query, VSE0 adds all up. Both SUM over the batch.
-- VSE0 (docs/models.md#vse0) does not normalise the image after the linear layer.
-- Ours: the CNN stays fixed, its features are those of one centre crop, and frames of a clip are averaged. How PVSE and
-  PCME ran it on clips and on CUB is in their supplements, which we have not seen.
+- Ours: features are those of one centre crop, and frames of a clip are averaged. How PVSE and PCME ran it is in their
+  supplements, which we have not seen.
 """
 
 from dataclasses import dataclass, replace

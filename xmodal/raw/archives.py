@@ -1,4 +1,4 @@
-"""Archives: reads members of zip and tar files one by one, without extracting, if the archive is safe and whole."""
+"""Archives: members of zip and tar files, read without extracting, if the archive is safe and whole."""
 
 import errno
 import gzip
@@ -29,7 +29,7 @@ class MissingMedia(LookupError):
 
 
 class Archives:
-    """Reads the media of a sealed set. Each worker needs its own, as archives stay open after their first use."""
+    """Reads the media of a sealed set. Each worker needs its own: archives stay open."""
 
     def __init__(self, raw: Raw) -> None:
         self._raw, self._stack = raw, ExitStack()
@@ -37,47 +37,44 @@ class Archives:
         weakref.finalize(self, self._stack.close)
 
     def read(self, media: str, most: int | None = None) -> bytes:
-        """Reads a medium by the `media` of its Item: a path in the media set, or `archive.zip!member`.
+        """Reads a medium by the `media` of its Item, or one byte more than `most` if it is larger.
 
-        Reads one byte more than `most` if the medium is larger. Without `most`, members over LARGEST are refused.
+        Without `most`, members over LARGEST are refused.
         """
         if media in self._raw:
             with self._raw.open(media) as file:
                 return file.read(-1 if most is None else most + 1)
-        archive, _, member = media.partition("!")
-        if archive not in self._raw:
-            raise MissingMedia(f"{archive} is not in the media set")
-        if archive not in self._open:
-            self._open[archive] = self._stack.enter_context(open_archive(self._raw, archive))
+        path, _, member = media.partition("!")
+        if path not in self._raw:
+            raise MissingMedia(f"{path} is not in the media set")
+        if path not in self._open:
+            self._open[path] = self._stack.enter_context(open_archive(self._raw, path))
+        archive = self._open[path]
         try:
-            info = self._open[archive].getinfo(member)
+            size = archive.getinfo(member).file_size
         except KeyError:
-            raise MissingMedia(f"{archive} has no member {member}") from None
-        size = info.file_size
+            raise MissingMedia(f"{path} has no member {member}") from None
         if most is None and size > LARGEST:
-            raise UserError(f"{archive}: its member {member} has {size:,} bytes; a medium has at most {LARGEST:,}")
-        with self._open[archive].open(info) as file:
+            raise UserError(f"{path}: its member {member} has {size:,} bytes; a medium has at most {LARGEST:,}")
+        with archive.open(member) as file:
             # A byte beyond the stated size makes zipfile compare the checksum.
             return file.read((size if most is None else min(most, size)) + 1)
 
 
 def members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
     """Name and content of each file in a zip or tar archive. Read a content before asking for the next."""
-    if not path.endswith(".zip"):
+    if path.endswith(".zip"):
+        with open_archive(raw, path) as archive:
+            for member in archive.infolist():
+                if not member.is_dir():
+                    with archive.open(member) as content:
+                        yield member.filename, content
+    else:
         yield from tar_members(raw, path)
-        return
-    with open_archive(raw, path) as archive:
-        for member in archive.infolist():
-            if not member.is_dir():
-                with archive.open(member) as content:
-                    yield member.filename, content
 
 
 def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
-    """Name and content of each file in a tar archive, plain or gzipped. Read a content before asking for the next.
-
-    Whether the archive is whole is known only after the last file.
-    """
+    """Does `members` for a tar archive, plain or gzipped. Only after the last file is it known to be whole."""
     with ExitStack() as stack:
         with _refusing_damage(path):
             file: Any = stack.enter_context(raw.open(path))
@@ -96,7 +93,7 @@ def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def archive_of(media: str) -> str:
-    """The file of the media set that holds a medium: its archive, or itself."""
+    """The file that holds a medium: its archive, or itself."""
     return media.partition("!")[0]
 
 
@@ -117,7 +114,7 @@ def open_file(raw: Raw, path: str) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def open_archive(raw: Raw, path: str) -> Iterator[zipfile.ZipFile]:
-    """Opens a zip file, and checks that its members are safe. Members of any size can be streamed."""
+    """Opens a zip file whose members are safe. Members of any size can be streamed."""
     with ExitStack() as stack:
         with _refusing_damage(path):
             archive = stack.enter_context(_Archive(stack.enter_context(raw.open(path)), path))
@@ -130,14 +127,14 @@ def open_archive(raw: Raw, path: str) -> Iterator[zipfile.ZipFile]:
 
 
 class _Archive(zipfile.ZipFile):
-    """Refuses damage where members are opened and read, not in the caller's code."""
+    """Refuses damage where members are opened and read, not in a caller's code."""
 
     def __init__(self, file: IO[bytes], path: str) -> None:
         self._path = path
         super().__init__(file)
 
     def open(self, name: str | zipfile.ZipInfo, *arguments: Any, **named: Any) -> IO[bytes]:
-        place = f" at {name.filename if isinstance(name, zipfile.ZipInfo) else name}"
+        place = f" at {getattr(name, 'filename', name)}"
         with _refusing_damage(self._path, place):
             file = super().open(name, *arguments, **named)
         return io.BufferedReader(_Member(file, self._path, place), BUFFER)

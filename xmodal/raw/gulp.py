@@ -28,7 +28,7 @@ Frame = tuple[int, int]  # begin and bytes without padding
 
 
 def clips(raw: Raw, meta: str) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Id and frames of each clip of a chunk, one frame at a time. Read a clip's frames before asking for the next."""
+    """Id and frames of each clip of a chunk. Read a clip's frames before asking for the next."""
     data = data_of(meta)
     if data not in raw:
         raise UserError(f"{meta} is there without {data}, which has its frames")
@@ -84,20 +84,19 @@ def _once(infos: list[list[int]], added: int, file: BinaryIO) -> list[list[int]]
     first, sizes = infos[: len(infos) // max(added, 1)], [info[1:] for info in infos]
     if added < 2 or sizes != [info[1:] for info in first] * added:
         return infos
-    repeats = zip(infos, infos[len(first) : 2 * len(first)], strict=False)
-    return first if all(_bytes(file, one) == _bytes(file, other) for one, other in repeats) else infos
+    repeats = zip(first, infos[len(first) :], strict=False)
+    are_equal = all(_bytes(file, one[0], one[2]) == _bytes(file, two[0], two[2]) for one, two in repeats)
+    return first if are_equal else infos
 
 
-def _bytes(file: BinaryIO, info: list[int]) -> bytes:
-    begin, _, count = info
+def _bytes(file: BinaryIO, begin: int, count: int) -> bytes:
     file.seek(begin)
     return file.read(count)
 
 
 def _read(file: BinaryIO, frames: list[Frame], where: str) -> Iterator[bytes]:
     for number, (begin, count) in enumerate(frames):
-        file.seek(begin)
-        frame = file.read(count)
+        frame = _bytes(file, begin, count)
         if not frame.startswith(JPEG):
             raise UserError(f"{where}: frame {number}, at byte {begin:,}, is no JPEG")
         yield frame

@@ -2,9 +2,9 @@ r"""Readers of text, tables and JSON: every piece comes with its place in the fi
 
 Text is UTF-8, with or without a byte order mark; lines end in \n or \r\n. Anything else is a UserError with its place.
 
-A list is Parquet, CSV, TSV, JSONL or an Arrow stream, by its ending. CSV and TSV have a header, and maybe quotes; JSONL
-has an object a line; an Arrow stream is what `save_to_disk` of Hugging Face datasets writes. The place of a row of
-Parquet or Arrow is file and row, counted from 1.
+A list is Parquet, CSV, TSV, JSONL or an Arrow stream, by its ending. CSV and TSV have a header, and maybe quotes; an
+Arrow stream is what `save_to_disk` of Hugging Face datasets writes. The place of its rows, and of Parquet's, counts
+from 1.
 """
 
 import csv
@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import IO, Any, TypeVar
 
 import pyarrow as pa
@@ -39,7 +40,7 @@ class NotUnicode(UserError):
 
 
 def lines(raw: Raw, path: str) -> Iterator[tuple[str, str]]:
-    """Each line that is not blank, without its end, after its place ("captions.tsv:12"). See `open_file` for `path`."""
+    """Each line that is not blank, without its end, after its place ("captions.tsv:12"); `path` as in `open_file`."""
     with open_file(raw, path) as file:
         yield from lines_of(file, path)
 
@@ -56,10 +57,10 @@ def lines_of(file: Iterable[bytes], path: str) -> Iterator[tuple[str, str]]:
             yield where, text
 
 
-def columns(raw: Raw, path: str, count: int, separator: str = "\t") -> Iterator[tuple[str, list[str]]]:
-    """The fields of each line of a table without quotes. Each line must have `count` of them."""
+def columns(raw: Raw, path: str, count: int) -> Iterator[tuple[str, list[str]]]:
+    """The fields of each line of a table with tabs. Each line must have `count` of them."""
     for where, line in lines(raw, path):
-        fields = line.split(separator)
+        fields = line.split("\t")
         if len(fields) != count:
             raise UserError(f"{where} has {len(fields)} columns, not {count}")
         yield where, fields
@@ -92,7 +93,7 @@ def id_list(name: str, lines: Iterable[tuple[str, str]], id_of: Callable[[str, s
 
 
 def once(seen: Container[Id], id: Id, where: str) -> Id:
-    """Returns an id that must not be in `seen` yet, and adds it if that is a set."""
+    """An id that must not be in `seen` yet; it is added to a set."""
     if id in seen:
         raise UserError(f"{where}: id {id} is there a second time")
     if isinstance(seen, set):
@@ -159,7 +160,7 @@ class JsonRecord:
 
 
 def json_members(raw: Raw, path: str) -> Iterator[tuple[str, JsonRecord]]:
-    """Key and value of each element of the arrays in a JSON object. See `open_file` for `path`."""
+    """Key and value of each element of the arrays in a JSON object; `path` as in `open_file`."""
     with open_file(raw, path) as file, io.TextIOWrapper(file, "utf-8-sig") as text:
         values = _Json(text, path)
         yield from values.members()
@@ -167,7 +168,7 @@ def json_members(raw: Raw, path: str) -> Iterator[tuple[str, JsonRecord]]:
 
 
 def json_elements(raw: Raw, path: str) -> Iterator[JsonRecord]:
-    """Each element of a JSON array. See `open_file` for `path`."""
+    """Each element of a JSON array; `path` as in `open_file`."""
     with open_file(raw, path) as file:
         yield from json_elements_of(file, path)
 
@@ -267,7 +268,7 @@ def rows(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
 
 
 def heading(raw: Raw, path: str) -> list[str]:
-    """The columns of a valid list; for JSONL, of its first line."""
+    """The columns of a valid list; of JSONL, those of its first line."""
     kind = ending(path)
     if kind == ".jsonl":
         return list(json.loads(next(lines(raw, path))[1]))
@@ -289,8 +290,8 @@ def ending(path: str) -> str:
 
 def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",") -> Iterator[Cells]:
     """The named columns, in this order, of a table with a header and maybe quotes."""
-    with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
-        table = csv.reader(_whole_lines(text, path), delimiter=separator, strict=True)
+    with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        table = csv.reader(text, delimiter=separator, strict=True)
         try:
             header = next(table, [])
             _refuse_columns(f"{path}:1", names, header)
@@ -302,14 +303,10 @@ def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",
                 yield where, [fields[place] for place in places]
         except csv.Error as error:
             raise UserError(f"{path}: after line {table.line_num}: {error}") from error
-
-
-def _whole_lines(text: IO[str], path: str) -> Iterator[str]:
-    for number, line in enumerate(text, 1):
-        if wrong := re.search("[\ud800-\udfff]", line):  # what is no UTF-8 was decoded to surrogates
-            before = len(line[: wrong.start()].encode())
-            raise NotUnicode(f"{path}:{number} is not UTF-8, at its byte {before + 1}")
-        yield line
+        except UnicodeDecodeError:
+            for _ in lines(raw, path):  # says in which line
+                pass
+            raise
 
 
 def _jsonl(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
@@ -341,11 +338,10 @@ def _arrow(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
 
 
 def _numbered(path: str, batches: Iterator[pa.RecordBatch], columns: Sequence[str]) -> Iterator[Cells]:
-    number = 0
+    number = count(1)
     for batch in batches:
         for cells in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
-            number += 1
-            yield f"{path}:{number}", list(cells)
+            yield f"{path}:{next(number)}", list(cells)
 
 
 READERS: dict[str, Callable[[Raw, str, Sequence[str]], Iterator[Cells]]] = {
@@ -358,7 +354,7 @@ READERS: dict[str, Callable[[Raw, str, Sequence[str]], Iterator[Cells]]] = {
 
 
 def _refuse_columns(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
-    """Refuses a header without one of the columns, or with two of that name."""
+    """Refuses a header that does not have each column once."""
     for name in columns:
         if name not in there:
             raise UserError(f"{where} has no column {name!r}; its columns are {', '.join(there) or 'none'}")

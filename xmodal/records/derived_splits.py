@@ -30,7 +30,7 @@ _DRAWN = re.compile(r"(?P<who>[^#/]+)(#(?P<seed>\d+))?/(?P<part>train|val|test)"
 
 @dataclass(frozen=True)
 class Share:
-    """The annotated share of the split `whole`, or the rest of it."""
+    """The annotated share of the split `whole`, or the rest."""
 
     whole: str
     percent: int
@@ -41,8 +41,7 @@ class Share:
     @classmethod
     def of(cls, split: str) -> "Share | None":
         """Reads the name of a share; None for other splits."""
-        found = _SHARE.fullmatch(split)
-        if not found:
+        if not (found := _SHARE.fullmatch(split)):
             return None
         captions, percent = int(found["captions"]) if found["captions"] else None, int(found["percent"])
         if not 1 <= percent <= 100 or captions == 0:
@@ -67,11 +66,11 @@ class Share:
         return set(order[:count] if self.annotated else order[count:])
 
     def hides(self, source: str) -> bool:
-        """Tells whether texts of this source must not be read: people wrote them of un-annotated items."""
+        """Tells whether texts of this source must not be read, as people wrote them."""
         return not self.annotated and source in WRITTEN
 
     def drawn_captions(self, ids: Sequence[str], owners: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-        """(captions,): which captions the share keeps; `owners` says whose each is, ascending."""
+        """(captions,): the ones that the share keeps; `owners` is the item of each, ascending."""
         kept = np.zeros(len(ids), bool)
         edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(ids)]
         for start, stop in pairwise(edges):
@@ -83,7 +82,7 @@ class Share:
 
 @dataclass(frozen=True)
 class RandomSplitSizes:
-    """Counts items that a paper drew at random to validate and to test on; the others train."""
+    """Numbers of items that a paper drew at random; the others train."""
 
     val: int
     test: int
@@ -91,10 +90,10 @@ class RandomSplitSizes:
 
 @dataclass(frozen=True)
 class DrawnSplit:
-    """One part of a paper's random split: who drew it, the seed, and train, val or test."""
+    """One part of a paper's random split."""
 
     who: str
-    part: str
+    part: str  # train, val or test
     seed: int = 0
 
     @classmethod

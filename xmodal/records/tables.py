@@ -1,13 +1,9 @@
-"""The tables of records, which every corpus becomes: one row class, one Arrow schema, one Parquet file each.
+"""The tables of records, which every corpus becomes: one row class, one Arrow schema, one Parquet file each."""
 
-Ids are text and mean the same in every table. What differs between corpora is data in these rows.
-"""
-
-import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, BinaryIO, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -48,7 +44,7 @@ class Caption:
 
 @dataclass(frozen=True)
 class Split:
-    """An item belongs to a named split; it may be in several ("karpathy/train" and "two_branch/val")."""
+    """An item belongs to a named split, such as "karpathy/train"; it may be in several."""
 
     item: str
     name: str
@@ -83,18 +79,15 @@ class Label:
 
 @dataclass(frozen=True)
 class Match:
-    """Text that belongs to something shown: a phrase to a group of regions, or a caption to another item.
-
-    `start` and `end` are characters of the caption, both None for all of it. `source` says who judged.
-    """
+    """Text that belongs to something shown: a phrase to a group of regions, or a caption to another item."""
 
     caption: str
     item: str
     group: str | None = None
-    start: int | None = None
+    start: int | None = None  # characters of the caption; None: all of it
     end: int | None = None
     types: tuple[str, ...] = ()
-    source: str = "human"
+    source: str = "human"  # who judged
 
 
 @dataclass(frozen=True)
@@ -117,6 +110,11 @@ ROWS: Mapping[str, type[Row]] = {
     "oddities": Oddity,
 }
 TABLES = {row: name for name, row in ROWS.items()}
+ARROW = {  # types of fields that are not text
+    int: pa.int64(),
+    float: pa.float64(),
+    tuple[str, ...]: pa.list_(pa.field("element", pa.string(), nullable=False)),
+}
 MOST_ROWS_A_BYTE = 16
 BATCH = 1 << 16  # rows that are Python objects at once
 R = TypeVar("R", Item, Caption, Split, Region, Label, Match, Oddity)
@@ -126,22 +124,15 @@ def schema(row: type[Row]) -> pa.Schema:
     """The Arrow schema of a row class: a field that may be None is nullable, a tuple is a list."""
     found = []
     for name, declared in get_type_hints(row).items():
-        options = get_args(declared) if get_origin(declared) in (types.UnionType, Union) else (declared,)
-        (plain,) = [option for option in options if option is not type(None)]
-        found.append(pa.field(name, _arrow_type(plain), nullable=len(options) > 1))
+        options = get_args(declared)
+        is_nullable = type(None) in options
+        arrow = ARROW.get(options[0] if is_nullable else declared, pa.string())
+        found.append(pa.field(name, arrow, nullable=is_nullable))
     return pa.schema(found)
 
 
-def _arrow_type(declared: object) -> pa.DataType:
-    if get_origin(declared) is tuple:
-        return pa.list_(pa.field("element", _arrow_type(get_args(declared)[0]), nullable=False))
-    if get_origin(declared) is Literal:
-        return pa.string()
-    return {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}[declared]  # type: ignore[index]
-
-
 class Tables:
-    """Writes rows as they come, each kind to its own file, in full row groups; it holds one a kind."""
+    """Writes rows as they come, each kind to its own file; it holds one row group of each."""
 
     def __init__(self, files: Mapping[str, BinaryIO], row_group: int) -> None:
         self.counts = dict.fromkeys(ROWS, 0)
@@ -185,7 +176,7 @@ def read_columns(output: Output, name: str, *columns: str) -> pa.Table:
 
 
 def read_batches(output: Output, name: str, *columns: str) -> Iterator[pa.RecordBatch]:
-    """Reads columns of one table, some rows at a time."""
+    """Does `read_columns`, some rows at a time."""
     with open_table(output, name) as file:
         for batch in file.iter_batches(BATCH, columns=list(columns), use_threads=False):
             yield batch.select(list(columns))

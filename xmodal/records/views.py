@@ -128,18 +128,18 @@ class _CaptionsBeingRead:
 
 
 def starts_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(counts + 1,): where groups begin that lie one behind the other, and where the last one ends."""
+    """(counts + 1,): where adjacent groups begin, and where the last one ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
 
 def items_with_captions(records: Output, view: View) -> frozenset[str]:
-    """The items that a view's captions describe, whether or not they have features."""
+    """The items of a view that have captions."""
     captions = captions_by_item(records, view)
     return frozenset(captions.of_items(captions.counts > 0).items)
 
 
 def caption_texts(records: Output, view: View) -> Sequence[str]:
-    """Every caption of a view, also of items that have no features."""
+    """Every caption of a view."""
     return captions_by_item(records, view).texts
 
 
@@ -179,7 +179,7 @@ def drawn_splits(records: Output) -> Mapping[str, RandomSplitSizes]:
 
 
 def splits(records: Output) -> dict[str, list[str]]:
-    """Items by split, recorded and cleaned ones, author by author: train, val, test, then others."""
+    """Items by split, recorded and cleaned, author by author: train, val, test, then others."""
     names = recorded_splits(records)
     for output in made_of(records, CLEAN):  # what `xmodal leakage --clean` has left
         names[clean_name(output)] = output.read(IDS).decode().split("\n")[:-1]
@@ -187,7 +187,7 @@ def splits(records: Output) -> dict[str, list[str]]:
 
 
 def training_split(records: Output, stage: str) -> str:
-    """The only split to train on, for a stage."""
+    """The only split to train on."""
     there = list(splits(records))
     found = [name for name in there if name.rpartition("/")[2] == "train"]
     if len(found) != 1:

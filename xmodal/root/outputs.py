@@ -36,7 +36,7 @@ OURS = {"stage.json", "units.tsv", "complete.json"}
 
 @dataclass(frozen=True)
 class Unit:
-    """One committed piece of work; a file is (bytes, sha256); a failure is (row, class, reason)."""
+    """A committed piece of work; a file is (bytes, sha256), a failure (row, class, reason)."""
 
     name: str
     files: Mapping[str, tuple[int, str]]
@@ -86,7 +86,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Output:
-    """A finished directory of a stage."""
+    """A directory of a stage, finished if it is `complete`."""
 
     storage: Storage
     folder: str
@@ -179,7 +179,7 @@ def find(root: str, stage: str | None = None, **config: object) -> list[Output]:
 
 
 def made_of(source: Output, stage: str) -> Iterator[Output]:
-    """Finished outputs of `stage` whose first input is `source`."""
+    """Finds finished outputs whose first input is `source`."""
     made = (output for output in directories(source.storage, stage) if output.complete)
     return (o for o in made if [first["identity"] for first in o.about["inputs"][:1]] == [source.identity])
 

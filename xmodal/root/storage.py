@@ -24,7 +24,7 @@ from xmodal.errors import UserError
 
 
 def open_storage(url: str) -> "Storage":
-    """`s3://bucket/run`, any other fsspec URL, or a path."""
+    """Opens `s3://bucket/run`, any other fsspec URL, or a path."""
     if not url:
         raise UserError("the root is empty: name a folder, or a URL such as s3://bucket/run")
     if "://" in url and not url.startswith("file://"):
@@ -97,11 +97,10 @@ class LocalStorage:
 
     def create(self, key: str, data: bytes) -> bool:
         """Returns False if another writer was first."""
-        with self._temporary() as temporary:
-            with open(temporary, "xb") as file:
-                file.write(data)
-                self._sync(file)
-            return self._link(temporary, key)
+        with self._temporary() as file:
+            file.write(data)
+            self._sync(file)
+            return self._link(file.name, key)
 
     def write(self, key: str, data: bytes) -> None:
         with self.writer(key) as file:
@@ -110,12 +109,11 @@ class LocalStorage:
     @contextmanager
     def writer(self, key: str) -> Iterator[BinaryIO]:
         """Opens a file that gets its key, whole and durable, when this ends without error."""
-        with self._temporary() as temporary:
-            with open(temporary, "xb") as file:
-                yield file
-                self._sync(file)
+        with self._temporary() as file:
+            yield file
+            self._sync(file)
             self._make_folder(os.path.dirname(self.path(key)))
-            self._replace(temporary, key)
+            self._replace(file.name, key)
 
     def keep(self, file: str, key: str) -> None:
         """Stores a file of this machine, as a hard link if that is possible; an existing key is kept."""
@@ -147,14 +145,14 @@ class LocalStorage:
         return shutil.disk_usage(folder).free
 
     @contextmanager
-    def _temporary(self) -> Iterator[str]:
+    def _temporary(self) -> Iterator[BinaryIO]:
         folder = self.path("_runs/temporary")
         self._make_folder(folder)
-        temporary = f"{folder}/{uuid.uuid4().hex}"
-        try:
-            yield temporary
-        finally:
-            self._remove(temporary)
+        with open(f"{folder}/{uuid.uuid4().hex}", "xb") as file:
+            try:
+                yield file
+            finally:
+                self._remove(file.name)
 
     def _link(self, path: str, key: str) -> bool:
         self._make_folder(os.path.dirname(self.path(key)))

@@ -37,20 +37,15 @@ class Mixture:
     spreads_KD: Numbers
     laplacian_KD: NDArray[np.bool_]
 
-    def log_densities(self, words_ND: Numbers) -> Numbers:
-        """(N, K): the logarithm of each component's weighted density."""
-        found_NK = np.empty((len(words_ND), len(self.weights_K)))
+    def posteriors(self, words_ND: Numbers) -> tuple[Numbers, Numbers]:
+        """(N, K): each component's share of a word; and (N,): the word's log-likelihood."""
+        logs_NK = np.empty((len(words_ND), len(self.weights_K)))
         for k in range(len(self.weights_K)):
             z_ND = self._z(words_ND, k)
             np.abs(z_ND, out=z_ND)
             depths_N = z_ND @ self.laplacian_KD[k].astype(float)
             depths_N += np.multiply(z_ND, z_ND, out=z_ND) @ np.where(self.laplacian_KD[k], 0, 0.5)
-            found_NK[:, k] = self._heights_K[k] - depths_N
-        return found_NK
-
-    def posteriors(self, words_ND: Numbers) -> tuple[Numbers, Numbers]:
-        """(N, K): each component's share of a word; and (N,): the word's log-likelihood."""
-        logs_NK = self.log_densities(words_ND)
+            logs_NK[:, k] = self._heights_K[k] - depths_N
         highest_N1 = logs_NK.max(axis=1, keepdims=True)
         shares_NK = np.exp(logs_NK - highest_N1)
         sums_N1 = shares_NK.sum(axis=1, keepdims=True)

@@ -12,7 +12,6 @@ The official dictionaries come of other splits: Flickr30k's at white space alone
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,8 @@ from xmodal.errors import UserError
 from xmodal.text.tokenizers import by_frequency, count_words
 from xmodal.text.vocabularies import PAD, SPECIALS, WordList
 
-Ids: TypeAlias = NDArray[np.int32]
-Vectors: TypeAlias = Callable[[Sequence[str]], NDArray[np.float32]]  # (words, width), NaN for a word that has none
+Ids = NDArray[np.int32]
+Vectors = Callable[[Sequence[str]], NDArray[np.float32]]  # (words, width), NaN for a word that has none
 NO_WORD = SPECIALS[PAD]
 
 

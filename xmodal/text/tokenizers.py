@@ -17,12 +17,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 from xmodal.errors import UserError
 
 REMEMBERED = 1 << 19  # words that spaCy may keep: a quarter of a GB
-Tokenizer: TypeAlias = Callable[[str], list[str]]
+Tokenizer = Callable[[str], list[str]]
 
 
 def tokenizer(name: str, cleaning: str = "none") -> Tokenizer:
@@ -51,7 +51,7 @@ def check_names(tokenizer: str, cleaning: str) -> None:
 
 
 def noun_phrases(captions: Iterable[str], model: str = "en_core_web_sm") -> Iterator[list[tuple[int, int]]]:
-    """Finds where noun phrases begin and end, in characters; `model` is a package of spaCy or a folder."""
+    """Finds where noun phrases begin and end, in characters; `model` is a package or a folder."""
     try:
         network = _spacy().load(model, exclude=["ner"])
     except OSError:

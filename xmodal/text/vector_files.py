@@ -108,7 +108,6 @@ class VectorFile:
             raise UserError(f"{self.path} was cut or damaged: {found}, where its first line says {self.count:,}")
 
     def _split(self, place: str, line: bytes) -> tuple[bytes, bytes]:
-        """Returns a line's word and numbers."""
         word, _, numbers = (stripped := line.rstrip()).partition(b" ")
         if numbers.count(b" ") + 1 == self.width:
             return word, numbers
@@ -195,7 +194,7 @@ def _is_text(entries: bytes, width: int) -> bool:
 
 
 def _numbers(texts: Sequence[bytes], width: int) -> NDArray[np.float32]:
-    """Parses `width` numbers of each text as Python does: by float64."""
+    """Parses as Python does: by float64."""
     tokens = pa.compute.split_pattern(pa.array(texts, pa.binary()), " ").flatten()
     values = pa.compute.cast(pa.compute.cast(tokens, pa.string()), pa.float64()).to_numpy()
     with np.errstate(over="ignore"):

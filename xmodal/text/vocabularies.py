@@ -106,7 +106,7 @@ class Vocabulary(WordList):
         return np.array([START, *map(self.id_of, self._split(caption)), END], np.int32)
 
     def id_of(self, word: str) -> int:
-        """<unk> for unknown words, and for those that spell a special."""
+        """<unk> also for words that spell a special."""
         return self._ids.get(word, UNKNOWN)
 
 
@@ -123,10 +123,11 @@ class ReleasedVocabulary:
     def __post_init__(self) -> None:
         if missing := [name for name in SPECIALS if name not in self.ids]:
             raise ValueError(f"it has no {' '.join(missing)}")
-        if wrong := [word for word, number in self.ids.items() if type(word) is not str or type(number) is not int]:
-            raise ValueError(f"{wrong[0]!r} is no word with a number")
+        for word, number in self.ids.items():
+            if type(word) is not str or type(number) is not int:
+                raise ValueError(f"{word!r} is no word with a number")
         if sorted(self.ids.values()) != list(range(len(self.ids))):
-            raise ValueError(f"the ids of its {len(self.ids):,} words are not those from 0 on, each once")
+            raise ValueError(f"the ids of its {len(self):,} words are not those from 0 on, each once")
 
     def __repr__(self) -> str:
         return f"<ReleasedVocabulary: {len(self):,} words>"
@@ -185,7 +186,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(data: bytes) -> Any:
-    """Refuses many tuples, which a vocabulary does not have: in each other they take for ever to hash."""
+    """Refuses many tuples: one in the other, they take for ever to hash."""
     if sum(code.name in _TUPLES for code, _, _ in pickletools.genops(data)) > FEW_TUPLES:
         raise pickle.UnpicklingError("it is full of tuples")
     found = _Unpickler(BytesIO(data), encoding="utf-8").load()  # for strings of Python 2

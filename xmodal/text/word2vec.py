@@ -14,15 +14,11 @@ from numpy.typing import NDArray
 from xmodal.errors import UserError
 from xmodal.root.files import new_file
 
-WIDTH, EPOCHS = 300, 5
+EPOCHS = 5
 
 
 def train_word2vec(
-    captions: Iterable[list[str]],
-    *,
-    width: int = WIDTH,
-    seed: int = 0,
-    tick: Callable[[int], object] = lambda epochs: None,
+    captions: Iterable[list[str]], *, width: int = 300, tick: Callable[[int], object] = lambda epochs: None
 ) -> tuple[list[str], NDArray[np.float32]]:
     """Returns the words of tokenized captions, the frequent ones first, and their vectors; `tick` counts epochs."""
     try:
@@ -38,8 +34,8 @@ def train_word2vec(
     sentences = [[sys.intern(word) for word in caption] for caption in captions]
     if not any(sentences):
         raise UserError("there are no words to train vectors of")
-    words = {"vector_size": width, "min_count": 1, "window": 5, "sg": 1, "negative": 5}
-    trained = Word2Vec(sentences, epochs=EPOCHS, seed=seed, workers=1, callbacks=[Ticking()], **words).wv
+    settings = {"vector_size": width, "min_count": 1, "window": 5, "sg": 1, "negative": 5, "seed": 0}
+    trained = Word2Vec(sentences, epochs=EPOCHS, workers=1, callbacks=[Ticking()], **settings).wv
     return list(trained.index_to_key), np.asarray(trained.vectors, np.float32)
 
 

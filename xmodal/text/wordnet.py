@@ -21,7 +21,7 @@ from functools import cached_property, lru_cache
 from importlib.resources.abc import Traversable
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from xmodal.errors import UserError
 from xmodal.text.tokenizers import Tokenizer, tokenizer
 
 T = TypeVar("T")
-Synset: TypeAlias = tuple[str, ...]  # its lemmas, in lower case, with _ between words
+Synset = tuple[str, ...]  # its lemmas, in lower case, with _ between words
 DEBIAN = Path("/usr/share/wordnet")
 ENDINGS = {  # of inflected forms with that of the base, see morphy(7WN)
     "noun": "s: ses:s xes:x zes:z ches:ch shes:sh men:man ies:y",
@@ -122,7 +122,7 @@ class Concepts:
 
     @cached_property
     def _widened(self) -> WordNet:
-        """WordNet and, as nouns, the names that it lacks, for their plurals."""
+        """Adds, as nouns, the names that WordNet lacks, for their plurals."""
         names = map(_lemma, self.names)
         nouns = {name: ((name,),) for name in names} | dict(self.wordnet.senses["noun"])
         return replace(self.wordnet, senses={**self.wordnet.senses, "noun": nouns})
@@ -204,7 +204,7 @@ def _irregular(files: Traversable, part: str) -> dict[str, tuple[str, ...]]:
 
 
 def _parsed(files: Traversable, name: str, parse: Callable[[int, str], T], wrong: str) -> Iterator[T]:
-    """Parses lines, each with the byte at which it starts."""
+    """Parses lines by the byte at which each starts."""
     file = files / name
     try:
         data = file.read_bytes()

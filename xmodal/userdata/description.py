@@ -15,7 +15,6 @@ from xmodal.root.identity import canonical_json
 DESCRIPTION = "xmodal-own.json"
 FORMAT = 1  # of the file
 SPLITS = (("train", "0.9"), ("val", "0.05"), ("test", "0.05"))
-VALIDATION = {"validation", "valid", "dev"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Description:
 def split_name(text: str) -> str:
     """Turns `train` or `TRAIN` into `own/train`, `validation` into `own/val`; keeps `karpathy/train`."""
     usual = text.lower()
-    if usual in VALIDATION:
+    if usual in ("validation", "valid", "dev"):
         usual = "val"
     elif usual not in ("train", "test"):
         usual = text

@@ -8,11 +8,10 @@ A list is Parquet, CSV, TSV, JSONL or an Arrow stream (xmodal/raw/readers.py):
 
 - Rows with one id are one item with several captions. No id depends on the order of the rows.
 - A column says the split of an item, or its file, or the hash of its id.
-- Errors, with file and line: a missing column, a cell of another kind, an item that a column puts in two splits, an id
-  that is another picture's in a file of another split, a row that cannot be read, a list without any picture.
-- A picture beside the list is taken once, and linked where the disk allows. A changed one needs another name.
+- An item that a column puts in two splits is an error, as is an id of two pictures in files of different splits.
+- A picture beside the list is taken once. A changed one needs another name.
 
-Rows are streamed. In memory stay the id of each item and a digest of each caption and of each embedded picture.
+Rows are streamed. In memory stay the id of each item and digests of captions and media.
 """
 
 import hashlib
@@ -92,7 +91,7 @@ def media(description: Description, raw: Raw) -> Iterator[Source]:
 
 
 def unpack(description: Description, raw: Raw, wanted: Container[str], folder: Path) -> Iterator[Source]:
-    """Writes the wanted archives of embedded pictures; each is whole when it is yielded."""
+    """Writes the wanted archives of embedded pictures."""
     embedded = (medium for medium in _each_once(description, raw) if medium.content)
     for path, some in groupby(embedded, key=lambda medium: archive_of(medium.path)):
         if path in wanted:
@@ -127,14 +126,16 @@ class _Parser:
     def rows(self, entry: Entry) -> Iterator[Row]:
         yield from (Oddity(rule, entry.where, entry.id) for rule in entry.oddities)
         if entry.id not in self.captions:
-            yield from self._new_item(entry)
-        else:
-            is_other = self._media.get(entry.id, b"") not in (b"", _digest(entry.medium.path))
-            if not self._description.splits and self._splits[entry.id] != entry.split:
-                yield from self._another_split(entry, self._description.split is not None or is_other)
-            if is_other:  # its captions are not of the picture that counts
-                yield Oddity(OTHER_MEDIUM, entry.where, entry.id)
-                return
+            self.captions[entry.id] = 0
+            if self._description.id is not None:  # without a column the id is made from the medium
+                self._media[entry.id] = _digest(entry.medium.path)
+            yield Item(entry.id, entry.medium.path, entry.medium.kind, url=entry.medium.url)
+        is_other = self._media.get(entry.id) not in (None, _digest(entry.medium.path))
+        if not self._description.splits:
+            yield from self._split(entry, self._description.split is not None or is_other)
+        if is_other:  # its captions are not of the picture that counts
+            yield Oddity(OTHER_MEDIUM, entry.where, entry.id)
+            return
         for text in entry.captions:
             id = f"{entry.id}#{hashlib.sha256(text.encode()).hexdigest()[:16]}"
             if (key := _digest(id)) in self._texts:
@@ -149,23 +150,19 @@ class _Parser:
             yield from hash_splits(self._description.splits, self.captions)
         yield from (Oddity(NO_SPLIT, where, id) for id, where in self._without.items())
 
-    def _new_item(self, entry: Entry) -> Iterator[Row]:
-        self.captions[entry.id] = 0
-        if self._description.id is not None:  # without a column the id is made from the medium
-            self._media[entry.id] = _digest(entry.medium.path)
-        yield Item(entry.id, entry.medium.path, entry.medium.kind, url=entry.medium.url)
-        if self._description.splits:
+    def _split(self, entry: Entry, is_only: bool) -> Iterator[Row]:
+        """Puts an item into its first split, or into a further one if files of both list the same picture."""
+        if entry.id not in self._splits:
+            self._splits[entry.id] = entry.split
+            if entry.split is None:
+                self._without[entry.id] = entry.where
+            else:
+                yield Split(entry.id, entry.split)
             return
-        self._splits[entry.id] = entry.split
-        if entry.split:
-            yield Split(entry.id, entry.split)
-        else:
-            self._without[entry.id] = entry.where
-
-    def _another_split(self, entry: Entry, contradicts: bool) -> Iterator[Row]:
-        """Adds a further split: allowed if files of both list the same picture."""
         first = self._splits[entry.id]
-        if contradicts:
+        if entry.split == first:
+            return
+        if is_only:
             raise UserError(f"{entry.where}: item {entry.id!r} is in {entry.split}, but was in {first}")
         if entry.split is None or (entry.id, entry.split) in self._further:
             return
