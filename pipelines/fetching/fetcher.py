@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -178,9 +177,8 @@ def _open_worker(url: str, part: Part, name: str, raw: RawFolder | None) -> Work
 def _units(sources: list[Source]) -> Iterator[tuple[str, list[Source]]]:
     """A few files, such as archives, one by one, so that each has a worker; many together."""
     size = 1 if len(sources) <= FILES_A_UNIT else FILES_A_UNIT
-    remaining = iter(sources)
-    while some := list(islice(remaining, size)):
-        yield some[0].path, some
+    for start in range(0, len(sources), size):
+        yield sources[start].path, sources[start : start + size]
 
 
 def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[FetchAttempt]:

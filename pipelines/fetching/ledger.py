@@ -78,7 +78,7 @@ class State:
         return self.kind == DAMAGED or (not self.failed and not self.provides(source))
 
     def provides(self, source: Source) -> bool:
-        """Whether its bytes are here and are those that the corpus pins, which may be later than the download."""
+        """Whether its bytes are here and are those that the corpus pins, maybe since they were downloaded."""
         pins = ((source.bytes, self.size), (source.sha256, self.sha256))
         return not self.failed and all(pinned in (None, actual) for pinned, actual in pins)
 
@@ -166,10 +166,10 @@ class Ledger:
         self.storage.delete(f"{self.folder}/sealed")
 
 
-def ledgers(storage: Storage) -> Iterator[tuple[Part, str, Ledger]]:
+def ledgers(storage: Storage) -> Iterator[Ledger]:
     for part, folder in FOLDERS.items():
         for name in storage.names(f"_runs/ledger/{folder}"):
-            yield part, name, Ledger(storage, part, name)
+            yield Ledger(storage, part, name)
 
 
 def _sum_up(path: str, attempts: list[dict[str, Any]]) -> State:

@@ -39,7 +39,6 @@ from xmodal.root.storage import LocalStorage, Storage
 
 MANIFEST = "publication.json"
 STORE = ("stage.json", "units.tsv", "complete.json")  # by which a feature store is opened and checked
-ITEMS = "items.parquet"
 LAYOUT = 1
 
 
@@ -81,7 +80,7 @@ def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
     media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
     made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
     stores = [output for output in made if ROWS in output.files and _holds_features(output)]
-    items = read_ids(_records(corpus, storage), ITEMS) if stores else set()
+    items = read_ids(_records(corpus, storage), "items.parquet") if stores else set()
     return [output for output in stores if read_ids(output, ROWS) <= items]
 
 

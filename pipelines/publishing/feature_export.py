@@ -151,7 +151,7 @@ def _can_hold(suffix: str, id: str) -> bool:
         return "\0" not in id  # HDF5 ends text there
     if suffix == ".npy":
         return "\n" not in id and id == id.strip()
-    plain = id.isprintable() and not id.startswith(".") and not {"/", "\\", ":"} & set(id)
+    plain = id.isprintable() and not id.startswith(".") and not set("/\\:") & set(id)
     return plain and len(f"{id}.npz".encode()) <= 255
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pipelines import stages
 from pipelines.engine.building import Runner, build
 from pipelines.engine.progress_line import ProgressLine
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.engine.stage import Counts, Inputs, Sink
 from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
 from xmodal.errors import UserError
@@ -66,7 +66,12 @@ def import_features(
         spec = apply(given, "import", parsed).spec
     except ValueError as error:
         raise UserError(f"{source.files[0]} cannot be imported so: {error}") from None
-    stage = _imported(name, source, spec, progress)
+    seen = _stamp(source)
+    lengths = (spec.chunk_rows, spec.shard_rows, spec.shard_items if spec.ragged else None)
+    layout = (spec.row_shape, spec.dtype, spec.ragged, *lengths)
+    config = ImportConfig(_sha256(source, progress), source.key, fingerprint(source.ids), *layout)
+    planned, opened = partial(_planned, source.ids), partial(_open, source, seen)
+    stage = replace(array_stage(name, config, (), VERSION, planned, opened), reuse=False)
     was_complete = Output(storage, stage.folder).complete
     output = build(stage, storage, run, progress)
     return {
@@ -81,17 +86,6 @@ def import_features(
         "source_dtype": source.dtype,
         "copies": source.copies,
     }
-
-
-def _imported(
-    name: str, source: ForeignFeatures, spec: FeatureSpec, progress: ProgressLine
-) -> Stage[ImportConfig, Any]:
-    seen = _stamp(source)
-    lengths = (spec.chunk_rows, spec.shard_rows, spec.shard_items if spec.ragged else None)
-    layout = (spec.row_shape, spec.dtype, spec.ragged, *lengths)
-    config = ImportConfig(_sha256(source, progress), source.key, fingerprint(source.ids), *layout)
-    opened = partial(_open, source, seen)
-    return replace(array_stage(name, config, (), VERSION, partial(_planned, source.ids), opened), reuse=False)
 
 
 def _planned(ids: Sequence[str], config: ImportConfig, inputs: Inputs) -> PlannedArray:

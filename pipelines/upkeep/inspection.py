@@ -23,7 +23,7 @@ from xmodal.root.storage import Storage
 
 def status(storage: Storage) -> dict[str, Any]:
     """Describes every ledger and every output, whether finished, unfinished or damaged."""
-    kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for _, _, ledger in ledgers(storage)]
+    kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for ledger in ledgers(storage)]
     rows, alike = [], defaultdict[tuple[str, str], dict[Output, dict[str, Any]]](dict)
     for output in directories(storage):
         try:
@@ -154,7 +154,7 @@ def forget(storage: Storage, damage: list[Damage]) -> None:
     for folder in sorted({found.output for found in damage}):
         found = [d for d in damage if d.output == folder]
         blobs = {d.file for d in found if d.file.startswith("blobs/")}
-        for _, _, ledger in ledgers(storage) if blobs else ():
+        for ledger in ledgers(storage) if blobs else ():
             if lost := [s.path for s in ledger.states() if not s.failed and blob_key(s.sha256) in blobs]:
                 ledger.lose(lost)
         storage.delete(*blobs)
