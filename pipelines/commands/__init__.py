@@ -8,8 +8,8 @@ has a docstring, which is its help (first line: the summary; examples at the end
     text(result)              gives the lines that a person reads in place of the JSON; not needed for a text
     exit_code(result)         may be left out: always 0
 
-Heavy imports stand inside `run`. An underscore at the end of a module's name is no part of the command's: `import_`
-avoids a word of Python, `recipes_` the name of another module.
+Heavy imports stand inside `run`. An underscore at the end of a module's name is not typed: `import_` avoids a word of
+Python, `recipes_` the name of another module.
 """
 
 import argparse
@@ -50,7 +50,6 @@ exit codes:
 examples:
   xmodal corpora                                        what can be built
   xmodal plan coco --root data                          what it would take
-  xmodal build coco/records --root data                 download, check and parse the captions
   xmodal build coco --root s3://bucket/xmodal --raw ~/Downloads
   xmodal status --root data                             what is done, and what failed and why
   xmodal train vsepp --root data --run runs/vsepp
@@ -117,8 +116,6 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Xmodal(Parser):
-    """The parser of the whole command line, whose help lists the commands by group."""
-
     def format_help(self) -> str:
         listed = []
         for group in groups():
@@ -138,14 +135,9 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     for name, command in load_all().items():
         formatter = argparse.RawDescriptionHelpFormatter
-        about, heading, examples = (command.__doc__ or "").partition("examples:\n")
-        sub = commands.add_parser(
-            name,
-            help=summary(command).replace("%", "%%"),
-            description=about,
-            epilog=heading + examples,
-            formatter_class=formatter,
-        )
+        about, *examples = (command.__doc__ or "").partition("examples:\n")
+        help, epilog = summary(command).replace("%", "%%"), "".join(examples)
+        sub = commands.add_parser(name, help=help, description=about, epilog=epilog, formatter_class=formatter)
         sub.add_argument("--json", action="store_true", help="the result as JSON on stdout")
         command.flags(sub)
     return whole

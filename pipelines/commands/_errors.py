@@ -17,7 +17,7 @@ OBJECT_STORES = {"botocore", "aiobotocore", "aiohttp"}
 
 
 def explain(error: Exception, root: str) -> str | None:
-    """Says what a person can do about an error; None for an error of xmodal itself."""
+    """Says what a person can do about an error; None for one of xmodal itself."""
     if isinstance(error, UserError):
         cure = _explain_missing(error.__cause__)
         return f"{error}; {cure}" if cure and cure not in str(error) else str(error)

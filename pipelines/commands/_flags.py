@@ -49,7 +49,6 @@ def device(parser: Parser) -> None:
 
 
 def files(parser: Parser, weights: str, vectors: str) -> None:
-    """Two files of numbers, and what they are for."""
     parser.add_argument("--weights", type=path, metavar="FILE", help=f"a state_dict of the network, {weights}")
     parser.add_argument("--vectors", type=path, metavar="FILE", help=f"word vectors, or an index of them: {vectors}")
 
@@ -61,14 +60,12 @@ def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
 
 
 def training(parser: Parser) -> None:
-    """Adds the outputs and files that a training reads."""
     identities(parser, "records", "features", "pixels")
     files(parser, "of the features, where a phase trains it too", "those that the recipe names")
     device(parser)
 
 
 def targets(parser: Parser, metavar: str) -> None:
-    """Corpora or stages, and the root that they are in."""
     what = "a corpus, or a list, folder or mine.py of yours"
     what += f"; /STAGE for one of {', '.join(stage_names())}" if "STAGE" in metavar else ""
     parser.add_argument("targets", nargs="+", metavar=metavar, help=what)
@@ -76,13 +73,13 @@ def targets(parser: Parser, metavar: str) -> None:
 
 
 def workers(parser: Parser) -> None:
-    parser.add_argument("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
-    parser.add_argument("--workers", type=count, default=0, help="at most so many; default: all there is room for")
-    parser.add_argument("--serial", action="store_true", help="one after the other in this process, without Ray")
+    add = parser.add_argument
+    add("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
+    add("--workers", type=count, default=0, help="at most so many; default: all there is room for")
+    add("--serial", action="store_true", help="one after the other in this process, without Ray")
 
 
 def building(parser: Parser) -> None:
-    """The flags of every command that builds stages, or plans to."""
     parser.add_argument("--raw", type=path, help="a folder with files you have, also in archives; linked, if possible")
     workers(parser)
     settings(parser, "resnet.crop=256; `xmodal settings STAGE` lists them; another value is another output")
@@ -93,36 +90,28 @@ def building(parser: Parser) -> None:
 
 
 def own_data(parser: Parser) -> None:
-    sample = "a part of a corpus' files, all from --raw: no count of the whole is asked for; its name is CORPUS-sample"
+    sample = "--raw has a part of a corpus' files: no count of the whole is asked for; its name is CORPUS-sample"
     parser.add_argument("--sample", action="store_true", help=sample)
     own = parser.add_argument_group(
         "your own data",
         "A list (.parquet, .csv, .tsv, .jsonl), a folder with one, or a Hugging Face dataset (a folder, or hf://org/name)\n"
         "in place of a corpus. What no flag says is as this root read it last.",
-    )
-    own.add_argument("--url", metavar="COLUMN", help="addresses, paths beside the list, or pictures (default: url)")
-    own.add_argument("--caption", metavar="COLUMN", help="a text or a list of texts (default: caption)")
-    own.add_argument("--id", metavar="COLUMN", help="'' for none (default: made from address, path or picture)")
-    own.add_argument("--split", metavar="COLUMN", help="each row's split: train, val, test or a name; empty for none")
-    own.add_argument("--splits", metavar="NAME=SHARE,…", help="by hash of the id (train=0.9,val=0.05,test=0.05)")
-    own.add_argument("--captions", metavar="FILE", help="the list of a folder, beside or in it, if not captions.*")
-    own.add_argument(
-        "--kind",
-        choices=("image", "clip", ""),
-        metavar="image|clip",
-        help="treat every item as an image or a clip; '' decides by file ending again (default: by file ending)",
-    )
-    own.add_argument("--name", help="the name of the corpus (default: that of the list or folder)")
+    ).add_argument
+    own("--url", metavar="COLUMN", help="addresses, paths beside the list, or pictures (default: url)")
+    own("--caption", metavar="COLUMN", help="a text or a list of texts (default: caption)")
+    own("--id", metavar="COLUMN", help="'' for none (default: made from address, path or picture)")
+    own("--split", metavar="COLUMN", help="each row's split: train, val, test or a name; empty for none")
+    own("--splits", metavar="NAME=SHARE,…", help="by hash of the id (train=0.9,val=0.05,test=0.05)")
+    own("--captions", metavar="FILE", help="the list of a folder, beside or in it, if not captions.*")
+    kind = "treat every item as an image or a clip; '' decides by file ending again (default: by file ending)"
+    own("--kind", choices=("image", "clip", ""), metavar="image|clip", help=kind)
+    own("--name", help="the name of the corpus (default: that of the list or folder)")
 
 
 def stage_names() -> list[str]:
     """Lists the stages by their files: importing them takes longer than showing help."""
     folder = Path(__file__).parents[1] / "stages"
-    modules = {file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")}
-    return sorted(modules | {"sources", "media"})
-
-
-# ------------------------------------------------------------------------------------------------- what the flags name
+    return sorted({"sources", "media", *(file.stem for file in folder.glob("[!_]*.py"))})
 
 
 def progress(args: Args) -> ProgressLine:
@@ -138,10 +127,9 @@ def setup(args: Args) -> "Setup":
 
 
 def runner(args: Args) -> "Runner":
-    """Ray is imported when the first unit is to be done: an up-to-date root needs none."""
     from pipelines.engine.building import serial
 
-    def on_ray(open_worker: Any, units: Any, resources: Any) -> Iterator[Any]:
+    def on_ray(open_worker: Any, units: Any, resources: Any) -> Iterator[Any]:  # up to date, a root needs no Ray
         try:
             from pipelines.engine.ray_runner import RayRunner
         except ModuleNotFoundError as error:
@@ -166,7 +154,6 @@ def build_options(args: Args) -> "BuildOptions":
 
 
 def _files(args: Args) -> dict[str, Path]:
-    """The files that stages know by a name: --weights, --vectors, and those of --file."""
     from pipelines import stages
 
     known = sorted({name for kind in stages.all() for name in kind.files})
@@ -189,7 +176,6 @@ def existing(root: str) -> "Storage":
 
 
 def parse_targets(args: Args, options: "BuildOptions") -> "list[Target]":
-    """`coco` is its data, `coco/resnet` one stage; a Python file or your own data may stand for the name."""
     from pipelines.upkeep import targets
 
     own = {name: value for name in OWN_DATA if (value := getattr(args, name, None)) is not None}
@@ -197,7 +183,7 @@ def parse_targets(args: Args, options: "BuildOptions") -> "list[Target]":
 
 
 def corpus_name(text: str, args: Args) -> str:
-    """The name of a corpus in the root, where the user's file or list may stand for it."""
+    """The name in the root of a corpus, which a user's file or list may stand for."""
     from pipelines.fetching.corpus_names import name_of
     from xmodal.root.storage import open_storage
 
@@ -205,7 +191,6 @@ def corpus_name(text: str, args: Args) -> str:
 
 
 def read_only(args: Args) -> "BuildOptions":
-    """For commands that look at a root which must be there."""
     from pipelines.engine.build_options import BuildOptions
 
     return BuildOptions(existing(args.root))

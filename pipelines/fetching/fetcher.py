@@ -83,10 +83,9 @@ class RawFolder:
 
 
 def unpacked(raw: RawFolder, wanted: list[Source], say: Callable[[str], None], into: Path) -> Iterator[Source]:
-    """Unpacks the wanted files that only archives and dumps of the raw folder have into a folder, one by one.
+    """Unpacks the wanted files that only archives and dumps of the raw folder have, one by one.
 
-    Each archive is read once, from start to end: there are tars of a hundred gigabytes. A damaged one is an error only
-    if a file without address may be in it.
+    Each archive is read once, from start to end. A damaged one is an error only if a file without address may be in it.
     """
     lacking = {source.path: source for source in wanted if raw.find(source) is None}
     damaged: list[UserError] = []
@@ -131,10 +130,7 @@ def _telling(paths: list[Path], part: Literal["name", "stem"]) -> dict[str, str]
 
 
 def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Finds members by their paths, in whatever folder of the archive, or by names that no other file has.
-
-    With `whole_paths` a member is found only by its path from the top of the archive.
-    """
+    """Finds members by their paths, in whatever folder of the archive unless `whole_paths`, or by `known` names."""
     for name, content in members(Raw.of_file(archive), archive.name):
         parts = name.split("/")
         ends = ("/".join(parts[start:]) for start in range(1 if whole_paths else len(parts)))

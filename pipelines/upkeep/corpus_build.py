@@ -35,7 +35,6 @@ class CorpusBuild:
         self.files = CorpusFiles(options, self.found)
         self._stages: dict[str, Stage[Any, Any]] = {}
         self._finished: dict[str, Output] = {}
-        self._built: dict[str, Output] = {}
 
     def build(self, name: str) -> Output:
         """Brings a stage up to date, and whatever it needs before it."""
@@ -48,7 +47,7 @@ class CorpusBuild:
             self._check(kind)
 
     def stage(self, name: str) -> Stage[Any, Any] | None:
-        """The stage with its settings, or None while something that it needs is not finished."""
+        """The stage with its settings; None while something that it needs is not finished."""
         if name not in self._stages:
             kind = stages.load(name)
             outputs = self.finished_needs(kind)
@@ -74,9 +73,8 @@ class CorpusBuild:
             return self.files.of(PARTS[name]).sealed
         if name not in self._finished and (stage := self.stage(name)):
             output = Output(self.options.storage, stage.folder)
-            if not output.complete:
-                return None
-            self._finished[name] = output
+            if output.complete:
+                self._finished[name] = output
         return self._finished.get(name)
 
     def items_of(self, kind: str | None) -> tuple[Item, ...]:
@@ -90,16 +88,10 @@ class CorpusBuild:
         return tuple(sorted(read_rows(records, Item), key=lambda item: item.id))
 
     def _build(self, name: str) -> Output:
-        if name not in self._built:
-            self._built[name] = self._build_files(name) if name in FILE_SETS else self._build_stage(name)
-        return self._built[name]
-
-    def _build_files(self, name: str) -> Output:
-        if name == "media":
-            self._build("sources")
-        return self.files.build(PARTS[name])
-
-    def _build_stage(self, name: str) -> Output:
+        if name in FILE_SETS:
+            if name == "media":
+                self._build("sources")
+            return self.files.build(PARTS[name])
         for need in stages.load(name).needs:
             self._build(need)
         stage = self.stage(name)
@@ -148,21 +140,15 @@ def unread(options: BuildOptions, names: Sequence[str]) -> list[str]:
 def build_stages(work: CorpusBuild, names: Iterable[str]) -> list[dict[str, Any]]:
     """Brings these stages up to date; a row each says what it is, whether it was built just now, and what is absent.
 
-    `planned` is how many files or items there should be, `absent` how many of them are not there; `retry` are the
-    classes of failures that another try may be spared.
+    Of `planned` files or items `absent` are not there; another try may be spared failures of the classes in `retry`.
     """
     before = {output.folder for output in directories(work.options.storage) if output.complete}
     rows = []
     for name in names:
         output = work.build(name)
         totals = {total: output.totals[total] for total in ("bytes", "counts", "failures")}
-        row: dict[str, Any] = {
-            "corpus": work.corpus.name,
-            "stage": name,
-            "identity": output.identity,
-            "path": output.where,
-        }
-        row |= {"built": output.folder not in before, **totals}
+        row: dict[str, Any] = {"corpus": work.corpus.name, "stage": name, "identity": output.identity}
+        row |= {"path": output.where, "built": output.folder not in before, **totals}
         rows.append(row | (_absent_files(work, output) if name in FILE_SETS else _absent_items(work, name, output)))
     return rows
 

@@ -22,7 +22,7 @@ from xmodal.root.storage import Storage
 
 
 def status(storage: Storage) -> dict[str, Any]:
-    """Describes every ledger and every output, whether finished, unfinished or damaged."""
+    """Describes every ledger and every output; those of one stage and corpus also by what differs."""
     kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for ledger in ledgers(storage)]
     rows, alike = [], defaultdict[tuple[str, str], dict[Output, dict[str, Any]]](dict)
     for output in directories(storage):
@@ -43,34 +43,30 @@ def status(storage: Storage) -> dict[str, Any]:
 def _describe(output: Output) -> dict[str, Any]:
     _, of = origin(output) or ("", None)
     known: dict[str, Any] = {"stage": output.stage, "identity": output.identity, "of": of}
-    known |= {"path": output.where, "config": output.config}
+    known |= {"path": output.where, "config": output.config, "complete": output.complete}
     if output.complete:
         totals = {name: value for name, value in output.totals.items() if name not in ("layout", "units_sha256")}
-        return known | {"complete": True, "examples": _examples(output)} | totals
-    units = sum(1 for _ in Commits(output.storage, output.folder).lines(loose=True))
-    runs = [name for name in output.storage.names(f"{output.folder}/_runs") if name.endswith(".json")]
-    run: dict[str, Any] = {}
+        return known | {"examples": _examples(output)} | totals
+    runs, run = [name for name in output.storage.names(f"{output.folder}/_runs") if name.endswith(".json")], {}
     with suppress(ValueError, IndexError):
         run = json.loads(output.storage.read(f"{output.folder}/_runs/{runs[-1]}"))
-    return known | {"complete": False, "units": units, "planned": run.get("planned"), "started": run.get("started")}
+    units = sum(1 for _ in Commits(output.storage, output.folder).lines(loose=True))
+    return known | {"units": units, "planned": run.get("planned"), "started": run.get("started")}
 
 
 def _examples(output: Output) -> dict[str, dict[str, str]]:
     """One failure of each class."""
-    kinds, found = set(output.totals["failures"]), dict[str, dict[str, str]]()
-    for unit in output.units() if kinds else ():
+    found = dict[str, dict[str, str]]()
+    for unit in output.units() if output.totals["failures"] else ():
         for row, kind, reason in unit.failures:
             found.setdefault(kind, {"row": row, "reason": reason})
-        if len(found) == len(kinds):
+        if len(found) == len(output.totals["failures"]):
             break
     return found
 
 
 def origin(output: Output) -> tuple[Part, str] | None:
-    """The corpus (annotations) or media set that an output is, or derives from.
-
-    None for an import, and where the description of an output on the way is damaged.
-    """
+    """The corpus (annotations) or media set that an output derives from; None if imported or damaged on the way."""
     with suppress(UserError):
         for part, stage in FOLDERS.items():
             if output.stage == stage:
@@ -93,15 +89,13 @@ class Damage:
 
 
 def verify(storage: Storage, progress: ProgressLine) -> tuple[int, list[Damage]]:
-    """Reads every byte of every finished output and sealed set; gives how many files it read, and the damage.
+    """Reads every byte of every finished output; gives how many files it read, and the damage.
 
-    Unfinished outputs are not read, but for their description: a build that goes on checks the rest itself.
+    Of unfinished outputs only the description is read: a build that goes on checks the rest itself.
     """
-    outputs = list(directories(storage))
-    total = sum(_files_of(output) for output in outputs)
-    damage: list[Damage] = []
+    outputs, damage = list(directories(storage)), list[Damage]()
     check = cache(partial(_problem, storage))  # blobs that several sets share are read once
-    with progress.over("verify", total, unit="files") as tick:
+    with progress.over("verify", sum(map(_files_of, outputs)), unit="files") as tick:
         for output in outputs:
             for found in _check_output(output, check):
                 damage += [found] if found else []
@@ -151,14 +145,14 @@ def _problem(storage: Storage, key: str, size: int, sha256: str) -> str | None:
 
 def forget(storage: Storage, damage: list[Damage]) -> None:
     """Takes what is damaged out of the records, so that the next build or retry makes just that again."""
-    for folder in sorted({found.output for found in damage}):
-        found = [d for d in damage if d.output == folder]
-        blobs = {d.file for d in found if d.file.startswith("blobs/")}
-        for ledger in ledgers(storage) if blobs else ():
-            if lost := [s.path for s in ledger.states() if not s.failed and blob_key(s.sha256) in blobs]:
-                ledger.lose(lost)
-        storage.delete(*blobs)
-        if any(d.unit is None and d.file not in blobs for d in found):
+    blobs = {found.file for found in damage if found.file.startswith("blobs/")}
+    for ledger in ledgers(storage) if blobs else ():
+        if lost := [state.path for state in ledger.states() if not state.failed and blob_key(state.sha256) in blobs]:
+            ledger.lose(lost)
+    storage.delete(*blobs)
+    for folder in sorted({found.output for found in damage if found.file not in blobs}):
+        units = {found.unit for found in damage if found.output == folder and found.file not in blobs}
+        if None in units:
             storage.delete_folder(folder)
-        elif units := {d.unit for d in found if d.unit}:
-            Commits(storage, folder).forget(units, Output(storage, folder).units())
+        else:
+            Commits(storage, folder).forget({unit for unit in units if unit}, Output(storage, folder).units())

@@ -1,7 +1,7 @@
 """The leakage report of corpora under a root, and the clean stage: a split without the items that leak.
 
 Records are sealed, so a clean split is an output of its own: a file of ids, one a line, which readers list beside the
-splits of the records. All that it was made of decides its name. `xmodal export --ids` takes the file as it is.
+splits of the records, and which `xmodal export --ids` takes.
 """
 
 from collections.abc import Collection, Iterable
@@ -45,10 +45,7 @@ class FingerprintedCorpus:
 
     @staticmethod
     def of(storage: Storage, corpus: str) -> "FingerprintedCorpus":
-        """Finds a corpus by the name in its records, so that a user's own is found too.
-
-        Among several fingerprints it takes those of the media that are sealed now. Settings change no rows.
-        """
+        """Takes the fingerprints of the media that are sealed now; settings change no rows."""
         found: list[Output] = []
         if records := records_now(storage, corpus):
             media = fingerprint(planned(read_rows(records, Item)))
@@ -56,9 +53,8 @@ class FingerprintedCorpus:
             made = find(storage.url, "fingerprints", media=media)
             found = [output for output in made if output.about["inputs"][0]["identity"] == sealed]
         if not records or not found:
-            raise UserError(
-                f"{corpus} has no fingerprints under {storage.url}: xmodal build {corpus}/fingerprints first"
-            )
+            build = f"xmodal build {corpus}/fingerprints"
+            raise UserError(f"{corpus} has no fingerprints under {storage.url}: {build} first")
         return FingerprintedCorpus(corpus, records, max(found, key=lambda output: output.about["version"]))
 
     def parts(self, asked: Iterable[str]) -> list[SplitMedia]:
@@ -66,17 +62,14 @@ class FingerprintedCorpus:
         known = Fingerprints.read(self.fingerprints)
         items = read_columns(self.records, "items.parquet", "id", "media")
         media = dict(zip(items["id"].to_pylist(), items["media"].to_pylist(), strict=True))
-        named: dict[str, Iterable[str]] = dict(recorded_splits(self.records))
-        named |= {name: members(self.records, name) for name in asked if has_split(self.records, name)}
-        return [
-            SplitMedia.of(self.corpus, name, {item: media[item] for item in some}, known)
-            for name, some in named.items()
-        ]
+        splits: dict[str, Iterable[str]] = dict(recorded_splits(self.records))
+        splits |= {name: members(self.records, name) for name in asked if has_split(self.records, name)}
+        return [SplitMedia.of(self.corpus, name, {id: media[id] for id in ids}, known) for name, ids in splits.items()]
 
     def about(self) -> dict[str, Any]:
-        totals = self.fingerprints.totals
-        counted = {name: totals["counts"].get(name, 0) for name in ("media", "flat")}
-        return {"corpus": self.corpus, "fingerprints": self.fingerprints.identity, **counted, **totals["failures"]}
+        counts, failures = (self.fingerprints.totals[name] for name in ("counts", "failures"))
+        counted = {name: counts.get(name, 0) for name in ("media", "flat")}
+        return {"corpus": self.corpus, "fingerprints": self.fingerprints.identity, **counted, **failures}
 
 
 def leakage(
@@ -88,8 +81,7 @@ def leakage(
 ) -> dict[str, Any]:
     """Reports which media the splits of these corpora share, and writes `split` of the first without its leaks.
 
-    A leak is shared with a training split, of the same author or of another corpus; or, where `against` names splits,
-    with any of these.
+    A leak lies also in a training split, of the same author or of another corpus, or else in a split of `against`.
     """
     known = [FingerprintedCorpus.of(storage, name) for name in dict.fromkeys(names)]
     if split is not None:
@@ -99,28 +91,21 @@ def leakage(
     target = next((part for part in parts if (part.corpus, part.split) == (known[0].corpus, split)), None)
     beside = _named(parts, target, against)
     found = leaks(parts, distance, {(min(pair), max(pair)) for pair in beside})
-    report = {
-        "distance": distance,
-        "corpora": [each.about() for each in known],
-        "pairs": [_row(leak) for leak in found],
-    }
+    pairs = [_row(leak) for leak in found]
+    report = {"distance": distance, "corpora": [each.about() for each in known], "pairs": pairs}
     if target is None:
         return report
     training = [parts[other] for _, other in beside]
+    training = training or [part for leak in found if (part := leak.beside(target)) and part.is_training]
     if not training:
-        training = [part for leak in found if (part := leak.beside(target)) and part.is_training]
-    if not training:
-        raise UserError(
-            f"{target.name} cannot be cleaned: no training split is its author's, so name one with --against"
-        )
+        raise UserError(f"no training split is of the author of {target.name}: name one with --against")
     left, dropped = clean([leak for leak in found if leak.beside(target) in training], target)
     config = CleanConfig(target.corpus, target.split, distance, tuple(part.name for part in training))
     inputs = tuple(output for each in known for output in (each.records, each.fingerprints))
     write = partial(_write, left)  # config and inputs decide which are left
     output = build(single(CLEAN, config, inputs, VERSION, "ids", write), storage)
-    about: dict[str, Any] = {"split": target.split, "name": clean_name(output), "path": f"{output.where}/{IDS}"}
-    about |= {"against": config.against, "items": len(left), "dropped": sorted(dropped)}
-    return report | {"clean": about}
+    about = {"split": target.split, "name": clean_name(output), "path": f"{output.where}/{IDS}"}
+    return report | {"clean": about | {"against": config.against, "items": len(left), "dropped": sorted(dropped)}}
 
 
 def _row(leak: Leak) -> dict[str, Any]:

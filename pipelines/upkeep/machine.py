@@ -10,22 +10,20 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from xmodal.root.storage import Storage
 
-Verdict = Literal["ok", "missing", "broken"]
-
 
 @dataclass(frozen=True)
 class Check:
-    """`needed` checks that do not pass make doctor exit non-zero; the others only say what will not work."""
+    """A check that is `needed` and does not pass makes doctor exit non-zero."""
 
     name: str
-    verdict: Verdict
+    verdict: Literal["ok", "missing", "broken"]
     found: str
     purpose: str
     remedy: str = ""
@@ -71,11 +69,11 @@ def examine(root: str | None) -> list[Check]:
 
 def _python() -> Check:
     remedy = "" if sys.version_info[:2] >= (3, 11) else "use Python 3.11 or newer"
-    return _judged("python", platform.python_version(), "everything", remedy, needed=True)
+    return replace(_judged("python", platform.python_version(), "everything", remedy), needed=True)
 
 
-def _judged(name: str, found: str, purpose: str, remedy: str, needed: bool = False) -> Check:
-    return Check(name, "broken" if remedy else "ok", found, purpose, remedy, needed)
+def _judged(name: str, found: str, purpose: str, remedy: str) -> Check:
+    return Check(name, "broken" if remedy else "ok", found, purpose, remedy)
 
 
 def _package(name: str, module: str, purpose: str, extra: str, needed: bool) -> Check:
@@ -101,7 +99,7 @@ def _stages() -> Iterator[Check]:
 
 
 def _torch_pair() -> Check | None:
-    """torchvision's compiled operators fit one torch only, and fail at their first use with any other: so use one."""
+    """Uses an operator of torchvision: they fit one torch only, and fail at their first use with any other."""
     if not all(importlib.util.find_spec(name) for name in ("torch", "torchvision")):
         return None
     probe = "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)"
@@ -114,7 +112,6 @@ def _torch_pair() -> Check | None:
 
 
 def _shared_memory() -> Check:
-    """Ray keeps its object store there."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except FileNotFoundError:
@@ -124,15 +121,14 @@ def _shared_memory() -> Check:
 
 
 def _root(url: str) -> list[Check]:
-    """A root must be writable and must know put-if-absent; what is tried is taken away again."""
+    """Tries whether a root is writable and knows put-if-absent, and leaves nothing there."""
     from xmodal.root.storage import open_storage
 
     storage = open_storage(url)
     places = (Path(url) / "_runs/temporary", Path(url) / "_runs", Path(url), *Path(url).parents)
     new = [path for path in places if not path.exists()]
     checks = [_put_if_absent(storage, url)]
-    free = storage.free_bytes()
-    if free is not None:
+    if (free := storage.free_bytes()) is not None:
         remedy = "" if free > 10**9 else "free some space"
         checks.append(_judged("disk of the root", f"{free / 1e9:.1f} GB free", "outputs", remedy))
     for path in new:
@@ -142,12 +138,11 @@ def _root(url: str) -> list[Check]:
 
 
 def _put_if_absent(storage: "Storage", url: str) -> Check:
-    name, key = f"root {url}", f".xmodal-doctor-{uuid.uuid4().hex}"
+    key, found, remedy = f".xmodal-doctor-{uuid.uuid4().hex}", "writable, put-if-absent works", ""
     try:
-        wins = [storage.create(key, b"first"), storage.create(key, b"second")]
+        if [storage.create(key, b"first"), storage.create(key, b"second")] != [True, False]:
+            found, remedy = "no put-if-absent", "choose another file system"
         storage.delete(key)
     except OSError as error:
-        return Check(name, "broken", str(error), "outputs", "choose a folder you can write to", needed=True)
-    if wins == [True, False]:
-        return Check(name, "ok", "writable, put-if-absent works", "outputs", needed=True)
-    return Check(name, "broken", "no put-if-absent", "outputs", "choose another file system", needed=True)
+        found, remedy = str(error), "choose a folder you can write to"
+    return replace(_judged(f"root {url}", found, "outputs", remedy), needed=True)

@@ -52,9 +52,8 @@ def _files(work: CorpusBuild, part: Part) -> dict[str, Any]:
 
 
 def _units(work: CorpusBuild, name: str) -> dict[str, Any]:
-    """`writes` is about how many bytes are still to be written."""
-    kind, stage = stages.load(name), work.stage(name)
-    before = [need for need in kind.needs if not work.finished(need)]
+    stage = work.stage(name)
+    before = [need for need in stages.load(name).needs if not work.finished(need)]
     inner = [made for made in stage.inputs if isinstance(made, Stage)] if stage else []  # which it builds for itself
     before += [made.name for made in inner if pending(made, work.options.storage)[1]]
     if before or stage is None:
@@ -64,10 +63,9 @@ def _units(work: CorpusBuild, name: str) -> dict[str, Any]:
 
 
 def _estimate(work: CorpusBuild, name: str, left: float) -> dict[str, int]:
-    """Bytes, where the stage can tell; before items are parsed, by as many as the corpus says it has."""
+    """The bytes still to be written, if the stage can tell; before a parse, for as many items as the corpus says."""
     kind = stages.load(name)
-    is_parsed = work.finished("records") is not None
-    items = len(work.items_of(kind.of)) if is_parsed else work.corpus.counts.get("items")
+    items = len(work.items_of(kind.of)) if work.finished("records") else work.corpus.counts.get("items")
     if kind.estimate is None or items is None:
         return {}
     stage = work.stage(name)  # whose config has what `make` filled in

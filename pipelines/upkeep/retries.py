@@ -1,7 +1,7 @@
 """Retries units of a stage with failures that another try may be spared, such as clips that took too long.
 
-Otherwise such a failure is for good: its unit is committed. Outputs that were made of the retried one are unfinished
-from then on; the next build of them makes again just the units that read what has changed.
+Outputs that were made of the retried one are unfinished from then on; their next build makes again just the units that
+read what has changed.
 """
 
 from typing import Any
@@ -28,8 +28,7 @@ def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[s
     if kind and kind not in stage.passing:
         raise UserError(f"{kind} is for good: another try of {target} may be spared {', '.join(stage.passing)}")
     commits = Commits(options.storage, stage.folder)
-    kinds = (kind,) if kind else stage.passing
-    units = commits.units(loose=True)  # also those that a kill left half
+    kinds, units = (kind,) if kind else stage.passing, commits.units(loose=True)  # also those that a kill left half
     tried = {(row, unit.name) for unit in units for row, failed, _ in unit.failures if failed in kinds}
     commits.adopt()
     made_of_it = []
@@ -37,9 +36,7 @@ def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[s
         source = ancestor(made, stage.name)
         if source and source.folder == stage.folder:
             made_of_it.append(made.folder)
-            options.storage.delete(
-                f"{made.folder}/complete.json"
-            )  # first: a kill leaves nothing finished of lost inputs
+            options.storage.delete(f"{made.folder}/complete.json")  # first: a kill leaves nothing finished of it
     if tried:
         commits.forget({unit for _, unit in tried}, commits.units())
     again = build(stage, options.storage, options.run, options.progress)

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 
 from pipelines import stages
 from pipelines.engine.build_options import BuildOptions
+from pipelines.engine.typed_settings import nearest
 from pipelines.fetching.corpus_names import find_corpus, is_data
 from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal import corpora
@@ -41,7 +41,6 @@ def _split(text: str, options: BuildOptions) -> tuple[str, str]:
     if name and stage in known and (name in corpora.names() or not os.path.isdir(text)):
         return name, stage
     if "/" in text and not text.endswith(".py") and not is_data(text, {}, options.storage):
-        meant = get_close_matches(stage, known, n=1)
-        there = f"; did you mean {meant[0]}? There are: " if meant else "; there are: "
-        raise UserError(f"no stage {stage!r}{there}{', '.join(known)}")
+        meant = nearest(stage, {one: one for one in known})
+        raise UserError(f"no stage {stage!r}{meant}; there are: {', '.join(known)}")
     return text, ""

@@ -384,7 +384,7 @@ def test_one_split_has_nothing_to_leak_into(tmp_path: Path) -> None:
     assert leakage(site.storage, ["mine", "mine"])["pairs"] == []
     with pytest.raises(
         UserError,
-        match="mine: me/test cannot be cleaned: no training split is its author's, so name one with --against",
+        match="no training split is of the author of mine: me/test: name one with --against",
     ):
         leakage(site.storage, ["mine"], split="me/test")
 

@@ -403,7 +403,7 @@ def corpus_file(folder: Path, sources: str = "()", text: str = "") -> Path:
         (["build", "nowhere/mine.py", "--root", "ROOT"], r"no corpus file nowhere/mine\.py"),
         (
             ["build", "MINE/recrods", "--root", "ROOT"],
-            r"no stage 'recrods'; did you mean records\? There are: sources, records, media",
+            r"no stage 'recrods' \(do you mean records\?\); there are: sources, records, media",
         ),
         (["build", "MINE", "--root", "ROOT", "--set", "rows=3"], r"no setting 'rows'; there are: records\.row_group"),
         (["build", "MINE", "--root", "ROOT", "--set", "row_group"], r"--set takes name=value, not 'row_group'"),

@@ -135,7 +135,9 @@ def test_what_is_mistyped_is_asked_about(tmp_path: Path) -> None:
         with pytest.raises(UserError) as trouble:
             parse_targets([text], options, {})
         assert question in str(trouble.value)
-    with pytest.raises(UserError, match=r"^no stage 'resnt'; did you mean resnet\? There are: sources, records, media"):
+    with pytest.raises(
+        UserError, match=r"^no stage 'resnt' \(do you mean resnet\?\); there are: sources, records, media"
+    ):
         parse_targets(["coco/resnt"], options, {})
     with pytest.raises(UserError, match=r"^no stage 'zzz'; there are: sources"):
         parse_targets(["coco/zzz"], options, {})

@@ -6,6 +6,7 @@ import pkgutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from math import fsum
 from pathlib import Path
@@ -138,23 +139,26 @@ class Metrics:
 def known(needs: type) -> list[Metric[Any]]:
     modules = [importlib.import_module(found.name) for found in pkgutil.iter_modules(room.__path__, "xmodal.metrics.")]
     found = [module.METRIC for module in modules if hasattr(module, "METRIC")]
-    _check(found)
+    _check(tuple((metric.name, metric.needs, column) for metric in found for column in metric.columns))
     return sorted((metric for metric in found if metric.needs is needs), key=lambda one: (one.position, one.name))
 
 
-def _check(found: Sequence[Metric[Any]]) -> None:
-    columns = [(metric, column) for metric in found for column in metric.columns]
-    for metric, column in columns:
-        if metric.needs in BOTH_WAYS and len(column.text) > LONGEST_HEADING:
-            long = f"metric {metric.name!r} heads a column {column.text!r}"
-            raise UserError(f"{long}: a heading in text has at most {LONGEST_HEADING} characters")
-    for (metric, column), (other, second) in combinations(columns, 2):
-        two = f"metrics {metric.name!r} and {other.name!r} both have"
-        if column.name == second.name:
-            raise UserError(f"{two} a column {column.name!r}: give one of them another name")
+@cache
+def _check(columns: tuple[tuple[str, type, Column], ...]) -> None:
+    for name, needs, column in columns:
+        if needs in BOTH_WAYS and len(column.text) > LONGEST_HEADING:
+            raise UserError(
+                f"metric {name!r} heads a column {column.text!r}: take at most {LONGEST_HEADING} characters"
+            )
+    for (name, needs, column), (other, other_needs, second) in combinations(columns, 2):
         shorter, longer = sorted((column.key, second.key), key=len)
-        if metric.needs is other.needs and shorter and f"{longer}.".startswith(f"{shorter}."):
-            raise UserError(f"{two} the key {shorter!r} in JSON: give one of them another")
+        shared = ""
+        if column.name == second.name:
+            shared = f"a column {column.name!r}"
+        elif needs is other_needs and shorter and f"{longer}.".startswith(f"{shorter}."):
+            shared = f"the key {shorter!r} in JSON"
+        if shared:
+            raise UserError(f"metrics {name!r} and {other!r} both have {shared}: give one of them another")
 
 
 def columns(*needs: type) -> tuple[Column, ...]:
@@ -177,6 +181,7 @@ def all_metrics(
     matrix: Similarities, gallery: Gallery, labels: Labels, eccv: tuple[Pairs, Pairs] | None = None
 ) -> Metrics:
     """Computes every metric that the labels allow; asks for tiles several times, see `cached_on_disk`."""
+    scores = recall_by_gallery(matrix, gallery, labels)
     right: dict[str, Relevance] = {OWN: gallery.own, **_exclusive(gallery, labels)}
     lists = {kind: list_scores(matrix, (relevance, relevance)) for kind, relevance in right.items()}
     if eccv:
@@ -189,9 +194,7 @@ def all_metrics(
     found = _values(Comparison(matrix, gallery, labels))
     values = ((column, found[column.name]) for column in columns(Comparison))
     numbers = {column: None if value is None else float(value) for column, value in values}
-    return Metrics(
-        {"scores": recall_by_gallery(matrix, gallery, labels), "lists": lists, "plausible": plausible}, numbers
-    )
+    return Metrics({"scores": scores, "lists": lists, "plausible": plausible}, numbers)
 
 
 def recall_by_gallery(matrix: Similarities, gallery: Gallery, labels: Labels = NO_LABELS) -> dict[str, Scores]:

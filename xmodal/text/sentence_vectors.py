@@ -6,9 +6,9 @@
                       log((1 + sentences) / (1 + sentences with the word)) + 1; at length 1. Unlike in papers that
                       report it, no words are dropped or stemmed
 
-Independent components are fitted on words as often as the sample has them, the mixture on each word once: no paper says
-how often, and with repeated words most components have one word alone. Principal components shorten longer codes to
-`width` numbers. Words without a vector are ignored; a sentence of such words alone is zeros.
+Independent components are fitted on words as often as the sample has them, the mixture on each word once (no paper says
+how often). Principal components shorten longer codes to `width` numbers. Words without a vector are ignored; a sentence
+of such words alone is zeros.
 
 With the papers' numbers a codebook takes 0.5 GB, and fitting it on 20,000 sentences some 6 GB and half an hour.
 
@@ -63,8 +63,7 @@ class Projection:
     axes_WF: NDArray[Any]
 
     def __call__(self, values_SF: NDArray[Any]) -> NDArray[Any]:
-        rotated_SW: NDArray[Any] = (values_SF.astype(self.axes_WF.dtype) - self.centre_F) @ self.axes_WF.T
-        return rotated_SW
+        return np.asarray((values_SF.astype(self.axes_WF.dtype) - self.centre_F) @ self.axes_WF.T)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +90,9 @@ class Codebook:
         sentences = list(map(self._split, captions))
         codes_SW = np.zeros((len(sentences), self.width), np.float32)
         with _one_thread():
-            for rows, codes_SF, is_known_S in self._batches(sentences):
-                codes = self.principal(codes_SF) if self.principal else codes_SF
-                codes_SW[rows][is_known_S] = codes[is_known_S]
+            for rows, codes, is_known in self._batches(sentences):
+                codes = self.principal(codes) if self.principal else codes
+                codes_SW[rows][is_known] = codes[is_known]
         return codes_SW
 
     def to_bytes(self) -> bytes:
@@ -249,9 +248,8 @@ def _shortened(codebook: Codebook, sample: Sentences) -> Codebook:
 
 def _check_enough(sentences: int, width: int, length: int) -> None:
     if sentences <= width < length:
-        dimensions = f"{width:,} of {length:,} dimensions to keep"
-        cure = "take more sentences, or a smaller width"
-        raise UserError(f"{sentences:,} sentences of the sample cannot tell which {dimensions}: {cure}")
+        untold = f"cannot tell which {width:,} of {length:,} dimensions to keep"
+        raise UserError(f"{sentences:,} sentences of the sample {untold}: take more, or a smaller width")
 
 
 def _one_thread() -> Any:

@@ -112,8 +112,8 @@ def write_index(source: VectorFile, path: Path, tick: Tick = lambda size: None) 
         file.write(sorted_hashes + entries.tobytes())
         hashes_crc = value(sorted_hashes)
         index = VectorIndex(path, source.width, len(checksums), len(rows), hashes_crc, sha256_of(source.path))
-        described = json.dumps({name: fact for name, fact in asdict(index).items() if name != "path"}).encode()
-        file.write(described + len(described).to_bytes(4, "little") + value(described).to_bytes(4, "little"))
+        about = json.dumps({name: fact for name, fact in asdict(index).items() if name != "path"}).encode()
+        file.write(about + len(about).to_bytes(4, "little") + value(about).to_bytes(4, "little"))
     return index
 
 

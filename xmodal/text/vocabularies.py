@@ -123,10 +123,11 @@ class ReleasedVocabulary:
     def __post_init__(self) -> None:
         if missing := [name for name in SPECIALS if name not in self.ids]:
             raise ValueError(f"it has no {' '.join(missing)}")
-        if wrong := [word for word, number in self.ids.items() if type(word) is not str or type(number) is not int]:
-            raise ValueError(f"{wrong[0]!r} is no word with a number")
+        for word, number in self.ids.items():
+            if type(word) is not str or type(number) is not int:
+                raise ValueError(f"{word!r} is no word with a number")
         if sorted(self.ids.values()) != list(range(len(self.ids))):
-            raise ValueError(f"the ids of its {len(self.ids):,} words are not those from 0 on, each once")
+            raise ValueError(f"the ids of its {len(self):,} words are not those from 0 on, each once")
 
     def __repr__(self) -> str:
         return f"<ReleasedVocabulary: {len(self):,} words>"

@@ -66,7 +66,7 @@ def exit_code(result: Result) -> int:
 
 
 def outputs(result: Result) -> Lines:
-    """Two lines an output, and what is odd or absent in it; the demo shows them too."""
+    """Two lines an output, and more where something is odd or absent."""
     for row in result["outputs"]:
         yield f"{_name(row):28} {'built' if row['built'] else 'up to date':10}  {row['path']}"
         yield from (f"{'':28} {line}" for line in _below(row))
@@ -74,7 +74,6 @@ def outputs(result: Result) -> Lines:
 
 
 def _below(row: Result) -> Lines:
-    """Counts, what is odd, what is absent of which folders and why, and the commands that may bring it."""
     yield counts(row["counts"]) + failures(row["failures"])
     yield from (f"{rule}: {count:,}" for rule, count in row["counts"].items() if rule.startswith("odd: ") and count)
     lines = absent(row.get("folders", {}))

@@ -27,10 +27,9 @@ WEB_PAGE = b"<html>the page is gone</html>"
 
 
 def flags(parser: Parser) -> None:
-    what = "a corpus or a model, or the Python file of one; a file may be both"
-    parser.add_argument("targets", nargs="+", metavar="mine.py|NAME", help=what)
-    raw = "a folder with the files of the corpus, by the paths of its sources"
-    parser.add_argument("--raw", type=_flags.path, help=raw)
+    add = parser.add_argument
+    add("targets", nargs="+", metavar="mine.py|NAME", help="a corpus or a model, or the Python file of one, or of both")
+    add("--raw", type=_flags.path, help="a folder with the files of the corpus, by the paths of its sources")
 
 
 def run(args: Args) -> Result:
@@ -52,7 +51,6 @@ def exit_code(result: Result) -> int:
 
 
 def check(text: str, raw: Path | None = None) -> dict[str, Any]:
-    """Returns what was checked, each fault as a sentence, and notes on what could not be checked."""
     from xmodal import corpora, models
 
     module = _module(text)
@@ -60,9 +58,7 @@ def check(text: str, raw: Path | None = None) -> dict[str, Any]:
     if hasattr(module, "CORPUS"):
         corpus = corpora.load(text)
         checked.append(f"corpus {corpus.name}")
-        found, unknown = _corpus_faults(text, module, corpus, raw)
-        faults += found
-        notes += unknown
+        faults += _corpus_faults(text, module, corpus, raw, notes)
     if hasattr(module, "RECIPES") or text in models.names():
         from xmodal.checks import model_contract
 
@@ -75,24 +71,24 @@ def check(text: str, raw: Path | None = None) -> dict[str, Any]:
     return {"checked": checked, "faults": faults, "notes": notes}
 
 
-def _corpus_faults(text: str, module: ModuleType, corpus: Any, raw: Path | None) -> tuple[list[str], list[str]]:
+def _corpus_faults(text: str, module: ModuleType, corpus: Any, raw: Path | None, notes: list[str]) -> Iterator[str]:
+    """Yields faults; adds to the notes what could not be checked."""
     from xmodal import corpora
     from xmodal.checks.corpus_contract import type_faults
 
-    if faults := list(type_faults(corpus)):
-        return faults, []
-    faults, notes = list(declaration_faults(module, corpus)), list[str]()
+    if wrong := list(type_faults(corpus)):
+        yield from wrong
+        return
+    yield from declaration_faults(module, corpus)
     if not corpus.counts:
         notes.append("CORPUS.counts is empty, so no build notices a file that lacks half: say what a full parse gives")
     with TemporaryDirectory(prefix="xmodal-") as folder:
-        written = text in corpora.names() and not raw and write_sample(f"pipelines.demo.{text}", Path(folder))
-        if written:
-            faults += file_faults(written, Path(folder))
-        elif raw:
-            faults += file_faults(corpus, raw)
+        if raw:
+            yield from file_faults(corpus, raw)
+        elif text in corpora.names() and (written := write_sample(f"pipelines.demo.{text}", Path(folder))):
+            yield from file_faults(written, Path(folder))
         else:
             notes.append(f"{corpus.name} was not parsed: add --raw FOLDER with its files, or a part of them")
-    return faults, notes
 
 
 def _module(text: str) -> ModuleType:
@@ -137,7 +133,7 @@ def declaration_faults(module: ModuleType, corpus: Any) -> Iterator[str]:
 
 
 def file_faults(corpus: Any, folder: Path) -> Iterator[str]:
-    """Faults that parsing a folder shows; where there is none, files whose damage is not noticed."""
+    """Faults that parsing a folder shows; without any, the files whose damage is not noticed."""
     if faults := list(_parse_faults(corpus, folder)):
         yield from faults
         return
@@ -165,12 +161,11 @@ def count(corpus: Any, folder: Path) -> dict[str, int]:
     from xmodal.raw.raw_files import Raw
     from xmodal.records.tables import ROWS
 
-    tables = {row: name for name, row in ROWS.items()}
-    census, counts = Census(corpus.name), Counter[str]()
+    census, kinds = Census(corpus.name), Counter[type]()
     for row in corpus.parse(Raw.folder(folder)):
         census.add(row)
-        counts[tables[type(row)]] += 1
-    counts |= Counter(census.counts())
+        kinds[type(row)] += 1
+    counts = {name: kinds[kind] for name, kind in ROWS.items() if kinds[kind]} | census.counts()
     check_counts(corpus, counts)
     return counts
 

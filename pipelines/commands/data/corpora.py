@@ -28,16 +28,10 @@ def run(args: Args) -> list[dict[str, Any]]:
     rows = []
     for corpus in [*map(corpora.load, corpora.names()), *yours]:
         whose = (("annotations", corpus.name), ("media", corpus.media_set))
-        rows.append(
-            {
-                "name": corpus.name,
-                "homepage": corpus.homepage,
-                "licence": corpus.licence,
-                "stages": stages_of(corpus),
-                "by_hand": {source.path: source.how for source in corpus.sources if source.url is None},
-                "built": [output.where for output, of in built if of in whose],
-            }
-        )
+        row: dict[str, Any] = {"name": corpus.name, "homepage": corpus.homepage, "licence": corpus.licence}
+        row |= {"stages": stages_of(corpus)}
+        row |= {"by_hand": {source.path: source.how for source in corpus.sources if source.url is None}}
+        rows.append(row | {"built": [output.where for output, of in built if of in whose]})
     return rows
 
 

@@ -27,11 +27,11 @@ def run(args: Args) -> Result:
 
 def text(result: Result) -> Lines:
     rows, free = result["stages"], result["free_bytes"]
+    yield from map(_row, rows)
     totals = ("bytes", "writes", "seconds", "requests")
     loads, writes, seconds, requests = (sum(row.get(name, 0) for row in rows) for name in totals)
     needed = loads + writes
     disk = f"{size(needed)} of disk" + ("" if free is None else f" of {size(free)} free")
-    yield from map(_row, rows)
     yield f"in all: {requests:,} requests, {size(loads)}, about {duration(seconds)} to download; {disk}"
     if waiting := [row for row in rows if "waits_for" in row]:
         yield f"{len(waiting)} of these can be reckoned only once others are done"

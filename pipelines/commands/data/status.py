@@ -26,7 +26,6 @@ def run(args: Args) -> Result:
 
 
 def _of_corpora(found: Result, names: set[str]) -> Result:
-    """The ledgers and outputs of these corpora and of their media sets."""
     configs = [output["config"] for output in found["outputs"] if output.get("stage") == "records"]
     whose = names | {config["media_set"] for config in configs if config["corpus"] in names}
     ledgers = [ledger for ledger in found["ledgers"] if ledger["ledger"].rpartition("/")[2] in whose]

@@ -30,13 +30,13 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> Result:
-    if not args.train:
-        if args.root or args.split or args.tokenizer or args.cleaning:
-            raise UserError("--root, --split, --tokenizer and --cleaning are of --train: of what is learned, and how")
-        return _describe(args)
-    if not (args.root and args.split) or args.words or args.index:
-        raise UserError("--train takes a corpus with --root and --split; ask for --words and --index of what it wrote")
-    return _train(args)
+    if args.train:
+        if not (args.root and args.split) or args.words or args.index:
+            raise UserError("--train needs --root and --split; --words and --index are for the file that it wrote")
+        return _train(args)
+    if args.root or args.split or args.tokenizer or args.cleaning:
+        raise UserError("--root, --split, --tokenizer and --cleaning belong to --train")
+    return _describe(args)
 
 
 def text(result: Result) -> Lines:
@@ -55,7 +55,6 @@ def text(result: Result) -> Lines:
 
 
 def _describe(args: Args) -> Result:
-    """The file as it is, after it was converted to an index, and which words of a vocabulary it has."""
     from xmodal.progress import MB, in_megabytes
     from xmodal.text.vector_files import VectorFile
     from xmodal.text.vector_index import write_index
@@ -64,16 +63,16 @@ def _describe(args: Args) -> Result:
 
     file, progress = Path(args.file), _flags.progress(args)
     words = [word for word in load_vocabulary(args.words).words if word not in SPECIALS] if args.words else None
-    source = open_vectors(file)
+    source, size = open_vectors(file), file.stat().st_size // MB
     about: Result = {"file": str(file), "format": source.kind, "width": source.width, "words": source.count}
     if args.index:
         if not isinstance(source, VectorFile):
             raise UserError(f"{file} is an index already")
-        with progress.over("convert", file.stat().st_size // MB, unit="MB") as tick:
+        with progress.over("convert", size, unit="MB") as tick:
             made = write_index(source, args.index, in_megabytes(tick))
         about |= {"index": str(args.index), "words": made.count}
     if words:
-        with progress.over("read", file.stat().st_size // MB, unit="MB") as tick:
+        with progress.over("read", size, unit="MB") as tick:
             vectors = read_vectors(args.index or file, words, tick=in_megabytes(tick))
         about |= {"coverage": asdict(Coverage.of(words, vectors))}
     return about

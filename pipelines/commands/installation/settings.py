@@ -7,8 +7,6 @@ examples:
   xmodal settings mine.py                               of a recipe in a file of your own
 """
 
-from typing import Any
-
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from xmodal.errors import UserError
 
@@ -58,7 +56,7 @@ def _shown(value: object) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def _of_recipe(name: str, is_file: bool) -> dict[str, Any]:
+def _of_recipe(name: str, is_file: bool) -> dict[str, object]:
     from pipelines import stages
     from pipelines.engine.typed_settings import nearest
     from pipelines.papers.recipe_runs import configs_of, find_recipe, recipes

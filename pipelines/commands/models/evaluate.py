@@ -8,9 +8,8 @@ examples:
   xmodal evaluate tgif.pth --vocabulary tgif_vocab.pkl --root data --corpus tgif --set visual.frames=8
   xmodal evaluate --scores sims.npy --corpus coco --root data
 
-A file of PVSE, PCME or VSE++ is evaluated on features of a corpus, read as that paper's recipe for the corpus reads:
-7 x 7 x 2048 of its ResNet; VSE++ takes their mean too. Training has moved the CNN of most files: authors' numbers need
-visual.stage=pixels, which looks at the pictures by the CNN in the file.
+A file of PVSE, PCME or VSE++ reads features of a corpus as that paper's recipe does: 7 x 7 x 2048 of its ResNet, or
+their mean for VSE++. Training has moved the CNN of most files: authors' numbers need visual.stage=pixels.
 """
 
 import json
@@ -24,7 +23,7 @@ WEIGHTS = (".pth", ".pt", ".tar")
 
 def flags(parser: Parser) -> None:
     add = parser.add_argument
-    run = "the folder of a run, or its best.pt; weights in a file of PVSE, PCME or VSE++; or use --scores"
+    run = "the folder of a run, or its best.pt; or a file of weights of PVSE, PCME or VSE++"
     add("run", type=_flags.path, nargs="?", metavar="RUN|FILE", help=run)
     _flags.root(parser)
     add("--split", help="such as karpathy/val (default: the test split)")
@@ -38,18 +37,15 @@ def flags(parser: Parser) -> None:
     released.add_argument("--vocabulary", type=_flags.path, metavar="WORDS", help=words)
     _flags.identities(released, "records", "features", "pixels")
     _flags.settings(released, "visual.stage=clips, visual.frames=8")
-    matrix = parser.add_argument_group("a matrix of similarities")
-    matrix.add_argument(
-        "--scores",
-        type=_flags.path,
-        metavar="FILE",
-        help="a .npy matrix, greater is closer: rows are the split's items, columns the captions of the first item, "
-        "of the second, …, as --write-ids lists them; or the first captions of each, 5 for example",
+    matrix = parser.add_argument_group("a matrix of similarities").add_argument
+    scores = (
+        "a .npy matrix, greater is closer: rows are the split's items, columns the captions of the first item, of the "
+        "second, …, as --write-ids lists them; or the first captions of each, 5 for example"
     )
-    matrix.add_argument("--corpus", help="the corpus of --scores, and of FILE (default there: coco)")
-    matrix.add_argument("--ids", metavar="PREFIX", help="rows and columns as PREFIX.items.txt, PREFIX.captions.txt say")
-    only = "writes these two files for --corpus, and does nothing else"
-    matrix.add_argument("--write-ids", metavar="PREFIX", help=only)
+    matrix("--scores", type=_flags.path, metavar="FILE", help=scores)
+    matrix("--corpus", help="the corpus of --scores, and of FILE (default there: coco)")
+    matrix("--ids", metavar="PREFIX", help="rows and columns as PREFIX.items.txt, PREFIX.captions.txt say")
+    matrix("--write-ids", metavar="PREFIX", help="writes these two files for --corpus, and does nothing else")
 
 
 def run(args: Args) -> Any:
@@ -70,12 +66,13 @@ def run(args: Args) -> Any:
 
 
 def _report(args: Args, corpus: str) -> Any:
-    from pipelines.papers.recipe_runs import evaluate, evaluate_released
+    from pipelines.papers.recipe_runs import evaluate_released
+    from xmodal.evaluation.run_metrics import evaluate
 
     setup, asked = _flags.setup(args), {"distance": args.distance, "extended": args.eccv}
     if _is_released(args):
         return evaluate_released(args.run, args.vocabulary, setup, corpus, args.split, args.set, **asked)
-    return evaluate(args.run.parent if args.run.is_file() else args.run, setup, args.split, **asked)
+    return evaluate(str(args.run.parent if args.run.is_file() else args.run), setup, args.split, **asked)
 
 
 def _is_released(args: Args) -> bool:
@@ -87,12 +84,13 @@ def _is_released(args: Args) -> bool:
 
 
 def _check(args: Args) -> None:
+    is_released = _is_released(args)
+    of_weights = args.vocabulary or args.records or args.features or args.pixels or args.set
     if args.json and args.latex:
         raise UserError("--json and --latex are two ways to print the same: give one")
-    is_released = _is_released(args)
     if is_released and not args.vocabulary:
         raise UserError(f"{args.run} is weights alone: add --vocabulary with the words that were released with it")
-    if not is_released and any((args.vocabulary, args.records, args.features, args.pixels, args.set)):
+    if of_weights and not is_released:
         flags = "--vocabulary, --records, --features, --pixels and --set"
         raise UserError(f"{flags} belong to a file of weights: a run knows its own")
     if sum(map(bool, (args.run, args.scores, args.write_ids))) != 1:

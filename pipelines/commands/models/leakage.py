@@ -14,11 +14,10 @@ def flags(parser: Parser) -> None:
     add = parser.add_argument
     add("targets", nargs="+", metavar="CORPUS", help="corpora whose fingerprints are built")
     _flags.root(parser)
-    near = "near pictures differ in at most so many bits of 64 (default: 6)"
-    add("--distance", type=_flags.count, metavar="N", help=near)
-    clean = "of the first corpus, karpathy/test: written beside it without what lies in training splits"
+    add("--distance", type=_flags.count, metavar="N", help="bits of 64 in which near pictures differ (default: 6)")
+    clean = "a split of the first corpus, such as karpathy/test, to write without what lies in training splits"
     add("--clean", metavar="SPLIT", help=clean)
-    against = "what --clean compares with (default: the training splits of its author and of the other corpora)"
+    against = "what --clean compares with (default: training splits of its author and of the other corpora)"
     add("--against", nargs="+", default=[], metavar="SPLIT", help=against)
 
 
@@ -59,6 +58,5 @@ def _media(of: Result) -> str:
 
 
 def _few(found: list[Any], most: int = 3) -> str:
-    """The first of them; all are in the JSON."""
     texts = [each if isinstance(each, str) else " = ".join(each[:2]) for each in found[:most]]
     return ", ".join(texts) + (f" and {len(found) - most:,} more" if len(found) > most else "")

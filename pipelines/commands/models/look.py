@@ -18,16 +18,13 @@ def flags(parser: Parser) -> None:
     _flags.root(parser)
     add("--split", help="such as karpathy/val (default: the test split; of --frames all clips)")
     _flags.device(parser)
-    what = parser.add_mutually_exclusive_group(required=True)
-    attention = "a PNG an item: every map of attention over it"
-    what.add_argument("--attention", type=_flags.path, metavar="DIR", help=attention)
-    frames = "a PNG a clip: its frames, and when each begins"
-    what.add_argument("--frames", type=_flags.path, metavar="DIR", help=frames)
-    probes = "uncertainty by what is taken away, and recall by it (PCME)"
-    what.add_argument("--probes", action="store_true", help=probes)
-    some = parser.add_mutually_exclusive_group()
-    some.add_argument("--items", nargs="+", default=[], metavar="ID", help="these items alone")
-    some.add_argument("--first", type=_flags.count, metavar="N", help="the first items (default: 8)")
+    which = parser.add_mutually_exclusive_group(required=True).add_argument
+    which("--attention", type=_flags.path, metavar="DIR", help="a PNG an item: every map of attention over it")
+    which("--frames", type=_flags.path, metavar="DIR", help="a PNG a clip: its frames, and when each begins")
+    which("--probes", action="store_true", help="uncertainty by what is taken away, and recall by it (PCME)")
+    some = parser.add_mutually_exclusive_group().add_argument
+    some("--items", nargs="+", default=[], metavar="ID", help="these items alone")
+    some("--first", type=_flags.count, metavar="N", help="the first items (default: 8)")
     add("--features", help="of --frames: identity of the frames, where the root has several")
     _flags.quiet(parser)
 
@@ -65,7 +62,7 @@ def text(result: Result) -> Lines:
 
 
 def _probed(row: Result, plain: Result) -> str:
-    """Each uncertainty, and how far it is above that of the same items as they are."""
+    """Each uncertainty, and how far it is above that of the unchanged items."""
     cells = []
     for name in PROBED:
         value = row[name]

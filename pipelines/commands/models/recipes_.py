@@ -9,7 +9,7 @@ from pipelines.commands import Args, Lines, Parser, Result
 
 
 def flags(parser: Parser) -> None:
-    """It takes none."""
+    """Takes none."""
 
 
 def run(args: Args) -> list[Result]:
@@ -18,15 +18,9 @@ def run(args: Args) -> list[Result]:
 
     rows = []
     for recipe in recipes().values():
-        rows.append(
-            {
-                "name": recipe.name,
-                "model": type(recipe.model).__module__.rpartition(".")[2],
-                "corpus": recipe.view.corpus,
-                "cites": recipe.cites,
-                "reproduces": [experiment.name for experiment in find("") if recipe.name in experiment.recipes],
-            }
-        )
+        row: Result = {"name": recipe.name, "model": type(recipe.model).__module__.rpartition(".")[2]}
+        row |= {"corpus": recipe.view.corpus, "cites": recipe.cites}
+        rows.append(row | {"reproduces": [each.name for each in find("") if recipe.name in each.recipes]})
     return rows
 
 

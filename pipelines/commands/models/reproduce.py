@@ -33,7 +33,6 @@ def run(args: Args) -> list[Result]:
 
 
 def text(result: list[Result]) -> Lines:
-    """A line each in an overview; a paper's experiments with their rows; one alone in full."""
     if "rows" not in result[0]:
         for each in result:
             about = "not reproducible here" if each["why_not"] else ", ".join(each["corpora"])
@@ -68,7 +67,7 @@ def _row(row: Result) -> str:
 
 
 def _printed(each: Result) -> Lines:
-    """The paper's table; the last word of a column stands below the others."""
+    """The paper's table, with the last word of each heading on a line of its own."""
     rows = [(row["name"], row["printed"].split()) for row in each["rows"] if row["printed"]]
     if not rows:
         return
@@ -80,7 +79,6 @@ def _printed(each: Result) -> Lines:
 
 
 def _compared(each: Result) -> Lines:
-    """Measured beside printed, a value a line."""
     yield f"{'':44} {'':24} {'printed':>10} {'measured':>10}"
     for row in each["rows"]:
         values, measured = row["printed"].split() or ["-"] * len(each["columns"]), row["measured"] or {}

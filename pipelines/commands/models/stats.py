@@ -34,7 +34,6 @@ def run(args: Args) -> Result | str:
 
 
 def text(result: Result) -> Lines:
-    """A line a split; then what else there is, and what the papers print beside what is here."""
     parts, counted = result["parts"], result["counts"]
     wide = max(len(part["name"]) for part in parts) + 2
     yield f"{result['corpus']}, records {result['records']}: words by {result['tokenizer']}, full stops are words too"
@@ -44,7 +43,7 @@ def text(result: Result) -> Lines:
     for part in parts:
         for store, of in part["lengths"].items():
             yield f"{part['name']}: {of['mean']:.1f} rows an item in {store}, {of['least']:,} to {of['most']:,}"
-    yield from (_plausible(part) for part in parts if part["plausible"])
+    yield from (_plausible(part["name"], **part["plausible"]) for part in parts if part["plausible"])
     if counted:
         yield f"also {counts(counted)}"
     yield from (f"{name}: {count:,}" for name, count in counted.items() if ":" in name)
@@ -65,16 +64,14 @@ def _cells(part: Result) -> tuple[str, ...]:
     )
 
 
-def _plausible(part: Result) -> str:
-    items, matches = part["plausible"]["items"], part["plausible"]["matches"]
+def _plausible(name: str, items: int, matches: list[int]) -> str:
     levels = ", ".join(f"{count:,} at zeta {zeta} ({count / items:.1f} each)" for zeta, count in enumerate(matches))
-    return f"{part['name']}: plausible matches among {items:,} items with categories: {levels}"
+    return f"{name}: plausible matches among {items:,} items with categories: {levels}"
 
 
 def beside(printed: Result, found: float | None) -> str:
-    what = f"{printed['what'].replace('_', ' ')} of {printed['split']}"
+    line = f"{printed['cites']}: {printed['value']:,} {printed['what'].replace('_', ' ')} of {printed['split']}"
     if found is not None and round(found, 1) == printed["value"]:
-        return f"{printed['cites']}: {printed['value']:,} {what}, as here"
+        return f"{line}, as here"
     here = "not to be found here" if found is None else f"{found:,.1f}".removesuffix(".0") + " here"
-    note = f" ({printed['note']})" if printed["note"] else ""
-    return f"{printed['cites']}: {printed['value']:,} {what}, {here}{note}"
+    return f"{line}, {here}" + (f" ({printed['note']})" if printed["note"] else "")
