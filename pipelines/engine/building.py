@@ -12,7 +12,7 @@ import time
 import uuid
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import sha256
@@ -98,6 +98,21 @@ def pending(stage: Stage[Any, Any], storage: Storage) -> tuple[int, int]:
     return planned.total(), planned[False]
 
 
+def taint(source: Output, checksums: Collection[str]) -> list[str]:
+    """Un-finishes all that was made of an output, directly or not, after files of it were damaged; gives the folders.
+
+    The next build of each makes the units again that read them.
+    """
+    reached = []
+    for made in directories(source.storage):
+        with suppress(UserError):  # one that does not tell what it is is damaged itself
+            names = [f"{each['stage']}/{each['identity']}" for each in made.about["inputs"]]
+            if source.folder in names:
+                Commits(made.storage, made.folder).taint(checksums)
+                reached += [made.folder, *taint(made, ())]
+    return reached
+
+
 class _Build:
     """One stage whose inputs are finished."""
 
@@ -111,6 +126,7 @@ class _Build:
         stage = self.stage
         self.describe()
         self.commits.adopt()
+        self.drop_tainted()
         if stage.reuse:
             if stale := {name for line, name, work in self.compare() if line and not self.is_done(line, work)}:
                 self.commits.forget(stale, self.commits.units())
@@ -124,6 +140,20 @@ class _Build:
                     opened = partial(open_units, stage, self.inputs, self.storage.url)
                     self.gather(run(opened, missing, stage.resources), tick)
             self.finish()
+
+    def drop_tainted(self) -> None:
+        """Forgets the units that read bytes which were damaged, and taints what was made of these."""
+        if damaged := self.commits.tainted():
+            names = {name for line, name, work in self.compare() if line and self.reads(work, damaged)}
+            gone = [unit for unit in self.commits.units() if unit.name in names]
+            taint(self.output, {checksum for unit in gone for _, checksum in unit.files.values()})
+            self.commits.forget(names, self.commits.units())
+            self.commits.cleaned()
+
+    def reads(self, work: Any, checksums: Iterable[str]) -> bool:
+        """Whether a unit reads one of these files; the work of a stage without `reuse` does not tell."""
+        told = canonical_json(work).decode() if self.stage.reuse else ""
+        return not self.stage.reuse or any(checksum in told for checksum in checksums)
 
     def compare(self, loose: bool = False) -> Iterator[tuple[bytes | None, str, Any]]:
         """Every planned unit with the line of its commit, or None."""

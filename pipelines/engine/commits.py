@@ -77,6 +77,7 @@ class Commits:
         self._attempts = f"{folder}/_runs/attempts"
         self._loose = f"{folder}/_runs/commits/loose"
         self._forgotten = f"{folder}/_runs/commits/forgotten"
+        self._tainted = f"{folder}/_runs/tainted"
         self._journal = Journal(storage, f"{folder}/_runs/commits")
 
     @property
@@ -166,6 +167,20 @@ class Commits:
         self._storage.delete(*(f"{self._folder}/{file}" for unit in units if unit.name in names for file in unit.files))
         self._journal.replace(unit.line() for unit in units if unit.name not in names)
         self._storage.delete(self._forgotten)
+
+    def taint(self, checksums: Collection[str]) -> None:
+        """Un-finishes the output: bytes with these checksums, which units may have read, were damaged."""
+        data = "\n".join(sorted(checksums)).encode()
+        self._storage.write(f"{self._tainted}/{hashlib.sha256(data).hexdigest()[:32]}", data)
+        self._storage.delete(f"{self._folder}/complete.json")
+
+    def tainted(self) -> set[str]:
+        """The checksums since the last `cleaned`."""
+        notes = (self._storage.read(f"{self._tainted}/{name}") for name in self._storage.names(self._tainted))
+        return {checksum for note in notes for checksum in note.decode().split("\n")}
+
+    def cleaned(self) -> None:
+        self._storage.delete_folder(self._tainted)
 
     def units(self, loose: bool = False) -> Iterator[Unit]:
         return (Unit.from_line(line, self.where) for line in self.lines(loose))

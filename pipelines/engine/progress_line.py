@@ -59,7 +59,7 @@ class ProgressLine:
     def _draw(self, line: str, is_last: bool = False) -> None:
         if self._quiet:
             return
-        end = "\n"
+        line, end = printable(line), "\n"
         if self._redraws:
             line = f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}"  # one that wraps cannot be redrawn
             end = "\n" if is_last else ""

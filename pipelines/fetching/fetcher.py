@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -21,7 +22,7 @@ from pipelines.engine.commits import Record
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Resources
 from pipelines.fetching.download import Failed, downloaded, may_pass
-from pipelines.fetching.ledger import FetchAttempt, Ledger
+from pipelines.fetching.ledger import FetchAttempt, Ledger, later
 from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
 from xmodal.raw import gulp
@@ -144,7 +145,8 @@ def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Run
         return
     ledger.compact()
     ledger.note_driver()
-    open_worker = partial(_open_worker, ledger.storage.url, ledger.part, ledger.name, raw)
+    after = max(map(later, ledger.states()), default=0.0)
+    open_worker = partial(_open_worker, ledger.storage.url, ledger.part, ledger.name, raw, after)
     records = run(open_worker, _units(sources), Resources(cpus=0.5))
     with progress.over(f"fetch {ledger.folder.removeprefix('_runs/ledger/')}", len(sources), unit="files") as tick:
         for count, record in enumerate(records):
@@ -154,7 +156,7 @@ def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Run
     ledger.compact()
 
 
-def _open_worker(url: str, part: Part, name: str, raw: RawFolder | None) -> Worker:
+def _open_worker(url: str, part: Part, name: str, raw: RawFolder | None, after: float) -> Worker:
     storage = open_storage(url)
     ledger = Ledger(storage, part, name)
     if not ledger.in_sight:
@@ -163,7 +165,8 @@ def _open_worker(url: str, part: Part, name: str, raw: RawFolder | None) -> Work
     def fetch_units(call: Call) -> list[Record]:
         records = []
         for name, sources in call:
-            ledger.add([attempt for source in sources for attempt in _fetch(source, storage, raw)])
+            attempts = (attempt for source in sources for attempt in _fetch(source, storage, raw))
+            ledger.add([replace(attempt, at=max(attempt.at, after)) for attempt in attempts])
             records.append(Record(name, "".join(f"{source.path}\n" for source in sources).encode()))
         return records
 

@@ -38,13 +38,6 @@ class FetchAttempt:
     kind: str = ""  # the class of a failure: http_404, timeout, …
     reason: str = ""  # for a person
 
-    @staticmethod
-    def damaged(path: str) -> "FetchAttempt":
-        """The loss of bytes that were here, which alone undoes an earlier success."""
-        return FetchAttempt(
-            path, "failed", time.time(), 0.0, kind=DAMAGED, reason="its bytes under this root were damaged"
-        )
-
     def line(self) -> bytes:
         facts = asdict(self)
         del facts["path"]
@@ -160,10 +153,17 @@ class Ledger:
     def in_sight(self) -> bool:
         return self.storage.size(f"{self.folder}/driver") is not None
 
-    def lose(self, paths: list[str]) -> None:
-        """Marks files whose bytes are damaged: the next build fetches and seals them again."""
-        self.add([FetchAttempt.damaged(path) for path in paths])
+    def lose(self, states: list["State"]) -> None:
+        """Marks files whose bytes are damaged, which alone undoes an earlier success: the next build fetches them."""
+        why = "its bytes under this root were damaged"
+        late = [(state.path, max(time.time(), later(state))) for state in states]
+        self.add([FetchAttempt(path, "failed", at, 0.0, kind=DAMAGED, reason=why) for path, at in late])
         self.storage.delete(f"{self.folder}/sealed")
+
+
+def later(state: State) -> float:
+    """A time after all attempts: a clock that was set back must not put new ones before old ones."""
+    return state.last_at + 0.001
 
 
 def ledgers(storage: Storage) -> Iterator[Ledger]:

@@ -2,13 +2,13 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from pipelines.engine.building import sum_up
+from pipelines.engine.building import sum_up, taint
 from pipelines.engine.commits import Commits
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import FOLDERS, ledgers
@@ -94,10 +94,11 @@ def verify(storage: Storage, progress: ProgressLine) -> tuple[int, list[Damage]]
     Of unfinished outputs only the description is read: a build that goes on checks the rest itself.
     """
     outputs, damage = list(directories(storage)), list[Damage]()
+    in_use = {f"{FOLDERS[ledger.part]}/{ledger.name}": ledger.sealed for ledger in ledgers(storage)}
     check = cache(partial(_problem, storage))  # blobs that several sets share are read once
     with progress.over("verify", sum(map(_files_of, outputs)), unit="files") as tick:
         for output in outputs:
-            for found in _check_output(output, check):
+            for found in _check_output(output, check, in_use):
                 damage += [found] if found else []
                 tick(1)
     return check.cache_info().misses, damage
@@ -110,8 +111,10 @@ def _files_of(output: Output) -> int:
         return 0
 
 
-def _check_output(output: Output, check: Callable[[str, int, str], str | None]) -> Iterator[Damage | None]:
-    """Gives one result a file, damage or None."""
+def _check_output(
+    output: Output, check: Callable[[str, int, str], str | None], in_use: Mapping[str, str | None]
+) -> Iterator[Damage | None]:
+    """Gives one result a file, damage or None; a sealed set that another has replaced wants no blobs any more."""
     try:
         stage = output.stage
         if not output.complete:
@@ -126,7 +129,8 @@ def _check_output(output: Output, check: Callable[[str, int, str], str | None]) 
         for name, (size, digest) in unit.files.items():
             problem = check(f"{output.folder}/{name}", size, digest)
             yield Damage(output.folder, unit.name, name, problem) if problem else None
-            for locked in read_lock(output) if name == LOCK and not problem else ():
+            now = in_use.get(f"{stage}/{output.config.get('name')}")
+            for locked in read_lock(output) if name == LOCK and not problem and now in (None, output.identity) else ():
                 if locked.sha256:
                     key = blob_key(locked.sha256)
                     problem = check(key, locked.size, locked.sha256)
@@ -143,16 +147,26 @@ def _problem(storage: Storage, key: str, size: int, sha256: str) -> str | None:
         return None if sha256_of(file) == sha256 else "its bytes have changed"
 
 
-def forget(storage: Storage, damage: list[Damage]) -> None:
-    """Takes what is damaged out of the records, so that the next build or retry makes just that again."""
-    blobs = {found.file for found in damage if found.file.startswith("blobs/")}
+def forget(storage: Storage, damage: list[Damage]) -> list[str]:
+    """Takes what is damaged out of the records, and un-finishes what was made of it: the next build makes it again.
+
+    Gives the folders of the outputs that were reached so.
+    """
+    folders = {found.output: [each for each in damage if each.output == found.output] for found in damage}
+    outputs = {Output(storage, folder): found for folder, found in sorted(folders.items())}
+    committed = {output: list(output.units()) for output, found in outputs.items() if all(each.file for each in found)}
+    reached = list[str]()
+    for output in committed:
+        checksums = {unit_file: sha256 for unit in committed[output] for unit_file, (_, sha256) in unit.files.items()}
+        reached += taint(output, {checksums.get(each.file, each.file.rpartition("/")[2]) for each in outputs[output]})
+    blobs = {found.file for found in damage if found.unit is None and found.file}
     for ledger in ledgers(storage) if blobs else ():
-        if lost := [state.path for state in ledger.states() if not state.failed and blob_key(state.sha256) in blobs]:
+        if lost := [state for state in ledger.states() if not state.failed and blob_key(state.sha256) in blobs]:
             ledger.lose(lost)
     storage.delete(*blobs)
-    for folder in sorted({found.output for found in damage if found.file not in blobs}):
-        units = {found.unit for found in damage if found.output == folder and found.file not in blobs}
-        if None in units:
-            storage.delete_folder(folder)
-        else:
-            Commits(storage, folder).forget({unit for unit in units if unit}, Output(storage, folder).units())
+    for output, found in outputs.items():
+        if output not in committed:
+            storage.delete_folder(output.folder)
+        elif units := {each.unit for each in found if each.unit}:
+            Commits(storage, output.folder).forget(units, committed[output])
+    return sorted({*reached})

@@ -8,7 +8,7 @@ import pytest
 from pipelines.cli import main
 from pipelines.engine.building import build
 from pipelines.engine.progress_line import ProgressLine
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage, one_unit
+from pipelines.engine.stage import Counts, Inputs, Sink, single
 from xmodal.progress import printable
 from xmodal.root.storage import open_storage
 
@@ -37,17 +37,11 @@ def test_progress_says_no_control_characters() -> None:
 
 
 def test_a_failure_with_control_characters_is_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def fails(work: None, sink: Sink) -> Counts:
+    def fails(config: None, inputs: Inputs, sink: Sink) -> Counts:
         sink.fail(NASTY, "unreadable", f"no picture: {NASTY}")
         return {}
 
-    def opened(config: None, inputs: Inputs):  # type: ignore[no-untyped-def]
-        return fails
-
-    build(
-        Stage("toy", None, lambda config, inputs: one_unit("u", None, config, inputs), opened),
-        open_storage(str(tmp_path)),
-    )
+    build(single("toy", None, (), 1, "u", fails), open_storage(str(tmp_path)))
     assert main(["status", "--root", str(tmp_path)]) == 0
     assert capsys.readouterr().out.replace("\n", "").isprintable()
 

@@ -24,15 +24,15 @@ def run(args: Args) -> Result:
 
     storage = _flags.existing(args.root)
     files, damage = verify(storage, _flags.progress(args))
-    if args.forget:
-        forget(storage, damage)
+    reached = forget(storage, damage) if args.forget else []
     found = [asdict(one) for one in damage]
-    return {"root": args.root, "files": files, "damage": found, "forgotten": args.forget}
+    return {"root": args.root, "files": files, "damage": found, "forgotten": args.forget, "unfinished": reached}
 
 
 def text(result: Result) -> Lines:
     damage = result["damage"]
     yield from (f"{one['output']}/{one['file']}: {one['problem']}" for one in damage)
+    yield from (f"{folder}: made of it, so unfinished until it is built again" for folder in result["unfinished"])
     if not damage:
         yield f"{result['files']:,} files are as they were committed"
     elif result["forgotten"]:
