@@ -101,7 +101,7 @@ def _phase_with(phase: Phase, name: str, parsed: Mapping[str, object]) -> Phase:
 
 
 def configs_of(recipe: Recipe) -> dict[str, object]:
-    """All that a setting may name: the recipe, one of its parts, a phase, counted from 1, or one of the phase's parts."""
+    """All that a setting may name: the recipe, its parts, a phase, counted from 1, or one of the phase's parts."""
     configs: dict[str, object] = {"recipe": recipe} | {name: getattr(recipe, name) for name in PARTS}
     for number, phase in enumerate(recipe.phases, 1):
         configs[f"phase{number}"] = phase
