@@ -102,6 +102,8 @@ def _built(options: BuildOptions, publisher: Path, show: Show) -> list[dict[str,
 
 
 def _runs(options: BuildOptions, folder: Path, show: Show, identity: Mapping[str, str]) -> list[dict[str, Any]]:
+    from xmodal.evaluation.run_metrics import evaluate
+
     runs = []
     for recipe in show.recipes:
         used: dict[str, Any] = {"records": identity["records"], "features": identity[recipe.visual.stage]}
@@ -110,7 +112,7 @@ def _runs(options: BuildOptions, folder: Path, show: Show, identity: Mapping[str
         options.progress.say(f"training {recipe.name}")
         setup = Setup(options.storage.url, threads=1, progress=options.progress, **used)
         outcome = recipe_runs.train(recipe, setup, run)
-        report = recipe_runs.evaluate(run, setup, show.test)
+        report = evaluate(str(run), setup, show.test)
         runs.append({"training": outcome, "evaluation": json.loads(report.to_json())})
     return runs
 

@@ -1,6 +1,7 @@
 """Recipes by name or from a user's file, with settings, trained and evaluated on the outputs of a root."""
 
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -31,49 +32,43 @@ PHASE_PARTS = ("optimiser", "weights")
 
 
 def recipes() -> dict[str, Recipe]:
-    """Every recipe that can be trained by its name. A name that two models have is not among them."""
-    return {name: of_models[0][1] for name, of_models in _recipes_by_name()[0].items() if len(of_models) == 1}
+    """Every recipe that can be trained by its name; a name that two models have is not among them."""
+    return {name: there[0] for name, there in _recipes_by_name()[0].items() if len(there) == 1}
 
 
 def find_recipe(text: str) -> Recipe:
     """The recipe of that name, or the one of a user's file: `mine.py`, or `mine.py:NAME` where it has several."""
-    path, _, name = text.rpartition(":")
-    if text.endswith(".py"):
-        return _recipe_in_file(text, "")
+    path, _, name = (text, "", "") if text.endswith(".py") else text.rpartition(":")
     if path.endswith(".py"):
-        return _recipe_in_file(path, name)
+        declared = models.recipes_of(path)
+        found = [recipe for recipe in declared if name in ("", recipe.name)]
+        there = ", ".join(f"{path}:{recipe.name}" for recipe in declared) or "none"
+        if not found:
+            raise UserError(f"{path} has no recipe {name!r}; there are: {there}")
+        if len(found) > 1:
+            named = f" {name!r}" if name else ""
+            raise UserError(f"{path} has several recipes{named}, so say which; there are: {there}")
+        return found[0]
     known, refused = _recipes_by_name()
     if text not in known:
         meant = nearest(text, {one: one for one in known})
         raise UserError("; ".join([f"no recipe {text!r}{meant}; there are: {', '.join(known)}", *refused]))
     if len(known[text]) > 1:
-        files = " and ".join(f"xmodal/models/{model}.py" for model, _ in known[text])
+        files = " and ".join(f"xmodal/models/{models.reference(recipe.model)}.py" for recipe in known[text])
         raise UserError(f"recipe {text!r} is defined twice, in {files}: give one of them another name")
-    return known[text][0][1]
+    return known[text][0]
 
 
-def _recipes_by_name() -> tuple[dict[str, list[tuple[str, Recipe]]], list[str]]:
-    """The recipes of each name with their models, and why a model has none."""
-    found: dict[str, list[tuple[str, Recipe]]] = {}
-    refused = []
+def _recipes_by_name() -> tuple[dict[str, list[Recipe]], list[str]]:
+    """The recipes of each name, and why a model has none."""
+    found, refused = defaultdict[str, list[Recipe]](list), []
     for model in models.names():
         try:
             for recipe in models.recipes_of(model):
-                found.setdefault(recipe.name, []).append((model, recipe))
+                found[recipe.name].append(recipe)
         except UserError as trouble:
             refused.append(str(trouble))
-    return found, refused
-
-
-def _recipe_in_file(path: str, name: str) -> Recipe:
-    declared = models.recipes_of(path)
-    named = [recipe for recipe in declared if name in ("", recipe.name)]
-    there = ", ".join(f"{path}:{recipe.name}" for recipe in declared) or "none"
-    if not named:
-        raise UserError(f"{path} has no recipe {name!r}; there are: {there}")
-    if len(named) > 1:
-        raise UserError(f"{path} has several recipes{f' {name!r}' if name else ''}, so say which; there are: {there}")
-    return named[0]
+    return dict(found), refused
 
 
 def recipe_with(name: str, settings: list[str]) -> Recipe:
@@ -101,7 +96,7 @@ def _phase_with(phase: Phase, name: str, parsed: Mapping[str, object]) -> Phase:
 
 
 def configs_of(recipe: Recipe) -> dict[str, object]:
-    """All that a setting may name: the recipe, its parts, a phase, counted from 1, or one of the phase's parts."""
+    """The names in a setting: of the recipe, its parts, its phases, counted from 1, and theirs."""
     configs: dict[str, object] = {"recipe": recipe} | {name: getattr(recipe, name) for name in PARTS}
     for number, phase in enumerate(recipe.phases, 1):
         configs[f"phase{number}"] = phase
@@ -127,14 +122,14 @@ def on_corpus(recipe: Recipe, setup: Setup, corpus: str) -> Recipe:
     return replace(recipe, view=moved(recipe.view), validation=moved(recipe.validation), unannotated=unannotated)
 
 
-def _left_out(recipe: Recipe, settings: list[str]) -> tuple[set[str], list[str]]:
+def _left_out(recipe: Recipe, settings: list[str]) -> tuple[list[str], list[str]]:
     """The phases of no epochs, and the settings that do not say so: no phase can be made of 0 epochs."""
-    phases = [f"phase{number}" for number in range(1, len(recipe.phases) + 1)]
-    last = {name: value for name, _, value in (text.partition("=") for text in settings)}
-    left_out = {phase for phase in phases if last.get(f"{phase}.epochs", "").strip() == "0"}
-    if left_out and len(left_out) == len(phases):
+    last = dict(text.partition("=")[::2] for text in settings)
+    phases = [f"phase{number}" for number, _ in enumerate(recipe.phases, 1)]
+    left_out = [phase for phase in phases if last.get(f"{phase}.epochs", "").strip() == "0"]
+    if phases and left_out == phases:
         raise UserError(f"--set {' '.join(settings)}: every phase of {recipe.name} is left out, so nothing is trained")
-    return left_out, [text for text in settings if text.partition("=")[0] not in {f"{one}.epochs" for one in left_out}]
+    return left_out, [text for text in settings if text.partition(".epochs=")[0] not in left_out]
 
 
 # ------------------------------------------------------------------------------------------- training and evaluating
@@ -148,46 +143,30 @@ def train(recipe: Recipe, setup: Setup, run: Path, tensorboard: bool = False) ->
 
 
 def train_on_ray(
-    recipe: Recipe,
-    setup: Setup,
-    run: Path,
-    workers: int,
-    address: str | None,
-    quiet: bool = False,
-    tensorboard: bool = False,
+    recipe: Recipe, setup: Setup, run: Path, workers: int, address: str | None, quiet: bool = False, **options: bool
 ) -> dict[str, Any]:
-    """Trains by so many processes of a Ray cluster; all its nodes see root and run."""
+    """Trains by so many processes of a Ray cluster, whose nodes all see root and run; `options` are as of `train`."""
     from pipelines.engine.ray_runner import train_together
 
     run.parent.mkdir(parents=True, exist_ok=True)
     setup = replace(setup, root=open_storage(setup.root).url, progress=Silence())
-    act = partial(_train_showing, recipe, setup, run.resolve(), quiet, tensorboard)
+    act = partial(_train_showing, recipe, setup, run.resolve(), quiet, options)
     return train_together(act, workers, str(run.parent), setup.device.startswith("cuda"), address)
 
 
 def _train_showing(
-    recipe: Recipe, setup: Setup, run: Path, quiet: bool, tensorboard: bool, said: str
+    recipe: Recipe, setup: Setup, run: Path, quiet: bool, options: Mapping[str, bool], said: str
 ) -> dict[str, Any]:
     with open(said, "a", buffering=1) as stream:
-        return train(recipe, replace(setup, progress=ProgressLine(stream, quiet)), run, tensorboard)
-
-
-def evaluate(run: Path, setup: Setup, split: str | None = None, **asked: Any) -> "Report":
-    """Evaluates a run on a split of its corpus (default: the test split beside that of its training).
-
-    `asked` are `distance` and `extended` of `xmodal.evaluation.run_metrics.evaluate`.
-    """
-    from xmodal.evaluation.run_metrics import evaluate
-
-    return evaluate(str(run), setup, _split_of(run, setup, split), **asked)
+        return train(recipe, replace(setup, progress=ProgressLine(stream, quiet)), run, **options)
 
 
 def evaluate_released(
     path: Path, vocabulary: Path, setup: Setup, corpus: str, split: str | None, settings: list[str], **asked: Any
 ) -> "Report":
-    """Evaluates a released file on a split of a corpus (default: the test split), read as the paper's recipe reads it.
+    """Evaluates a released file on a split (default: the test split), read as the paper's recipe reads it.
 
-    `settings` change that: `visual.stage=clips`, `view.captions_per_item=none`; `asked` are as of `evaluate`.
+    `settings` change that: `visual.stage=clips`, `view.captions_per_item=none`.
     """
     from xmodal.evaluation import released_weights
 
@@ -195,45 +174,25 @@ def evaluate_released(
     view, visual = read_for(released.config, setup, corpus, split)
     parsed = parse_settings(settings, {"view": view, "visual": visual})
     view, visual = apply(view, "view", parsed), apply(visual, "visual", parsed)
-    return released_weights.evaluate(path, vocabulary, setup, view, visual, released=released, **asked)
+    return released_weights.evaluate(released, vocabulary, setup, view, visual, **asked)
 
 
 def read_for(config: Config, setup: Setup, corpus: str, split: str | None) -> tuple[View, Features]:
-    """As the first recipe of such a model on the corpus reads; without one, all captions, and the usual features."""
+    """As the first recipe of such a model on the corpus reads; without one, all captions and the usual features."""
     from xmodal.evaluation.matrix_metrics import test_split
+    from xmodal.evaluation.run_metrics import test_split_beside
 
     known = [r for r in recipes().values() if type(r.model) is type(config) and r.view.corpus == corpus]
     if known:
-        return replace(known[0].validation, split=split or _test_split(known[0])), known[0].visual
+        return replace(known[0].validation, split=split or test_split_beside(known[0].view)), known[0].visual
     return View(corpus, split or test_split(setup.tables(corpus), corpus)), Features("resnet")
 
 
-def _split_of(run: Path, setup: Setup, split: str | None) -> str:
-    from xmodal.training import run_folder
-
-    if split:
-        return split
-    started = run_folder.read(str(run))
-    recipe, found = started.recipe, _test_split(started.recipe)
-    try:
-        members(replace(setup, records=started.records).tables(recipe.view.corpus), found)
-    except UserError as trouble:
-        said = f"{run} was trained on {recipe.view.split}: say with --split what to ask it"
-        raise UserError(f"{said}; {trouble}") from None
-    return found
-
-
-def _test_split(recipe: Recipe) -> str:
-    """Beside that of its training."""
-    return (recipe.view.split.rpartition("/")[0] + "/test").lstrip("/")
-
-
 def look(run: Path, setup: Setup, split: str | None, folder: Path | None, **some: Any) -> dict[str, Any]:
-    """Draws attention in a folder, `some` being `items` or `first` of `draw`; without a folder, probes uncertainty."""
+    """Draws attention in a folder, of `items` or the `first` ones; without a folder, probes uncertainty."""
     from xmodal.evaluation.attention_pictures import draw
     from xmodal.evaluation.uncertainty_probes import probe
 
-    split = _split_of(run, setup, split)
     if folder is None:
         return asdict(probe(str(run), setup, split))
     return _drawn(folder, draw(str(run), setup, split, folder, **some))
@@ -242,7 +201,6 @@ def look(run: Path, setup: Setup, split: str | None, folder: Path | None, **some
 def look_at_clips(
     corpus: str, setup: Setup, folder: Path, *, items: Sequence[str] = (), first: int = 8, split: str | None = None
 ) -> dict[str, Any]:
-    """A contact sheet of each of the items in a folder, or of the first ones that have frames."""
     records = setup.tables(corpus)
     store = FrameStore(setup.store(FRAMES, records).output)
     among = set(store.ids) if split is None else members(records, split)

@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.papers import recipe_runs
 from pipelines.papers.experiments import (
     Available,
@@ -32,16 +31,13 @@ from xmodal.training.run_setup import Setup
 
 
 def overview() -> list[dict[str, Any]]:
-    """Lists every experiment in short, without its state: that needs all models, which take seconds to load."""
+    """Lists every experiment without its state, which needs all models: they take seconds to load."""
     told = ("name", "title", "corpora", "why_not")
     return [{name: getattr(each, name) for name in told} for each in find("")]
 
 
 def reproduce(text: str, setup: Setup | None, runs: Path, commands: Iterable[str]) -> list[dict[str, Any]]:
-    """Describes the experiments that the text names. With a setup it must name one, which is trained and evaluated.
-
-    `commands` are the names that `xmodal` knows.
-    """
+    """Describes the experiments that the text names. With a setup it must name one, which is trained and evaluated."""
     found, available = find(text), Available.now(commands)
     if setup is None:
         return [about(each, available) for each in found]
@@ -62,14 +58,13 @@ def about(experiment: Experiment, available: Available) -> dict[str, Any]:
 
 
 def to_run(experiment: Experiment, available: Available, root: str = "data", runs: str = "runs") -> list[str]:
-    """Lists the commands that run its ready rows; each of them leaves alone what is up to date."""
+    """Lists the commands that run its ready rows; what is up to date they leave alone."""
     built, trained, at = dict[str, None](), list[str](), f"--root {shlex.quote(root)}"
     for row in _ready_runs(experiment, available):
         recipe, folder = recipe_of(row, available), shlex.quote(str(Path(runs) / row.run))
         built |= dict.fromkeys(_builds(recipe, experiment, root))
-        vectors = _vectors(recipe)
-        with_vectors = f" --vectors {vectors}.txt" if vectors else ""
-        trained.append(f"xmodal train {row.recipe} {at} --run {folder}{with_vectors}{_set(row.settings)}")
+        vectors = f" --vectors {_vectors(recipe)}.txt" if _vectors(recipe) else ""
+        trained.append(f"xmodal train {row.recipe} {at} --run {folder}{vectors}{_set(row.settings)}")
         split = f" --split {recipe.validation.split}" if experiment.on_validation else ""
         for score in dict.fromkeys(each.score for each in experiment.rows if each.run == row.run):
             distance = f" --distance {score}" if score else ""
@@ -94,11 +89,12 @@ def _set(settings: Iterable[str]) -> str:
 
 
 def run(experiment: Experiment, available: Available, setup: Setup, runs: Path) -> list[dict[str, Any]]:
-    """Trains and evaluates every row that is ready; a finished run is only evaluated.
+    """Trains and evaluates every row that is ready, and adds to each the values measured for its columns.
 
-    Whatever any row misses is said before the first is trained. The setup's `vectors` go to the recipes that name some.
-    Returns each row with the values measured for its columns.
+    Whatever any row misses is said before the first is trained. A finished run is only evaluated.
     """
+    from xmodal.evaluation.run_metrics import evaluate
+
     ready = _ready_runs(experiment, available)
     if not ready:
         raise UserError(f"{experiment.name} has no row that can be run; {state(experiment, available)}")
@@ -111,7 +107,7 @@ def run(experiment: Experiment, available: Available, setup: Setup, runs: Path) 
         found = None
         if is_ready(row, available):
             split = recipes[row.run].validation.split if experiment.on_validation else None
-            report = recipe_runs.evaluate(runs / row.run, setup, split, distance=row.score or None)
+            report = evaluate(str(runs / row.run), setup, split, distance=row.score or None)
             found = measured(report, experiment.columns)
         rows.append(asdict(row) | {"measured": found})
     return rows
@@ -159,7 +155,7 @@ def _not_built(recipe: Recipe, experiment: Experiment, setup: Setup) -> Iterator
 
 
 def _with_command(trouble: UserError, command: str) -> str:
-    """Adds the paper's build command where an output is absent; a choice among several has another cure."""
+    """Gives the paper's build command where an output is absent; a choice among several has another cure."""
     absent, builds, _ = str(trouble).partition(": build it first")
     return f"{absent} (`{command}`)" if builds else absent
 
@@ -167,9 +163,8 @@ def _with_command(trouble: UserError, command: str) -> str:
 def _other_network(recipe: Recipe, experiment: Experiment, setup: Setup) -> str | None:
     """Tells when the features are not by the paper's network."""
     store = setup.store(recipe.visual.stage, setup.tables(recipe.view.corpus))
-    settings = [setting for setting in experiment.build if setting.startswith("resnet.")]
-    usual = ResNetConfig()
-    wanted = apply(usual, "resnet", parse_settings(settings, {"resnet": usual})).network
+    settings = dict(setting.split("=", 1) for setting in experiment.build)
+    wanted = settings.get("resnet.network", ResNetConfig().network)
     if recipe.visual.stage != "resnet" or store.provenance.get("network") == wanted:
         return None
     return f"{store.output.where} is by {describe_network(store)}, not by the {wanted} of {experiment.name}"
@@ -180,11 +175,10 @@ def _ready_runs(experiment: Experiment, available: Available) -> list[Row]:
 
 
 def measured(report: Report, columns: Iterable[str]) -> dict[str, float]:
-    """Looks up the columns of a paper's table in a report; leaves out those that this split does not have."""
+    """The columns of a paper's table in a report, but those that this split does not have."""
     found = {}
     for column in filter(is_measured, columns):
         gallery, side, measure = parts_of(column)
-        value = report.metrics.value(measure, side, gallery)
-        if value is not None:
+        if (value := report.metrics.value(measure, side, gallery)) is not None:
             found[column] = value
     return found

@@ -10,7 +10,7 @@ import torch
 import xmodal
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
-from pipelines.papers.recipe_runs import evaluate, recipe_with, recipes
+from pipelines.papers.recipe_runs import recipe_with, recipes
 from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.publishers import cub, cuhk_pedes
 from tests.toy_root import fit, one_thread
@@ -19,6 +19,7 @@ from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
 from xmodal.evaluation import run_metrics
+from xmodal.evaluation.run_metrics import evaluate
 from xmodal.metrics.reports import Report
 from xmodal.models.pcme import PCME_CUB, PCMEConfig
 from xmodal.recipes import Features, OnePerClass, Optimiser, Phase, Recipe, Tokens, View
@@ -143,7 +144,7 @@ def single(padded: Padded) -> Padded:
 
 def test_birds_are_evaluated_by_class_beside_their_own_captions(birds: str, tmp_path: Path) -> None:
     fit(small(View("cub", "pcme/train"), View("cub", "pcme/val")), birds, str(tmp_path / "run"))
-    report: Report = evaluate(tmp_path / "run", Setup(birds))
+    report: Report = evaluate(str(tmp_path / "run"), Setup(birds))
     assert (report.split, report.seen, report.chosen) == ("pcme/test", 0, 0)
     assert report.captions == 10 * report.items
     assert set(report.scores) == {"all", "class"}
@@ -159,7 +160,7 @@ def test_persons_are_learned_and_evaluated_by_identity(persons: str, tmp_path: P
     tiny = small(View("cuhk_pedes", "cuhk_pedes/train"), View("cuhk_pedes", "cuhk_pedes/val"))
     outcome = fit(tiny, persons, str(tmp_path / "run"))
     assert outcome.steps > 0
-    report: Report = evaluate(tmp_path / "run", Setup(persons))
+    report: Report = evaluate(str(tmp_path / "run"), Setup(persons))
     assert report.split == "cuhk_pedes/test"
     lacking = [
         reader(persons, f"cuhk_pedes/{split}").examples.items_without_features for split in ("train", "val", "test")

@@ -339,6 +339,7 @@ BOX = (1, 1, 5, 5)
         (annotation(thing(7, box=(1, 5, 4, 4))), r"object\[0\] has an empty box: .* y from 5 to 4"),
         (annotation(thing(7, box=BOX, flags={"nobndbox": 1})), r"has a box and says that it has none: nobndbox"),
         (annotation(thing(7, flags={"scene": "yes"})), r"object\[0\]: 'scene' is 'yes', no whole number"),
+        (annotation("<object><name>7</name><bndbox/><bndbox/></object>"), r"object\[0\] has no 'bndbox/xmin'"),
         (
             annotation(thing(7, box=BOX).replace("<bndbox>", "<bndbox/><bndbox><xmin>1</xmin>")),
             r"has 2 'bndbox/xmin' inst",

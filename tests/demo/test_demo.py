@@ -19,6 +19,7 @@ from pipelines.papers import recipe_runs
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.conftest import tree_digest
 from xmodal.errors import UserError
+from xmodal.evaluation.run_metrics import evaluate
 from xmodal.root.storage import open_storage
 from xmodal.training.run_setup import Setup
 
@@ -83,7 +84,7 @@ def test_recall_on_scenes_that_were_not_trained_on_is_far_above_chance(seed: int
     build_stages(CorpusBuild(site, corpus), ["records", "resnet"])
     setup = Setup(str(root), threads=1)
     recipe_runs.train(recipes()[0], setup, tmp_path / "run")
-    report = recipe_runs.evaluate(tmp_path / "run", setup, "karpathy/test")
+    report = evaluate(str(tmp_path / "run"), setup, "karpathy/test")
     scores = report.scores["all"]
     assert report.items == 60
     for side in (scores.visual_to_text, scores.text_to_visual):

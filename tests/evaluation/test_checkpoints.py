@@ -218,7 +218,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         (lambda s: {n: v for n, v in s.items() if "txt_enc.pie_net" not in n}, "Missing key.*text_pie.hidden.weight"),
         (lambda s: {n: v for n, v in s.items() if "embed" not in n}, "does not fit: 'txt_enc.embed.weight'"),
         (lambda s: s | {"img_enc.fc.weight": torch.ones(9, 12)}, "size mismatch for image.weight"),
-        (lambda s: {"model": s, "criterion": {"shift": torch.ones(1)}}, r"Unexpected key.*criterion\.shift"),
+        (lambda s: {"model": s, "criterion": {"shift": torch.ones(1)}}, "Unexpected key.*shift"),
         (lambda s: {"model": [s, s, s]}, "holds a dict, not weights by name"),
         (lambda s: s | {"epoch": 3}, "holds what is no weight: epoch"),
         (lambda s: [1, 2], "holds a list, not weights by name"),

@@ -43,6 +43,7 @@ from tests.training.test_trunk import make_root as make_pictures
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
 from xmodal.evaluation.matrix_metrics import score
+from xmodal.evaluation.run_metrics import evaluate
 from xmodal.metrics.protocols import headline
 from xmodal.models.vsepp import VSEPP_COCO
 from xmodal.raw.raw_files import Raw
@@ -359,7 +360,7 @@ def test_a_table_is_trained_evaluated_and_found_finished_the_second_time(tmp_pat
     assert first == second
     assert (another, quoted) == (None, None)
     assert first.keys() == {"i2t R@1", "t2i Med R", "rsum"}
-    report = recipe_runs.evaluate(folder, Setup(root), "toy/test")
+    report = evaluate(str(folder), Setup(root), "toy/test")
     assert first["rsum"] == pytest.approx(report.scores["all"].rsum)
     assert first["i2t R@1"] == report.scores["all"].visual_to_text["R@1"]
     assert first["t2i Med R"] == report.scores["all"].text_to_visual["Med R"]

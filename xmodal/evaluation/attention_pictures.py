@@ -1,7 +1,6 @@
 """Attention pictures: the maps of a run's model, drawn over pictures or beside the frames of clips."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,6 +24,7 @@ from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, read_rows
 from xmodal.records.views import captions_by_item
+from xmodal.root.outputs import Output
 from xmodal.root.selection import ancestor
 from xmodal.training.finetuning import WithBackbone, network_of
 from xmodal.training.run_setup import Setup
@@ -42,16 +42,13 @@ class Attentive(Protocol):
 
 
 def draw(
-    run: str, setup: Setup, split: str, folder: Path, *, items: Sequence[str] = (), first: int = 8
+    run: str, setup: Setup, split: str | None, folder: Path, *, items: Sequence[str] = (), first: int = 8
 ) -> list[DrawnPicture]:
-    """Draws a PNG for each of the items, or for the first ones of the split.
-
-    It shows a picture with every map over it; for a clip, the frames that are read and what every map gives each.
-    """
+    """Draws a PNG for each of the items, or the first ones of the split: its maps over it, or beside its frames."""
     asked = open_run(run, setup, split)
     attend, show = _attention(asked, run), _show_clips(asked) if asked.features.spec.ragged else _show_pictures(asked)
-    places = _places(asked, split, items)[: None if items else first]
-    described = captions_by_item(asked.records, replace(asked.started.recipe.validation, split=split))
+    places = _places(asked, items)[: None if items else first]
+    described = captions_by_item(asked.records, asked.view)
     captions = described.grouped(described.texts)
 
     def sheet(place: int) -> tuple[str, str, Image]:
@@ -86,70 +83,59 @@ def grid_network(asked: OpenedRun) -> ResNet:
     try:
         network = network_of(asked.features)
     except UserError:
-        raise UserError(
-            f"{where} does not say which network saw the pictures: train from features of the resnet stage"
-        ) from None
+        raise UserError(f"{where} does not say which network saw the pictures: train from the resnet stage") from None
     if asked.features.spec.ragged:
         raise UserError(f"{where} has a row for each sample of a clip, which are no grid")
     if network.output != "grid":
-        raise UserError(f"{where} is pooled, which is no grid: train from features built with --set resnet.output=grid")
+        raise UserError(f"{where} is pooled, which is no grid: build features with --set resnet.output=grid")
     return network
 
 
-def _places(asked: OpenedRun, split: str, items: Sequence[str]) -> list[int]:
+def _places(asked: OpenedRun, items: Sequence[str]) -> list[int]:
     places = {id: place for place, id in enumerate(asked.reader.examples.ids)}
     if strange := [id for id in items if id not in places]:
         raise UserError(
-            f"{', '.join(strange)}: not among the {len(places):,} items of {split} that have features and captions, "
-            f"such as {', '.join([*places][:3])}"
+            f"{', '.join(strange)}: not among the {len(places):,} items of {asked.view.split} that have features and "
+            f"captions, such as {', '.join([*places][:3])}"
         )
     return [places[id] for id in dict.fromkeys(items or places)]
 
 
-def _pictures(asked: OpenedRun, network: ResNet) -> Callable[[str], NDArray[np.uint8]]:
-    """A function that reads the part of an item's picture that the network saw, but finer."""
-    features, media = asked.features.output, ancestor(asked.features.output, "media")
-    if media is None:
+def _source(asked: OpenedRun, stage: str) -> Output:
+    features = asked.features.output
+    source = ancestor(features, stage)
+    if source is None:
         raise UserError(
-            f"the pictures of {features.where} are no longer under {features.storage.url}: "
-            f"`xmodal build {asked.started.recipe.view.corpus}/media` gets them again"
+            f"the {stage} of {features.where} are not under {features.storage.url}: "
+            f"`xmodal build {asked.view.corpus}/{stage}` gets them again"
         )
-    archives, times = Archives(raw_of(media)), -(-SIDE // network.crop)
-    paths = {item.id: item.media for item in read_rows(asked.records, Item)}
-
-    def read(id: str) -> NDArray[np.uint8]:
-        sizes = network.resize * times, network.crop * times
-        try:
-            return square(archives.read(paths[id]), *sizes, on_truncated=lambda why: None)
-        except (MissingMedia, UnreadableImage) as error:  # it was there, and a picture, when its features were made
-            raise UserError(
-                f"the picture of {id} is damaged ({error}): `xmodal verify --forget`, build again"
-            ) from error
-
-    return read
+    return source
 
 
 def _show_pictures(asked: OpenedRun) -> Show:
-    read = _pictures(asked, grid_network(asked))
+    """Shows the part of a picture that the network saw, but finer."""
+    network = grid_network(asked)
+    archives, times = Archives(raw_of(_source(asked, "media"))), -(-SIDE // network.crop)
+    paths = {item.id: item.media for item in read_rows(asked.records, Item)}
 
     def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
+        sizes = network.resize * times, network.crop * times
+        try:
+            picture = square(archives.read(paths[id]), *sizes, on_truncated=lambda why: None)
+        except (MissingMedia, UnreadableImage) as error:  # it was a picture when its features were made
+            raise UserError(
+                f"the picture of {id} is damaged ({error}): `xmodal verify --forget`, build again"
+            ) from error
         ranges = zip(100 * maps_LK.min(0), 100 * maps_LK.max(0), strict=True)
         names = [f"map {number}: {low:.1f} to {high:.1f} % a place" for number, (low, high) in enumerate(ranges, 1)]
-        panels_HW3 = attention_picture(read(id), maps_LK)
-        return labelled(panels_HW3, ["what the network sees", *names], f"{id}: {caption}")
+        return labelled(attention_picture(picture, maps_LK), ["what the network sees", *names], f"{id}: {caption}")
 
     return show
 
 
 def _show_clips(asked: OpenedRun) -> Show:
     features, frames = asked.features, asked.reader.frames
-    taken = ancestor(features.output, FRAMES)
-    if taken is None:
-        raise UserError(
-            f"{features.output.where} is not of frames that are under {features.output.storage.url}: "
-            f"`xmodal build {asked.started.recipe.view.corpus}/frames` takes those of clips"
-        )
-    store = FrameStore(taken)
+    store = FrameStore(_source(asked, FRAMES))
 
     def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
         lengths = features.lengths(features.rows([id]))

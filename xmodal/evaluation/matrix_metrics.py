@@ -40,9 +40,8 @@ def score(
     With `prefix` its rows and columns are those that PREFIX.items.txt and PREFIX.captions.txt name, an id a line, in
     any order. `extended` is a folder with ECCV-Caption's files.
     """
-    records = find_output(root, "records", corpus=corpus)
-    split = split or test_split(records, corpus)
-    matrix, found = _matrix(path), _caption_ids(records, View(corpus, split))
+    records, view, found = _caption_ids(root, corpus, split)
+    matrix = _matrix(path)
     gallery, similarities = _by_ids(matrix, found, prefix) if prefix else _by_order(matrix, found, path)
     positives = eccv(extended, gallery) if extended else None
     try:
@@ -55,7 +54,7 @@ def score(
         fingerprint=sha256_of(path),
         records=records.identity,
         corpus=corpus,
-        split=split,
+        split=view.split,
         items=len(gallery.ids),
         captions=len(gallery.caption_ids),
         absent=len(found) - silent - len(gallery.ids),
@@ -68,17 +67,18 @@ def write_ids(prefix: str, root: str, corpus: str, split: str | None = None) -> 
     """Writes the order of rows to PREFIX.items.txt, of columns to PREFIX.captions.txt: an id a line, all captions."""
     if not Path(prefix).parent.is_dir():
         raise UserError(f"{Path(prefix).parent} is no folder, so nothing was written: make it, or give another PREFIX")
-    records = find_output(root, "records", corpus=corpus)
-    gallery = _gallery(_caption_ids(records, View(corpus, split or test_split(records, corpus))))
+    gallery = _gallery(_caption_ids(root, corpus, split)[2])
     paths = [prefix + end for end in IDS]
     for path, ids in zip(paths, (gallery.ids, gallery.caption_ids), strict=True):
         Path(path).write_text("".join(f"{id}\n" for id in ids), encoding="utf-8")
     return paths
 
 
-def _caption_ids(records: Output, view: View) -> CaptionIds:
+def _caption_ids(root: str, corpus: str, split: str | None) -> tuple[Output, View, CaptionIds]:
+    records = find_output(root, "records", corpus=corpus)
+    view = View(corpus, split or test_split(records, corpus))
     captions = captions_by_item(records, view)
-    return captions.grouped(captions.ids)
+    return records, view, captions.grouped(captions.ids)
 
 
 def _gallery(found: CaptionIds, per_item: int | None = None) -> Gallery:

@@ -1,4 +1,4 @@
-"""Released weights: files of the papers' authors as models of ours. The names in a file tell its layout.
+"""Released weights: files of the papers' authors as models of ours, told by the names in them.
 
     PVSE    a state_dict of img_enc.* and txt_enc.*, or one as "model" of a dict
     PCME    {"model": a state_dict with uncertain_net as well, "criterion": a and b of the loss, ...}
@@ -29,8 +29,8 @@ from xmodal.features.networks import Network, ResNet, load, weights_sha256
 from xmodal.features.opening import describe_network
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.reports import Report
-from xmodal.models import Inputs, Scorer, pcme
-from xmodal.models.pcme import PCMEConfig
+from xmodal.models import Inputs, Scorer
+from xmodal.models.pcme import PCMEConfig, own_name
 from xmodal.models.pvse import PVSEConfig
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.recipes import Config, Features, Pixels, View
@@ -53,13 +53,12 @@ RESNETS: dict[int, Network] = {4: "resnet18", 12: "resnet34", 18: "resnet50", 69
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """A model and its weights, by our names."""
-
     layout: str
     config: Config
-    inputs: Inputs  # the number of training items is not known (0)
-    state: dict[str, Tensor]
+    inputs: Inputs
+    state: dict[str, Tensor]  # by our names
     trunk: dict[str, Tensor]  # the weights of its CNN, if it has one, by the CNN's own names
+    path: Path = Path()  # of the file
 
     def build(self) -> nn.Module:
         with torch.device("meta"):  # weights would be overwritten at once
@@ -81,7 +80,7 @@ class Released:
 
     @property
     def network(self) -> Network | None:
-        """The CNN in the file, as the resnet stage names it; None if there is none, or another kind."""
+        """The CNN in the file; None if there is none, or another kind."""
         return RESNETS.get(sum(name.startswith("layer3.") and ".conv" in name for name in self.trunk))
 
     @property
@@ -89,23 +88,19 @@ class Released:
         return isinstance(self.config, PVSEConfig) and self.config.visual == "video"
 
 
-# ------------------------------------------------------------------------------------------------ evaluating a file
-
-
 def evaluate(
-    path: Path,
+    released: Released,
     vocabulary: Path,
     setup: Setup,
     view: View,
     visual: Features,
     *,
-    released: Released | None = None,
     distance: str | None = None,
     extended: Path | None = None,
 ) -> Report:
-    """Computes every metric of a released file on a view of a corpus. `released` is what `read` made of the file."""
+    """Computes every metric of a released file on a view of a corpus."""
     check_device(setup.device)
-    released, words = released or read(path), load_vocabulary(vocabulary)
+    path, words = released.path, load_vocabulary(vocabulary)
     if len(words) != released.inputs.text_width:
         raise UserError(
             f"{vocabulary} has {len(words):,} words, but {path} was trained with {released.inputs.text_width:,}: "
@@ -166,7 +161,7 @@ def _network_of_features(released: Released, store: FeatureStore) -> str:
             ": name other features with --set visual.stage=STAGE"
         )
     network = store.provenance.get("network")
-    if None not in (network, released.network) and network != released.network:
+    if network and released.network and network != released.network:
         raise UserError(
             f"was trained with a {released.network}, but {store.output.where} has features of {network}: "
             f"build them with --set resnet.network={released.network}"
@@ -177,13 +172,10 @@ def _network_of_features(released: Released, store: FeatureStore) -> str:
     return f"{cnn}, which --set visual.stage=pixels takes" if released.network and not clips else cnn
 
 
-# ------------------------------------------------------------------------------------------------ reading a file
-
-
 def read(path: str | Path) -> Released:
     """Reads a released file; nothing in it is executed."""
     try:
-        return convert(*_parts(load_tensors(Path(path).read_bytes())))
+        return replace(convert(*_parts(load_tensors(Path(path).read_bytes()))), path=Path(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -218,10 +210,9 @@ def convert(state: State, options: Options | None = None) -> Released:
     if layout is None:
         raise UserError(f"no checkpoint of PVSE, PCME, VSE++: nobody knows {_listed(list(plain))}")
     heads = [name for name in plain if not name.startswith((TRUNK, *layout.unused))]
-    ours = {reduce(lambda name, pair: name.replace(*pair), layout.names.items(), head): plain[head] for head in heads}
     try:
         inputs = Inputs(plain[FRAMES if FRAMES in plain else IMAGE].shape[1], len(plain[WORDS]), instances=0)
-        weights = {name: value.float() for name, value in ours.items()}
+        weights = {layout.ours(head.removeprefix("criterion.")): plain[head].float() for head in heads}
         released = Released(layout.model, layout.config(plain, options or {}), inputs, weights, trunk)
         released.build()
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -257,29 +248,29 @@ OFFICIAL_NAMES = {  # of parts of a name, replaced in this order
 
 @dataclass(frozen=True)
 class Layout:
-    """The names and the flags of one official code."""
-
     model: str
     config: Callable[[State, Options], Config]
-    names: Mapping[str, str]  # ours for parts of theirs
+    ours: Callable[[str], str]  # our name for a weight
     unused: tuple[str, ...] = ()  # beginnings of names that the official code has and never reads
+
+
+def _own_name(official: str) -> str:
+    return reduce(lambda name, pair: name.replace(*pair), OFFICIAL_NAMES.items(), official)
 
 
 def _layout(state: State) -> Layout | None:
     if "criterion.negative_scale" in state:
-        names = pcme.OFFICIAL_NAMES | {"criterion.": ""}
         if any(name.startswith("img_enc.uncertain_net.") for name in state):
-            return Layout("PCME", _pcme, names)
-        return Layout("PCME without spread", _pcme_twin, names, unused=("txt_enc.uncertain_net.",))
+            return Layout("PCME", _pcme, own_name)
+        return Layout("PCME without spread", _pcme_twin, own_name, unused=("txt_enc.uncertain_net.",))
     if "txt_enc.rnn.weight_ih_l0_reverse" in state:
-        return Layout("PVSE", _pvse, OFFICIAL_NAMES)
+        return Layout("PVSE", _pvse, _own_name)
     if state.keys() >= {IMAGE, "txt_enc.rnn.weight_ih_l0"}:
-        return Layout("VSE++", _vsepp, OFFICIAL_NAMES)
+        return Layout("VSE++", _vsepp, _own_name)
     return None
 
 
 def _ranking(state: State, options: Options) -> dict[str, Any]:
-    """The settings that PVSE and VSE++ share."""
     negatives = "hardest" if options.get("max_violation", True) else "all"
     shared = {"word_width": state[WORDS].shape[1], "negatives": negatives}
     return shared | ({"margin": float(options["margin"])} if "margin" in options else {})

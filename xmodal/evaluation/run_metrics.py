@@ -66,9 +66,9 @@ def with_distance(model: Config, distance: str, name: str) -> Config:
 
 
 def evaluate(
-    run: str, setup: Setup, split: str, *, distance: str | None = None, extended: Path | None = None
+    run: str, setup: Setup, split: str | None = None, *, distance: str | None = None, extended: Path | None = None
 ) -> Report:
-    """Computes every metric of a run on a split, from the records and features that it was trained on.
+    """Computes every metric of a run, from the records and features that it was trained on; see `open_run`.
 
     `distance` is another score of the same weights (PCME), `extended` a folder with ECCV-Caption's files.
     """
@@ -80,7 +80,7 @@ def evaluate(
         asked.reader,
         setup,
         asked.records,
-        replace(recipe.validation, split=split),
+        asked.view,
         extended,
         recipe=f"{recipe.name} by {distance}" if distance else recipe.name,
         fingerprint=fingerprint(recipe),
@@ -129,29 +129,38 @@ class OpenedRun:
     """A run with its model and a split; `reader` reads pictures if the weights were trained from them."""
 
     started: Run
+    view: View
     records: Output
     features: FeatureStore
     scorer: Scorer[Any, Any]
     reader: Reader
 
 
-def open_run(run: str, setup: Setup, split: str, distance: str | None = None) -> OpenedRun:
-    """Opens a run on a split of its corpus, with the records and features that it was trained on."""
+def open_run(run: str, setup: Setup, split: str | None = None, distance: str | None = None) -> OpenedRun:
+    """Opens a run on a split of its corpus; by default on the test split beside that of its training."""
     check_device(setup.device)
     started = run_folder.read(run)
     recipe = started.recipe
     setup = replace(setup, records=started.records, features=started.features, pixels=started.pixels)
     records = setup.tables(recipe.view.corpus)
     store = setup.store(recipe.visual.stage, records, recipe.model)
-    examples = Examples.of(records, replace(recipe.validation, split=split), store, started.vocabulary)
+    view = replace(recipe.validation, split=split or test_split_beside(recipe.view))
+    try:
+        examples = Examples.of(records, view, store, started.vocabulary)
+    except UserError as trouble:
+        said = "" if split else f"{run} was trained on {recipe.view.split}: say with --split what to ask it; "
+        raise UserError(f"{said}{trouble}") from None
     scorer = load(run, setup.device, store, distance)
     reader = Reader(examples, store, recipe.visual, recipe.text if isinstance(recipe.text, Tokens) else None)
     if isinstance(scorer, WithBackbone):
         *_, plan = (phase.pixels for phase in recipe.phases if phase.pixels)
         reader = picture_reader(reader, setup.store("pixels", records), plan)
-    return OpenedRun(started, records, store, scorer, reader)
+    return OpenedRun(started, view, records, store, scorer, reader)
+
+
+def test_split_beside(view: View) -> str:
+    return (view.split.rpartition("/")[0] + "/test").lstrip("/")
 
 
 def _shared(asked: OpenedRun, view: View) -> int:
-    """Counts the evaluated items that are in a view, too."""
     return len(items_with_captions(asked.records, view).intersection(asked.reader.examples.ids))

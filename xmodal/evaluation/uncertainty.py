@@ -6,6 +6,7 @@ less, than one in the picture.
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -52,12 +53,11 @@ def mix(visual: Padded, other: Padded, grid: tuple[int, int], share: float, gene
     if visual.values.shape[1] != math.prod(grid) or visual.values.shape != other.values.shape:
         shapes = f"{tuple(visual.values.shape)} and {tuple(other.values.shape)}"
         raise ValueError(f"both must be grids of {grid[0]} x {grid[1]} positions, not {shapes}")
-    height, width = _sides(grid, share)
-    tops_B, lefts_B = (
-        torch.randint(side - taken + 1, (len(visual),), generator=generator)
-        for side, taken in zip(grid, (height, width), strict=True)
+    rows_BH, columns_BW = (
+        _run(torch.randint(side - taken + 1, (len(visual),), generator=generator), taken, side)
+        for side, taken in zip(grid, _sides(grid, share), strict=True)
     )
-    inside_BHW = _run(tops_B, height, grid[0])[:, :, None] & _run(lefts_B, width, grid[1])[:, None]
+    inside_BHW = rows_BH[:, :, None] & columns_BW[:, None]
     inside_BL1 = inside_BHW.flatten(1)[..., None].to(visual.values.device)
     return Padded(torch.where(inside_BL1, other.values, visual.values), visual.lengths)
 
@@ -65,7 +65,7 @@ def mix(visual: Padded, other: Padded, grid: tuple[int, int], share: float, gene
 def recall_by_uncertainty(
     uncertainty_Q: NDArray[np.floating], ranks_Q: NDArray[np.integer], bins: int = 10, k: int = 1
 ) -> list[Bin]:
-    """Surest queries first, in bins whose counts differ by one at most. Ranks count from 0."""
+    """Bins of about equal counts, the surest queries first. Ranks count from 0."""
     if uncertainty_Q.shape != ranks_Q.shape or uncertainty_Q.ndim != 1 or not 1 <= bins <= len(ranks_Q):
         raise ValueError(f"{bins} bins need as many queries, not {uncertainty_Q.shape} and {ranks_Q.shape}")
     if not np.isfinite(uncertainty_Q).all():
@@ -80,10 +80,9 @@ def recall_by_uncertainty(
 
 def _sides(grid: tuple[int, int], share: float) -> tuple[int, int]:
     """The rectangle nearest in area to the share, and of these the one most like the grid."""
-    heights, widths = range(grid[0] + 1), range(grid[1] + 1)
     area = share * math.prod(grid)
     return min(
-        ((h, w) for h in heights for w in widths if bool(h) == bool(w)),
+        ((0, 0), *product(range(1, grid[0] + 1), range(1, grid[1] + 1))),
         key=lambda side: (abs(side[0] * side[1] - area), abs(side[0] * grid[1] - side[1] * grid[0])),
     )
 

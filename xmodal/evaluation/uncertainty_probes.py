@@ -1,10 +1,10 @@
 """Uncertainty probes: how unsure a model is of inputs made ambiguous on purpose (PCME, section 4.4, figures 6 to 8).
 
-Words become <unk>; in a picture a rectangle is erased, or taken from the next item of the split: of pixels if the run
-was trained from pictures, else of positions of its features' grid. Chance has one seed.
+Words become <unk>; in a picture a rectangle is erased, or taken from the next item: of pixels if the run was trained
+from pictures, else of positions of its features' grid.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -54,7 +54,7 @@ class Uncertainty:
     unprobed: str | None
 
 
-def probe(run: str, setup: Setup, split: str) -> Uncertainty:
+def probe(run: str, setup: Setup, split: str | None = None) -> Uncertainty:
     """Probes a run on a split; an uncertainty is the mean over all items, or all captions."""
     asked = open_run(run, setup, split)
     reader, scorer = asked.reader, asked.scorer
@@ -66,22 +66,22 @@ def probe(run: str, setup: Setup, split: str) -> Uncertainty:
     items, captions, steps = len(reader.examples.ids), len(reader.examples.words), len(SHARES)
     total = captions * (1 + steps) + items * (1 + 2 * steps if grid else 1)
     with torch.inference_mode(), setup.progress.over("probe", total, unit="rows") as tick:
-        of_pictures = partial(_uncertainties, scorer.encode_visual, list(cuts(items, BLOCKS[0])), setup.device, tick)
-        of_texts = partial(_uncertainties, scorer.encode_text, list(cuts(captions, BLOCKS[1])), setup.device, tick)
-        plain_V, plain_T = of_pictures(partial(_visual, reader)), of_texts(reader.text)
+        of_pictures = partial(_uncertainties, scorer.encode_visual, setup.device, tick)
+        of_texts = partial(_uncertainties, scorer.encode_text, setup.device, tick)
+        plain_V, plain_T = of_pictures(_pictures(reader)), of_texts(_texts(reader, 0.0))
         probes = [Probed(0.0, _mean(plain_T), _mean(plain_V), _mean(plain_V))]
         for share in SHARES:
-            unknown, erased, mixed = _mean(of_texts(_unknown(reader, share))), None, None
+            unknown, erased, mixed = _mean(of_texts(_texts(reader, share))), None, None
             if grid:
-                erased = _mean(of_pictures(_changed(reader, grid, share, mixed=False)))
-                mixed = _mean(of_pictures(_changed(reader, grid, share, mixed=True)))
+                erased = _mean(of_pictures(_pictures(reader, grid, share, mixed=False)))
+                mixed = _mean(of_pictures(_pictures(reader, grid, share, mixed=True)))
             probes.append(Probed(share, unknown, erased, mixed))
     both = own_ranks(scorer, reader, setup.progress, setup.device)
     of_items, of_captions = (
         tuple(recall_by_uncertainty(uncertainties, found.ranks, min(BINS, len(uncertainties))))
         for uncertainties, found in zip((plain_V, plain_T), both, strict=True)
     )
-    return Uncertainty(run, split, items, captions, tuple(probes), of_items, of_captions, unprobed)
+    return Uncertainty(run, asked.view.split, items, captions, tuple(probes), of_items, of_captions, unprobed)
 
 
 def _grid_or_reason(asked: OpenedRun) -> tuple[tuple[int, int] | None, str | None]:
@@ -97,44 +97,38 @@ def _grid_or_reason(asked: OpenedRun) -> tuple[tuple[int, int] | None, str | Non
 
 
 def _uncertainties(
-    encode: Callable[[Padded], Gaussians],
-    blocks: Sequence[slice],
-    device: str,
-    tick: Callable[[int], None],
-    read: Callable[[slice], Padded],
+    encode: Callable[[Padded], Gaussians], device: str, tick: Callable[[int], None], blocks: Iterable[Padded]
 ) -> NDArray[np.float32]:
     found = []
-    for rows in blocks:
-        found.append(geometric_mean_sigma(encode(read(rows).to(device)).log_sigma).cpu().numpy())
-        tick(rows.stop - rows.start)
+    for block in blocks:
+        found.append(geometric_mean_sigma(encode(block.to(device)).log_sigma).cpu().numpy())
+        tick(len(block))
     return np.concatenate(found)
 
 
-def _visual(reader: Reader, rows: slice, beyond: int = 0) -> Padded:
-    """Reads items `beyond` rows further on; after the last item comes the first."""
-    places = (np.arange(rows.start, rows.stop) + beyond) % len(reader.examples.ids)
-    return floats(reader.visual(places), "cpu")
-
-
-def _unknown(reader: Reader, share: float) -> Callable[[slice], Padded]:
+def _texts(reader: Reader, share: float) -> Iterator[Padded]:
     chance = Generator().manual_seed(0)
-    return lambda rows: mark_unknown(reader.text(rows), share, chance)
+    for rows in cuts(len(reader.examples.words), BLOCKS[1]):
+        yield mark_unknown(reader.text(rows), share, chance)
 
 
-def _changed(reader: Reader, grid: tuple[int, int], share: float, mixed: bool) -> Callable[[slice], Padded]:
-    """Reads pictures in which a share of the positions is the next item's, or erased."""
-    chance = Generator().manual_seed(0)
-
-    def read(rows: slice) -> Padded:
-        some = _positions(_visual(reader, rows))
-        if mixed:
-            changed = mix(some, _positions(_visual(reader, rows, beyond=1)), grid, share, chance)
-        else:
-            changed = cut_out(some, grid, share, chance)
-        pixels = isinstance(reader, PictureReader)
-        return Padded.whole(changed.values.mT.reshape(-1, 1, 3, *grid)) if pixels else changed
-
-    return read
+def _pictures(
+    reader: Reader, grid: tuple[int, int] | None = None, share: float = 0.0, mixed: bool = False
+) -> Iterator[Padded]:
+    """Reads pictures; with a grid, a share of the positions is erased, or that of the next item."""
+    chance, items = Generator().manual_seed(0), len(reader.examples.ids)
+    for rows in cuts(items, BLOCKS[0]):
+        block = floats(reader.visual(rows), "cpu")
+        if grid:
+            block = _positions(block)
+            following = (np.arange(rows.start, rows.stop) + 1) % items  # after the last item comes the first
+            if mixed:
+                block = mix(block, _positions(floats(reader.visual(following), "cpu")), grid, share, chance)
+            else:
+                block = cut_out(block, grid, share, chance)
+            if isinstance(reader, PictureReader):
+                block = Padded.whole(block.values.mT.reshape(-1, 1, 3, *grid))
+        yield block
 
 
 def _positions(visual: Padded) -> Padded:

@@ -191,8 +191,9 @@ def training_split(records: Output, stage: str) -> str:
     there = list(splits(records))
     found = [name for name in there if name.rpartition("/")[2] == "train"]
     if len(found) != 1:
+        which = "several splits" if found else "no split"
         raise UserError(
-            f"{records.config['corpus']} has {'several splits' if found else 'no split'} to train on, so say which one "
+            f"{records.config['corpus']} has {which} to train on, so say whose captions to take "
             f"(--set {stage}.split=NAME); there are: {', '.join(there) or 'none'}"
         )
     return found[0]

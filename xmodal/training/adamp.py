@@ -55,7 +55,6 @@ def _move(parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dic
 
 
 def _adam_step(parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-    """Before the learning rate; moments are corrected for their start at zero."""
     if not state:
         state |= {"step": 0, "mean": torch.zeros_like(parameter), "square": torch.zeros_like(parameter)}
     state["step"] += 1

@@ -1,4 +1,4 @@
-"""Checkpoints: how far a training is, saved together with the length of its log. Only the first process writes."""
+"""Checkpoints: how far a training is, saved together with the length of its log."""
 
 import json
 import math
@@ -9,14 +9,12 @@ import zlib
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from xmodal.batches import distributed
 from xmodal.errors import UserError
@@ -59,7 +57,6 @@ class Log:
         self.file.truncate(min(size, self.file.tell()))
 
     def synced_size(self) -> int:
-        """Brings the file to the disk; its size in bytes."""
         os.fsync(self.file.fileno())
         return os.fstat(self.file.fileno()).st_size
 
@@ -82,15 +79,8 @@ def open_log(run: str, tensorboard: bool) -> Iterator[Log]:
             yield Log(file, board)
 
 
-def save_state(run: str, log: Log, state: TrainingState, model: nn.Module, optimiser: Optimizer) -> None:
-    if distributed.rank():  # its log is in memory
-        return
-    state.log_bytes = log.synced_size()
-    tensors = {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
-    save(run, run_folder.LAST, {"state": asdict(state), **tensors})
-
-
 def save(run: str, name: str, state: object) -> None:
+    """Only the first process saves."""
     if distributed.rank():
         return
     buffer = BytesIO()
@@ -138,7 +128,6 @@ def load_tensors(data: bytes) -> Any:
 
 
 def read_tensors(run: str, name: str) -> dict[str, Any]:
-    """Reads a run's file of tensors and plain values by name."""
     try:
         found = load_tensors(LocalStorage(run).read(name))
         if not isinstance(found, dict):

@@ -81,7 +81,6 @@ def attach_empty_backbone(model: nn.Module, features: FeatureStore) -> WithBackb
 
 
 def network_of(features: FeatureStore) -> ResNet:
-    """The config of the network that made a store."""
     told = features.provenance
     try:
         sizes = {name: told["preprocessing"][name] for name in ("resize", "crop")}

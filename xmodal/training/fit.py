@@ -1,17 +1,15 @@
-"""Training from cached features, exactly as a recipe says.
+"""Training from cached features; the weights with the highest rsum on the recipe's validation view are kept.
 
-The weights with the highest rsum on the recipe's validation view are kept. All chance follows from the seed and the
-step: a run that was killed goes on from its last checkpoint, with any number of processes, and ends as it would have.
-
-Several processes (torchrun) share every batch: see `batches.distributed`. The batch normalisation of a backbone that
-reads pictures sees each process's own part: freeze it to train as one process.
+All chance follows from the seed and the step: a run that was killed goes on from its last checkpoint, with any number
+of processes, and ends as it would have. Several processes (torchrun) share every batch (`batches.distributed`), but the
+batch normalisation of a backbone sees each process's own part: freeze it to train as one process.
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -35,8 +33,6 @@ from xmodal.models import Trainable
 from xmodal.progress import Progress, Silence
 from xmodal.recipes import OnePerClass, Phase, Recipe
 from xmodal.records.views import captions_of_views, classes
-from xmodal.root.outputs import Output
-from xmodal.text.vocabularies import Vocabulary
 from xmodal.training import checkpoint, optimisers, run_folder
 from xmodal.training.checkpoint import Log, TrainingState
 from xmodal.training.finetuning import WithBackbone, attach_backbone, attach_empty_backbone
@@ -45,7 +41,7 @@ from xmodal.training.recipe_limits import refuse_unbuilt
 from xmodal.training.run_folder import Run
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import check_device, measure
-from xmodal.training.words import KnownWords, sha256_of_vectors, tokens_of, word_vectors
+from xmodal.training.words import known_words, sha256_of_vectors, tokens_of, word_vectors
 
 LOG_EVERY, SAVE_EVERY = 10, 500  # steps; the state is saved after every epoch too
 
@@ -65,25 +61,14 @@ class Outcome:
 
 
 def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) -> Outcome:
-    """Trains in the folder `run`, or goes on there. Whatever is refused before the first step has written nothing."""
+    """Trains in the folder `run`, or goes on there; what is refused before the first step has written nothing."""
     check_device(setup.device)
     refuse_unbuilt(recipe)
     with distributed.process_group(setup.device):
         device = distributed.own_device(setup.device)
         setup = replace(setup, device=device, progress=Silence() if distributed.rank() else setup.progress)
-        data = _open(recipe, setup, run)
-        started = Run(
-            recipe,
-            data.tables.identity,
-            data.store.output.identity,
-            data.vocabulary,
-            visual_width=data.store.spec.row_shape[-1],
-            instances=len(data.train.examples.ids),
-            weights=describe_network(data.store),
-            vectors=sha256_of_vectors(recipe, run, setup.vectors),
-            pixels=data.squares.output.identity if data.squares else "",
-        )
-        known = _announce(recipe, data, setup.progress)
+        started, data = _open(recipe, setup, run)
+        known = _announce(started, data, setup.progress)
         devices = [device] if torch.device(device).type == "cuda" else []
         with _threads(setup.threads), torch.random.fork_rng(devices):
             model = _model(started, setup, run, data)
@@ -93,25 +78,19 @@ def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) ->
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """Everything that a run reads."""
-
-    tables: Output
-    store: FeatureStore
-    squares: FeatureStore | None  # pictures, if a phase reads them
-    vocabulary: Vocabulary
     train: Reader
     validation: Reader
     labels: Labels  # of the validation's items
+    squares: FeatureStore | None  # pictures, if a phase reads them
 
     def pictured(self, reader: Reader, phase: Phase) -> Reader:
-        """A reader of the same items as pictures, if the phase reads them."""
         if phase.pixels is None:
             return reader
         assert self.squares is not None
         return picture_reader(reader, self.squares, phase.pixels)
 
 
-def _open(recipe: Recipe, setup: Setup, run: str) -> _Data:
+def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
     tables = setup.tables(recipe.view.corpus)
     store = setup.store(recipe.visual.stage, tables, recipe.model)
     squares = setup.store("pixels", tables) if any(phase.pixels for phase in recipe.phases) else None
@@ -127,23 +106,27 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> _Data:
             f"recipe {recipe.name!r}: {len(common):,} items are in both {recipe.view.split!r} and "
             f"{recipe.validation.split!r}, such as {common[0]!r}: validate on items that are not trained on"
         )
-    by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
-    return _Data(
-        tables,
-        store,
-        squares,
+    started = Run(
+        recipe,
+        tables.identity,
+        store.output.identity,
         vocabulary,
-        Reader(train, store, recipe.visual, tokens, classes(tables, train.ids) if by_class else None),
-        Reader(validation, store, recipe.visual, tokens),
-        labels_of(tables, validation.ids),
+        visual_width=store.spec.row_shape[-1],
+        instances=len(train.ids),
+        weights=describe_network(store),
+        vectors=sha256_of_vectors(recipe, run, setup.vectors),
+        pixels=squares.output.identity if squares else "",
     )
+    by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
+    read = Reader(train, store, recipe.visual, tokens, classes(tables, train.ids) if by_class else None)
+    chosen = Reader(validation, store, recipe.visual, tokens)
+    return started, _Data(read, chosen, labels_of(tables, validation.ids), squares)
 
 
-def _announce(recipe: Recipe, data: _Data, progress: Progress) -> KnownWords:
-    train, validation = data.train.examples, data.validation.examples
+def _announce(started: Run, data: _Data, progress: Progress) -> tuple[int, float]:
+    recipe, train, validation = started.recipe, data.train.examples, data.validation.examples
     progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
-    known = KnownWords.of(train, data.vocabulary)
-    known.tell(recipe, progress)
+    known = known_words(recipe, train, started.vocabulary, progress)
     if data.train.classes is None and recipe.batch_size > len(train.words):
         progress.say(
             f"batch_size {recipe.batch_size:,} is more than the {len(train.words):,} captions there are: "
@@ -171,7 +154,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 def _model(started: Run, setup: Setup, run: str, data: _Data) -> nn.Module:
     recipe = started.recipe
-    vectors = word_vectors(setup.vectors, data.train.examples, data.vocabulary, setup.progress)
+    vectors = word_vectors(setup.vectors, data.train.examples, started.vocabulary, setup.progress)
     torch.manual_seed(recipe.seed)
     model = run_folder.network(run, started, vectors)
     if not isinstance(model, nn.Module) or not isinstance(model, Trainable):
@@ -191,7 +174,6 @@ def _model(started: Run, setup: Setup, run: str, data: _Data) -> nn.Module:
 
 @contextmanager
 def _locked(run: str, started: Run) -> Iterator[None]:
-    """The first process locks the folder for all of them."""
     if distributed.rank() == 0:
         run_folder.refuse_another(run, started)
     with run_folder.held(run) if distributed.rank() == 0 else nullcontext():
@@ -220,12 +202,8 @@ class _Training:
 
     @cached_property
     def loaders(self) -> list[Loader]:
-        """One for each phase."""
-        readers = [self.data.pictured(self.data.train, phase) for phase in self.recipe.phases]
-        return [
-            _loader(self.recipe, phase, reader, self.setup.device)
-            for phase, reader in zip(self.recipe.phases, readers, strict=True)
-        ]
+        recipe, data, device = self.recipe, self.data, self.setup.device
+        return [_loader(recipe, phase, data.pictured(data.train, phase), device) for phase in recipe.phases]
 
     @cached_property
     def steps(self) -> int:
@@ -234,18 +212,21 @@ class _Training:
     def attach_backbone(self) -> None:
         """Puts the network that made the features in front; it stays for later phases."""
         if not isinstance(self.model, WithBackbone):
-            self.model = attach_backbone(self.model, self.data.store, self.setup.weights).to(self.setup.device)
+            self.model = attach_backbone(self.model, self.data.train.store, self.setup.weights).to(self.setup.device)
 
     def load(self, state: dict[str, Any]) -> None:
         if any(name.startswith("trunk.") for name in state):
-            self.model = attach_empty_backbone(self.model, self.data.store).to(self.setup.device)
+            self.model = attach_empty_backbone(self.model, self.data.train.store).to(self.setup.device)
         self.model.load_state_dict(state)
 
     def save(self, state: TrainingState, optimiser: Optimizer) -> None:
-        checkpoint.save_state(self.run, self.log, state, self.model, optimiser)
+        if distributed.rank() == 0:  # the log of another is in memory
+            state.log_bytes = self.log.synced_size()
+        tensors = {"model": self.model.state_dict(), "optimiser": optimiser.state_dict()}
+        checkpoint.save(self.run, run_folder.LAST, {"state": asdict(state), **tensors})
 
 
-def _run_phases(training: _Training, known: KnownWords) -> Outcome:
+def _run_phases(training: _Training, known: tuple[int, float]) -> Outcome:
     state, saved = _resumed(training)
     before, phases = state.step, training.recipe.phases
     for number, phase in enumerate(phases[state.phase :], state.phase):
@@ -274,8 +255,8 @@ def _run_phases(training: _Training, known: KnownWords) -> Outcome:
         state.best_epoch + 1,
         state.step,
         trained=state.step > before,
-        words=known.words,
-        known_words=known.share,
+        words=known[0],
+        known_words=known[1],
     )
 
 

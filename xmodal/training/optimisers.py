@@ -33,7 +33,6 @@ def rate(optimiser: Optimiser, epoch: int, rsums: Sequence[float]) -> float:
 
 
 def check_terms(terms: Mapping[str, Tensor], weights: Mapping[str, float | Relative]) -> None:
-    """Refuses weights of other terms than the objective gave."""
     if terms.keys() != weights.keys():
         raise UserError(
             f"the objective has the terms {', '.join(sorted(terms))}, but a phase weighs {', '.join(sorted(weights))}: "
@@ -64,8 +63,8 @@ def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
 
 def evaluate_frozen(model: nn.Module) -> None:
     for module in model.modules():
-        parameters = list(module.parameters())
-        if parameters and not any(parameter.requires_grad for parameter in parameters):
+        moving = [parameter.requires_grad for parameter in module.parameters()]
+        if moving and not any(moving):
             module.eval()
 
 
@@ -93,13 +92,12 @@ def _uncompiled(rule: Any) -> Callable[..., Optimizer]:
 
 
 def clip(model: nn.Module, optimiser: Optimiser) -> Tensor:
-    """The norm before clipping, of everything that may be clipped."""
+    """Clips what may be clipped; the norm before that."""
     clipped = [p for name, p in model.named_parameters() if not _matches(name, optimiser.unclipped)]
     return nn.utils.clip_grad_norm_(clipped, optimiser.clip_norm or math.inf)
 
 
 def _groups(model: nn.Module, optimiser: Optimiser) -> list[dict[str, Any]]:
-    """Parameters that share a multiplier."""
     _refuse_unmatched(model, [*optimiser.unclipped, *dict(optimiser.multipliers)])
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():

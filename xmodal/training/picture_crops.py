@@ -26,9 +26,9 @@ from xmodal.media.images import normalised
 from xmodal.recipes import Pixels
 from xmodal.training.finetuning import network_of
 
+Range = tuple[float, float]
 TRIES = 10  # to draw a rectangle that fits
-CROP_AREA, CROP_ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
-ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), (0.3, 1 / 0.3)
+CROP, ERASED = ((0.08, 1.0), (3 / 4, 4 / 3)), ((0.02, 1 / 3), (0.3, 1 / 0.3))  # limits of area and of aspect
 BRIGHTNESS, CONTRAST, HUE = 0.1, 0.1, 0.1  # the most that each changes
 CUTTING, FLIPPING, COLOURING, ERASING = (FIRST_PICTURE_PURPOSE + 64 * part for part in range(4))  # purposes of draws
 STEPS = 1 << 53  # of a number between 0 and 1
@@ -59,9 +59,8 @@ def training_pixels(
 
 def evaluation_pixels(pixels_BSS3: NDArray[np.uint8], crop: int) -> Tensor:
     """The middles, from which features are made too: (B, 3, H, W); the same pixels if S - H is a multiple of 4."""
-    first = _middle(pixels_BSS3.shape[1], crop)
-    middles_BHW3 = pixels_BSS3[:, first : first + crop, first : first + crop]
-    return torch.from_numpy(np.stack([normalised(middle_HW3) for middle_HW3 in middles_BHW3]))
+    middle = slice(first := _middle(pixels_BSS3.shape[1], crop), first + crop)
+    return torch.from_numpy(np.stack([normalised(pixels_HW3) for pixels_HW3 in pixels_BSS3[:, middle, middle]]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -131,7 +130,6 @@ def coloured(image: Image.Image, amounts: tuple[float, float, float], order: tup
 
 
 def _colours(chance: _Chance) -> list[tuple[Any, tuple[int, ...]]]:
-    """The amounts and the order of each sample."""
     ranges = ((1 - BRIGHTNESS, 1 + BRIGHTNESS), (1 - CONTRAST, 1 + CONTRAST), (-HUE, HUE))
     amounts = [chance.between(*limits, COLOURING + part).tolist() for part, limits in enumerate(ranges)]
     orders = tuple(permutations(range(3)))
@@ -147,7 +145,7 @@ def _boxes(plan: Pixels, side: int, crop: int, chance: _Chance) -> NDArray[np.in
         return np.stack([first_B, first_B, size_B, size_B], axis=1)
     if plan.crop == "random":
         return _placed(size_B, size_B, side, chance, CUTTING)
-    heights_B, widths_B = _rectangles(side, side, CROP_AREA, CROP_ASPECT, chance, CUTTING + 2)
+    heights_B, widths_B = _rectangles(side, side, CROP, chance, CUTTING + 2)
     for sides_B in (heights_B, widths_B):
         sides_B[sides_B == 0] = side
     return _placed(heights_B, widths_B, side, chance, CUTTING)
@@ -158,7 +156,7 @@ def _erase(pixels_B3HW: NDArray[np.float32], probability: float, chance: _Chance
     if not probability:
         return
     side = pixels_B3HW.shape[-1]
-    heights_B, widths_B = _rectangles(side, side - 1, ERASED_AREA, ERASED_ASPECT, chance, ERASING + 3)
+    heights_B, widths_B = _rectangles(side, side - 1, ERASED, chance, ERASING + 3)
     boxes_B4 = _placed(heights_B, widths_B, side, chance, ERASING)
     for row in np.flatnonzero(chance.between(0, 1, ERASING + 2) < probability):
         top, left, height, width = boxes_B4[row]
@@ -166,17 +164,12 @@ def _erase(pixels_B3HW: NDArray[np.float32], probability: float, chance: _Chance
 
 
 def _rectangles(
-    side: int,
-    longest: int,
-    area: tuple[float, float],
-    aspect: tuple[float, float],
-    chance: _Chance,
-    purpose: int,
+    side: int, longest: int, limits: tuple[Range, Range], chance: _Chance, purpose: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Heights and widths of the first draw of TRIES within `longest`, 0 if none is; logs of aspects are uniform."""
-    logs, tries = (math.log(aspect[0]), math.log(aspect[1])), range(purpose, purpose + 2 * TRIES, 2)
+    area, (low, high), tries = *limits, range(purpose, purpose + 2 * TRIES, 2)
     areas_TB = np.stack([chance.between(*area, one) for one in tries]) * side**2
-    aspects_TB = np.exp(np.stack([chance.between(*logs, one + 1) for one in tries]))
+    aspects_TB = np.exp(np.stack([chance.between(math.log(low), math.log(high), one + 1) for one in tries]))
     sides_TB2 = np.rint(np.sqrt(np.stack([areas_TB / aspects_TB, areas_TB * aspects_TB], axis=2))).astype(np.int64)
     fits_TB = ((sides_TB2 > 0) & (sides_TB2 <= longest)).all(axis=2)
     first_B2 = sides_TB2[fits_TB.argmax(axis=0), np.arange(fits_TB.shape[1])]

@@ -40,9 +40,7 @@ FACTS = {"recipe": dict, "visual_width": int, "instances": int} | dict.fromkeys(
 
 
 @dataclass(frozen=True)
-class Run:
-    """Everything a run was started with."""
-
+class Run:  # everything that it was started with
     recipe: Recipe
     records: str  # the identity of an output, as are `features` and `pixels`
     features: str
@@ -71,10 +69,10 @@ class Run:
 
 
 def start(folder: str, run: Run) -> None:
-    """Writes what the run is, unless the folder holds this very run."""
+    """Writes what the run is, unless the folder holds that already."""
     refuse_another(folder, run)
-    storage = LocalStorage(folder)
-    if storage.size(RECIPE) is None:
+    if not _has(folder, RECIPE):
+        storage = LocalStorage(folder)
         storage.write(VOCABULARY, run.vocabulary.to_bytes())
         storage.write(RECIPE, canonical_json(run.facts()))
         if source := models.source_of(run.recipe.model):
@@ -83,18 +81,21 @@ def start(folder: str, run: Run) -> None:
 
 def refuse_another(folder: str, run: Run) -> None:
     """Refuses a folder that is not empty, unless it holds this very run."""
-    storage = LocalStorage(folder)
-    if storage.size(RECIPE) is not None:
-        if changed := list(_changes(_facts(storage), json.loads(canonical_json(run.facts())))):
+    if _has(folder, RECIPE):
+        if changed := list(_changes(_facts(folder), json.loads(canonical_json(run.facts())))):
             more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
             told = ", ".join(changed[:SHOWN]) + more
             raise UserError(f"{folder} holds another run: {told}: choose another folder for this")
-    elif others := [name for name in storage.names("") if name != VOCABULARY and name[0] not in "_."]:
+    elif others := [name for name in LocalStorage(folder).names("") if name != VOCABULARY and name[0] not in "_."]:
         raise UserError(f"{folder} is no run and not empty (it has {others[0]}): choose another folder")
 
 
 def has_state(folder: str) -> bool:
-    return LocalStorage(folder).size(LAST) is not None
+    return _has(folder, LAST)
+
+
+def _has(folder: str, name: str) -> bool:
+    return LocalStorage(folder).size(name) is not None
 
 
 @contextmanager
@@ -121,8 +122,7 @@ def held(folder: str) -> Iterator[None]:
             file.truncate(0)
 
 
-def anew(folder: str) -> str:
-    """The cure for damaged weights."""
+def anew(folder: str) -> str:  # where weights are damaged
     return f"remove {folder}/{LAST} and train again, from the beginning"
 
 
@@ -141,7 +141,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for part, inner in value.items():
             yield from _leaves(inner, f"{name}.{part}".lstrip(".").removeprefix("recipe."))
-    elif name == "phases":
+    elif name == "phases" and isinstance(value, list):
         yield name, len(value)
         for number, phase in enumerate(value, 1):
             yield from _leaves(phase, f"phase{number}")
@@ -154,10 +154,9 @@ def _said(values: Mapping[str, Any], name: str) -> str:
 
 
 def read(folder: str) -> Run:
-    storage = LocalStorage(folder)
-    if storage.size(RECIPE) is None:
+    if not _has(folder, RECIPE):
         raise UserError(f"{folder} is no run: it has no {RECIPE}")
-    facts, vocabulary = _facts(storage), _vocabulary(storage)
+    facts, vocabulary = _facts(folder), _vocabulary(folder)
     recipe = recipe_of(facts["recipe"], facts["model"], facts["cites"])
     if (fingerprint(recipe), fingerprint(vocabulary)) != (facts["fingerprint"], facts["vocabulary"]):
         raise UserError(f"{folder}: {RECIPE} and {VOCABULARY} are not what the run was started with: {_afresh(folder)}")
@@ -167,12 +166,13 @@ def read(folder: str) -> Run:
 
 def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = None) -> Scorer[Any, Any]:
     """Builds the run's network; UserError if nothing can be built of such sizes."""
-    wide = getattr(run.recipe.model, "word_width", None)
-    if word_vectors is not None and wide not in (None, there := word_vectors.shape[1]):
-        raise UserError(
-            f"recipe {run.recipe.name!r} has words of {wide} numbers, the word vectors have {there}: other vectors, or "
-            f"--set model.word_width={there}"
-        )
+    if word_vectors is not None:
+        wide, there = getattr(run.recipe.model, "word_width", None), word_vectors.shape[1]
+        if wide not in (None, there):
+            raise UserError(
+                f"recipe {run.recipe.name!r} has words of {wide} numbers, the word vectors have {there}: "
+                f"other vectors, or --set model.word_width={there}"
+            )
     try:
         return run.recipe.model.build(replace(run.inputs, word_vectors=word_vectors))
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -180,13 +180,10 @@ def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = No
 
 
 def read_vocabulary(folder: str) -> Vocabulary | None:
-    """The words of a run; None if it has not started."""
-    storage = LocalStorage(folder)
-    return None if storage.size(RECIPE) is None else _vocabulary(storage)
+    return _vocabulary(folder) if _has(folder, RECIPE) else None
 
 
-def _afresh(folder: str) -> str:
-    """The cure where nobody can tell any more what was trained."""
+def _afresh(folder: str) -> str:  # where nobody can tell any more what was trained
     return f"remove the folder {folder} and train again"
 
 
@@ -215,23 +212,23 @@ def _from_plain(value: Any, classes: Mapping[str, Any]) -> Any:
     return classes[value["_type"]](**plain) if "_type" in value else plain
 
 
-def _facts(storage: LocalStorage) -> dict[str, Any]:
-    where = f"{storage.url}/{RECIPE}"
+def _facts(folder: str) -> dict[str, Any]:
+    where = f"{folder}/{RECIPE}"
     try:
-        facts: dict[str, Any] = json.loads(storage.read(RECIPE))
+        facts: dict[str, Any] = json.loads(LocalStorage(folder).read(RECIPE))
         if facts.get("layout") != LAYOUT:
             raise UserError(f"{where} was written by another version of xmodal: use that one")
         if wrong := [name for name, kind in FACTS.items() if not isinstance(facts.get(name), kind)]:
             raise ValueError(f"it has no usable {', '.join(wrong)}")
     except (AttributeError, ValueError, RecursionError) as error:
-        raise UserError(f"{where} is damaged ({error}): {_afresh(storage.url)}") from error
+        raise UserError(f"{where} is damaged ({error}): {_afresh(folder)}") from error
     return facts
 
 
-def _vocabulary(storage: LocalStorage) -> Vocabulary:
-    where, cure = f"{storage.url}/{VOCABULARY}", _afresh(storage.url)
+def _vocabulary(folder: str) -> Vocabulary:
+    where, cure = f"{folder}/{VOCABULARY}", _afresh(folder)
     try:
-        return Vocabulary.from_bytes(storage.read(VOCABULARY), where)
+        return Vocabulary.from_bytes(LocalStorage(folder).read(VOCABULARY), where)
     except FileNotFoundError:
         raise UserError(f"{where} is missing: {cure}") from None
     except UserError as trouble:

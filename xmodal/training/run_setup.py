@@ -25,7 +25,6 @@ class Setup:
     progress: Progress = field(default_factory=Silence)
 
     def tables(self, corpus: str) -> Output:
-        """The records of a corpus."""
         return find_output(self.root, "records", self.records, corpus=corpus)
 
     def store(self, stage: str, tables: Output, model: object = None) -> FeatureStore:

@@ -21,7 +21,6 @@ BLOCKS = (256, 1024)  # visual rows and texts that are encoded, and compared, at
 
 
 def check_device(device: str) -> None:
-    """Refuses a device that torch does not have here."""
     asked = None
     with suppress(RuntimeError):
         asked = torch.device(device)
@@ -63,14 +62,13 @@ def compared(
         scorer.eval()
     shape = len(reader.examples.ids), len(reader.examples.words)
     with progress.over("encode", sum(shape), unit="rows") as tick:
-        visual, text = [], []
+        visual, text, is_dense = [], [], reader.examples.sentences is not None
         for rows in cuts(shape[0], blocks[0]):
             visual.append(scorer.encode_visual(floats(reader.visual(rows), device)))
             tick(rows.stop - rows.start)
         for rows in cuts(shape[1], blocks[1]):
-            found = reader.text(rows)
-            is_dense = reader.examples.sentences is not None
-            text.append(scorer.encode_text(floats(found, device) if is_dense else found.to(device)))
+            read = reader.text(rows)
+            text.append(scorer.encode_text(floats(read, device) if is_dense else read.to(device)))
             tick(rows.stop - rows.start)
 
     def tile(visual_rows: slice, text_rows: slice) -> Numbers:

@@ -1,6 +1,5 @@
 """The words of a run: how many of them it knows, and the file of vectors that they start from."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,27 +16,19 @@ from xmodal.training import run_folder
 FEW = 0.5  # a smaller share of known words is worth a warning
 
 
-@dataclass(frozen=True)
-class KnownWords:
-    """The words in the vocabulary, and the share of the training captions' words that are among them."""
-
-    words: int
-    share: float
-
-    @classmethod
-    def of(cls, train: Examples, vocabulary: Vocabulary) -> "KnownWords":
-        counts = np.bincount(train.words.numbers, minlength=len(vocabulary))
-        known, unknown = int(counts[len(SPECIALS) :].sum()), int(counts[UNKNOWN])
-        return cls(len(vocabulary) - len(SPECIALS), known / (known + unknown) if known + unknown else 1.0)
-
-    def tell(self, recipe: Recipe, progress: Progress) -> None:
-        """Says both; refuses a training on unknown words alone."""
-        cure = f"text.minimum_count={tokens_of(recipe).minimum_count} decides which words are kept"
-        if not self.share:
-            raise UserError(f"no word of the captions is in the vocabulary: {cure}")
-        progress.say(f"vocabulary: {self.words:,} words; {1 - self.share:.1%} of the captions' words are not in it")
-        if self.share < FEW:
-            progress.say(f"warning: less than half of the captions' words are known: {cure}")
+def known_words(recipe: Recipe, train: Examples, vocabulary: Vocabulary, progress: Progress) -> tuple[int, float]:
+    """Says and returns how many words the vocabulary has, and the share of the training captions' words among them."""
+    counts = np.bincount(train.words.numbers, minlength=len(vocabulary))
+    known, unknown = int(counts[len(SPECIALS) :].sum()), int(counts[UNKNOWN])
+    share = known / (known + unknown) if known + unknown else 1.0
+    cure = f"text.minimum_count={tokens_of(recipe).minimum_count} decides which words are kept"
+    if not share:
+        raise UserError(f"no word of the captions is in the vocabulary: {cure}")
+    words = len(vocabulary) - len(SPECIALS)
+    progress.say(f"vocabulary: {words:,} words; {1 - share:.1%} of the captions' words are not in it")
+    if share < FEW:
+        progress.say(f"warning: less than half of the captions' words are known: {cure}")
+    return words, share
 
 
 def word_vectors(

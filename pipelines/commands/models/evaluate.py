@@ -66,12 +66,13 @@ def run(args: Args) -> Any:
 
 
 def _report(args: Args, corpus: str) -> Any:
-    from pipelines.papers.recipe_runs import evaluate, evaluate_released
+    from pipelines.papers.recipe_runs import evaluate_released
+    from xmodal.evaluation.run_metrics import evaluate
 
     setup, asked = _flags.setup(args), {"distance": args.distance, "extended": args.eccv}
     if _is_released(args):
         return evaluate_released(args.run, args.vocabulary, setup, corpus, args.split, args.set, **asked)
-    return evaluate(args.run.parent if args.run.is_file() else args.run, setup, args.split, **asked)
+    return evaluate(str(args.run.parent if args.run.is_file() else args.run), setup, args.split, **asked)
 
 
 def _is_released(args: Args) -> bool:

@@ -23,7 +23,7 @@ def flags(parser: Parser) -> None:
     add("--corpus", help="another one than the recipe's, in its splits of the same name")
     add("--run", type=_flags.path, help="the folder of the run (default: runs/RECIPE)")
     _flags.training(parser)
-    _flags.settings(parser, "batch_size=64, model.width=512, phase1.epochs=3")
+    _flags.settings(parser, "batch_size=64, model.width=512, phase1.optimiser.learning_rate=0.001")
     add("--workers", type=_flags.count, default=0, help="processes that train together, by Ray Train")
     add("--address", help="the Ray cluster of --workers (auto, or host:port); default: this machine")
     add("--tensorboard", action="store_true", help="write RUN/tensorboard beside RUN/log.jsonl")
@@ -39,7 +39,7 @@ def run(args: Args) -> Result:
         recipe = on_corpus(recipe, setup, corpus)
     run = args.run or Path("runs") / "-".join(filter(None, (recipe.name, corpus)))
     if args.workers:
-        return train_on_ray(recipe, setup, run, args.workers, args.address, args.quiet, args.tensorboard)
+        return train_on_ray(recipe, setup, run, args.workers, args.address, args.quiet, tensorboard=args.tensorboard)
     return train(recipe, setup, run, args.tensorboard)
 
 
