@@ -20,7 +20,7 @@ def explain(error: Exception, root: str) -> str | None:
     """Says what a person can do about an error; None for one of xmodal itself."""
     if isinstance(error, UserError):
         cure = _explain_missing(error.__cause__)
-        return f"{error}; {cure}" if cure and cure not in str(error) else str(error)
+        return f"{error}; {cure}" if cure and "pip install" not in str(error) else str(error)
     if isinstance(error, OSError):
         return _explain_disk(error, root)
     if isinstance(error, ModuleNotFoundError):

@@ -686,7 +686,7 @@ def test_a_corrupt_loose_record_is_named_and_its_unit_is_done_again_once_it_is_d
     for name in ("complete.json", "units.tsv"):
         (folder / name).unlink()
     complaint = xmodal("build", publisher.file, "--root", root).complaint
-    assert f"corrupt record {loose}: delete it and build again" in complaint
+    assert f"{loose} is corrupt: delete it and build again" in complaint
     assert not (folder / "complete.json").exists()
     loose.unlink()
     xmodal.done("build", publisher.file, "--root", root)

@@ -55,16 +55,16 @@ def _next(result: Result) -> Lines:
     run = os.path.relpath(runs["coco"])
     of_clips = [corpus for corpus in runs if corpus != "coco"]
     suggested = [
-        ("status",),
-        ("evaluate", run),
-        ("look", run, "--attention", root.parent / "maps"),
-        *(("look", corpus, "--frames", root.parent / "sheets") for corpus in of_clips[:1]),
-        ("publish", "coco", "--out", root.parent / "dataset"),
+        ("status", "--root", root),
+        ("evaluate", run, "--root", root),
+        ("look", run, "--root", root, "--attention", root.parent / "maps"),
+        *(("look", corpus, "--root", root, "--frames", root.parent / "sheets") for corpus in of_clips[:1]),
+        ("publish", "coco", "--root", root, "--out", root.parent / "dataset"),
     ]
     # this environment's program, whether it is on the path or not
     beside = os.path.join(os.path.dirname(sys.executable), "xmodal")
     xmodal = "xmodal" if shutil.which("xmodal") == beside else os.path.relpath(beside)
-    yield from (shlex.join(map(str, (xmodal, *words, "--root", root))) for words in suggested)
+    yield from (shlex.join(map(str, (xmodal, *words))) for words in suggested)
     yield f"{shlex.quote(xmodal)} plan coco --root data        the real corpus"
 
 
