@@ -32,6 +32,7 @@ from xmodal.userdata.user_corpus import user_corpus
 
 NOTE = "_runs/own/{}.json"
 GENERATED = "_runs/publishers/{}.json"  # in roots of the demo: sources in place of those that corpora pin
+LARGEST_NOTE = 2**20  # bytes
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 MEASURED = ("val", "test")  # the ends of the names of splits that numbers are computed on
 FEW = 10  # items, of which a recall says nothing
@@ -211,7 +212,7 @@ def _by_name(name: str, storage: Storage) -> FoundCorpus:
         folder = place if place.is_dir() else place.parent
         return FoundCorpus(user_corpus(known), media_folder=folder if is_here else None)
     if before and before.endswith(".py"):
-        return FoundCorpus(_of_noted_file(name, before))
+        return FoundCorpus(_of_noted_file(storage, name, before))
     if whole != name and whole in corpora.names():
         return FoundCorpus(sample_of(corpora.load(whole)))
     yours = sorted(corpus.name for corpus in user_corpora(storage))
@@ -220,7 +221,9 @@ def _by_name(name: str, storage: Storage) -> FoundCorpus:
     return FoundCorpus(corpora.load(name))  # which says what there is
 
 
-def _of_noted_file(name: str, place: str) -> Corpus:
+def _of_noted_file(storage: Storage, name: str, place: str) -> Corpus:
+    if not os.path.isabs(place) or Path(place).resolve().is_relative_to(storage.url):  # the root's author wrote it too
+        raise UserError(f"{name} was defined by {place}, a file of this root: name that file if you trust what it runs")
     if not os.path.exists(place):
         raise UserError(f"{name} was defined by {place}, which is gone: build once from the file where it lies now")
     corpus = corpora.load(place)
@@ -239,7 +242,13 @@ def _note(storage: Storage, name: str) -> dict[str, Any]:
     key = NOTE.format(name)
     if not re.fullmatch(NAME, name) or storage.size(key) is None:
         return {}
-    return dict(json.loads(storage.read(key)))
+    try:
+        note = json.loads(storage.read(key, LARGEST_NOTE))
+    except (ValueError, RecursionError):
+        note = None
+    if not isinstance(note, dict) or not isinstance(note.get("place"), str | None):
+        raise UserError(f"{storage.url}/{key} is corrupt: delete it, and build once from your list or file")
+    return note
 
 
 def _place(storage: Storage, name: str) -> str | None:

@@ -135,7 +135,7 @@ EARLIER, LATER = (
     FetchAttempt("a", "failed", 5.0, 1.0, kind="http_503", reason="busy"),
     FetchAttempt("a", "failed", 20.0, 1.0, kind="timeout", reason="slow"),
 )
-DAMAGED = replace(FetchAttempt.damaged("a"), at=30.0)
+DAMAGED = FetchAttempt("a", "failed", 30.0, 0.0, kind="damaged", reason="its bytes under this root were damaged")
 
 
 @pytest.mark.parametrize(

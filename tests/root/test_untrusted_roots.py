@@ -232,3 +232,36 @@ def test_a_small_table_of_many_rows_is_refused(root: Path, capsys: pytest.Captur
     (planted / "splits.parquet").write_bytes(data)
     with pytest.raises(UserError, match="rows"):
         read_columns(find(str(root), "records")[0], "splits.parquet", "item")
+
+
+@pytest.mark.parametrize("place", ["{root}/evil.py", "evil.py", "{root}/../root/evil.py"])
+def test_no_file_that_came_with_a_root_is_executed(
+    root: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A root remembers where a user's corpus file lies; whoever wrote the root may have put one into it."""
+    (root / "evil.py").write_text(f"open({str(root.parent / 'ran')!r}, 'w')\n")
+    (root / "_runs/own").mkdir(parents=True)
+    (root / "_runs/own/mine.json").write_text(json.dumps({"place": place.format(root=root)}))
+    monkeypatch.chdir(root)
+    for command in (["build", "mine"], ["plan", "mine"], ["stats", "mine"], ["corpora"]):
+        assert main([*command, "--root", str(root)]) in (0, 1)
+    assert not (root.parent / "ran").exists()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("note", [b"[", b"[1]", b'{"place": 5}', b'{"a":' * 100_000])
+def test_a_note_that_is_none_is_named(root: Path, note: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "_runs/own").mkdir(parents=True)
+    (root / "_runs/own/mine.json").write_bytes(note)
+    assert main(["build", "mine", "--root", str(root)]) == 1
+    assert "mine.json is corrupt" in capsys.readouterr().err
+
+
+def test_a_run_folder_with_special_files_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, spoil in (("best.pt", pipe), ("last.pt", endless), ("recipe.json", endless)):
+        run = root.parent / f"run-{name}"
+        run.mkdir()
+        (run / name).write_bytes(b"{}")
+        spoil(run / name)
+        assert main(["evaluate", str(run), "--root", str(root)]) == 1
+        assert "Traceback" not in capsys.readouterr().err
