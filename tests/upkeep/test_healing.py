@@ -13,23 +13,15 @@ from pipelines.engine.progress_line import ProgressLine
 from pipelines.upkeep.corpus_build import CorpusBuild
 from pipelines.upkeep.inspection import forget, verify
 from tests.conftest import tree_digest
-from tests.made import small
-from tests.stages.test_pinned import CORPUS, publish
+from tests.stages.test_pinned import CORPUS
 from tests.upkeep.test_damage import cut, delete, files_of, flip, zero
 from xmodal.corpora import load
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output, directories
 from xmodal.root.sealed_sets import blob_key, read_lock
-from xmodal.root.storage import open_storage
 
 QUIET = ProgressLine(quiet=True)
 STAGES = ("sources", "records", "media", "vocabulary", "pixels", "fingerprints")
-
-
-@pytest.fixture
-def options(tmp_path: Path) -> BuildOptions:
-    publish(tmp_path / "raw")
-    return BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw", **small(tmp_path))
 
 
 def built(options: BuildOptions, *names: str) -> dict[str, Output]:

@@ -13,6 +13,7 @@ import io
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -87,6 +88,11 @@ class LocalStorage:
             return found.st_size if stat.S_ISREG(found.st_mode) else None
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def age(self, key: str) -> float:
+        """Seconds since a file or folder was made, changed or given another name."""
+        found = os.lstat(self.path(key))
+        return time.time() - max(found.st_mtime, found.st_ctime)
 
     def names(self, prefix: str) -> list[str]:
         """The names directly in a folder; none if there is no folder."""
@@ -224,6 +230,11 @@ class RemoteStorage:
             return found["size"] if found["type"] == "file" else None
         except FileNotFoundError:
             return None
+
+    def age(self, key: str) -> float:
+        """Seconds since an object was put; 0 where the store does not tell."""
+        changed = self._files.info(self.path(key)).get("LastModified")
+        return time.time() - changed.timestamp() if changed else 0.0
 
     def names(self, prefix: str) -> list[str]:
         try:

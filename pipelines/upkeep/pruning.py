@@ -1,0 +1,114 @@
+"""Finds what a root no longer needs: outputs of sets that were replaced, their blobs, and what killed work left behind.
+
+Needed are the sealed sets that the ledgers name now, the records that later stages read, imports, what is kept by name,
+and everything that is made of needed outputs alone. Files that are younger than a day may belong to work under way.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from pipelines.fetching.ledger import FOLDERS, ledgers
+from xmodal.errors import UserError
+from xmodal.root.outputs import Output, directories
+from xmodal.root.sealed_sets import blob_key, read_lock, records_now
+from xmodal.root.storage import Storage
+
+YOUNG = 86_400.0  # seconds
+LEFT_BEHIND = ("_runs/temporary", "_runs/partial")
+
+
+@dataclass(frozen=True)
+class Unneeded:
+    """An output's folder, or files of one kind."""
+
+    name: str
+    why: str
+    keys: tuple[str, ...]
+    size: int  # bytes
+
+
+def find_unneeded(storage: Storage, keep: Collection[str] = ()) -> list[Unneeded]:
+    """`keep` are identities of outputs that are needed for reasons that the root does not know, such as a run's."""
+    outputs = {output.folder: output for output in directories(storage)}
+    if unknown := set(keep) - {folder.rpartition("/")[2] for folder in outputs}:
+        raise UserError(f"{storage.url} has no output {min(unknown)}: `xmodal status` lists them with their identities")
+    needed = _needed(storage, outputs, keep)
+    found = [_output(output) for folder, output in outputs.items() if folder not in needed]
+    blobs = [*_blobs(storage, [outputs[folder] for folder in needed])]
+    left = [f"{folder}/{name}" for folder in LEFT_BEHIND for name in storage.names(folder)]
+    found.append(_files(storage, "blobs", "files that no needed set lists", blobs))
+    found.append(_files(storage, "_runs", "parts of files that killed work left behind", left))
+    return [each for each in found if each.keys]
+
+
+def remove(storage: Storage, unneeded: Collection[Unneeded]) -> None:
+    """Outputs lose their complete.json first: a kill leaves nothing that looks finished and lacks files."""
+    for each in unneeded:
+        if each.name in ("blobs", "_runs"):
+            storage.delete(*each.keys)
+        else:
+            storage.delete(f"{each.name}/complete.json")
+            storage.delete_folder(each.name)
+
+
+def _needed(storage: Storage, outputs: dict[str, Output], keep: Collection[str]) -> set[str]:
+    """The folders of needed outputs. One that does not tell what it is is left for `verify`."""
+    now = {(FOLDERS[ledger.part], ledger.name): ledger.sealed for ledger in ledgers(storage)}
+    kept = {folder for folder in outputs if folder.rpartition("/")[2] in keep}
+    kept |= {before for folder in kept for before in _ancestors(outputs, folder)}
+    known = dict.fromkeys(kept, True)
+
+    def is_needed(folder: str) -> bool:
+        if folder not in known:
+            output = outputs.get(folder)
+            is_current = output is not None and _is_current(output, now)
+            known[folder] = is_current and all(is_needed(before) for before in _inputs(outputs[folder]))
+        return known[folder]
+
+    return {folder for folder, output in outputs.items() if not _tells(output) or is_needed(folder)}
+
+
+def _is_current(output: Output, now: Mapping[tuple[str, str], str | None]) -> bool:
+    """Whether no other set or records took its place."""
+    if output.stage in FOLDERS.values():
+        return now.get((output.stage, str(output.config.get("name")))) in (None, output.identity)
+    if output.stage != "records":
+        return True
+    read = records_now(output.storage, str(output.config.get("corpus")))
+    return read is None or read.folder == output.folder
+
+
+def _tells(output: Output) -> bool:
+    try:
+        return bool(output.about)
+    except UserError:
+        return False
+
+
+def _inputs(output: Output) -> list[str]:
+    return [f"{made['stage']}/{made['identity']}" for made in output.about["inputs"]]
+
+
+def _ancestors(outputs: dict[str, Output], folder: str) -> Iterator[str]:
+    for before in _inputs(outputs[folder]):
+        if before in outputs:
+            yield from (before, *_ancestors(outputs, before))
+
+
+def _output(output: Output) -> Unneeded:
+    why = "made of outputs that are no longer needed" if output.about["inputs"] else "replaced by another set"
+    return Unneeded(output.folder, why, (output.folder,), output.totals["bytes"] if output.complete else 0)
+
+
+def _blobs(storage: Storage, needed: list[Output]) -> Iterator[str]:
+    """Blobs that are in no needed set and in no ledger, from which the next set may be sealed."""
+    sets = [output for output in needed if output.stage in FOLDERS.values() and output.complete]
+    wanted = {locked.sha256 for output in sets for locked in read_lock(output)}
+    wanted |= {state.sha256 for ledger in ledgers(storage) for state in ledger.states() if not state.failed}
+    for prefix in storage.names("blobs"):
+        yield from (blob_key(name) for name in storage.names(f"blobs/{prefix}") if name not in wanted)
+
+
+def _files(storage: Storage, name: str, why: str, keys: list[str]) -> Unneeded:
+    old = [key for key in keys if storage.size(key) is not None and storage.age(key) > YOUNG]
+    return Unneeded(name, why, tuple(old), sum(storage.size(key) or 0 for key in old))

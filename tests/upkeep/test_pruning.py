@@ -1,0 +1,86 @@
+"""Prune: what no current set, run or lock needs is shown, then removed; all else stays as it is."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli import main
+from pipelines.engine.build_options import BuildOptions
+from pipelines.engine.progress_line import ProgressLine
+from pipelines.upkeep.inspection import verify
+from tests.conftest import tree_digest
+from tests.upkeep.test_healing import blob_of, built
+from xmodal.root.outputs import directories
+
+STAGES = ("sources", "records", "media", "pixels", "vocabulary")
+
+
+def prune(root: str, *arguments: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert main(["prune", "--root", root, "--json", *arguments]) == 0
+    return [each["name"] for each in json.loads(capsys.readouterr().out)["unneeded"]]
+
+
+@pytest.fixture
+def tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 2 * 86_400)
+
+
+@pytest.mark.usefixtures("tomorrow")
+def test_a_root_in_use_loses_nothing(options: BuildOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    built(options: BuildOptions, *STAGES)
+    root = options.storage.url
+    whole = tree_digest(root)
+    assert prune(root, "--yes", capsys=capsys) == []
+    assert tree_digest(root) == whole
+    assert main(["prune", "--root", root]) == 0
+    assert capsys.readouterr().out == "everything here is needed\n"
+
+
+@pytest.mark.usefixtures("tomorrow")
+def test_what_a_changed_set_replaced_is_shown_and_then_removed(options: BuildOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    before = built(options: BuildOptions, *STAGES)
+    lost = blob_of(before["media"], "pictures/p003.jpg")
+    assert options.raw
+    (options.raw / "p003.jpg").unlink()
+    lost.unlink()
+    assert main(["verify", "--forget", "--root", options.storage.url]) == 1
+    after = built(options: BuildOptions, *STAGES)
+    assert after["media"].folder != before["media"].folder
+    root = options.storage.url
+    whole = tree_digest(root)
+    capsys.readouterr()
+    shown = prune(root, capsys=capsys)
+    assert shown == sorted(before[name].folder for name in ("media", "pixels"))
+    assert tree_digest(root) == whole
+    assert prune(root, "--keep", before["pixels"].identity, capsys=capsys) == []
+    assert prune(root, "--yes", capsys=capsys) == shown
+    assert not before["media"].complete
+    assert {output.folder for output in directories(options.storage)} >= {after[name].folder for name in STAGES}
+    assert verify(options.storage, ProgressLine(quiet=True))[1] == []
+    assert prune(root, capsys=capsys) == []
+    for name in STAGES:
+        assert built(options: BuildOptions, name)[name].folder == after[name].folder
+
+
+def test_only_old_rubbish_goes(options: BuildOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    built(options: BuildOptions, "records")
+    root = Path(options.storage.url)
+    rubbish = [root / "_runs/temporary/abc", root / "_runs/partial/xmodal-1", root / "blobs/ab" / ("ab" + "0" * 62)]
+    for file in rubbish:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"12345")
+    assert prune(str(root), "--yes", capsys=capsys) == []
+    assert all(file.exists() for file in rubbish)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 2 * 86_400)
+    assert prune(str(root), "--yes", capsys=capsys) == ["blobs", "_runs"]
+    assert not any(file.exists() for file in rubbish)
+
+
+def test_an_identity_that_is_not_there_is_refused(options: BuildOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    built(options: BuildOptions, "records")
+    assert main(["prune", "--root", options.storage.url, "--keep", "0123"]) == 1
+    assert "has no output 0123" in capsys.readouterr().err
