@@ -30,7 +30,7 @@ def tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("tomorrow")
 def test_a_root_in_use_loses_nothing(options: BuildOptions, capsys: pytest.CaptureFixture[str]) -> None:
-    built(options: BuildOptions, *STAGES)
+    built(options, *STAGES)
     root = options.storage.url
     whole = tree_digest(root)
     assert prune(root, "--yes", capsys=capsys) == []
@@ -40,14 +40,16 @@ def test_a_root_in_use_loses_nothing(options: BuildOptions, capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("tomorrow")
-def test_what_a_changed_set_replaced_is_shown_and_then_removed(options: BuildOptions, capsys: pytest.CaptureFixture[str]) -> None:
-    before = built(options: BuildOptions, *STAGES)
+def test_what_a_changed_set_replaced_is_shown_and_then_removed(
+    options: BuildOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = built(options, *STAGES)
     lost = blob_of(before["media"], "pictures/p003.jpg")
     assert options.raw
     (options.raw / "p003.jpg").unlink()
     lost.unlink()
     assert main(["verify", "--forget", "--root", options.storage.url]) == 1
-    after = built(options: BuildOptions, *STAGES)
+    after = built(options, *STAGES)
     assert after["media"].folder != before["media"].folder
     root = options.storage.url
     whole = tree_digest(root)
@@ -62,11 +64,13 @@ def test_what_a_changed_set_replaced_is_shown_and_then_removed(options: BuildOpt
     assert verify(options.storage, ProgressLine(quiet=True))[1] == []
     assert prune(root, capsys=capsys) == []
     for name in STAGES:
-        assert built(options: BuildOptions, name)[name].folder == after[name].folder
+        assert built(options, name)[name].folder == after[name].folder
 
 
-def test_only_old_rubbish_goes(options: BuildOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    built(options: BuildOptions, "records")
+def test_only_old_rubbish_goes(
+    options: BuildOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built(options, "records")
     root = Path(options.storage.url)
     rubbish = [root / "_runs/temporary/abc", root / "_runs/partial/xmodal-1", root / "blobs/ab" / ("ab" + "0" * 62)]
     for file in rubbish:
@@ -81,6 +85,6 @@ def test_only_old_rubbish_goes(options: BuildOptions, capsys: pytest.CaptureFixt
 
 
 def test_an_identity_that_is_not_there_is_refused(options: BuildOptions, capsys: pytest.CaptureFixture[str]) -> None:
-    built(options: BuildOptions, "records")
+    built(options, "records")
     assert main(["prune", "--root", options.storage.url, "--keep", "0123"]) == 1
     assert "has no output 0123" in capsys.readouterr().err
