@@ -14,8 +14,8 @@ TRIES = 2  # of a picture whose process dies
 TRUNCATED, UNREADABLE = b"T", b"N"  # kinds of messages before the answer: why a picture is cut short, or is none
 
 
-class NotDecoded(Exception):
-    """A picture that is a failure of its unit: its class, and the reason as the text."""
+class NotDecoded(UnreadableImage):
+    """A picture that took too long or ended the process, or that is none."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -47,7 +47,7 @@ class PictureDecoder:
                     raise NotDecoded(failure.status, str(failure)) from None
         for kind, reason in told:
             if kind == UNREADABLE:
-                raise NotDecoded("unreadable", reason.decode())
+                raise UnreadableImage(reason.decode())
             on_truncated(reason.decode())
         return answer
 

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.engine.picture_decoder import DEADLINE, NotDecoded, SquareDecoder
+from pipelines.engine.picture_decoder import DEADLINE, SquareDecoder
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from pipelines.stages import Needs, Pairs
 from pipelines.stages._arrays import ArrayShard, ArrayWork, ArrayWriter, PlannedArray, array_stage, write_items
 from xmodal.features.networks import ResNet, load, weights_sha256
 from xmodal.media.frame_times import PASSING
-from xmodal.media.images import OnTruncated, normalised
+from xmodal.media.images import OnTruncated, UnreadableImage, normalised
 from xmodal.raw.archives import Archives, MissingMedia, archive_of
 from xmodal.raw.raw_files import raw_of
 from xmodal.root.identity import fingerprint, since
@@ -36,7 +36,7 @@ R = TypeVar("R", bound=ResNet)
 class PictureExtractor:
     """Decodes pictures, and turns batches of them into rows; a worker loads it once."""
 
-    see: Callable[[bytes, OnTruncated], NDArray[Any]]  # raises NotDecoded
+    see: Callable[[bytes, OnTruncated], NDArray[Any]]  # raises UnreadableImage
     rows: Callable[[NDArray[Any]], NDArray[Any]]
     blank: NDArray[Any]  # takes the place of a picture that cannot be had
     batch_size: int
@@ -122,8 +122,8 @@ def _open(opened: Callable[[Any], PictureExtractor], config: Any, inputs: Inputs
         except MissingMedia as missing:
             sink.fail(id, "absent", str(missing))
             return None
-        except NotDecoded as failure:
-            sink.fail(id, failure.kind, str(failure))
+        except UnreadableImage as unreadable:
+            sink.fail(id, unreadable.kind, str(unreadable))
             return None
         for reason in cut:
             sink.fail(id, TRUNCATED, reason)

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.engine.picture_decoder import NotDecoded
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
@@ -22,6 +21,7 @@ from pipelines.stages._media import PictureExtractor, ResNetStageConfig, resnet_
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.frame_store import FrameStore
 from xmodal.media.frame_times import PASSING
+from xmodal.media.images import UnreadableImage
 from xmodal.root.outputs import Output
 
 VERSION = 2
@@ -93,7 +93,7 @@ def _open(weights: Path | None, config: ClipsConfig, inputs: Inputs) -> ArrayWri
         absent, _ = work.reads
         for id in absent:
             sink.fail(id, "absent", "it has no frames")
-        lost = dict[str, NotDecoded]()
+        lost = dict[str, UnreadableImage]()
         rows = write_items(sink, config.spec, work.rows, _runs(extractor, frames, work, lost, empty))
         for id, failure in lost.items():
             sink.fail(id, failure.kind, str(failure))
@@ -103,11 +103,15 @@ def _open(weights: Path | None, config: ClipsConfig, inputs: Inputs) -> ArrayWri
 
 
 def _refuse(reason: str) -> None:
-    raise NotDecoded("unreadable", reason)
+    raise UnreadableImage(reason)
 
 
 def _runs(
-    extractor: PictureExtractor, frames: FrameStore, work: ArrayShard, lost: dict[str, NotDecoded], empty: NDArray[Any]
+    extractor: PictureExtractor,
+    frames: FrameStore,
+    work: ArrayShard,
+    lost: dict[str, UnreadableImage],
+    empty: NDArray[Any],
 ) -> Iterator[NDArray[Any]]:
     """Clip by clip; batches have frames of several."""
     lengths = {id: 0 if id in work.reads[0] else len(frames.starts_us(id)) for id in work.ids}
@@ -117,7 +121,7 @@ def _runs(
             for jpeg in frames.jpegs(id) if lengths[id] else ():
                 try:
                     yield extractor.see(jpeg, _refuse)
-                except NotDecoded as failure:  # such as too narrow for the network, where it kept its size
+                except UnreadableImage as failure:  # such as too narrow for the network, where it kept its size
                     lost.setdefault(id, failure)
                     yield None
 

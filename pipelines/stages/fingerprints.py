@@ -15,13 +15,14 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.engine.killable_worker import Send
-from pipelines.engine.picture_decoder import DEADLINE, NotDecoded, PictureDecoder, answer
+from pipelines.engine.picture_decoder import DEADLINE, PictureDecoder, answer
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import write_table
 from pipelines.stages._media import Checksums, checksums, files_of
 from xmodal.checks.perceptual_hashes import hash_media
 from xmodal.media.frame_times import PASSING
+from xmodal.media.images import UnreadableImage
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, Kind
@@ -99,8 +100,8 @@ def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[MediaBatch, S
             try:
                 looks = json.loads(decoder.decode(FIRST[kind] + data))
                 flat += not looks
-            except NotDecoded as failure:
-                sink.fail(path, failure.kind, str(failure))
+            except UnreadableImage as unreadable:
+                sink.fail(path, unreadable.kind, str(unreadable))
             rows.append({"media": path, "sha256": hashlib.sha256(data).hexdigest(), "looks": looks})
         write_table(sink, f"part-{batch.number:06d}.parquet", pa.Table.from_pylist(rows, COLUMNS))
         return {"media": len(rows), "flat": flat}

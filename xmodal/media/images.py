@@ -40,7 +40,9 @@ OnTruncated = Callable[[str], None]  # receives the reason
 
 
 class UnreadableImage(Exception):
-    """The text is the reason, always the same for the same bytes."""
+    """The text is the reason, always the same for the same bytes; `kind` is its class among a unit's failures."""
+
+    kind = "unreadable"
 
 
 def open_image(data: bytes, on_truncated: OnTruncated | None = None) -> Image.Image:
