@@ -15,7 +15,7 @@ from typing import Any
 
 from pipelines.demo import coco, mrw, tgif
 from pipelines.demo.files import serve_at
-from pipelines.demo.server import Behaviour, serve
+from pipelines.demo.server import Site, serving
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
 from pipelines.fetching import corpus_names
@@ -96,9 +96,9 @@ def shows(world: World) -> tuple[Show, ...]:
 def _built(options: BuildOptions, publisher: Path, show: Show) -> list[dict[str, Any]]:
     corpus = _published(options, publisher, show)
     corpus_names.remember_generated(options.storage, corpus, publisher)
-    cut = {CUT: [Behaviour(cut_after=(publisher / CUT).stat().st_size // 2)]} if (publisher / CUT).exists() else {}
-    with serve(publisher, cut) as server:
-        return build_stages(CorpusBuild(options, serve_at(corpus, server.url)), show.stages)
+    cuts = {CUT: (publisher / CUT).stat().st_size // 2} if (publisher / CUT).exists() else {}
+    with serving(Site(publisher, cuts)) as site:
+        return build_stages(CorpusBuild(options, serve_at(corpus, site.url)), show.stages)
 
 
 def _runs(options: BuildOptions, folder: Path, show: Show, identity: Mapping[str, str]) -> list[dict[str, Any]]:

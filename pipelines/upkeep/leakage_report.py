@@ -13,7 +13,7 @@ from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, single
 from pipelines.fetching.ledger import Ledger
 from pipelines.stages.fingerprints import planned
-from xmodal.checks.leaks import DISTANCE, Fingerprints, Leak, SplitMedia, clean, leaks
+from xmodal.checks.leaks import DISTANCE, Leak, SplitMedia, clean, leaks, read_fingerprints
 from xmodal.errors import UserError
 from xmodal.records.tables import Item, read_columns, read_rows
 from xmodal.records.views import CLEAN, IDS, clean_name, has_split, members, recorded_splits
@@ -59,12 +59,16 @@ class FingerprintedCorpus:
 
     def parts(self, asked: Iterable[str]) -> list[SplitMedia]:
         """The splits of the records, and the sparse or drawn splits among those asked for that the corpus has."""
-        known = Fingerprints.read(self.fingerprints)
+        known = read_fingerprints(self.fingerprints)
         items = read_columns(self.records, "items.parquet", "id", "media")
         media = dict(zip(items["id"].to_pylist(), items["media"].to_pylist(), strict=True))
         splits: dict[str, Iterable[str]] = dict(recorded_splits(self.records))
         splits |= {name: members(self.records, name) for name in asked if has_split(self.records, name)}
-        return [SplitMedia.of(self.corpus, name, {id: media[id] for id in ids}, known) for name, ids in splits.items()]
+        parts = []
+        for name, ids in splits.items():
+            there = {id: known[media[id]] for id in ids if media[id] in known}
+            parts.append(SplitMedia(self.corpus, name, tuple(sorted(ids)), there))
+        return parts
 
     def about(self) -> dict[str, Any]:
         counts, failures = (self.fingerprints.totals[name] for name in ("counts", "failures"))

@@ -20,8 +20,8 @@ from PIL import Image
 
 from pipelines.demo.coco import pictures, write
 from pipelines.demo.files import serve_at
-from pipelines.demo.server import serve
 from pipelines.demo.world import World, box, describe, draw
+from tests.misbehaving import serve
 from tests.parsing import of, parser_of
 from xmodal.corpora import coco, load
 from xmodal.errors import UserError
