@@ -33,7 +33,7 @@ class Handler(BaseHTTPRequestHandler):
         """The path below the folder."""
         return unquote(urlsplit(self.path).path).lstrip("/")
 
-    def head(self, status: int, headers: Mapping[str, str]) -> None:
+    def head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)
         for name, value in ({"Content-Length": "0"} | headers).items():
             self.send_header(name, value)
