@@ -37,6 +37,7 @@ SMALL = {
     "resnet.rows_per_shard": 128, "pixels.side": 128, "pixels.rows_per_shard": 256, "frames.short_side": SIDE,
     "clips.network": "resnet18", "clips.weights": "random:0", "clips.resize": SIDE, "clips.crop": SIDE,
 }  # fmt: skip
+STEPS = Optimiser("adam", 3e-3, clip_norm=2.0, schedule=Step((8,), 0.1))
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,9 @@ def recipes() -> tuple[Recipe, ...]:
 
     PVSE takes all negatives, as the hardest only pay with better features, and one epoch from pixels, as in its paper.
     """
-    steps = Optimiser("adam", 3e-3, clip_norm=2.0, schedule=Step((8,), 0.1))
-    once = Phase(12, steps, {"ranking": 1.0})
+    once = Phase(12, STEPS, {"ranking": 1.0})
     pvse, pcme = (recipe_runs.recipes()[name].phases[0] for name in ("pvse-coco", "pcme-coco"))
-    learning = replace(steps, learning_rate=2e-3, schedule=Step((6,), 0.1))
+    learning = replace(STEPS, learning_rate=2e-3, schedule=Step((6,), 0.1))
     warm = Phase(8, learning, pvse.weights)
     tuned = Phase(1, replace(learning, learning_rate=1e-4), pvse.weights, pixels=Pixels("resized", flip=True))
     spread = Phase(5, replace(learning, rule="adamp", unclipped=("scale", "shift")), pcme.weights)
@@ -127,8 +127,8 @@ def recipes() -> tuple[Recipe, ...]:
 
 
 def _of_clips(name: str) -> Recipe:
-    steps = Optimiser("adam", 2e-3, clip_norm=2.0, schedule=Step((8,), 0.1))
-    short = _small(name, (Phase(12, steps, recipe_runs.recipes()[name].phases[0].weights),), embeddings=2)
+    weights = recipe_runs.recipes()[name].phases[0].weights
+    short = _small(name, (Phase(12, replace(STEPS, learning_rate=2e-3), weights),), embeddings=2)
     return replace(short, name=f"demo-{name}", batch_size=32)
 
 

@@ -93,7 +93,12 @@ def leaks(
     """
     if not 0 <= distance <= FARTHEST:
         raise UserError(f"a distance is 0 to {FARTHEST} of {BITS} bits, not {distance}: farther pictures are no copies")
-    by_bytes, by_hashes = [_by_bytes(part) for part in splits], [_by_hashes(part) for part in splits]
+    by_bytes, by_hashes = list[Groups[str]](), list[Groups[PerceptualHashes]]()
+    for part in splits:
+        items = [(item, sha256, hashes) for item, (sha256, hashes) in sorted(part.items.items())]
+        # an item is not its own copy in another split, and equal bytes are no near copies
+        by_bytes.append(_grouped((sha256, (item, (part.corpus, item))) for item, sha256, _ in items))
+        by_hashes.append(_grouped((hashes, (item, sha256)) for item, sha256, hashes in items if hashes is not None))
     near = _near(chain.from_iterable(by_hashes), distance)
     found = []
     for place, another in combinations(range(len(splits)), 2):
@@ -172,20 +177,10 @@ def _buckets(keys: Frames) -> Iterator[NDArray[np.int64]]:
         yield order[starts[place] : starts[place + 1]]
 
 
-def _by_bytes(part: SplitMedia) -> Groups[str]:
-    """Groups items of equal bytes. An item is not its own copy in another split; in another corpus it is another."""
-    groups = defaultdict[str, list[Member]](list)
-    for item, (sha256, _) in sorted(part.items.items()):
-        groups[sha256].append((item, (part.corpus, item)))
-    return groups
-
-
-def _by_hashes(part: SplitMedia) -> Groups[PerceptualHashes]:
-    """Groups items of equal hashes; of these, equal bytes are no near copies."""
-    groups = defaultdict[PerceptualHashes, list[Member]](list)
-    for item, (sha256, hashes) in sorted(part.items.items()):
-        if hashes is not None:
-            groups[hashes].append((item, sha256))
+def _grouped(members: Iterable[tuple[K, Member]]) -> Groups[K]:
+    groups = defaultdict[K, list[Member]](list)
+    for key, member in members:
+        groups[key].append(member)
     return groups
 
 

@@ -110,7 +110,17 @@ def describe(
         counts[{"image": "pictures", "clip": "clips"}[item.kind]] += 1
         places[item.id] = (EVERY, *belongs.get(item.id, ()))
     parts = {name: _Counted() for name in (EVERY, *dataset.splits)}
-    captions = _read_captions(records, places, parts, counts, tick)
+    captions, split = Counter[str](), tokenizer(TOKENIZER)
+    for caption in read_rows(records, Caption):
+        tick(1)
+        if caption.source != HUMAN:
+            counts[f"captions by {caption.source}"] += 1
+            continue
+        captions[caption.item] += 1
+        words = split(caption.text)
+        for name in places[caption.item]:
+            parts[name].of_caption[len(words)] += 1
+            parts[name].words.update(words)
     for item_id, names in places.items():
         for name in names:
             parts[name].of_item[captions[item_id]] += 1
@@ -147,27 +157,6 @@ def _belongs(records: Output) -> dict[str, tuple[str, ...]]:
         for item in members:
             names = (*found.get(item, ()), name)
             found[item] = shared.setdefault(names, names)
-    return found
-
-
-def _read_captions(
-    records: Output,
-    places: Mapping[str, Sequence[str]],
-    parts: Mapping[str, _Counted],
-    counts: Counter[str],
-    tick: Callable[[int], None],
-) -> Counter[str]:
-    split, found = tokenizer(TOKENIZER), Counter[str]()
-    for caption in read_rows(records, Caption):
-        tick(1)
-        if caption.source != HUMAN:
-            counts[f"captions by {caption.source}"] += 1
-            continue
-        found[caption.item] += 1
-        words = split(caption.text)
-        for name in places[caption.item]:
-            parts[name].of_caption[len(words)] += 1
-            parts[name].words.update(words)
     return found
 
 
