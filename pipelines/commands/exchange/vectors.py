@@ -42,12 +42,12 @@ def run(args: Args) -> Result:
 def text(result: Result) -> Lines:
     from xmodal.text.word_vectors import Coverage
 
+    file, width = result["file"], f"{result['width']} numbers each"
     if "captions" in result:
-        learned = f"{result['words']:,} words of {result['captions']:,} captions, {result['width']} numbers each"
-        yield f"{learned}, in {result['file']}"
+        yield f"{result['words']:,} words of {result['captions']:,} captions, {width}, in {file}"
         return
     words = "" if result["words"] is None else f"{result['words']:,} words, "
-    yield f"{result['file']}: {result['format']}, {words}{result['width']} numbers each"
+    yield f"{file}: {result['format']}, {words}{width}"
     if "coverage" in result:
         yield str(Coverage(**result["coverage"]))
     if "index" in result:
