@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from pipelines.upkeep.targets import Target
     from xmodal.training.run_setup import Setup
 
-OWN_DATA = ("url", "caption", "id", "split", "splits", "captions", "kind", "name")
+OWN_DATA = {  # of each flag, what it takes and its help
+    "url": ("COLUMN", "addresses, paths beside the list, or pictures (default: url)"),
+    "caption": ("COLUMN", "a text or a list of texts (default: caption)"),
+    "id": ("COLUMN", "'' for none (default: made from address, path or picture)"),
+    "split": ("COLUMN", "each row's split: train, val, test or a name; empty for none"),
+    "splits": ("NAME=SHARE,…", "by hash of the id (train=0.9,val=0.05,test=0.05)"),
+    "captions": ("FILE", "the list of a folder, beside or in it, if not captions.*"),
+    "kind": ("image|clip", "treat every item as such; '' decides by file ending again (default: by file ending)"),
+    "name": ("NAME", "the name of the corpus (default: that of the list or folder)"),
+}
 
 
 def path(text: str) -> Path:
@@ -77,7 +86,7 @@ def workers(parser: Parser) -> None:
     add = parser.add_argument
     add("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
     add("--workers", type=count, default=0, help="at most so many; default: all there is room for")
-    add("--serial", action="store_true", help="one after the other in this process, without Ray")
+    add("--serial", action="store_true", help="in this process, without Ray")
 
 
 def building(parser: Parser) -> None:
@@ -85,28 +94,22 @@ def building(parser: Parser) -> None:
     workers(parser)
     settings(parser, "resnet.crop=256; `xmodal settings STAGE` lists them; another value is another output")
     files(parser, "in place of those that a setting names", "for the stage sentences")
-    file = "a file that a stage knows by this name, such as weights=FILE, which is --weights FILE"
+    file = "a file by the name that a stage gives it: weights=FILE is --weights FILE"
     parser.add_argument("--file", action="append", default=[], metavar="NAME=PATH", help=file)
     quiet(parser)
 
 
 def own_data(parser: Parser) -> None:
-    sample = "--raw has a part of a corpus' files: no count of the whole is asked for; its name is CORPUS-sample"
+    sample = "--raw has a part of a corpus, which is named CORPUS-sample; no count of the whole is asked for"
     parser.add_argument("--sample", action="store_true", help=sample)
     about = (
         "A list (.parquet, .csv, .tsv, .jsonl), a folder with one, or a Hugging Face dataset (a folder, or hf://org/name)\n"
         "in place of a corpus. What no flag says is as this root read it last."
     )
-    own = parser.add_argument_group("your own data", about).add_argument
-    own("--url", metavar="COLUMN", help="addresses, paths beside the list, or pictures (default: url)")
-    own("--caption", metavar="COLUMN", help="a text or a list of texts (default: caption)")
-    own("--id", metavar="COLUMN", help="'' for none (default: made from address, path or picture)")
-    own("--split", metavar="COLUMN", help="each row's split: train, val, test or a name; empty for none")
-    own("--splits", metavar="NAME=SHARE,…", help="by hash of the id (train=0.9,val=0.05,test=0.05)")
-    own("--captions", metavar="FILE", help="the list of a folder, beside or in it, if not captions.*")
-    kind = "treat every item as an image or a clip; '' decides by file ending again (default: by file ending)"
-    own("--kind", choices=("image", "clip", ""), metavar="image|clip", help=kind)
-    own("--name", help="the name of the corpus (default: that of the list or folder)")
+    own = parser.add_argument_group("your own data", about)
+    for name, (takes, help) in OWN_DATA.items():
+        choices = ("image", "clip", "") if name == "kind" else None
+        own.add_argument(f"--{name}", metavar=takes, choices=choices, help=help)
 
 
 def stage_names() -> list[str]:

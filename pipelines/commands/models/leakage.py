@@ -18,7 +18,7 @@ def flags(parser: Parser) -> None:
     add("targets", nargs="+", metavar="CORPUS", help="corpora whose fingerprints are built")
     _flags.root(parser)
     add("--distance", type=_flags.count, metavar="N", help="bits of 64 in which near pictures differ (default: 6)")
-    clean = "a split of the first corpus, such as karpathy/test, to write without what lies in training splits"
+    clean = "writes a split of the first corpus, such as karpathy/test, without what lies in training splits"
     add("--clean", metavar="SPLIT", help=clean)
     against = "what --clean compares with (default: training splits of its author and of other corpora)"
     add("--against", nargs="+", default=[], metavar="SPLIT", help=against)
