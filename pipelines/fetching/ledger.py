@@ -1,4 +1,4 @@
-"""The ledger has every attempt at every file, under `_runs/ledger/<part>/<name>/`.
+"""The ledger of every attempt at every file, under `_runs/ledger/<part>/<name>/`.
 
 Attempts are only ever added, by any number of workers and drivers; a file's state is their sum.
 """
@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -21,7 +21,7 @@ from xmodal.root.storage import Storage
 
 FOLDERS: dict[Part, str] = {"annotations": "sources", "media": "media"}
 DAMAGED = "damaged"
-FETCHED = "urls"  # files of a list of addresses: their folders are made from the addresses, and mean nothing
+FETCHED = "urls"  # files of a list of addresses, whose folders mean nothing
 Status = Literal["ok", "local", "failed"]
 
 
@@ -41,9 +41,8 @@ class FetchAttempt:
     @staticmethod
     def damaged(path: str) -> "FetchAttempt":
         """The loss of bytes that were here, which alone undoes an earlier success."""
-        return FetchAttempt(
-            path, "failed", time.time(), 0.0, kind=DAMAGED, reason="its bytes under this root were damaged"
-        )
+        reason = "its bytes under this root were damaged"
+        return FetchAttempt(path, "failed", time.time(), 0.0, kind=DAMAGED, reason=reason)
 
     def line(self) -> bytes:
         facts = asdict(self)
@@ -88,10 +87,7 @@ def folder_of(path: str) -> str:
 
 
 def incomplete_folders(files: Counter[str], absent: Counter[str]) -> dict[str, dict[str, int]]:
-    """Folders that lack files, by counts of all files and of absent ones: the worst first, none of a single folder.
-
-    An incomplete copy of an archive lacks whole folders.
-    """
+    """Folders that lack files, as an incomplete copy of an archive does: the worst first, none of a single folder."""
     lacking = [(folder, count) for folder, count in absent.most_common() if count and len(files) > 1]
     return {f"{folder or '.'}/": {"absent": count, "files": files[folder]} for folder, count in lacking}
 
@@ -120,22 +116,23 @@ class Ledger:
         """Files by status, failures by class, three examples of each class, and folders that lack files."""
         statuses, kinds, files, absent = (Counter[str]() for _ in range(4))
         attempts = size = 0
-        examples: dict[str, list[dict[str, Any]]] = {}
+        examples = defaultdict[str, list[dict[str, Any]]](list)
         for state in self.states():
+            folder = folder_of(state.path)
             statuses[state.status] += 1
             attempts += state.attempts
             size += state.size
-            files[folder_of(state.path)] += 1
+            files[folder] += 1
             if state.failed:
-                absent[folder_of(state.path)] += 1
+                absent[folder] += 1
                 kinds[state.kind] += 1
                 if kinds[state.kind] <= 3:
-                    examples.setdefault(state.kind, []).append(asdict(state))
+                    examples[state.kind].append(asdict(state))
         counts = {"files": statuses, "attempts": attempts, "bytes": size, "failures": kinds}
         return counts | {"examples": examples, "folders": incomplete_folders(files, absent)}
 
     def download_speed(self) -> float | None:
-        """Bytes a second of one download: the mean of all that succeeded."""
+        """Mean bytes a second of the downloads that succeeded."""
         total = seconds = 0.0
         for line in self._journal.lines():
             attempt = json.loads(line.partition(b"\t")[2])

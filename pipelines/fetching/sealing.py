@@ -1,7 +1,7 @@
 """Sealing: the ledger's present state becomes an immutable set with a dataset.lock, and builds use it from now on."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +9,6 @@ from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, single
 from pipelines.fetching.ledger import FOLDERS, Ledger, State
 from xmodal.corpora import Part, Source
-from xmodal.errors import UserError
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output
 from xmodal.root.sealed_sets import LOCK, Locked, sealed_now
@@ -66,36 +65,21 @@ class FileSet:
 
     def seal(self) -> Output:
         """Makes the ledger's state of these files a set; the same output if nothing has changed."""
-        digest = hashlib.sha256()
-        for locked in self._locked():
-            digest.update(locked.line())
-        config = Sealed(self.name, self.planned, digest.hexdigest())
+        states, lock, present = self.states(), bytearray(), 0
+        for source in sorted(self.sources, key=lambda source: source.path):
+            locked, state = Locked(source.path), states.get(source.path)
+            if state and state.provides(source):
+                locked = Locked(source.path, state.size, state.sha256)
+                present += 1
+            lock += locked.line()
 
         def write(config: Sealed, inputs: Inputs, sink: Sink) -> Counts:
-            digest, counts = hashlib.sha256(), {"present": 0, "absent": 0}
             with sink.file(LOCK) as file:
-                for locked in self._locked():
-                    line = locked.line()
-                    file.write(line)
-                    digest.update(line)
-                    counts["present" if locked.sha256 else "absent"] += 1
-            if digest.hexdigest() != config.lock_sha256:
-                raise UserError(f"the ledger of {self.name} changed while it was sealed: seal again")
-            return counts
+                file.write(lock)
+            return {"present": present, "absent": len(self.sources) - present}
 
+        config = Sealed(self.name, self.planned, hashlib.sha256(lock).hexdigest())
         stage = single(FOLDERS[self.part], config, (), 1, "lock", write)
         self.sealed = sealed = build(stage, self.storage)
         self.ledger.use(sealed.identity)
         return sealed
-
-    def _locked(self) -> Iterator[Locked]:
-        """The planned files and the ledger's states, both sorted by path, merged."""
-        states = self.ledger.states()
-        state = next(states, None)
-        for source in sorted(self.sources, key=lambda source: source.path):
-            while state and state.path < source.path:
-                state = next(states, None)
-            if state and state.path == source.path and state.provides(source):
-                yield Locked(source.path, state.size, state.sha256)
-            else:
-                yield Locked(source.path)

@@ -28,7 +28,7 @@ from xmodal.userdata.description import SPLITS, Description, ListFile, split_nam
 HUB = "https://huggingface.co"
 TIMEOUT_SECONDS = 30.0
 LISTS = tuple(f"{stem}.{kind}" for stem in ("captions", "metadata") for kind in ("csv", "tsv", "jsonl", "parquet"))
-SPLIT_FILE = re.compile(  # as the hub names them now, did before, and names what it converts
+SPLIT_FILE = re.compile(  # as the hub names them now and did before, and what it converts
     r"(?:.*/)?(train|validation|valid|val|dev|test)(?:(?:-\d+-of-\d+(?:-[0-9a-f]+)?)?|/\d+)\.parquet"
 )
 LIKE_A_SPLIT = re.compile(  # but no latest, contest, retrieval, interval or value
@@ -38,7 +38,7 @@ LIKE_A_SPLIT = re.compile(  # but no latest, contest, retrieval, interval or val
 
 @dataclass(frozen=True)
 class ListedFiles:
-    """The lists that a user named, in their order, and where they and their media lie."""
+    """The lists that a user named, in their order."""
 
     name: str
     place: str  # the path or address of the list or the dataset
@@ -62,7 +62,7 @@ def find_lists(text: str, captions: str | None) -> ListedFiles:
 
 
 def describe(name: str, found: ListedFiles, flags: Mapping[str, str], known: Description | None) -> Description:
-    """Describes lists by the flags that were given, and else as they are `known` already."""
+    """Describes lists by the flags, and else as they are `known` already."""
     if "split" in flags and "splits" in flags:
         raise ValueError("--split is a column, --splits are shares: give one of them")
     old = known or Description(name, ())
@@ -84,7 +84,6 @@ def describe(name: str, found: ListedFiles, flags: Mapping[str, str], known: Des
 
 
 def _shares(text: str) -> tuple[tuple[str, str], ...]:
-    """Reads `train=0.9,test=0.1`."""
     pairs = [part.strip().partition("=") for part in text.split(",")]
     if wrong := [name for name, _, share in pairs if not re.fullmatch(r"\d*\.?\d+", share)]:
         raise ValueError(f"--splits takes train=0.9,val=0.05,test=0.05; {wrong[0]!r} has no share")
@@ -107,7 +106,7 @@ def _find_in_folder(folder: Path, captions: str | None) -> ListedFiles:
 
 
 def _dataset_files(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """The files of a Hugging Face dataset in the order of its rows, each with its split."""
+    """Files of a Hugging Face dataset in the order of its rows, each with its split."""
     if (folder / "dataset_dict.json").is_file():
         for split in _json(folder / "dataset_dict.json")["splits"]:
             yield from ((file, split) for file in _arrow_files(folder / split))
@@ -132,12 +131,11 @@ def _json(path: Path) -> Any:
 
 
 def _split_of(path: str) -> str | None:
-    named = SPLIT_FILE.fullmatch(path)
-    return named[1] if named else None
+    return named[1] if (named := SPLIT_FILE.fullmatch(path)) else None
 
 
 def _find_here(name: str, place: Path, folder: Path, splits: Mapping[Path, str | None] | None = None) -> ListedFiles:
-    """`splits` are the files below `place`, each with its split where one is known; default: `place` is the file."""
+    # `splits`: files below `place`; default: `place` is the file
     files, paths = [], {}
     for file, split in (splits or {place: None}).items():
         path = file.relative_to(place if splits else place.parent).as_posix()
@@ -158,17 +156,17 @@ def _find_on_hub(text: str) -> ListedFiles:
     if not all(re.fullmatch(r"[\w.-]+", part) for part in (owner, name)):
         raise UserError(f"{text}: a dataset on the hub is named hf://ORG/NAME")
     about = _ask_hub(f"{HUB}/api/datasets/{owner}/{name}/revision/{quote(commit or 'main', safe='')}?blobs=true", text)
-    prefix = f"{below}/" if below else ""
-    files, addresses = [], {}
+    prefix, files = f"{below}/" if below else "", []
     for file in sorted(about["siblings"], key=lambda file: file["rfilename"]):
         path = file["rfilename"]
         if path.startswith(prefix) and path.endswith(".parquet"):
             sha256 = (file.get("lfs") or {}).get("sha256")
             files.append(ListFile(path, file["size"], sha256, _split_of(path)))
-            addresses[path] = f"{HUB}/datasets/{owner}/{name}/resolve/{about['sha']}/{quote(path)}"
     if not files:
         raise UserError(f"{text} has no Parquet files: download it, and give its folder or list")
-    revision = None if all(file.sha256 for file in files) else about["sha"]
+    commit = about["sha"]
+    addresses = {file.path: f"{HUB}/datasets/{owner}/{name}/resolve/{commit}/{quote(file.path)}" for file in files}
+    revision = None if all(file.sha256 for file in files) else commit
     where = f"hf://{owner}/{name}/{prefix}".rstrip("/")
     return ListedFiles(name, where, tuple(files), addresses=addresses, revision=revision, is_dataset=True)
 

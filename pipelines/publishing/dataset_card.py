@@ -34,7 +34,7 @@ SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "1
 
 @dataclass(frozen=True)
 class Card:
-    """The corpus describes itself: `$name`, `$homepage` and `$licence` in it are those of CORPUS."""
+    """A corpus' own card; `$name`, `$homepage` and `$licence` in it are those of CORPUS."""
 
     fields: Mapping[str, str]
     hub: str  # YAML
@@ -43,15 +43,15 @@ class Card:
 
 
 def read_card(corpus: Corpus) -> Card:
-    """The card of a corpus. One that lacks what it must say, or is for another licence, is refused."""
+    """Reads a corpus' card; refuses one that lacks something or is for another licence."""
     path = CARDS / f"{corpus.card or corpus.name}.md"
     if not path.is_file() and corpus.name in corpora.names():
         raise UserError(f"{corpus.name} has no card: write {path}, like those beside it")
     card = _parse(path if path.is_file() else CARDS / "_general.md", corpus)
     if card.fields.get("licence", corpus.licence) != corpus.licence:
+        said = f"{card.fields['licence']!r}, and CORPUS.licence is {corpus.licence!r}"
         raise UserError(
-            f"{path} is the card of a corpus whose licence is {card.fields['licence']!r}, and CORPUS.licence is "
-            f"{corpus.licence!r}: read what may be published, then let both say the same"
+            f"{path} is the card of a corpus whose licence is {said}: read what may be published, then let both say it"
         )
     return card
 
@@ -133,14 +133,14 @@ def _filled(facts: Mapping[str, object]) -> str:
 
 
 def _first_array(store: Output) -> tuple[str, bool]:
-    """The shortest name of an array, and whether an item has several rows of it."""
+    """The array with the shortest name, and whether it is ragged."""
     arrays = [name.removesuffix("/zarr.json") for name in store.files if name.endswith("/zarr.json")]
     name = next(array for array in sorted(arrays, key=len) if not array.endswith("_extents"))
     return name, f"{name}_extents" in arrays
 
 
 def _split_lines(configs: list[DatasetConfig], counts: Mapping[str, int]) -> Iterator[str]:
-    """Rows of a Markdown table: config, split, rows, captions, and captions among an item's first five."""
+    """Rows of a Markdown table; the last column counts captions among an item's first five."""
     for config in configs:
         for split in config.info["splits"]:
             named = config.named.get(split["name"])
@@ -150,7 +150,7 @@ def _split_lines(configs: list[DatasetConfig], counts: Mapping[str, int]) -> Ite
 
 
 def _settings(output: Output) -> str:
-    """Settings of a store, and the networks, codebooks and word vectors of all that it was computed from."""
+    """Settings of a store, and the weights of all that it was computed from."""
     said = [", ".join(f"{name} {value}" for name, value in output.config.items() if name != "_type")]
     for before in made_from(output):
         weights = ((name, value) for name, value in before.config.items() if WEIGHTS.search(name) and value)
@@ -159,7 +159,7 @@ def _settings(output: Output) -> str:
 
 
 def _not_the_publishers(made: Publication) -> Iterator[str]:
-    """The files that are others than the corpus of this name is published with."""
+    """The files whose bytes are not those that the corpus of this name pins."""
     corpus = corpora.load(made.corpus.name) if made.corpus.name in corpora.names() else made.corpus
     published = {source.path: source.sha256 for source in corpus.sources if source.sha256}
     for output in made.sealed.values():

@@ -6,10 +6,10 @@
     features/<stage>/<identity>-00000-….parquet      which item has which of its rows: a config of its own
     media/…                                          the pictures or clips, where the corpus allows it
     dataset.lock  media.lock                         which bytes all this was made of
-    publication.json                                 every other file and its size: by this a publication is known again
+    publication.json                                 every other file and its size
 
-The corpus' release decides what may be in it. The folder is filled beside its place and renamed, so it is whole or not
-there; equal roots give equal bytes.
+The corpus' release decides what may be in it. The folder is filled beside its place and renamed; equal roots give equal
+bytes.
 """
 
 import fcntl
@@ -43,8 +43,6 @@ LAYOUT = 1
 
 
 class Copy(NamedTuple):
-    """A file that is published as it is."""
-
     key: str
     open: Callable[[], BinaryIO]
     size: int
@@ -67,14 +65,16 @@ def publish(
         configs = list[DatasetConfig]()
         if may(corpus, "annotations", "ids"):
             configs += write_captions(publication.records, target, partial(may_column, corpus))
-        configs += _write_features(publication, target)
+        for output in publication.features:
+            folder = f"features/{output.folder}"
+            for name in STORE:
+                target.write(f"{folder}/{name}", output.storage.read(f"{output.folder}/{name}"))
+            configs.append(write_index(output, target, folder))
         target.write("README.md", fill_card(card, publication, configs).encode())
         files = _sizes(Path(target.url))
         about = {"corpus": corpus.name, "records": publication.records.identity, "withheld": withheld(corpus)}
         target.write(MANIFEST, canonical_json(about | {"layout": LAYOUT, "files": files}))
-    rows = {
-        config.name: {split["name"]: split["num_examples"] for split in config.info["splits"]} for config in configs
-    }
+    rows = {each.name: {split["name"]: split["num_examples"] for split in each.info["splits"]} for each in configs}
     return about | {"path": str(out), "rows": rows, "files": len(files), "bytes": sum(files.values())}
 
 
@@ -137,14 +137,13 @@ def _reads(output: Output, other: Output) -> bool:
 def _refuse_foreign_files(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give a folder that does not exist yet")
-    found, known = _sizes(out), _known(out / MANIFEST)
+    found, known = _sizes(out), _sizes_published(out / MANIFEST)
     if found and (strange := [path for path, _ in found.items() ^ known.items()]):
         what = "was changed since it was published" if known else "is not empty"
         raise UserError(f"{out} {what} ({min(strange)}): move that away, or give a folder that does not exist yet")
 
 
-def _known(manifest: Path) -> dict[str, int]:
-    """The files of an earlier publication, itself among them."""
+def _sizes_published(manifest: Path) -> dict[str, int]:
     try:
         recorded = json.loads(manifest.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -160,7 +159,6 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 @contextmanager
 def _put_in_place(out: Path) -> Iterator[LocalStorage]:
-    """A hidden folder beside `out` that takes its place when all is written."""
     beside = out.with_name(f".{out.name}.publishing")
     beside.mkdir(parents=True, exist_ok=True)
     lock = os.open(beside, os.O_RDONLY)  # it goes with the process, however that ends
@@ -180,14 +178,6 @@ def _put_in_place(out: Path) -> Iterator[LocalStorage]:
     finally:
         shutil.rmtree(beside, ignore_errors=True)
         os.close(lock)
-
-
-def _write_features(publication: Publication, target: LocalStorage) -> Iterator[DatasetConfig]:
-    for output in publication.features:
-        folder = f"features/{output.folder}"
-        for name in STORE:
-            target.write(f"{folder}/{name}", output.storage.read(f"{output.folder}/{name}"))
-        yield write_index(output, target, folder)
 
 
 def _copies(publication: Publication) -> Iterator[Copy]:

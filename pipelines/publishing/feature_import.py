@@ -1,7 +1,6 @@
 """`xmodal import`: others' features as the output of a stage.
 
-An import's units are its shards, so that it goes on where it stopped. Workers read the source where it lies: on a
-cluster all see it.
+Units are shards. Workers read the source where it lies: on a cluster all see it.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from pipelines import stages
 from pipelines.engine.building import Runner, build
 from pipelines.engine.progress_line import ProgressLine
-from pipelines.engine.stage import Counts, Inputs, Sink
+from pipelines.engine.stage import Counts, Inputs, Sink, given
 from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
 from xmodal.errors import UserError
@@ -31,19 +30,18 @@ from xmodal.root.outputs import Output, directories
 from xmodal.root.storage import Storage
 
 VERSION = 2
-GIVEN = {"given": True}
 
 
 @dataclass(frozen=True)
 class ImportConfig:
-    """An import is decided by the source's sha256, the array, the ids of its rows, and the layout."""
+    """The source's sha256, the array in it, a fingerprint of its ids, and the layout."""
 
-    source: str = field(default="", metadata=GIVEN)
-    key: str | None = field(default=None, metadata=GIVEN)
-    ids: str = field(default="", metadata=GIVEN)
-    row_shape: tuple[int, ...] = field(default=(), metadata=GIVEN)
-    dtype: Dtype = field(default="float32", metadata=GIVEN)
-    ragged: bool = field(default=False, metadata=GIVEN)
+    source: str = given()
+    key: str | None = given(None)
+    ids: str = given()
+    row_shape: tuple[int, ...] = given(())
+    dtype: Dtype = field(default="float32", metadata={"given": True})
+    ragged: bool = given(False)
     rows_per_chunk: int | None = None
     rows_per_shard: int | None = None
     items_per_shard: int | None = None
@@ -57,13 +55,13 @@ class ImportConfig:
 def import_features(
     storage: Storage, name: str, source: ForeignFeatures, settings: Sequence[str], run: Runner, progress: ProgressLine
 ) -> dict[str, Any]:
-    """Brings the output of stage `name` that holds a source's features up to date, and says what it is."""
+    """Makes a source's features the output of stage `name`, and says what it is."""
     _refuse_name(storage, name)
     parsed = parse_settings(list(settings), {"import": ImportConfig()})
     try:
         spec = source.spec("features")
-        given = ImportConfig(row_shape=spec.row_shape, dtype=spec.dtype, ragged=spec.ragged)
-        spec = apply(given, "import", parsed).spec
+        found = ImportConfig(row_shape=spec.row_shape, dtype=spec.dtype, ragged=spec.ragged)
+        spec = apply(found, "import", parsed).spec
     except ValueError as error:
         raise UserError(f"{source.files[0]} cannot be imported so: {error}") from None
     seen = _stamp(source)
@@ -124,7 +122,7 @@ def _refuse_name(storage: Storage, name: str) -> None:
 
 
 def _stamp(source: ForeignFeatures) -> str:
-    """A fingerprint that changes when a source is written to, much faster than its sha256."""
+    """A fingerprint of sizes and times, much faster than a sha256."""
     try:
         stats = [os.stat(file) for file in source.files]
     except FileNotFoundError as error:

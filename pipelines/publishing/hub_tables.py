@@ -46,7 +46,7 @@ class DatasetConfig:
 
     @cached_property
     def info(self) -> dict[str, Any]:
-        """The config's dataset_info, all of it from the footers of its files."""
+        """The config's dataset_info, from the footers of its files."""
         splits = []
         for name, keys in self.files.items():
             footers = [pq.read_metadata(self.target.path(key)) for key in keys]
@@ -64,7 +64,7 @@ class DatasetConfig:
 
 
 def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str], bool]) -> list[DatasetConfig]:
-    """Every named split, with the columns that are allowed."""
+    """Writes every split, with the columns that are allowed."""
     items = _items(records)
     items = items.select(list(filter(allowed, items.column_names)))
     configs: dict[str, DatasetConfig] = {}
@@ -84,7 +84,7 @@ def read_ids(output: Output, name: str) -> set[str]:
 
 
 def write_index(features: Output, target: LocalStorage, stem: str) -> DatasetConfig:
-    """Id and row of every item that has features. Absent rows, which the store has as zeros, are not named."""
+    """Writes id and row of every item that has features; the store's zeros of absent ones are not named."""
     absent = [row for unit in features.units() for row in unit.absent]
     rows = read_columns(features, ROWS, "id", "row")
     present = rows.filter(pc.invert(pc.is_in(rows["id"], value_set=pa.array(absent, pa.string()))))
@@ -109,7 +109,7 @@ def _items(records: Output) -> pa.Table:
 
 
 def _captions(ids: Any, captions: pa.Table) -> dict[str, Any]:
-    """People's captions in order of position; those of another source are columns with its name before theirs."""
+    """People's captions by position; another source's name stands before its columns."""
     columns = {}
     for source in ["human", *sorted({*captions["source"].unique().to_pylist()} - {"human"})]:
         rows = captions.filter(pc.equal(captions["source"], source)).sort_by("position")
@@ -120,7 +120,6 @@ def _captions(ids: Any, captions: pa.Table) -> dict[str, Any]:
 
 
 def _lists(ids: Any, rows: pa.Table, column: str) -> Any:
-    """The values of each id's rows, in their order."""
     owner = pc.index_in(rows["item"], value_set=ids)
     if owner.null_count:
         raise UserError(f"the records name an item that does not exist: {CURE}")
