@@ -21,7 +21,7 @@ from xmodal import corpora
 from xmodal.corpora import SAMPLE, Corpus, Source, sample_of
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw, raw_of
-from xmodal.raw.readers import ending, heading
+from xmodal.raw.readers import ending, has_column
 from xmodal.records.tables import read_columns
 from xmodal.records.views import splits
 from xmodal.root.outputs import Output
@@ -108,13 +108,9 @@ def building(storage: Storage, found: FoundCorpus) -> Iterator[None]:
     corpus, place = found.corpus, found.place
     if not place or place.endswith(".py"):
         if (place or corpus.sample) and corpus.name not in corpora.names():
-            about = {
-                "homepage": corpus.homepage,
-                "licence": corpus.licence,
-                "media_set": corpus.media_set,
-                "kinds": sorted(corpus.kinds),
-                "by_hand": {source.path: source.how for source in corpus.sources if source.url is None},
-            }
+            about: dict[str, Any] = {one: getattr(corpus, one) for one in ("homepage", "licence", "media_set")}
+            about["kinds"] = sorted(corpus.kinds)
+            about["by_hand"] = {source.path: source.how for source in corpus.sources if source.url is None}
             _write_note(storage, corpus.name, {"place": place or _place(storage, corpus.name), "about": about})
         yield
         return
@@ -152,8 +148,8 @@ def hints(storage: Storage, found: FoundCorpus, of_clips: bool) -> list[str]:
 
 
 def _hints_of_lists(description: Description, raw: Raw, records: Output) -> list[str]:
-    there = heading(raw, description.files[0].path)
-    unused = [column for column in ("split", "id") if column in there and getattr(description, column) is None]
+    path = description.files[0].path
+    unused = [one for one in ("split", "id") if getattr(description, one) is None and has_column(raw, path, one)]
     hints = [f"the column {one!r} is not used: --{one} {one} takes it" for one in unused]
     sizes = {name: len(items) for name, items in splits(records).items() if name.endswith(MEASURED)}
     sizes |= {part: 0 for part in MEASURED if not any(name.endswith(part) for name in sizes)}

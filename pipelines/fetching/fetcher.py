@@ -49,7 +49,7 @@ class RawFolder:
         self, folder: Path, sources: list[Source], elsewhere: Mapping[str, Path] = {}, whole_paths: bool = False
     ) -> None:
         paths = [Path(source.path) for source in sources]
-        self.whole_paths = whole_paths
+        self._whole_paths = whole_paths
         self._folder = folder.expanduser().absolute()
         self.elsewhere = {path: place.absolute() for path, place in elsewhere.items()}
         self._own = {path.name for path in paths}
@@ -63,18 +63,19 @@ class RawFolder:
             places.append(self._folder / name)
         return next((str(place) for place in places if place.is_file()), None)
 
-    def archives(self) -> list[Path]:
-        """Archives in the folder itself that are no files of the corpus."""
-        files = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
-        return [file for file in files if file.name.endswith(ARCHIVES) and file.name not in self._own]
-
-    def gulped(self) -> tuple[Raw, list[str]]:
-        """The chunks of a Gulp dump, in the folder or as it was made, in gulp/train/ and its likes."""
-        found = (file for depth in ("", "*/", "*/*/") for file in self._folder.glob(f"{depth}meta*.gmeta"))
-        metas = sorted(file.relative_to(self._folder).as_posix() for file in found)
-        files = [*metas, *(gulp.data_of(meta) for meta in metas)]
-        there = {file: file for file in files if (self._folder / file).is_file()}
-        return Raw(LocalStorage(str(self._folder)), there), metas
+    def inside(self, paths: list[Path]) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
+        """Path and content of these files in each archive that is none of the corpus, then in each chunk of a dump."""
+        known = {str(path): str(path) for path in paths} | ({} if self._whole_paths else _telling(paths, "name"))
+        for file in sorted(self._folder.iterdir()) if self._folder.is_dir() else []:
+            if file.name.endswith(ARCHIVES) and file.name not in self._own:
+                yield _archived(file, known, self._whole_paths)
+        clips = [path for path in paths if path.suffix in CLIP_ENDINGS and not self._whole_paths]
+        if ids := _telling(clips, "stem"):
+            metas = (meta for depth in ("", "*/", "*/*/") for meta in self._folder.glob(f"{depth}meta*.gmeta"))
+            for meta in sorted(path.relative_to(self._folder).as_posix() for path in metas):
+                there = {name: name for name in (meta, gulp.data_of(meta)) if (self._folder / name).is_file()}
+                found = gulp.clips(Raw(LocalStorage(str(self._folder)), there), meta)
+                yield ((ids[id], frames) for id, frames in found if id in ids)
 
 
 def unpacked(raw: RawFolder, wanted: list[Source], say: Callable[[str], None], into: Path) -> Iterator[Source]:
@@ -84,7 +85,7 @@ def unpacked(raw: RawFolder, wanted: list[Source], say: Callable[[str], None], i
     """
     lacking = {source.path: source for source in wanted if raw.find(source) is None}
     damaged: list[UserError] = []
-    for files in _inside(raw, [Path(path) for path in lacking]):
+    for files in raw.inside([Path(path) for path in lacking]):
         if not lacking:
             break
         try:
@@ -104,26 +105,16 @@ def unpacked(raw: RawFolder, wanted: list[Source], say: Callable[[str], None], i
         say(f"in the raw folder, {each}; what it may have had is looked for elsewhere")
 
 
-def _inside(raw: RawFolder, paths: list[Path]) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
-    known = {str(path): str(path) for path in paths} | ({} if raw.whole_paths else _telling(paths, "name"))
-    for archive in raw.archives():
-        yield _archived(archive, known, raw.whole_paths)
-    clips = [path for path in paths if path.suffix in CLIP_ENDINGS and not raw.whole_paths]
-    if ids := _telling(clips, "stem"):
-        folder, metas = raw.gulped()
-        for meta in metas:
-            yield ((ids[id], frames) for id, frames in gulp.clips(folder, meta) if id in ids)
-
-
 def _telling(paths: list[Path], part: Literal["name", "stem"]) -> dict[str, str]:
-    """Each path by a part of it that no other path has."""
+    """Paths by a part that no other path has."""
     counts = Counter(getattr(path, part) for path in paths)
     return {getattr(path, part): str(path) for path in paths if counts[getattr(path, part)] == 1}
 
 
 def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Iterator[tuple[str, Iterator[bytes]]]:
     """Finds members by their paths, in whatever folder of the archive unless `whole_paths`, or by `known` names."""
-    for name, content in members(Raw.of_file(archive), archive.name):
+    raw = Raw(LocalStorage(str(archive.parent)), {archive.name: archive.name})
+    for name, content in members(raw, archive.name):
         parts = name.split("/")
         ends = ("/".join(parts[start:]) for start in range(1 if whole_paths else len(parts)))
         if path := next((known[end] for end in ends if end in known), None):
@@ -137,7 +128,9 @@ def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Run
     ledger.compact()
     ledger.note_driver()
     open_worker = partial(_open_worker, ledger.storage.url, ledger.part, ledger.name, raw)
-    records = run(open_worker, _units(sources), Resources(cpus=0.5))
+    size = 1 if len(sources) <= FILES_A_UNIT else FILES_A_UNIT  # a few files, such as archives, have a worker each
+    units = ((sources[start].path, sources[start : start + size]) for start in range(0, len(sources), size))
+    records = run(open_worker, units, Resources(cpus=0.5))
     with progress.over(f"fetch {ledger.folder.removeprefix('_runs/ledger/')}", len(sources), unit="files") as tick:
         for count, record in enumerate(records, 1):
             tick(record.units)
@@ -162,15 +155,8 @@ def _open_worker(url: str, part: Part, name: str, raw: RawFolder | None) -> Work
     return fetch_units
 
 
-def _units(sources: list[Source]) -> Iterator[tuple[str, list[Source]]]:
-    """A few files, such as archives, one by one, so that each has a worker; many together."""
-    size = 1 if len(sources) <= FILES_A_UNIT else FILES_A_UNIT
-    for start in range(0, len(sources), size):
-        yield sources[start].path, sources[start : start + size]
-
-
 def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[FetchAttempt]:
-    """Every attempt at one file, up to the first success; an address whose failure will not pass is not asked again."""
+    """Every attempt at one file, up to the first success."""
     if raw and (file := raw.find(source)):
         take = _copy if source.path in raw.elsewhere else _keep
         yield _attempt(source, "local", partial(take, source, file, storage))

@@ -65,21 +65,21 @@ def _parse(path: Path, corpus: Corpus) -> Card:
     own = [line for line in lines if line.partition(":")[0] in OWN_FIELDS]
     fields = {name: value.strip() for name, _, value in (line.partition(":") for line in own)}
     hub = "".join(line for line in lines if line not in own)
-    about, *rest = re.split(r"^## (.+)\n", parts[2], flags=re.MULTILINE)
-    sections = {name: text.strip() for name, text in zip(rest[::2], rest[1::2], strict=True)}
+    about, *rest = map(str.strip, re.split(r"^## (.+)\n", parts[2], flags=re.MULTILINE))
+    sections = dict(zip(rest[::2], rest[1::2], strict=True))
     lacking = [name for name in ("item", "texts") if not fields.get(name)]
     lacking += [name for name in ("pretty_name", "license", "tags") if not re.search(rf"^{name}:", hub, re.MULTILINE)]
     lacking += [f"## {name}" for name in ("Columns", "Licence") if not sections.get(name)]
     if unknown := sections.keys() - {*SECTIONS}:
         raise UserError(f"{path} has a section {min(unknown)!r}; there are: {', '.join(SECTIONS)}")
-    if lacking or not about.strip():
+    if lacking or not about:
         raise UserError(f"{path} lacks {', '.join(lacking) or 'a paragraph on what the corpus is'}")
-    return Card(fields, hub.strip(), about.strip(), sections)
+    return Card(fields, hub.strip(), about, sections)
 
 
 def fill_card(card: Card, made: Publication, configs: list[DatasetConfig]) -> str:
     corpus, counts, features = made.corpus, made.records.totals["counts"], made.features
-    first, files = (configs[0].name, configs[0].files) if configs else ("", {})
+    files = configs[0].files if configs else {}
     about = [{"config_name": c.name, "default": c is configs[0], "data_files": c.data_files} for c in configs]
     hub, sections = card.hub, {**dict.fromkeys(SECTIONS, ""), **card.sections}
     if not may(corpus, "annotations", "all"):
@@ -105,7 +105,7 @@ def fill_card(card: Card, made: Publication, configs: list[DatasetConfig]) -> st
         "sample": corpus.sample,
         "differs": ", ".join(_not_the_publishers(made)),
         "withheld": ", ".join(f"{part} ({release})" for part, release in withheld(corpus).items()),
-        "config": first,
+        "config": configs[0].name if configs else "",
         "split": next((split for split in ("train", *files) if split in files), ""),
         "item": card.fields["item"],
         "texts": card.fields["texts"],

@@ -1,6 +1,6 @@
-"""Descriptions of user lists: which files, which columns, and how items are put into splits.
+"""Descriptions of user lists: files, columns, splits.
 
-It is sealed with the lists, as the file DESCRIPTION, so that the identity of every output changes with the columns.
+One is sealed with its lists, as the file DESCRIPTION, so that the identity of every output changes with it.
 """
 
 import json

@@ -41,11 +41,11 @@ SEVERAL_SPLITS = "in files of several splits: kept in each"
 BESIDE = "it is not beside the list"
 
 
-def user_corpus(description: Description, addresses: Mapping[str, str] | None = None) -> Corpus:
+def user_corpus(description: Description, addresses: Mapping[str, str] = {}) -> Corpus:
     """Makes the corpus of some lists. `addresses` has the URLs of those on other machines, by path."""
     text = description.to_json()
     how = f"name the list again, as when {description.name} was first built"
-    sources = [Source(f.path, (addresses or {}).get(f.path), (), f.bytes, f.sha256, how) for f in description.files]
+    sources = [Source(f.path, addresses.get(f.path), (), f.bytes, f.sha256, how) for f in description.files]
     url = f"data:application/json,{quote(text)}"  # the file is its own address
     itself = Source(DESCRIPTION, url, (), len(text), hashlib.sha256(text).hexdigest())
     return Corpus(
@@ -112,8 +112,6 @@ def _each_once(description: Description, raw: Raw) -> Iterator[Medium]:
 
 
 class _Parser:
-    """Turns entries into rows."""
-
     def __init__(self, description: Description) -> None:
         self.captions = dict[str, int]()  # number of captions, by item
         self._description = description
