@@ -40,7 +40,7 @@ class FetchAttempt:
 
     @staticmethod
     def damaged(path: str) -> "FetchAttempt":
-        """The loss of bytes that were here, which alone undoes an earlier success."""
+        """The loss of bytes, which alone undoes an earlier success."""
         reason = "its bytes under this root were damaged"
         return FetchAttempt(path, "failed", time.time(), 0.0, kind=DAMAGED, reason=reason)
 
@@ -52,7 +52,7 @@ class FetchAttempt:
 
 @dataclass(frozen=True)
 class State:
-    """A file's last success or loss of its bytes, else its last failure: another driver may just have been slower."""
+    """A file's last success or loss of its bytes, else its last failure."""
 
     path: str
     status: Status
@@ -73,11 +73,11 @@ class State:
         return f"{self.kind}: {self.reason}" if self.failed else "checksum: these are not the bytes that are pinned"
 
     def lost(self, source: Source) -> bool:
-        """Whether its bytes were here and no longer are, or are not those that are pinned now."""
+        """Whether its bytes were here and are damaged, or are not those that are pinned now."""
         return self.kind == DAMAGED or (not self.failed and not self.provides(source))
 
     def provides(self, source: Source) -> bool:
-        """Whether its bytes are here and are those that the corpus pins, maybe since they were downloaded."""
+        """Whether its bytes are here and are those that are pinned now."""
         pins = ((source.bytes, self.size), (source.sha256, self.sha256))
         return not self.failed and all(pinned in (None, actual) for pinned, actual in pins)
 
@@ -93,7 +93,7 @@ def incomplete_folders(files: Counter[str], absent: Counter[str]) -> dict[str, d
 
 
 class Ledger:
-    """The attempts at the annotations of one corpus, or at one media set."""
+    """Attempts at the annotations of a corpus, or at a media set."""
 
     def __init__(self, storage: Storage, part: Part, name: str) -> None:
         self.storage, self.part, self.name = storage, part, name
@@ -150,7 +150,7 @@ class Ledger:
         self.storage.write(f"{self.folder}/sealed", identity.encode())
 
     def note_driver(self) -> None:
-        """Notes the process that fetches. A worker that does not find the note does not see this root."""
+        """Notes the process that fetches: a worker without sight of the note does not see this root."""
         self.storage.write(f"{self.folder}/driver", f"{socket.gethostname()} {os.getpid()}\n".encode())
 
     @property

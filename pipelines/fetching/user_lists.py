@@ -72,7 +72,10 @@ def describe(name: str, found: ListedFiles, flags: Mapping[str, str], known: Des
             raise ValueError(f"is {file.path} of a split? Say with --split which column has it, or share with --splits")
     split, shares = old.split, old.splits
     if "splits" in flags:
-        split, shares = None, _shares(flags["splits"])
+        pairs = [part.strip().partition("=") for part in flags["splits"].split(",")]
+        if wrong := [name for name, _, share in pairs if not re.fullmatch(r"\d*\.?\d+", share)]:
+            raise ValueError(f"--splits takes train=0.9,val=0.05,test=0.05; {wrong[0]!r} has no share")
+        split, shares = None, tuple((name, share) for name, _, share in pairs)
     elif "split" in flags or not known:
         split = flags.get("split") or None
         shares = () if split or any(file.split for file in found.files) else SPLITS
@@ -81,13 +84,6 @@ def describe(name: str, found: ListedFiles, flags: Mapping[str, str], known: Des
     told: dict[str, Any] = {name: flags[name] for name in ("url", "caption") if name in flags}
     told |= {name: flags[name] or None for name in ("id", "kind") if name in flags}
     return replace(old, files=tuple(files), split=split, splits=shares, revision=found.revision, **told)
-
-
-def _shares(text: str) -> tuple[tuple[str, str], ...]:
-    pairs = [part.strip().partition("=") for part in text.split(",")]
-    if wrong := [name for name, _, share in pairs if not re.fullmatch(r"\d*\.?\d+", share)]:
-        raise ValueError(f"--splits takes train=0.9,val=0.05,test=0.05; {wrong[0]!r} has no share")
-    return tuple((name, share) for name, _, share in pairs)
 
 
 def _find_in_folder(folder: Path, captions: str | None) -> ListedFiles:
@@ -114,9 +110,9 @@ def _dataset_files(folder: Path) -> Iterator[tuple[Path, str | None]]:
         yield from ((file, None) for file in _arrow_files(folder))
     else:
         for file in sorted(folder.rglob("*.parquet")):
-            path = file.relative_to(folder)
-            if not any(part.startswith(".") for part in path.parts):
-                yield file, _split_of(path.as_posix())
+            path = file.relative_to(folder).as_posix()
+            if "/." not in f"/{path}":  # hidden
+                yield file, _split_of(path)
 
 
 def _arrow_files(folder: Path) -> list[Path]:

@@ -1,9 +1,8 @@
 """Writes the card of a publication: one template, and what the corpus' own card says in it.
 
 datasets_cards/_template.md has `$name` where a fact stands, and `<!-- name -->` marks around what is left out where the
-fact `name` is empty. datasets_cards/<corpus>.md has, between its first lines `---`, fields that are the card's own
-(OWN_FIELDS) and then those of the Hugging Face hub, the last of which is `tags`; then what the corpus is, and SECTIONS.
-The general card stands for a user's corpus without one.
+fact is empty. datasets_cards/<corpus>.md has, between its first lines `---`, OWN_FIELDS and then those of the Hugging
+Face hub, the last of which is `tags`; then what the corpus is, and SECTIONS.
 """
 
 import json
@@ -169,7 +168,7 @@ def _not_the_publishers(made: Publication) -> Iterator[str]:
 
 
 def _yaml(value: Any, indent: str = "") -> str:
-    """Block style; texts are quoted, so that YAML cannot take them for something else."""
+    """Block style with quoted texts, which YAML cannot take for something else."""
     deeper = f"{indent}  "
     if isinstance(value, dict):
         return "".join(f"\n{indent}{key}:{_yaml(each, deeper)}" for key, each in value.items())

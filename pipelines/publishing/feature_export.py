@@ -116,9 +116,7 @@ def _five_captions(records: Output, split: str, ids: Sequence[str]) -> list[str]
 
 def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside: Iterable[str]) -> None:
     if out.suffix not in ("", ".npy", ".tar", *HDF5):
-        raise UserError(
-            f"{out}: x.npy, x.h5 and x.tar are known, and x without an ending, a folder with an npz an item"
-        )
+        raise UserError(f"{out}: give x.npy, x.h5, x.tar, or x without an ending, a folder with an npz an item")
     if not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} to")
     for path in (out, *map(out.with_name, beside)):
@@ -135,11 +133,9 @@ def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside
     if store.spec.ragged and out.suffix == ".npy":
         raise UserError(f"{store.spec.name} is ragged, which no .npy can be: export to x.h5, x.tar or a folder")
     for id in ids:
-        if out.suffix == ".tar" and "." in id:
-            why = "in a tar a name ends at its first dot"
-            raise UserError(f"id {id!r} cannot be written to {out}: {why}; export to x.h5, x.npy or a folder")
         if not _can_hold(out.suffix, id):
-            raise UserError(f"id {id!r} cannot be written to {out}: export to x.h5")
+            others = "x.h5, x.npy or a folder" if out.suffix == ".tar" and "." in id else "x.h5"
+            raise UserError(f"id {id!r} cannot be written to {out}: export to {others}")
 
 
 def _can_hold(suffix: str, id: str) -> bool:
@@ -147,6 +143,8 @@ def _can_hold(suffix: str, id: str) -> bool:
         return "\0" not in id  # HDF5 ends text there
     if suffix == ".npy":
         return "\n" not in id and id == id.strip()
+    if suffix == ".tar" and "." in id:
+        return False  # readers end a name at its first dot
     plain = id.isprintable() and not id.startswith(".") and not set("/\\:") & set(id)
     return plain and len(f"{id}.npz".encode()) <= 255
 

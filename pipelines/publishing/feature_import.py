@@ -66,10 +66,11 @@ def import_features(
         raise UserError(f"{source.files[0]} cannot be imported so: {error}") from None
     seen = _stamp(source)
     lengths = (spec.chunk_rows, spec.shard_rows, spec.shard_items if spec.ragged else None)
-    layout = (spec.row_shape, spec.dtype, spec.ragged, *lengths)
-    config = ImportConfig(_sha256(source, progress), source.key, fingerprint(source.ids), *layout)
-    planned, opened = partial(_planned, source.ids), partial(_open, source, seen)
-    stage = replace(array_stage(name, config, (), VERSION, planned, opened), reuse=False)
+    what = (_sha256(source, progress), source.key, fingerprint(source.ids))
+    config = ImportConfig(*what, spec.row_shape, spec.dtype, spec.ragged, *lengths)
+    opened = partial(_open, source, seen)
+    stage = array_stage(name, config, (), VERSION, lambda config, inputs: PlannedArray(config.spec, source.ids), opened)
+    stage = replace(stage, reuse=False)
     was_complete = Output(storage, stage.folder).complete
     output = build(stage, storage, run, progress)
     return {
@@ -86,10 +87,6 @@ def import_features(
     }
 
 
-def _planned(ids: Sequence[str], config: ImportConfig, inputs: Inputs) -> PlannedArray:
-    return PlannedArray(config.spec, ids)
-
-
 def _open(source: ForeignFeatures, seen: str, config: ImportConfig, inputs: Inputs) -> ArrayWriter:
     if _stamp(source) != seen:
         raise UserError(f"{source.files[0]} has changed while it was imported: import it again")
@@ -104,10 +101,9 @@ def _open(source: ForeignFeatures, seen: str, config: ImportConfig, inputs: Inpu
 
 
 def _counted(arrays: Iterator[NDArray[Any]], ids: Sequence[str], sink: Sink) -> Iterator[NDArray[Any]]:
-    """An item without rows is absent: a reader has nothing to give for it."""
     for id, array in zip(ids, arrays, strict=True):
         if not len(array):
-            sink.fail(id, "empty", "its length is 0")
+            sink.fail(id, "empty", "its length is 0")  # absent: a reader has nothing to give for it
         yield array
 
 

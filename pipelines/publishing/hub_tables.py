@@ -1,6 +1,6 @@
-"""Writes records as the Parquet files of a dataset repository: one row an item, by split, in shards.
+"""Writes records as the Parquet files of a dataset repository: one row an item, by split, in shards that viewers read.
 
-Row groups and shards stay under what viewers can read. Chunks are cut by content: a later version uploads what changed.
+Chunks are cut by content: a later version uploads what changed.
 """
 
 import json
@@ -79,7 +79,7 @@ def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str
 
 
 def read_ids(output: Output, name: str) -> set[str]:
-    """The ids of a table. Those of a feature store are all that were planned, failed ones too."""
+    """The ids of a table; a feature store's include failed items."""
     return set(read_columns(output, name, "id")["id"].to_pylist())
 
 
@@ -98,7 +98,7 @@ def _feature(column: pa.Field) -> dict[str, str]:
 
 
 def _items(records: Output) -> pa.Table:
-    """One row an item, in the order of the records: its captions, and a column for each kind of label."""
+    """One row an item, with its captions and a column for each kind of label."""
     items, labels = _table(records, "items"), _table(records, "labels")
     columns = dict(zip(items.column_names, items.columns, strict=True))
     columns |= _captions(items["id"], _table(records, "captions"))
@@ -143,7 +143,7 @@ def _splits(records: Output, ids: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _place(named: str) -> tuple[str, str]:
-    """Config and split: "karpathy/train" is split "train" of config "karpathy", as no name has a "/" in datasets."""
+    """Config and split: no name has a "/" in datasets."""
     config, _, split = named.rpartition("/")
     return re.sub(r"[^\w-]+", "-", config) or "default", re.sub(r"\W+", "_", split)
 

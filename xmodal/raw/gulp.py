@@ -1,4 +1,4 @@
-"""Gulp dumps: clips as JPEGs of their frames, in the chunks of GulpIO. PVSE's authors offer such dumps.
+"""Gulp dumps, as PVSE's authors offer them: clips as JPEGs of their frames, in the chunks of GulpIO.
 
 A chunk is two files. data_0.gulp has JPEGs one after the other, each padded with zeros to a multiple of four bytes.
 meta_0.gmeta has the frames of each clip: begin, padding, and bytes with the padding.

@@ -11,7 +11,7 @@ A list is Parquet, CSV, TSV, JSONL or an Arrow stream (xmodal/raw/readers.py):
 - An item that a column puts in two splits is an error, as is an id of two pictures in files of different splits.
 - A picture beside the list is taken once. A changed one needs another name.
 
-Rows are streamed. In memory stay the id of each item and digests of captions and media.
+Rows are streamed; ids and digests stay in memory.
 """
 
 import hashlib
