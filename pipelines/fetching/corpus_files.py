@@ -43,7 +43,7 @@ class CorpusFiles:
         return self._sets[part]
 
     def build(self, part: Part) -> Output:
-        """Returns the sealed set. The annotations, which list the media, are built before these."""
+        """Returns the sealed set; annotations, which list the media, come before these."""
         files, corpus = self.of(part), self._corpus
         if files.sealed:
             return files.sealed
@@ -69,7 +69,7 @@ class CorpusFiles:
         return {"tried": tried, "recovered": recovered}
 
     def reseal(self) -> dict[str, str]:
-        """Seals what the ledgers say now; returns each identity, the old one where nothing changed."""
+        """Seals what the ledgers say now; returns each identity."""
         sealed = {}
         for part in FOLDERS:
             files = self.of(part)

@@ -63,7 +63,7 @@ def find_corpus(text: str, flags: Mapping[str, str], storage: Storage, is_sample
 
 
 def is_data(text: str, flags: Mapping[str, str], storage: Storage) -> bool:
-    """Whether a target is a list, folder or dataset. One that is a name too is a folder only if its lists lie there."""
+    """Whether a target is a list, folder or dataset; a name is a folder only if its lists lie there."""
     folder = Path(text).expanduser()
     if text.startswith("hf://") or ending(text):
         return True
@@ -135,7 +135,7 @@ def _is_whole(sealed: Output) -> bool:
 
 
 def hints(storage: Storage, found: FoundCorpus, of_clips: bool) -> list[str]:
-    """Says after a build which columns may be meant, and what splits and kinds of items lack."""
+    """Says after a build what a user may have meant otherwise."""
     name, hints = found.corpus.name, [SAMPLE_HINT] if found.corpus.sample else []
     description, raw, records = description_of(storage, name), _annotations(storage, name), records_now(storage, name)
     if description and raw and records:

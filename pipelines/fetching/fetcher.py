@@ -39,9 +39,8 @@ PIECE = 1 << 20  # bytes copied at a time
 
 
 class RawFolder:
-    """Files that somebody has already, under their paths, or under their names alone where no two share one.
+    """Files that somebody has already, under their paths, or without `whole_paths` under names that no two share.
 
-    With `whole_paths` a name alone is not enough: 1.jpg in another folder is another picture.
     Files with a place in `elsewhere` are only looked for there, and copied: a user will write to a list again.
     """
 
@@ -112,7 +111,7 @@ def _telling(paths: list[Path], part: Literal["name", "stem"]) -> dict[str, str]
 
 
 def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Finds members by their paths, in whatever folder of the archive unless `whole_paths`, or by `known` names."""
+    """Finds members by `known` paths or names, in any folder of the archive unless `whole_paths`."""
     raw = Raw(LocalStorage(str(archive.parent)), {archive.name: archive.name})
     for name, content in members(raw, archive.name):
         parts = name.split("/")
@@ -122,7 +121,7 @@ def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Ite
 
 
 def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Runner, progress: ProgressLine) -> None:
-    """Tries every one of these files; how it went is in the ledger."""
+    """Tries these files; how it went is in the ledger."""
     if not sources:
         return
     ledger.compact()

@@ -87,7 +87,7 @@ def folder_of(path: str) -> str:
 
 
 def incomplete_folders(files: Counter[str], absent: Counter[str]) -> dict[str, dict[str, int]]:
-    """Folders that lack files, as an incomplete copy of an archive does: the worst first, none of a single folder."""
+    """Folders that lack files, the worst first; none of a single folder."""
     lacking = [(folder, count) for folder, count in absent.most_common() if count and len(files) > 1]
     return {f"{folder or '.'}/": {"absent": count, "files": files[folder]} for folder, count in lacking}
 
@@ -113,7 +113,7 @@ class Ledger:
             yield _sum_up(path.decode(), [json.loads(line.partition(b"\t")[2]) for line in lines])
 
     def summary(self) -> dict[str, Any]:
-        """Files by status, failures by class, three examples of each class, and folders that lack files."""
+        """Counts of files and failures, three examples of each class, and folders that lack files."""
         statuses, kinds, files, absent = (Counter[str]() for _ in range(4))
         attempts = size = 0
         examples = defaultdict[str, list[dict[str, Any]]](list)
@@ -142,9 +142,9 @@ class Ledger:
 
     @property
     def sealed(self) -> str | None:
-        """The identity of the set that `build` uses now."""
+        """The identity of the set that builds use."""
         sealed = sealed_now(self.storage, FOLDERS[self.part], self.name)
-        return sealed.folder.rpartition("/")[2] if sealed else None
+        return sealed.identity if sealed else None
 
     def use(self, identity: str) -> None:
         self.storage.write(f"{self.folder}/sealed", identity.encode())

@@ -17,7 +17,7 @@ from xmodal.root.storage import Storage
 
 @dataclass(frozen=True)
 class Sealed:
-    """A set's identity is its lock; `planned` says for which list of files, so that a longer list is fetched anew."""
+    """A set's identity is its lock; with another `planned` list, files are fetched anew."""
 
     name: str
     planned: str
@@ -31,8 +31,8 @@ class FileSet:
     storage: Storage
     part: Part
     name: str  # of the corpus, or of the media set, which corpora may share
-    required: tuple[Source, ...]  # named by the corpus itself: nothing goes on while one is missing
-    listed: tuple[Source, ...] = ()  # named inside the annotations: some are always gone, and are sealed as absent
+    required: tuple[Source, ...]  # named by the corpus: nothing goes on while one is missing
+    listed: tuple[Source, ...] = ()  # named inside the annotations: those that are gone are sealed as absent
 
     def __post_init__(self) -> None:
         self.sources = [*self.required, *self.listed]
@@ -40,12 +40,12 @@ class FileSet:
 
     @cached_property
     def planned(self) -> str:
-        """A fingerprint of which files there are, and which bytes of them: their addresses are circumstance."""
+        """A fingerprint of the files and their bytes, whatever their addresses."""
         return fingerprint(sorted([s.path, s.bytes, s.sha256] for s in self.sources))
 
     @cached_property
     def sealed(self) -> Output | None:
-        """The set that was sealed last, if it is of just these files."""
+        """The set that was sealed last, if of just these files."""
         output = sealed_now(self.storage, FOLDERS[self.part], self.name)
         return output if output and output.config["planned"] == self.planned else None
 
@@ -58,13 +58,13 @@ class FileSet:
         return [s for s in sources if s.path not in states or not states[s.path].provides(s)]
 
     def to_fetch(self) -> list[Source]:
-        """The files that a build tries. Listed ones that failed wait for `retry`, unless their bytes were lost."""
+        """The files that a build tries; listed ones that failed wait for `retry`, unless their bytes were lost."""
         states = self.states()
         new = [s for s in self.listed if s.path not in states or states[s.path].lost(s)]
         return self.lacking(self.required) + new
 
     def seal(self) -> Output:
-        """Makes the ledger's state of these files a set; the same output if nothing has changed."""
+        """Makes the ledger's state of these files a set, the same one if nothing has changed."""
         states, lock, present = self.states(), bytearray(), 0
         for source in sorted(self.sources, key=lambda source: source.path):
             locked, state = Locked(source.path), states.get(source.path)

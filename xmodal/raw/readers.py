@@ -89,7 +89,7 @@ def id_list(name: str, lines: Iterable[tuple[str, str]], id_of: Callable[[str, s
 
 
 def once(seen: Container[Id], id: Id, where: str) -> Id:
-    """An id that must not be in `seen` yet; it is added to a set."""
+    """An id that is not in `seen` yet; it is added to a set."""
     if id in seen:
         raise UserError(f"{where}: id {id} is there a second time")
     if isinstance(seen, set):
@@ -98,7 +98,7 @@ def once(seen: Container[Id], id: Id, where: str) -> Id:
 
 
 def matched(pattern: str, text: str, where: str, expected: str) -> re.Match[str]:
-    """The match of a whole text, which must be as expected."""
+    """The match of a whole text."""
     found = re.fullmatch(pattern, text)
     if found is None:
         raise UserError(f"{where}: {text!r:.100} is no {expected}")
@@ -173,7 +173,7 @@ def json_elements_of(file: IO[bytes], path: str) -> Iterator[JsonRecord]:
 
 
 class _Json:
-    """JSON values, read one after the other from a text that is too long for memory."""
+    """JSON values, read one by one from a text that is too long for memory."""
 
     def __init__(self, file: IO[str], path: str) -> None:
         self._file, self._path = file, path
@@ -272,7 +272,7 @@ def ending(path: str) -> str:
 
 
 def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",") -> Iterator[Cells]:
-    """The named columns, in this order, of a table with a header and maybe quotes."""
+    """The named columns, in this order, of a table with a header."""
     with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         table = csv.reader(text, delimiter=separator, strict=True)
         try:

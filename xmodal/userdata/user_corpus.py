@@ -42,7 +42,7 @@ BESIDE = "it is not beside the list"
 
 
 def user_corpus(description: Description, addresses: Mapping[str, str] = {}) -> Corpus:
-    """Makes the corpus of some lists. `addresses` has the URLs of those on other machines, by path."""
+    """Makes the corpus of some lists; `addresses` has the URLs of those on other machines."""
     text = description.to_json()
     how = f"name the list again, as when {description.name} was first built"
     sources = [Source(f.path, addresses.get(f.path), (), f.bytes, f.sha256, how) for f in description.files]
@@ -149,7 +149,7 @@ class _Parser:
         yield from (Oddity(NO_SPLIT, where, id) for id, where in self._without.items())
 
     def _split(self, entry: Entry, is_only: bool) -> Iterator[Row]:
-        """Puts an item into its first split, or into a further one if files of both list the same picture."""
+        """Puts an item into its first split, or a further one if files of both list the same picture."""
         if entry.id not in self._splits:
             self._splits[entry.id] = entry.split
             if entry.split is None:
