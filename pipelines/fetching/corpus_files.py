@@ -73,7 +73,7 @@ class CorpusFiles:
         sealed = {}
         for part in FOLDERS:
             files = self.of(part)
-            tried = {state.path for state in files.ledger.states()}
+            tried = files.states()
             if part == "media" and not tried:
                 continue
             if untried := [source.path for source in files.sources if source.path not in tried]:

@@ -160,7 +160,7 @@ def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[
         take = _copy if source.path in raw.elsewhere else _keep
         yield _attempt(source, "local", partial(take, source, file, storage))
         return
-    addresses = [address for address in (source.url, *source.mirrors) if address]
+    addresses = list(filter(None, (source.url, *source.mirrors)))
     if not addresses:
         yield FetchAttempt(source.path, "failed", time.time(), 0.0, kind="by_hand", reason=source.how[:200])
     for pause in PAUSES_SECONDS:

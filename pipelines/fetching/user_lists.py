@@ -46,8 +46,8 @@ class ListedFiles:
     paths: Mapping[str, Path] = field(default_factory=dict)  # of files on this machine
     addresses: Mapping[str, str] = field(default_factory=dict)  # of others
     folder: Path | None = None  # that of the media
-    revision: str | None = None  # the commit of a dataset whose checksums the hub does not tell
-    is_dataset: bool = False  # whether names of files say splits
+    revision: str | None = None  # a dataset's commit if the hub lacks checksums
+    is_dataset: bool = False  # names of files say splits
 
 
 def find_lists(text: str, captions: str | None) -> ListedFiles:

@@ -49,9 +49,7 @@ def read_card(corpus: Corpus) -> Card:
     card = _parse(path if path.is_file() else CARDS / "_general.md", corpus)
     if card.fields.get("licence", corpus.licence) != corpus.licence:
         said = f"{card.fields['licence']!r}, and CORPUS.licence is {corpus.licence!r}"
-        raise UserError(
-            f"{path} is the card of a corpus whose licence is {said}: read what may be published, then let both say it"
-        )
+        raise UserError(f"{path} is the card of a corpus whose licence is {said}: correct the one that is wrong")
     return card
 
 
@@ -94,7 +92,7 @@ def fill_card(card: Card, made: Publication, configs: list[DatasetConfig]) -> st
         for part, output in made.sealed.items()
     )
     facts: dict[str, object] = {f"about_{name.lower().replace(' ', '_')}": text for name, text in sections.items()}
-    facts |= {
+    facts |= card.fields | {
         "hub": hub,
         "title": re.findall(r"^pretty_name: \"?(.*?)\"?$", hub, re.MULTILINE)[0],
         "about": card.about,
@@ -106,8 +104,6 @@ def fill_card(card: Card, made: Publication, configs: list[DatasetConfig]) -> st
         "withheld": ", ".join(f"{part} ({release})" for part, release in withheld(corpus).items()),
         "config": configs[0].name if configs else "",
         "split": next((split for split in ("train", *files) if split in files), ""),
-        "item": card.fields["item"],
-        "texts": card.fields["texts"],
         "splits": "\n".join(_split_lines(configs, counts)),
         "columns": "\n".join(line for found, line in columns if found and may_column(corpus, found[1])),
         "about_columns": f" {note}" if note else "",

@@ -85,7 +85,7 @@ def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
 
 
 def _faults(corpus: Corpus, storage: Storage, stores: list[Output]) -> Iterator[tuple[Output, str]]:
-    """Each store with the reason for which it may not be published, if there is one."""
+    """Each store with the reason for which it may not be published, or ''."""
     media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
     items: set[str] | None = None
     for store in stores:

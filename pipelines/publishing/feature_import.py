@@ -112,9 +112,9 @@ def _refuse_name(storage: Storage, name: str) -> None:
         raise UserError(f"--name {name}: a stage is named by letters, digits and ._-")
     folders = (folder for kind in stages.all() for folder in (kind.name, *kind.also))
     reserved = {"blobs", CLEAN, *stages.FILE_SETS, *folders}
-    complete = (output for output in directories(storage, name) if output.complete)
-    if name in reserved or any(storage.size(f"{output.folder}/{ROWS}") is None for output in complete):
-        raise UserError(f"--name {name}: that is the name of a stage that makes something else: take another")
+    others = (output for output in directories(storage, name) if output.complete and ROWS not in output.files)
+    if name in reserved or any(others):
+        raise UserError(f"--name {name} is the name of a stage that makes something else: take another")
 
 
 def _stamp(source: ForeignFeatures) -> str:

@@ -41,8 +41,8 @@ class DatasetConfig:
     @property
     def data_files(self) -> list[dict[str, str]]:
         """A split's shards as one pattern."""
-        patterns = {split: re.sub(r"-\d+-of-\d+\.", "-*.", keys[0]) for split, keys in self.files.items()}
-        return [{"split": split, "path": pattern} for split, pattern in patterns.items()]
+        shard = re.compile(r"-\d+-of-\d+\.")
+        return [{"split": split, "path": shard.sub("-*.", keys[0])} for split, keys in self.files.items()]
 
     @cached_property
     def info(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _lists(ids: Any, rows: pa.Table, column: str) -> Any:
 
 
 def _splits(records: Output, ids: Any) -> Iterator[tuple[str, Any]]:
-    """Every split with a mask of its items; items of no split are "unassigned"."""
+    """Every split with a mask of its items; others are "unassigned"."""
     splits, counts = _table(records, "splits"), records.totals["counts"]
     for name in sorted(splits["name"].unique().to_pylist()):
         members = pc.is_in(ids, value_set=splits.filter(pc.equal(splits["name"], name))["item"])
@@ -163,7 +163,7 @@ def _write(table: pa.Table, target: LocalStorage, stem: str) -> list[str]:
 
 
 def _pieces(table: pa.Table, limit: int) -> Iterator[pa.Table]:
-    """Cuts a table in halves until none is larger than the limit in bytes."""
+    """Cuts a table in halves of at most `limit` bytes."""
     half = table.num_rows // 2
     if table.nbytes <= limit or not half:
         yield table

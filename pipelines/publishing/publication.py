@@ -26,7 +26,7 @@ class Publication:
 
 
 def may(corpus: Corpus, part: Part, what: ReleaseClass) -> bool:
-    """Whether a part's release goes as far as this: "all" includes "features", and that "ids"."""
+    """Whether a part's release goes as far as this; "all" includes "features", and that "ids"."""
     classes = get_args(ReleaseClass)
     return classes.index(corpus.release.get(part, "nothing")) <= classes.index(what)
 

@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 
-# Errors from reading damaged bytes. RuntimeError: an encrypted member, or an unknown compression method.
+# of damaged bytes; RuntimeError: an encrypted member, or an unknown compression method
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, LZMAError, EOFError, ValueError, RuntimeError, OSError)
 
 LARGEST = 256 * 2**20  # bytes of a medium, which is read whole: a larger member may be a bomb
