@@ -92,7 +92,8 @@ def fill_card(card: Card, made: Publication, configs: list[DatasetConfig]) -> st
         for part, output in made.sealed.items()
     )
     facts: dict[str, object] = {f"about_{name.lower().replace(' ', '_')}": text for name, text in sections.items()}
-    facts |= card.fields | {
+    facts |= {
+        **card.fields,
         "hub": hub,
         "title": re.findall(r"^pretty_name: \"?(.*?)\"?$", hub, re.MULTILINE)[0],
         "about": card.about,
