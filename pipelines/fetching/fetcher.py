@@ -63,7 +63,7 @@ class RawFolder:
         return next((str(place) for place in places if place.is_file()), None)
 
     def inside(self, paths: list[Path]) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
-        """Path and content of these files in each archive that is none of the corpus, then in each chunk of a dump."""
+        """Path and content of these files in each archive that is none of the corpus, then in each dump's chunk."""
         known = {str(path): str(path) for path in paths} | ({} if self._whole_paths else _telling(paths, "name"))
         for file in sorted(self._folder.iterdir()) if self._folder.is_dir() else []:
             if file.name.endswith(ARCHIVES) and file.name not in self._own:
@@ -78,7 +78,7 @@ class RawFolder:
 
 
 def unpacked(raw: RawFolder, wanted: list[Source], say: Callable[[str], None], into: Path) -> Iterator[Source]:
-    """Unpacks the wanted files that only archives and dumps of the raw folder have, one by one, in one reading of each.
+    """Unpacks the wanted files that only archives and dumps of the raw folder have, reading each once.
 
     A damaged archive is an error only if a file without address may be in it.
     """
