@@ -19,7 +19,7 @@ from xmodal.text.vocabularies import END, START, UNKNOWN
 
 @dataclass(frozen=True)
 class Bin:
-    """Queries of about one uncertainty, and how many percent of them find an answer among the first."""
+    """Queries of about one uncertainty, and their recall in percent."""
 
     count: int
     least: float
@@ -43,12 +43,12 @@ def mark_unknown(text: Padded, share: float, generator: Generator) -> Padded:
 
 
 def cut_out(visual: Padded, grid: tuple[int, int], share: float, generator: Generator) -> Padded:
-    """A rectangle of about `share` of the grid becomes zeros, another one in each row."""
+    """Makes a rectangle of about `share` of the grid zeros, another one in each row."""
     return mix(visual, Padded(torch.zeros_like(visual.values), visual.lengths), grid, share, generator)
 
 
 def mix(visual: Padded, other: Padded, grid: tuple[int, int], share: float, generator: Generator) -> Padded:
-    """A rectangle of about `share` of the grid comes from the same row of `other`, as CutMix does with pictures."""
+    """Takes a rectangle of about `share` of the grid from the same row of `other`, as CutMix does."""
     _check_share(share)
     if visual.values.shape[1] != math.prod(grid) or visual.values.shape != other.values.shape:
         shapes = f"{tuple(visual.values.shape)} and {tuple(other.values.shape)}"

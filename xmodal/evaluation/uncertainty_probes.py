@@ -32,7 +32,7 @@ BINS = 10  # figure 6
 
 @dataclass(frozen=True)
 class Probed:
-    """Mean uncertainties after a share of each caption's words, or of each picture, was changed."""
+    """Mean uncertainties after a share of each caption or picture was changed."""
 
     share: float
     unknown: float
@@ -42,7 +42,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Probes, and bins of the unchanged queries with their R@1; `unprobed` says why pictures were not probed."""
+    """Probes, and bins of the unchanged queries; `unprobed` says why pictures were not probed."""
 
     run: str
     split: str
@@ -55,7 +55,6 @@ class Uncertainty:
 
 
 def probe(run: str, setup: Setup, split: str | None = None) -> Uncertainty:
-    """Probes a run on a split; an uncertainty is the mean over all items, or all captions."""
     asked = open_run(run, setup, split)
     reader, scorer = asked.reader, asked.scorer
     with torch.inference_mode():
@@ -85,7 +84,6 @@ def probe(run: str, setup: Setup, split: str | None = None) -> Uncertainty:
 
 
 def _grid_or_reason(asked: OpenedRun) -> tuple[tuple[int, int] | None, str | None]:
-    """Rows and columns of what the run reads of a picture, or why it cannot be probed."""
     if len(asked.reader.examples.ids) < 2:
         return None, "a mixture takes two"
     try:
@@ -115,7 +113,6 @@ def _texts(reader: Reader, share: float) -> Iterator[Padded]:
 def _pictures(
     reader: Reader, grid: tuple[int, int] | None = None, share: float = 0.0, mixed: bool = False
 ) -> Iterator[Padded]:
-    """Reads pictures; with a grid, a share of the positions is erased, or that of the next item."""
     chance, items = Generator().manual_seed(0), len(reader.examples.ids)
     for rows in cuts(items, BLOCKS[0]):
         block = floats(reader.visual(rows), "cpu")

@@ -148,7 +148,6 @@ class PVSE(nn.Module):
             return self.losses(_gathered(visual), _gathered(text), gather_pairs(stream))
 
     def losses(self, visual: Embedded, text: Embedded, positives_P2: Tensor) -> dict[str, Tensor]:
-        """The terms of the objective."""
         config = self.config
         similarity_VT = self.similarity(self._compared(visual), self._compared(text))
         ranking = ranking_loss(similarity_VT, positives_P2, config.margin, config.negatives, config.reduction)
@@ -161,7 +160,7 @@ class PVSE(nn.Module):
         return {"ranking": ranking, "diversity": sum(diversity, off), "mmd": mmd}
 
     def attention_visual(self, visual: Padded) -> Tensor:
-        """Where the embeddings look, (B, L, K)."""
+        """(B, L, K)"""
         return _having(self.visual_pie).attend(visual.zero_padded(), visual.mask)
 
     def attention_text(self, text: Padded) -> Tensor:
