@@ -114,7 +114,7 @@ def _refuse_name(storage: Storage, name: str) -> None:
     reserved = {"blobs", CLEAN, *stages.FILE_SETS, *folders}
     others = (output for output in directories(storage, name) if output.complete and ROWS not in output.files)
     if name in reserved or any(others):
-        raise UserError(f"--name {name} is the name of a stage that makes something else: take another")
+        raise UserError(f"--name {name}: that is the name of a stage that makes something else: take another")
 
 
 def _stamp(source: ForeignFeatures) -> str:
