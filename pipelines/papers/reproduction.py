@@ -98,14 +98,12 @@ def run(experiment: Experiment, available: Available, setup: Setup, runs: Path) 
     _check(experiment, recipes, setup, runs)
     for name, recipe in recipes.items():
         recipe_runs.train(recipe, setup if _vectors(recipe) else replace(setup, vectors=None), runs / name)
-    rows = []
-    for row in experiment.rows:
-        found = None
+    rows = [asdict(row) | {"measured": None} for row in experiment.rows]
+    for row, told in zip(experiment.rows, rows, strict=True):
         if is_ready(row, available):
             split = recipes[row.run].validation.split if experiment.on_validation else None
             report = evaluate(str(runs / row.run), setup, split, distance=row.score or None)
-            found = measured(report, experiment.columns)
-        rows.append(asdict(row) | {"measured": found})
+            told["measured"] = measured(report, experiment.columns)
     return rows
 
 
