@@ -22,7 +22,7 @@ from xmodal.root.storage import Storage
 
 
 def status(storage: Storage) -> dict[str, Any]:
-    """Describes every ledger and every output; those of one stage and corpus also by what differs."""
+    """Describes every ledger and output; outputs of one stage and corpus also by what differs."""
     kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for ledger in ledgers(storage)]
     rows, alike = [], defaultdict[tuple[str, str], dict[Output, dict[str, Any]]](dict)
     for output in directories(storage):
@@ -47,10 +47,11 @@ def _describe(output: Output) -> dict[str, Any]:
     if output.complete:
         totals = {name: value for name, value in output.totals.items() if name not in ("layout", "units_sha256")}
         return known | {"examples": _examples(output)} | totals
-    runs, run = [name for name in output.storage.names(f"{output.folder}/_runs") if name.endswith(".json")], {}
+    storage, run = output.storage, {}
+    runs = [name for name in storage.names(f"{output.folder}/_runs") if name.endswith(".json")]
     with suppress(ValueError, IndexError):
-        run = json.loads(output.storage.read(f"{output.folder}/_runs/{runs[-1]}"))
-    units = sum(1 for _ in Commits(output.storage, output.folder).lines(loose=True))
+        run = json.loads(storage.read(f"{output.folder}/_runs/{runs[-1]}"))
+    units = sum(1 for _ in Commits(storage, output.folder).lines(loose=True))
     return known | {"units": units, "planned": run.get("planned"), "started": run.get("started")}
 
 
@@ -66,7 +67,7 @@ def _examples(output: Output) -> dict[str, dict[str, str]]:
 
 
 def origin(output: Output) -> tuple[Part, str] | None:
-    """The corpus (annotations) or media set that an output derives from; None if imported or damaged on the way."""
+    """The corpus (annotations) or media set that an output derives from; None if imported or damaged."""
     with suppress(UserError):
         for part, stage in FOLDERS.items():
             if output.stage == stage:
@@ -80,7 +81,7 @@ def origin(output: Output) -> tuple[Part, str] | None:
 
 @dataclass(frozen=True)
 class Damage:
-    """One file that is not as it was committed. `unit` must be done again; None means the whole output."""
+    """A file that is not as it was committed. `unit` must be made again; None: the whole output."""
 
     output: str
     unit: str | None
@@ -91,14 +92,14 @@ class Damage:
 def verify(storage: Storage, progress: ProgressLine) -> tuple[int, list[Damage]]:
     """Reads every byte of every finished output; gives how many files it read, and the damage.
 
-    Of unfinished outputs only the description is read: a build that goes on checks the rest itself.
+    Only the description of unfinished outputs is read: the build that goes on checks the rest.
     """
     outputs, damage = list(directories(storage)), list[Damage]()
     check = cache(partial(_problem, storage))  # blobs that several sets share are read once
     with progress.over("verify", sum(map(_files_of, outputs)), unit="files") as tick:
         for output in outputs:
             for found in _check_output(output, check):
-                damage += [found] if found else []
+                damage += [found] if found.problem else []
                 tick(1)
     return check.cache_info().misses, damage
 
@@ -110,8 +111,8 @@ def _files_of(output: Output) -> int:
         return 0
 
 
-def _check_output(output: Output, check: Callable[[str, int, str], str | None]) -> Iterator[Damage | None]:
-    """Gives one result a file, damage or None."""
+def _check_output(output: Output, check: Callable[[str, int, str], str]) -> Iterator[Damage]:
+    """Gives one result a file; where its problem is empty, nothing is wrong."""
     try:
         stage = output.stage
         if not output.complete:
@@ -125,26 +126,26 @@ def _check_output(output: Output, check: Callable[[str, int, str], str | None]) 
     for unit in units:
         for name, (size, digest) in unit.files.items():
             problem = check(f"{output.folder}/{name}", size, digest)
-            yield Damage(output.folder, unit.name, name, problem) if problem else None
-            for locked in read_lock(output) if name == LOCK and not problem else ():
-                if locked.sha256:
-                    key = blob_key(locked.sha256)
-                    problem = check(key, locked.size, locked.sha256)
-                    yield Damage(output.folder, None, key, f"{problem} ({locked.path})") if problem else None
+            yield Damage(output.folder, unit.name, name, problem)
+            for blob in read_lock(output) if name == LOCK and not problem else ():
+                if blob.sha256:
+                    key = blob_key(blob.sha256)
+                    problem = check(key, blob.size, blob.sha256)
+                    yield Damage(output.folder, None, key, problem and f"{problem} ({blob.path})")
 
 
-def _problem(storage: Storage, key: str, size: int, sha256: str) -> str | None:
+def _problem(storage: Storage, key: str, size: int, sha256: str) -> str:
     actual = storage.size(key)
     if actual is None:
         return "missing"
     if actual != size:
         return f"{actual:,} bytes instead of {size:,}"
     with storage.open(key) as file:
-        return None if sha256_of(file) == sha256 else "its bytes have changed"
+        return "" if sha256_of(file) == sha256 else "its bytes have changed"
 
 
 def forget(storage: Storage, damage: list[Damage]) -> None:
-    """Takes what is damaged out of the records, so that the next build or retry makes just that again."""
+    """Has the next build or retry make again just what is damaged."""
     blobs = {found.file for found in damage if found.file.startswith("blobs/")}
     for ledger in ledgers(storage) if blobs else ():
         if lost := [state.path for state in ledger.states() if not state.failed and blob_key(state.sha256) in blobs]:

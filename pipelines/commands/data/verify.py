@@ -7,6 +7,8 @@ examples:
   xmodal verify --root data --forget; xmodal build coco --root data
 """
 
+from dataclasses import asdict
+
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import command
 
@@ -18,16 +20,13 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> Result:
-    from dataclasses import asdict
-
     from pipelines.upkeep.inspection import forget, verify
 
     storage = _flags.existing(args.root)
     files, damage = verify(storage, _flags.progress(args))
     if args.forget:
         forget(storage, damage)
-    found = [asdict(one) for one in damage]
-    return {"root": args.root, "files": files, "damage": found, "forgotten": args.forget}
+    return {"root": args.root, "files": files, "damage": [*map(asdict, damage)], "forgotten": args.forget}
 
 
 def text(result: Result) -> Lines:
