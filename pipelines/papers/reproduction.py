@@ -41,10 +41,11 @@ def reproduce(text: str, setup: Setup | None, runs: Path, commands: Iterable[str
     found, available = find(text), Available.now(commands)
     if setup is None:
         return [about(each, available) for each in found]
-    if len(found) != 1:
-        raise UserError(f"--root trains one table: name it, such as {found[0].name}")
-    rows = run(found[0], available, setup, runs)
-    return [about(found[0], available) | {"rows": rows, "to_run": _others(found[0], available)}]
+    first, *others = found
+    if others:
+        raise UserError(f"--root trains one table: name it, such as {first.name}")
+    rows = run(first, available, setup, runs)
+    return [about(first, available) | {"rows": rows, "to_run": _others(first, available)}]
 
 
 def about(experiment: Experiment, available: Available) -> dict[str, Any]:
