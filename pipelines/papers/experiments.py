@@ -83,8 +83,7 @@ def of_paper(paper: str) -> tuple[Experiment, ...]:
     tables = tomllib.loads((FOLDER / f"{paper}.toml").read_text(encoding="utf-8"))["experiments"]
     for table in tables:
         rows = [Row(**_frozen(row)) for row in table.pop("rows", ())]
-        # files line values up by spaces
-        table["rows"] = [replace(row, printed=" ".join(row.printed.split())) for row in rows]
+        table["rows"] = [replace(row, printed=" ".join(row.printed.split())) for row in rows]  # files line values up
     return tuple(Experiment(paper, **_frozen(table)) for table in tables)
 
 

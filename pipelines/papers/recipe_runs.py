@@ -127,7 +127,7 @@ def _left_out(recipe: Recipe, settings: list[str]) -> tuple[list[str], list[str]
     phases = [f"phase{number}" for number, _ in enumerate(recipe.phases, 1)]
     left_out = [phase for phase in phases if last.get(f"{phase}.epochs", "").strip() == "0"]
     if phases and left_out == phases:
-        raise UserError(f"--set {' '.join(settings)}: every phase of {recipe.name} is left out, so nothing is trained")
+        raise UserError(f"--set {' '.join(settings)}: every phase of {recipe.name} is left out")
     return left_out, [text for text in settings if text.partition(".epochs=")[0] not in left_out]
 
 

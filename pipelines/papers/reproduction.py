@@ -41,10 +41,11 @@ def reproduce(text: str, setup: Setup | None, runs: Path, commands: Iterable[str
     found, available = find(text), Available.now(commands)
     if setup is None:
         return [about(each, available) for each in found]
-    if len(found) != 1:
-        raise UserError(f"--root trains one table: name it, such as {found[0].name}")
-    rows = run(found[0], available, setup, runs)
-    return [about(found[0], available) | {"rows": rows, "to_run": _others(found[0], available)}]
+    first, *others = found
+    if others:
+        raise UserError(f"--root trains one table: name it, such as {first.name}")
+    rows = run(first, available, setup, runs)
+    return [about(first, available) | {"rows": rows, "to_run": _others(first, available)}]
 
 
 def about(experiment: Experiment, available: Available) -> dict[str, Any]:
@@ -98,14 +99,12 @@ def run(experiment: Experiment, available: Available, setup: Setup, runs: Path) 
     _check(experiment, recipes, setup, runs)
     for name, recipe in recipes.items():
         recipe_runs.train(recipe, setup if _vectors(recipe) else replace(setup, vectors=None), runs / name)
-    rows = []
-    for row in experiment.rows:
-        found = None
+    rows = [asdict(row) | {"measured": None} for row in experiment.rows]
+    for row, told in zip(experiment.rows, rows, strict=True):
         if is_ready(row, available):
             split = recipes[row.run].validation.split if experiment.on_validation else None
             report = evaluate(str(runs / row.run), setup, split, distance=row.score or None)
-            found = measured(report, experiment.columns)
-        rows.append(asdict(row) | {"measured": found})
+            told["measured"] = measured(report, experiment.columns)
     return rows
 
 

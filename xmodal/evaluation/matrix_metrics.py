@@ -66,7 +66,7 @@ def score(
 def write_ids(prefix: str, root: str, corpus: str, split: str | None = None) -> list[str]:
     """Writes PREFIX.items.txt for rows and PREFIX.captions.txt for columns: an id a line, all captions."""
     if not Path(prefix).parent.is_dir():
-        raise UserError(f"{Path(prefix).parent} is no folder, so nothing was written: make it, or give another PREFIX")
+        raise UserError(f"{Path(prefix).parent} is no folder: make it, or give another PREFIX")
     gallery = _gallery(_caption_ids(root, corpus, split)[2])
     paths = [prefix + end for end in IDS]
     for path, ids in zip(paths, (gallery.ids, gallery.caption_ids), strict=True):

@@ -4,8 +4,8 @@
     PCME    {"model": a state_dict with uncertain_net as well, "criterion": a and b of the loss, ...}
     VSE++   {"model": [state of the image encoder, state of the text encoder], "opt": Namespace, ...}
 
-No released file could be looked at: that PVSE saves its state_dict as it is, and how options are called in "opt" or
-"args", is unverified. Wrapped networks have "module" in their names.
+No released file could be looked at: that PVSE saves its state_dict as it is, and the names of options, are unverified.
+Wrapped networks have "module" in their names.
 
 Training moves the CNN (docs/models.md#pvse-encoders): on features of another one of the same name a model recalls less
 than its authors say; on pictures it uses the CNN in the file.
@@ -145,7 +145,7 @@ def _picture_reader(released: Released, examples: Examples, store: FeatureStore)
 
 
 def _network_of_features(released: Released, store: FeatureStore) -> str:
-    """Names the CNN of features; refuses those that the model was not trained on, as far as anything tells."""
+    """Names the CNN of features; refuses those that the model cannot have been trained on."""
     width, spec, clips = released.inputs.visual_width, store.spec, released.reads_clips
     shapes = [(width,) if clips else (GRID, width)]
     if isinstance(released.config, VSEPPConfig):
@@ -200,7 +200,7 @@ def _parts(found: Any) -> tuple[dict[str, Tensor], Options]:
 
 
 def convert(state: State, options: Options | None = None) -> Released:
-    """Converts weights from their official names; without options the released models' defaults are taken."""
+    """Converts weights from their official names; the options' defaults are those of the released models."""
     plain = {".".join(part for part in name.split(".") if part != "module"): value for name, value in state.items()}
     trunk = {name.removeprefix(TRUNK): value for name, value in plain.items() if name.startswith(TRUNK)}
     layout = _layout(plain)
@@ -294,14 +294,13 @@ def _pvse(state: State, options: Options) -> PVSEConfig:
 
 
 def _vsepp(state: State, options: Options) -> VSEPPConfig:
-    """The encoder of precomputed features, which has no CNN, does not normalise them."""
     order = options.get("measure", "cosine") == "order"
     if bool(options.get("use_abs", order)) != order:
         raise ValueError("absolute values go with the order similarity, and no other")
     return VSEPPConfig(
         width=len(state[IMAGE]),
         similarity="order" if order else "cosine",
-        normalise_features=any(name.startswith(TRUNK) for name in state),
+        normalise_features=any(name.startswith(TRUNK) for name in state),  # precomputed ones are not
         normalise_image=not options.get("no_imgnorm", False),
         **_ranking(state, options),
     )

@@ -192,7 +192,7 @@ class Head(nn.Module):
 
 
 def pair_losses(logits_VJTJ: Tensor, matched_VT: Tensor) -> Tensor:
-    """(V, T): the negative log likelihood that each pair is what it is."""
+    """(V, T): negative log likelihoods."""
     sign_VT = matched_VT.to(logits_VJTJ.dtype) * 2 - 1
     likely_VT = logsigmoid(sign_VT[:, None, :, None] * logits_VJTJ).logsumexp((1, 3))
     return math.log(logits_VJTJ.shape[1] * logits_VJTJ.shape[3]) - likely_VT

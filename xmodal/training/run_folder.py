@@ -180,7 +180,7 @@ def read_vocabulary(folder: str) -> Vocabulary | None:
     return _vocabulary(folder) if _has(folder, RECIPE) else None
 
 
-def _afresh(folder: str) -> str:  # where nobody can tell any more what was trained
+def _afresh(folder: str) -> str:
     return f"remove the folder {folder} and train again"
 
 

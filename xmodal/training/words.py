@@ -56,8 +56,8 @@ def sha256_of_vectors(recipe: Recipe, run: str, file: Path | None) -> str:
         return ""
     if run_folder.read_vocabulary(run) is None:
         raise UserError(
-            f"recipe {recipe.name!r} starts its words from {named}: give the file (--vectors FILE), or start them at "
-            "random (--set text.vectors=none)"
+            f"recipe {recipe.name!r} starts its words from {named}: give the file (--vectors FILE), or --set "
+            "text.vectors=none"
         )
     known = run_folder.read(run).vectors
     if known and not run_folder.has_state(run):
