@@ -11,8 +11,6 @@ from xmodal.root.storage import LocalStorage, Storage
 
 
 class Raw:
-    """The publisher's files by the paths of their sources."""
-
     def __init__(self, storage: Storage, keys: Mapping[str, str]) -> None:
         self._storage, self._keys = storage, keys
 
@@ -21,11 +19,6 @@ class Raw:
         """The files of a folder; for notebooks and tests."""
         files = [file.relative_to(path) for file in Path(path).rglob("*") if file.is_file()]
         return Raw(LocalStorage(str(path)), {file.as_posix(): str(file) for file in files})
-
-    @staticmethod
-    def of_file(path: Path) -> "Raw":
-        """One file, under its name."""
-        return Raw(LocalStorage(str(path.absolute().parent)), {path.name: path.name})
 
     def open(self, path: str) -> BinaryIO:
         if path not in self._keys:
