@@ -4,7 +4,7 @@ A corpus alone stands for sources, records and media. A stage brings what it nee
 `xmodal settings STAGE` lists what --set may change; `xmodal plan` takes the same arguments and builds nothing.
 
 examples:
-  xmodal build coco/records --root data                 parse the captions
+  xmodal build coco/records --root data                 download and parse the captions
   xmodal build coco --root s3://bucket/xmodal --raw ~/Downloads
   xmodal build coco/resnet --root data --set resnet.network=resnet50 --set resnet.weights=IMAGENET1K_V2
   xmodal build mylist.parquet --url url --caption caption --root data    your own data; from then on named mylist
