@@ -1,4 +1,4 @@
-"""The `xmodal` command: reads the arguments, runs one command, prints its result or one line about what went wrong."""
+"""The `xmodal` command: runs one command, prints its result or one line about what went wrong."""
 
 import json
 import os

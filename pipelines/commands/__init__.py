@@ -36,7 +36,6 @@ xmodal builds image-text and video-text corpora, trains and evaluates the models
 `xmodal COMMAND --help` shows a command's flags and examples.
 
 {commands}
-
 @FILE stands for the arguments in a file: one a line; blank lines and lines that begin with # are skipped.
 A command that was stopped, by whatever, is continued by running it again.
 
@@ -70,12 +69,12 @@ def groups() -> list[ModuleType]:
 
 
 def commands_of(group: ModuleType) -> dict[str, ModuleType]:
-    names = sorted(found.name for found in pkgutil.iter_modules(group.__path__) if not found.name.startswith("_"))
+    names = sorted(found.name for found in pkgutil.iter_modules(group.__path__) if found.name[0] != "_")
     return {name.removesuffix("_").replace("_", "-"): _load(f"{group.__name__}.{name}") for name in names}
 
 
 def _load(name: str) -> ModuleType:
-    """A command whose file is wrong is listed, and says so to whoever asks for it."""
+    """A command whose file is wrong is listed, and says so when it is used."""
     try:
         return load_module(name, "flags", "run")
     except UserError as error:
@@ -119,9 +118,9 @@ class _Xmodal(Parser):
     def format_help(self) -> str:
         listed = []
         for group in groups():
-            lines = [f"  {name:12} {summary(command)}" for name, command in commands_of(group).items()]
-            listed.append("\n".join([f"{group.__doc__}:", *lines]))
-        return HELP.format(commands="\n\n".join(listed))
+            lines = [f"  {name:12} {summary(command)}\n" for name, command in commands_of(group).items()]
+            listed.append(f"{group.__doc__}:\n{''.join(lines)}")
+        return HELP.format(commands="\n".join(listed))
 
 
 def summary(command: ModuleType) -> str:

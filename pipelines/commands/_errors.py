@@ -3,6 +3,7 @@
 import errno
 import os
 
+from pipelines.upkeep.machine import how_to_install
 from xmodal.errors import UserError
 
 DISK = {
@@ -23,16 +24,12 @@ def explain(error: Exception, root: str) -> str | None:
         return f"{error}; {cure}" if cure and "pip install" not in str(error) else str(error)
     if isinstance(error, OSError):
         return _explain_disk(error, root)
-    if isinstance(error, ModuleNotFoundError):
-        return _explain_missing(error)
     if type(error).__module__.partition(".")[0] in OBJECT_STORES:
         return f"the object store of {root} does not answer as it should: {error}"
-    return None
+    return _explain_missing(error)
 
 
 def _explain_missing(error: BaseException | None) -> str | None:
-    from pipelines.upkeep.machine import how_to_install
-
     return how_to_install(error.name or "") if isinstance(error, ModuleNotFoundError) else None
 
 

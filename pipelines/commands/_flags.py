@@ -1,4 +1,4 @@
-"""The flags that several commands share, and what they name: a root, corpora and stages, who does the work."""
+"""The flags that several commands share, and what they name."""
 
 import argparse
 from collections.abc import Iterator
@@ -8,16 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.commands import Args, Parser
 from pipelines.engine.progress_line import ProgressLine
+from pipelines.upkeep.machine import how_to_install
 from xmodal.errors import UserError
+from xmodal.root.storage import Storage, open_storage
 
 if TYPE_CHECKING:
     from pipelines.engine.build_options import BuildOptions
     from pipelines.engine.building import Runner
     from pipelines.upkeep.targets import Target
-    from xmodal.root.storage import Storage
     from xmodal.training.run_setup import Setup
 
-OWN_DATA = ("url", "caption", "id", "split", "splits", "captions", "kind", "name")
+OWN_DATA = {  # of each flag, what it takes and its help
+    "url": ("COLUMN", "addresses, paths beside the list, or pictures (default: url)"),
+    "caption": ("COLUMN", "a text or a list of texts (default: caption)"),
+    "id": ("COLUMN", "'' for none (default: made from address, path or picture)"),
+    "split": ("COLUMN", "each row's split: train, val, test or a name; empty for none"),
+    "splits": ("NAME=SHARE,…", "by hash of the id (train=0.9,val=0.05,test=0.05)"),
+    "captions": ("FILE", "the list of a folder, beside or in it, if not captions.*"),
+    "kind": ("image|clip", "treat every item as such; '' decides by file ending again (default: by file ending)"),
+    "name": ("NAME", "the name of the corpus (default: that of the list or folder)"),
+}
 
 
 def path(text: str) -> Path:
@@ -61,7 +71,7 @@ def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
 
 def training(parser: Parser) -> None:
     identities(parser, "records", "features", "pixels")
-    files(parser, "of the features, where a phase trains it too", "those that the recipe names")
+    files(parser, "of the features, where a phase trains it", "those that the recipe names")
     device(parser)
 
 
@@ -76,7 +86,7 @@ def workers(parser: Parser) -> None:
     add = parser.add_argument
     add("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
     add("--workers", type=count, default=0, help="at most so many; default: all there is room for")
-    add("--serial", action="store_true", help="one after the other in this process, without Ray")
+    add("--serial", action="store_true", help="in this process, without Ray")
 
 
 def building(parser: Parser) -> None:
@@ -84,32 +94,26 @@ def building(parser: Parser) -> None:
     workers(parser)
     settings(parser, "resnet.crop=256; `xmodal settings STAGE` lists them; another value is another output")
     files(parser, "in place of those that a setting names", "for the stage sentences")
-    file = "a file that a stage knows by this name, such as weights=FILE, which is --weights FILE"
+    file = "a file by the name that a stage gives it: weights=FILE is --weights FILE"
     parser.add_argument("--file", action="append", default=[], metavar="NAME=PATH", help=file)
     quiet(parser)
 
 
 def own_data(parser: Parser) -> None:
-    sample = "--raw has a part of a corpus' files: no count of the whole is asked for; its name is CORPUS-sample"
+    sample = "--raw has a part of a corpus, which is named CORPUS-sample; no count of the whole is asked for"
     parser.add_argument("--sample", action="store_true", help=sample)
-    own = parser.add_argument_group(
-        "your own data",
+    about = (
         "A list (.parquet, .csv, .tsv, .jsonl), a folder with one, or a Hugging Face dataset (a folder, or hf://org/name)\n"
-        "in place of a corpus. What no flag says is as this root read it last.",
-    ).add_argument
-    own("--url", metavar="COLUMN", help="addresses, paths beside the list, or pictures (default: url)")
-    own("--caption", metavar="COLUMN", help="a text or a list of texts (default: caption)")
-    own("--id", metavar="COLUMN", help="'' for none (default: made from address, path or picture)")
-    own("--split", metavar="COLUMN", help="each row's split: train, val, test or a name; empty for none")
-    own("--splits", metavar="NAME=SHARE,…", help="by hash of the id (train=0.9,val=0.05,test=0.05)")
-    own("--captions", metavar="FILE", help="the list of a folder, beside or in it, if not captions.*")
-    kind = "treat every item as an image or a clip; '' decides by file ending again (default: by file ending)"
-    own("--kind", choices=("image", "clip", ""), metavar="image|clip", help=kind)
-    own("--name", help="the name of the corpus (default: that of the list or folder)")
+        "in place of a corpus. What no flag says is as this root read it last."
+    )
+    own = parser.add_argument_group("your own data", about)
+    for name, (takes, help) in OWN_DATA.items():
+        choices = ("image", "clip", "") if name == "kind" else None
+        own.add_argument(f"--{name}", metavar=takes, choices=choices, help=help)
 
 
 def stage_names() -> list[str]:
-    """Lists the stages by their files: importing them takes longer than showing help."""
+    """Lists the stages without importing them, which takes longer than showing help."""
     folder = Path(__file__).parents[1] / "stages"
     return sorted({"sources", "media", *(file.stem for file in folder.glob("[!_]*.py"))})
 
@@ -119,7 +123,7 @@ def progress(args: Args) -> ProgressLine:
 
 
 def setup(args: Args) -> "Setup":
-    """The values of --root, --device, --features and the like; a command need not have all of them."""
+    """The values of --root, --device and the like, as far as the command has them."""
     from xmodal.training.run_setup import Setup
 
     given = {field.name: getattr(args, field.name, None) for field in fields(Setup)} | {"progress": progress(args)}
@@ -129,12 +133,10 @@ def setup(args: Args) -> "Setup":
 def runner(args: Args) -> "Runner":
     from pipelines.engine.building import serial
 
-    def on_ray(open_worker: Any, units: Any, resources: Any) -> Iterator[Any]:  # up to date, a root needs no Ray
+    def on_ray(open_worker: Any, units: Any, resources: Any) -> Iterator[Any]:  # what is up to date needs no Ray
         try:
             from pipelines.engine.ray_runner import RayRunner
         except ModuleNotFoundError as error:
-            from pipelines.upkeep.machine import how_to_install
-
             raise UserError(f"{how_to_install(error.name or '') or error}, or add --serial") from error
         yield from RayRunner(args.workers, args.address)(open_worker, units, resources)
 
@@ -144,31 +146,27 @@ def runner(args: Args) -> "Runner":
 def build_options(args: Args) -> "BuildOptions":
     from pipelines.engine.build_options import BuildOptions
     from pipelines.engine.typed_settings import parse_settings
-    from pipelines.stages import configs
-    from xmodal.root.storage import open_storage
+    from pipelines.stages import all
 
-    if args.raw is not None and not args.raw.is_dir():
-        raise UserError(f"--raw {args.raw} is not a folder")
-    settings = parse_settings(args.set, configs())
-    return BuildOptions(open_storage(args.root), runner(args), progress(args), args.raw, settings, _files(args))
-
-
-def _files(args: Args) -> dict[str, Path]:
-    from pipelines import stages
-
-    known = sorted({name for kind in stages.all() for name in kind.files})
+    check_raw(args)
+    kinds = all()
+    settings = parse_settings(args.set, {kind.name: kind.config() for kind in kinds})
+    known = sorted({name for kind in kinds for name in kind.files})
     files = {name: file for name in ("weights", "vectors") if (file := getattr(args, name))}
     for text in args.file:
         name, _, file = text.partition("=")
         if name not in known or not file:
             raise UserError(f"--file takes NAME=PATH, not {text!r}; the names are: {', '.join(known)}")
         files[name] = Path(file).expanduser()
-    return files
+    return BuildOptions(open_storage(args.root), runner(args), progress(args), args.raw, settings, files)
 
 
-def existing(root: str) -> "Storage":
-    from xmodal.root.storage import open_storage
+def check_raw(args: Args) -> None:
+    if args.raw is not None and not args.raw.is_dir():
+        raise UserError(f"--raw {args.raw} is not a folder")
 
+
+def existing(root: str) -> Storage:
     storage = open_storage(root)
     if not storage.names(""):
         raise UserError(f"there is nothing under {root}: is this the root you built?")
@@ -176,21 +174,14 @@ def existing(root: str) -> "Storage":
 
 
 def parse_targets(args: Args, options: "BuildOptions") -> "list[Target]":
-    from pipelines.upkeep import targets
+    from pipelines.upkeep.targets import parse_targets
 
     own = {name: value for name in OWN_DATA if (value := getattr(args, name, None)) is not None}
-    return targets.parse_targets(args.targets, options, own, getattr(args, "sample", False))
+    return parse_targets(args.targets, options, own, getattr(args, "sample", False))
 
 
 def corpus_name(text: str, args: Args) -> str:
-    """The name in the root of a corpus, which a user's file or list may stand for."""
+    """The name in the root of a corpus, for which a user may give a file or list."""
     from pipelines.fetching.corpus_names import name_of
-    from xmodal.root.storage import open_storage
 
     return name_of(text, open_storage(args.root))
-
-
-def read_only(args: Args) -> "BuildOptions":
-    from pipelines.engine.build_options import BuildOptions
-
-    return BuildOptions(existing(args.root))

@@ -2,13 +2,13 @@
 
 In every ten scenes one is for validation and one for testing; the first six are train2014, the others val2014. More
 frequent here than in COCO are captions with stray white space, pictures with six or seven captions, grayscale pictures,
-pictures without annotations, and captions whose ids do not follow their order. Equal worlds give equal bytes.
+pictures without annotations, and captions whose ids do not follow their order.
 """
 
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,42 +56,37 @@ class Picture(PublishedScene):
         return self.scene.index % 29 != 7
 
     @property
-    def licence(self) -> int:
-        return sorted(LICENCES)[self.scene.index % len(LICENCES)]
-
-    @property
     def captions(self) -> int:
         return self.world.captions_per_item + {3: 1, 12: 2}.get(self.scene.index % 19, 0)
 
     def sentences(self) -> Iterator[tuple[int, str]]:
-        """Id and text, with stray white space, of each caption."""
+        """Id and text of each caption."""
         for position in range(self.captions):
             text = _stray(describe(self.scene, self.world, position), self.scene, position)
             yield 16 * self.scene.index + 5 * position % 16, text
 
 
-def pictures(world: World, folders: Collection[str] = FOLDERS) -> Iterator[Picture]:
-    every = (Picture(scene, world) for scene in scenes(world))
-    return (picture for picture in every if picture.folder in folders)
+def pictures(world: World) -> list[Picture]:
+    return [Picture(scene, world) for scene in scenes(world)]
 
 
 def write(world: World, folder: str | Path) -> Corpus:
-    """Writes the four files; the corpus has the counts of a full parse."""
     if world.motion or not 1 <= world.captions_per_item <= 14:
         raise Unpublishable(f"COCO has still pictures and up to 16 captions, of which 2 are extra, not {world}")
-    path = Path(folder)
-    for name in FOLDERS:
+    path, every = Path(folder), pictures(world)
+    of_folder = {name: [picture for picture in every if picture.folder == name] for name in FOLDERS}
+    for name, some in of_folder.items():
         with new_archive(path / f"zips/{name}.zip") as archive:
-            for picture in pictures(world, [name]):
+            for picture in some:
                 data = jpeg(picture.scene, picture.grayscale)
-                archive.writestr(member(f"{picture.folder}/{picture.filename}", zipfile.ZIP_STORED), data)
+                archive.writestr(member(f"{name}/{picture.filename}", zipfile.ZIP_STORED), data)
     with new_archive(path / INSTANCES) as archive:
-        for name in FOLDERS:
-            write_json(archive, f"annotations/captions_{name}.json", _captions(world, name))
-            write_json(archive, INSTANCES_MEMBER.format(name), _instances(world, name))
+        for name, some in of_folder.items():
+            write_json(archive, f"annotations/captions_{name}.json", _captions(some))
+            write_json(archive, INSTANCES_MEMBER.format(name), _instances(some))
     with new_archive(path / CAPTIONS) as archive:
-        write_json(archive, CAPTIONS_MEMBER, {"images": map(_split_record, pictures(world)), "dataset": "coco"})
-    return written(CORPUS, path, _counts(world))
+        write_json(archive, CAPTIONS_MEMBER, {"images": map(_split_record, every), "dataset": "coco"})
+    return written(CORPUS, path, _counts(every))
 
 
 def _stray(text: str, scene: Scene, position: int) -> str:
@@ -101,28 +96,27 @@ def _stray(text: str, scene: Scene, position: int) -> str:
     return STRAYS[random.integers(len(STRAYS))].format(text) if random.random() < 0.15 else text
 
 
-def _captions(world: World, folder: str) -> dict[str, Any]:
-    captions = ((picture, *sentence) for picture in pictures(world, [folder]) for sentence in picture.sentences())
-    annotations = ({"image_id": picture.cocoid, "id": key, "caption": text} for picture, key, text in captions)
-    return _head(world, folder) | {"annotations": annotations}
+def _captions(pictures: list[Picture]) -> dict[str, Any]:
+    captions = ((picture.cocoid, *sentence) for picture in pictures for sentence in picture.sentences())
+    annotations = ({"image_id": cocoid, "id": key, "caption": text} for cocoid, key, text in captions)
+    return _head(pictures) | {"annotations": annotations}
 
 
-def _instances(world: World, folder: str) -> dict[str, Any]:
-    annotated = (picture for picture in pictures(world, [folder]) if picture.annotated)
-    annotations = (record for picture in annotated for record in _thing_records(picture))
+def _instances(pictures: list[Picture]) -> dict[str, Any]:
+    annotations = (record for picture in pictures if picture.annotated for record in _thing_records(picture))
     categories = [{"supercategory": "shape", "id": key, "name": name} for name, key in CATEGORIES.items()]
-    return _head(world, folder) | {"annotations": annotations, "categories": categories}
+    return _head(pictures) | {"annotations": annotations, "categories": categories}
 
 
-def _head(world: World, folder: str) -> dict[str, Any]:
+def _head(pictures: list[Picture]) -> dict[str, Any]:
     info = {"description": "a generated world in the format of COCO 2014", "version": "1.0", "year": 2014}
     licences = [{"url": url, "id": key, "name": name} for key, (name, url) in LICENCES.items()]
-    return {"info": info, "images": map(_image_record, pictures(world, [folder])), "licenses": licences}
+    return {"info": info, "images": map(_image_record, pictures), "licenses": licences}
 
 
 def _image_record(picture: Picture) -> dict[str, Any]:
     return {
-        "license": picture.licence,
+        "license": [*LICENCES][picture.scene.index % len(LICENCES)],
         "file_name": picture.filename,
         "coco_url": f"http://coco.invalid/{picture.folder}/{picture.filename}",
         "height": picture.scene.height,
@@ -163,9 +157,9 @@ def _split_record(picture: Picture) -> dict[str, Any]:
     }
 
 
-def _counts(world: World) -> dict[str, int]:
+def _counts(pictures: list[Picture]) -> dict[str, int]:
     counts = Counter[str]()
-    for picture in pictures(world):
+    for picture in pictures:
         for of in ("", *(f":{name}" for name in SPLITS[picture.split])):
             first = min(picture.captions, 5)
             counts.update({f"items{of}": 1, f"captions{of}": picture.captions, f"captions[:5]{of}": first})

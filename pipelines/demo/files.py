@@ -19,12 +19,12 @@ from xmodal.root.files import sha256_of
 
 
 class Unpublishable(ValueError):
-    """A world that does not fit a publisher's format, such as clips where only pictures are, or too few items."""
+    """A world that does not fit a publisher's format, such as clips where only pictures are."""
 
 
 @dataclass(frozen=True)
 class PublishedScene:
-    """One scene as a publisher's item. Publishers derive ids, addresses and captions from it."""
+    """One scene as a publisher's item."""
 
     scene: Scene
     world: World
@@ -84,7 +84,6 @@ def written(corpus: Corpus, folder: Path, counts: Mapping[str, int]) -> Corpus:
 
 
 def write_tgz(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
-    """Writes members in this order, with a fixed date."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         path.open("wb") as file,

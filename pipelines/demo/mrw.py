@@ -1,14 +1,12 @@
 """Writes MRW's raw files, as xmodal/corpora/mrw.py describes them, from a generated world, with their quirks.
 
 In every ten scenes one is for validation and one for testing. More frequent here than in MRW are addresses that are
-empty, missing or cut off, and clips that are gone. The validation list has either of its two names. The clips are MP4,
-as giphy's, with frames of different durations; clips that cannot be fetched are not written. Equal worlds give equal
-bytes with one version of the encoder.
+empty, missing or cut off, and clips that are gone. The clips are MP4, as giphy's, with frames of different durations;
+clips that cannot be fetched are not written. Equal worlds give equal bytes with one version of the encoder.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +34,6 @@ class Reaction(PublishedScene):
 
     @property
     def images(self) -> dict[str, str]:
-        """Giphy's facts: sometimes the address is empty, missing or cut off."""
         stem = f"http://media{self.scene.index % 5}.giphy.invalid/media/{self.id}/giphy"
         rest = {"url": f"{stem}.gif", "frames": str(self.scene.frames)}
         addresses = {3: {"mp4_url": ""}, 7: {"mp4_url": stem}, 11: {}}
@@ -51,12 +48,12 @@ class Reaction(PublishedScene):
         return named | {"images": self.images, "gulp_num_frames": self.scene.frames}
 
 
-def reactions(world: World) -> Iterator[Reaction]:
-    return (Reaction(scene, world) for scene in scenes(world))
+def reactions(world: World) -> list[Reaction]:
+    return [Reaction(scene, world) for scene in scenes(world)]
 
 
 def write(world: World, folder: str | Path, validation: Literal["valid", "val"] = "valid") -> Corpus:
-    """Writes the archive and the clips; the corpus has the world's counts."""
+    """`validation` is the name of a list, of which the publisher has two."""
     if not world.motion or world.items < 10:
         raise Unpublishable(f"MRW has clips in three splits: motion and 10 items at least, not {world}")
     try:
@@ -64,15 +61,14 @@ def write(world: World, folder: str | Path, validation: Literal["valid", "val"] 
     except ModuleNotFoundError as missing:
         cure = "pip install -e '.[video]' in the checkout"
         raise Unpublishable(f"MRW's clips are MP4, which needs {missing.name}: {cure}") from missing
-    path = Path(folder)
+    path, every = Path(folder), reactions(world)
     (path / "mp4").mkdir(parents=True, exist_ok=True)
-    members = {SENTENCES: json.dumps([each.record() for each in reactions(world)]).encode()}
+    members = {SENTENCES: json.dumps([each.record() for each in every]).encode()}
     for split, name in (("mrw/train", "train"), ("mrw/val", validation), ("mrw/test", "test")):
-        ids = (f"{each.id}\n" for each in reactions(world) if each.split == split)
-        members[f"split/{name}.tsv"] = "".join(ids).encode()
+        members[f"split/{name}.tsv"] = "".join(f"{each.id}\n" for each in every if each.split == split).encode()
     write_tgz(path / ARCHIVE, members.items())
-    for each in reactions(world):
+    for each in every:
         if each.at_hand:
             (path / f"mp4/{each.id}.mp4").write_bytes(mp4(each.scene))
-    names = (name for each in reactions(world) for name in ("items", "captions", f"items:{each.split}"))
+    names = (name for each in every for name in ("items", "captions", f"items:{each.split}"))
     return written(CORPUS, path, dict(Counter(names)))

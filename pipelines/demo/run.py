@@ -2,8 +2,7 @@
 
 The generated worlds are written as COCO's, TGIF's and MRW's own files, served on loopback, fetched, checked, sealed and
 parsed. The connection breaks in the middle of one of COCO's archives: the second attempt goes on from there. Some of
-the clips are gone. Features come from a ResNet with random weights, because trained ones cannot be had offline; that is
-enough to learn from, and it is said wherever the features are named.
+the clips are gone. Features come from a ResNet with random weights, which is said wherever they are named.
 """
 
 import importlib.util
@@ -15,7 +14,7 @@ from typing import Any
 
 from pipelines.demo import coco, mrw, tgif
 from pipelines.demo.files import serve_at
-from pipelines.demo.server import Behaviour, serve
+from pipelines.demo.server import Site, serving
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
 from pipelines.fetching import corpus_names
@@ -34,24 +33,16 @@ FEWEST = 10  # scenes: one of ten is for testing
 CLIPS = 160  # scenes of a world of clips at most
 SIDE = 64  # pixels of a clip
 SMALL = {
-    "resnet.network": "resnet18",
-    "resnet.weights": "random:0",
-    "resnet.resize": 128,
-    "resnet.crop": 128,
-    "resnet.rows_per_shard": 128,
-    "pixels.side": 128,
-    "pixels.rows_per_shard": 256,
-    "frames.short_side": SIDE,
-    "clips.network": "resnet18",
-    "clips.weights": "random:0",
-    "clips.resize": SIDE,
-    "clips.crop": SIDE,
-}
+    "resnet.network": "resnet18", "resnet.weights": "random:0", "resnet.resize": 128, "resnet.crop": 128,
+    "resnet.rows_per_shard": 128, "pixels.side": 128, "pixels.rows_per_shard": 256, "frames.short_side": SIDE,
+    "clips.network": "resnet18", "clips.weights": "random:0", "clips.resize": SIDE, "clips.crop": SIDE,
+}  # fmt: skip
+STEPS = Optimiser("adam", 3e-3, clip_norm=2.0, schedule=Step((8,), 0.1))
 
 
 @dataclass(frozen=True)
 class Show:
-    """A corpus of the demo: who writes it, from which world, and what is made of it."""
+    """A corpus of the demo, and what is made of it."""
 
     corpus: Corpus
     write: Callable[[World, Path], Corpus]
@@ -62,7 +53,7 @@ class Show:
 
 
 def demo(options: BuildOptions, folder: Path, world: World) -> dict[str, Any]:
-    """Builds every stage of each corpus, trains and evaluates; what `xmodal demo --json` prints."""
+    """Builds every stage of each corpus, trains and evaluates."""
     if world.items < FEWEST:
         raise UserError(f"of {world.items} scenes none is left to test on: the demo needs at least {FEWEST}")
     every = shows(world)
@@ -81,8 +72,7 @@ def learned(options: BuildOptions, folder: Path, shown: Sequence[Show]) -> dict[
 
 
 def shows(world: World) -> tuple[Show, ...]:
-    """COCO's world as given. Those of clips are smaller and plainer, as there is one sentence a clip to learn from:
-    few individuals, told apart by looks and motion, and captions that leave out little."""
+    """COCO's world is as given. Those of clips are smaller and plainer, with one sentence a clip to learn from."""
     plain = World(identities=30, motion=1.0, ambiguity=0.0, partiality=0.2, synonymy=0.0, noise=0.0)
     clips = replace(plain, items=min(world.items, CLIPS), seed=world.seed, image_size=SIDE)
     of_clips = (*DATA, "frames", "clips")
@@ -96,9 +86,9 @@ def shows(world: World) -> tuple[Show, ...]:
 def _built(options: BuildOptions, publisher: Path, show: Show) -> list[dict[str, Any]]:
     corpus = _published(options, publisher, show)
     corpus_names.remember_generated(options.storage, corpus, publisher)
-    cut = {CUT: [Behaviour(cut_after=(publisher / CUT).stat().st_size // 2)]} if (publisher / CUT).exists() else {}
-    with serve(publisher, cut) as server:
-        return build_stages(CorpusBuild(options, serve_at(corpus, server.url)), show.stages)
+    cuts = {CUT: (publisher / CUT).stat().st_size // 2} if (publisher / CUT).exists() else {}
+    with serving(Site(publisher, cuts)) as site:
+        return build_stages(CorpusBuild(options, serve_at(corpus, site.url)), show.stages)
 
 
 def _runs(options: BuildOptions, folder: Path, show: Show, identity: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -107,7 +97,8 @@ def _runs(options: BuildOptions, folder: Path, show: Show, identity: Mapping[str
     runs = []
     for recipe in show.recipes:
         used: dict[str, Any] = {"records": identity["records"], "features": identity[recipe.visual.stage]}
-        used |= {"pixels": identity["pixels"]} if any(phase.pixels for phase in recipe.phases) else {}
+        if any(phase.pixels for phase in recipe.phases):
+            used["pixels"] = identity["pixels"]
         run = folder / f"{recipe.name}-{fingerprint([recipe, used])[:12]}"
         options.progress.say(f"training {recipe.name}")
         setup = Setup(options.storage.url, threads=1, progress=options.progress, **used)
@@ -120,13 +111,11 @@ def _runs(options: BuildOptions, folder: Path, show: Show, identity: Mapping[str
 def recipes() -> tuple[Recipe, ...]:
     """Recipes of VSE0, PVSE and PCME, smaller and shorter.
 
-    Mining the hardest negatives only pays once features are better than random ones: PVSE takes all of them. It is
-    trained further from pixels, as its paper does, for one short epoch.
+    PVSE takes all negatives, as the hardest only pay with better features, and one epoch from pixels, as in its paper.
     """
-    steps = Optimiser("adam", 3e-3, clip_norm=2.0, schedule=Step((8,), 0.1))
-    once = Phase(12, steps, {"ranking": 1.0})
+    once = Phase(12, STEPS, {"ranking": 1.0})
     pvse, pcme = (recipe_runs.recipes()[name].phases[0] for name in ("pvse-coco", "pcme-coco"))
-    learning = replace(steps, learning_rate=2e-3, schedule=Step((6,), 0.1))
+    learning = replace(STEPS, learning_rate=2e-3, schedule=Step((6,), 0.1))
     warm = Phase(8, learning, pvse.weights)
     tuned = Phase(1, replace(learning, learning_rate=1e-4), pvse.weights, pixels=Pixels("resized", flip=True))
     spread = Phase(5, replace(learning, rule="adamp", unclipped=("scale", "shift")), pcme.weights)
@@ -138,9 +127,8 @@ def recipes() -> tuple[Recipe, ...]:
 
 
 def _of_clips(name: str) -> Recipe:
-    """PVSE's video model, from features alone."""
-    steps = Optimiser("adam", 2e-3, clip_norm=2.0, schedule=Step((8,), 0.1))
-    short = _small(name, (Phase(12, steps, recipe_runs.recipes()[name].phases[0].weights),), embeddings=2)
+    weights = recipe_runs.recipes()[name].phases[0].weights
+    short = _small(name, (Phase(12, replace(STEPS, learning_rate=2e-3), weights),), embeddings=2)
     return replace(short, name=f"demo-{name}", batch_size=32)
 
 
@@ -158,16 +146,14 @@ def _small(name: str, phases: tuple[Phase, ...], **model: Any) -> Recipe:
 
 
 def _published(options: BuildOptions, publisher: Path, show: Show) -> Corpus:
-    """The publisher's files are written once for a world; what they are is remembered beside them."""
+    """Writes the publisher's files unless they are there for this world, which is remembered beside them."""
     memory, world = publisher / "world.json", fingerprint(show.world)
     files = open_storage(str(publisher))
     known = json.loads(memory.read_text()) if memory.exists() else {}
     if known.get("world") == world and all(files.size(one["path"]) == one["bytes"] for one in known["sources"]):
         return corpus_names.as_published(show.corpus, known)
     memory.unlink(missing_ok=True)
-    scenes = f"a world of {show.world.items:,} scenes"
-    options.progress.say(f"writing the publisher's files of {scenes} into {publisher}")
+    options.progress.say(f"writing the publisher's files of a world of {show.world.items:,} scenes into {publisher}")
     corpus = show.write(show.world, publisher)
-    facts = json.dumps({"world": world} | corpus_names.published_facts(corpus))
-    files.write(memory.name, facts.encode())  # whole or not at all
+    files.write(memory.name, json.dumps({"world": world} | corpus_names.published_facts(corpus)).encode())
     return corpus

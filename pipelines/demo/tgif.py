@@ -3,7 +3,7 @@
 In every ten scenes one is for validation and one for testing. Test GIFs have the world's number of sentences, all but
 the first at the end of the table; others have one. More frequent here than in TGIF are further sentences, addresses
 without directory, revisions, tiny square GIFs, GIFs that are gone (no file is written) and GIFs with only a still
-picture left. Equal worlds give equal bytes.
+picture left.
 """
 
 from collections import Counter
@@ -56,39 +56,33 @@ class Animation(PublishedScene):
         return (f"{self.url}\t{self.sentence(position)}\n" for position in positions)
 
 
-def animations(world: World) -> Iterator[Animation]:
-    return (Animation(scene, world) for scene in scenes(world))
+def animations(world: World) -> list[Animation]:
+    return [Animation(scene, world) for scene in scenes(world)]
 
 
 def write(world: World, folder: str | Path) -> Corpus:
-    """Writes the table, the lists and the GIFs; the corpus has the world's counts."""
     if not world.motion or world.items < 10:
         raise Unpublishable(f"TGIF has moving pictures in three splits: motion and 10 items at least, not {world}")
-    path = Path(folder)
+    path, every, counts = Path(folder), animations(world), Counter[str]()
     for name in ("gifs", "splits"):
         (path / name).mkdir(parents=True, exist_ok=True)
-    (path / SENTENCES).write_text("".join(_table(world)), encoding="utf-8", newline="\n")
+    (path / SENTENCES).write_text("".join(_table(every)), encoding="utf-8", newline="\n")
     for name, split in LISTS.items():
-        urls = "".join(f"{each.url}\n" for each in animations(world) if each.split == split)
+        urls = "".join(f"{each.url}\n" for each in every if each.split == split)
         (path / name).write_text(urls, encoding="utf-8", newline="\n")
-    for each in animations(world):
+    for each in every:
+        counts.update({"items": 1, f"items:{each.split}": 1})
+        counts.update({"captions": each.captions, f"captions:{each.split}": each.captions})
         if not each.gone:
             data = gif(replace(each.scene, frames=1) if each.still else each.scene)
             (path / f"gifs/{each.id}.gif").write_bytes(data)
-    return written(CORPUS, path, _counts(world))
+    return written(CORPUS, path, dict(counts))
 
 
-def _table(world: World) -> Iterator[str]:
+def _table(animations: list[Animation]) -> Iterator[str]:
     """Lines of the table: further sentences stand beside the first, but at the end for the test split."""
-    for each in animations(world):
+    for each in animations:
         yield from each.rows(range(1 if each.split == "tgif/test" else each.captions))
-    for each in animations(world):
-        yield from each.rows(range(1, each.captions) if each.split == "tgif/test" else ())
-
-
-def _counts(world: World) -> dict[str, int]:
-    counts = Counter[str]()
-    for each in animations(world):
-        counts.update({"items": 1, f"items:{each.split}": 1})
-        counts.update({"captions": each.captions, f"captions:{each.split}": each.captions})
-    return dict(counts)
+    for each in animations:
+        if each.split == "tgif/test":
+            yield from each.rows(range(1, each.captions))

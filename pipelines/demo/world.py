@@ -1,12 +1,11 @@
 """A generated world: scenes of shapes, their pictures, and captions that each describe a part of them.
 
 A scene depends on the seed, its index and the settings, not on the number of scenes: a world is the beginning of every
-larger one. Everything is known: kind (the category), colour, texture, size, place, motion and box of each thing, the
-background, and the identity of the first thing. Scenes of one `identity` show the same individual; individuals of one
-colour and kind form a class. Positions are fractions of the picture, boxes are pixels.
+larger one. Scenes of one `identity` show the same individual as their first thing; individuals of one colour and kind
+form a class. Positions are fractions of the picture, boxes are pixels.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -97,8 +96,6 @@ class World:
 
 @dataclass(frozen=True)
 class Thing:
-    """One thing of a scene."""
-
     kind: str
     colour: str
     texture: str
@@ -133,7 +130,6 @@ def scenes(world: World) -> Iterator[Scene]:
 
 
 def scene(world: World, index: int) -> Scene:
-    """Generates one scene by its number, without generating others."""
     random = _random(world.seed, LAYOUT, index)
     sides = ((1.0, 1.0), (1.0, 0.75), (0.75, 1.0))[random.integers(3)]
     width, height = (round(world.image_size * side) for side in sides)
@@ -150,7 +146,7 @@ def scene(world: World, index: int) -> Scene:
 
 
 def frames(scene: Scene) -> Iterator[Pixels]:
-    """Paints the frames of a scene, (height, width, 3) each, evenly spaced; publishers choose their durations."""
+    """Paints the frames of a scene, (height, width, 3) each, evenly spaced in time."""
     for number in range(scene.frames):
         canvas = _scenery(scene)
         for thing in scene.things:
@@ -193,7 +189,6 @@ def _pick(random: Generator, options: Iterable[str]) -> str:
 
 
 def _looks(world: World, index: int) -> tuple[int, str, list[Thing]]:
-    """Identity, background and things of a scene, without places."""
     random = _random(world.seed, LOOKS, index)
     identity = int(random.integers(world.identities))
     individual = _any_thing(_random(world.seed, IDENTITY, identity))
@@ -207,7 +202,6 @@ def _any_thing(random: Generator) -> Thing:
 
 
 def _placed(thing: Thing, place: int, width: int, height: int, random: Generator) -> Thing:
-    """Places a thing at random within its ninth of the picture."""
     row, column = divmod(place, 3)
     radius = RADII[thing.size] * min(width, height)
     x = (column + 0.5) / 3 + random.uniform(-1, 1) * (1 / 6 - radius / width)
@@ -223,7 +217,7 @@ def _moving(thing: Thing, random: Generator) -> Thing:
 
 def _moved(thing: Thing, time: float) -> Thing:
     """The thing at a time from 0 to 1."""
-    across, down = MOTIONS[thing.motion] if thing.motion else (0.0, 0.0)
+    across, down = MOTIONS.get(thing.motion or "", (0.0, 0.0))
     turned = 2 * np.pi if thing.motion == "around" else 0.0
     return replace(thing, x=thing.x + time * across, y=thing.y + time * down, turn=thing.turn + time * turned)
 
@@ -276,10 +270,10 @@ def _told(scene: Scene, share: float, random: Generator) -> dict[int, set[str]]:
     facts = [(i, name) for i, thing in enumerate(scene.things) for name in _facts(thing)] + [(-1, "background")]
     weights = np.array([WEIGHTS[name] for _, name in facts])
     chosen = random.choice(len(facts), max(1, round(share * len(facts))), replace=False, p=weights / weights.sum())
-    told: dict[int, set[str]] = {}
+    told = defaultdict[int, set[str]](set)
     for thing, name in (facts[n] for n in chosen):
-        told.setdefault(thing, set()).add(name)
-    return told if told.keys() > {-1} or -1 not in told else told | {0: {"kind"}}
+        told[thing].add(name)
+    return told | {0: {"kind"}} if told.keys() == {-1} else told
 
 
 def _facts(thing: Thing) -> list[str]:
@@ -306,18 +300,17 @@ class _Words:
     def phrase(self, thing: Thing, told: set[str]) -> tuple[str, str]:
         """A noun with its adjectives, and what follows it: ("small red star", "at the top")."""
         facts = {"size": thing.size, "texture": thing.texture, "colour": thing.colour}
-        worth = [value for name, value in facts.items() if name in told and value not in ("medium", "plain")]
-        adjectives = [self.say(value) for value in worth]
-        noun = self.say(thing.kind) if "kind" in told else "shape"
-        motion = self.say(thing.motion) if "motion" in told and thing.motion else ""
-        place = self.say(PLACES[thing.row][thing.column]) if "place" in told else ""
-        return " ".join([*adjectives, noun]), " ".join(filter(None, (motion, place)))
+        core = [self.say(fact) for name, fact in facts.items() if name in told and fact not in ("medium", "plain")]
+        core.append(self.say(thing.kind) if "kind" in told else "shape")
+        rest = [self.say(thing.motion)] if "motion" in told and thing.motion else []
+        if "place" in told:
+            rest.append(self.say(PLACES[thing.row][thing.column]))
+        return " ".join(core), " ".join(rest)
 
 
 def _listing(mentions: list[tuple[Thing, set[str]]], words: _Words) -> str:
     """Lists things in any order. A place may be told by a neighbour, and equal things are counted."""
-    order = words.random.permutation(len(mentions)).tolist()
-    mentions = [mentions[i] for i in order]
+    mentions = [mentions[i] for i in words.random.permutation(len(mentions))]
     parts = []
     if len(mentions) > 1 and "place" in mentions[0][1] and words.random.random() < 0.5:
         (thing, told), (other, known), *mentions = mentions
@@ -346,7 +339,7 @@ def _several(count: int, core: str, rest: str) -> str:
 def _sentence(listing: str, background: str, random: Generator) -> str:
     """Forms a sentence as people write it: sometimes without a capital letter or a full stop."""
     there = f"there {'is' if listing.startswith('a') else 'are'} {listing}"
-    forms = (f"{listing}{background}", f"{there}{background}", f"a picture of {listing}{background}")
-    text = _pick(random, (*forms, f"{background.strip()} {there}".strip()))
+    forms = [f"{start}{background}" for start in (listing, there, f"a picture of {listing}")]
+    text = _pick(random, [*forms, f"{background} {there}".strip()])
     text = text[0].upper() + text[1:] if random.random() < 0.85 else text
     return text + "." if random.random() < 0.75 else text

@@ -24,7 +24,7 @@ UNPACKED_AT_ONCE = 64  # files that lie beside their archive for a moment
 
 
 class CorpusFiles:
-    """Ends with the command: the next one looks at everything anew."""
+    """The files as one command sees them."""
 
     def __init__(self, options: BuildOptions, found: FoundCorpus) -> None:
         self._options, self._found, self._corpus = options, found, found.corpus
@@ -32,7 +32,7 @@ class CorpusFiles:
         self._sets: dict[Part, FileSet] = {}
 
     def of(self, part: Part) -> FileSet:
-        """Media that unsealed annotations list are not known yet."""
+        """Leaves out media that annotations list which are not sealed yet."""
         if part not in self._sets:
             corpus, listed = self._corpus, tuple[Source, ...]()
             if part == "media" and corpus.media and (annotations := self.of("annotations").sealed):
@@ -43,7 +43,7 @@ class CorpusFiles:
         return self._sets[part]
 
     def build(self, part: Part) -> Output:
-        """The sealed set. The annotations, which list the media, are built before these."""
+        """Returns the sealed set; annotations, which list the media, come before these."""
         files, corpus = self.of(part), self._corpus
         if files.sealed:
             return files.sealed
@@ -57,7 +57,7 @@ class CorpusFiles:
         return self._seal(files)
 
     def retry(self, kind: str | None = None) -> dict[str, int]:
-        """Tries the failed files again, those of one class where it is given, and nothing else."""
+        """Tries the failed files again, or those of one class."""
         tried = recovered = 0
         for part in FOLDERS:
             files = self.of(part)
@@ -69,11 +69,11 @@ class CorpusFiles:
         return {"tried": tried, "recovered": recovered}
 
     def reseal(self) -> dict[str, str]:
-        """New sets from what the ledgers say now; the identity of each, the old one where nothing changed."""
+        """Seals what the ledgers say now; returns each identity."""
         sealed = {}
         for part in FOLDERS:
             files = self.of(part)
-            tried = {state.path for state in files.ledger.states()}
+            tried = files.states()
             if part == "media" and not tried:
                 continue
             if untried := [source.path for source in files.sources if source.path not in tried]:
@@ -94,15 +94,14 @@ class CorpusFiles:
         return files.seal()
 
     def _fetch(self, files: FileSet, some: list[Source]) -> None:
-        """From the raw folder, else from their addresses. Archives are searched only in a folder that a flag named."""
         options, raw = self._options, self.raw_folder(files.part)
-        if raw and some and options.raw:
+        if raw and some and options.raw:  # other folders' archives are not searched
             taken = self._take(files, partial(unpacked, raw, some, options.progress.say))
             some = [source for source in some if source.path not in taken]
         fetch(files.ledger, some, raw, options.run, options.progress)
 
     def _take(self, files: FileSet, unpack: Callable[[Path], Iterator[Source]]) -> set[str]:
-        """Files that are unpacked into a folder one after the other, into the ledger; their paths."""
+        """Takes files that are unpacked one after the other; returns their paths."""
         taken = set[str]()
         with TemporaryDirectory(prefix="xmodal-") as name:
             folder = Path(name)
@@ -118,13 +117,14 @@ class CorpusFiles:
         """Trying again is advised only where a failure may pass."""
         states, few = files.states(), [source.path for source in missing[:3]]
         reasons = "; ".join(f"{path} ({states[path].trouble if path in states else 'never tried'})" for path in few)
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        named = ", ".join(few)
+        if len(missing) > 3:
+            reasons += f" and {len(missing) - 3} more"
+            named += " ..."
         may_come = any(source.path not in states or may_pass(states[source.path].kind) for source in missing)
         put = "Run the same command again, or put" if may_come else "Put"
         into = "a folder and add --raw FOLDER"
         if self._raw:
             into = f"the folder {self._raw}: neither it nor an archive in it has what was published"
-        return UserError(
-            f"{self._corpus.name}: {len(missing)} of {len(files.required)} files are missing: {reasons}{more}. "
-            f"{put} {', '.join(few)}{' ...' if more else ''} into {into}"
-        )
+        count = f"{len(missing)} of {len(files.required)} files are missing"
+        return UserError(f"{self._corpus.name}: {count}: {reasons}. {put} {named} into {into}")

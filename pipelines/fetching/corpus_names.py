@@ -1,8 +1,8 @@
 """Finds the corpus that a command names, and keeps what a root remembers of the names of users' corpora.
 
-A name's NOTE says where a user's list or Python file lies, so that every command takes the name of what was built.
-Listing the corpora of a root executes no file. A name belongs to the list that was last parsed under it: another list
-of that name is refused, a grown one is accepted, and one that cannot be read changes nothing.
+A name's NOTE says where a user's list or Python file lies. Listing the corpora of a root executes no file. A name
+belongs to the list that was last parsed under it: another list is refused, a grown one is accepted, and one that cannot
+be read changes nothing.
 """
 
 import json
@@ -21,7 +21,7 @@ from xmodal import corpora
 from xmodal.corpora import SAMPLE, Corpus, Source, sample_of
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw, raw_of
-from xmodal.raw.readers import ending, heading
+from xmodal.raw.readers import ending, has_column
 from xmodal.records.tables import read_columns
 from xmodal.records.views import splits
 from xmodal.root.outputs import Output
@@ -36,7 +36,7 @@ LARGEST_NOTE = 2**20  # bytes
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 MEASURED = ("val", "test")  # the ends of the names of splits that numbers are computed on
 FEW = 10  # items, of which a recall says nothing
-SAMPLE_HINT = "a sample, which may be any part of the corpus: no size, checksum or count of the whole is asked for"
+SAMPLE_HINT = "a sample, which may be any part of the corpus: its sizes, checksums and counts are not checked"
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class FoundCorpus:
     corpus: Corpus
     place: str | None = None  # of the list or Python file that a build gives the name to
     media_folder: Path | None = None  # searched, but for archives, where no --raw is given
-    lists: Mapping[str, Path] = field(default_factory=dict)  # annotations by their paths, wherever they lie
+    lists: Mapping[str, Path] = field(default_factory=dict)  # annotations by their paths
 
 
 def find_corpus(text: str, flags: Mapping[str, str], storage: Storage, is_sample: bool = False) -> FoundCorpus:
-    """The corpus that `text` names; `flags` tell columns and splits of a user's data."""
+    """Finds the corpus that `text` names; `flags` tell columns and splits of a user's data."""
     if text not in corpora.names() and is_data(text, flags, storage):
         if is_sample:
             raise UserError(f"--sample is for a corpus that says how much is in it: {text} is read as it is")
@@ -64,19 +64,18 @@ def find_corpus(text: str, flags: Mapping[str, str], storage: Storage, is_sample
 
 
 def is_data(text: str, flags: Mapping[str, str], storage: Storage) -> bool:
-    """Whether a target is a list, folder or dataset. One that is a name too is a folder only if its lists lie there."""
+    """Whether a target is a list, folder or dataset; a name is a folder only if its lists lie there."""
     folder = Path(text).expanduser()
     if text.startswith("hf://") or ending(text):
         return True
-    if not folder.is_dir():
-        return False
-    known = None if flags or "/" in text else description_of(storage, text)
-    found = [file.path for file in known.files if (folder / file.path).is_file()] if known else []
-    return known is None or any(path in LISTS or ending(path) in (".parquet", ".arrow") for path in found)
+    if not folder.is_dir() or flags or "/" in text or not (known := description_of(storage, text)):
+        return folder.is_dir()
+    found = [file.path for file in known.files if (folder / file.path).is_file()]
+    return any(path in LISTS or ending(path) in (".parquet", ".arrow") for path in found)
 
 
 def name_of(text: str, storage: Storage) -> str:
-    """The name under which a root has a corpus, for commands that read its records alone."""
+    """The name under which a root has a corpus."""
     if text.endswith(".py"):
         return corpora.load(text).name
     path = os.path.expanduser(text)
@@ -85,7 +84,7 @@ def name_of(text: str, storage: Storage) -> str:
 
 
 def user_corpora(storage: Storage) -> list[Corpus]:
-    """The corpora of users that a root remembers. Those that a file defines can only be listed."""
+    """The corpora of users that a root remembers; those that a file defines can only be listed."""
     names = storage.names("_runs/ledger/sources")
     found = [user_corpus(known) for name in names if (known := description_of(storage, name))]
     for name in _noted(storage):
@@ -97,7 +96,7 @@ def user_corpora(storage: Storage) -> list[Corpus]:
 
 
 def description_of(storage: Storage, name: str) -> Description | None:
-    """The description of a user's lists that is sealed under a name."""
+    """The sealed description of a user's lists."""
     if raw := _annotations(storage, name):
         with raw.open(DESCRIPTION) as file:
             return Description.from_json(file.read())
@@ -106,17 +105,13 @@ def description_of(storage: Storage, name: str) -> Description | None:
 
 @contextmanager
 def building(storage: Storage, found: FoundCorpus) -> Iterator[None]:
-    """A build that gives the corpus' name to the list or file at its place: to a list when its rows are parsed."""
+    """Gives the corpus' name to the file at its place, or to the list there once its rows are parsed."""
     corpus, place = found.corpus, found.place
     if not place or place.endswith(".py"):
         if (place or corpus.sample) and corpus.name not in corpora.names():
-            about = {
-                "homepage": corpus.homepage,
-                "licence": corpus.licence,
-                "media_set": corpus.media_set,
-                "kinds": sorted(corpus.kinds),
-                "by_hand": {source.path: source.how for source in corpus.sources if source.url is None},
-            }
+            about: dict[str, Any] = {one: getattr(corpus, one) for one in ("homepage", "licence", "media_set")}
+            about["kinds"] = sorted(corpus.kinds)
+            about["by_hand"] = {source.path: source.how for source in corpus.sources if source.url is None}
             _write_note(storage, corpus.name, {"place": place or _place(storage, corpus.name), "about": about})
         yield
         return
@@ -136,12 +131,12 @@ def building(storage: Storage, found: FoundCorpus) -> Iterator[None]:
 
 def _is_whole(sealed: Output) -> bool:
     """Whether all its bytes are here; damaged ones may have been forgotten."""
-    digests = (locked.sha256 for locked in read_lock(sealed) if locked.sha256)
-    return sealed.complete and all(sealed.storage.size(blob_key(digest)) is not None for digest in digests)
+    blobs = (blob_key(locked.sha256) for locked in read_lock(sealed) if locked.sha256)
+    return sealed.complete and all(sealed.storage.size(blob) is not None for blob in blobs)
 
 
 def hints(storage: Storage, found: FoundCorpus, of_clips: bool) -> list[str]:
-    """Hints after a build: a column that looks as if it was meant, splits with few items, items not taken for clips."""
+    """Says after a build what a user may have meant otherwise."""
     name, hints = found.corpus.name, [SAMPLE_HINT] if found.corpus.sample else []
     description, raw, records = description_of(storage, name), _annotations(storage, name), records_now(storage, name)
     if description and raw and records:
@@ -154,8 +149,8 @@ def hints(storage: Storage, found: FoundCorpus, of_clips: bool) -> list[str]:
 
 
 def _hints_of_lists(description: Description, raw: Raw, records: Output) -> list[str]:
-    there = heading(raw, description.files[0].path)
-    unused = [column for column in ("split", "id") if column in there and getattr(description, column) is None]
+    path = description.files[0].path
+    unused = [one for one in ("split", "id") if getattr(description, one) is None and has_column(raw, path, one)]
     hints = [f"the column {one!r} is not used: --{one} {one} takes it" for one in unused]
     sizes = {name: len(items) for name, items in splits(records).items() if name.endswith(MEASURED)}
     sizes |= {part: 0 for part in MEASURED if not any(name.endswith(part) for name in sizes)}
@@ -171,17 +166,15 @@ def _of_lists(text: str, flags: Mapping[str, str], storage: Storage) -> FoundCor
     if not name:
         raise UserError(f"{text} gives no name of letters and digits: give one with --name")
     if name in corpora.names():
-        raise UserError(f"{name} is a corpus already: give your data another name with --name")
+        raise UserError(f"{name} is a corpus already: give yours another name with --name")
     known, before = description_of(storage, name), _place(storage, name)
     if before and not _same(before, found.place):  # there the same paths may be other pictures
         if _is_there(before):
             raise UserError(f"{name} is {before} here: give {found.place} a name of its own with --name")
         same_bytes = known and [file.sha256 for file in known.files] == [file.sha256 for file in found.files]
         if known and not same_bytes and "name" not in flags:
-            raise UserError(
-                f"{name} was {before} here, which is gone: if {found.place} is that list, moved, "
-                f"give it --name {name}, else another name"
-            )
+            moved = f"if {found.place} is that list, moved, give it --name {name}, else another name"
+            raise UserError(f"{name} was {before} here, which is gone: {moved}")
     try:
         corpus = user_corpus(describe(name, found, flags, known), found.addresses)
     except ValueError as error:
@@ -238,7 +231,7 @@ def _noted(storage: Storage) -> list[str]:
 
 
 def _note(storage: Storage, name: str) -> dict[str, Any]:
-    """The `place` of a name, and facts `about` it, if of a file or a sample; or nothing."""
+    """The `place` of a name, and facts `about` that of a file or a sample."""
     key = NOTE.format(name)
     if not re.fullmatch(NAME, name) or storage.size(key) is None:
         return {}
@@ -281,7 +274,6 @@ def _annotations(storage: Storage, name: str) -> Raw | None:
 
 
 def published_facts(corpus: Corpus) -> dict[str, Any]:
-    """The sources and counts of a generated corpus, as plain values."""
     return {"sources": [asdict(source) for source in corpus.sources], "counts": dict(corpus.counts)}
 
 
@@ -291,6 +283,6 @@ def as_published(corpus: Corpus, facts: Mapping[str, Any]) -> Corpus:
 
 
 def remember_generated(storage: Storage, corpus: Corpus, folder: Path) -> None:
-    """Notes that this root is built from generated files, so that later commands ask for these."""
+    """Makes later commands build this root from generated files."""
     facts = published_facts(corpus) | {"folder": str(folder.absolute())}
     storage.write(GENERATED.format(corpus.name), json.dumps(facts).encode())

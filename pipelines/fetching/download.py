@@ -1,6 +1,6 @@
-"""One file from one address onto the local disk, resumed where an earlier try was cut off.
+"""One file from one address onto the local disk.
 
-A partial file is continued only if the server still has the same version of it (If-Range with its ETag or date).
+A partial file is continued if the server still has the same version of it (If-Range with its ETag or date).
 """
 
 import errno
@@ -37,17 +37,16 @@ class Failed(Exception):
 
 
 def may_pass(kind: str) -> bool:
-    """Whether a failure of this class may be over when the same is asked again."""
+    """Whether a failure of this class may be over at the next try."""
     return kind in PASSING or kind.startswith("http_5")
 
 
 @contextmanager
 def downloaded(url: str, partial: str) -> Iterator[str]:
-    """The whole file, to be linked or copied before the context ends; after a failure `partial` keeps what came."""
+    """Gives the whole file until the context ends; after a failure `partial` keeps what came."""
     address = _quoted(url)
     os.makedirs(os.path.dirname(partial), exist_ok=True)
-    file, path = _claim(partial)
-    whole = False
+    (file, path), whole = _claim(partial), False
     with file:
         try:
             _receive_or_fail(address, file, Path(f"{path}.version"))
@@ -59,11 +58,11 @@ def downloaded(url: str, partial: str) -> Iterator[str]:
 
 
 def _claim(partial: str) -> tuple[BinaryIO, str]:
-    """The partial file, locked; one of our own where another process is at work on it."""
+    """The partial file, locked; a new one if another process is at work on it."""
     file = open(partial, "ab")  # noqa: SIM115 - the caller closes it
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # the name may be another file's by now: this one was finished, and unlinked, by another process
+        # another process may have finished and unlinked it
         if os.path.samestat(os.fstat(file.fileno()), os.stat(partial)):
             return file, partial
     except (BlockingIOError, FileNotFoundError):
@@ -74,7 +73,7 @@ def _claim(partial: str) -> tuple[BinaryIO, str]:
 
 
 def _quoted(url: str) -> str:
-    """Quotes spaces and letters beyond ASCII as browsers do; what is quoted already stays as it is."""
+    """Quotes an address as browsers do; what is quoted already stays."""
     if url.startswith("data:"):  # its own content
         return url
     try:

@@ -1,7 +1,6 @@
 """Fetches the publisher's files into `blobs/`, and every attempt into the ledger.
 
-A file at hand in the `--raw` folder is taken from there (status `local`), another from its address or a mirror. Its
-size and checksum must be those that the corpus pins.
+A file in the `--raw` folder is taken from there (status `local`), another from its address or a mirror.
 """
 
 import hashlib
@@ -15,14 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipelines.engine.building import NOT_SHARED, Call, Runner, Worker
 from pipelines.engine.commits import Record
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Resources
 from pipelines.fetching.download import Failed, downloaded, may_pass
-from pipelines.fetching.ledger import FetchAttempt, Ledger, later
+from pipelines.fetching.ledger import FetchAttempt, Ledger, Status, later
 from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
 from xmodal.raw import gulp
@@ -41,56 +40,52 @@ PIECE = 1 << 20  # bytes copied at a time
 
 
 class RawFolder:
-    """Files that somebody has already, under their paths, or under their names alone where no two share one.
+    """Files that somebody has already, under their paths, or without `whole_paths` under names that no two share.
 
-    With `whole_paths` a name alone is not enough: 1.jpg in another folder is another picture.
     Files with a place in `elsewhere` are only looked for there, and copied: a user will write to a list again.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        sources: list[Source],
-        elsewhere: Mapping[str, Path] | None = None,
-        whole_paths: bool = False,
+        self, folder: Path, sources: list[Source], elsewhere: Mapping[str, Path] = {}, whole_paths: bool = False
     ) -> None:
         paths = [Path(source.path) for source in sources]
-        self.whole_paths = whole_paths
+        self._whole_paths = whole_paths
         self._folder = folder.expanduser().absolute()
-        self.elsewhere = {path: place.absolute() for path, place in (elsewhere or {}).items()}
-        self._own = {path.name for path in paths if path.name.endswith(ARCHIVES)}
-        self._telling = set() if whole_paths else set(_telling(paths, "name"))
+        self.elsewhere = {path: place.absolute() for path, place in elsewhere.items()}
+        self._own = {path.name for path in paths}
+        self._telling = {} if whole_paths else _telling(paths, "name")
 
     def find(self, source: Source) -> str | None:
-        places = [self._folder / source.path]
-        if (name := Path(source.path).name) in self._telling:
-            places.append(self._folder / name)
+        places, name = [self._folder / source.path], Path(source.path).name
         if source.path in self.elsewhere:
             places = [self.elsewhere[source.path]]
+        elif name in self._telling:
+            places.append(self._folder / name)
         return next((str(place) for place in places if place.is_file()), None)
 
-    def archives(self) -> list[Path]:
-        """Archives in the folder itself that are no files of the corpus."""
-        files = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
-        return [file for file in files if file.name.endswith(ARCHIVES) and file.name not in self._own]
-
-    def gulped(self) -> tuple[Raw, list[str]]:
-        """The chunks of a Gulp dump, in the folder or as it was made, in gulp/train/ and its likes."""
-        found = (file for depth in ("", "*/", "*/*/") for file in self._folder.glob(f"{depth}meta*.gmeta"))
-        metas = sorted(file.relative_to(self._folder).as_posix() for file in found)
-        files = [*metas, *(gulp.data_of(meta) for meta in metas)]
-        there = {file: path for file in files if (path := self._folder / file).is_file()}
-        return Raw.of_files(there), metas
+    def inside(self, paths: list[Path]) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
+        """Path and content of these files in each archive that is none of the corpus, then in each dump's chunk."""
+        known = {str(path): str(path) for path in paths} | ({} if self._whole_paths else _telling(paths, "name"))
+        for file in sorted(self._folder.iterdir()) if self._folder.is_dir() else []:
+            if file.name.endswith(ARCHIVES) and file.name not in self._own:
+                yield _archived(file, known, self._whole_paths)
+        clips = [path for path in paths if path.suffix in CLIP_ENDINGS and not self._whole_paths]
+        if ids := _telling(clips, "stem"):
+            metas = (meta for depth in ("", "*/", "*/*/") for meta in self._folder.glob(f"{depth}meta*.gmeta"))
+            for meta in sorted(path.relative_to(self._folder).as_posix() for path in metas):
+                there = {name: path for name in (meta, gulp.data_of(meta)) if (path := self._folder / name).is_file()}
+                found = gulp.clips(Raw.of_files(there), meta)
+                yield ((ids[id], frames) for id, frames in found if id in ids)
 
 
 def unpacked(raw: RawFolder, wanted: list[Source], say: Callable[[str], None], into: Path) -> Iterator[Source]:
-    """Unpacks the wanted files that only archives and dumps of the raw folder have, one by one.
+    """Unpacks the wanted files that only archives and dumps of the raw folder have, reading each once.
 
-    Each archive is read once, from start to end. A damaged one is an error only if a file without address may be in it.
+    A damaged archive is an error only if a file without address may be in it.
     """
     lacking = {source.path: source for source in wanted if raw.find(source) is None}
     damaged: list[UserError] = []
-    for files in _inside(raw, [Path(path) for path in lacking]):
+    for files in raw.inside([Path(path) for path in lacking]):
         if not lacking:
             break
         try:
@@ -104,34 +99,20 @@ def unpacked(raw: RawFolder, wanted: list[Source], say: Callable[[str], None], i
             damaged.append(trouble)
     by_hand = [path for path, source in lacking.items() if not source.url]
     if damaged and by_hand:
-        raise UserError(
-            f"in the raw folder, {damaged[0]}. {len(by_hand):,} files without an address may be in it, such as "
-            f"{by_hand[0]}: put another copy of it there, or take it away"
-        )
+        within = f"{len(by_hand):,} files without an address may be in it, such as {by_hand[0]}"
+        raise UserError(f"in the raw folder, {damaged[0]}. {within}: put another copy of it there, or take it away")
     for each in damaged:
         say(f"in the raw folder, {each}; what it may have had is looked for elsewhere")
 
 
-def _inside(raw: RawFolder, paths: list[Path]) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
-    """Path and content of every wanted file in each archive, then in each chunk of a dump."""
-    known = {str(path): str(path) for path in paths} | ({} if raw.whole_paths else _telling(paths, "name"))
-    for archive in raw.archives():
-        yield _archived(archive, known, raw.whole_paths)
-    clips = [path for path in paths if path.suffix in CLIP_ENDINGS and not raw.whole_paths]
-    if ids := _telling(clips, "stem"):
-        folder, metas = raw.gulped()
-        for meta in metas:
-            yield ((ids[id], frames) for id, frames in gulp.clips(folder, meta) if id in ids)
-
-
 def _telling(paths: list[Path], part: Literal["name", "stem"]) -> dict[str, str]:
-    """Each path by a part of it that no other path has."""
+    """Paths by a part that no other path has."""
     counts = Counter(getattr(path, part) for path in paths)
     return {getattr(path, part): str(path) for path in paths if counts[getattr(path, part)] == 1}
 
 
 def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Finds members by their paths, in whatever folder of the archive unless `whole_paths`, or by `known` names."""
+    """Finds members by `known` paths or names, in any folder of the archive unless `whole_paths`."""
     for name, content in members(Raw.of_files({archive.name: archive}), archive.name):
         parts = name.split("/")
         ends = ("/".join(parts[start:]) for start in range(1 if whole_paths else len(parts)))
@@ -140,18 +121,20 @@ def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Ite
 
 
 def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Runner, progress: ProgressLine) -> None:
-    """Tries every one of these files; how it went is in the ledger."""
+    """Tries these files; how it went is in the ledger."""
     if not sources:
         return
     ledger.compact()
     ledger.note_driver()
     after = max(map(later, ledger.states()), default=0.0)
     open_worker = partial(_open_worker, ledger.storage.url, ledger.part, ledger.name, raw, after)
-    records = run(open_worker, _units(sources), Resources(cpus=0.5))
+    size = 1 if len(sources) <= FILES_A_UNIT else FILES_A_UNIT  # a few files, such as archives, have a worker each
+    units = ((sources[start].path, sources[start : start + size]) for start in range(0, len(sources), size))
+    records = run(open_worker, units, Resources(cpus=0.5))
     with progress.over(f"fetch {ledger.folder.removeprefix('_runs/ledger/')}", len(sources), unit="files") as tick:
-        for count, record in enumerate(records):
+        for count, record in enumerate(records, 1):
             tick(record.units)
-            if count % GATHER_EVERY == GATHER_EVERY - 1:
+            if count % GATHER_EVERY == 0:
                 ledger.compact()
     ledger.compact()
 
@@ -173,21 +156,13 @@ def _open_worker(url: str, part: Part, name: str, raw: RawFolder | None, after: 
     return fetch_units
 
 
-def _units(sources: list[Source]) -> Iterator[tuple[str, list[Source]]]:
-    """A few files, such as archives, one by one, so that each has a worker; many together."""
-    size = 1 if len(sources) <= FILES_A_UNIT else FILES_A_UNIT
-    for start in range(0, len(sources), size):
-        yield sources[start].path, sources[start : start + size]
-
-
 def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[FetchAttempt]:
-    """Every attempt at one file, up to the first success; an address whose failure will not pass is not asked again."""
+    """Every attempt at one file, up to the first success."""
     if raw and (file := raw.find(source)):
-        yield _attempt(
-            source, "local", partial(_copy if source.path in raw.elsewhere else _keep, source, file, storage)
-        )
+        take = _copy if source.path in raw.elsewhere else _keep
+        yield _attempt(source, "local", partial(take, source, file, storage))
         return
-    addresses = [address for address in (source.url, *source.mirrors) if address]
+    addresses = list(filter(None, (source.url, *source.mirrors)))
     if not addresses:
         yield FetchAttempt(source.path, "failed", time.time(), 0.0, kind="by_hand", reason=source.how[:200])
     for pause in PAUSES_SECONDS:
@@ -201,30 +176,29 @@ def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[
                 addresses.remove(address)
 
 
-def _attempt(source: Source, status: Literal["ok", "local"], obtain: Callable[[], tuple[int, str]]) -> FetchAttempt:
+def _attempt(source: Source, status: Status, obtain: Callable[[], dict[str, Any]]) -> FetchAttempt:
     began, started = time.time(), time.perf_counter()
     try:
-        size, digest = obtain()
+        found = obtain()
     except Failed as failure:
-        seconds = time.perf_counter() - started
-        return FetchAttempt(source.path, "failed", began, seconds, kind=failure.kind, reason=failure.reason)
-    return FetchAttempt(source.path, status, began, time.perf_counter() - started, size, digest)
+        status, found = "failed", {"kind": failure.kind, "reason": failure.reason}
+    return FetchAttempt(source.path, status, began, time.perf_counter() - started, **found)
 
 
-def _download(source: Source, address: str, storage: Storage) -> tuple[int, str]:
-    """A partial file lies under a local root, so that a later driver continues; for an object store on this machine."""
+def _download(source: Source, address: str, storage: Storage) -> dict[str, Any]:
+    # under a local root, a later driver continues the partial file
     folder = storage.path("_runs/partial") if isinstance(storage, LocalStorage) else tempfile.gettempdir()
     name = f"xmodal-{hashlib.sha256(address.encode()).hexdigest()[:24]}"
     with downloaded(address, f"{folder}/{name}") as file:
         return _keep(source, file, storage)
 
 
-def _copy(source: Source, file: str, storage: Storage) -> tuple[int, str]:
+def _copy(source: Source, file: str, storage: Storage) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="xmodal-") as folder:
         return _keep(source, shutil.copyfile(file, f"{folder}/copy"), storage)
 
 
-def _keep(source: Source, file: str, storage: Storage) -> tuple[int, str]:
+def _keep(source: Source, file: str, storage: Storage) -> dict[str, Any]:
     """Checks a whole file and puts it among the blobs."""
     size = os.path.getsize(file)
     if source.bytes is not None and size != source.bytes:
@@ -233,4 +207,4 @@ def _keep(source: Source, file: str, storage: Storage) -> tuple[int, str]:
     if source.sha256 is not None and digest != source.sha256:
         raise Failed("checksum", f"{source.path} has sha256 {digest} instead of {source.sha256}")
     storage.keep(file, blob_key(digest))
-    return size, digest
+    return {"size": size, "sha256": digest}

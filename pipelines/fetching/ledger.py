@@ -1,4 +1,4 @@
-"""The ledger has every attempt at every file, under `_runs/ledger/<part>/<name>/`.
+"""The ledger of every attempt at every file, under `_runs/ledger/<part>/<name>/`.
 
 Attempts are only ever added, by any number of workers and drivers; a file's state is their sum.
 """
@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -21,7 +21,7 @@ from xmodal.root.storage import Storage
 
 FOLDERS: dict[Part, str] = {"annotations": "sources", "media": "media"}
 DAMAGED = "damaged"
-FETCHED = "urls"  # files of a list of addresses: their folders are made from the addresses, and mean nothing
+FETCHED = "urls"  # files of a list of addresses, whose folders mean nothing
 Status = Literal["ok", "local", "failed"]
 
 
@@ -46,7 +46,7 @@ class FetchAttempt:
 
 @dataclass(frozen=True)
 class State:
-    """A file's last success or loss of its bytes, else its last failure: another driver may just have been slower."""
+    """A file's last success or loss of its bytes, else its last failure."""
 
     path: str
     status: Status
@@ -67,11 +67,11 @@ class State:
         return f"{self.kind}: {self.reason}" if self.failed else "checksum: these are not the bytes that are pinned"
 
     def lost(self, source: Source) -> bool:
-        """Whether its bytes were here and no longer are, or are not those that are pinned now."""
+        """Whether its bytes were here and are damaged, or are not those that are pinned now."""
         return self.kind == DAMAGED or (not self.failed and not self.provides(source))
 
     def provides(self, source: Source) -> bool:
-        """Whether its bytes are here and are those that the corpus pins, maybe since they were downloaded."""
+        """Whether its bytes are here and are those that are pinned now."""
         pins = ((source.bytes, self.size), (source.sha256, self.sha256))
         return not self.failed and all(pinned in (None, actual) for pinned, actual in pins)
 
@@ -81,16 +81,13 @@ def folder_of(path: str) -> str:
 
 
 def incomplete_folders(files: Counter[str], absent: Counter[str]) -> dict[str, dict[str, int]]:
-    """Folders that lack files, by counts of all files and of absent ones: the worst first, none of a single folder.
-
-    An incomplete copy of an archive lacks whole folders.
-    """
+    """Folders that lack files, the worst first; none of a single folder."""
     lacking = [(folder, count) for folder, count in absent.most_common() if count and len(files) > 1]
     return {f"{folder or '.'}/": {"absent": count, "files": files[folder]} for folder, count in lacking}
 
 
 class Ledger:
-    """The attempts at the annotations of one corpus, or at one media set."""
+    """Attempts at the annotations of a corpus, or at a media set."""
 
     def __init__(self, storage: Storage, part: Part, name: str) -> None:
         self.storage, self.part, self.name = storage, part, name
@@ -110,25 +107,26 @@ class Ledger:
             yield _sum_up(path.decode(), [json.loads(line.partition(b"\t")[2]) for line in lines])
 
     def summary(self) -> dict[str, Any]:
-        """Files by status, failures by class, three examples of each class, and folders that lack files."""
+        """Counts of files and failures, three examples of each class, and folders that lack files."""
         statuses, kinds, files, absent = (Counter[str]() for _ in range(4))
         attempts = size = 0
-        examples: dict[str, list[dict[str, Any]]] = {}
+        examples = defaultdict[str, list[dict[str, Any]]](list)
         for state in self.states():
+            folder = folder_of(state.path)
             statuses[state.status] += 1
             attempts += state.attempts
             size += state.size
-            files[folder_of(state.path)] += 1
+            files[folder] += 1
             if state.failed:
-                absent[folder_of(state.path)] += 1
+                absent[folder] += 1
                 kinds[state.kind] += 1
                 if kinds[state.kind] <= 3:
-                    examples.setdefault(state.kind, []).append(asdict(state))
+                    examples[state.kind].append(asdict(state))
         counts = {"files": statuses, "attempts": attempts, "bytes": size, "failures": kinds}
         return counts | {"examples": examples, "folders": incomplete_folders(files, absent)}
 
     def download_speed(self) -> float | None:
-        """Bytes a second of one download: the mean of all that succeeded."""
+        """Mean bytes a second of the downloads that succeeded."""
         total = seconds = 0.0
         for line in self._journal.lines():
             attempt = json.loads(line.partition(b"\t")[2])
@@ -138,15 +136,15 @@ class Ledger:
 
     @property
     def sealed(self) -> str | None:
-        """The identity of the set that `build` uses now."""
+        """The identity of the set that builds use."""
         sealed = sealed_now(self.storage, FOLDERS[self.part], self.name)
-        return sealed.folder.rpartition("/")[2] if sealed else None
+        return sealed.identity if sealed else None
 
     def use(self, identity: str) -> None:
         self.storage.write(f"{self.folder}/sealed", identity.encode())
 
     def note_driver(self) -> None:
-        """Notes the process that fetches. A worker that does not find the note does not see this root."""
+        """Notes the process that fetches: a worker without sight of the note does not see this root."""
         self.storage.write(f"{self.folder}/driver", f"{socket.gethostname()} {os.getpid()}\n".encode())
 
     @property

@@ -1,7 +1,7 @@
 """Sealing: the ledger's present state becomes an immutable set with a dataset.lock, and builds use it from now on."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +9,6 @@ from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, single
 from pipelines.fetching.ledger import FOLDERS, Ledger, State
 from xmodal.corpora import Part, Source
-from xmodal.errors import UserError
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output
 from xmodal.root.sealed_sets import LOCK, Locked, sealed_now
@@ -18,7 +17,7 @@ from xmodal.root.storage import Storage
 
 @dataclass(frozen=True)
 class Sealed:
-    """A set's identity is its lock; `planned` says for which list of files, so that a longer list is fetched anew."""
+    """A set's identity is its lock; with another `planned` list, files are fetched anew."""
 
     name: str
     planned: str
@@ -32,8 +31,8 @@ class FileSet:
     storage: Storage
     part: Part
     name: str  # of the corpus, or of the media set, which corpora may share
-    required: tuple[Source, ...]  # named by the corpus itself: nothing goes on while one is missing
-    listed: tuple[Source, ...] = ()  # named inside the annotations: some are always gone, and are sealed as absent
+    required: tuple[Source, ...]  # named by the corpus: nothing goes on while one is missing
+    listed: tuple[Source, ...] = ()  # named inside the annotations: those that are gone are sealed as absent
 
     def __post_init__(self) -> None:
         self.sources = [*self.required, *self.listed]
@@ -41,12 +40,12 @@ class FileSet:
 
     @cached_property
     def planned(self) -> str:
-        """A fingerprint of which files there are, and which bytes of them: their addresses are circumstance."""
+        """A fingerprint of the files and their bytes, whatever their addresses."""
         return fingerprint(sorted([s.path, s.bytes, s.sha256] for s in self.sources))
 
     @cached_property
     def sealed(self) -> Output | None:
-        """The set that was sealed last, if it is of just these files."""
+        """The set that was sealed last, if of just these files."""
         output = sealed_now(self.storage, FOLDERS[self.part], self.name)
         return output if output and output.config["planned"] == self.planned else None
 
@@ -59,43 +58,28 @@ class FileSet:
         return [s for s in sources if s.path not in states or not states[s.path].provides(s)]
 
     def to_fetch(self) -> list[Source]:
-        """The files that a build tries. Listed ones that failed wait for `retry`, unless their bytes were lost."""
+        """The files that a build tries; listed ones that failed wait for `retry`, unless their bytes were lost."""
         states = self.states()
         new = [s for s in self.listed if s.path not in states or states[s.path].lost(s)]
         return self.lacking(self.required) + new
 
     def seal(self) -> Output:
-        """Makes the ledger's state of these files a set; the same output if nothing has changed."""
-        digest = hashlib.sha256()
-        for locked in self._locked():
-            digest.update(locked.line())
-        config = Sealed(self.name, self.planned, digest.hexdigest())
+        """Makes the ledger's state of these files a set, the same one if nothing has changed."""
+        states, lock, present = self.states(), bytearray(), 0
+        for source in sorted(self.sources, key=lambda source: source.path):
+            locked, state = Locked(source.path), states.get(source.path)
+            if state and state.provides(source):
+                locked = Locked(source.path, state.size, state.sha256)
+                present += 1
+            lock += locked.line()
 
         def write(config: Sealed, inputs: Inputs, sink: Sink) -> Counts:
-            digest, counts = hashlib.sha256(), {"present": 0, "absent": 0}
             with sink.file(LOCK) as file:
-                for locked in self._locked():
-                    line = locked.line()
-                    file.write(line)
-                    digest.update(line)
-                    counts["present" if locked.sha256 else "absent"] += 1
-            if digest.hexdigest() != config.lock_sha256:
-                raise UserError(f"the ledger of {self.name} changed while it was sealed: seal again")
-            return counts
+                file.write(lock)
+            return {"present": present, "absent": len(self.sources) - present}
 
+        config = Sealed(self.name, self.planned, hashlib.sha256(lock).hexdigest())
         stage = single(FOLDERS[self.part], config, (), 1, "lock", write)
         self.sealed = sealed = build(stage, self.storage)
         self.ledger.use(sealed.identity)
         return sealed
-
-    def _locked(self) -> Iterator[Locked]:
-        """The planned files and the ledger's states, both sorted by path, merged."""
-        states = self.ledger.states()
-        state = next(states, None)
-        for source in sorted(self.sources, key=lambda source: source.path):
-            while state and state.path < source.path:
-                state = next(states, None)
-            if state and state.path == source.path and state.provides(source):
-                yield Locked(source.path, state.size, state.sha256)
-            else:
-                yield Locked(source.path)

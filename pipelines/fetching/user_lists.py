@@ -28,7 +28,7 @@ from xmodal.userdata.description import SPLITS, Description, ListFile, split_nam
 HUB = "https://huggingface.co"
 TIMEOUT_SECONDS = 30.0
 LISTS = tuple(f"{stem}.{kind}" for stem in ("captions", "metadata") for kind in ("csv", "tsv", "jsonl", "parquet"))
-SPLIT_FILE = re.compile(  # as the hub names them now, did before, and names what it converts
+SPLIT_FILE = re.compile(  # as the hub names them now and did before, and what it converts
     r"(?:.*/)?(train|validation|valid|val|dev|test)(?:(?:-\d+-of-\d+(?:-[0-9a-f]+)?)?|/\d+)\.parquet"
 )
 LIKE_A_SPLIT = re.compile(  # but no latest, contest, retrieval, interval or value
@@ -38,7 +38,7 @@ LIKE_A_SPLIT = re.compile(  # but no latest, contest, retrieval, interval or val
 
 @dataclass(frozen=True)
 class ListedFiles:
-    """The lists that a user named, in their order, and where they and their media lie."""
+    """The lists that a user named, in their order."""
 
     name: str
     place: str  # the path or address of the list or the dataset
@@ -46,8 +46,8 @@ class ListedFiles:
     paths: Mapping[str, Path] = field(default_factory=dict)  # of files on this machine
     addresses: Mapping[str, str] = field(default_factory=dict)  # of others
     folder: Path | None = None  # that of the media
-    revision: str | None = None  # the commit of a dataset whose checksums the hub does not tell
-    is_dataset: bool = False  # whether names of files say splits
+    revision: str | None = None  # a dataset's commit if the hub lacks checksums
+    is_dataset: bool = False  # names of files say splits
 
 
 def find_lists(text: str, captions: str | None) -> ListedFiles:
@@ -62,7 +62,7 @@ def find_lists(text: str, captions: str | None) -> ListedFiles:
 
 
 def describe(name: str, found: ListedFiles, flags: Mapping[str, str], known: Description | None) -> Description:
-    """Describes lists by the flags that were given, and else as they are `known` already."""
+    """Describes lists by the flags, and else as they are `known` already."""
     if "split" in flags and "splits" in flags:
         raise ValueError("--split is a column, --splits are shares: give one of them")
     old = known or Description(name, ())
@@ -72,7 +72,10 @@ def describe(name: str, found: ListedFiles, flags: Mapping[str, str], known: Des
             raise ValueError(f"is {file.path} of a split? Say with --split which column has it, or share with --splits")
     split, shares = old.split, old.splits
     if "splits" in flags:
-        split, shares = None, _shares(flags["splits"])
+        pairs = [part.strip().partition("=") for part in flags["splits"].split(",")]
+        if wrong := [name for name, _, share in pairs if not re.fullmatch(r"\d*\.?\d+", share)]:
+            raise ValueError(f"--splits takes train=0.9,val=0.05,test=0.05; {wrong[0]!r} has no share")
+        split, shares = None, tuple((name, share) for name, _, share in pairs)
     elif "split" in flags or not known:
         split = flags.get("split") or None
         shares = () if split or any(file.split for file in found.files) else SPLITS
@@ -81,14 +84,6 @@ def describe(name: str, found: ListedFiles, flags: Mapping[str, str], known: Des
     told: dict[str, Any] = {name: flags[name] for name in ("url", "caption") if name in flags}
     told |= {name: flags[name] or None for name in ("id", "kind") if name in flags}
     return replace(old, files=tuple(files), split=split, splits=shares, revision=found.revision, **told)
-
-
-def _shares(text: str) -> tuple[tuple[str, str], ...]:
-    """Reads `train=0.9,test=0.1`."""
-    pairs = [part.strip().partition("=") for part in text.split(",")]
-    if wrong := [name for name, _, share in pairs if not re.fullmatch(r"\d*\.?\d+", share)]:
-        raise ValueError(f"--splits takes train=0.9,val=0.05,test=0.05; {wrong[0]!r} has no share")
-    return tuple((name, share) for name, _, share in pairs)
 
 
 def _find_in_folder(folder: Path, captions: str | None) -> ListedFiles:
@@ -107,7 +102,7 @@ def _find_in_folder(folder: Path, captions: str | None) -> ListedFiles:
 
 
 def _dataset_files(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """The files of a Hugging Face dataset in the order of its rows, each with its split."""
+    """Files of a Hugging Face dataset in the order of its rows, each with its split."""
     if (folder / "dataset_dict.json").is_file():
         for split in _json(folder / "dataset_dict.json")["splits"]:
             yield from ((file, split) for file in _arrow_files(folder / split))
@@ -115,9 +110,9 @@ def _dataset_files(folder: Path) -> Iterator[tuple[Path, str | None]]:
         yield from ((file, None) for file in _arrow_files(folder))
     else:
         for file in sorted(folder.rglob("*.parquet")):
-            path = file.relative_to(folder)
-            if not any(part.startswith(".") for part in path.parts):
-                yield file, _split_of(path.as_posix())
+            path = file.relative_to(folder).as_posix()
+            if "/." not in f"/{path}":  # hidden
+                yield file, _split_of(path)
 
 
 def _arrow_files(folder: Path) -> list[Path]:
@@ -132,12 +127,11 @@ def _json(path: Path) -> Any:
 
 
 def _split_of(path: str) -> str | None:
-    named = SPLIT_FILE.fullmatch(path)
-    return named[1] if named else None
+    return named[1] if (named := SPLIT_FILE.fullmatch(path)) else None
 
 
 def _find_here(name: str, place: Path, folder: Path, splits: Mapping[Path, str | None] | None = None) -> ListedFiles:
-    """`splits` are the files below `place`, each with its split where one is known; default: `place` is the file."""
+    # `splits`: files below `place`; default: `place` is the file
     files, paths = [], {}
     for file, split in (splits or {place: None}).items():
         path = file.relative_to(place if splits else place.parent).as_posix()
@@ -158,17 +152,17 @@ def _find_on_hub(text: str) -> ListedFiles:
     if not all(re.fullmatch(r"[\w.-]+", part) for part in (owner, name)):
         raise UserError(f"{text}: a dataset on the hub is named hf://ORG/NAME")
     about = _ask_hub(f"{HUB}/api/datasets/{owner}/{name}/revision/{quote(commit or 'main', safe='')}?blobs=true", text)
-    prefix = f"{below}/" if below else ""
-    files, addresses = [], {}
+    prefix, files = f"{below}/" if below else "", []
     for file in sorted(about["siblings"], key=lambda file: file["rfilename"]):
         path = file["rfilename"]
         if path.startswith(prefix) and path.endswith(".parquet"):
             sha256 = (file.get("lfs") or {}).get("sha256")
             files.append(ListFile(path, file["size"], sha256, _split_of(path)))
-            addresses[path] = f"{HUB}/datasets/{owner}/{name}/resolve/{about['sha']}/{quote(path)}"
     if not files:
         raise UserError(f"{text} has no Parquet files: download it, and give its folder or list")
-    revision = None if all(file.sha256 for file in files) else about["sha"]
+    commit = about["sha"]
+    addresses = {file.path: f"{HUB}/datasets/{owner}/{name}/resolve/{commit}/{quote(file.path)}" for file in files}
+    revision = None if all(file.sha256 for file in files) else commit
     where = f"hf://{owner}/{name}/{prefix}".rstrip("/")
     return ListedFiles(name, where, tuple(files), addresses=addresses, revision=revision, is_dataset=True)
 

@@ -1,7 +1,6 @@
 """Reads the papers' tables and figures from the TOML files here, and says which can be run.
 
-A file is one paper, found because it exists. It keeps what the paper prints, misprints too; notes name them. Whether an
-experiment is ready follows from the recipes, corpora, stages, commands and metrics that exist.
+A file is one paper and keeps what it prints, misprints too, which its notes name.
 """
 
 import re
@@ -84,8 +83,7 @@ def of_paper(paper: str) -> tuple[Experiment, ...]:
     tables = tomllib.loads((FOLDER / f"{paper}.toml").read_text(encoding="utf-8"))["experiments"]
     for table in tables:
         rows = [Row(**_frozen(row)) for row in table.pop("rows", ())]
-        # files line values up by spaces
-        table["rows"] = [replace(row, printed=" ".join(row.printed.split())) for row in rows]
+        table["rows"] = [replace(row, printed=" ".join(row.printed.split())) for row in rows]  # files line values up
     return tuple(Experiment(paper, **_frozen(table)) for table in tables)
 
 
@@ -94,10 +92,7 @@ def _frozen(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def find(text: str) -> tuple[Experiment, ...]:
-    """Finds the experiments that a text names: all by "", a paper's by its name, one by "pvse table 2".
-
-    Spelling is free: `pvse-2`, `PVSE:fig.7` and `dualpath Table VIII` each name one experiment.
-    """
+    """Finds all experiments by "", a paper's by its name, one by `pvse-2`, `PVSE:fig.7` or `dualpath Table VIII`."""
     wanted, known = _squashed(text), {_squashed(paper): of_paper(paper) for paper in papers()}
     if not wanted:
         return tuple(each for experiments in known.values() for each in experiments)
@@ -114,7 +109,6 @@ def find(text: str) -> tuple[Experiment, ...]:
 
 
 def _spelled(experiments: Iterable[Experiment]) -> dict[str, Experiment]:
-    """Maps every accepted spelling to its experiment; a number alone is a table, else a figure, else a section."""
     spelled: dict[str, Experiment] = {}
     for kind, words in KINDS.items():
         for each in experiments:
@@ -131,8 +125,6 @@ def _squashed(text: str) -> str:
 
 @dataclass(frozen=True)
 class Available:
-    """All that exists here and that an experiment may need."""
-
     recipes: Mapping[str, Recipe]
     corpora: frozenset[str]
     stages: frozenset[str]
@@ -155,7 +147,7 @@ def state(experiment: Experiment, available: Available) -> str:
 
 
 def missing(experiment: Experiment, available: Available) -> tuple[str, ...]:
-    """Lists what the experiment waits for, each as a kind and a name: `corpus mrw`, `recipe sg-coco`."""
+    """Lists what the experiment waits for: `corpus mrw`, `recipe sg-coco`."""
     found = [f"corpus {name}" for name in experiment.corpora if name not in available.corpora]
     found += [f"command {text.split()[0]}" for text in experiment.commands if text.split()[0] not in available.commands]
     found += [lack for row in experiment.rows for lack in lacks(row, available)]
@@ -189,7 +181,6 @@ def recipe_of(row: Row, available: Available) -> Recipe:
 
 
 def stages_of(recipe: Recipe) -> list[str]:
-    """Lists the stages whose features a recipe reads."""
     read = [read.stage for read in (recipe.visual, recipe.text) if isinstance(read, Features)]
     return [*read, "pixels"] if any(phase.pixels for phase in recipe.phases) else read
 

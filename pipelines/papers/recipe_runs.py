@@ -1,4 +1,4 @@
-"""Recipes by name or from a user's file, with settings, trained and evaluated on the outputs of a root."""
+"""Recipes by name or from a user's file, with settings, trained and evaluated."""
 
 import shlex
 from collections import defaultdict
@@ -32,12 +32,12 @@ PHASE_PARTS = ("optimiser", "weights")
 
 
 def recipes() -> dict[str, Recipe]:
-    """Every recipe that can be trained by its name; a name that two models have is not among them."""
+    """Every recipe by its name, but names that two models have."""
     return {name: there[0] for name, there in _recipes_by_name()[0].items() if len(there) == 1}
 
 
 def find_recipe(text: str) -> Recipe:
-    """The recipe of that name, or the one of a user's file: `mine.py`, or `mine.py:NAME` where it has several."""
+    """The recipe of that name, or of a user's file: `mine.py`, or `mine.py:NAME` where it has several."""
     path, _, name = (text, "", "") if text.endswith(".py") else text.rpartition(":")
     if path.endswith(".py"):
         declared = models.recipes_of(path)
@@ -60,7 +60,6 @@ def find_recipe(text: str) -> Recipe:
 
 
 def _recipes_by_name() -> tuple[dict[str, list[Recipe]], list[str]]:
-    """The recipes of each name, and why a model has none."""
     found, refused = defaultdict[str, list[Recipe]](list), []
     for model in models.names():
         try:
@@ -96,7 +95,7 @@ def _phase_with(phase: Phase, name: str, parsed: Mapping[str, object]) -> Phase:
 
 
 def configs_of(recipe: Recipe) -> dict[str, object]:
-    """The names in a setting: of the recipe, its parts, its phases, counted from 1, and theirs."""
+    """The configs by their names in a setting; phases count from 1."""
     configs: dict[str, object] = {"recipe": recipe} | {name: getattr(recipe, name) for name in PARTS}
     for number, phase in enumerate(recipe.phases, 1):
         configs[f"phase{number}"] = phase
@@ -105,7 +104,7 @@ def configs_of(recipe: Recipe) -> dict[str, object]:
 
 
 def on_corpus(recipe: Recipe, setup: Setup, corpus: str) -> Recipe:
-    """The recipe on another corpus: each of its views in the split of that name, or whose name ends so."""
+    """The recipe on another corpus: its views are in splits of the same names or endings."""
     there = splits(setup.tables(corpus))
 
     def moved(view: View) -> View:
@@ -123,12 +122,12 @@ def on_corpus(recipe: Recipe, setup: Setup, corpus: str) -> Recipe:
 
 
 def _left_out(recipe: Recipe, settings: list[str]) -> tuple[list[str], list[str]]:
-    """The phases of no epochs, and the settings that do not say so: no phase can be made of 0 epochs."""
+    """The phases of no epochs, and the other settings."""
     last = dict(text.partition("=")[::2] for text in settings)
     phases = [f"phase{number}" for number, _ in enumerate(recipe.phases, 1)]
     left_out = [phase for phase in phases if last.get(f"{phase}.epochs", "").strip() == "0"]
     if phases and left_out == phases:
-        raise UserError(f"--set {' '.join(settings)}: every phase of {recipe.name} is left out, so nothing is trained")
+        raise UserError(f"--set {' '.join(settings)}: every phase of {recipe.name} is left out")
     return left_out, [text for text in settings if text.partition(".epochs=")[0] not in left_out]
 
 
@@ -145,7 +144,7 @@ def train(recipe: Recipe, setup: Setup, run: Path, tensorboard: bool = False) ->
 def train_on_ray(
     recipe: Recipe, setup: Setup, run: Path, workers: int, address: str | None, quiet: bool = False, **options: bool
 ) -> dict[str, Any]:
-    """Trains by so many processes of a Ray cluster, whose nodes all see root and run; `options` are as of `train`."""
+    """Trains by so many processes of a Ray cluster, whose nodes all see root and run."""
     from pipelines.engine.ray_runner import train_together
 
     run.parent.mkdir(parents=True, exist_ok=True)
@@ -164,10 +163,7 @@ def _train_showing(
 def evaluate_released(
     path: Path, vocabulary: Path, setup: Setup, corpus: str, split: str | None, settings: list[str], **asked: Any
 ) -> "Report":
-    """Evaluates a released file on a split (default: the test split), read as the paper's recipe reads it.
-
-    `settings` change that: `visual.stage=clips`, `view.captions_per_item=none`.
-    """
+    """Evaluates a released file on a split (default: test), read as the paper's recipe does but for the settings."""
     from xmodal.evaluation import released_weights
 
     released = released_weights.read(path)
@@ -178,7 +174,7 @@ def evaluate_released(
 
 
 def read_for(config: Config, setup: Setup, corpus: str, split: str | None) -> tuple[View, Features]:
-    """As the first recipe of such a model on the corpus reads; without one, all captions and the usual features."""
+    """Reads as the first recipe of such a model on the corpus; without one, all captions and resnet features."""
     from xmodal.evaluation.matrix_metrics import test_split
     from xmodal.evaluation.run_metrics import test_split_beside
 
@@ -189,7 +185,7 @@ def read_for(config: Config, setup: Setup, corpus: str, split: str | None) -> tu
 
 
 def look(run: Path, setup: Setup, split: str | None, folder: Path | None, **some: Any) -> dict[str, Any]:
-    """Draws attention in a folder, of `items` or the `first` ones; without a folder, probes uncertainty."""
+    """Draws attention in a folder; without one, probes uncertainty."""
     from xmodal.evaluation.attention_pictures import draw
     from xmodal.evaluation.uncertainty_probes import probe
 

@@ -1,4 +1,4 @@
-"""Reproduction: tells all of the papers' experiments, and runs one under a root (`xmodal reproduce`)."""
+"""Reproduction: describes the papers' experiments, and runs one (`xmodal reproduce`)."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,24 +31,24 @@ from xmodal.training.run_setup import Setup
 
 
 def overview() -> list[dict[str, Any]]:
-    """Lists every experiment without its state, which needs all models: they take seconds to load."""
+    """Lists every experiment without its state, which takes seconds."""
     told = ("name", "title", "corpora", "why_not")
     return [{name: getattr(each, name) for name in told} for each in find("")]
 
 
 def reproduce(text: str, setup: Setup | None, runs: Path, commands: Iterable[str]) -> list[dict[str, Any]]:
-    """Describes the experiments that the text names. With a setup it must name one, which is trained and evaluated."""
+    """Describes the experiments that the text names; with a setup, trains and evaluates the one."""
     found, available = find(text), Available.now(commands)
     if setup is None:
         return [about(each, available) for each in found]
-    if len(found) != 1:
-        raise UserError(f"--root trains one table: name it, such as {found[0].name}")
-    rows = run(found[0], available, setup, runs)
-    return [about(found[0], available) | {"rows": rows, "to_run": _others(found[0], available)}]
+    first, *others = found
+    if others:
+        raise UserError(f"--root trains one table: name it, such as {first.name}")
+    rows = run(first, available, setup, runs)
+    return [about(first, available) | {"rows": rows, "to_run": _others(first, available)}]
 
 
 def about(experiment: Experiment, available: Available) -> dict[str, Any]:
-    """All of an experiment, as JSON values; a row without training has no `ready`."""
     rows = [
         asdict(row) | {"ready": is_ready(row, available) if row.recipe else None, "lacks": lacks(row, available)}
         for row in experiment.rows
@@ -58,7 +58,7 @@ def about(experiment: Experiment, available: Available) -> dict[str, Any]:
 
 
 def to_run(experiment: Experiment, available: Available, root: str = "data", runs: str = "runs") -> list[str]:
-    """Lists the commands that run its ready rows; what is up to date they leave alone."""
+    """Lists the commands that run its ready rows."""
     built, trained, at = dict[str, None](), list[str](), f"--root {shlex.quote(root)}"
     for row in _ready_runs(experiment, available):
         recipe, folder = recipe_of(row, available), shlex.quote(str(Path(runs) / row.run))
@@ -89,10 +89,7 @@ def _set(settings: Iterable[str]) -> str:
 
 
 def run(experiment: Experiment, available: Available, setup: Setup, runs: Path) -> list[dict[str, Any]]:
-    """Trains and evaluates every row that is ready, and adds to each the values measured for its columns.
-
-    Whatever any row misses is said before the first is trained. A finished run is only evaluated.
-    """
+    """Trains and evaluates the rows that are ready; whatever one misses is said before the first is trained."""
     from xmodal.evaluation.run_metrics import evaluate
 
     ready = _ready_runs(experiment, available)
@@ -102,14 +99,12 @@ def run(experiment: Experiment, available: Available, setup: Setup, runs: Path) 
     _check(experiment, recipes, setup, runs)
     for name, recipe in recipes.items():
         recipe_runs.train(recipe, setup if _vectors(recipe) else replace(setup, vectors=None), runs / name)
-    rows = []
-    for row in experiment.rows:
-        found = None
+    rows = [asdict(row) | {"measured": None} for row in experiment.rows]
+    for row, told in zip(experiment.rows, rows, strict=True):
         if is_ready(row, available):
             split = recipes[row.run].validation.split if experiment.on_validation else None
             report = evaluate(str(runs / row.run), setup, split, distance=row.score or None)
-            found = measured(report, experiment.columns)
-        rows.append(asdict(row) | {"measured": found})
+            told["measured"] = measured(report, experiment.columns)
     return rows
 
 
@@ -155,13 +150,11 @@ def _not_built(recipe: Recipe, experiment: Experiment, setup: Setup) -> Iterator
 
 
 def _with_command(trouble: UserError, command: str) -> str:
-    """Gives the paper's build command where an output is absent; a choice among several has another cure."""
     absent, builds, _ = str(trouble).partition(": build it first")
     return f"{absent} (`{command}`)" if builds else absent
 
 
 def _other_network(recipe: Recipe, experiment: Experiment, setup: Setup) -> str | None:
-    """Tells when the features are not by the paper's network."""
     store = setup.store(recipe.visual.stage, setup.tables(recipe.view.corpus))
     settings = dict(setting.split("=", 1) for setting in experiment.build)
     wanted = settings.get("resnet.network", ResNetConfig().network)
@@ -175,7 +168,7 @@ def _ready_runs(experiment: Experiment, available: Available) -> list[Row]:
 
 
 def measured(report: Report, columns: Iterable[str]) -> dict[str, float]:
-    """The columns of a paper's table in a report, but those that this split does not have."""
+    """The columns of a paper's table that a report has."""
     found = {}
     for column in filter(is_measured, columns):
         gallery, side, measure = parts_of(column)

@@ -1,9 +1,8 @@
 """Writes the card of a publication: one template, and what the corpus' own card says in it.
 
 datasets_cards/_template.md has `$name` where a fact stands, and `<!-- name -->` marks around what is left out where the
-fact `name` is empty. datasets_cards/<corpus>.md has, between its first lines `---`, fields that are the card's own
-(OWN_FIELDS) and then those of the Hugging Face hub, the last of which is `tags`; then what the corpus is, and SECTIONS.
-The general card stands for a user's corpus without one.
+fact is empty. datasets_cards/<corpus>.md has, between its first lines `---`, OWN_FIELDS and then those of the Hugging
+Face hub, the last of which is `tags`; then what the corpus is, and SECTIONS.
 """
 
 import json
@@ -34,7 +33,7 @@ SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "1
 
 @dataclass(frozen=True)
 class Card:
-    """The corpus describes itself: `$name`, `$homepage` and `$licence` in it are those of CORPUS."""
+    """A corpus' own card; `$name`, `$homepage` and `$licence` in it are those of CORPUS."""
 
     fields: Mapping[str, str]
     hub: str  # YAML
@@ -43,16 +42,14 @@ class Card:
 
 
 def read_card(corpus: Corpus) -> Card:
-    """The card of a corpus. One that lacks what it must say, or is for another licence, is refused."""
+    """Reads a corpus' card; refuses one that lacks something or is for another licence."""
     path = CARDS / f"{corpus.card or corpus.name}.md"
     if not path.is_file() and corpus.name in corpora.names():
         raise UserError(f"{corpus.name} has no card: write {path}, like those beside it")
     card = _parse(path if path.is_file() else CARDS / "_general.md", corpus)
     if card.fields.get("licence", corpus.licence) != corpus.licence:
-        raise UserError(
-            f"{path} is the card of a corpus whose licence is {card.fields['licence']!r}, and CORPUS.licence is "
-            f"{corpus.licence!r}: read what may be published, then let both say the same"
-        )
+        said = f"{card.fields['licence']!r}, and CORPUS.licence is {corpus.licence!r}"
+        raise UserError(f"{path} is the card of a corpus whose licence is {said}: correct the one that is wrong")
     return card
 
 
@@ -65,21 +62,21 @@ def _parse(path: Path, corpus: Corpus) -> Card:
     own = [line for line in lines if line.partition(":")[0] in OWN_FIELDS]
     fields = {name: value.strip() for name, _, value in (line.partition(":") for line in own)}
     hub = "".join(line for line in lines if line not in own)
-    about, *rest = re.split(r"^## (.+)\n", parts[2], flags=re.MULTILINE)
-    sections = {name: text.strip() for name, text in zip(rest[::2], rest[1::2], strict=True)}
+    about, *rest = map(str.strip, re.split(r"^## (.+)\n", parts[2], flags=re.MULTILINE))
+    sections = dict(zip(rest[::2], rest[1::2], strict=True))
     lacking = [name for name in ("item", "texts") if not fields.get(name)]
     lacking += [name for name in ("pretty_name", "license", "tags") if not re.search(rf"^{name}:", hub, re.MULTILINE)]
     lacking += [f"## {name}" for name in ("Columns", "Licence") if not sections.get(name)]
     if unknown := sections.keys() - {*SECTIONS}:
         raise UserError(f"{path} has a section {min(unknown)!r}; there are: {', '.join(SECTIONS)}")
-    if lacking or not about.strip():
+    if lacking or not about:
         raise UserError(f"{path} lacks {', '.join(lacking) or 'a paragraph on what the corpus is'}")
-    return Card(fields, hub.strip(), about.strip(), sections)
+    return Card(fields, hub.strip(), about, sections)
 
 
 def fill_card(card: Card, made: Publication, configs: list[DatasetConfig]) -> str:
     corpus, counts, features = made.corpus, made.records.totals["counts"], made.features
-    first, files = (configs[0].name, configs[0].files) if configs else ("", {})
+    files = configs[0].files if configs else {}
     about = [{"config_name": c.name, "default": c is configs[0], "data_files": c.data_files} for c in configs]
     hub, sections = card.hub, {**dict.fromkeys(SECTIONS, ""), **card.sections}
     if not may(corpus, "annotations", "all"):
@@ -96,6 +93,7 @@ def fill_card(card: Card, made: Publication, configs: list[DatasetConfig]) -> st
     )
     facts: dict[str, object] = {f"about_{name.lower().replace(' ', '_')}": text for name, text in sections.items()}
     facts |= {
+        **card.fields,
         "hub": hub,
         "title": re.findall(r"^pretty_name: \"?(.*?)\"?$", hub, re.MULTILINE)[0],
         "about": card.about,
@@ -105,10 +103,8 @@ def fill_card(card: Card, made: Publication, configs: list[DatasetConfig]) -> st
         "sample": corpus.sample,
         "differs": ", ".join(_not_the_publishers(made)),
         "withheld": ", ".join(f"{part} ({release})" for part, release in withheld(corpus).items()),
-        "config": first,
+        "config": configs[0].name if configs else "",
         "split": next((split for split in ("train", *files) if split in files), ""),
-        "item": card.fields["item"],
-        "texts": card.fields["texts"],
         "splits": "\n".join(_split_lines(configs, counts)),
         "columns": "\n".join(line for found, line in columns if found and may_column(corpus, found[1])),
         "about_columns": f" {note}" if note else "",
@@ -133,14 +129,14 @@ def _filled(facts: Mapping[str, object]) -> str:
 
 
 def _first_array(store: Output) -> tuple[str, bool]:
-    """The shortest name of an array, and whether an item has several rows of it."""
+    """The array with the shortest name, and whether it is ragged."""
     arrays = [name.removesuffix("/zarr.json") for name in store.files if name.endswith("/zarr.json")]
     name = next(array for array in sorted(arrays, key=len) if not array.endswith("_extents"))
     return name, f"{name}_extents" in arrays
 
 
 def _split_lines(configs: list[DatasetConfig], counts: Mapping[str, int]) -> Iterator[str]:
-    """Rows of a Markdown table: config, split, rows, captions, and captions among an item's first five."""
+    """Rows of a Markdown table; the last column counts captions among an item's first five."""
     for config in configs:
         for split in config.info["splits"]:
             named = config.named.get(split["name"])
@@ -150,7 +146,7 @@ def _split_lines(configs: list[DatasetConfig], counts: Mapping[str, int]) -> Ite
 
 
 def _settings(output: Output) -> str:
-    """Settings of a store, and the networks, codebooks and word vectors of all that it was computed from."""
+    """Settings of a store, and the weights of all that it was computed from."""
     said = [", ".join(f"{name} {value}" for name, value in output.config.items() if name != "_type")]
     for before in made_from(output):
         weights = ((name, value) for name, value in before.config.items() if WEIGHTS.search(name) and value)
@@ -159,7 +155,7 @@ def _settings(output: Output) -> str:
 
 
 def _not_the_publishers(made: Publication) -> Iterator[str]:
-    """The files that are others than the corpus of this name is published with."""
+    """The files whose bytes are not those that the corpus of this name pins."""
     corpus = corpora.load(made.corpus.name) if made.corpus.name in corpora.names() else made.corpus
     published = {source.path: source.sha256 for source in corpus.sources if source.sha256}
     for output in made.sealed.values():
@@ -169,7 +165,7 @@ def _not_the_publishers(made: Publication) -> Iterator[str]:
 
 
 def _yaml(value: Any, indent: str = "") -> str:
-    """Block style; texts are quoted, so that YAML cannot take them for something else."""
+    """Block style with quoted texts, which YAML cannot take for something else."""
     deeper = f"{indent}  "
     if isinstance(value, dict):
         return "".join(f"\n{indent}{key}:{_yaml(each, deeper)}" for key, each in value.items())

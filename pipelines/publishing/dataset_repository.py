@@ -6,10 +6,10 @@
     features/<stage>/<identity>-00000-….parquet      which item has which of its rows: a config of its own
     media/…                                          the pictures or clips, where the corpus allows it
     dataset.lock  media.lock                         which bytes all this was made of
-    publication.json                                 every other file and its size: by this a publication is known again
+    publication.json                                 every other file and its size
 
-The corpus' release decides what may be in it. The folder is filled beside its place and renamed, so it is whole or not
-there; equal roots give equal bytes.
+The corpus' release decides what may be in it. The folder is filled beside its place and renamed; equal roots give equal
+bytes.
 """
 
 import fcntl
@@ -43,53 +43,68 @@ LAYOUT = 1
 
 
 class Copy(NamedTuple):
-    """A file that is published as it is."""
-
     key: str
     open: Callable[[], BinaryIO]
     size: int
     sha256: str
 
 
-def publish(corpus: Corpus, storage: Storage, out: Path, progress: ProgressLine | None = None) -> dict[str, Any]:
-    """Fills `out`, or replaces what was published there."""
+def publish(
+    corpus: Corpus,
+    storage: Storage,
+    out: Path,
+    progress: ProgressLine | None = None,
+    features: list[Output] | None = None,
+) -> dict[str, Any]:
+    """Fills `out`, or replaces what was published there; `features` are by default all of `feature_stores`."""
     out, card = out.resolve(), read_card(corpus)
     _refuse_foreign_files(out)
-    publication = _publication(corpus, storage)
+    publication = _publication(corpus, storage, features)
     with _put_in_place(out) as target:
         _copy_all(list(_copies(publication)), target, out, progress or ProgressLine(quiet=True))
         configs = list[DatasetConfig]()
         if may(corpus, "annotations", "ids"):
             configs += write_captions(publication.records, target, partial(may_column, corpus))
-        configs += _write_features(publication, target)
+        for output in publication.features:
+            folder = f"features/{output.folder}"
+            for name in STORE:
+                target.write(f"{folder}/{name}", output.storage.read(f"{output.folder}/{name}"))
+            configs.append(write_index(output, target, folder))
         target.write("README.md", fill_card(card, publication, configs).encode())
         files = _sizes(Path(target.url))
         about = {"corpus": corpus.name, "records": publication.records.identity, "withheld": withheld(corpus)}
         target.write(MANIFEST, canonical_json(about | {"layout": LAYOUT, "files": files}))
-    rows = {
-        config.name: {split["name"]: split["num_examples"] for split in config.info["splits"]} for config in configs
-    }
+    rows = {each.name: {split["name"]: split["num_examples"] for split in each.info["splits"]} for each in configs}
     return about | {"path": str(out), "rows": rows, "files": len(files), "bytes": sum(files.values())}
 
 
 def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
-    """Every finished store of features computed from the corpus' media as they are sealed now.
+    """Every finished store of features computed from the corpus' media as they are sealed now."""
+    stores = [output for output in directories(storage) if output.complete and ROWS in output.files]
+    return [store for store, fault in _faults(corpus, storage, stores) if not fault]
 
-    Corpora share media: a store with a row for anything but this corpus' items is another's.
-    """
+
+def _faults(corpus: Corpus, storage: Storage, stores: list[Output]) -> Iterator[tuple[Output, str]]:
+    """Each store with the reason for which it may not be published, or ''."""
     media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
-    made = [output for output in directories(storage) if media and output.complete and _reads(output, media)]
-    stores = [output for output in made if ROWS in output.files and _holds_features(output)]
-    items = read_ids(_records(corpus, storage), "items.parquet") if stores else set()
-    return [output for output in stores if read_ids(output, ROWS) <= items]
+    items: set[str] | None = None
+    for store in stores:
+        fault = ""
+        if store.stage in stages.names() and not stages.load(store.stage).features:  # other names are imports'
+            fault = "holds the pictures themselves, smaller: they are no features to publish"
+        elif not media or not _reads(store, media):
+            fault = f"is not of {corpus.name}'s media as they are sealed now: build it again"
+        else:
+            items = items or read_ids(_records(corpus, storage), "items.parquet")
+            if not read_ids(store, ROWS) <= items:  # corpora share media
+                fault = f"has rows that are no items of {corpus.name}: leave it out"
+        yield store, fault
 
 
-def _holds_features(output: Output) -> bool:
-    """Pixels and frames are the media over again. A name that no stage has is an import's."""
-    return output.stage not in stages.names() or stages.load(output.stage).features
-
-
-def _publication(corpus: Corpus, storage: Storage) -> Publication:
+def _publication(corpus: Corpus, storage: Storage, features: list[Output] | None) -> Publication:
+    for output, fault in _faults(corpus, storage, features or []):
+        if fault:
+            raise UserError(f"{output.where} {fault}")
     names: dict[Part, str] = {"annotations": corpus.name, "media": corpus.media_set}
     found = {part: sealed_now(storage, FOLDERS[part], name) for part, name in names.items()}
     records = _records(corpus, storage)
@@ -99,7 +114,10 @@ def _publication(corpus: Corpus, storage: Storage) -> Publication:
     if may(corpus, "media", "all") and not found["media"]:
         raise UserError(f"{corpus.name}: its media belong to it and are not here: build {corpus.name}/media first")
     sealed = {part: output for part, output in found.items() if output and may(corpus, part, "ids")}
-    features = feature_stores(corpus, storage) if indexed and may(corpus, "media", "features") else []
+    if not (indexed and may(corpus, "media", "features")):
+        features = []
+    elif features is None:
+        features = feature_stores(corpus, storage)
     return Publication(corpus, records, sealed, features)
 
 
@@ -119,14 +137,13 @@ def _reads(output: Output, other: Output) -> bool:
 def _refuse_foreign_files(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give a folder that does not exist yet")
-    found, known = _sizes(out), _known(out / MANIFEST)
+    found, known = _sizes(out), _sizes_published(out / MANIFEST)
     if found and (strange := [path for path, _ in found.items() ^ known.items()]):
         what = "was changed since it was published" if known else "is not empty"
         raise UserError(f"{out} {what} ({min(strange)}): move that away, or give a folder that does not exist yet")
 
 
-def _known(manifest: Path) -> dict[str, int]:
-    """The files of an earlier publication, itself among them."""
+def _sizes_published(manifest: Path) -> dict[str, int]:
     try:
         recorded = json.loads(manifest.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -142,7 +159,6 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 @contextmanager
 def _put_in_place(out: Path) -> Iterator[LocalStorage]:
-    """A hidden folder beside `out` that takes its place when all is written."""
     beside = out.with_name(f".{out.name}.publishing")
     beside.mkdir(parents=True, exist_ok=True)
     lock = os.open(beside, os.O_RDONLY)  # it goes with the process, however that ends
@@ -162,14 +178,6 @@ def _put_in_place(out: Path) -> Iterator[LocalStorage]:
     finally:
         shutil.rmtree(beside, ignore_errors=True)
         os.close(lock)
-
-
-def _write_features(publication: Publication, target: LocalStorage) -> Iterator[DatasetConfig]:
-    for output in publication.features:
-        folder = f"features/{output.folder}"
-        for name in STORE:
-            target.write(f"{folder}/{name}", output.storage.read(f"{output.folder}/{name}"))
-        yield write_index(output, target, folder)
 
 
 def _copies(publication: Publication) -> Iterator[Copy]:

@@ -26,7 +26,7 @@ from xmodal.root.selection import find_output
 
 @dataclass(frozen=True)
 class Export:
-    """Some items of a feature store; `tick` is told how many of them were read."""
+    """Some items of a feature store; `tick` counts those that were read."""
 
     store: FeatureStore
     ids: Sequence[str]
@@ -58,9 +58,8 @@ def export_features(
 ) -> dict[str, Any]:
     """Exports features in the format of the name `out`: x.npy, x.h5, x.tar, or a folder with an npz an item.
 
-    The items are those of a split, or of a file of ids, in that order, or all; absent ones are left out. x.npy comes
-    with x_ids.txt, an id a line. With a split, x_ims.npy comes with x_caps.txt, too, as SCAN reads the two: line i
-    belongs to row i // 5.
+    The items are those of a split or a file of ids, in its order, or all; absent ones are left out. Beside x.npy lies
+    x_ids.txt, an id a line; beside x_ims.npy of a split x_caps.txt, too, as SCAN reads it: line i is of row i // 5.
     """
     if corpus and not split:
         raise UserError("--corpus says whose the split is: name that with --split")
@@ -93,14 +92,13 @@ def export_features(
 
 
 def _write(export: Export, out: Path, lines: Mapping[str, Sequence[str]]) -> None:
-    """Writes all files in a hidden folder beside `out`, then renames them, `out` last."""
     writers = {".npy": _write_npy, ".tar": _write_tar, "": _write_folder} | dict.fromkeys(HDF5, _write_hdf5)
     try:
         with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
             for name, texts in lines.items():
                 Path(folder, name).write_text("".join(f"{text}\n" for text in texts), "utf-8")
             writers[out.suffix](Path(folder, out.name), export)
-            for name in (*lines, out.name):
+            for name in (*lines, out.name):  # `out` last
                 Path(folder, name).rename(out.with_name(name))
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
@@ -118,9 +116,7 @@ def _five_captions(records: Output, split: str, ids: Sequence[str]) -> list[str]
 
 def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside: Iterable[str]) -> None:
     if out.suffix not in ("", ".npy", ".tar", *HDF5):
-        raise UserError(
-            f"{out}: x.npy, x.h5 and x.tar are known, and x without an ending, a folder with an npz an item"
-        )
+        raise UserError(f"{out}: give x.npy, x.h5, x.tar, or x without an ending, a folder with an npz an item")
     if not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} to")
     for path in (out, *map(out.with_name, beside)):
@@ -137,13 +133,9 @@ def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside
     if store.spec.ragged and out.suffix == ".npy":
         raise UserError(f"{store.spec.name} is ragged, which no .npy can be: export to x.h5, x.tar or a folder")
     for id in ids:
-        if out.suffix == ".tar" and "." in id:
-            raise UserError(
-                f"id {id!r} cannot be written to {out}, where readers end a name at its first dot: "
-                "export to x.h5, x.npy or a folder"
-            )
         if not _can_hold(out.suffix, id):
-            raise UserError(f"id {id!r} cannot be written to {out}: export to x.h5")
+            others = "x.h5, x.npy or a folder" if out.suffix == ".tar" and "." in id else "x.h5"
+            raise UserError(f"id {id!r} cannot be written to {out}: export to {others}")
 
 
 def _can_hold(suffix: str, id: str) -> bool:
@@ -151,6 +143,8 @@ def _can_hold(suffix: str, id: str) -> bool:
         return "\0" not in id  # HDF5 ends text there
     if suffix == ".npy":
         return "\n" not in id and id == id.strip()
+    if suffix == ".tar" and "." in id:
+        return False  # readers end a name at its first dot
     plain = id.isprintable() and not id.startswith(".") and not set("/\\:") & set(id)
     return plain and len(f"{id}.npz".encode()) <= 255
 

@@ -1,7 +1,6 @@
 """`xmodal import`: others' features as the output of a stage.
 
-An import's units are its shards, so that it goes on where it stopped. Workers read the source where it lies: on a
-cluster all see it.
+Units are shards. Workers read the source where it lies: on a cluster all see it.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from pipelines import stages
 from pipelines.engine.building import Runner, build
 from pipelines.engine.progress_line import ProgressLine
-from pipelines.engine.stage import Counts, Inputs, Sink
+from pipelines.engine.stage import Counts, Inputs, Sink, given
 from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
 from xmodal.errors import UserError
@@ -31,19 +30,18 @@ from xmodal.root.outputs import Output, directories
 from xmodal.root.storage import Storage
 
 VERSION = 2
-GIVEN = {"given": True}
 
 
 @dataclass(frozen=True)
 class ImportConfig:
-    """An import is decided by the source's sha256, the array, the ids of its rows, and the layout."""
+    """The source's sha256, the array in it, a fingerprint of its ids, and the layout."""
 
-    source: str = field(default="", metadata=GIVEN)
-    key: str | None = field(default=None, metadata=GIVEN)
-    ids: str = field(default="", metadata=GIVEN)
-    row_shape: tuple[int, ...] = field(default=(), metadata=GIVEN)
-    dtype: Dtype = field(default="float32", metadata=GIVEN)
-    ragged: bool = field(default=False, metadata=GIVEN)
+    source: str = given()
+    key: str | None = given(None)
+    ids: str = given()
+    row_shape: tuple[int, ...] = given(())
+    dtype: Dtype = field(default="float32", metadata={"given": True})
+    ragged: bool = given(False)
     rows_per_chunk: int | None = None
     rows_per_shard: int | None = None
     items_per_shard: int | None = None
@@ -57,21 +55,22 @@ class ImportConfig:
 def import_features(
     storage: Storage, name: str, source: ForeignFeatures, settings: Sequence[str], run: Runner, progress: ProgressLine
 ) -> dict[str, Any]:
-    """Brings the output of stage `name` that holds a source's features up to date, and says what it is."""
+    """Makes a source's features the output of stage `name`, and says what it is."""
     _refuse_name(storage, name)
     parsed = parse_settings(list(settings), {"import": ImportConfig()})
     try:
         spec = source.spec("features")
-        given = ImportConfig(row_shape=spec.row_shape, dtype=spec.dtype, ragged=spec.ragged)
-        spec = apply(given, "import", parsed).spec
+        found = ImportConfig(row_shape=spec.row_shape, dtype=spec.dtype, ragged=spec.ragged)
+        spec = apply(found, "import", parsed).spec
     except ValueError as error:
         raise UserError(f"{source.files[0]} cannot be imported so: {error}") from None
     seen = _stamp(source)
     lengths = (spec.chunk_rows, spec.shard_rows, spec.shard_items if spec.ragged else None)
-    layout = (spec.row_shape, spec.dtype, spec.ragged, *lengths)
-    config = ImportConfig(_sha256(source, progress), source.key, fingerprint(source.ids), *layout)
-    planned, opened = partial(_planned, source.ids), partial(_open, source, seen)
-    stage = replace(array_stage(name, config, (), VERSION, planned, opened), reuse=False)
+    what = (_sha256(source, progress), source.key, fingerprint(source.ids))
+    config = ImportConfig(*what, spec.row_shape, spec.dtype, spec.ragged, *lengths)
+    opened = partial(_open, source, seen)
+    stage = array_stage(name, config, (), VERSION, lambda config, inputs: PlannedArray(config.spec, source.ids), opened)
+    stage = replace(stage, reuse=False)
     was_complete = Output(storage, stage.folder).complete
     output = build(stage, storage, run, progress)
     return {
@@ -88,10 +87,6 @@ def import_features(
     }
 
 
-def _planned(ids: Sequence[str], config: ImportConfig, inputs: Inputs) -> PlannedArray:
-    return PlannedArray(config.spec, ids)
-
-
 def _open(source: ForeignFeatures, seen: str, config: ImportConfig, inputs: Inputs) -> ArrayWriter:
     if _stamp(source) != seen:
         raise UserError(f"{source.files[0]} has changed while it was imported: import it again")
@@ -106,10 +101,9 @@ def _open(source: ForeignFeatures, seen: str, config: ImportConfig, inputs: Inpu
 
 
 def _counted(arrays: Iterator[NDArray[Any]], ids: Sequence[str], sink: Sink) -> Iterator[NDArray[Any]]:
-    """An item without rows is absent: a reader has nothing to give for it."""
     for id, array in zip(ids, arrays, strict=True):
         if not len(array):
-            sink.fail(id, "empty", "its length is 0")
+            sink.fail(id, "empty", "its length is 0")  # absent: a reader has nothing to give for it
         yield array
 
 
@@ -118,13 +112,13 @@ def _refuse_name(storage: Storage, name: str) -> None:
         raise UserError(f"--name {name}: a stage is named by letters, digits and ._-")
     folders = (folder for kind in stages.all() for folder in (kind.name, *kind.also))
     reserved = {"blobs", CLEAN, *stages.FILE_SETS, *folders}
-    complete = (output for output in directories(storage, name) if output.complete)
-    if name in reserved or any(storage.size(f"{output.folder}/{ROWS}") is None for output in complete):
+    others = (output for output in directories(storage, name) if output.complete and ROWS not in output.files)
+    if name in reserved or any(others):
         raise UserError(f"--name {name}: that is the name of a stage that makes something else: take another")
 
 
 def _stamp(source: ForeignFeatures) -> str:
-    """A fingerprint that changes when a source is written to, much faster than its sha256."""
+    """A fingerprint of sizes and times, much faster than a sha256."""
     try:
         stats = [os.stat(file) for file in source.files]
     except FileNotFoundError as error:

@@ -1,6 +1,6 @@
-"""Writes records as the Parquet files of a dataset repository: one row an item, by split, in shards.
+"""Writes records as the Parquet files of a dataset repository: one row an item, by split, in shards that viewers read.
 
-Row groups and shards stay under what viewers can read. Chunks are cut by content: a later version uploads what changed.
+Chunks are cut by content: a later version uploads what changed.
 """
 
 import json
@@ -41,12 +41,12 @@ class DatasetConfig:
     @property
     def data_files(self) -> list[dict[str, str]]:
         """A split's shards as one pattern."""
-        patterns = {split: re.sub(r"-\d+-of-\d+\.", "-*.", keys[0]) for split, keys in self.files.items()}
-        return [{"split": split, "path": pattern} for split, pattern in patterns.items()]
+        shard = re.compile(r"-\d+-of-\d+\.")
+        return [{"split": split, "path": shard.sub("-*.", keys[0])} for split, keys in self.files.items()]
 
     @cached_property
     def info(self) -> dict[str, Any]:
-        """The config's dataset_info, all of it from the footers of its files."""
+        """The config's dataset_info, from the footers of its files."""
         splits = []
         for name, keys in self.files.items():
             footers = [pq.read_metadata(self.target.path(key)) for key in keys]
@@ -64,7 +64,7 @@ class DatasetConfig:
 
 
 def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str], bool]) -> list[DatasetConfig]:
-    """Every named split, with the columns that are allowed."""
+    """Writes every split, with the columns that are allowed."""
     items = _items(records)
     items = items.select(list(filter(allowed, items.column_names)))
     configs: dict[str, DatasetConfig] = {}
@@ -79,12 +79,12 @@ def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str
 
 
 def read_ids(output: Output, name: str) -> set[str]:
-    """The ids of a table. Those of a feature store are all that were planned, failed ones too."""
+    """The ids of a table; a feature store's include failed items."""
     return set(read_columns(output, name, "id")["id"].to_pylist())
 
 
 def write_index(features: Output, target: LocalStorage, stem: str) -> DatasetConfig:
-    """Id and row of every item that has features. Absent rows, which the store has as zeros, are not named."""
+    """Writes id and row of every item that has features; the store's zeros of absent ones are not named."""
     absent = [row for unit in features.units() for row in unit.absent]
     rows = read_columns(features, ROWS, "id", "row")
     present = rows.filter(pc.invert(pc.is_in(rows["id"], value_set=pa.array(absent, pa.string()))))
@@ -98,7 +98,7 @@ def _feature(column: pa.Field) -> dict[str, str]:
 
 
 def _items(records: Output) -> pa.Table:
-    """One row an item, in the order of the records: its captions, and a column for each kind of label."""
+    """One row an item, with its captions and a column for each kind of label."""
     items, labels = _table(records, "items"), _table(records, "labels")
     columns = dict(zip(items.column_names, items.columns, strict=True))
     columns |= _captions(items["id"], _table(records, "captions"))
@@ -109,7 +109,7 @@ def _items(records: Output) -> pa.Table:
 
 
 def _captions(ids: Any, captions: pa.Table) -> dict[str, Any]:
-    """People's captions in order of position; those of another source are columns with its name before theirs."""
+    """People's captions by position; another source's name stands before its columns."""
     columns = {}
     for source in ["human", *sorted({*captions["source"].unique().to_pylist()} - {"human"})]:
         rows = captions.filter(pc.equal(captions["source"], source)).sort_by("position")
@@ -120,7 +120,6 @@ def _captions(ids: Any, captions: pa.Table) -> dict[str, Any]:
 
 
 def _lists(ids: Any, rows: pa.Table, column: str) -> Any:
-    """The values of each id's rows, in their order."""
     owner = pc.index_in(rows["item"], value_set=ids)
     if owner.null_count:
         raise UserError(f"the records name an item that does not exist: {CURE}")
@@ -131,7 +130,7 @@ def _lists(ids: Any, rows: pa.Table, column: str) -> Any:
 
 
 def _splits(records: Output, ids: Any) -> Iterator[tuple[str, Any]]:
-    """Every split with a mask of its items; items of no split are "unassigned"."""
+    """Every split with a mask of its items; others are "unassigned"."""
     splits, counts = _table(records, "splits"), records.totals["counts"]
     for name in sorted(splits["name"].unique().to_pylist()):
         members = pc.is_in(ids, value_set=splits.filter(pc.equal(splits["name"], name))["item"])
@@ -144,7 +143,7 @@ def _splits(records: Output, ids: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _place(named: str) -> tuple[str, str]:
-    """Config and split: "karpathy/train" is split "train" of config "karpathy", as no name has a "/" in datasets."""
+    """Config and split: no name has a "/" in datasets."""
     config, _, split = named.rpartition("/")
     return re.sub(r"[^\w-]+", "-", config) or "default", re.sub(r"\W+", "_", split)
 
@@ -164,7 +163,7 @@ def _write(table: pa.Table, target: LocalStorage, stem: str) -> list[str]:
 
 
 def _pieces(table: pa.Table, limit: int) -> Iterator[pa.Table]:
-    """Cuts a table in halves until none is larger than the limit in bytes."""
+    """Cuts a table in halves of at most `limit` bytes."""
     half = table.num_rows // 2
     if table.nbytes <= limit or not half:
         yield table

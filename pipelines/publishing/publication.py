@@ -1,4 +1,4 @@
-"""Says what a publication is made of, and what the release class of a corpus lets through."""
+"""Parts of a publication, and which of them a corpus' release class lets through."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Publication:
 
 
 def may(corpus: Corpus, part: Part, what: ReleaseClass) -> bool:
-    """Whether a part's release goes as far as this: "all" includes "features", and that "ids"."""
+    """Whether a part's release goes as far as this; "all" includes "features", and that "ids"."""
     classes = get_args(ReleaseClass)
     return classes.index(corpus.release.get(part, "nothing")) <= classes.index(what)
 
@@ -41,7 +41,7 @@ def withheld(corpus: Corpus) -> dict[str, str]:
 
 
 def made_from(output: Output) -> Iterator[Output]:
-    """The outputs that an output was made from, directly or through others."""
+    """Yields the outputs that an output was made from, directly or through others."""
     for made in output.about["inputs"]:
         before = Output(output.storage, f"{made['stage']}/{made['identity']}")
         yield before

@@ -102,10 +102,6 @@ def all() -> list[StageKind]:
     return [kinds[name] for name in order if name in kinds]
 
 
-def configs() -> dict[str, object]:
-    return {kind.name: kind.config() for kind in all()}
-
-
 def is_of(name: str, kind: str) -> bool:
     return name not in FILE_SETS and load(name).of == kind
 

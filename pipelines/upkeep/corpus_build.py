@@ -1,7 +1,6 @@
 """One corpus in one command: its files, and its stages, each resolved and brought up to date at most once.
 
-Parsing needs no media, and media that corpora share (one media set) are fetched and computed on once. Stages other than
-the data are built only when they are named: they may take days.
+Parsing needs no media; media that corpora share (one media set) are fetched and computed on once.
 """
 
 from collections import Counter
@@ -39,10 +38,12 @@ class CorpusBuild:
     def build(self, name: str) -> Output:
         """Brings a stage up to date, and whatever it needs before it."""
         self.refuse_early([name])
-        return self._build(name)
+        for each in stages.with_needs([name]):
+            output = self.files.build(PARTS[each]) if each in FILE_SETS else self._build(each)
+        return output
 
     def refuse_early(self, names: Sequence[str]) -> None:
-        """Refuses, before anything is fetched, what is known then to be impossible."""
+        """Refuses, before anything is fetched, what is known to be impossible."""
         for kind in kinds_for(self.corpus, names):
             self._check(kind)
 
@@ -78,7 +79,7 @@ class CorpusBuild:
         return self._finished.get(name)
 
     def items_of(self, kind: str | None) -> tuple[Item, ...]:
-        """The items of the records, in order of the ids; only those of `kind` if that is a kind of items."""
+        """The items of the records by id; only those of `kind` if that is a kind of items."""
         return tuple(item for item in self._items if kind not in ITEM_KINDS or item.kind == kind)
 
     @cached_property
@@ -88,12 +89,6 @@ class CorpusBuild:
         return tuple(sorted(read_rows(records, Item), key=lambda item: item.id))
 
     def _build(self, name: str) -> Output:
-        if name in FILE_SETS:
-            if name == "media":
-                self._build("sources")
-            return self.files.build(PARTS[name])
-        for need in stages.load(name).needs:
-            self._build(need)
         stage = self.stage(name)
         assert stage is not None
         output = build(stage, self.options.storage, self.options.run, self.options.progress)
@@ -124,13 +119,13 @@ def _lacks(corpus: Corpus, kind: StageKind) -> UserError:
 
 
 def stages_of(corpus: Corpus) -> list[str]:
-    """The names of all that can be built of a corpus, by the kinds of its items and labels."""
+    """The names of all that can be built of a corpus."""
     kinds = {kind.name: kind.of for kind in stages.all()}
     return [name for name in stages.targets() if kinds.get(name) in (None, *corpus.kinds)]
 
 
 def unread(options: BuildOptions, names: Sequence[str]) -> list[str]:
-    """Settings and files that no build of these stages reads, nor of what they are made from."""
+    """Settings and files that no build of these stages, or of what they need, reads."""
     read = {"records", *stages.with_needs([*names])}
     files = {file for name in read - {*FILE_SETS} for file in stages.load(name).files}
     settings = [setting for setting in options.settings if setting.partition(".")[0] not in read]
@@ -138,7 +133,7 @@ def unread(options: BuildOptions, names: Sequence[str]) -> list[str]:
 
 
 def build_stages(work: CorpusBuild, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Brings these stages up to date; a row each says what it is, whether it was built just now, and what is absent.
+    """Brings these stages up to date, with a row for each.
 
     Of `planned` files or items `absent` are not there; another try may be spared failures of the classes in `retry`.
     """
@@ -146,25 +141,24 @@ def build_stages(work: CorpusBuild, names: Iterable[str]) -> list[dict[str, Any]
     rows = []
     for name in names:
         output = work.build(name)
-        totals = {total: output.totals[total] for total in ("bytes", "counts", "failures")}
         row: dict[str, Any] = {"corpus": work.corpus.name, "stage": name, "identity": output.identity}
-        row |= {"path": output.where, "built": output.folder not in before, **totals}
+        row |= {"path": output.where, "built": output.folder not in before}
+        row |= {total: output.totals[total] for total in ("bytes", "counts", "failures")}
         rows.append(row | (_absent_files(work, output) if name in FILE_SETS else _absent_items(work, name, output)))
     return rows
 
 
 def _absent_items(work: CorpusBuild, name: str, output: Output) -> dict[str, Any]:
     failures, stage = output.totals["failures"], work.stage(name)
-    of_media = "media" in stages.with_needs([name])
     return {
-        "planned": len(work.items_of(stages.load(name).of)) if of_media else 0,
+        "planned": len(work.items_of(stages.load(name).of)) if "media" in stages.with_needs([name]) else 0,
         "absent": sum(count for kind, count in failures.items() if kind != TRUNCATED),
         "retry": [kind for kind in stage.passing if kind in failures] if stage else [],
     }
 
 
 def _absent_files(work: CorpusBuild, sealed: Output) -> dict[str, Any]:
-    """Also why media are absent: how many files of each class, one of them, and the folders that lack files."""
+    """Also why media are absent, with one file of each class, and the folders that lack files."""
     present, missing = (sealed.totals["counts"][key] for key in ("present", "absent"))
     row: dict[str, Any] = {"planned": present + missing, "absent": missing}
     if not missing:
@@ -172,7 +166,8 @@ def _absent_files(work: CorpusBuild, sealed: Output) -> dict[str, Any]:
     files, absent = Counter[str](), set[str]()
     for locked in read_lock(sealed):
         files[folder_of(locked.path)] += 1
-        absent |= set() if locked.sha256 else {locked.path}
+        if not locked.sha256:
+            absent.add(locked.path)
     why = dict[str, dict[str, Any]]()
     for state in work.files.of("media").ledger.states():
         if state.failed and state.path in absent:

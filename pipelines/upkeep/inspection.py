@@ -22,7 +22,7 @@ from xmodal.root.storage import Storage
 
 
 def status(storage: Storage) -> dict[str, Any]:
-    """Describes every ledger and every output; those of one stage and corpus also by what differs."""
+    """Describes every ledger and output; outputs of one stage and corpus also by what differs."""
     kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for ledger in ledgers(storage)]
     rows, alike = [], defaultdict[tuple[str, str], dict[Output, dict[str, Any]]](dict)
     for output in directories(storage):
@@ -47,10 +47,11 @@ def _describe(output: Output) -> dict[str, Any]:
     if output.complete:
         totals = {name: value for name, value in output.totals.items() if name not in ("layout", "units_sha256")}
         return known | {"examples": _examples(output)} | totals
-    runs, run = [name for name in output.storage.names(f"{output.folder}/_runs") if name.endswith(".json")], {}
+    storage, run = output.storage, {}
+    runs = [name for name in storage.names(f"{output.folder}/_runs") if name.endswith(".json")]
     with suppress(ValueError, IndexError):
-        run = json.loads(output.storage.read(f"{output.folder}/_runs/{runs[-1]}"))
-    units = sum(1 for _ in Commits(output.storage, output.folder).lines(loose=True))
+        run = json.loads(storage.read(f"{output.folder}/_runs/{runs[-1]}"))
+    units = sum(1 for _ in Commits(storage, output.folder).lines(loose=True))
     return known | {"units": units, "planned": run.get("planned"), "started": run.get("started")}
 
 
@@ -66,7 +67,7 @@ def _examples(output: Output) -> dict[str, dict[str, str]]:
 
 
 def origin(output: Output) -> tuple[Part, str] | None:
-    """The corpus (annotations) or media set that an output derives from; None if imported or damaged on the way."""
+    """The corpus (annotations) or media set that an output derives from; None if imported or damaged."""
     with suppress(UserError):
         for part, stage in FOLDERS.items():
             if output.stage == stage:
@@ -80,7 +81,7 @@ def origin(output: Output) -> tuple[Part, str] | None:
 
 @dataclass(frozen=True)
 class Damage:
-    """One file that is not as it was committed. `unit` must be done again; None means the whole output."""
+    """A file that is not as it was committed. `unit` must be made again; None: the whole output."""
 
     output: str
     unit: str | None
@@ -91,7 +92,7 @@ class Damage:
 def verify(storage: Storage, progress: ProgressLine) -> tuple[int, list[Damage]]:
     """Reads every byte of every finished output; gives how many files it read, and the damage.
 
-    Of unfinished outputs only the description is read: a build that goes on checks the rest itself.
+    Only the description of unfinished outputs is read: the build that goes on checks the rest.
     """
     outputs, damage = list(directories(storage)), list[Damage]()
     in_use = {f"{FOLDERS[ledger.part]}/{ledger.name}": ledger.sealed for ledger in ledgers(storage)}
@@ -99,7 +100,7 @@ def verify(storage: Storage, progress: ProgressLine) -> tuple[int, list[Damage]]
     with progress.over("verify", sum(map(_files_of, outputs)), unit="files") as tick:
         for output in outputs:
             for found in _check_output(output, check, in_use):
-                damage += [found] if found else []
+                damage += [found] if found.problem else []
                 tick(1)
     return check.cache_info().misses, damage
 
@@ -112,9 +113,12 @@ def _files_of(output: Output) -> int:
 
 
 def _check_output(
-    output: Output, check: Callable[[str, int, str], str | None], in_use: Mapping[str, str | None]
-) -> Iterator[Damage | None]:
-    """Gives one result a file, damage or None; a sealed set that another has replaced wants no blobs any more."""
+    output: Output, check: Callable[[str, int, str], str], in_use: Mapping[str, str | None]
+) -> Iterator[Damage]:
+    """Gives one result a file; where its problem is empty, nothing is wrong.
+
+    A sealed set whose place another has taken wants no blobs any more.
+    """
     try:
         stage = output.stage
         if not output.complete:
@@ -128,23 +132,24 @@ def _check_output(
     for unit in units:
         for name, (size, digest) in unit.files.items():
             problem = check(f"{output.folder}/{name}", size, digest)
-            yield Damage(output.folder, unit.name, name, problem) if problem else None
+            yield Damage(output.folder, unit.name, name, problem)
             now = in_use.get(f"{stage}/{output.config.get('name')}")
-            for locked in read_lock(output) if name == LOCK and not problem and now in (None, output.identity) else ():
-                if locked.sha256:
-                    key = blob_key(locked.sha256)
-                    problem = check(key, locked.size, locked.sha256)
-                    yield Damage(output.folder, None, key, f"{problem} ({locked.path})") if problem else None
+            wants_blobs = name == LOCK and not problem and now in (None, output.identity)
+            for blob in read_lock(output) if wants_blobs else ():
+                if blob.sha256:
+                    key = blob_key(blob.sha256)
+                    problem = check(key, blob.size, blob.sha256)
+                    yield Damage(output.folder, None, key, problem and f"{problem} ({blob.path})")
 
 
-def _problem(storage: Storage, key: str, size: int, sha256: str) -> str | None:
+def _problem(storage: Storage, key: str, size: int, sha256: str) -> str:
     actual = storage.size(key)
     if actual is None:
         return "missing"
     if actual != size:
         return f"{actual:,} bytes instead of {size:,}"
     with storage.open(key) as file:
-        return None if sha256_of(file) == sha256 else "its bytes have changed"
+        return "" if sha256_of(file) == sha256 else "its bytes have changed"
 
 
 def forget(storage: Storage, damage: list[Damage]) -> list[str]:

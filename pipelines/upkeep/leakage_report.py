@@ -1,7 +1,7 @@
 """The leakage report of corpora under a root, and the clean stage: a split without the items that leak.
 
-Records are sealed, so a clean split is an output of its own: a file of ids, one a line, which readers list beside the
-splits of the records, and which `xmodal export --ids` takes.
+A clean split is a file of ids, one a line. Readers list it beside the splits of the records; `xmodal export --ids`
+takes it.
 """
 
 from collections.abc import Collection, Iterable
@@ -13,7 +13,7 @@ from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, single
 from pipelines.fetching.ledger import Ledger
 from pipelines.stages.fingerprints import planned
-from xmodal.checks.leaks import DISTANCE, Fingerprints, Leak, SplitMedia, clean, leaks
+from xmodal.checks.leaks import DISTANCE, Leak, SplitMedia, clean, leaks, read_fingerprints
 from xmodal.errors import UserError
 from xmodal.records.tables import Item, read_columns, read_rows
 from xmodal.records.views import CLEAN, IDS, clean_name, has_split, members, recorded_splits
@@ -27,44 +27,42 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class CleanConfig:
-    """`against` lists the splits that it was compared with, such as "coco: karpathy/train"."""
-
     corpus: str
     split: str
     distance: int
-    against: tuple[str, ...]
+    against: tuple[str, ...]  # such as "coco: karpathy/train"
 
 
 @dataclass(frozen=True, eq=False)
 class FingerprintedCorpus:
-    """A corpus whose media have fingerprints."""
-
     corpus: str
     records: Output
     fingerprints: Output
 
     @staticmethod
     def of(storage: Storage, corpus: str) -> "FingerprintedCorpus":
-        """Takes the fingerprints of the media that are sealed now; settings change no rows."""
-        found: list[Output] = []
+        """Takes the fingerprints of the media that are sealed now."""
         if records := records_now(storage, corpus):
             media = fingerprint(planned(read_rows(records, Item)))
             sealed = Ledger(storage, "media", records.config["media_set"]).sealed
             made = find(storage.url, "fingerprints", media=media)
-            found = [output for output in made if output.about["inputs"][0]["identity"] == sealed]
-        if not records or not found:
-            build = f"xmodal build {corpus}/fingerprints"
-            raise UserError(f"{corpus} has no fingerprints under {storage.url}: {build} first")
-        return FingerprintedCorpus(corpus, records, max(found, key=lambda output: output.about["version"]))
+            if found := [output for output in made if output.about["inputs"][0]["identity"] == sealed]:
+                return FingerprintedCorpus(corpus, records, max(found, key=lambda output: output.about["version"]))
+        cure = f"xmodal build {corpus}/fingerprints first"
+        raise UserError(f"{corpus} has no fingerprints under {storage.url}: {cure}")
 
     def parts(self, asked: Iterable[str]) -> list[SplitMedia]:
-        """The splits of the records, and the sparse or drawn splits among those asked for that the corpus has."""
-        known = Fingerprints.read(self.fingerprints)
+        """The splits of the records, and those asked for that the corpus derives."""
+        known = read_fingerprints(self.fingerprints)
         items = read_columns(self.records, "items.parquet", "id", "media")
         media = dict(zip(items["id"].to_pylist(), items["media"].to_pylist(), strict=True))
         splits: dict[str, Iterable[str]] = dict(recorded_splits(self.records))
         splits |= {name: members(self.records, name) for name in asked if has_split(self.records, name)}
-        return [SplitMedia.of(self.corpus, name, {id: media[id] for id in ids}, known) for name, ids in splits.items()]
+        parts = []
+        for name, ids in splits.items():
+            there = {id: known[media[id]] for id in ids if media[id] in known}
+            parts.append(SplitMedia(self.corpus, name, tuple(sorted(ids)), there))
+        return parts
 
     def about(self) -> dict[str, Any]:
         counts, failures = (self.fingerprints.totals[name] for name in ("counts", "failures"))
@@ -81,7 +79,7 @@ def leakage(
 ) -> dict[str, Any]:
     """Reports which media the splits of these corpora share, and writes `split` of the first without its leaks.
 
-    A leak lies also in a training split, of the same author or of another corpus, or else in a split of `against`.
+    A leak lies also in a split of `against`, by default in a training split of the author or of another corpus.
     """
     known = [FingerprintedCorpus.of(storage, name) for name in dict.fromkeys(names)]
     if split is not None:
@@ -91,8 +89,7 @@ def leakage(
     target = next((part for part in parts if (part.corpus, part.split) == (known[0].corpus, split)), None)
     beside = _named(parts, target, against)
     found = leaks(parts, distance, {(min(pair), max(pair)) for pair in beside})
-    pairs = [_row(leak) for leak in found]
-    report = {"distance": distance, "corpora": [each.about() for each in known], "pairs": pairs}
+    report = {"distance": distance, "corpora": [each.about() for each in known], "pairs": [*map(_row, found)]}
     if target is None:
         return report
     training = [parts[other] for _, other in beside]
@@ -102,20 +99,21 @@ def leakage(
     left, dropped = clean([leak for leak in found if leak.beside(target) in training], target)
     config = CleanConfig(target.corpus, target.split, distance, tuple(part.name for part in training))
     inputs = tuple(output for each in known for output in (each.records, each.fingerprints))
-    write = partial(_write, left)  # config and inputs decide which are left
-    output = build(single(CLEAN, config, inputs, VERSION, "ids", write), storage)
+    # config and inputs decide which items are left
+    output = build(single(CLEAN, config, inputs, VERSION, "ids", partial(_write, left)), storage)
     about = {"split": target.split, "name": clean_name(output), "path": f"{output.where}/{IDS}"}
     return report | {"clean": about | {"against": config.against, "items": len(left), "dropped": sorted(dropped)}}
 
 
 def _row(leak: Leak) -> dict[str, Any]:
-    names = {"one": leak.one.name, "other": leak.other.name}
-    sizes = {"items_of_one": len(leak.items(leak.one)), "items_of_other": len(leak.items(leak.other))}
-    return names | sizes | {"same": leak.same, "exact": leak.exact, "near": leak.near}
+    one, other = leak.one, leak.other
+    row: dict[str, Any] = {"one": one.name, "other": other.name}
+    row |= {"items_of_one": len(leak.items(one)), "items_of_other": len(leak.items(other))}
+    return row | {"same": leak.same, "exact": leak.exact, "near": leak.near}
 
 
 def _named(parts: list[SplitMedia], target: SplitMedia | None, against: Collection[str]) -> list[tuple[int, int]]:
-    """Pairs of places in `parts`: the split that is cleaned, and each that it is compared with by name."""
+    """Pairs of places in `parts`: the split to clean, and each of `against`."""
     if target is None and against:
         raise UserError("--against says what a split is cleaned of: name that with --clean")
     there = {part.split for part in parts if part is not target}

@@ -7,83 +7,62 @@ import platform
 import shutil
 import subprocess
 import sys
+import tomllib
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from xmodal.root.storage import Storage
+from xmodal.root.storage import Storage, open_storage
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check that is `needed` and does not pass makes doctor exit non-zero."""
-
     name: str
     verdict: Literal["ok", "missing", "broken"]
     found: str
     purpose: str
     remedy: str = ""
-    needed: bool = False
+    needed: bool = False  # by everything: doctor exits non-zero without it
 
 
-PACKAGES = (  # distribution, module, purpose, the extra that brings it, whether nothing works without it
-    ("pyarrow", "pyarrow", "records", "", True),
-    ("fsspec", "fsspec", "roots that are URLs", "", True),
-    ("numpy", "numpy", "everything", "", True),
-    ("google-crc32c", "google_crc32c", "feature stores", "", True),
-    ("pillow", "PIL", "pictures", "", True),
-    ("nltk", "nltk", "words of captions", "", False),
-    ("shtab", "shtab", "completion in shells", "", False),
-    ("ray", "ray", "building on more than one core or machine (else --serial)", "cluster", False),
-    ("s3fs", "s3fs", "roots on s3://", "s3", False),
-    ("torch", "torch", "training and visual features", "train", False),
-    ("torchvision", "torchvision", "visual features", "train", False),
-    ("av", "av", "frames of clips", "video", False),
-    ("simplejpeg", "simplejpeg", "pictures of stored frames", "video", False),
-    ("scikit-learn", "sklearn", "Fisher vectors of captions", "text", False),
-    ("spacy", "spacy", "its tokenizer, noun phrases", "text", False),
-    ("gensim", "gensim", "training word vectors", "text", False),
-)
+PACKAGES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("packages.toml").read_text())
 
 
 def how_to_install(module: str) -> str | None:
-    """The line for a person who lacks a package that xmodal names; None for any other module."""
-    for name, own, _, extra, _ in PACKAGES:
-        if module.partition(".")[0] == own:
-            return f"{name} is not installed: {_remedy(name, extra)}"
+    """The cure where a package is missing; None for a module that no extra brings."""
+    for name, about in PACKAGES.items():
+        if module.partition(".")[0] == about.get("module", name):
+            return f"{name} is not installed: {_remedy(name, **about)}"
     return None
 
 
-def _remedy(name: str, extra: str) -> str:
+def _remedy(name: str, extra: str = "", **about: object) -> str:
     return f"pip install -e '.[{extra}]' in the checkout" if extra else f"pip install {name}"
 
 
 def examine(root: str | None) -> list[Check]:
-    checks = [_python(), *(_package(*package) for package in PACKAGES), _torch_pair(), *_stages(), _shared_memory()]
-    return [check for check in checks if check] + (_root(root) if root else [])
-
-
-def _python() -> Check:
     remedy = "" if sys.version_info[:2] >= (3, 11) else "use Python 3.11 or newer"
-    return replace(_judged("python", platform.python_version(), "everything", remedy), needed=True)
+    python = _judged("python", platform.python_version(), "everything", remedy, needed=True)
+    packages = [_package(name, **about) for name, about in PACKAGES.items()]
+    checks = [python, *packages, _torch_pair(), *_stages(), _shared_memory(), *(_root(root) if root else [])]
+    return [check for check in checks if check]
 
 
-def _judged(name: str, found: str, purpose: str, remedy: str) -> Check:
-    return Check(name, "broken" if remedy else "ok", found, purpose, remedy)
+def _judged(name: str, found: str, purpose: str, remedy: str, needed: bool = False) -> Check:
+    return Check(name, "broken" if remedy else "ok", found, purpose, remedy, needed)
 
 
-def _package(name: str, module: str, purpose: str, extra: str, needed: bool) -> Check:
-    if importlib.util.find_spec(module) is None:
+def _package(name: str, purpose: str, module: str = "", extra: str = "", needed: bool = False) -> Check:
+    if importlib.util.find_spec(module or name) is None:
         return Check(name, "missing", "not installed", purpose, _remedy(name, extra), needed)
     return Check(name, "ok", importlib.metadata.version(name), purpose, needed=needed)
 
 
 def _stages() -> Iterator[Check]:
-    """The packages and files that stages ask for: their declarations are read, for importing them takes long."""
+    """The packages and files of stages, from the text of their declarations: importing them takes long."""
     for file in sorted((Path(__file__).parents[1] / "stages").glob("[!_]*.py")):
         calls = [node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.Call)]
         words = [word for call in calls if ast.unparse(call.func) == "StageKind" for word in call.keywords]
@@ -93,13 +72,13 @@ def _stages() -> Iterator[Check]:
         found = [f"without {' and '.join(missing)}"] if missing else [", ".join(packages)] if packages else []
         found += [f"reads {' and '.join(files)}"] if files else []
         if found:
-            name, purpose = f"stage {file.stem}", f"xmodal build CORPUS/{file.stem}"
             cures = "; ".join(dict.fromkeys(how_to_install(name) or "" for name in missing))
-            yield Check(name, "missing" if missing else "ok", "; ".join(found), purpose, cures)
+            purpose = f"xmodal build CORPUS/{file.stem}"
+            yield Check(f"stage {file.stem}", "missing" if missing else "ok", "; ".join(found), purpose, cures)
 
 
 def _torch_pair() -> Check | None:
-    """Uses an operator of torchvision: they fit one torch only, and fail at their first use with any other."""
+    """Uses an operator of torchvision, which fails with any but its own torch."""
     if not all(importlib.util.find_spec(name) for name in ("torch", "torchvision")):
         return None
     probe = "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)"
@@ -122,11 +101,8 @@ def _shared_memory() -> Check:
 
 def _root(url: str) -> list[Check]:
     """Tries whether a root is writable and knows put-if-absent, and leaves nothing there."""
-    from xmodal.root.storage import open_storage
-
-    storage = open_storage(url)
-    places = (Path(url) / "_runs/temporary", Path(url) / "_runs", Path(url), *Path(url).parents)
-    new = [path for path in places if not path.exists()]
+    storage, temporary = open_storage(url), Path(url, "_runs/temporary")
+    new = [path for path in (temporary, *temporary.parents) if not path.exists()]
     checks = [_put_if_absent(storage, url)]
     if (free := storage.free_bytes()) is not None:
         remedy = "" if free > 10**9 else "free some space"
@@ -137,7 +113,7 @@ def _root(url: str) -> list[Check]:
     return checks
 
 
-def _put_if_absent(storage: "Storage", url: str) -> Check:
+def _put_if_absent(storage: Storage, url: str) -> Check:
     key, found, remedy = f".xmodal-doctor-{uuid.uuid4().hex}", "writable, put-if-absent works", ""
     try:
         if [storage.create(key, b"first"), storage.create(key, b"second")] != [True, False]:
@@ -145,4 +121,4 @@ def _put_if_absent(storage: "Storage", url: str) -> Check:
         storage.delete(key)
     except OSError as error:
         found, remedy = str(error), "choose a folder you can write to"
-    return replace(_judged(f"root {url}", found, "outputs", remedy), needed=True)
+    return _judged(f"root {url}", found, "outputs", remedy, needed=True)

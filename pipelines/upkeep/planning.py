@@ -14,10 +14,7 @@ ASSUMED_BYTES_A_SECOND = 12.5e6  # 100 Mbit/s, until this root has downloads to 
 
 
 def plan(targets: Iterable[tuple[CorpusBuild, Sequence[str]]]) -> list[dict[str, Any]]:
-    """One row a stage: what is done, what is left, and what that costs.
-
-    What a named stage needs has a row unless it is finished. No row comes twice, not even of media that corpora share.
-    """
+    """One row for each named stage, and for each that it needs and that is not finished; none comes twice."""
     rows, seen = [], set[tuple[str, str]]()
     for work, named in targets:
         for name in named if [*named] == [*DATA] else stages.with_needs([*named]):
@@ -36,14 +33,15 @@ def _files(work: CorpusBuild, part: Part) -> dict[str, Any]:
     files = work.files.of(part)
     left, raw = files.lacking(files.sources), work.files.raw_folder(part)
     at_hand = [source for source in left if raw and raw.find(source)]
-    requests = [source for source in left if source not in at_hand and source.url]
+    others = [source for source in left if source not in at_hand]
+    requests = [source for source in others if source.url]
     known = sum(source.bytes or 0 for source in requests)
     return {
         "files": len(files.sources),
         "done": len(files.sources) - len(left),
         "at_hand": len(at_hand),
         "requests": len(requests),
-        "by_hand": [s.path for s in left if s not in at_hand and not s.url],
+        "by_hand": [source.path for source in others if not source.url],
         "bytes": known,
         "unknown_sizes": sum(source.bytes is None for source in requests),
         "seconds": round(known / (files.ledger.download_speed() or ASSUMED_BYTES_A_SECOND)),
@@ -63,7 +61,7 @@ def _units(work: CorpusBuild, name: str) -> dict[str, Any]:
 
 
 def _estimate(work: CorpusBuild, name: str, left: float) -> dict[str, int]:
-    """The bytes still to be written, if the stage can tell; before a parse, for as many items as the corpus says."""
+    """The bytes still to be written, if the stage can tell; before a parse, for the corpus' promised items."""
     kind = stages.load(name)
     items = len(work.items_of(kind.of)) if work.finished("records") else work.corpus.counts.get("items")
     if kind.estimate is None or items is None:

@@ -1,7 +1,6 @@
 """Retries units of a stage with failures that another try may be spared, such as clips that took too long.
 
-Outputs that were made of the retried one are unfinished from then on; their next build makes again just the units that
-read what has changed.
+Outputs made of the retried one become unfinished; their next build makes again the units that read what has changed.
 """
 
 from typing import Any
@@ -17,7 +16,7 @@ from xmodal.root.selection import ancestor
 
 
 def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[str, Any]:
-    """Makes units again in which rows failed, those of one class where it is given; counts the rows that recovered."""
+    """Makes units again in which rows failed, by `kind` if given; counts the rows that recovered."""
     options, target = work.options, f"{work.corpus.name}/{name}"
     of_media = name not in FILE_SETS and "media" in stages.with_needs([name])
     stage = work.stage(name) if of_media else None

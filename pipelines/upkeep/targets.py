@@ -1,4 +1,4 @@
-"""Targets of a command: `coco` is the data of a corpus, `coco/resnet` one stage; mine.py or your own data will do."""
+"""Targets of a command: `coco` is the data of a corpus, `coco/resnet` one stage."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal import corpora
 from xmodal.errors import UserError
 
-Target = tuple[CorpusBuild, list[str]]  # what to build, or to ask about, of a corpus
+Target = tuple[CorpusBuild, list[str]]  # a corpus, and its stages
 
 
 def parse_targets(
@@ -23,15 +23,10 @@ def parse_targets(
     for text in texts:
         name, stage = _split(text, options)
         if name not in works:
-            works[name] = open_corpus(name, options, flags, is_sample)
+            found = find_corpus(name, flags, options.storage, is_sample)
+            works[name] = CorpusBuild(options, found.corpus, found)
         targets.append((works[name], [stage] if stage else [*stages.DATA]))
     return targets
-
-
-def open_corpus(name: str, options: BuildOptions, flags: Mapping[str, str], is_sample: bool = False) -> CorpusBuild:
-    """The corpus of a name, a Python file or your own data."""
-    found = find_corpus(name, flags, options.storage, is_sample)
-    return CorpusBuild(options, found.corpus, found)
 
 
 def _split(text: str, options: BuildOptions) -> tuple[str, str]:

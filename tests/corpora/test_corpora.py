@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from pipelines import stages
-from pipelines.commands.data.check import count, declaration_faults, file_faults, write_sample
+from pipelines.commands.data._faults import count, declaration_faults, file_faults, write_sample
 from pipelines.demo.files import Unpublishable
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
@@ -116,7 +116,7 @@ def test_of_any_world_that_it_can_tell_of_every_item_and_caption_comes_back(
             corpus: Corpus = publisher(name).write(world, folder)
         except Unpublishable:
             reject()
-        assert count(corpus, Path(folder))["items"] == items
+        assert count(corpus, Raw.folder(folder))["items"] == items
 
 
 def test_what_it_declares_and_its_card_keep_the_contract(name: str) -> None:
@@ -185,6 +185,6 @@ def test_a_file_that_is_something_else_is_named(written: tuple[Corpus, Path], tm
             (spoiled / source.path).unlink()
             (spoiled / source.path).write_bytes(damage)
             with pytest.raises(UserError) as found:
-                count(corpus, spoiled)
+                count(corpus, Raw.folder(spoiled))
             told = str(found.value)
             assert Path(source.path).name in told or f"{corpus.name}: a full parse must give" in told

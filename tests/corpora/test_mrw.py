@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from pipelines.demo.files import Unpublishable, serve_at, write_tgz
 from pipelines.demo.mrw import Reaction, reactions, write
-from pipelines.demo.server import serve
 from pipelines.demo.video import SHOWN_MS
 from pipelines.demo.world import World, describe, frames
 from pipelines.engine.build_options import BuildOptions
@@ -24,6 +23,7 @@ from pipelines.fetching.ledger import Ledger
 from pipelines.publishing.dataset_repository import publish
 from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.conftest import tree_digest
+from tests.misbehaving import serve
 from tests.parsing import of, parser_of
 from xmodal.corpora import Corpus, load, mrw
 from xmodal.errors import UserError

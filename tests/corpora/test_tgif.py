@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pipelines.demo.files import serve_at, write_tgz
-from pipelines.demo.server import serve
 from pipelines.demo.tgif import Animation, animations, write
 from pipelines.demo.world import World, describe
 from pipelines.engine.build_options import BuildOptions
 from pipelines.fetching.ledger import Ledger
 from pipelines.publishing.dataset_repository import publish
 from pipelines.upkeep.corpus_build import CorpusBuild
+from tests.misbehaving import serve
 from tests.parsing import of, parser_of
 from xmodal.corpora import Corpus, load, tgif
 from xmodal.errors import UserError

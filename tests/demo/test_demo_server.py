@@ -8,7 +8,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from pipelines.demo.server import Behaviour, Server, serve
+from tests.misbehaving import Behaviour, Server, serve
 
 CONTENT = bytes(range(256)) * 1000
 Answer = tuple[int, Mapping[str, str], bytes]

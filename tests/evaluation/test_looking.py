@@ -21,7 +21,7 @@ from tests.training.test_trunk import make_root as make_pictures
 from xmodal.batches.batch import Padded
 from xmodal.evaluation import uncertainty_probes
 from xmodal.evaluation.run_metrics import OpenedRun, open_run
-from xmodal.evaluation.uncertainty import cut_out, mark_unknown, mix
+from xmodal.evaluation.uncertainty_probes import cut_out, mark_unknown, mix
 from xmodal.media.drawing import GAP, LINE
 from xmodal.media.images import square
 from xmodal.models.pcme import PCMEConfig

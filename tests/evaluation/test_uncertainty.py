@@ -9,7 +9,7 @@ import torch
 from tests.golden import golden
 from tests.toy_root import one_thread as one_thread
 from xmodal.batches.batch import Padded
-from xmodal.evaluation.uncertainty import (
+from xmodal.evaluation.uncertainty_probes import (
     Bin,
     cut_out,
     geometric_mean_sigma,

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.demo.server import Behaviour, Request, Server, serve
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import serial
 from pipelines.engine.progress_line import ProgressLine
@@ -27,6 +26,7 @@ from pipelines.fetching.download import downloaded
 from pipelines.fetching.fetcher import RawFolder, fetch, unpacked
 from pipelines.fetching.ledger import Ledger, State
 from pipelines.upkeep.corpus_build import CorpusBuild
+from tests.misbehaving import Behaviour, Request, Server, serve
 from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.demo.server import Behaviour, Server, serve
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import FetchAttempt, Ledger, State
@@ -23,6 +22,7 @@ from pipelines.upkeep.corpus_build import CorpusBuild
 from pipelines.upkeep.inspection import forget, verify
 from tests.conftest import tree_digest
 from tests.fetching.test_fetch import scripted
+from tests.misbehaving import Behaviour, Server, serve
 from xmodal import corpora
 from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError

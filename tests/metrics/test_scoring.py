@@ -131,7 +131,7 @@ def test_rows_and_columns_may_come_in_any_named_order(root: str, matrix: NDArray
 
 
 def test_ids_are_not_written_into_a_folder_that_does_not_exist(root: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none is no folder, so nothing was written: make it"):
+    with pytest.raises(UserError, match=r"none is no folder: make it"):
         write_ids(str(tmp_path / "none/ids"), root, "pictures")
 
 

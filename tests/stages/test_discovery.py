@@ -133,7 +133,7 @@ def test_a_new_file_is_a_stage_of_every_command(folder: Path, published: tuple[C
     given = small(tmp_path)
     assert given["settings"]["tints.side"] == 8
     palette = given["files"]["palette"]
-    settings = parse_settings(["tints.side=8"], stages.configs())
+    settings = parse_settings(["tints.side=8"], {kind.name: kind.config() for kind in stages.all()})
     assert settings == {"tints.side": 8}
     assert "tints" in stages.targets()
     assert "tints" in stages_of(replace(corpus, kinds=frozenset({"image"})))

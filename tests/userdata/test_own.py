@@ -21,11 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pipelines.demo.server import serve
 from pipelines.fetching import corpus_names, user_lists
 from tests.clips import gif, numbered, webp
 from tests.commands.test_cli import Xmodal
 from tests.commands.test_cli import no_pauses as no_pauses
+from tests.misbehaving import serve
 from tests.toy_root import one_thread as one_thread
 from xmodal.batches.dataset import open_dataset
 from xmodal.corpora import Corpus

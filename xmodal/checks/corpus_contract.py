@@ -16,7 +16,6 @@ from xmodal.raw.raw_files import Raw
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 
 LINES = 10  # of a docstring; a sample of each file and the traps take more
-HOW = 20  # characters, of how a person comes by a file
 FAILURES = (  # by which somebody's parser or model may end
     *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError),
     *(SystemExit, UserError),
@@ -24,7 +23,7 @@ FAILURES = (  # by which somebody's parser or model may end
 
 
 def type_faults(corpus: Corpus) -> Iterator[str]:
-    """Fields that are of another type than declared; any of them trips what reads it."""
+    """Fields of another type than declared."""
     for name, declared in get_type_hints(Corpus).items():
         options = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
         kinds, value = tuple(get_origin(option) or option for option in options), getattr(corpus, name)
@@ -44,25 +43,22 @@ def declaration_faults(corpus: Corpus, about: str) -> Iterator[str]:
     parts, classes = get_args(Part), get_args(ReleaseClass)
     for part, release in corpus.release.items():
         if part not in parts or release not in classes:
-            yield (
-                f"CORPUS.release has {part!r}: {release!r}: a part is one of {', '.join(parts)}, "
-                f"a class one of {', '.join(classes)}"
-            )
+            allowed = f"a part is one of {', '.join(parts)}, a class one of {', '.join(classes)}"
+            yield f"CORPUS.release has {part!r}: {release!r}: {allowed}"
     if corpus.release.keys() != set(parts):
         yield "CORPUS.release does not say of annotations and media what may be published (at least 'nothing')"
-    if not [source for source in corpus.sources if source.part == "annotations"]:
+    if not any(source.part == "annotations" for source in corpus.sources):
         yield "CORPUS.sources has no file of part 'annotations', so there is nothing to parse"
     for source in corpus.sources:
         if source.url is not None and not source.url.startswith(("http://", "https://")):
             yield f"source {source.path}: {source.url!r} is neither http nor https"
-        if source.url is None and len(source.how) <= HOW:
+        if source.url is None and len(source.how) <= 20:
             yield f"source {source.path}: `how` says too little about where a person gets the file: {source.how!r}"
     if not corpus.kinds:
         yield "CORPUS.kinds is empty: say which kinds its items and labels have, such as frozenset({'image'})"
 
 
 def row_faults(corpus: Corpus, raw: Raw) -> Iterator[str]:
-    """Rows must agree with what is declared, and with each other."""
     found = list(corpus.parse(raw))
     if found != list(corpus.parse(raw)):
         yield "parse gives other rows a second time: draw nothing at random, and sort what a set or a folder lists"
@@ -78,11 +74,11 @@ def row_faults(corpus: Corpus, raw: Raw) -> Iterator[str]:
 
 
 def _split_faults(found: Sequence[Row]) -> Iterator[str]:
-    names = Counter(row.name for row in found if isinstance(row, Split))
+    names = dict.fromkeys(row.name for row in found if isinstance(row, Split))
     if not names:
         yield "no item is in a split"
     for name in names:
-        if len(name.split("/")) != 2 or not all(name.split("/")):
+        if not re.fullmatch("[^/]+/[^/]+", name):
             yield f"split {name!r} is not named after whoever made it: WHO/{name.strip('/').replace('/', '-')}"
 
 

@@ -19,51 +19,33 @@ from xmodal.errors import UserError
 from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output
 
-DISTANCE = 6  # bits: see xmodal/checks/perceptual_hashes.py
+DISTANCE = 6  # bits
 FARTHEST = 12  # 150,000 fingerprints then take half a minute, and at 6 bits some seconds
 CELLS_AT_ONCE = 1 << 20  # of a tile: 8 MB
 Frames = NDArray[np.uint64]
+Fingerprint: TypeAlias = tuple[str, PerceptualHashes | None]  # sha256; without hashes if flat or not to be decoded
 K = TypeVar("K", bound=Hashable)
 Member: TypeAlias = tuple[str, Hashable]  # an item, and what it has in common with items that are no copies of it
 Groups: TypeAlias = Mapping[K, list[Member]]
 Pairs: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # one row, another, their distance
 
 
-@dataclass(frozen=True, eq=False)
-class Fingerprints:
-    """Checksums and perceptual hashes of media; one that is flat or does not decode has a checksum alone."""
-
-    media: tuple[str, ...]
-    sha256: tuple[str, ...]
-    hashes: tuple[PerceptualHashes | None, ...]
-
-    @staticmethod
-    def read(output: Output) -> "Fingerprints":
-        """Reads an output of the stage `fingerprints`."""
-        tables = [read_columns(output, name, "media", "sha256", "looks") for name in sorted(output.files)]
-        media, sha256, hashes = (
-            tuple(value for table in tables for value in table[name].to_pylist())
-            for name in ("media", "sha256", "looks")
-        )
-        return Fingerprints(media, sha256, tuple(None if some is None else tuple(some) for some in hashes))
+def read_fingerprints(output: Output) -> dict[str, Fingerprint]:
+    """Reads an output of the stage `fingerprints`, by the media's paths."""
+    found = dict[str, Fingerprint]()
+    for name in sorted(output.files):
+        columns = read_columns(output, name, "media", "sha256", "looks").columns
+        for path, sha256, hashes in zip(*(column.to_pylist() for column in columns), strict=True):
+            found[path] = sha256, None if hashes is None else tuple(hashes)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
 class SplitMedia:
-    """One split of a corpus, with the checksum and the hashes of every medium that is there."""
-
     corpus: str
     split: str
     ids: tuple[str, ...]  # of all items, also without medium
-    items: Mapping[str, tuple[str, PerceptualHashes | None]]
-
-    @staticmethod
-    def of(corpus: str, split: str, media: Mapping[str, str], known: Fingerprints) -> "SplitMedia":
-        """Finds the fingerprints of `media`, paths by id; a medium without fingerprint is absent."""
-        rows = {path: row for row, path in enumerate(known.media)}
-        found = {item: rows[path] for item, path in sorted(media.items()) if path in rows}
-        items = {item: (known.sha256[row], known.hashes[row]) for item, row in found.items()}
-        return SplitMedia(corpus, split, tuple(sorted(media)), items)
+    items: Mapping[str, Fingerprint]  # of items whose medium is there
 
     @property
     def name(self) -> str:
@@ -84,23 +66,18 @@ class SplitMedia:
 
 @dataclass(frozen=True, eq=False)
 class Leak:
-    """Two splits and what they share: common items, pairs of equal bytes, and near pairs with the bits they differ in.
-
-    Each item is paired with the first of many equal ones in the other split: a placeholder for a thousand lost pictures
-    would make a million pairs.
-    """
+    """Two splits and what they share. Each item is paired with the first of many equal ones in the other split:
+    placeholders for a thousand lost pictures would make a million pairs."""
 
     one: SplitMedia
     other: SplitMedia
-    same: tuple[str, ...]
-    exact: tuple[tuple[str, str], ...]
-    near: tuple[tuple[str, str, int], ...]
+    same: tuple[str, ...]  # items of both
+    exact: tuple[tuple[str, str], ...]  # equal bytes
+    near: tuple[tuple[str, str, int], ...]  # with the bits they differ in
 
     def beside(self, part: SplitMedia) -> SplitMedia | None:
         """The other of the two splits; None if `part` is neither."""
-        if part is self.one:
-            return self.other
-        return self.one if part is self.other else None
+        return {self.one: self.other, self.other: self.one}.get(part)
 
     def items(self, part: SplitMedia) -> set[str]:
         side = (self.one, self.other).index(part)
@@ -110,35 +87,32 @@ class Leak:
 def leaks(
     splits: Sequence[SplitMedia], distance: int = DISTANCE, asked: Set[tuple[int, int]] = frozenset()
 ) -> list[Leak]:
-    """Compares all splits that can leak, and pairs of places that are `asked` for, in the order of `splits`.
+    """Compares all splits that can leak into each other, and pairs of places that are `asked` for.
 
     Pairs of splits that share nothing are listed too.
     """
     if not 0 <= distance <= FARTHEST:
         raise UserError(f"a distance is 0 to {FARTHEST} of {BITS} bits, not {distance}: farther pictures are no copies")
-    by_bytes, by_hashes = [_by_bytes(part) for part in splits], [_by_hashes(part) for part in splits]
+    by_bytes, by_hashes = list[Groups[str]](), list[Groups[PerceptualHashes]]()
+    for part in splits:
+        items = [(item, sha256, hashes) for item, (sha256, hashes) in sorted(part.items.items())]
+        # an item is not its own copy in another split, and equal bytes are no near copies
+        by_bytes.append(_grouped((sha256, (item, (part.corpus, item))) for item, sha256, _ in items))
+        by_hashes.append(_grouped((hashes, (item, sha256)) for item, sha256, hashes in items if hashes is not None))
     near = _near(chain.from_iterable(by_hashes), distance)
     found = []
-    for place, another in sorted({*compared(splits), *asked}):
+    for place, another in combinations(range(len(splits)), 2):
         one, other = splits[place], splits[another]
-        same = set(one.ids) & set(other.ids) if one.corpus == other.corpus else set[str]()
-        equal = _copies(by_bytes[place], by_bytes[another])
-        exact = tuple((item, copy) for item, copy, _ in equal)
-        alike = _copies(by_hashes[place], by_hashes[another], near)
-        found.append(Leak(one, other, tuple(sorted(same)), exact, tuple(alike)))
+        if (place, another) in asked or _can_leak(one, other):
+            same = set(one.ids) & set(other.ids) if one.corpus == other.corpus else set[str]()
+            exact = tuple((item, copy) for item, copy, _ in _copies(by_bytes[place], by_bytes[another]))
+            alike = _copies(by_hashes[place], by_hashes[another], near)
+            found.append(Leak(one, other, tuple(sorted(same)), exact, tuple(alike)))
     return found
 
 
-def compared(splits: Sequence[SplitMedia]) -> list[tuple[int, int]]:
-    """Lists the places of two splits that can leak into each other."""
-    return [pair for pair in combinations(range(len(splits)), 2) if _can_leak(*(splits[place] for place in pair))]
-
-
 def _can_leak(one: SplitMedia, other: SplitMedia) -> bool:
-    """False for another author's split, and for a part that is one by design, as karpathy/restval of karpathy/train.
-
-    A held-out part of a training split is a leak.
-    """
+    """False for another author's split, and for a part by design, as karpathy/restval of karpathy/train."""
     if one.corpus != other.corpus:
         return True
     nested = set(one.ids) <= set(other.ids) or set(one.ids) >= set(other.ids)
@@ -147,7 +121,7 @@ def _can_leak(one: SplitMedia, other: SplitMedia) -> bool:
 
 
 def clean(against: Iterable[Leak], part: SplitMedia) -> tuple[list[str], set[str]]:
-    """The split's items that are in no leak, those without medium too, and the items that are in one."""
+    """Divides the split's items into those in no leak, those without medium too, and those in one."""
     dropped = set[str]().union(*(leak.items(part) for leak in against))
     if left := [item for item in part.ids if item not in dropped]:
         return left, dropped
@@ -169,12 +143,9 @@ def near_pairs(hashes_NF: Frames, known_NF: NDArray[np.bool_], distance: int) ->
 
 
 def _candidates(hashes_NF: Frames, known_NF: NDArray[np.bool_], distance: int) -> NDArray[np.int64]:
-    """Pairs of rows that are near by one frame, as numbers one * N + other.
-
-    A pair has MIN_FRAMES frames in common: at least one is not among the last MIN_FRAMES - 1.
-    """
+    """Pairs of rows that are near by one frame, as numbers one * N + other."""
     count, found = len(hashes_NF), [np.zeros(0, np.int64)]
-    for frame in range(FRAMES - MIN_FRAMES + 1):
+    for frame in range(FRAMES - MIN_FRAMES + 1):  # a pair has MIN_FRAMES in common: one of these at least
         if known_NF[:, :frame].all() and frame:
             break
         rows = np.flatnonzero(known_NF[:, frame])
@@ -187,8 +158,7 @@ def _near_by_one(hashes_N: Frames, distance: int) -> Iterator[tuple[NDArray[np.i
 
     Cut into distance + 1 parts, two such hashes have at least one part in common: only rows that do are compared.
     """
-    edges = np.linspace(0, BITS, distance + 2).astype(np.uint64).tolist()
-    for low, high in pairwise(edges):
+    for low, high in pairwise(np.linspace(0, BITS, distance + 2).astype(np.uint64).tolist()):
         keys = hashes_N << np.uint64(BITS - high) >> np.uint64(BITS - high + low)
         for bucket in _buckets(keys):
             height = max(1, CELLS_AT_ONCE // len(bucket))
@@ -207,20 +177,10 @@ def _buckets(keys: Frames) -> Iterator[NDArray[np.int64]]:
         yield order[starts[place] : starts[place + 1]]
 
 
-def _by_bytes(part: SplitMedia) -> Groups[str]:
-    """Groups items of equal bytes. An item is not its own copy in another split; in another corpus it is another."""
-    groups = defaultdict[str, list[Member]](list)
-    for item, (sha256, _) in sorted(part.items.items()):
-        groups[sha256].append((item, (part.corpus, item)))
-    return groups
-
-
-def _by_hashes(part: SplitMedia) -> Groups[PerceptualHashes]:
-    """Groups items of equal hashes; of these, equal bytes are no near copies."""
-    groups = defaultdict[PerceptualHashes, list[Member]](list)
-    for item, (sha256, hashes) in sorted(part.items.items()):
-        if hashes is not None:
-            groups[hashes].append((item, sha256))
+def _grouped(members: Iterable[tuple[K, Member]]) -> Groups[K]:
+    groups = defaultdict[K, list[Member]](list)
+    for key, member in members:
+        groups[key].append(member)
     return groups
 
 

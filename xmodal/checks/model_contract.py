@@ -33,25 +33,24 @@ Check = Callable[[Recipe], Iterator[str]]
 
 
 def small_recipes(module: ModuleType) -> list[Recipe]:
-    """The first recipe with each config of SMALL; without SMALL, each recipe whose config no earlier one has."""
+    """The first recipe with each config of SMALL; without SMALL, the first recipe of each config."""
     recipes: tuple[Recipe, ...] = module.RECIPES
     if small := getattr(module, "SMALL", ()):
         return [replace(recipes[0], model=config) for config in small]
     return [recipe for n, recipe in enumerate(recipes) if recipe.model not in [one.model for one in recipes[:n]]]
 
 
-def faults(module: ModuleType) -> Iterator[str]:
-    """Yields every fault of a model; what it computes is checked where it declares what it must."""
+def faults(module: ModuleType) -> list[str]:
+    """Lists every fault of a model; what it computes is checked once it declares what it must."""
     found = list(declaration_faults(module))
     if not found:
         for recipe in module.RECIPES:
             found += _prefixed(f"recipe {recipe.name}", objective_names, recipe)
-    if found:  # all that follows would only say the same again
-        yield from found
-        return
-    for recipe in small_recipes(module):
-        for check in CHECKS.values():
-            yield from _prefixed(str(recipe.model), check, recipe)
+    if not found:
+        for recipe in small_recipes(module):
+            for check in CHECKS.values():
+                found += _prefixed(str(recipe.model), check, recipe)
+    return found
 
 
 def _prefixed(name: str, check: Check, recipe: Recipe) -> Iterator[str]:
@@ -60,9 +59,6 @@ def _prefixed(name: str, check: Check, recipe: Recipe) -> Iterator[str]:
     except FAILURES as error:
         what = check.__name__.replace("_", " ")
         yield f"{name}: the check of {what} ends in {type(error).__name__}: {error}"
-
-
-# ----------------------------------------------------------------------------------------------------- what is declared
 
 
 def declaration_faults(module: ModuleType) -> Iterator[str]:
@@ -74,7 +70,7 @@ def declaration_faults(module: ModuleType) -> Iterator[str]:
         return
     for name, count in Counter(recipe.name for recipe in recipes).items():
         if count > 1:
-            yield f"{count} recipes have the name {name!r}: give each a name of its own"
+            yield f"{count} recipes have the name {name!r}: give each its own"
     small = getattr(module, "SMALL", ())
     if not isinstance(small, tuple):
         yield "SMALL is not a tuple of configs"
@@ -83,28 +79,25 @@ def declaration_faults(module: ModuleType) -> Iterator[str]:
         yield from sorted(wrong)
         return
     for recipe in recipes:
-        plain, module_of_model = json.loads(canonical_json(recipe)), models.reference(recipe.model)
-        if run_folder.recipe_of(plain, module_of_model, recipe.cites) != recipe:
+        plain = json.loads(canonical_json(recipe))
+        if run_folder.recipe_of(plain, models.reference(recipe.model), recipe.cites) != recipe:
             yield f"recipe {recipe.name} does not come back from a run's recipe.json: let its fields be plain values"
         if not recipe.cites:
-            yield f"recipe {recipe.name} has no `cites`: say where its numbers come from, or that they are yours"
+            yield f"recipe {recipe.name} has no `cites`: say where its numbers come from"
 
 
 def _config_fault(module: ModuleType, config: object) -> str:
     kind = type(config)
     if not is_dataclass(config) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        return f"{kind.__name__} is not a frozen dataclass: it decides the identity of a run, so it must not change"
+        return f"{kind.__name__} is not a frozen dataclass"
     if vars(module).get(kind.__name__) is not kind:
         return f"{kind.__name__} is not defined at the top of the model's file: a run would not find it again"
     try:
-        _ = to_plain(config)
-        _ = get_type_hints(kind)
+        to_plain(config)
+        get_type_hints(kind)
     except (NameError, TypeError, ValueError) as error:
         return f"{kind.__name__} has a field that is no plain value, or whose type cannot be told: {error}"
     return ""
-
-
-# ---------------------------------------------------------------------------------------------------- what is computed
 
 
 def built(recipe: Recipe, seed: int = 0, inputs: Inputs = INPUTS) -> Any:
@@ -124,14 +117,11 @@ def eight_pairs(recipe: Recipe, seed: int = 0) -> Stream:
 
 
 def batch(recipe: Recipe, stream: Stream) -> Batch:
-    streams = {ANNOTATED: stream}
-    if recipe.unannotated:
-        streams[UNANNOTATED] = eight_pairs(recipe, seed=1)
-    return Batch(streams)
+    other = {UNANNOTATED: eight_pairs(recipe, seed=1)} if recipe.unannotated else {}
+    return Batch({ANNOTATED: stream} | other)
 
 
 def loss(recipe: Recipe, model: Any, stream: Stream) -> Tensor:
-    """Weighed as in the first phase."""
     return total(model.objective(batch(recipe, stream)), recipe.phases[0].weights)
 
 
@@ -192,14 +182,13 @@ def padding(recipe: Recipe) -> Iterator[str]:
     try:
         found = similarity(model, visual, text)
     except (IndexError, RuntimeError) as error:
-        yield f"what lies beyond an item's length is read ({error}): mask it, or fill it first as Padded.average does"
+        yield f"what lies beyond an item's length is read ({error}): mask it as Padded.average does"
         return
     if not _close(found, expected):
         yield "what lies beyond an item's length changes its scores: mask it, not by a product, as NaN * 0 is NaN"
     for row in range(ROWS):
-        pair = (
-            Padded.whole(side.values[row : row + 1, : int(side.lengths[row])]) for side in (stream.visual, stream.text)
-        )
+        sides = stream.visual, stream.text
+        pair = (Padded.whole(side.values[row : row + 1, : int(side.lengths[row])]) for side in sides)
         if not _close(similarity(model, *pair)[0, 0], expected[row, row]):
             yield f"pair {row} has another score without the other rows"
             break
@@ -237,7 +226,7 @@ def determinism(recipe: Recipe) -> Iterator[str]:
         model, stream = built(recipe), eight_pairs(recipe)
         losses.append(loss(recipe, model, stream))
         scores += [similarity(model.eval(), stream.visual, stream.text) for _ in range(2)]
-    if not all(torch.equal(scores[0], score) for score in scores[1:]):
+    if not all(torch.equal(scores[0], score) for score in scores):
         yield "the same network gives other scores a second time, in evaluation mode on a CPU"
     if not all(loss.isfinite() for loss in losses):
         yield "the loss of a batch is not finite"
@@ -256,24 +245,14 @@ def learning(recipe: Recipe) -> Iterator[str]:
     known = sum(int((found.argmax(side) == torch.arange(ROWS)).sum()) for side in (0, 1))
     if known < 2 * ROWS:
         steps = f"{STEPS} steps of Adam at {RATE} on eight pairs find {known} of {2 * ROWS} partners"
-        yield f"{steps}: the objective does not lead there, or the config in SMALL is too small"
+        yield f"{steps}: mend the objective, or make the config in SMALL larger"
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
     return bool(torch.isclose(one, other, rtol=1.3e-6, atol=1e-5).all())
 
 
-CHECKS: Mapping[str, Check] = {
-    check.__name__: check
-    for check in (
-        kind_of_network,
-        objective_names,
-        finite_scores_and_gradients,
-        several_captions_of_an_item,
-        padding,
-        blocks_and_order,
-        saving_and_loading,
-        determinism,
-        learning,
-    )
-}
+CHECKS: Mapping[str, Check] = {check.__name__: check for check in (
+    kind_of_network, objective_names, finite_scores_and_gradients, several_captions_of_an_item, padding,
+    blocks_and_order, saving_and_loading, determinism, learning,
+)}  # fmt: skip

@@ -1,25 +1,23 @@
 """Perceptual hashes: 64 bits that hardly change when a picture is encoded anew or resized.
 
 A picture is made gray and 32 x 32; of its cosine transform the 64 lowest frequencies are kept, without the mean, and a
-bit says which are above their median. All but the resizing is computed in whole numbers: the bits are the same on every
-processor. Two pictures that have nothing to do with each other differ in some 32 bits.
+bit says which are above their median. Whole numbers make the bits the same on every processor. Two pictures that have
+nothing to do with each other differ in some 32 bits.
 
-Of 2,000 scenes of the generated world, copies that differ in more than so many bits, in percent, and pairs of scenes
-that differ in no more, of 1,999,000:
+Copies of 2,000 generated scenes that differ in more than so many bits, in percent, and pairs of scenes that differ in
+no more, of 1,999,000:
 
     bits   JPEG 90   JPEG 50   GIF   half the size   2 % cut off   5 % cut off   10 %    another scene
        4       1.0       6.8   3.6             1.1          10.1          61.7   96.7               46
        6       0.1       2.1   1.2             0.3           2.4          33.5   90.5              176
        8       0.0       0.9   0.5             0.0           0.4          15.4   78.3              515
 
-The scenes that are taken for each other are one shape at the same place on an even ground, where 64 bits cannot tell a
-heart from a circle: near pairs are worth a look before anything is concluded from them. Photographs have more detail:
-of twenty-one, no copy of the first four kinds differs in more than 4 bits. A mirrored picture differs as any other
-does, and is no copy here; nor is one of which more than a few percent were cut off.
+The scenes taken for each other are one shape at the same place on an even ground, where 64 bits cannot tell a heart
+from a circle: look at near pairs. Of twenty-one photographs, no copy of the first four kinds differs in more than 4
+bits. A mirrored picture is no copy here; nor is one of which more than a few percent were cut off.
 
-A picture of one colour, a gradient, or one that is black here and white there has next to nothing at most frequencies:
-noise would decide its bits. It has no hash, and is the copy of another only if their bytes are equal. A clip that
-fades in or out is compared by its other frames, if MIN_FRAMES of them have a hash.
+A picture of one colour or a gradient has next to nothing at most frequencies: noise would decide its bits. It has no
+hash, and is a copy only of equal bytes. A clip that fades in or out is compared by its other frames.
 """
 
 import numpy as np
@@ -57,10 +55,7 @@ BASIS, LOWEST = _basis(), _lowest()
 
 
 def hash_media(data: bytes, kind: Kind) -> PerceptualHashes | None:
-    """Hashes FRAMES frames of a picture or clip; None if too few have a hash.
-
-    UnreadableImage if there is no picture in the data.
-    """
+    """Hashes FRAMES frames of a picture or clip; None if too few have a hash. Raises UnreadableImage."""
     if kind == "image":
         found = (hash_picture(open_image(data)),) * FRAMES
     else:

@@ -1,7 +1,7 @@
 """Statistics of a corpus as parsed, beside the numbers that papers print.
 
 Captions are those that people wrote. Words are those of the papers' tokenizer (nltk, lower-cased), so full stops and
-commas count. Every table is read once; memory grows with the items and the different words of a corpus.
+commas count. Memory grows with the items and the different words of a corpus.
 """
 
 import hashlib
@@ -32,10 +32,9 @@ class Spread:
     least: int
     most: int
 
-    @classmethod
-    def of(cls, counts: Counter[int]) -> "Spread | None":
-        """Sums up numbers that were counted; None if there are none."""
-        return cls(_total(counts) / counts.total(), min(counts), max(counts)) if counts else None
+
+def _spread(counts: Counter[int]) -> Spread | None:
+    return Spread(_total(counts) / counts.total(), min(counts), max(counts)) if counts else None
 
 
 def _total(counts: Counter[int]) -> int:
@@ -44,10 +43,10 @@ def _total(counts: Counter[int]) -> int:
 
 @dataclass(frozen=True)
 class PlausiblePairs:
-    """How many other items of its split an item with categories matches, if zeta labels may differ."""
+    """Pairs of items of a split that match if zeta of their categories may differ."""
 
     items: int  # that have categories
-    matches: tuple[int, ...]  # by zeta, the sum over items: a pair counts for each of its two items
+    matches: tuple[int, ...]  # by zeta; a pair counts for each of its two items
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,8 @@ class SplitStatistics:
 
 @dataclass(frozen=True)
 class Beside:
-    """A number that a paper prints, beside the one found; None if this corpus cannot say."""
-
     printed: Printed
-    found: float | None
+    found: float | None  # None: this corpus cannot say
 
 
 @dataclass(frozen=True)
@@ -86,9 +83,8 @@ class Statistics:
 
     def to_latex(self) -> str:
         """A `tabular` of the splits, which needs no package."""
-        heads = ("split", "items", "captions", "captions/item", "words/caption", "vocabulary")
-        lines = [f"% {self.corpus}, records {self.records}, words by {self.tokenizer}"]
-        lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", " & ".join(heads) + r" \\ \hline"]
+        lines = [f"% {self.corpus}, records {self.records}, words by {self.tokenizer}", r"\begin{tabular}{lrrrrr}"]
+        lines.append(r"split & items & captions & captions/item & words/caption & vocabulary \\ \hline")
         for part in self.parts:
             means = [f"{each.mean:.2f}" if each else "-" for each in (part.captions_per_item, part.words_per_caption)]
             name = re.sub(r"([_%#&$])", r"\\\1", part.name)
@@ -107,16 +103,24 @@ class _Counted:
 def describe(
     dataset: Dataset, printed: Iterable[Printed] = (), tick: Callable[[int], None] = lambda count: None
 ) -> Statistics:
-    """Reads every table once; calls `tick` for each caption. `printed` numbers stand beside those found."""
+    """Reads every table once; calls `tick` for each caption."""
     records = dataset.records
-    belongs = _belongs(records)
-    counts = Counter[str]()
-    places: dict[str, Sequence[str]] = {}
+    belongs, counts, places = _belongs(records), Counter[str](), dict[str, Sequence[str]]()
     for item in read_rows(records, Item):
         counts[{"image": "pictures", "clip": "clips"}[item.kind]] += 1
         places[item.id] = (EVERY, *belongs.get(item.id, ()))
     parts = {name: _Counted() for name in (EVERY, *dataset.splits)}
-    captions = _read_captions(records, places, parts, counts, tick)
+    captions, split = Counter[str](), tokenizer(TOKENIZER)
+    for caption in read_rows(records, Caption):
+        tick(1)
+        if caption.source != HUMAN:
+            counts[f"captions by {caption.source}"] += 1
+            continue
+        captions[caption.item] += 1
+        words = split(caption.text)
+        for name in places[caption.item]:
+            parts[name].of_caption[len(words)] += 1
+            parts[name].words.update(words)
     for item_id, names in places.items():
         for name in names:
             parts[name].of_item[captions[item_id]] += 1
@@ -129,8 +133,8 @@ def describe(
             silent=part.of_item[0],
             captions=part.of_caption.total(),
             first_five=sum(min(number, CAPTIONS_OF_PAPERS) * items for number, items in part.of_item.items()),
-            captions_per_item=Spread.of(part.of_item),
-            words_per_caption=Spread.of(part.of_caption),
+            captions_per_item=_spread(part.of_item),
+            words_per_caption=_spread(part.of_caption),
             tokens=_total(part.of_caption),
             vocabulary=len(part.words),
             frequent=sum(count >= FREQUENT for count in part.words.values()),
@@ -141,7 +145,8 @@ def describe(
     )
     counts.update(_others(records))
     oddities = Counter(row.rule for row in read_rows(records, Oddity))
-    known = tuple(Beside(each, _found(each, made, counts)) for each in printed)
+    named = {part.name: part for part in made}
+    known = tuple(Beside(each, _found(each.what, named.get(each.split), counts)) for each in printed)
     return Statistics(dataset.corpus, records.identity, TOKENIZER, made, dict(counts), dict(oddities), known)
 
 
@@ -152,27 +157,6 @@ def _belongs(records: Output) -> dict[str, tuple[str, ...]]:
         for item in members:
             names = (*found.get(item, ()), name)
             found[item] = shared.setdefault(names, names)
-    return found
-
-
-def _read_captions(
-    records: Output,
-    places: Mapping[str, Sequence[str]],
-    parts: Mapping[str, _Counted],
-    counts: Counter[str],
-    tick: Callable[[int], None],
-) -> Counter[str]:
-    split, found = tokenizer(TOKENIZER), Counter[str]()
-    for caption in read_rows(records, Caption):
-        tick(1)
-        if caption.source != HUMAN:
-            counts[f"captions by {caption.source}"] += 1
-            continue
-        found[caption.item] += 1
-        words = split(caption.text)
-        for name in places[caption.item]:
-            parts[name].of_caption[len(words)] += 1
-            parts[name].words.update(words)
     return found
 
 
@@ -195,7 +179,6 @@ def _others(records: Output) -> Counter[str]:
 
 
 def _plausible(dataset: Dataset) -> dict[str, PlausiblePairs]:
-    """Matches among all items and within each split; empty if the stage was not built."""
     if not dataset.has_plausible:
         return {}
     found = {EVERY: dataset.plausible()}
@@ -208,23 +191,21 @@ def _plausible(dataset: Dataset) -> dict[str, PlausiblePairs]:
 
 
 def _lengths(store: FeatureStore, places: Mapping[str, Sequence[str]]) -> dict[str, Spread]:
-    """The rows of items in a ragged store, by split; bytes of a file are no rows."""
+    """The rows of items in a ragged store, by split."""
     found = defaultdict[str, Counter[int]](Counter)
-    if store.spec.ragged and store.spec.row_shape:
+    if store.spec.ragged and store.spec.row_shape:  # bytes of a file have no shape
         there = [item for item in places if item in store]
         for item, length in zip(there, store.lengths(store.rows(there)).tolist(), strict=True):
             for name in places[item]:
                 found[name][length] += 1
-    return {name: spread for name, counts in found.items() if (spread := Spread.of(counts))}
+    return {name: spread for name, counts in found.items() if (spread := _spread(counts))}
 
 
-def _found(printed: Printed, parts: Iterable[SplitStatistics], counts: Mapping[str, int]) -> float | None:
-    part = {part.name: part for part in parts}.get(printed.split)
+def _found(what: str, part: SplitStatistics | None, counts: Mapping[str, int]) -> float | None:
     if part is None:
         return None
-    if printed.what not in ("items", "captions", "first_five", "vocabulary", "words_per_caption"):
-        return counts.get(printed.what)
-    found = getattr(part, printed.what)
-    if isinstance(found, Spread):
-        return found.mean
-    return None if found is None else float(found)
+    if what == "words_per_caption":
+        return part.words_per_caption.mean if part.words_per_caption else None
+    if what in ("items", "captions", "first_five", "vocabulary"):
+        return float(getattr(part, what))
+    return counts.get(what)

@@ -1,4 +1,4 @@
-"""Attention pictures: the maps of a run's model, drawn over pictures or beside the frames of clips."""
+"""Attention pictures: a model's maps, drawn over pictures or beside the frames of clips."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,7 +44,7 @@ class Attentive(Protocol):
 def draw(
     run: str, setup: Setup, split: str | None, folder: Path, *, items: Sequence[str] = (), first: int = 8
 ) -> list[DrawnPicture]:
-    """Draws a PNG for each of the items, or the first ones of the split: its maps over it, or beside its frames."""
+    """Draws a PNG for each of the items, or the first ones of the split."""
     asked = open_run(run, setup, split)
     attend, show = _attention(asked, run), _show_clips(asked) if asked.features.spec.ragged else _show_pictures(asked)
     places = _places(asked, items)[: None if items else first]
@@ -61,7 +61,7 @@ def draw(
 
 
 def _attention(asked: OpenedRun, run: str) -> Callable[[Padded], Tensor]:
-    """A function that gives the maps (B, L, K) of what the run reads."""
+    """Gives the maps (B, L, K) of what the run reads."""
     scorer: Any = asked.scorer
     backbone = scorer if isinstance(scorer, WithBackbone) else None
     model = backbone.model if backbone else scorer
@@ -113,7 +113,6 @@ def _source(asked: OpenedRun, stage: str) -> Output:
 
 
 def _show_pictures(asked: OpenedRun) -> Show:
-    """Shows the part of a picture that the network saw, but finer."""
     network = grid_network(asked)
     archives, times = Archives(raw_of(_source(asked, "media"))), -(-SIDE // network.crop)
     paths = {item.id: item.media for item in read_rows(asked.records, Item)}
@@ -122,7 +121,7 @@ def _show_pictures(asked: OpenedRun) -> Show:
         sizes = network.resize * times, network.crop * times
         try:
             picture = square(archives.read(paths[id]), *sizes, on_truncated=lambda why: None)
-        except (MissingMedia, UnreadableImage) as error:  # it was a picture when its features were made
+        except (MissingMedia, UnreadableImage) as error:
             raise UserError(
                 f"the picture of {id} is damaged ({error}): `xmodal verify --forget`, build again"
             ) from error

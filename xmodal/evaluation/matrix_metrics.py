@@ -1,4 +1,4 @@
-"""Metrics of a user's similarity matrix on a split: needs the records, but neither features nor torch.
+"""Metrics of a user's similarity matrix on a split, without features or torch.
 
 Rows are the split's items in the order of the records, columns the captions of the first item by position, of the
 second, and so on, or the same number of first captions of each: 25,000 columns are the first five of COCO's test
@@ -37,8 +37,8 @@ def score(
 ) -> Report:
     """Computes every metric of a matrix in a .npy file, which is never read whole.
 
-    With `prefix` its rows and columns are those that PREFIX.items.txt and PREFIX.captions.txt name, an id a line, in
-    any order. `extended` is a folder with ECCV-Caption's files.
+    PREFIX.items.txt and PREFIX.captions.txt name its rows and columns, an id a line, in any order. `extended` is a
+    folder with ECCV-Caption's files.
     """
     records, view, found = _caption_ids(root, corpus, split)
     matrix = _matrix(path)
@@ -64,9 +64,9 @@ def score(
 
 
 def write_ids(prefix: str, root: str, corpus: str, split: str | None = None) -> list[str]:
-    """Writes the order of rows to PREFIX.items.txt, of columns to PREFIX.captions.txt: an id a line, all captions."""
+    """Writes PREFIX.items.txt for rows and PREFIX.captions.txt for columns: an id a line, all captions."""
     if not Path(prefix).parent.is_dir():
-        raise UserError(f"{Path(prefix).parent} is no folder, so nothing was written: make it, or give another PREFIX")
+        raise UserError(f"{Path(prefix).parent} is no folder: make it, or give another PREFIX")
     gallery = _gallery(_caption_ids(root, corpus, split)[2])
     paths = [prefix + end for end in IDS]
     for path, ids in zip(paths, (gallery.ids, gallery.caption_ids), strict=True):

@@ -4,17 +4,16 @@
     PCME    {"model": a state_dict with uncertain_net as well, "criterion": a and b of the loss, ...}
     VSE++   {"model": [state of the image encoder, state of the text encoder], "opt": Namespace, ...}
 
-No released file could be looked at: that PVSE saves its state_dict as it is, and how options are called in "opt" or
-"args", is unverified. Wrapped networks have "module" in their names.
+No released file could be looked at: that PVSE saves its state_dict as it is, and the names of options, are unverified.
+Wrapped networks have "module" in their names.
 
-Training moves the CNN, if only its batch norm (docs/models.md#pvse-encoders): on features of another one of the same
-name a model recalls less than its authors say, but not on pictures, where its CNN is in the file.
+Training moves the CNN (docs/models.md#pvse-encoders): on features of another one of the same name a model recalls less
+than its authors say; on pictures it uses the CNN in the file.
 """
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ from xmodal.features.networks import Network, ResNet, load, weights_sha256
 from xmodal.features.opening import describe_network
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.reports import Report
-from xmodal.models import Inputs, Scorer
-from xmodal.models.pcme import PCMEConfig, own_name
+from xmodal.models import Inputs, Scorer, pcme
+from xmodal.models.pcme import PCMEConfig
 from xmodal.models.pvse import PVSEConfig
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.recipes import Config, Features, Pixels, View
@@ -61,9 +60,7 @@ class Released:
     path: Path = Path()  # of the file
 
     def build(self) -> nn.Module:
-        with torch.device("meta"):  # weights would be overwritten at once
-            model = self.config.build(self.inputs)
-        assert isinstance(model, nn.Module)
+        model = _unfilled(self.config, self.inputs)
         model.load_state_dict({name: value.clone() for name, value in self.state.items()}, assign=True)
         return model.eval()
 
@@ -141,14 +138,14 @@ def evaluate(
 def _picture_reader(released: Released, examples: Examples, store: FeatureStore) -> PictureReader:
     if released.reads_clips:
         raise UserError("reads frames of clips, not pictures: name a stage that has them")
-    usual, side = ResNet(), store.spec.row_shape[0]  # all were trained on the usual middle of a picture
+    usual, side = ResNet(), store.spec.row_shape[0]
     if side != usual.resize:
         raise UserError(f"reads pictures of side {usual.resize}, but those of {store.output.where} have {side}")
     return PictureReader(examples, store, plan=Pixels("centre", flip=False), crop=usual.crop)
 
 
 def _network_of_features(released: Released, store: FeatureStore) -> str:
-    """Names the CNN of features; refuses those that the model was not trained on, as far as anything tells."""
+    """Names the CNN of features; refuses those that the model cannot have been trained on."""
     width, spec, clips = released.inputs.visual_width, store.spec, released.reads_clips
     shapes = [(width,) if clips else (GRID, width)]
     if isinstance(released.config, VSEPPConfig):
@@ -185,7 +182,7 @@ def read(path: str | Path) -> Released:
 
 
 def _parts(found: Any) -> tuple[dict[str, Tensor], Options]:
-    """The weights in one mapping, those of a loss after `criterion`, and the options."""
+    """The weights in one mapping, a loss's after `criterion`, and the options."""
     options: Options = {}
     named = [("", found)]
     if isinstance(found, dict) and "model" in found:
@@ -203,7 +200,7 @@ def _parts(found: Any) -> tuple[dict[str, Tensor], Options]:
 
 
 def convert(state: State, options: Options | None = None) -> Released:
-    """Converts weights from their official names; without options the released models' defaults are taken."""
+    """Converts weights from their official names; the options' defaults are those of the released models."""
     plain = {".".join(part for part in name.split(".") if part != "module"): value for name, value in state.items()}
     trunk = {name.removeprefix(TRUNK): value for name, value in plain.items() if name.startswith(TRUNK)}
     layout = _layout(plain)
@@ -212,12 +209,23 @@ def convert(state: State, options: Options | None = None) -> Released:
     heads = [name for name in plain if not name.startswith((TRUNK, *layout.unused))]
     try:
         inputs = Inputs(plain[FRAMES if FRAMES in plain else IMAGE].shape[1], len(plain[WORDS]), instances=0)
-        weights = {layout.ours(head.removeprefix("criterion.")): plain[head].float() for head in heads}
-        released = Released(layout.model, layout.config(plain, options or {}), inputs, weights, trunk)
+        config = layout.config(plain, options or {})
+        ours = {head: pcme.own_name(head.removeprefix("criterion."), layout.names) for head in heads}
+        known = _unfilled(config, inputs).state_dict()
+        if unknown := [head for head, name in ours.items() if name not in known]:
+            raise UserError(f"looks like {layout.model}, but has weights of other names: {_listed(unknown)}")
+        released = Released(layout.model, config, inputs, {ours[head]: plain[head].float() for head in heads}, trunk)
         released.build()
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"looks like {layout.model}, but does not fit: {_line(error)}") from error
     return released
+
+
+def _unfilled(config: Config, inputs: Inputs) -> nn.Module:
+    with torch.device("meta"):  # weights would be overwritten at once
+        model = config.build(inputs)
+    assert isinstance(model, nn.Module)
+    return model
 
 
 def _line(error: Exception) -> str:
@@ -250,23 +258,19 @@ OFFICIAL_NAMES = {  # of parts of a name, replaced in this order
 class Layout:
     model: str
     config: Callable[[State, Options], Config]
-    ours: Callable[[str], str]  # our name for a weight
+    names: Mapping[str, str]  # ours for parts of theirs
     unused: tuple[str, ...] = ()  # beginnings of names that the official code has and never reads
-
-
-def _own_name(official: str) -> str:
-    return reduce(lambda name, pair: name.replace(*pair), OFFICIAL_NAMES.items(), official)
 
 
 def _layout(state: State) -> Layout | None:
     if "criterion.negative_scale" in state:
         if any(name.startswith("img_enc.uncertain_net.") for name in state):
-            return Layout("PCME", _pcme, own_name)
-        return Layout("PCME without spread", _pcme_twin, own_name, unused=("txt_enc.uncertain_net.",))
+            return Layout("PCME", _pcme, pcme.OFFICIAL_NAMES)
+        return Layout("PCME without spread", _pcme_twin, pcme.OFFICIAL_NAMES, unused=("txt_enc.uncertain_net.",))
     if "txt_enc.rnn.weight_ih_l0_reverse" in state:
-        return Layout("PVSE", _pvse, _own_name)
+        return Layout("PVSE", _pvse, OFFICIAL_NAMES)
     if state.keys() >= {IMAGE, "txt_enc.rnn.weight_ih_l0"}:
-        return Layout("VSE++", _vsepp, _own_name)
+        return Layout("VSE++", _vsepp, OFFICIAL_NAMES)
     return None
 
 
@@ -290,14 +294,13 @@ def _pvse(state: State, options: Options) -> PVSEConfig:
 
 
 def _vsepp(state: State, options: Options) -> VSEPPConfig:
-    """The encoder of precomputed features, which has no CNN, does not normalise them."""
     order = options.get("measure", "cosine") == "order"
     if bool(options.get("use_abs", order)) != order:
         raise ValueError("absolute values go with the order similarity, and no other")
     return VSEPPConfig(
         width=len(state[IMAGE]),
         similarity="order" if order else "cosine",
-        normalise_features=any(name.startswith(TRUNK) for name in state),
+        normalise_features=any(name.startswith(TRUNK) for name in state),  # precomputed ones are not
         normalise_image=not options.get("no_imgnorm", False),
         **_ranking(state, options),
     )

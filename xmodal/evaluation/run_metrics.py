@@ -1,4 +1,4 @@
-"""Metrics of a run: how well its model finds texts for visual items, and items for texts, on a split."""
+"""Metrics of a run on a split."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,10 +33,7 @@ from xmodal.training.validation import check_device, compared, gallery_of
 def load(
     run: str, device: str = "cpu", features: FeatureStore | None = None, distance: str | None = None
 ) -> Scorer[Any, Any]:
-    """Loads the model of a run with the weights of its best validation, by another `distance` if one is named.
-
-    Pass `features` if the run was fine-tuned from pictures: its weights then contain the features' network.
-    """
+    """Loads a run's model with its best weights; one that was trained from pictures needs its `features`."""
     started = run_folder.read(run)
     state = read_tensors(run, run_folder.BEST)
     if distance is not None:
@@ -56,7 +53,7 @@ def load(
 
 
 def with_distance(model: Config, distance: str, name: str) -> Config:
-    """Chooses another score of the same weights; `name` is the recipe's, for messages."""
+    """Chooses another score of the same weights."""
     if not hasattr(model, "distance"):
         raise UserError(f"{name} has one score, so {distance!r} cannot be chosen")
     try:
@@ -68,7 +65,7 @@ def with_distance(model: Config, distance: str, name: str) -> Config:
 def evaluate(
     run: str, setup: Setup, split: str | None = None, *, distance: str | None = None, extended: Path | None = None
 ) -> Report:
-    """Computes every metric of a run, from the records and features that it was trained on; see `open_run`.
+    """Computes every metric of a run on a split, by default the test split beside that of its training.
 
     `distance` is another score of the same weights (PCME), `extended` a folder with ECCV-Caption's files.
     """
@@ -100,7 +97,7 @@ def report(
     extended: Path | None,
     **about: Any,
 ) -> Report:
-    """Computes every metric of a model on the examples of its reader; `about` are further fields of the report."""
+    """Computes every metric; `about` are further fields of the report."""
     examples = reader.examples
     gallery = gallery_of(examples)
     positives = eccv(extended, gallery) if extended else None
@@ -126,8 +123,6 @@ def report(
 
 @dataclass(frozen=True, eq=False)
 class OpenedRun:
-    """A run with its model and a split; `reader` reads pictures if the weights were trained from them."""
-
     started: Run
     view: View
     records: Output
@@ -137,7 +132,6 @@ class OpenedRun:
 
 
 def open_run(run: str, setup: Setup, split: str | None = None, distance: str | None = None) -> OpenedRun:
-    """Opens a run on a split of its corpus; by default on the test split beside that of its training."""
     check_device(setup.device)
     started = run_folder.read(run)
     recipe = started.recipe

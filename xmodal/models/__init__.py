@@ -58,7 +58,7 @@ class Solvable(Scorer[V, T], Protocol[V, T]):
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Facts about the data that a network must know before it can be built."""
+    """Facts about the data that a network is built by."""
 
     visual_width: int
     text_width: int  # the vocabulary's size for tokens
@@ -108,7 +108,7 @@ def reference(config: Config) -> str:
 
 
 def source_of(config: Config) -> bytes | None:
-    """The user's file that defines a model, as long as it lies unchanged where it was."""
+    """The user's file that defines a model, if it lies there unchanged."""
     path, _, sha256 = reference(config).rpartition("@")
     if not Path(path).is_file() or sha256_of(path) != sha256:
         return None

@@ -19,6 +19,7 @@ them is built here.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import ClassVar, Literal
@@ -105,7 +106,6 @@ class PCME(nn.Module):
             return self.losses(self._sampled(_gathered(visual)), self._sampled(_gathered(text)), gather_pairs(stream))
 
     def losses(self, visual: Gaussians, text: Gaussians, positives_P2: Tensor) -> dict[str, Tensor]:
-        """The terms of the objective."""
         matched_VT = text.mean.new_zeros(len(visual.mean), len(text.mean), dtype=torch.bool)
         matched_VT[positives_P2.unbind(1)] = True
         zero, kl, draw = visual.mean.new_zeros(()), self.config.kl, self.config.uniformity
@@ -126,7 +126,7 @@ class PCME(nn.Module):
         return gaussians.floats_per_item(self.config.distance, self.config.width, self.config.samples)
 
     def attention_visual(self, visual: Padded) -> Tensor:
-        """Where the mean looks, (B, L, 1)."""
+        """(B, L, 1): the map of the mean."""
         return self.image_mean.attention.attend(visual.zero_padded(), visual.mask)[..., None]
 
     def image_gaussians(self, visual: Padded) -> Gaussians:
@@ -192,7 +192,7 @@ class Head(nn.Module):
 
 
 def pair_losses(logits_VJTJ: Tensor, matched_VT: Tensor) -> Tensor:
-    """(V, T): the negative log likelihood that each pair is what it is."""
+    """(V, T): negative log likelihoods."""
     sign_VT = matched_VT.to(logits_VJTJ.dtype) * 2 - 1
     likely_VT = logsigmoid(sign_VT[:, None, :, None] * logits_VJTJ).logsumexp((1, 3))
     return math.log(logits_VJTJ.shape[1] * logits_VJTJ.shape[3]) - likely_VT
@@ -252,9 +252,8 @@ OFFICIAL_NAMES = {  # parts of names, replaced in this order
 }
 
 
-def own_name(official: str) -> str:
-    """Our name for a parameter of [C]; its deterministic twin has a `txt_enc.uncertain_net` that it never uses."""
-    return reduce(lambda name, pair: name.replace(*pair), OFFICIAL_NAMES.items(), official)
+def own_name(official: str, names: Mapping[str, str] = OFFICIAL_NAMES) -> str:
+    return reduce(lambda name, pair: name.replace(*pair), names.items(), official)
 
 
 WARM_UP = Optimiser("adamp", 2e-4, clip_norm=2.0, unclipped=("scale", "shift"), schedule=Cosine(30))
@@ -295,7 +294,7 @@ PCME_CUB = replace(
 
 
 def _twin(recipe: Recipe) -> Recipe:
-    """The same, deterministic ("mu only", [P] tables 1 to 3)."""
+    """The deterministic recipe ("mu only", [P] tables 1 to 3)."""
     assert isinstance(recipe.model, PCMEConfig)
     model = replace(recipe.model, samples=0, kl="off", distance="mean")
     return replace(recipe, name=f"{recipe.name}-mu", model=model)

@@ -89,7 +89,7 @@ class PIENet(nn.Module):
         nn.init.zeros_(self.guided.bias)
 
     def forward(self, whole_BD: Tensor | None, local_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """The embeddings, not yet normalised, and the guided features."""
+        """The embeddings before normalisation, and the guided features."""
         pooled_BKF = self.attend(local_BLF, mask_BL).mT @ local_BLF
         guided_BKD: Tensor = self.dropout(self.guided(pooled_BKF).sigmoid())
         if whole_BD is None:
@@ -148,7 +148,6 @@ class PVSE(nn.Module):
             return self.losses(_gathered(visual), _gathered(text), gather_pairs(stream))
 
     def losses(self, visual: Embedded, text: Embedded, positives_P2: Tensor) -> dict[str, Tensor]:
-        """The terms of the objective."""
         config = self.config
         similarity_VT = self.similarity(self._compared(visual), self._compared(text))
         ranking = ranking_loss(similarity_VT, positives_P2, config.margin, config.negatives, config.reduction)
@@ -161,7 +160,7 @@ class PVSE(nn.Module):
         return {"ranking": ranking, "diversity": sum(diversity, off), "mmd": mmd}
 
     def attention_visual(self, visual: Padded) -> Tensor:
-        """Where the embeddings look, (B, L, K)."""
+        """(B, L, K)"""
         return _having(self.visual_pie).attend(visual.zero_padded(), visual.mask)
 
     def attention_text(self, text: Padded) -> Tensor:
@@ -212,7 +211,7 @@ class PVSE(nn.Module):
 
 
 def best_similarity(visual_VKD: Tensor, text_TKD: Tensor, similarity: Literal["cosine", "order"]) -> Tensor:
-    """(V, T): of the best pair of embeddings, one visual embedding at a time, as (V, T, K, K) would be large."""
+    """(V, T): of the best pair of embeddings; (V, T, K, K) at once would be large."""
     texts_ND = text_TKD.flatten(0, 1)
     best = []
     for visual_VD in visual_VKD.unbind(1):
@@ -231,7 +230,7 @@ def diversity_loss(guided_BKD: Tensor, reduction: Reduction) -> Tensor:
 
 
 def discrepancy_loss(visual_ND: Tensor, text_ND: Tensor, kernel: Kernel, gamma: float, reduction: Reduction) -> Tensor:
-    """The squared maximum mean discrepancy, biased; a sum is over all pairs."""
+    """The squared maximum mean discrepancy; a sum is over all pairs."""
     pairs = ((visual_ND, visual_ND), (visual_ND, text_ND), (text_ND, text_ND))
     of_visual, across, of_text = (_alike(*pair, kernel, gamma).mean() for pair in pairs)
     mean = of_visual - 2 * across + of_text

@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 
-# Errors from reading damaged bytes. RuntimeError: an encrypted member, or an unknown compression method.
+# of damaged bytes; RuntimeError: an encrypted member, or an unknown compression method
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, LZMAError, EOFError, ValueError, RuntimeError, OSError)
 
 LARGEST = 256 * 2**20  # bytes of a medium, which is read whole: a larger member may be a bomb
@@ -25,11 +25,11 @@ BUFFER = 2**16
 
 
 class MissingMedia(LookupError):
-    """A medium that its publisher does not have, or that was sealed as absent. Callers count it."""
+    """A medium that its publisher does not have, or that was sealed as absent."""
 
 
 class Archives:
-    """Reads the media of a sealed set. Each worker needs its own: archives stay open."""
+    """Reads the media of a sealed set and keeps archives open: each worker needs its own."""
 
     def __init__(self, raw: Raw) -> None:
         self._raw, self._stack = raw, ExitStack()
@@ -37,10 +37,7 @@ class Archives:
         weakref.finalize(self, self._stack.close)
 
     def read(self, media: str, most: int | None = None) -> bytes:
-        """Reads a medium by the `media` of its Item, or one byte more than `most` if it is larger.
-
-        Without `most`, members over LARGEST are refused.
-        """
+        """Reads an Item's `media`, at most a byte more than `most`; without that, members over LARGEST are refused."""
         if media in self._raw:
             with self._raw.open(media) as file:
                 return file.read(-1 if most is None else most + 1)
@@ -62,7 +59,7 @@ class Archives:
 
 
 def members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
-    """Name and content of each file in a zip or tar archive. Read a content before asking for the next."""
+    """Name and content of each file in an archive. Read a content before asking for the next."""
     if path.endswith(".zip"):
         with open_archive(raw, path) as archive:
             for member in archive.infolist():
@@ -74,7 +71,7 @@ def members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
-    """Does `members` for a tar archive, plain or gzipped. Only after the last file is it known to be whole."""
+    """Does `members` for a tar archive, plain or gzipped, which after the last file is known to be whole."""
     with ExitStack() as stack:
         with _refusing_damage(path):
             file: Any = stack.enter_context(raw.open(path))

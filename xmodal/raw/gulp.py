@@ -1,4 +1,4 @@
-"""Gulp dumps: clips as JPEGs of their frames, in the chunks of GulpIO. PVSE's authors offer such dumps.
+"""Gulp dumps, as PVSE's authors offer them: clips as JPEGs of their frames, in the chunks of GulpIO.
 
 A chunk is two files. data_0.gulp has JPEGs one after the other, each padded with zeros to a multiple of four bytes.
 meta_0.gmeta has the frames of each clip: begin, padding, and bytes with the padding.
@@ -62,7 +62,6 @@ def _listed(raw: Raw, meta: str) -> dict[str, Any]:
 
 
 def _frames(clip: JsonRecord, size: int, file: BinaryIO) -> list[Frame]:
-    """The frames of one clip, checked to lie in the data."""
     for each in clip.each("frame_info"):
         info = each.content
         if not isinstance(info, list) or [type(number) for number in info] != [int, int, int]:
@@ -73,14 +72,12 @@ def _frames(clip: JsonRecord, size: int, file: BinaryIO) -> list[Frame]:
     infos, added = clip.value("frame_info", list), len(clip.value("meta_data", list))
     frames = [(begin, count - padding) for begin, padding, count in _once(infos, added, file)]
     if not frames or sum(count for _, count in frames) > LARGEST:
-        raise UserError(
-            f"{clip.where} has {len(frames):,} frames; a clip has one at least, and at most {LARGEST:,} bytes"
-        )
+        raise UserError(f"{clip.where} has {len(frames):,} frames, not one or more of {LARGEST:,} bytes at most")
     return frames
 
 
 def _once(infos: list[list[int]], added: int, file: BinaryIO) -> list[list[int]]:
-    """Removes the repeats of a clip that was added so many times."""
+    """Removes the repeats of a clip that was `added` several times."""
     first, sizes = infos[: len(infos) // max(added, 1)], [info[1:] for info in infos]
     if added < 2 or sizes != [info[1:] for info in first] * added:
         return infos

@@ -10,8 +10,6 @@ from xmodal.root.sealed_sets import open_sealed, read_lock
 
 
 class Raw:
-    """The publisher's files by the paths of their sources."""
-
     def __init__(self, paths: Container[str], open: Callable[[str], BinaryIO]) -> None:
         self._paths, self._open = paths, open
 

@@ -1,10 +1,9 @@
 r"""Readers of text, tables and JSON: every piece comes with its place in the file.
 
-Text is UTF-8, with or without a byte order mark; lines end in \n or \r\n. Anything else is a UserError with its place.
+Text is UTF-8, with or without a byte order mark; lines end in \n or \r\n.
 
-A list is Parquet, CSV, TSV, JSONL or an Arrow stream, by its ending. CSV and TSV have a header, and maybe quotes; an
-Arrow stream is what `save_to_disk` of Hugging Face datasets writes. The place of its rows, and of Parquet's, counts
-from 1.
+A list is Parquet, CSV, TSV, JSONL or an Arrow stream (`save_to_disk` of Hugging Face datasets), by its ending. CSV and
+TSV have a header, and maybe quotes. Rows of Parquet and Arrow are counted from 1.
 """
 
 import csv
@@ -13,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import IO, Any, TypeVar
@@ -35,12 +35,8 @@ T = TypeVar("T")
 Id = TypeVar("Id", int, str)
 
 
-class NotUnicode(UserError):
-    """Text that is not UTF-8, with file and line."""
-
-
 def lines(raw: Raw, path: str) -> Iterator[tuple[str, str]]:
-    """Each line that is not blank, without its end, after its place ("captions.tsv:12"); `path` as in `open_file`."""
+    """Each line that is not blank, after its place ("captions.tsv:12"); `path` as in `open_file`."""
     with open_file(raw, path) as file:
         yield from lines_of(file, path)
 
@@ -52,13 +48,13 @@ def lines_of(file: Iterable[bytes], path: str) -> Iterator[tuple[str, str]]:
         try:
             text = data.decode().rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise NotUnicode(f"{where} is not UTF-8, at its byte {error.start + 1}") from None
+            raise UserError(f"{where} is not UTF-8, at its byte {error.start + 1}: save it as UTF-8") from None
         if text:
             yield where, text
 
 
 def columns(raw: Raw, path: str, count: int) -> Iterator[tuple[str, list[str]]]:
-    """The fields of each line of a table with tabs. Each line must have `count` of them."""
+    """The `count` fields of each line of a table with tabs."""
     for where, line in lines(raw, path):
         fields = line.split("\t")
         if len(fields) != count:
@@ -67,12 +63,12 @@ def columns(raw: Raw, path: str, count: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def split_files(raw: Raw, files: Mapping[str, str], id_of: Callable[[str, str], Id]) -> dict[Id, tuple[str, str]]:
-    """Split and place of each id, from files {path: split} with an id a line, which `id_of` reads."""
+    """Split and place of each id, from files {path: split} with an id a line."""
     return splits_by_id({split: id_list(path, lines(raw, path), id_of) for path, split in files.items()})
 
 
 def splits_by_id(lists: Mapping[str, Mapping[Id, str]]) -> dict[Id, tuple[str, str]]:
-    """Split and place of each id, from lists by split. No id is in two."""
+    """Split and place of each id, which is in one list alone."""
     found: dict[Id, tuple[str, str]] = {}
     for split, places in lists.items():
         for id, where in places.items():
@@ -83,7 +79,7 @@ def splits_by_id(lists: Mapping[str, Mapping[Id, str]]) -> dict[Id, tuple[str, s
 
 
 def id_list(name: str, lines: Iterable[tuple[str, str]], id_of: Callable[[str, str], Id]) -> dict[Id, str]:
-    """The place of each id of a list, which is not empty and has no id twice."""
+    """The place of each id of a list, which has one, and none twice."""
     places: dict[Id, str] = {}
     for where, line in lines:
         places[once(places, id_of(line.strip(), where), where)] = where
@@ -93,7 +89,7 @@ def id_list(name: str, lines: Iterable[tuple[str, str]], id_of: Callable[[str, s
 
 
 def once(seen: Container[Id], id: Id, where: str) -> Id:
-    """An id that must not be in `seen` yet; it is added to a set."""
+    """An id that is not in `seen` yet; it is added to a set."""
     if id in seen:
         raise UserError(f"{where}: id {id} is there a second time")
     if isinstance(seen, set):
@@ -102,7 +98,7 @@ def once(seen: Container[Id], id: Id, where: str) -> Id:
 
 
 def matched(pattern: str, text: str, where: str, expected: str) -> re.Match[str]:
-    """The match of a whole text, which must be as expected."""
+    """The match of a whole text."""
     found = re.fullmatch(pattern, text)
     if found is None:
         raise UserError(f"{where}: {text!r:.100} is no {expected}")
@@ -110,23 +106,22 @@ def matched(pattern: str, text: str, where: str, expected: str) -> re.Match[str]
 
 
 def words_of(text: str, where: str) -> str:
-    """A caption with single spaces between its words. There must be one."""
+    """A caption with single spaces between its words, which is not empty."""
     words = " ".join(text.split())
     if not words:
         raise UserError(f"{where} is empty")
     return words
 
 
+@dataclass(slots=True)
 class JsonRecord:
     """A JSON value that should be an object, with its place in the file."""
 
-    __slots__ = ("content", "where")
-
-    def __init__(self, content: Any, where: str) -> None:
-        self.content, self.where = content, where
+    content: Any
+    where: str
 
     def value(self, name: str, kind: type[T]) -> T:
-        """A field, which must exist and be of this type; true is no number."""
+        """A field of this type; true is no number."""
         if not isinstance(self.content, dict) or name not in self.content:
             raise UserError(f"{self.where} has no {name!r}")
         value = self.content[name]
@@ -140,19 +135,16 @@ class JsonRecord:
         return self.value(name, kind) if is_there else None
 
     def each(self, name: str) -> Iterator["JsonRecord"]:
-        """The elements of a list."""
         for number, element in enumerate(self.value(name, list)):
             yield JsonRecord(element, f"{self.where}: {name}[{number}]")
 
     def texts(self, name: str) -> Iterator[str]:
-        """The elements of a list of texts."""
         for number, text in enumerate(self.value(name, list)):
             if not isinstance(text, str):
                 raise UserError(f"{self.where}: {name}[{number}] is {text!r:.40}, no text")
             yield text
 
     def split(self, known: Collection[str]) -> str:
-        """The field "split", which must be a known one."""
         split = self.value("split", str)
         if split not in known:
             raise UserError(f"{self.where} is in an unknown split {split!r}; there are: {', '.join(known)}")
@@ -181,7 +173,7 @@ def json_elements_of(file: IO[bytes], path: str) -> Iterator[JsonRecord]:
 
 
 class _Json:
-    """JSON values, read one after the other from a text that is too long for memory."""
+    """JSON values, read one by one from a text that is too long for memory."""
 
     def __init__(self, file: IO[str], path: str) -> None:
         self._file, self._path = file, path
@@ -261,25 +253,16 @@ class _Json:
 
 def rows(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
     """Reads these columns of a list, row by row."""
+    return READERS[ending(path)](raw, path, columns)
+
+
+def has_column(raw: Raw, path: str, name: str) -> bool:
+    """Whether a valid list has a column; of JSONL the first line tells."""
     try:
-        yield from READERS[ending(path)](raw, path, columns)
-    except NotUnicode as error:
-        raise UserError(f"{error}: save it as UTF-8") from None
-
-
-def heading(raw: Raw, path: str) -> list[str]:
-    """The columns of a valid list; of JSONL, those of its first line."""
-    kind = ending(path)
-    if kind == ".jsonl":
-        return list(json.loads(next(lines(raw, path))[1]))
-    with raw.open(path) as file:
-        if kind == ".parquet":
-            return list(pq.read_schema(file).names)
-        if kind == ".arrow":
-            with pa.ipc.open_stream(file) as stream:
-                return list(stream.schema.names)
-        with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
-            return next(csv.reader(text, delimiter="\t" if kind == ".tsv" else ","))
+        next(rows(raw, path, [name]), None)
+    except UserError:
+        return False
+    return True
 
 
 def ending(path: str) -> str:
@@ -289,7 +272,7 @@ def ending(path: str) -> str:
 
 
 def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",") -> Iterator[Cells]:
-    """The named columns, in this order, of a table with a header and maybe quotes."""
+    """The named columns, in this order, of a table with a header."""
     with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         table = csv.reader(text, delimiter=separator, strict=True)
         try:
@@ -354,7 +337,6 @@ READERS: dict[str, Callable[[Raw, str, Sequence[str]], Iterator[Cells]]] = {
 
 
 def _refuse_columns(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
-    """Refuses a header that does not have each column once."""
     for name in columns:
         if name not in there:
             raise UserError(f"{where} has no column {name!r}; its columns are {', '.join(there) or 'none'}")

@@ -5,8 +5,8 @@ of a matrix are looked at on their own, then the whole tensor; vectors and scala
 
     cosine(gradient, w) < delta / sqrt(size of w), for all rows at once   →   p - w (w . p) / |w|^2 in each row
 
-Weight decay is `wd_ratio` of itself where the step was projected. Defaults are those of the paper's section 5 and its
-code, without Nesterov momentum, which PCME has not.
+Weight decay is `wd_ratio` of itself where the step was projected. Defaults are the paper's (section 5), without
+Nesterov momentum, which PCME has not.
 """
 
 import math
@@ -68,7 +68,7 @@ def _adam_step(parameter: Tensor, gradient: Tensor, state: dict[str, Any], group
 
 
 def _projected(parameter: Tensor, gradient: Tensor, step: Tensor, group: dict[str, Any]) -> Tensor | None:
-    """The step without its part along the weights, by rows or as a whole; None where the weights have a length."""
+    """The step without its part along the weights; None where the weights have a length."""
     for rows in (len(parameter), 1):
         weights, slopes, steps = (tensor.reshape(rows, -1) for tensor in (parameter, gradient, step))
         alignment = cosine_similarity(slopes, weights, dim=1, eps=group["eps"]).abs().max()

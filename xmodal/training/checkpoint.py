@@ -63,7 +63,7 @@ class Log:
 
 @contextmanager
 def open_log(run: str, tensorboard: bool) -> Iterator[Log]:
-    """Opens the log for more lines. TensorBoard shows the later of steps that were done twice after a kill."""
+    """Opens the log for more lines, in the first process."""
     if distributed.rank():
         yield Log(BytesIO())
         return
@@ -80,7 +80,6 @@ def open_log(run: str, tensorboard: bool) -> Iterator[Log]:
 
 
 def save(run: str, name: str, state: object) -> None:
-    """Only the first process saves."""
     if distributed.rank():
         return
     buffer = BytesIO()
@@ -89,7 +88,6 @@ def save(run: str, name: str, state: object) -> None:
 
 
 def read_last(run: str) -> dict[str, Any] | None:
-    """The state that was saved last; None if there is none."""
     return read_tensors(run, run_folder.LAST) if run_folder.has_state(run) else None
 
 
@@ -103,7 +101,7 @@ def state_of(saved: dict[str, Any], phases: int) -> TrainingState:
 
 @contextmanager
 def blaming_last(run: str) -> Iterator[None]:
-    """Turns errors of the block into one of the file that was saved last."""
+    """Turns errors of the block into one of last.pt."""
     try:
         yield
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -116,7 +114,7 @@ DAMAGED = (AssertionError, AttributeError, EOFError, LookupError, OSError, Overf
 
 
 def load_tensors(data: bytes) -> Any:
-    """Reads tensors and plain values to the CPU, and executes nothing; ValueError if the bytes are damaged."""
+    """Reads tensors and plain values to the CPU and executes nothing; ValueError if damaged."""
     try:
         is_archive = zipfile.is_zipfile(BytesIO(data))
         if is_archive and (broken := zipfile.ZipFile(BytesIO(data)).testzip()) is not None:  # torch checks no checksum

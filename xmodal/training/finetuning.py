@@ -64,7 +64,7 @@ class WithBackbone(nn.Module):
 
 
 def attach_backbone(model: nn.Module, features: FeatureStore, weights_file: Path | None = None) -> WithBackbone:
-    """Puts the network that made the features in front of a model of them, on the CPU."""
+    """Puts the network that made the features in front of a model, on the CPU."""
     network = network_of(features)
     extractor = load(network, weights_file)
     if extractor.weights_sha256 != features.provenance.get("weights_sha256"):
@@ -76,7 +76,7 @@ def attach_backbone(model: nn.Module, features: FeatureStore, weights_file: Path
 
 
 def attach_empty_backbone(model: nn.Module, features: FeatureStore) -> WithBackbone:
-    """As `attach_backbone`, for weights that are loaded next: needs no file and no download."""
+    """As `attach_backbone`, for weights that are loaded next."""
     return WithBackbone(model, load(replace(network_of(features), weights="random:0")))
 
 
@@ -89,7 +89,7 @@ def network_of(features: FeatureStore) -> ResNet:
             raise ValueError(f"rows are {features.spec.row_shape}, not {network.spec.row_shape}")
     except (LookupError, TypeError, ValueError) as error:
         raise UserError(
-            f"{features.output.where} does not say which network made it ({error!r}): training from pixels starts from "
+            f"{features.output.where} does not say which network made it ({error!r}): training from pixels needs "
             "features of the resnet stage"
         ) from error
     return network

@@ -1,8 +1,8 @@
 """Training from cached features; the weights with the highest rsum on the recipe's validation view are kept.
 
-All chance follows from the seed and the step: a run that was killed goes on from its last checkpoint, with any number
-of processes, and ends as it would have. Several processes (torchrun) share every batch (`batches.distributed`), but the
-batch normalisation of a backbone sees each process's own part: freeze it to train as one process.
+All chance follows from the seed and the step: a killed run goes on from its last checkpoint, with any number of
+processes, and ends as it would have. The batch normalisation of a backbone sees each process's own part of a batch:
+freeze it to train as one process.
 """
 
 import math
@@ -44,6 +44,7 @@ from xmodal.training.validation import check_device, measure
 from xmodal.training.words import known_words, sha256_of_vectors, tokens_of, word_vectors
 
 LOG_EVERY, SAVE_EVERY = 10, 500  # steps; the state is saved after every epoch too
+TRIED = 8  # pairs that the names of the objective's terms are found with
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Outcome:
 
 
 def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) -> Outcome:
-    """Trains in the folder `run`, or goes on there; what is refused before the first step has written nothing."""
+    """Trains in the folder `run`, or goes on there; nothing is written before everything was checked."""
     check_device(setup.device)
     refuse_unbuilt(recipe)
     with distributed.process_group(setup.device):
@@ -111,7 +112,7 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
         tables.identity,
         store.output.identity,
         vocabulary,
-        visual_width=store.spec.row_shape[-1],
+        store.spec.row_shape[-1],
         instances=len(train.ids),
         weights=describe_network(store),
         vectors=sha256_of_vectors(recipe, run, setup.vectors),
@@ -138,8 +139,9 @@ def _announce(started: Run, data: _Data, progress: Progress) -> tuple[int, float
 def _counted(examples: Examples) -> str:
     counts = f"{len(examples.ids):,} items with {len(examples.words):,} captions"
     features, captions = examples.items_without_features, examples.items_without_captions
-    left_out = f" ({features} left out without features, {captions} without captions)"
-    return counts + left_out if features or captions else counts
+    if features or captions:
+        counts += f" ({features} left out without features, {captions} without captions)"
+    return counts
 
 
 @contextmanager
@@ -164,12 +166,17 @@ def _model(started: Run, setup: Setup, run: str, data: _Data) -> nn.Module:
     for phase in recipe.phases:
         optimisers.check(model, phase)
     if not run_folder.has_state(run):
-        for batch in _loader(recipe, recipe.phases[0], data.train, setup.device):
-            terms = _objective(deepcopy(model), batch)
-            break
-        for phase in recipe.phases:
-            optimisers.check_terms(terms, phase.weights)
+        _check_terms(model, recipe, data.train, setup.device)
     return model
+
+
+def _check_terms(model: nn.Module, recipe: Recipe, train: Reader, device: str) -> None:
+    """Tries the objective on a few pairs, with the model's weights and a copy of its buffers."""
+    copied = deepcopy(model, {id(weight): weight for weight in model.parameters() if weight.requires_grad})
+    few = Loader(train, TRIED * distributed.world(), device=device, dtype=torch.float32)
+    terms = _objective(copied, next(iter(few)))
+    for phase in recipe.phases:
+        optimisers.check_terms(terms, phase.weights)
 
 
 @contextmanager
@@ -210,7 +217,6 @@ class _Training:
         return sum(len(loader) * phase.epochs for loader, phase in zip(self.loaders, self.recipe.phases, strict=True))
 
     def attach_backbone(self) -> None:
-        """Puts the network that made the features in front; it stays for later phases."""
         if not isinstance(self.model, WithBackbone):
             self.model = attach_backbone(self.model, self.data.train.store, self.setup.weights).to(self.setup.device)
 
@@ -248,20 +254,11 @@ def _run_phases(training: _Training, known: tuple[int, float]) -> Outcome:
             training.save(state, optimiser)
         state.phase, state.epoch, state.rsums, state.waited = number + 1, 0, [], 0
         training.save(state, optimiser)
-    return Outcome(
-        training.run,
-        state.best,
-        state.best_phase + 1,
-        state.best_epoch + 1,
-        state.step,
-        trained=state.step > before,
-        words=known[0],
-        known_words=known[1],
-    )
+    best = state.best, state.best_phase + 1, state.best_epoch + 1
+    return Outcome(training.run, *best, state.step, state.step > before, *known)
 
 
 def _resumed(training: _Training) -> tuple[TrainingState, dict[str, Any] | None]:
-    """Reads the state that was saved last, and cuts off what was logged after it."""
     distributed.wait_for_all()
     saved = checkpoint.read_last(training.run)
     state = TrainingState()
@@ -327,7 +324,6 @@ def _refuse_infinite(what: str, value: Tensor, terms: Mapping[str, Tensor], stat
 
 
 def _validate(training: _Training, phase: Phase, state: TrainingState) -> None:
-    """Keeps the weights if they are the best so far."""
     rsum = distributed.broadcast_from_first(lambda: _rsum(training, phase, state))
     state.waited = 0 if rsum > max(state.rsums, default=-math.inf) else state.waited + 1
     state.rsums.append(rsum)
@@ -335,8 +331,8 @@ def _validate(training: _Training, phase: Phase, state: TrainingState) -> None:
     if better:
         state.best, state.best_phase, state.best_epoch = rsum, state.phase, state.epoch - 1
         checkpoint.save(training.run, run_folder.BEST, training.model.state_dict())
-    found = f"rsum {rsum:.1f} on {training.recipe.validation.split}"
-    training.setup.progress.say(f"{found}, the best so far" if better else found)
+    best = ", the best so far" if better else ""
+    training.setup.progress.say(f"rsum {rsum:.1f} on {training.recipe.validation.split}{best}")
 
 
 def _rsum(training: _Training, phase: Phase, state: TrainingState) -> float:

@@ -1,4 +1,4 @@
-"""Optimisers of a phase: which parameters move, by which rule, and how fast in which epoch."""
+"""Optimisers of a phase: which parameters move, by which rule, and how fast."""
 
 import inspect
 import math
@@ -19,7 +19,7 @@ RISE = 1e-4  # the share by which an rsum must beat the best to be a rise, as in
 
 
 def rate(optimiser: Optimiser, epoch: int, rsums: Sequence[float]) -> float:
-    """The learning rate of an epoch of the phase, from 0, after validations with these rsums."""
+    """The learning rate of an epoch, from 0, after validations with these rsums."""
     first = optimiser.learning_rate
     match optimiser.schedule:
         case Step(after, factor):
@@ -48,8 +48,8 @@ def total(terms: Mapping[str, Tensor], weights: Mapping[str, float | Relative]) 
 
 def check(model: nn.Module, phase: Phase) -> None:
     """Refuses patterns that match no parameter; names of the trunk are not known yet."""
-    named = (*phase.frozen, *phase.optimiser.unclipped, *dict(phase.optimiser.multipliers))
-    _refuse_unmatched(model, (pattern for pattern in named if not pattern.startswith("trunk")))
+    patterns = (*phase.frozen, *phase.optimiser.unclipped, *dict(phase.optimiser.multipliers))
+    _refuse_unmatched(model, (pattern for pattern in patterns if not pattern.startswith("trunk")))
     if not phase.pixels and all(_matches(name, phase.frozen) for name, _ in model.named_parameters()):
         raise UserError(f"frozen={','.join(phase.frozen)} leaves no parameter to train")
 
@@ -83,7 +83,7 @@ def build(model: nn.Module, optimiser: Optimiser) -> Optimizer:
 
 @cache
 def _uncompiled(rule: Any) -> Callable[..., Optimizer]:
-    """The rule without torch's compiler, whose import takes seconds and 150 MB only to be switched off."""
+    """The rule without torch's compiler, whose import takes seconds and 150 MB."""
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     methods = {name: inspect.unwrap(getattr(rule, name)) for name in names}
     methods["step"] = torch.no_grad()(inspect.unwrap(rule.step))
@@ -92,7 +92,7 @@ def _uncompiled(rule: Any) -> Callable[..., Optimizer]:
 
 
 def clip(model: nn.Module, optimiser: Optimiser) -> Tensor:
-    """Clips what may be clipped; the norm before that."""
+    """Returns the norm before clipping."""
     clipped = [p for name, p in model.named_parameters() if not _matches(name, optimiser.unclipped)]
     return nn.utils.clip_grad_norm_(clipped, optimiser.clip_norm or math.inf)
 

@@ -1,7 +1,7 @@
 """Picture crops: every sample of a phase that reads pixels is cropped, flipped and coloured anew.
 
-Crops follow torchvision's transforms, as the papers' code does (docs/models.md#pvse-training,
-docs/models.md#pcme-training). Chance is drawn for a sample of an epoch, whichever batch, rank or process crops it.
+Crops follow torchvision's transforms (docs/models.md#pvse-training, docs/models.md#pcme-training). Chance is drawn for
+a sample of an epoch, whichever batch, rank or process crops it.
 
 Shapes: B samples, S a side of a stored picture, H and W pixels of the crop, T tries.
 """
@@ -37,7 +37,7 @@ STEPS = 1 << 53  # of a number between 0 and 1
 def training_pixels(
     pixels_BSS3: NDArray[np.uint8], plan: Pixels, crop: int, draws: SampleRandom, samples_B: NDArray[np.int64]
 ) -> Tensor:
-    """Cuts, flips, colours and erases each picture by the plan and its sample's draws: (B, 3, H, W)."""
+    """Cuts, flips, colours and erases pictures: (B, 3, H, W)."""
     chance = _Chance(draws, samples_B)
     boxes_B4 = _boxes(plan, pixels_BSS3.shape[1], crop, chance)
     flips_B = chance.below(2, FLIPPING) == 1 if plan.flip else np.zeros(len(samples_B), bool)
@@ -58,7 +58,7 @@ def training_pixels(
 
 
 def evaluation_pixels(pixels_BSS3: NDArray[np.uint8], crop: int) -> Tensor:
-    """The middles, from which features are made too: (B, 3, H, W); the same pixels if S - H is a multiple of 4."""
+    """The middles: (B, 3, H, W); the pixels that features are made of if S - H is a multiple of 4."""
     middle = slice(first := _middle(pixels_BSS3.shape[1], crop), first + crop)
     return torch.from_numpy(np.stack([normalised(pixels_HW3) for pixels_HW3 in pixels_BSS3[:, middle, middle]]))
 
@@ -93,7 +93,7 @@ class PictureReader(Reader):
 
 
 def picture_reader(reader: Reader, pixels: FeatureStore, plan: Pixels) -> PictureReader:
-    """Reads the same items as pictures, sized as the network saw them that made the reader's features."""
+    """Reads the same items as pictures, sized as the features' network saw them."""
     network = network_of(reader.store)
     side, found = network.resize, pixels.spec.row_shape[0]
     if side != found:
@@ -152,7 +152,6 @@ def _boxes(plan: Pixels, side: int, crop: int, chance: _Chance) -> NDArray[np.in
 
 
 def _erase(pixels_B3HW: NDArray[np.float32], probability: float, chance: _Chance) -> None:
-    """Sets rectangles to 0, the mean of all pictures."""
     if not probability:
         return
     side = pixels_B3HW.shape[-1]
@@ -160,13 +159,13 @@ def _erase(pixels_B3HW: NDArray[np.float32], probability: float, chance: _Chance
     boxes_B4 = _placed(heights_B, widths_B, side, chance, ERASING)
     for row in np.flatnonzero(chance.between(0, 1, ERASING + 2) < probability):
         top, left, height, width = boxes_B4[row]
-        pixels_B3HW[row, :, top : top + height, left : left + width] = 0
+        pixels_B3HW[row, :, top : top + height, left : left + width] = 0  # the mean of all pictures
 
 
 def _rectangles(
     side: int, longest: int, limits: tuple[Range, Range], chance: _Chance, purpose: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Heights and widths of the first draw of TRIES within `longest`, 0 if none is; logs of aspects are uniform."""
+    """Heights and widths of the first draw within `longest`, 0 if none is."""
     area, (low, high), tries = *limits, range(purpose, purpose + 2 * TRIES, 2)
     areas_TB = np.stack([chance.between(*area, one) for one in tries]) * side**2
     aspects_TB = np.exp(np.stack([chance.between(math.log(low), math.log(high), one + 1) for one in tries]))

@@ -1,4 +1,4 @@
-"""Limits of training: what a recipe can say and training cannot do yet."""
+"""Limits of training: what recipes say and training cannot do yet."""
 
 from itertools import pairwise
 

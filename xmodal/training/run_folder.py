@@ -69,7 +69,6 @@ class Run:  # everything that it was started with
 
 
 def start(folder: str, run: Run) -> None:
-    """Writes what the run is, unless the folder holds that already."""
     refuse_another(folder, run)
     if not _has(folder, RECIPE):
         storage = LocalStorage(folder)
@@ -100,7 +99,7 @@ def _has(folder: str, name: str) -> bool:
 
 @contextmanager
 def held(folder: str) -> Iterator[None]:
-    """Locks the folder; a process that is killed loses its lock."""
+    """Locks the folder until the process ends."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         file = (Path(folder) / LOCK).open("a+")
@@ -127,7 +126,7 @@ def anew(folder: str) -> str:  # where weights are damaged
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Names what differs as `--set` does; the fingerprint is named only if nothing else differs."""
+    """Names what differs as `--set` does; the fingerprint only if nothing else differs."""
     old, new = (dict(_leaves(facts, "")) for facts in (before, now))
     names = [name for name in dict.fromkeys((*new, *old)) if name not in TOLD]
     found = [name for name in names if _said(old, name) != _said(new, name)]
@@ -137,7 +136,6 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yields every plain value with its name; phases are numbered from 1."""
     if isinstance(value, dict):
         for part, inner in value.items():
             yield from _leaves(inner, f"{name}.{part}".lstrip(".").removeprefix("recipe."))
@@ -165,7 +163,6 @@ def read(folder: str) -> Run:
 
 
 def network(folder: str, run: Run, word_vectors: NDArray[np.float32] | None = None) -> Scorer[Any, Any]:
-    """Builds the run's network; UserError if nothing can be built of such sizes."""
     if word_vectors is not None:
         wide, there = getattr(run.recipe.model, "word_width", None), word_vectors.shape[1]
         if wide not in (None, there):
@@ -183,12 +180,12 @@ def read_vocabulary(folder: str) -> Vocabulary | None:
     return _vocabulary(folder) if _has(folder, RECIPE) else None
 
 
-def _afresh(folder: str) -> str:  # where nobody can tell any more what was trained
+def _afresh(folder: str) -> str:
     return f"remove the folder {folder} and train again"
 
 
 def recipe_of(plain: Mapping[str, Any], model: str, cites: str = "") -> Recipe:
-    """Makes a recipe of its canonical form, which lacks `cites`, from dataclasses of recipes and of the model alone."""
+    """Makes a recipe of its canonical form, from dataclasses of recipes and of the model alone."""
     named = vars(recipes) | vars(models.load(model))
     classes = {name: known for name, known in named.items() if isinstance(known, type) and is_dataclass(known)}
     try:

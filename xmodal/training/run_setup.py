@@ -1,4 +1,4 @@
-"""The setup of a training or an evaluation: where the data are, which files are given, what does the work."""
+"""The setup of a training or an evaluation."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,6 @@ class Setup:
         return find_output(self.root, "records", self.records, corpus=corpus)
 
     def store(self, stage: str, tables: Output, model: object = None) -> FeatureStore:
-        """The features of a stage that belong to the records, and fit the config of a model."""
+        """Opens the features of a stage that belong to the records and fit a model's config."""
         identity = self.pixels if stage == "pixels" else self.features
         return open_features(self.root, stage, identity, tables, model)

@@ -38,14 +38,14 @@ def measure(
     blocks: tuple[int, int] = BLOCKS,
     labels: Labels = NO_LABELS,
 ) -> dict[str, Scores]:
-    """Computes the metrics of ranks, by gallery; `blocks` changes memory and speed alone."""
+    """Computes the metrics of ranks, by gallery."""
     with torch.inference_mode():
         similarities = compared(scorer, reader, progress, device, blocks)
         return recall_by_gallery(similarities, gallery_of(reader.examples), labels)
 
 
 def own_ranks(scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str = "cpu") -> Both:
-    """The rank of every item's best own caption, and of every caption's item, in the reader's order."""
+    """The rank of every item's best own caption, and of every caption's item."""
     with torch.inference_mode():
         return ranks(compared(scorer, reader, progress, device), gallery_of(reader.examples).own)[0]
 
@@ -57,7 +57,7 @@ def gallery_of(examples: Examples) -> Gallery:
 def compared(
     scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str, blocks: tuple[int, int] = BLOCKS
 ) -> Similarities:
-    """Encodes both sides once, block by block; each tile is computed when it is asked for."""
+    """Encodes both sides once; each tile is computed when it is asked for."""
     if isinstance(scorer, nn.Module):
         scorer.eval()
     shape = len(reader.examples.ids), len(reader.examples.words)
@@ -79,5 +79,5 @@ def compared(
 
 
 def floats(features: Padded, device: str) -> Padded:
-    """Moves features to the device in half precision, as they are stored; there they become single."""
+    """Moves features as they are stored, in half precision, and makes them single there."""
     return Padded(features.values.to(device).float(), features.lengths)

@@ -1,4 +1,4 @@
-"""The words of a run: how many of them it knows, and the file of vectors that they start from."""
+"""The words of a run, and the file of vectors that they start from."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ FEW = 0.5  # a smaller share of known words is worth a warning
 
 
 def known_words(recipe: Recipe, train: Examples, vocabulary: Vocabulary, progress: Progress) -> tuple[int, float]:
-    """Says and returns how many words the vocabulary has, and the share of the training captions' words among them."""
+    """Says and returns the number of words, and the share of the training captions' words that is known."""
     counts = np.bincount(train.words.numbers, minlength=len(vocabulary))
     known, unknown = int(counts[len(SPECIALS) :].sum()), int(counts[UNKNOWN])
     share = known / (known + unknown) if known + unknown else 1.0
@@ -34,7 +34,6 @@ def known_words(recipe: Recipe, train: Examples, vocabulary: Vocabulary, progres
 def word_vectors(
     file: Path | None, train: Examples, vocabulary: Vocabulary, progress: Progress
 ) -> NDArray[np.float32] | None:
-    """Reads the vectors of the vocabulary's words, and says how many have one."""
     if file is None:
         return None
     specials = len(SPECIALS)
@@ -47,7 +46,7 @@ def word_vectors(
 
 
 def sha256_of_vectors(recipe: Recipe, run: str, file: Path | None) -> str:
-    """The sha256 of the file that the words start from; a run that goes on knows it already."""
+    """The sha256 of the file, which a run that goes on knows already."""
     named = tokens_of(recipe).vectors
     if file is not None:
         if named is None:
@@ -57,8 +56,8 @@ def sha256_of_vectors(recipe: Recipe, run: str, file: Path | None) -> str:
         return ""
     if run_folder.read_vocabulary(run) is None:
         raise UserError(
-            f"recipe {recipe.name!r} starts its words from {named}: give the file (--vectors FILE), or start them at "
-            "random (--set text.vectors=none)"
+            f"recipe {recipe.name!r} starts its words from {named}: give the file (--vectors FILE), or --set "
+            "text.vectors=none"
         )
     known = run_folder.read(run).vectors
     if known and not run_folder.has_state(run):

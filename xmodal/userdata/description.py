@@ -1,6 +1,6 @@
-"""Descriptions of user lists: which files, which columns, and how items are put into splits.
+"""Descriptions of user lists: files, columns, splits.
 
-It is sealed with the lists, as the file DESCRIPTION, so that the identity of every output changes with the columns.
+One is sealed with its lists, as the file DESCRIPTION, so that the identity of every output changes with it.
 """
 
 import json
@@ -14,6 +14,7 @@ from xmodal.root.identity import canonical_json
 
 DESCRIPTION = "xmodal-own.json"
 FORMAT = 1  # of the file
+USUAL = {"train": "train", "test": "test", "validation": "val", "valid": "val", "dev": "val"}
 SPLITS = (("train", "0.9"), ("val", "0.05"), ("test", "0.05"))
 
 
@@ -53,17 +54,12 @@ class Description:
         if fields.pop("version") != FORMAT:
             raise UserError(f"{DESCRIPTION} was written by another version of xmodal: name the list again")
         files = tuple(ListFile(**file) for file in fields.pop("files"))
-        return cls(**fields | {"files": files, "splits": tuple((name, share) for name, share in fields["splits"])})
+        return cls(**fields | {"files": files, "splits": tuple(map(tuple, fields["splits"]))})
 
 
 def split_name(text: str) -> str:
     """Turns `train` or `TRAIN` into `own/train`, `validation` into `own/val`; keeps `karpathy/train`."""
-    usual = text.lower()
-    if usual in ("validation", "valid", "dev"):
-        usual = "val"
-    elif usual not in ("train", "test"):
-        usual = text
-    name = text if "/" in text else f"own/{usual}"
+    name = text if "/" in text else f"own/{USUAL.get(text.lower(), text)}"
     if not re.fullmatch(r"[\w.-]{1,100}/[\w.-]{1,100}", name):
         raise ValueError(f"a split is named by letters, digits and ._-, not {text!r:.60}")
     return name

@@ -1,4 +1,4 @@
-"""Embedded pictures: those inside lists get places in archives of the media set."""
+"""Embedded pictures of lists get places in archives of the media set."""
 
 import hashlib
 

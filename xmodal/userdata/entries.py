@@ -1,13 +1,11 @@
-"""Entries: the rows of user lists, checked cell by cell.
-
-A row has a picture or clip and its captions. The cell of the column `url` may be:
+"""Entries: the rows of user lists, checked cell by cell. The cell of the column `url` may be:
 
     https://x.org/cat.jpg          an address: fetched
     pictures/dog.png               a path beside the list: taken from there
     {"bytes": …, "path": "a.jpg"}  the picture itself (the `Image` of Hugging Face)
 
 Without a column an id is a digest of an address or of embedded bytes, or the path itself. NaN is an empty cell. A row
-that cannot be used is an oddity; a cell of another kind stops.
+that cannot be used is an oddity; a cell of another type is an error.
 """
 
 import hashlib
@@ -41,8 +39,6 @@ NOT_TEXT = "a caption that is not Unicode: left out"
 
 @dataclass(frozen=True)
 class Medium:
-    """A picture or clip that a row names."""
-
     path: str  # in the media set
     kind: Kind
     url: str | None = None
@@ -51,8 +47,6 @@ class Medium:
 
 @dataclass(frozen=True)
 class Entry:
-    """A row that can be used."""
-
     where: str
     id: str
     medium: Medium
@@ -62,7 +56,7 @@ class Entry:
 
 
 def entries(description: Description, raw: Raw) -> Iterator[Entry | Oddity]:
-    """Yields every row, in order; one that is left out is an Oddity."""
+    """Yields every row; one that is left out is an Oddity."""
     content = [[file.bytes, file.sha256] for file in description.files]  # other settings move no picture
     embedded = EmbeddedPictures(f"embedded/{fingerprint([content, description.revision, description.url])[:16]}")
     given = {"url": description.url, "caption": description.caption, "id": description.id, "split": description.split}
@@ -83,7 +77,7 @@ def entries(description: Description, raw: Raw) -> Iterator[Entry | Oddity]:
 
 
 def _medium(cell: Any, where: str, embedded: EmbeddedPictures) -> Medium | str:
-    """Returns the rule by which the row is left out, if it is."""
+    """Returns the medium, or the rule by which the row is left out."""
     both = cell if isinstance(cell, dict) and {"bytes", "path"} & cell.keys() else {"path": cell}
     content, name = both.get("bytes"), both.get("path")
     if isinstance(name, bytes):
@@ -147,7 +141,7 @@ def _digest(data: bytes) -> str:
 
 
 def _captions(cell: Any, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns texts with single spaces, and the rules by which others are left out."""
+    """Returns texts, and the rules by which others are left out."""
     texts, odd = [], []
     for text in (cell or [None]) if isinstance(cell, list) else [cell]:  # null and [] are an empty caption
         text = "" if text is None or text != text else text  # NaN
@@ -172,5 +166,4 @@ def _split(cell: Any, where: str) -> str | None:
 
 
 def _ending(name: str) -> str:
-    found = re.search(r"\.[A-Za-z0-9]{1,5}$", name)
-    return found[0].lower() if found else ""
+    return found[0].lower() if (found := re.search(r"\.[A-Za-z0-9]{1,5}$", name)) else ""

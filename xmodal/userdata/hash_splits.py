@@ -1,4 +1,4 @@
-"""Splits by hash: items fall into splits of given shares by the hash of their ids, whatever their order.
+"""Splits by hash: items fall into splits of given shares by their ids.
 
 The first 16 hexadecimal digits of an id's sha256, as a fraction of 16^16, are divided by the shares. A split without
 items takes the one whose fraction is nearest, from a split that has others; it goes back when the list grows.
@@ -18,7 +18,7 @@ EMPTY_SPLIT = "a split without items"
 
 
 def hash_splits(shares: Sequence[tuple[str, str]], ids: Collection[str]) -> Iterator[Split | Oddity]:
-    """Divides items by shares; each share is a split's name and a decimal number."""
+    """Divides items by shares: a split's name and a decimal number each."""
     bounds, total = list[tuple[str, int, int]](), Fraction(0)  # the first number of each split, and that of the next
     for name, share in shares:
         first, total = math.ceil(total * 2**64), total + Fraction(share)

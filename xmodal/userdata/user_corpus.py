@@ -11,7 +11,7 @@ A list is Parquet, CSV, TSV, JSONL or an Arrow stream (xmodal/raw/readers.py):
 - An item that a column puts in two splits is an error, as is an id of two pictures in files of different splits.
 - A picture beside the list is taken once. A changed one needs another name.
 
-Rows are streamed. In memory stay the id of each item and digests of captions and media.
+Rows are streamed; ids and digests stay in memory.
 """
 
 import hashlib
@@ -41,11 +41,11 @@ SEVERAL_SPLITS = "in files of several splits: kept in each"
 BESIDE = "it is not beside the list"
 
 
-def user_corpus(description: Description, addresses: Mapping[str, str] | None = None) -> Corpus:
-    """Makes the corpus of some lists. `addresses` has the URLs of those on other machines, by path."""
+def user_corpus(description: Description, addresses: Mapping[str, str] = {}) -> Corpus:
+    """Makes the corpus of some lists; `addresses` has the URLs of those on other machines."""
     text = description.to_json()
     how = f"name the list again, as when {description.name} was first built"
-    sources = [Source(f.path, (addresses or {}).get(f.path), (), f.bytes, f.sha256, how) for f in description.files]
+    sources = [Source(f.path, addresses.get(f.path), (), f.bytes, f.sha256, how) for f in description.files]
     url = f"data:application/json,{quote(text)}"  # the file is its own address
     itself = Source(DESCRIPTION, url, (), len(text), hashlib.sha256(text).hexdigest())
     return Corpus(
@@ -112,8 +112,6 @@ def _each_once(description: Description, raw: Raw) -> Iterator[Medium]:
 
 
 class _Parser:
-    """Turns entries into rows."""
-
     def __init__(self, description: Description) -> None:
         self.captions = dict[str, int]()  # number of captions, by item
         self._description = description
@@ -151,7 +149,7 @@ class _Parser:
         yield from (Oddity(NO_SPLIT, where, id) for id, where in self._without.items())
 
     def _split(self, entry: Entry, is_only: bool) -> Iterator[Row]:
-        """Puts an item into its first split, or into a further one if files of both list the same picture."""
+        """Puts an item into its first split, or a further one if files of both list the same picture."""
         if entry.id not in self._splits:
             self._splits[entry.id] = entry.split
             if entry.split is None:

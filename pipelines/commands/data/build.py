@@ -4,7 +4,7 @@ A corpus alone stands for sources, records and media. A stage brings what it nee
 `xmodal settings STAGE` lists what --set may change; `xmodal plan` takes the same arguments and builds nothing.
 
 examples:
-  xmodal build coco/records --root data                 download, check and parse the captions
+  xmodal build coco/records --root data                 download and parse the captions
   xmodal build coco --root s3://bucket/xmodal --raw ~/Downloads
   xmodal build coco/resnet --root data --set resnet.network=resnet50 --set resnet.weights=IMAGENET1K_V2
   xmodal build mylist.parquet --url url --caption caption --root data    your own data; from then on named mylist
@@ -24,12 +24,8 @@ from pipelines.commands._text import absent, command, counts, failures
 def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS[/STAGE]")
     _flags.building(parser)
-    parser.add_argument(
-        "--most-absent",
-        type=_share,
-        metavar="SHARE",
-        help="exit with 3 where more than this share, 0 to 1, is absent or unusable (default: only where all is)",
-    )
+    absent = "exit with 3 where more than this share, 0 to 1, is absent or unusable (default: only where all is)"
+    parser.add_argument("--most-absent", type=_share, metavar="SHARE", help=absent)
     _flags.own_data(parser)
 
 
@@ -66,7 +62,6 @@ def exit_code(result: Result) -> int:
 
 
 def outputs(result: Result) -> Lines:
-    """Two lines an output, and more where something is odd or absent."""
     for row in result["outputs"]:
         yield f"{_name(row):28} {'built' if row['built'] else 'up to date':10}  {row['path']}"
         yield from (f"{'':28} {line}" for line in _below(row))
@@ -76,11 +71,10 @@ def outputs(result: Result) -> Lines:
 def _below(row: Result) -> Lines:
     yield counts(row["counts"]) + failures(row["failures"])
     yield from (f"{rule}: {count:,}" for rule, count in row["counts"].items() if rule.startswith("odd: ") and count)
-    lines = absent(row.get("folders", {}))
-    for kind, one in row.get("reasons", {}).items():
-        lines.append(f"{one['files']:,} {kind}, such as {one['path']}: {one['reason']}")
-    yield from lines
-    if lines:
+    reasons = row.get("reasons", {})
+    yield from absent(row.get("folders", {}))
+    yield from (f"{of['files']:,} {kind}, such as {of['path']}: {of['reason']}" for kind, of in reasons.items())
+    if reasons or row.get("folders"):
         retry, seal = command("retry", row["corpus"]), command("seal", row["corpus"])
         yield f"once they are there: `{retry} [--raw FOLDER]`, then `{seal}`, and build again"
     if row.get("retry"):

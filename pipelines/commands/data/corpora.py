@@ -5,37 +5,37 @@ examples:
   xmodal corpora --root data --json
 """
 
-from typing import Any
-
-from pipelines.commands import Args, Lines, Parser, _flags
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from xmodal.root.outputs import directories
+from xmodal.root.storage import open_storage
 
 
 def flags(parser: Parser) -> None:
     _flags.root(parser, required=False)
 
 
-def run(args: Args) -> list[dict[str, Any]]:
+def run(args: Args) -> list[Result]:
     from pipelines.fetching.corpus_names import user_corpora
     from pipelines.upkeep.corpus_build import stages_of
     from pipelines.upkeep.inspection import origin
     from xmodal import corpora
-    from xmodal.root.outputs import directories
-    from xmodal.root.storage import open_storage
 
-    storage = open_storage(args.root) if args.root else None
-    built = [(output, origin(output)) for output in directories(storage) if output.complete] if storage else []
-    yours = user_corpora(storage) if storage else []
+    there, built = [*map(corpora.load, corpora.names())], []
+    if args.root:
+        storage = open_storage(args.root)
+        there += user_corpora(storage)
+        built = [(output.where, origin(output)) for output in directories(storage) if output.complete]
     rows = []
-    for corpus in [*map(corpora.load, corpora.names()), *yours]:
+    for corpus in there:
         whose = (("annotations", corpus.name), ("media", corpus.media_set))
-        row: dict[str, Any] = {"name": corpus.name, "homepage": corpus.homepage, "licence": corpus.licence}
+        row: Result = {name: getattr(corpus, name) for name in ("name", "homepage", "licence")}
         row |= {"stages": stages_of(corpus)}
         row |= {"by_hand": {source.path: source.how for source in corpus.sources if source.url is None}}
-        rows.append(row | {"built": [output.where for output, of in built if of in whose]})
+        rows.append(row | {"built": [where for where, of in built if of in whose]})
     return rows
 
 
-def text(result: list[dict[str, Any]]) -> Lines:
+def text(result: list[Result]) -> Lines:
     for row in result:
         yield f"{row['name']:20} {row['licence']}"
         yield f"    stages: {', '.join(row['stages'])}"

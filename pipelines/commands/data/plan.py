@@ -5,8 +5,6 @@ examples:
   xmodal plan coco/resnet --root data --set resnet.output=pooled --json
 """
 
-from typing import Any
-
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import size
 from pipelines.engine.progress_line import duration
@@ -33,13 +31,13 @@ def text(result: Result) -> Lines:
     needed = loads + writes
     disk = f"{size(needed)} of disk" + ("" if free is None else f" of {size(free)} free")
     yield f"in all: {requests:,} requests, {size(loads)}, about {duration(seconds)} to download; {disk}"
-    if waiting := [row for row in rows if "waits_for" in row]:
-        yield f"{len(waiting)} of these can be reckoned only once others are done"
+    if waiting := sum("waits_for" in row for row in rows):
+        yield f"{waiting} of these can be reckoned only once others are done"
     if free is not None and needed > free:
         yield f"this does not fit: {size(needed - free)} too little on the disk of the root"
 
 
-def _row(row: dict[str, Any]) -> str:
+def _row(row: Result) -> str:
     name = f"{row['corpus']}/{row['stage']}"
     writes = f", about {size(row['writes'])} to write" if row.get("writes") else ""
     if "waits_for" in row:

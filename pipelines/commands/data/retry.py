@@ -22,10 +22,8 @@ def run(args: Args) -> Result:
     done = {}
     targets = _flags.parse_targets(args, _flags.build_options(args))
     for target, (work, (*others, stage)) in zip(args.targets, targets, strict=True):
-        if others or stage in FILE_SETS:  # of all files of the corpus
-            done[target] = work.files.retry(args.failure)
-        else:
-            done[target] = retry_units(work, stage, args.failure)
+        of_files = others or stage in FILE_SETS
+        done[target] = work.files.retry(args.failure) if of_files else retry_units(work, stage, args.failure)
     return {"root": args.root, "corpora": done}
 
 

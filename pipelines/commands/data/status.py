@@ -56,8 +56,8 @@ def _failure(state: Result) -> str:
 
 
 def _output(output: Result) -> str:
-    told_apart = f" {output['differs']}" if "differs" in output else ""
-    name = f"{output['stage']}/{output['identity']}{told_apart}" + (f" of {output['of']}" if output["of"] else "")
+    name = f"{output['stage']}/{output['identity']}" + (f" {output['differs']}" if "differs" in output else "")
+    name += f" of {output['of']}" if output["of"] else ""
     if not output["complete"]:
         return f"{name}: {output['units']:,} of {output['planned'] or '?'} units, not finished: build again to go on"
     made = f"{output['files']:,} files, {size(output['bytes'])}: {counts(output['counts'])}"

@@ -7,6 +7,8 @@ examples:
   xmodal verify --root data --forget; xmodal build coco --root data
 """
 
+from dataclasses import asdict
+
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import command
 
@@ -18,14 +20,12 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> Result:
-    from dataclasses import asdict
-
     from pipelines.upkeep.inspection import forget, verify
 
     storage = _flags.existing(args.root)
     files, damage = verify(storage, _flags.progress(args))
     reached = forget(storage, damage) if args.forget else []
-    found = [asdict(one) for one in damage]
+    found = [*map(asdict, damage)]
     return {"root": args.root, "files": files, "damage": found, "forgotten": args.forget, "unfinished": reached}
 
 

@@ -17,13 +17,14 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> Result:
+    from pipelines.engine.build_options import BuildOptions
     from pipelines.publishing.dataset_repository import publish
 
     if len(args.targets) != 1:
         raise UserError("publish takes one corpus, because --out is one folder")
-    options = _flags.read_only(args)
-    ((work, _),) = _flags.parse_targets(args, options)
-    return publish(work.corpus, options.storage, args.out, _flags.progress(args))
+    storage = _flags.existing(args.root)
+    ((work, _),) = _flags.parse_targets(args, BuildOptions(storage))
+    return publish(work.corpus, storage, args.out, _flags.progress(args))
 
 
 def text(result: Result) -> Lines:

@@ -2,9 +2,9 @@
 
 examples:
   xmodal vectors glove.840B.300d.zip                    which format it has, and how wide it is
-  xmodal vectors glove.840B.300d.zip --words runs/pvse/vocabulary.txt       which words have a vector
-  xmodal vectors GoogleNews-vectors-negative300.bin.gz --index news.index   from then on --vectors news.index
-  xmodal vectors coco --root data --split karpathy/train --train coco.bin   word2vec of the captions' own words
+  xmodal vectors glove.840B.300d.zip --words runs/pvse/vocabulary.txt    which words have a vector
+  xmodal vectors GoogleNews-vectors-negative300.bin.gz --index news.index    from then on --vectors news.index
+  xmodal vectors coco --root data --split karpathy/train --train coco.bin    word2vec of the captions' own words
 
 Formats, known by what is in a file: GloVe text, word2vec text and binary, as they are, in gzip, or alone in a zip.
 """
@@ -42,12 +42,12 @@ def run(args: Args) -> Result:
 def text(result: Result) -> Lines:
     from xmodal.text.word_vectors import Coverage
 
+    file, width = result["file"], f"{result['width']} numbers each"
     if "captions" in result:
-        learned = f"{result['words']:,} words of {result['captions']:,} captions, {result['width']} numbers each"
-        yield f"{learned}, in {result['file']}"
+        yield f"{result['words']:,} words of {result['captions']:,} captions, {width}, in {file}"
         return
     words = "" if result["words"] is None else f"{result['words']:,} words, "
-    yield f"{result['file']}: {result['format']}, {words}{result['width']} numbers each"
+    yield f"{file}: {result['format']}, {words}{width}"
     if "coverage" in result:
         yield str(Coverage(**result["coverage"]))
     if "index" in result:
@@ -93,7 +93,7 @@ def _train(args: Args) -> Result:
     except ValueError as error:
         raise UserError(f"--tokenizer {tokens} --cleaning {cleaning}: {error}") from error
     records = find_output(args.root, "records", corpus=_flags.corpus_name(args.file, args))
-    texts = [split_words(caption) for caption in caption_texts(records, View(args.file, args.split))]
+    texts = [*map(split_words, caption_texts(records, View(args.file, args.split)))]
     progress.say(f"{args.file}: {len(texts):,} captions of {args.split}")
     with progress.over("train", EPOCHS, unit="epochs") as tick:
         words, vectors = train_word2vec(texts, tick=tick)

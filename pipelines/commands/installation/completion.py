@@ -24,9 +24,10 @@ def run(args: Args) -> str:
 
     whole, known, function = parser(), _words(), FUNCTIONS[args.shell]
     (commands,) = (action.choices for action in whole._actions if isinstance(action.choices, dict))
-    for action in (action for command in commands.values() for action in command._actions):
-        if action.metavar in known:
-            action.complete = {args.shell: _name(action.metavar)}
+    for command in commands.values():
+        for action in command._actions:
+            if action.metavar in known:
+                action.complete = {args.shell: _name(action.metavar)}
     functions = (function.format(name=_name(what), words=" ".join(words)) for what, words in known.items())
     return shtab.complete(whole, args.shell, preamble="".join(functions))
 

@@ -52,17 +52,15 @@ def text(result: Result) -> Lines:
 def _next(result: Result) -> Lines:
     root = Path(os.path.relpath(result["root"]))
     runs = {one["evaluation"]["corpus"]: one["training"]["run"] for one in result["runs"]}  # the last of each
-    run = os.path.relpath(runs["coco"])
-    of_clips = [corpus for corpus in runs if corpus != "coco"]
+    run = os.path.relpath(runs.pop("coco"))
     suggested = [
         ("status", "--root", root),
         ("evaluate", run, "--root", root),
         ("look", run, "--root", root, "--attention", root.parent / "maps"),
-        *(("look", corpus, "--root", root, "--frames", root.parent / "sheets") for corpus in of_clips[:1]),
+        *(("look", corpus, "--root", root, "--frames", root.parent / "sheets") for corpus in [*runs][:1]),
         ("publish", "coco", "--root", root, "--out", root.parent / "dataset"),
     ]
-    # this environment's program, whether it is on the path or not
-    beside = os.path.join(os.path.dirname(sys.executable), "xmodal")
+    beside = os.path.join(os.path.dirname(sys.executable), "xmodal")  # the program of this environment
     xmodal = "xmodal" if shutil.which("xmodal") == beside else os.path.relpath(beside)
     yield from (shlex.join(map(str, (xmodal, *words))) for words in suggested)
     yield f"{shlex.quote(xmodal)} plan coco --root data        the real corpus"

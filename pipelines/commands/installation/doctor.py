@@ -7,7 +7,10 @@ examples:
   xmodal doctor --root s3://bucket/xmodal               also whether a root can be written to
 """
 
+from dataclasses import asdict
+
 from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.upkeep.machine import examine
 
 
 def flags(parser: Parser) -> None:
@@ -15,11 +18,7 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> list[Result]:
-    from dataclasses import asdict
-
-    from pipelines.upkeep.machine import examine
-
-    return [asdict(check) for check in examine(args.root)]
+    return [*map(asdict, examine(args.root))]
 
 
 def text(result: list[Result]) -> Lines:

@@ -50,7 +50,7 @@ def text(result: Result) -> Lines:
 
 
 def _shown(value: object) -> str:
-    """A value as --set takes it."""
+    """As --set takes it."""
     if isinstance(value, list | tuple):
         return ",".join(map(_shown, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -8,8 +8,8 @@ examples:
   xmodal evaluate tgif.pth --vocabulary tgif_vocab.pkl --root data --corpus tgif --set visual.frames=8
   xmodal evaluate --scores sims.npy --corpus coco --root data
 
-A file of PVSE, PCME or VSE++ reads features of a corpus as that paper's recipe does: 7 x 7 x 2048 of its ResNet, or
-their mean for VSE++. Training has moved the CNN of most files: authors' numbers need visual.stage=pixels.
+A file of PVSE, PCME or VSE++ reads features as that paper's recipe does: 7 x 7 x 2048 of its ResNet, or their mean for
+VSE++. Training has moved the CNN of most files: authors' numbers need visual.stage=pixels.
 """
 
 import json
@@ -39,8 +39,8 @@ def flags(parser: Parser) -> None:
     _flags.settings(released, "visual.stage=clips, visual.frames=8")
     matrix = parser.add_argument_group("a matrix of similarities").add_argument
     scores = (
-        "a .npy matrix, greater is closer: rows are the split's items, columns the captions of the first item, of the "
-        "second, …, as --write-ids lists them; or the first captions of each, 5 for example"
+        "a .npy matrix, greater is closer: rows are the split's items, columns their captions, item by item, as "
+        "--write-ids lists them; or the first captions of each, 5 for example"
     )
     matrix("--scores", type=_flags.path, metavar="FILE", help=scores)
     matrix("--corpus", help="the corpus of --scores, and of FILE (default there: coco)")
@@ -91,8 +91,8 @@ def _check(args: Args) -> None:
     if is_released and not args.vocabulary:
         raise UserError(f"{args.run} is weights alone: add --vocabulary with the words that were released with it")
     if of_weights and not is_released:
-        flags = "--vocabulary, --records, --features, --pixels and --set"
-        raise UserError(f"{flags} belong to a file of weights: a run knows its own")
+        flags = "--vocabulary, --records, --features, --pixels and --set belong to a file of weights"
+        raise UserError(f"{flags}: a run knows its own")
     if sum(map(bool, (args.run, args.scores, args.write_ids))) != 1:
         raise UserError("say what to evaluate: the folder of a run, or --scores with a matrix")
     if args.run and args.corpus and not is_released:

@@ -62,7 +62,6 @@ def text(result: Result) -> Lines:
 
 
 def _probed(row: Result, plain: Result) -> str:
-    """Each uncertainty, and how far it is above that of the unchanged items."""
     cells = []
     for name in PROBED:
         value = row[name]

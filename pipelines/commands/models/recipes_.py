@@ -16,12 +16,16 @@ def run(args: Args) -> list[Result]:
     from pipelines.papers.experiments import find
     from pipelines.papers.recipe_runs import recipes
 
-    rows = []
-    for recipe in recipes().values():
-        row: Result = {"name": recipe.name, "model": type(recipe.model).__module__.rpartition(".")[2]}
-        row |= {"corpus": recipe.view.corpus, "cites": recipe.cites}
-        rows.append(row | {"reproduces": [each.name for each in find("") if recipe.name in each.recipes]})
-    return rows
+    return [
+        {
+            "name": recipe.name,
+            "model": type(recipe.model).__module__.rpartition(".")[2],
+            "corpus": recipe.view.corpus,
+            "cites": recipe.cites,
+            "reproduces": [each.name for each in find("") if recipe.name in each.recipes],
+        }
+        for recipe in recipes().values()
+    ]
 
 
 def text(result: list[Result]) -> Lines:

@@ -67,7 +67,7 @@ def _row(row: Result) -> str:
 
 
 def _printed(each: Result) -> Lines:
-    """The paper's table, with the last word of each heading on a line of its own."""
+    """The paper's table; the last word of each heading has a line of its own."""
     rows = [(row["name"], row["printed"].split()) for row in each["rows"] if row["printed"]]
     if not rows:
         return

@@ -5,6 +5,8 @@ examples:
   xmodal stats mine.py --root data --latex
 """
 
+from dataclasses import asdict
+
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import counts
 
@@ -18,8 +20,6 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> Result | str:
-    from dataclasses import asdict
-
     from xmodal import corpora
     from xmodal.batches.dataset import open_dataset
     from xmodal.checks.statistics import describe
@@ -37,8 +37,8 @@ def text(result: Result) -> Lines:
     parts, counted = result["parts"], result["counts"]
     wide = max(len(part["name"]) for part in parts) + 2
     yield f"{result['corpus']}, records {result['records']}: words by {result['tokenizer']}, full stops are words too"
-    rows = {"": ("items", "captions", "an item", "words each", "vocabulary", "4 times")}
-    for name, cells in (rows | {part["name"]: _cells(part) for part in parts}).items():
+    heads = ("items", "captions", "an item", "words each", "vocabulary", "4 times")
+    for name, cells in [("", heads), *((part["name"], _cells(part)) for part in parts)]:
         yield f"{name:{wide}}" + "".join(f"{cell:>14}" for cell in cells)
     for part in parts:
         for store, of in part["lengths"].items():
