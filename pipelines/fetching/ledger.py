@@ -138,7 +138,7 @@ class Ledger:
     def sealed(self) -> str | None:
         """The identity of the set that builds use."""
         sealed = sealed_now(self.storage, FOLDERS[self.part], self.name)
-        return sealed.identity if sealed else None
+        return sealed.folder.rpartition("/")[2] if sealed else None  # also of one whose description is damaged
 
     def use(self, identity: str) -> None:
         self.storage.write(f"{self.folder}/sealed", identity.encode())

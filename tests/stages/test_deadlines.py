@@ -21,7 +21,7 @@ from pipelines.stages.resnet import ResNetConfig
 from tests.clips import gif, numbered
 from tests.made import pixels, resnet
 from tests.stages.test_resnet_stage import sealed
-from xmodal.checks.leaks import Fingerprints
+from xmodal.checks.leaks import read_fingerprints
 from xmodal.features.store import FeatureStore
 from xmodal.media.images import UnreadableImage, square
 from xmodal.records.tables import Item
@@ -82,8 +82,8 @@ def test_a_clip_that_takes_for_ever_has_a_checksum_alone(tmp_path: Path) -> None
     needs = Needs({"media": sealed(storage, files)}, {}, lambda: listed)
     found = build(fingerprints.make(FingerprintsConfig(deadline=DEADLINE), needs), storage)
     assert [(row, kind) for unit in found.units() for row, kind, _ in unit.failures] == [("b.gif", "timeout")]
-    known = Fingerprints.read(found)
-    assert (known.media, [look is None for look in known.hashes]) == (("a.jpg", "b.gif"), [False, True])
+    known = read_fingerprints(found)
+    assert {path: look is None for path, (_, look) in known.items()} == {"a.jpg": False, "b.gif": True}
 
 
 def test_the_pixels_are_those_that_are_decoded_here() -> None:

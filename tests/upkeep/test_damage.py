@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.stages.test_pinned import digests
-from xmodal.checks.leaks import Fingerprints
+from xmodal.checks.leaks import read_fingerprints
 from xmodal.errors import UserError
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.store import FeatureStore
@@ -64,7 +64,7 @@ def readings(output: Output) -> Iterator[tuple[str, Reading]]:
     if output.stage == "plausible":
         yield "matches", lambda output: pickle.dumps(PlausibleMatches.read(output))
     if output.stage == "fingerprints":
-        yield "looks", lambda output: Fingerprints.read(output).hashes
+        yield "looks", lambda output: read_fingerprints(output)
     if output.stage == "frames":
         yield "frames", lambda output: [_present(FrameStore(output).jpegs, id) for id in FrameStore(output).ids]
     if "zarr.json" in output.files:
