@@ -53,7 +53,7 @@ class PictureDecoder:
 
 
 def answer(decode: Callable[[OnTruncated], bytes], send: Send) -> bytes:
-    """What `decode` gives, or nothing where there is no picture; the reasons are sent before."""
+    """Gives what `decode` gives, or nothing if that is no picture; sends the reasons before."""
     try:
         return decode(lambda reason: send(TRUNCATED, reason.encode()))
     except UnreadableImage as error:
