@@ -69,7 +69,7 @@ class Embedding(nn.Module):
 
 
 def toy(seed: int = 0, steps: int = 1500) -> Toy:
-    """Trains for some seconds, and embeds what it was not trained on."""
+    """Trains for a minute of one core, and embeds what it was not trained on."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         image, caption = Embedding(), Embedding()
@@ -173,4 +173,6 @@ def _style(fits_C: Tensor) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m examples.toy_pcme PICTURE.png")
     draw(toy()).save(sys.argv[1])

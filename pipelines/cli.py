@@ -45,7 +45,7 @@ def _run(command: ModuleType, args: Namespace) -> Any:
 
 
 def _show(as_json: bool, command: ModuleType, result: Any) -> None:
-    if as_json:
+    if as_json or not (isinstance(result, str) or hasattr(command, "text")):
         text = json.dumps(result, indent=1)
     else:
         text = printable(result if isinstance(result, str) else "\n".join(command.text(result)))

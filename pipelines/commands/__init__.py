@@ -5,7 +5,7 @@ has a docstring, which is its help (first line: the summary; examples at the end
 
     flags(parser)             declares its arguments
     run(args)                 does the work; returns plain JSON values, which --json prints, or a text
-    text(result)              gives the lines that a person reads in place of the JSON; not needed for a text
+    text(result)              gives the lines that a person reads in place of a text or the JSON; may be left out
     exit_code(result)         may be left out: always 0
 
 Heavy imports stand inside `run`. An underscore at the end of a module's name is not typed: `import_` avoids a word of
@@ -42,7 +42,7 @@ A command that was stopped, by whatever, is continued by running it again.
 exit codes:
   0    done
   1    could not be done; the last line of stderr says why
-  2    the arguments are wrong
+  2    the command line cannot be read
   3    built, but more is absent or unusable than --most-absent allows
   130  stopped by ctrl-C
 
@@ -116,9 +116,9 @@ class Parser(argparse.ArgumentParser):
 
 class _Xmodal(Parser):
     def format_help(self) -> str:
-        listed = []
+        listed, width = [], max(map(len, load_all()))
         for group in groups():
-            lines = [f"  {name:12} {summary(command)}\n" for name, command in commands_of(group).items()]
+            lines = [f"  {name:{width}} {summary(command)}\n" for name, command in commands_of(group).items()]
             listed.append(f"{group.__doc__}:\n{''.join(lines)}")
         return HELP.format(commands="\n".join(listed))
 

@@ -6,7 +6,7 @@ A module that begins with an underscore is shared by stages and is none itself.
 
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -71,6 +71,7 @@ def load(name: str) -> StageKind:
     kind, where = module.STAGE, module.__file__
     if not isinstance(kind, StageKind) or kind.name != name:
         raise UserError(f"{where} must define make(config, needs) and STAGE = StageKind(name={name!r}, …)")
+    _check_config(kind.config, str(where))
     for part in ("needs", "files", "packages", "also"):
         if isinstance(text := getattr(kind, part), str):
             raise UserError(f"{where}: {part}={text!r} is a text: write {part}=({text!r},)")
@@ -81,6 +82,13 @@ def load(name: str) -> StageKind:
         there = ", ".join((*ITEM_KINDS, *LABEL_KINDS))
         raise UserError(f"{where}: of={kind.of!r} is no kind of item or label; there are: {there}")
     return replace(kind, make=module.make)
+
+
+def _check_config(config: Any, where: str) -> None:
+    if not (isinstance(config, type) and is_dataclass(config) and config.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        raise UserError(f"{where}: config={config!r} is no class with @dataclass(frozen=True)")
+    if lacking := [f.name for f in fields(config) if f.default is MISSING and f.default_factory is MISSING]:
+        raise UserError(f"{where}: give the field {lacking[0]} of {config.__name__} a default")
 
 
 def _found() -> list[str]:

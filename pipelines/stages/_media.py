@@ -54,6 +54,7 @@ def media_stage(
 ) -> Stage[C, ArrayWork]:
     """An array with a row, or a run of rows, an item; the config has its `spec`, and a field `items` to fill in."""
     items = needs.items
+    assert {"items", "spec"} <= {*dir(config)}, f"{type(config).__name__} needs `spec` and `items: str = given()`"
     late = next((later for (earlier, _), (later, _) in pairwise(items) if earlier >= later), None)
     assert late is None, f"items ascend by id and have one row each, but {late!r} comes too late"
     config = replace(config, items=fingerprint(items))  # type: ignore[type-var]

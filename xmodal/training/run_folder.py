@@ -153,7 +153,8 @@ def _said(values: Mapping[str, Any], name: str) -> str:
 
 def read(folder: str) -> Run:
     if not _has(folder, RECIPE):
-        raise UserError(f"{folder} is no run: it has no {RECIPE}")
+        there = f"it has no {RECIPE}" if Path(folder).exists() else "there is no such folder"
+        raise UserError(f"{folder} is no run: {there}")
     facts, vocabulary = _facts(folder), _vocabulary(folder)
     recipe = recipe_of(facts["recipe"], facts["model"], facts["cites"])
     if (fingerprint(recipe), fingerprint(vocabulary)) != (facts["fingerprint"], facts["vocabulary"]):

@@ -71,4 +71,4 @@ def _probed(row: Result, plain: Result) -> str:
 
 def _by_uncertainty(side: str, bins: list[Result]) -> Lines:
     for title, name, form in (("uncertainty", "mean", ".4g"), ("queries", "count", ""), ("R@1", "recall", ".1f")):
-        yield f"{side:16}{title:12}{''.join(f'{each[name]:>9{form}}' for each in bins)}"
+        yield f"{side:16}{title:12}{''.join(f'{each[name]:>10{form}}' for each in bins)}"
