@@ -1,1 +1,1 @@
-"""Papers: every table and figure of the five papers as data, a TOML file a paper; how one is found, checked and run."""
+"""Papers: every table and figure of the five papers as data, a TOML file a paper."""

@@ -28,18 +28,18 @@ SIDES = {"i2t": "visual_to_text", "v2t": "visual_to_text", "t2i": "text_to_visua
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table, or one point or bar of a figure."""
+    """A row of a table, or a point or bar of a figure."""
 
     name: str
     printed: str = ""  # a value a column, "-" where the paper has none; empty where it prints no number
     recipe: str = ""  # it may not exist yet; none where numbers are quoted, or need no training
     settings: tuple[str, ...] = ()  # as `xmodal train --set` takes them
-    score: str = ""  # to evaluate by, if it is not the one the run was chosen by
-    lacks: str = ""  # something that is not built and that no name in the row tells
+    score: str = ""  # to evaluate by, if another than the run was chosen by
+    lacks: str = ""  # unbuilt, and named nowhere else in the row
 
     @property
     def run(self) -> str:
-        """The folder of its run; rows that differ only in how a run is measured share one."""
+        """The folder of its run; rows that only measure otherwise share one."""
         return ",".join((self.recipe, *self.settings)).replace("/", "-")
 
 
@@ -53,9 +53,9 @@ class Experiment:
     corpora: tuple[str, ...] = ()
     data: str = ""
     features: str = ""
-    build: tuple[str, ...] = ()  # settings of the stages that make its features, as `xmodal build --set` takes them
+    build: tuple[str, ...] = ()  # settings of its features' stages, as `xmodal build --set` takes them
     compute: str = ""
-    on_validation: bool = False  # measured on the split that the recipe chooses on, not on the test split
+    on_validation: bool = False  # measured on the split that the recipe chooses on
     commands: tuple[str, ...] = ()  # beside training and evaluation, as typed after `xmodal`
     why_not: str = ""  # why it cannot be reproduced here
     notes: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ def _frozen(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def find(text: str) -> tuple[Experiment, ...]:
-    """Finds all experiments by "", a paper's by its name, one by `pvse-2`, `PVSE:fig.7` or `dualpath Table VIII`."""
+    """Finds all by "", a paper's by its name, one by `pvse-2`, `PVSE:fig.7` or `dualpath Table VIII`."""
     wanted, known = _squashed(text), {_squashed(paper): of_paper(paper) for paper in papers()}
     if not wanted:
         return tuple(each for experiments in known.values() for each in experiments)
@@ -197,7 +197,7 @@ def parts_of(column: str) -> tuple[str, str, str]:
 
 
 def is_measured(column: str) -> bool:
-    """True if evaluation computes the column for a corpus that has the labels it needs."""
+    """True if evaluation computes the column where a corpus has its labels."""
     _, side, measure = parts_of(column)
     columns = protocols.columns()
     return measure in ({each.name for each in columns} if side else {each.adds_to for each in columns})

@@ -32,7 +32,7 @@ PHASE_PARTS = ("optimiser", "weights")
 
 
 def recipes() -> dict[str, Recipe]:
-    """Every recipe by its name, but names that two models have."""
+    """Recipes by name, but names that two models have."""
     return {name: there[0] for name, there in _recipes_by_name()[0].items() if len(there) == 1}
 
 
@@ -73,7 +73,7 @@ def _recipes_by_name() -> tuple[dict[str, list[Recipe]], list[str]]:
 def recipe_with(name: str, settings: list[str]) -> Recipe:
     """The recipe with settings: `batch_size=64`, `model.width=512`, `phase1.optimiser.learning_rate=0.001`.
 
-    A phase of no epochs is left out (`phase2.epochs=0`); the others keep their numbers in what is set.
+    A phase of no epochs is left out (`phase2.epochs=0`); the others keep their numbers.
     """
     recipe = find_recipe(name)
     left_out, settings = _left_out(recipe, settings)
@@ -104,7 +104,7 @@ def configs_of(recipe: Recipe) -> dict[str, object]:
 
 
 def on_corpus(recipe: Recipe, setup: Setup, corpus: str) -> Recipe:
-    """The recipe on another corpus: its views are in splits of the same names or endings."""
+    """The recipe on another corpus, in splits of the same names or endings."""
     there = splits(setup.tables(corpus))
 
     def moved(view: View) -> View:
@@ -131,9 +131,6 @@ def _left_out(recipe: Recipe, settings: list[str]) -> tuple[list[str], list[str]
     return left_out, [text for text in settings if text.partition(".epochs=")[0] not in left_out]
 
 
-# ------------------------------------------------------------------------------------------- training and evaluating
-
-
 def train(recipe: Recipe, setup: Setup, run: Path, tensorboard: bool = False) -> dict[str, Any]:
     from xmodal.training.fit import fit
 
@@ -144,7 +141,7 @@ def train(recipe: Recipe, setup: Setup, run: Path, tensorboard: bool = False) ->
 def train_on_ray(
     recipe: Recipe, setup: Setup, run: Path, workers: int, address: str | None, quiet: bool = False, **options: bool
 ) -> dict[str, Any]:
-    """Trains by so many processes of a Ray cluster, whose nodes all see root and run."""
+    """Trains by processes of a Ray cluster, whose nodes all see root and run."""
     from pipelines.engine.ray_runner import train_together
 
     run.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +171,7 @@ def evaluate_released(
 
 
 def read_for(config: Config, setup: Setup, corpus: str, split: str | None) -> tuple[View, Features]:
-    """Reads as the first recipe of such a model on the corpus; without one, all captions and resnet features."""
+    """Reads as the model's first recipe on the corpus; without one, all captions and resnet features."""
     from xmodal.evaluation.matrix_metrics import test_split
     from xmodal.evaluation.run_metrics import test_split_beside
 

@@ -37,7 +37,7 @@ def overview() -> list[dict[str, Any]]:
 
 
 def reproduce(text: str, setup: Setup | None, runs: Path, commands: Iterable[str]) -> list[dict[str, Any]]:
-    """Describes the experiments that the text names; with a setup, trains and evaluates the one."""
+    """Describes the experiments named; with a setup, trains and evaluates the one."""
     found, available = find(text), Available.now(commands)
     if setup is None:
         return [about(each, available) for each in found]
@@ -58,7 +58,6 @@ def about(experiment: Experiment, available: Available) -> dict[str, Any]:
 
 
 def to_run(experiment: Experiment, available: Available, root: str = "data", runs: str = "runs") -> list[str]:
-    """Lists the commands that run its ready rows."""
     built, trained, at = dict[str, None](), list[str](), f"--root {shlex.quote(root)}"
     for row in _ready_runs(experiment, available):
         recipe, folder = recipe_of(row, available), shlex.quote(str(Path(runs) / row.run))
@@ -89,7 +88,7 @@ def _set(settings: Iterable[str]) -> str:
 
 
 def run(experiment: Experiment, available: Available, setup: Setup, runs: Path) -> list[dict[str, Any]]:
-    """Trains and evaluates the rows that are ready; whatever one misses is said before the first is trained."""
+    """Trains and evaluates the ready rows; says before the first whatever one misses."""
     from xmodal.evaluation.run_metrics import evaluate
 
     ready = _ready_runs(experiment, available)
@@ -168,7 +167,6 @@ def _ready_runs(experiment: Experiment, available: Available) -> list[Row]:
 
 
 def measured(report: Report, columns: Iterable[str]) -> dict[str, float]:
-    """The columns of a paper's table that a report has."""
     found = {}
     for column in filter(is_measured, columns):
         gallery, side, measure = parts_of(column)

@@ -1,13 +1,12 @@
 """Metrics of a user's similarity matrix on a split, without features or torch.
 
-Rows are the split's items in the order of the records, columns the captions of the first item by position, of the
-second, and so on, or the same number of first captions of each: 25,000 columns are the first five of COCO's test
-pictures. `write_ids` writes both orders down.
+Rows are the split's items in the order of the records, columns each item's captions by position, or the same number of
+first ones of each: 25,000 columns are the first five of COCO's test pictures. `write_ids` writes both orders down.
 """
 
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
@@ -21,9 +20,9 @@ from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output
 from xmodal.root.selection import find_output
 
-GRID = (256, 1024)  # rows and columns of the file that are looked at together
+GRID = (256, 1024)  # rows and columns looked at together
 IDS = (".items.txt", ".captions.txt")
-CaptionIds: TypeAlias = Mapping[str, Sequence[str]]  # by item, in the order of the records
+CaptionIds: typing.TypeAlias = Mapping[str, Sequence[str]]  # by item, in the order of the records
 
 
 def score(
@@ -35,7 +34,7 @@ def score(
     prefix: str | None = None,
     extended: Path | None = None,
 ) -> Report:
-    """Computes every metric of a matrix in a .npy file, which is never read whole.
+    """Computes every metric of a matrix in a .npy file, never read whole.
 
     PREFIX.items.txt and PREFIX.captions.txt name its rows and columns, an id a line, in any order. `extended` is a
     folder with ECCV-Caption's files.

@@ -7,11 +7,11 @@
 No released file could be looked at: that PVSE saves its state_dict as it is, and the names of options, are unverified.
 Wrapped networks have "module" in their names.
 
-Training moves the CNN (docs/models.md#pvse-encoders): on features of another one of the same name a model recalls less
-than its authors say; on pictures it uses the CNN in the file.
+Training moves the CNN (docs/models.md#pvse-encoders): on features of another of that name a model recalls less than its
+authors say; on pictures it uses the CNN in the file.
 """
 
-from argparse import Namespace
+import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +44,7 @@ State = Mapping[str, Tensor]
 Options = Mapping[str, Any]  # flags of the official training
 TRUNK = "img_enc.cnn."
 NAMED = 5  # names that a message lists
-GRID = 7 * 7  # places of a ResNet's last map of 224 x 224 pixels, on which all of them were trained
+GRID = 7 * 7  # places of a ResNet's last map of 224 x 224 pixels, as in all trainings
 PLACES = {"conv1": 0, "bn1": 1, **{f"layer{number}": 3 + number for number in range(1, 5)}}  # in an `Extractor.trunk`
 # by the convolutions in the third layer
 RESNETS: dict[int, Network] = {4: "resnet18", 12: "resnet34", 18: "resnet50", 69: "resnet101", 108: "resnet152"}
@@ -56,7 +56,7 @@ class Released:
     config: Config
     inputs: Inputs
     state: dict[str, Tensor]  # by our names
-    trunk: dict[str, Tensor]  # the weights of its CNN, if it has one, by the CNN's own names
+    trunk: dict[str, Tensor]  # of its CNN, if it has one, by the CNN's own names
     path: Path = Path()  # of the file
 
     def build(self) -> nn.Module:
@@ -95,7 +95,6 @@ def evaluate(
     distance: str | None = None,
     extended: Path | None = None,
 ) -> Report:
-    """Computes every metric of a released file on a view of a corpus."""
     check_device(setup.device)
     path, words = released.path, load_vocabulary(vocabulary)
     if len(words) != released.inputs.text_width:
@@ -145,7 +144,7 @@ def _picture_reader(released: Released, examples: Examples, store: FeatureStore)
 
 
 def _network_of_features(released: Released, store: FeatureStore) -> str:
-    """Names the CNN of features; refuses those that the model cannot have been trained on."""
+    """Names the CNN of features; refuses those that cannot have been trained on."""
     width, spec, clips = released.inputs.visual_width, store.spec, released.reads_clips
     shapes = [(width,) if clips else (GRID, width)]
     if isinstance(released.config, VSEPPConfig):
@@ -182,12 +181,12 @@ def read(path: str | Path) -> Released:
 
 
 def _parts(found: Any) -> tuple[dict[str, Tensor], Options]:
-    """The weights in one mapping, a loss's after `criterion`, and the options."""
+    """The weights, a loss's after `criterion`, and the options."""
     options: Options = {}
     named = [("", found)]
     if isinstance(found, dict) and "model" in found:
         told, model = found.get("opt", found.get("args")), found["model"]
-        options = vars(told) if isinstance(told, Namespace) else {}
+        options = vars(told) if isinstance(told, argparse.Namespace) else {}
         is_pair = isinstance(model, list | tuple) and len(model) == 2
         encoders = zip(("img_enc.", "txt_enc."), model, strict=True) if is_pair else [("", model)]
         named = [*encoders, ("criterion.", found.get("criterion", {}))]
@@ -237,8 +236,6 @@ def _listed(names: list[str]) -> str:
     return (", ".join(sorted(names)[:NAMED]) or "what is in it, which is nothing") + more
 
 
-# ------------------------------------------------------------------------------------------------ the official codes
-
 IMAGE, FRAMES, WORDS = "img_enc.fc.weight", "img_enc.rnn.weight_ih_l0", "txt_enc.embed.weight"
 OFFICIAL_NAMES = {  # of parts of a name, replaced in this order
     "img_enc.fc.": "image.",
@@ -258,8 +255,8 @@ OFFICIAL_NAMES = {  # of parts of a name, replaced in this order
 class Layout:
     model: str
     config: Callable[[State, Options], Config]
-    names: Mapping[str, str]  # ours for parts of theirs
-    unused: tuple[str, ...] = ()  # beginnings of names that the official code has and never reads
+    names: Mapping[str, str]  # ours by parts of theirs
+    unused: tuple[str, ...] = ()  # beginnings of names that the official code never reads
 
 
 def _layout(state: State) -> Layout | None:

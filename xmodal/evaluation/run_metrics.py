@@ -1,8 +1,8 @@
 """Metrics of a run on a split."""
 
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, cast
 
 import torch
@@ -33,7 +33,7 @@ from xmodal.training.validation import check_device, compared, gallery_of
 def load(
     run: str, device: str = "cpu", features: FeatureStore | None = None, distance: str | None = None
 ) -> Scorer[Any, Any]:
-    """Loads a run's model with its best weights; one that was trained from pictures needs its `features`."""
+    """Loads a run's model with its best weights; one trained from pictures needs `features`."""
     started = run_folder.read(run)
     state = read_tensors(run, run_folder.BEST)
     if distance is not None:
@@ -65,7 +65,7 @@ def with_distance(model: Config, distance: str, name: str) -> Config:
 def evaluate(
     run: str, setup: Setup, split: str | None = None, *, distance: str | None = None, extended: Path | None = None
 ) -> Report:
-    """Computes every metric of a run on a split, by default the test split beside that of its training.
+    """Computes every metric on a split, by default the test split beside the training's.
 
     `distance` is another score of the same weights (PCME), `extended` a folder with ECCV-Caption's files.
     """
@@ -101,7 +101,7 @@ def report(
     examples = reader.examples
     gallery = gallery_of(examples)
     positives = eccv(extended, gallery) if extended else None
-    with torch.inference_mode(), TemporaryFile() as file:
+    with torch.inference_mode(), tempfile.TemporaryFile() as file:
         similarities = compared(scorer, reader, setup.progress, setup.device)
         with setup.progress.over("compare", sum(1 for _ in similarities.cells()), unit="tiles") as tick:
             cached = cached_on_disk(similarities, file, tick)

@@ -1,8 +1,7 @@
 """Uncertainty probes: how unsure a model is of inputs made ambiguous on purpose (PCME, section 4.4, figures 6 to 8).
 
 Words become <unk>; in a picture a rectangle is erased, or taken from the next item: of pixels if the run was trained
-from pictures, else of positions of its features' grid. Those have seen beyond their own place: a rectangle there takes
-away more sharply, but less, than one in the picture.
+from pictures, else of its features' grid. Positions saw beyond their place: that takes away more sharply, but less.
 """
 
 import math
@@ -29,7 +28,7 @@ from xmodal.training.picture_crops import PictureReader
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import BLOCKS, floats, own_ranks
 
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)  # a picture that is mixed further is the other one
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)  # mixed further, a picture is the other one
 BINS = 10  # figure 6
 
 
@@ -46,7 +45,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Probed:
-    """Mean uncertainties after a share of each caption or picture was changed."""
+    """Mean uncertainties after a share of each input was changed."""
 
     share: float
     unknown: float
@@ -202,7 +201,7 @@ def recall_by_uncertainty(
 
 
 def _sides(grid: tuple[int, int], share: float) -> tuple[int, int]:
-    """The rectangle nearest in area to the share, and of these the one most like the grid."""
+    """The rectangle nearest in area, and of these the one most like the grid."""
     area = share * math.prod(grid)
     return min(
         ((0, 0), *product(range(1, grid[0] + 1), range(1, grid[1] + 1))),

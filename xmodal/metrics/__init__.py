@@ -9,15 +9,13 @@ Needed = TypeVar("Needed")
 
 @dataclass(frozen=True)
 class Column:
-    """Names one number of a metric."""
-
     name: str  # as papers print it and `xmodal reproduce` looks it up: "R@1"
     key: str = ""  # in JSON, a dot before an inner key: "recall.1"; "" leaves it out, as in text and in LaTeX
-    text: str = ""  # its heading in text, at most 7 characters, or how its line begins
+    text: str = ""  # its heading, at most 7 characters, or how its line begins
     latex: str = ""  # its heading
     digits: int = 2  # after the point, in text
-    adds_to: str = ""  # the sum over both directions that it is part of: "rsum"
-    chance_of: str = ""  # the column that has this value in a random order, below which text prints it
+    adds_to: str = ""  # the sum over both directions: "rsum"
+    chance_of: str = ""  # the column with this value in a random order; text prints it below
     note: str = ""  # behind a number that has a line of its own
 
 

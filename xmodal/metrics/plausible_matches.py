@@ -3,13 +3,13 @@
 Two items match at level zeta, which is 0, 1 or 2, if their sets of categories differ in at most zeta. Items without any
 are dropped: they would all match each other.
 
-COCO's 113,287 training items would make a table of 13 billion cells. They share some ten thousand label sets, so pairs
-of near label sets are kept, with their level.
+Pairs of near label sets are kept, with their level: COCO's 113,287 training items share some ten thousand sets; a table
+of items would have 13 billion cells.
 """
 
+import functools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output
 
 ZETA = 2  # the largest of the protocol
-FAR = ZETA + 1  # the level of two items that do not match at all
+FAR = ZETA + 1  # the level of items that do not match
 ROWS_AT_ONCE = 64  # label sets of a tile
 ITEMS = "items.parquet"
 Words = NDArray[np.uint64]
@@ -30,7 +30,7 @@ NOTHING: Near = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uin
 
 @dataclass(frozen=True, eq=False)
 class LabelSets:
-    """The different label sets of items, sorted by size, so that near sets lie near each other."""
+    """The different label sets of items, sorted by size."""
 
     ids: tuple[str, ...]  # of the items that have labels, sorted
     of_item: Integers  # (items,): rows of `bits`
@@ -112,12 +112,12 @@ class PlausibleMatches:
         return np.asarray(table[row_of].take(column_of, axis=1))
 
     def count(self, zeta: int) -> int:
-        """Counts ordered pairs of items that match at this level or below, an item with itself too."""
+        """Counts ordered pairs that match at this level or below, an item with itself too."""
         items = np.bincount(self.of_item, minlength=len(self.starts) - 1)
         ones = np.repeat(items, np.diff(self.starts))
         return int((ones * items[self.others])[self.levels <= zeta].sum())
 
-    @cached_property
+    @functools.cached_property
     def _places(self) -> dict[str, int]:
         return {item: place for place, item in enumerate(self.ids)}
 

@@ -25,7 +25,7 @@ from xmodal.metrics.similarities import (
 )
 
 ZETAS = (0, 1, 2)
-SAMPLED = 61  # every so many columns; no multiple of the captions of an item
+SAMPLED = 61  # every so many columns; no multiple of an item's captions
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,7 @@ METRIC = Metric(
 
 
 def plausible_answers(
-    matrix: Similarities,
-    visual: NDArray[np.uint64],
-    text: NDArray[np.uint64],
-    windows: Sequence[Window] = (WHOLE,),
+    matrix: Similarities, visual: NDArray[np.uint64], text: NDArray[np.uint64], windows: Sequence[Window] = (WHOLE,)
 ) -> list[tuple[PlausibleAnswers, PlausibleAnswers]]:
     """Computes R-Precision within each window, visual to text and text to visual.
 
@@ -76,7 +73,7 @@ def plausible_answers(
 
 @dataclass(frozen=True, eq=False)
 class _Labelled:
-    """Groups rows by their sets of labels: many rows share one."""
+    """Groups rows by their sets of labels."""
 
     sets: NDArray[np.uint64]  # (sets, words)
     of_row: Integers
@@ -99,7 +96,7 @@ def _of_direction(
     found: list[list[Floats]] = [[] for _ in windows]
     for rows, block_QG in query_blocks(matrix, queries):
         scores_QG = block_QG if block_QG.dtype.kind == "f" else block_QG.astype(np.float64)
-        scores_QG[:, ~searched.there] = -np.inf  # behind everything that is searched
+        scores_QG[:, ~searched.there] = -np.inf  # behind all others
         for window, values in zip(windows, found, strict=True):
             met = slice(max(rows.start, window[side].start), min(rows.stop, window[side].stop))
             if met.start < met.stop and len(some := asked.rows(met)):
@@ -110,7 +107,7 @@ def _of_direction(
 def _by_set(
     scores_QG: Numbers, start: int, rows: Integers, gallery: slice, asked: _Labelled, searched: _Labelled
 ) -> Iterator[Floats]:
-    """Takes one set of labels after the other, as its queries share their right answers."""
+    """Takes the sets of labels one by one: their queries share right answers."""
     sets, of_query, sizes = np.unique(asked.of_row[rows], return_inverse=True, return_counts=True)
     differing_SU, of_gallery = differing_labels(asked.sets[sets], searched.sets), searched.of_row[gallery]
     differing_SU[:, ~searched.sets.any(axis=1)] = max(ZETAS) + 1  # near to nothing
@@ -144,7 +141,7 @@ def _within(scores_QG: Numbers, differing_G: Integers, size: int) -> Floats:
 
 
 def _promising(scores_QG: Numbers, count: int) -> Numbers:
-    """Leaves out columns that are in no row among its `count` greatest, by a sample: selecting among all is slow."""
+    """Leaves out columns that are in no row among its `count` greatest, by a sample."""
     sample_QS = scores_QG[:, ::SAMPLED]
     expected = count / SAMPLED
     place = int(expected + 3 * expected**0.5) + 3
@@ -164,5 +161,5 @@ def _mean(queries: Side, values: list[Floats]) -> PlausibleAnswers:
     hits, chance = (
         {zeta: 100 * fsum(part) / len(found) for zeta, part in zip(ZETAS, found[:, which].T, strict=True)}
         for which in (0, 1)
-    )  # exact sums, as queries come in an order that depends on the tiles
+    )  # exact sums: the order of queries depends on the tiles
     return PlausibleAnswers(len(found), hits, chance)

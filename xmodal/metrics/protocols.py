@@ -1,13 +1,13 @@
-"""Computes every metric a split has labels for, from similarities: a run's or a user's matrix."""
+"""Computes every metric a split has labels for, from similarities."""
 
 import importlib
+import itertools
 import json
 import pkgutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
 from math import fsum
 from pathlib import Path
 from statistics import fmean
@@ -31,7 +31,7 @@ ECCV = "ECCV-Caption"
 ECCV_FILES = ("eccv_image_to_caption.json", "eccv_caption_to_image.json")
 EXCLUSIVE = ("class", "identity")  # kinds of label of which an item has one
 QUERIES = Column("queries", key="queries")  # how many were asked
-BOTH_WAYS: tuple[type[Any], ...] = (Ranks, RelevantRanks, PlausibleAnswers)  # have a value for each direction
+BOTH_WAYS: tuple[type[Any], ...] = (Ranks, RelevantRanks, PlausibleAnswers)  # a value for each direction
 LONGEST_HEADING = 7
 
 Row = TypeVar("Row")
@@ -77,7 +77,6 @@ class Scores:
 
     @property
     def sums_by_chance(self) -> dict[str, float]:
-        """A random order's sums."""
         adds_to = {column.name: column.adds_to for column in self.columns}
         return self._sums({column.name: adds_to.get(column.chance_of, "") for column in self.columns})
 
@@ -103,7 +102,6 @@ class Scores:
 
 
 def nested(columns: Iterable[Column], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts values where the keys of columns say."""
     found: dict[str, Any] = {}
     for column in columns:
         *outer, last = column.key.split(".")
@@ -150,7 +148,7 @@ def _check(columns: tuple[tuple[str, type, Column], ...]) -> None:
             raise UserError(
                 f"metric {name!r} heads a column {column.text!r}: take at most {LONGEST_HEADING} characters"
             )
-    for (name, needs, column), (other, other_needs, second) in combinations(columns, 2):
+    for (name, needs, column), (other, other_needs, second) in itertools.combinations(columns, 2):
         shorter, longer = sorted((column.key, second.key), key=len)
         shared = ""
         if column.name == second.name:
@@ -162,7 +160,7 @@ def _check(columns: tuple[tuple[str, type, Column], ...]) -> None:
 
 
 def columns(*needs: type) -> tuple[Column, ...]:
-    """Lists columns; by default those that have a value for each direction."""
+    """Lists columns; by default those of both directions."""
     return tuple(column for kind in needs or BOTH_WAYS for metric in known(kind) for column in metric.columns)
 
 
@@ -187,7 +185,7 @@ def all_metrics(
     if eccv:
         lists[ECCV] = list_scores(matrix, eccv, drop=True)
     plausible = {}
-    if categories := labels.get("category"):  # not the stage `plausible`, which nobody has to build: it takes 0.05 s
+    if categories := labels.get("category"):  # without the stage `plausible`, in 0.05 s
         bits = pack_names([categories.get(item, ()) for item in gallery.ids])
         answers = plausible_answers(matrix, bits, bits[gallery.caption_items], gallery.windows)
         plausible = _by_gallery(answers, plausible_scores)
@@ -198,7 +196,7 @@ def all_metrics(
 
 
 def recall_by_gallery(matrix: Similarities, gallery: Gallery, labels: Labels = NO_LABELS) -> dict[str, Scores]:
-    """Computes the metrics of ranks over all items, over whole folds of 1,000, and by class or identity."""
+    """Computes metrics of ranks over all items, whole folds of 1,000, and by class or identity."""
     found = _by_gallery(ranks(matrix, gallery.own, gallery.windows), rank_scores)
     for kind, right in _exclusive(gallery, labels).items():
         found[kind] = rank_scores(ranks(matrix, right))
@@ -212,18 +210,16 @@ def _by_gallery(galleries: Sequence[Row], scores: Callable[[Sequence[Row]], Scor
 
 
 def headline(rows: Mapping[str, Row]) -> Row:
-    """Picks what a paper reports first: by class or identity if there are such rows."""
+    """Picks what a paper reports first: by class or identity, if there."""
     return next((rows[kind] for kind in EXCLUSIVE if kind in rows), next(iter(rows.values())))
 
 
 def rank_scores(galleries: Sequence[Both]) -> Scores:
-    """Averages over galleries."""
     of_visual, of_text = map(_means, zip(*galleries, strict=True))
     return Scores(columns(Ranks), of_visual, of_text, len(galleries))
 
 
 def plausible_scores(galleries: Sequence[tuple[PlausibleAnswers, PlausibleAnswers]]) -> Scores:
-    """Averages over galleries."""
     sides = zip(*galleries, strict=True)
     of_visual, of_text = ({QUERIES.name: sum(one.queries for one in side)} | _means(side) for side in sides)
     return Scores((QUERIES, *columns(PlausibleAnswers)), of_visual, of_text)
@@ -235,7 +231,7 @@ def _means(galleries: Iterable[object]) -> dict[str, float]:
 
 
 def list_scores(matrix: Similarities, relevance: tuple[Relevance, Relevance], drop: bool = False) -> Scores:
-    """Averages over the queries, in percent; the two directions may differ in what is right."""
+    """Averages over queries, in percent; directions may differ in what is right."""
 
     def percentages(right: Relevance, queries: Side) -> dict[str, float]:
         values = list_values(matrix, right, queries, drop=drop)
@@ -276,8 +272,8 @@ def classes(gallery: Gallery, kind: str, of_item: Mapping[str, Sequence[str]]) -
 def eccv(folder: Path, gallery: Gallery) -> tuple[Pairs, Pairs]:
     """Reads ECCV-Caption's positives of visual and of text queries (docs/models.md#eccv-caption).
 
-    The folder is the package's `data`: two JSON objects, from a COCO image id to caption ids and from a caption id to
-    image ids. What is not in the gallery is left out, as two of the package's 22,550 positive captions are.
+    The folder is the package's `data`: two JSON objects, from COCO image ids to caption ids and the reverse. What is
+    not in the gallery is left out, as two of the package's 22,550 positive captions.
     """
     of_visual, of_text = (_read(folder / name) for name in ECCV_FILES)
     rows, columns = ({name: place for place, name in enumerate(ids)} for ids in (gallery.ids, gallery.caption_ids))

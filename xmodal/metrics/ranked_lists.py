@@ -1,4 +1,4 @@
-"""Ranks of all right answers of a query, for metrics that need more than the best one.
+"""Ranks of all right answers of a query.
 
 Every wrong answer stands before the right ones that are no more similar.
 """
@@ -16,7 +16,7 @@ from xmodal.metrics.similarities import SIDES, Integers, Numbers, Side, Similari
 
 Floats = NDArray[np.float64]
 FEW = 16  # right answers up to which counting is faster than sorting
-ANSWERS_AT_ONCE = 2**16  # ranks that are handed to metrics together: some megabytes of their arrays
+ANSWERS_AT_ONCE = 2**16  # ranks that metrics get together: some megabytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class RelevantRanks:
 def relevant_ranks(
     matrix: Similarities, relevance: Relevance, queries: Side, *, drop: bool = False
 ) -> Iterator[RelevantRanks]:
-    """Ranks all right answers of every query of one direction, some queries at a time.
+    """Yields the ranks of some queries of one direction at a time.
 
     Queries without a right answer are refused, or not asked with `drop`.
     """

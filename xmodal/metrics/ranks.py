@@ -1,7 +1,6 @@
 """Ranks of the best right answer of every query, from one sweep over tiles of similarities.
 
-A tie with a wrong answer counts against the model: an answer stands behind every wrong one that is at least as similar
-(docs/models.md#recall).
+A right answer stands behind every wrong one that is at least as similar (docs/models.md#recall).
 """
 
 from collections.abc import Sequence
@@ -32,10 +31,7 @@ Both = tuple[Ranks, Ranks]  # visual to text, text to visual
 def ranks(
     matrix: Similarities, relevance: Relevance, windows: Sequence[Window] = (WHOLE,), ties: Ties = "against"
 ) -> list[Both]:
-    """Ranks the answers within each window.
-
-    Tiles with right answers are made twice: the best one must be known before what is ahead of it is counted.
-    """
+    """Ranks within each window; tiles with right answers are made twice."""
     if relevance.shape != matrix.shape:
         raise ValueError(f"relevance of {relevance.shape} cannot judge similarities of {matrix.shape}")
     counts = [_Counts(bounded(window, relevance.shape), ties) for window in windows]
@@ -55,9 +51,7 @@ def ranks(
     return [count.ranks() for count in counts]
 
 
-class _Counts:
-    """Collects best answers and counts of one window."""
-
+class _Counts:  # of one window
     def __init__(self, window: Window, ties: Ties) -> None:
         self._window, self._ahead = window, np.greater_equal if ties == "against" else np.greater
         lengths = [rows.stop - rows.start for rows in window]
@@ -65,7 +59,7 @@ class _Counts:
         self._relevant, self._ranks = ([np.zeros(length, np.int64) for length in lengths] for _ in range(2))
 
     def part(self, visual: slice, text: slice) -> tuple[Window, Window] | None:
-        """Intersects a tile with the window: rows of the tile, and rows of the window."""
+        """Intersects a tile with the window: rows of each, or None."""
         inside, outside = [], []
         for rows, window in zip((visual, text), self._window, strict=True):
             start, stop = max(rows.start, window.start), min(rows.stop, window.stop)
@@ -107,8 +101,8 @@ def _met(counts: list[_Counts], visual: slice, text: slice) -> list[tuple[_Count
 def fold_windows(visual_of_text: Integers, visual_rows: int, size: int = 1000) -> list[Window]:
     """Cuts the rows into folds of `size` consecutive visual rows with their texts, as the 1K protocol does.
 
-    Returns none if the rows are not two or more such galleries, within 1 %: a mean over others would be no 1K result.
-    If a few rows are missing the folds shrink alike.
+    Returns none if the rows are not two or more such galleries, within 1 %; if a few are missing the folds
+    shrink alike.
     """
     if np.any(visual_of_text[1:] < visual_of_text[:-1]):
         raise ValueError("folds need texts in the order of their visual rows")
@@ -121,7 +115,7 @@ def fold_windows(visual_of_text: Integers, visual_rows: int, size: int = 1000) -
 
 
 def cmc(found: Ranks) -> NDArray[np.float64]:
-    """Gives the share of queries with a right answer among the first 1, 2, … of the gallery."""
+    """Gives the share of queries with a right answer among the first 1, 2, …."""
     return np.cumsum(np.bincount(found.ranks, minlength=found.gallery)) / len(found.ranks)
 
 

@@ -13,7 +13,7 @@ def recall(found: Ranks) -> list[float]:
 
 
 def _by_chance(found: Ranks) -> list[float]:
-    """Gives the recalls of a random order: k draws without replacement."""
+    """Draws k without replacement."""
     wrong, missed, hit = found.gallery - found.relevant, np.ones(len(found.relevant)), dict.fromkeys(FIRST, 100.0)
     for drawn in range(min(max(FIRST), found.gallery)):
         missed = missed * np.maximum(wrong - drawn, 0) / (found.gallery - drawn)

@@ -28,7 +28,6 @@ class Pairs:
 
     @classmethod
     def of_texts(cls, visual_of_text: Integers, visual_rows: int) -> "Pairs":
-        """Pairs every text with its one visual item."""
         return cls(visual_of_text, np.arange(len(visual_of_text)), (visual_rows, len(visual_of_text)))
 
     def tile(self, rows: slice, columns: slice) -> RelevanceTable:
@@ -65,7 +64,7 @@ class Classes:
 class LabelBits:
     """Makes rows match whose sets of labels differ in at most `zeta` labels (docs/models.md#pmrp).
 
-    Rows without labels, which would all match each other, are refused.
+    Rows without labels are refused.
     """
 
     visual: NDArray[np.uint64]  # (V, words), as `pack_labels` gives them

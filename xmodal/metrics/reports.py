@@ -12,12 +12,12 @@ SIDES = ("visual to text", "text to visual")
 HEADINGS = {"scores": "gallery", "lists": "right are", "plausible": "plausible"}
 FIRST = 22  # the width of the first column
 WIDTH = 8  # of each other column
-SIDE = 6 * WIDTH  # the least width of a direction, so that those of all tables stand below each other
+SIDE = 6 * WIDTH  # the least width of a direction: it lines tables up
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Holds what a report prints; facts that only a run has may be None."""
+    """Facts that only a run has may be None."""
 
     recipe: str  # or the matrix' file
     fingerprint: str  # of the recipe, or the sha256 of the file
@@ -29,10 +29,10 @@ class Report:
     relevance: str = OWN
     items: int
     captions: int
-    absent: int  # items without features, or not in the matrix: nobody was asked about them
+    absent: int  # items without features, or not in the matrix
     silent: int  # and without captions
     seen: int | None = None  # items that the run was trained on
-    chosen: int | None = None  # and those by which its weights were chosen
+    chosen: int | None = None  # and that its weights were chosen by
     metrics: Metrics
     floats_per_item: int | None = None  # where a model's distances differ in it
 

@@ -7,7 +7,7 @@ from xmodal.metrics.protocols import Comparison
 from xmodal.metrics.relevance import Relevance
 from xmodal.metrics.similarities import Similarities
 
-ROUNDING = 2**-7  # by which a cosine may leave [-1, 1]: two steps of bfloat16, the coarsest that scores come in
+ROUNDING = 2**-7  # by which a cosine may leave [-1, 1]: two steps of bfloat16, the coarsest of scores
 
 
 def separation(matrix: Similarities, relevance: Relevance, bins: int = 200) -> float | None:

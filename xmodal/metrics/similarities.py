@@ -1,4 +1,4 @@
-"""Similarities of visual items and texts, made and read in tiles: the whole matrix would not fit."""
+"""Similarities of visual items and texts, made and read in tiles."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ SIDES: tuple[Side, Side] = ("visual", "text")
 
 @dataclass(frozen=True, eq=False)
 class Similarities:
-    """A matrix of (visual rows, text rows) that is made tile by tile; greater is closer.
+    """A matrix of (visual rows, text rows); greater is closer.
 
     `tile` is asked for the cells of one grid only, perhaps twice, and must answer alike.
     """
@@ -98,7 +98,7 @@ def bounded(window: Window, shape: tuple[int, int]) -> Window:
 
 
 def bounds(rows: slice, length: int) -> slice:
-    """Gives rows a start and a stop; unlike indexing, refuses a stop beyond the end."""
+    """Gives rows a start and a stop; refuses a stop beyond the end."""
     start, stop = rows.start or 0, length if rows.stop is None else rows.stop
     if rows.step not in (None, 1) or not 0 <= start <= stop <= length:
         raise IndexError(f"rows {start}:{stop} (step {rows.step}) are not a run within 0:{length}")

@@ -22,15 +22,15 @@ from xmodal.errors import UserError
 Kind = Literal["hglmm", "gmm", "lmm"]
 Numbers = NDArray[np.float64]
 
-ROUNDS, RISE = 100, 1e-5  # at most; fitting ends when a word's mean log-likelihood rises by less
-NARROWEST = 0.01  # of the spread of all words: a component of a single word would have no spread
+ROUNDS, RISE = 100, 1e-5  # at most; a smaller rise of a word's mean log-likelihood ends them
+NARROWEST = 0.01  # of the spread of all words: that of a single word is 0
 NEGLIGIBLE = 1e-15  # share of a word that moves no number of single precision
 EMPTY = 1e-10  # share of the words below which a component loses all of them
 
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Components of a mixture; one of weight 0 has no words, and zeros in Fisher vectors."""
+    """A component of weight 0 has no words, and zeros in Fisher vectors."""
 
     weights_K: Numbers
     centres_KD: Numbers
@@ -38,7 +38,7 @@ class Mixture:
     laplacian_KD: NDArray[np.bool_]
 
     def posteriors(self, words_ND: Numbers) -> tuple[Numbers, Numbers]:
-        """(N, K): each component's share of a word; and (N,): the word's log-likelihood."""
+        """(N, K): each component's share of a word; (N,): the word's log-likelihood."""
         logs_NK = np.empty((len(words_ND), len(self.weights_K)))
         for k in range(len(self.weights_K)):
             z_ND = self._z(words_ND, k)
@@ -68,7 +68,7 @@ class Mixture:
 
     @cached_property
     def _heights_K(self) -> Numbers:
-        """(K,): the logarithm of each weighted density at its centre."""
+        """(K,): the log of each weighted density at its centre."""
         areas_KD = self.spreads_KD * np.where(self.laplacian_KD, 2.0, np.sqrt(2 * np.pi))
         logs_K = np.log(self.weights_K, out=np.full(self.weights_K.shape, -np.inf), where=self.weights_K > 0)
         heights_K: Numbers = logs_K - np.log(areas_KD).sum(axis=1)
@@ -76,9 +76,9 @@ class Mixture:
 
 
 def fit_mixture(words_ND: Numbers, components: int, kind: Kind = "hglmm", seed: int = 0) -> tuple[Mixture, list[float]]:
-    """Fits a mixture by expectation-maximisation; returns a word's mean log-likelihood by round, too.
+    """Fits by expectation-maximisation; returns a word's mean log-likelihood by round, too.
 
-    Each word counts once: otherwise frequent words get components of their own (with COCO's captions most of 30).
+    Each word counts once: else frequent ones get components of their own (most of 30 on COCO).
     """
     assert len(words_ND) > 0
     assert np.isfinite(words_ND).all()
@@ -99,16 +99,16 @@ def fit_mixture(words_ND: Numbers, components: int, kind: Kind = "hglmm", seed: 
 
 
 def fisher_vectors(mixture: Mixture, words_ND: Numbers, counts_SN: Any) -> NDArray[np.float32]:
-    """(S, K · 2 · D): for each component first what moves its centre, then what moves its spread.
+    """(S, K · 2 · D): moves of each component's centre, then of its spread.
 
-    `counts_SN` is a scipy.sparse array: how often each sentence has each word.
+    `counts_SN`, a scipy.sparse array, counts each sentence's words.
     """
     shares_NK, _ = mixture.posteriors(words_ND)
     found_SKF = np.zeros((counts_SN.shape[0], len(mixture.weights_K), 2 * words_ND.shape[1]), np.float32)
     lengths_S1 = np.maximum(counts_SN.sum(axis=1), 1)[:, None]
     scaled_SN = counts_SN.multiply(1 / np.sqrt(lengths_S1)).tocsc()
     for k in range(len(mixture.weights_K)):
-        own_M = np.flatnonzero(shares_NK[:, k] > NEGLIGIBLE)  # few: in many dimensions a word is one component's
+        own_M = np.flatnonzero(shares_NK[:, k] > NEGLIGIBLE)  # few
         if len(own_M):
             moves_MF = mixture.moves(words_ND[own_M], k)
             moves_MF *= (shares_NK[own_M, k] / np.sqrt(mixture.weights_K[k]))[:, None]

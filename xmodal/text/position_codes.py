@@ -4,8 +4,8 @@
     dictionary = Dictionary.build(words, "dual-path", partial(read_vectors, path, exact=True))
     reader = Reader(Examples.of(records, view, store, dictionary), store, tokens=Codes(32))  # from xmodal.batches
 
-Shapes: T texts, L positions of a code, S shifted codes of all texts. A code has ids from 1 on, and 0 where there is no
-word: row 0 of a table of word vectors must stay zero.
+Shapes: T texts, L positions of a code, S shifted codes of all texts. A code has ids from 1 on, and 0 for no word: row 0
+of a table of word vectors must stay zero.
 
 The official dictionaries come of other splits: Flickr30k's at white space alone, COCO's without `?`.
 """
@@ -33,7 +33,7 @@ class Dictionary(WordList):
 
     @classmethod
     def build(cls, captions: Iterable[str], tokenizer_name: str, vectors: Vectors) -> "Dictionary":
-        """Collects the words that have a vector from a training split; the paper's Flickr30k adds validation."""
+        """Collects a training split's words with a vector; the paper's Flickr30k adds validation."""
         words = [word for word in by_frequency(count_words(captions, tokenizer_name).items()) if word != NO_WORD]
         known = [words[row] for row in np.flatnonzero(~np.isnan(vectors(words)).any(axis=1))]
         if not known:
@@ -61,7 +61,7 @@ class Codes:
 
 
 def shifted(codes_TL: Ids, shifts_T: NDArray[np.int64]) -> Ids:
-    """Moves words from the left to the right; none may be pushed out."""
+    """Moves words to the right; none may be pushed out."""
     words_TL, length = codes_TL != PAD, codes_TL.shape[1]
     assert not (words_TL[:, 1:] & ~words_TL[:, :-1]).any()  # no gap, and none before the words
     assert ((shifts_T >= 0) & (shifts_T <= length - words_TL.sum(axis=1))).all()
@@ -69,7 +69,7 @@ def shifted(codes_TL: Ids, shifts_T: NDArray[np.int64]) -> Ids:
 
 
 def all_shifts(codes_TL: Ids) -> tuple[Ids, NDArray[np.int64]]:
-    """Returns (S, L) every code at every place where it fits, text by text, and (S,) the text of each.
+    """Returns (S, L) codes at every place where they fit, text by text, and (S,) the text of each.
 
     At test a text's feature is the normalised sum over its shifts: `features.index_add_(0, texts, each)`.
     """

@@ -123,7 +123,7 @@ class Codebook:
         return tokenizer(self.coding.tokenizer, self.coding.cleaning)
 
     def _batches(self, sentences: Sentences) -> Iterator[tuple[slice, NDArray[np.float32], NDArray[np.bool_]]]:
-        """Yields rows, their codes before they are shortened, and which have a known word."""
+        """Yields rows, their unshortened codes, and which have a known word."""
         for start in range(0, len(sentences), AT_ONCE):
             rows = slice(start, start + AT_ONCE)
             yield rows, *self._code(sentences[rows])
@@ -151,7 +151,7 @@ class Codebook:
         words = np.fromiter(chain.from_iterable(known), np.int64, int(starts[-1]))
         used_U, places = np.unique(words, return_inverse=True)
         counts_SU = csr_array((np.ones(len(words)), places, starts), shape=(len(known), len(used_U)))
-        counts_SU.sum_duplicates()  # in order of the words: their order in a sentence changes no bit
+        counts_SU.sum_duplicates()  # their order in a sentence changes no bit
         return used_U, counts_SU
 
 
@@ -164,9 +164,9 @@ def _part(kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> Any:
 def fit(
     coding: Coding, sample: Iterable[str], words: Sequence[str] = (), vectors_VE: NDArray[np.float32] | None = None
 ) -> tuple[Codebook, dict[str, Any]]:
-    """Fits a codebook; returns it and the facts to report.
+    """Fits a codebook; returns the facts to report, too.
 
-    `words` are all words that will ever be encoded, each with a vector or NaN; tfidf takes none.
+    `words` are all that will ever be encoded, each with a vector or NaN; tfidf takes none.
     """
     sentences = list(tokenized(sample, coding.tokenizer, coding.cleaning))
     with _one_thread():
@@ -255,7 +255,7 @@ def _check_enough(sentences: int, width: int, length: int) -> None:
 def _one_thread() -> Any:
     """The number of threads changes the last bits."""
     try:
-        from threadpoolctl import threadpool_limits  # comes with scikit-learn
+        import threadpoolctl  # comes with scikit-learn
     except ImportError:
         raise UserError("codes of sentences need scikit-learn: pip install -e '.[text]' in the checkout") from None
-    return threadpool_limits(1)
+    return threadpoolctl.threadpool_limits(1)

@@ -1,16 +1,15 @@
-"""Tokenizers: captions as words, the same on every machine and without downloads.
+"""Tokenizers: captions as words, the same on every machine.
 
     nltk             lower-cased, then NLTK's word tokenizer on the whole caption: `word_tokenize(text.lower(),
                      preserve_line=True)`, which needs no data (docs/corpora.md#tokenizers)
-    nltk-sentences   lower-cased, then sentences by NLTK's punkt data, which must be installed, then the same, as VSE++,
-                     PVSE and PCME do
+    nltk-sentences   lower-cased, then sentences by NLTK's punkt data, which must be installed, then the same (VSE++,
+                     PVSE, PCME)
     spacy            lower-cased, then spaCy's rules for English, without a trained model; white space is no word
     whitespace       lower-cased, then split at white space
     dual-path        as written, split at white space and - . , ( ), which are no words (Dual-Path on Flickr30k)
     dual-path-coco   and at ? too (Dual-Path on COCO)
 
-Before it is counted and encoded, a caption may be cleaned: by `mrw`, PVSE's replacements for MRW (docs/corpora.md#mrw),
-or by `none`.
+Captions may be cleaned first: by `mrw`, PVSE's replacements for MRW (docs/corpora.md#mrw), or by `none`.
 """
 
 import re
@@ -95,7 +94,7 @@ def _nltk_words() -> Tokenizer:
 
 
 def _spacy_words() -> Tokenizer:
-    """Makes spaCy's rules anew when they remember too many words."""
+    """Makes the rules anew when they remember too many words."""
     blank = _spacy().blank
     split = blank("en").tokenizer
 

@@ -1,21 +1,21 @@
-"""Published word-vector files, read in one pass; a file's content says which format it has.
+"""Published word-vector files, read in one pass; a file's content says its format.
 
-    GloVe text        one line a word, then its numbers, separated by single spaces; some words of glove.840B.300d have
-                      spaces, so numbers are counted from the end of the line
+    GloVe text        one line a word, then its numbers, after single spaces; some words of glove.840B.300d have spaces,
+                      so numbers are counted from the end
     word2vec text     the same after a first line with the number of words and their width
     word2vec binary   the same first line, then for each word the word, a space, its floats, and perhaps a line feed
 
 A file may be plain, in gzip, or alone in a zip; one that is cut is refused.
 """
 
+import codecs
+import contextlib
 import gzip
 import re
 import struct
 import zipfile
 import zlib
-from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader, FileIO
@@ -62,7 +62,7 @@ class VectorFile:
             head = file.read(LONGEST_LINE)
         if not head:
             raise UserError(f"{path} is empty")
-        if head.startswith(BOM_UTF8):
+        if head.startswith(codecs.BOM_UTF8):
             raise UserError(f"{path} begins with a byte order mark: remove it")
         first, ends, rest = head.partition(b"\n")
         # two whole numbers are a count and a width, never the word "12" with one number
@@ -96,7 +96,7 @@ class VectorFile:
                 place = f"{self.path}, line {number} (byte {file.tell() - len(line)})"
                 if is_cut and len(line) == LONGEST_LINE:
                     raise UserError(f"{place} has no end")
-                if is_cut and not self.packed:  # what is packed has a checksum
+                if is_cut and not self.packed:  # packed files have a checksum
                     raise UserError(f"{place} ends without a line feed: its last number may be cut; add one if not")
                 batch.append((place, *self._split(place, line)))
             if len(batch) == BATCH:
@@ -143,7 +143,7 @@ class VectorFile:
                 space = block.find(b" ", 0, LONGEST_WORD)
                 self._check_whole(block, space, before, number)
             if (block[at] == LINE_FEED) != is_fed:
-                if number != 1:  # as the second word begins, so do the others
+                if number != 1:  # all others begin as the second
                     raise UserError(f"{self.path} is damaged before byte {before + at}: words begin otherwise there")
                 is_fed = True
             if space - at > LONG_WORD:
@@ -187,7 +187,7 @@ _OF_NUMBERS = b"0123456789+-.eEnaifNAIF \r"
 
 
 def _is_text(entries: bytes, width: int) -> bool:
-    """Tells whether written numbers follow the first word, perhaps with damaged digits."""
+    """True if written numbers follow the first word, perhaps with damaged digits."""
     numbers = entries.partition(b" ")[2].partition(b"\n")[0]
     known = len(numbers) - len(numbers.translate(None, _OF_NUMBERS))
     return 2 * len(numbers.split()) > width and known >= 0.9 * len(numbers)
@@ -215,11 +215,11 @@ class _Ticking(FileIO):
         return count
 
 
-_UNREADABLE = (EOFError, OSError, zlib.error, zipfile.BadZipFile)  # raised while an archive is read
+_UNREADABLE = (EOFError, OSError, zlib.error, zipfile.BadZipFile)  # while an archive is read
 _NO_ARCHIVE = (*_UNREADABLE, ValueError, RuntimeError, struct.error)  # and while it is opened: encrypted, …
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(path: Path, packed: Packed, tick: Tick = lambda size: None) -> Iterator[BufferedReader]:
     with _Ticking(path, tick) as raw:
         file: Any = BufferedReader(raw, BUFFER)

@@ -1,4 +1,4 @@
-"""An index of a word-vector file: memory-mapped, so that the next vocabulary reads only its own rows.
+"""An index of a word-vector file, memory-mapped: a vocabulary reads only its own rows.
 
     a line that says what it is | float32 rows in the file's order | sorted hashes of the words | their entries
     | a JSON object: width, rows, words, checksums | its length and checksum
@@ -43,7 +43,7 @@ class VectorIndex:
         try:
             with path.open("rb") as file:
                 return file.read(len(MAGIC)) == MAGIC
-        except OSError:  # VectorFile.open says why it cannot be read
+        except OSError:  # VectorFile.open says why
             return False
 
     @classmethod
@@ -73,7 +73,7 @@ class VectorIndex:
         found = np.flatnonzero(hashes.view("S16")[np.minimum(places, self.count - 1)] == asked)
         entries = data[self._entries_at :][: self.count * ENTRY.itemsize].view(ENTRY)[places[found]]
         vectors = data[len(MAGIC) : self._hashes_at].view("<f4").reshape(self.rows, self.width)
-        rows = np.minimum(entries["row"], self.rows - 1)  # a damaged number is found by its checksum
+        rows = np.minimum(entries["row"], self.rows - 1)  # its checksum finds a damaged one
         for start in range(0, len(found), BATCH):
             some = slice(start, start + BATCH)
             values, named = vectors[rows[some]], [words[number] for number in found[some].tolist()]
@@ -95,7 +95,7 @@ class VectorIndex:
 
 def write_index(source: VectorFile, path: Path, tick: Tick = lambda size: None) -> VectorIndex:
     """Writes every word; of two vectors of a word the last counts."""
-    rows, checksums = dict[bytes, int](), array("I")  # the row of each word; the checksum of each row
+    rows, checksums = dict[bytes, int](), array("I")  # of each word; of each row
     with new_file(path) as file:
         file.write(MAGIC)
         for words, values in source.entries(None, tick):

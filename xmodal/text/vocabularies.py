@@ -1,16 +1,16 @@
 """Vocabularies: words as ids, counted from captions or released by a paper's authors. Reading one executes nothing."""
 
+import codecs
 import hashlib
+import io
 import json
 import pickle
 import pickletools
-from codecs import BOM_UTF8
+import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -31,7 +31,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class WordList:
-    """Words by their ids, the specials first, and how captions become words."""
+    """Words by their ids, the specials first."""
 
     tokenizer: str
     words: tuple[str, ...]
@@ -114,8 +114,8 @@ class Vocabulary(WordList):
 class ReleasedVocabulary:
     """The word ids of a released file (VSE++, PVSE, PCME).
 
-    NLTK splits captions as a whole. The official code splits sentences first: with PCME's words, 18 of COCO's 25,000
-    test captions get other ids by it.
+    NLTK splits captions as a whole, the official code sentences first: with PCME's words, 18 of COCO's 25,000 test
+    captions get other ids by it.
     """
 
     ids: Mapping[str, int]
@@ -160,7 +160,7 @@ def load_vocabulary(path: Path) -> Vocabulary | ReleasedVocabulary:
     try:
         if data.partition(b" ")[0] in [name.encode() for name in TOKENIZERS]:
             return Vocabulary.from_bytes(data, str(path))
-        data = data.removeprefix(BOM_UTF8)
+        data = data.removeprefix(codecs.BOM_UTF8)
         found = json.loads(data) if data.lstrip()[:1] == b"{" else _unpickled(data)
         ids = found.get("word2idx") if isinstance(found, Mapping) else None
         if not isinstance(ids, dict):
@@ -177,19 +177,19 @@ _NO_PICKLE = (pickle.UnpicklingError, EOFError, LookupError, TypeError, Attribut
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes plain values alone; any class called Vocabulary becomes an empty one."""
+    """Makes plain values; any class called Vocabulary becomes an empty one."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name != "Vocabulary":
             raise pickle.UnpicklingError(f"it wants {module}.{name}, and nothing but a Vocabulary is unpickled")
-        return SimpleNamespace
+        return types.SimpleNamespace
 
 
 def _unpickled(data: bytes) -> Any:
     """Refuses many tuples: one in the other, they take for ever to hash."""
     if sum(code.name in _TUPLES for code, _, _ in pickletools.genops(data)) > FEW_TUPLES:
         raise pickle.UnpicklingError("it is full of tuples")
-    found = _Unpickler(BytesIO(data), encoding="utf-8").load()  # for strings of Python 2
+    found = _Unpickler(io.BytesIO(data), encoding="utf-8").load()  # for strings of Python 2
     return found if isinstance(found, dict) else getattr(found, "__dict__", None)
 
 

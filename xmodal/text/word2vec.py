@@ -1,6 +1,6 @@
 """Trains word vectors on a corpus' own captions by gensim: skip-gram, of every word, as a vocabulary drops rare ones.
 
-One thread trains, so that the same captions give the same bytes with the same gensim and kind of processor.
+One thread trains: the same captions, gensim and kind of processor give the same bytes.
 """
 
 import sys
@@ -20,7 +20,7 @@ EPOCHS = 5
 def train_word2vec(
     captions: Iterable[list[str]], *, width: int = 300, tick: Callable[[int], object] = lambda epochs: None
 ) -> tuple[list[str], NDArray[np.float32]]:
-    """Returns the words of tokenized captions, the frequent ones first, and their vectors; `tick` counts epochs."""
+    """Returns the words of tokenized captions by frequency, and their vectors; `tick` counts epochs."""
     try:
         from gensim.models import Word2Vec
         from gensim.models.callbacks import CallbackAny2Vec

@@ -21,7 +21,7 @@ def read_vectors(
 ) -> NDArray[np.float32]:
     """Reads (words, width) in one pass: a word's vector, that of the first of its `spellings` unless `exact`, or NaN.
 
-    If the file has a word twice, the last vector counts, as in torchtext, which PVSE and PCME use.
+    Of two vectors of a word the last counts, as in torchtext, which PVSE and PCME use.
     """
     tried = [[_encoded(spelling) for spelling in ((word,) if exact else spellings(word))] for word in words]
     slots = {some[0]: row for row, some in reversed([*enumerate(tried)]) if some}  # each spelling's row
@@ -42,7 +42,7 @@ def read_vectors(
 
 
 def spellings(word: str) -> Sequence[str]:
-    """The forms under which PVSE looks up a word (docs/models.md#pvse-encoders); case stays."""
+    """The forms by which PVSE looks up a word (docs/models.md#pvse-encoders); case stays."""
     bare = word.replace("-", "").replace(".", "").replace("'", "")
     return tuple(dict.fromkeys(filter(None, (word, bare, bare.partition("/")[0]))))
 
@@ -52,7 +52,7 @@ def open_vectors(path: Path) -> VectorFile | VectorIndex:
 
 
 def vectors_sha256(path: Path) -> str:
-    """The sha256 of a word-vector file, also by an index of it."""
+    """The sha256 of a file, also by an index of it."""
     source = open_vectors(path)
     return source.source_sha256 if isinstance(source, VectorIndex) else sha256_of(source.path)
 

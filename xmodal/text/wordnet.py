@@ -9,8 +9,8 @@ data, Debian's `wordnet-base`, or others.
 
 A synset's name is the byte at which its line starts in `data`. Lines of the licence start with a blank.
 
-The paper leaves open: a run of words counts also inside a longer one, so that a "hot dog" names a dog; a word counts in
-all its parts of speech and senses; a name that WordNet lacks is a noun. Function words name nothing.
+The paper leaves open: a run of words counts also inside a longer one, so a "hot dog" names a dog; a word counts in all
+its parts of speech and senses; a name that WordNet lacks is a noun; function words name nothing.
 """
 
 import zipfile
@@ -70,8 +70,6 @@ class WordNet:
 
 @dataclass(frozen=True, eq=False)
 class Concepts:
-    """Finds which concepts captions name."""
-
     names: tuple[str, ...]
     wordnet: WordNet
     tokenizer: str = "nltk"
@@ -103,7 +101,7 @@ class Concepts:
         return queries
 
     def _forms(self, words: list[str]) -> Iterator[str]:
-        """Yields every word but function words, and every run of words that may be a name."""
+        """Yields words but function words, and runs of words that may be a name."""
         for start, form in enumerate(words):
             if form not in FUNCTION_WORDS:
                 yield form
@@ -115,14 +113,13 @@ class Concepts:
 
     @cached_property
     def _positions_of(self) -> Callable[[str], list[int]]:
-        """Finds the concepts that a form names."""
         positions = {_lemma(name): position for position, name in enumerate(self.names)}
         synonyms = self._widened.synonyms
         return lru_cache(FORMS)(lambda form: [positions[lemma] for lemma in synonyms(form) if lemma in positions])
 
     @cached_property
     def _widened(self) -> WordNet:
-        """Adds, as nouns, the names that WordNet lacks, for their plurals."""
+        """Adds names that WordNet lacks as nouns, for their plurals."""
         names = map(_lemma, self.names)
         nouns = {name: ((name,),) for name in names} | dict(self.wordnet.senses["noun"])
         return replace(self.wordnet, senses={**self.wordnet.senses, "noun": nouns})

@@ -1,7 +1,7 @@
 """AdamP (Heo et al., ICLR 2021): Adam whose step does not grow the norm of weights that have a direction alone.
 
-The gradient of such weights w is nearly orthogonal to them; the part along w is then taken out of Adam's step p. Rows
-of a matrix are looked at on their own, then the whole tensor; vectors and scalars get the step of Adam.
+If a gradient is nearly orthogonal to weights w, the part along w is taken out of Adam's step p: in rows of a matrix,
+else in the whole tensor; vectors and scalars get the step of Adam.
 
     cosine(gradient, w) < delta / sqrt(size of w), for all rows at once   →   p - w (w . p) / |w|^2 in each row
 

@@ -1,4 +1,4 @@
-"""Checkpoints: how far a training is, saved together with the length of its log."""
+"""Checkpoints: how far a training and its log are."""
 
 import json
 import math
@@ -40,7 +40,7 @@ class TrainingState:
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """log.jsonl, and the board where one is asked for. Phases and epochs count from 1 in it."""
+    """log.jsonl, and a board if asked for; phases and epochs count from 1."""
 
     file: BinaryIO
     board: Any = None  # a SummaryWriter of TensorBoard
@@ -63,7 +63,7 @@ class Log:
 
 @contextmanager
 def open_log(run: str, tensorboard: bool) -> Iterator[Log]:
-    """Opens the log for more lines, in the first process."""
+    """Opens the log in the first process."""
     if distributed.rank():
         yield Log(BytesIO())
         return
@@ -101,7 +101,7 @@ def state_of(saved: dict[str, Any], phases: int) -> TrainingState:
 
 @contextmanager
 def blaming_last(run: str) -> Iterator[None]:
-    """Turns errors of the block into one of last.pt."""
+    """Turns errors into one of last.pt."""
     try:
         yield
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Fine-tuning from pictures: the network that made the features is trained in front of the model.
+"""Fine-tuning from pictures: the features' network is trained in front of the model.
 
 Shapes: B samples, H and W pixels of a picture, R positions of a grid, D width of a feature.
 """
@@ -19,7 +19,7 @@ from xmodal.features.store import FeatureStore
 class WithBackbone(nn.Module):
     """A `Trainable` that reads pictures, (B, 1, 3, H, W): the features' network, then a model of features.
 
-    Parameters of the model keep the names of the phases before, those of the network are called `trunk.*`.
+    The model's parameters keep the names of earlier phases, the network's are called `trunk.*`.
     """
 
     model: Any  # a `Trainable`
@@ -64,7 +64,7 @@ class WithBackbone(nn.Module):
 
 
 def attach_backbone(model: nn.Module, features: FeatureStore, weights_file: Path | None = None) -> WithBackbone:
-    """Puts the network that made the features in front of a model, on the CPU."""
+    """Puts the features' network in front of a model, on the CPU."""
     network = network_of(features)
     extractor = load(network, weights_file)
     if extractor.weights_sha256 != features.provenance.get("weights_sha256"):

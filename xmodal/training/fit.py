@@ -1,14 +1,14 @@
 """Training from cached features; the weights with the highest rsum on the recipe's validation view are kept.
 
 All chance follows from the seed and the step: a killed run goes on from its last checkpoint, with any number of
-processes, and ends as it would have. The batch normalisation of a backbone sees each process's own part of a batch:
-freeze it to train as one process.
+processes, and ends as it would have. A backbone's batch normalisation sees each process's part of a batch: freeze it to
+train as one process.
 """
 
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -44,25 +44,25 @@ from xmodal.training.validation import check_device, measure
 from xmodal.training.words import known_words, sha256_of_vectors, tokens_of, word_vectors
 
 LOG_EVERY, SAVE_EVERY = 10, 500  # steps; the state is saved after every epoch too
-TRIED = 8  # pairs that the names of the objective's terms are found with
+TRIED = 8  # pairs that tell the names of the objective's terms
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run, and the validation that its weights are from."""
+    """A finished run, and the validation of its weights."""
 
     run: str
     rsum: float
     phase: int  # from 1, as is `epoch`
     epoch: int
     steps: int
-    trained: bool  # by this call; False where the run was finished already
+    trained: bool  # by this call, not before
     words: int  # that the run knows
     known_words: float  # their share of the words of the training captions
 
 
 def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) -> Outcome:
-    """Trains in the folder `run`, or goes on there; nothing is written before everything was checked."""
+    """Trains in the folder `run`, or goes on there; checks everything before it writes."""
     check_device(setup.device)
     refuse_unbuilt(recipe)
     with distributed.process_group(setup.device):
@@ -171,8 +171,8 @@ def _model(started: Run, setup: Setup, run: str, data: _Data) -> nn.Module:
 
 
 def _check_terms(model: nn.Module, recipe: Recipe, train: Reader, device: str) -> None:
-    """Tries the objective on a few pairs, with the model's weights and a copy of its buffers."""
-    copied = deepcopy(model, {id(weight): weight for weight in model.parameters() if weight.requires_grad})
+    """Tries the objective on a few pairs, with a copy of the buffers."""
+    copied = copy.deepcopy(model, {id(weight): weight for weight in model.parameters() if weight.requires_grad})
     few = Loader(train, TRIED * distributed.world(), device=device, dtype=torch.float32)
     terms = _objective(copied, next(iter(few)))
     for phase in recipe.phases:
@@ -226,7 +226,7 @@ class _Training:
         self.model.load_state_dict(state)
 
     def save(self, state: TrainingState, optimiser: Optimizer) -> None:
-        if distributed.rank() == 0:  # the log of another is in memory
+        if distributed.rank() == 0:  # others log in memory
             state.log_bytes = self.log.synced_size()
         tensors = {"model": self.model.state_dict(), "optimiser": optimiser.state_dict()}
         checkpoint.save(self.run, run_folder.LAST, {"state": asdict(state), **tensors})
@@ -285,7 +285,7 @@ def _train_epoch(training: _Training, phase: Phase, optimiser: Optimizer, state:
         for batch in loader:
             _step(training, phase, optimiser, state, replace(batch, progress=state.step / training.steps))
             state.step, state.cursor = state.step + 1, loader.cursor
-            if state.step % SAVE_EVERY == 0 and state.cursor:  # at the end of an epoch it is saved once it was measured
+            if state.step % SAVE_EVERY == 0 and state.cursor:  # an epoch's end is saved once measured
                 training.save(state, optimiser)
             tick(1)
 

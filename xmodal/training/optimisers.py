@@ -58,7 +58,7 @@ def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
     _refuse_unmatched(model, patterns)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not _matches(name, patterns))
-        parameter.grad = None  # it would count in the clipped norm, but not in a run that goes on here
+        parameter.grad = None  # else it counts in the clipped norm, but not in a run that goes on here
 
 
 def evaluate_frozen(model: nn.Module) -> None:
@@ -115,7 +115,7 @@ def _weight(terms: Mapping[str, Tensor], name: str, weight: float | Relative) ->
     if not isinstance(weight, Relative):
         return weight
     term = terms[name].detach()
-    return weight.factor * torch.where(term == 0, 0.0, terms[weight.to].detach() / term)  # a term that is off stays so
+    return weight.factor * torch.where(term == 0, 0.0, terms[weight.to].detach() / term)  # what is off stays so
 
 
 def _after_plateaus(first: float, plateau: Plateau, rsums: Sequence[float]) -> float:

@@ -1,14 +1,14 @@
 """Picture crops: every sample of a phase that reads pixels is cropped, flipped and coloured anew.
 
 Crops follow torchvision's transforms (docs/models.md#pvse-training, docs/models.md#pcme-training). Chance is drawn for
-a sample of an epoch, whichever batch, rank or process crops it.
+a sample of an epoch, wherever it is cropped.
 
 Shapes: B samples, S a side of a stored picture, H and W pixels of the crop, T tries.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, field, replace
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from xmodal.recipes import Pixels
 from xmodal.training.finetuning import network_of
 
 Range = tuple[float, float]
-TRIES = 10  # to draw a rectangle that fits
+TRIES = 10  # to fit a rectangle
 CROP, ERASED = ((0.08, 1.0), (3 / 4, 4 / 3)), ((0.02, 1 / 3), (0.3, 1 / 0.3))  # limits of area and of aspect
 BRIGHTNESS, CONTRAST, HUE = 0.1, 0.1, 0.1  # the most that each changes
 CUTTING, FLIPPING, COLOURING, ERASING = (FIRST_PICTURE_PURPOSE + 64 * part for part in range(4))  # purposes of draws
@@ -65,7 +65,7 @@ def evaluation_pixels(pixels_BSS3: NDArray[np.uint8], crop: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PictureReader(Reader):
-    """Reads pictures of the pixels stage, cut and normalised, one position each: (B, 1, 3, H, W)."""
+    """Reads pictures, cut and normalised, one position each: (B, 1, 3, H, W)."""
 
     plan: Pixels = field(kw_only=True)
     crop: int = field(kw_only=True)
@@ -132,7 +132,7 @@ def coloured(image: Image.Image, amounts: tuple[float, float, float], order: tup
 def _colours(chance: _Chance) -> list[tuple[Any, tuple[int, ...]]]:
     ranges = ((1 - BRIGHTNESS, 1 + BRIGHTNESS), (1 - CONTRAST, 1 + CONTRAST), (-HUE, HUE))
     amounts = [chance.between(*limits, COLOURING + part).tolist() for part, limits in enumerate(ranges)]
-    orders = tuple(permutations(range(3)))
+    orders = tuple(itertools.permutations(range(3)))
     drawn = chance.below(len(orders), COLOURING + 3).tolist()
     return [(each, orders[order]) for each, order in zip(zip(*amounts, strict=True), drawn, strict=True)]
 

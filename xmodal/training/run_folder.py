@@ -2,19 +2,19 @@
 
 <run>/recipe.json       the recipe, the records and features it was trained on, the inputs of its network
       vocabulary.txt    the words by their ids
-      model.py          a copy of the user's file that defines the model; it is never executed
+      model.py          a copy of the user's file that defines the model, never executed
       log.jsonl         a line every few steps and one for each validation; equal runs write equal lines
       last.pt           weights, optimiser and place after the last whole epoch: where training goes on
       best.pt           weights of the validation with the highest rsum
       _lock             held while somebody trains here; says who
 """
 
+import contextlib
 import fcntl
 import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,16 +40,16 @@ FACTS = {"recipe": dict, "visual_width": int, "instances": int} | dict.fromkeys(
 
 
 @dataclass(frozen=True)
-class Run:  # everything that it was started with
+class Run:  # what it was started with
     recipe: Recipe
     records: str  # the identity of an output, as are `features` and `pixels`
     features: str
     vocabulary: Vocabulary
     visual_width: int
     instances: int
-    weights: str = ""  # the network that made the features: not compared, because `features` decides it
-    vectors: str = ""  # sha256 of the file of word vectors that the words start from
-    pixels: str = ""  # the identity of the pictures that later phases read
+    weights: str = ""  # the features' network: not compared, as `features` decides it
+    vectors: str = ""  # sha256 of the file that words start from
+    pixels: str = ""  # that later phases read
 
     @property
     def inputs(self) -> Inputs:
@@ -97,7 +97,7 @@ def _has(folder: str, name: str) -> bool:
     return LocalStorage(folder).size(name) is not None
 
 
-@contextmanager
+@contextlib.contextmanager
 def held(folder: str) -> Iterator[None]:
     """Locks the folder until the process ends."""
     try:
@@ -121,7 +121,7 @@ def held(folder: str) -> Iterator[None]:
             file.truncate(0)
 
 
-def anew(folder: str) -> str:  # where weights are damaged
+def anew(folder: str) -> str:
     return f"remove {folder}/{LAST} and train again, from the beginning"
 
 

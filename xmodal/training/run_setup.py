@@ -15,19 +15,19 @@ class Setup:
     """Everything that a run works with: `Setup("data", device="cuda")`."""
 
     root: str
-    records: str | None = None  # an identity, for a root that has several outputs of a stage
+    records: str | None = None  # an identity, where a stage has several outputs
     features: str | None = None
     pixels: str | None = None
     vectors: Path | None = None  # the file of word vectors that the recipe names
     weights: Path | None = None  # the file of the features' network, for a phase that trains it
     device: str = "cpu"
-    threads: int | None = None  # torch's: small steps take longer on several than on one
+    threads: int | None = None  # torch's
     progress: Progress = field(default_factory=Silence)
 
     def tables(self, corpus: str) -> Output:
         return find_output(self.root, "records", self.records, corpus=corpus)
 
     def store(self, stage: str, tables: Output, model: object = None) -> FeatureStore:
-        """Opens the features of a stage that belong to the records and fit a model's config."""
+        """Opens features that belong to the records and fit a model's config."""
         identity = self.pixels if stage == "pixels" else self.features
         return open_features(self.root, stage, identity, tables, model)

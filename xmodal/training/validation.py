@@ -17,7 +17,7 @@ from xmodal.metrics.similarities import Numbers, Similarities, cuts
 from xmodal.models import Scorer
 from xmodal.progress import Progress
 
-BLOCKS = (256, 1024)  # visual rows and texts that are encoded, and compared, at once
+BLOCKS = (256, 1024)  # visual rows and texts encoded and compared at once
 
 
 def check_device(device: str) -> None:
@@ -45,7 +45,6 @@ def measure(
 
 
 def own_ranks(scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str = "cpu") -> Both:
-    """The rank of every item's best own caption, and of every caption's item."""
     with torch.inference_mode():
         return ranks(compared(scorer, reader, progress, device), gallery_of(reader.examples).own)[0]
 
@@ -57,7 +56,7 @@ def gallery_of(examples: Examples) -> Gallery:
 def compared(
     scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str, blocks: tuple[int, int] = BLOCKS
 ) -> Similarities:
-    """Encodes both sides once; each tile is computed when it is asked for."""
+    """Encodes both sides once, and computes tiles when asked."""
     if isinstance(scorer, nn.Module):
         scorer.eval()
     shape = len(reader.examples.ids), len(reader.examples.words)
@@ -79,5 +78,5 @@ def compared(
 
 
 def floats(features: Padded, device: str) -> Padded:
-    """Moves features as they are stored, in half precision, and makes them single there."""
+    """Moves features in half precision, as stored; makes them single there."""
     return Padded(features.values.to(device).float(), features.lengths)

@@ -17,7 +17,7 @@ FEW = 0.5  # a smaller share of known words is worth a warning
 
 
 def known_words(recipe: Recipe, train: Examples, vocabulary: Vocabulary, progress: Progress) -> tuple[int, float]:
-    """Says and returns the number of words, and the share of the training captions' words that is known."""
+    """Says and returns the number of words, and the known share of the training captions' words."""
     counts = np.bincount(train.words.numbers, minlength=len(vocabulary))
     known, unknown = int(counts[len(SPECIALS) :].sum()), int(counts[UNKNOWN])
     share = known / (known + unknown) if known + unknown else 1.0
