@@ -18,4 +18,4 @@ class BuildOptions:
     progress: ProgressLine = field(default_factory=lambda: ProgressLine(quiet=True))
     raw: Path | None = None  # a folder with files of publishers
     settings: Mapping[str, object] = field(default_factory=dict)  # `stage.field` → value
-    files: Mapping[str, Path] = field(default_factory=dict)  # by the names that stages give them: weights, vectors
+    files: Mapping[str, Path] = field(default_factory=dict)  # by stages' names for them: weights, vectors

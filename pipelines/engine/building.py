@@ -1,7 +1,7 @@
-"""The engine: brings a stage's output up to date, and whatever it needs before it.
+"""The engine: brings a stage's output, and whatever it needs, up to date.
 
-Committed units are never done again. The plan and the records are compared as two streams sorted by name, so that
-memory does not grow with the number of units. Two drivers may finish one output: both write the same bytes.
+Committed units are never done again. Plan and records are compared as streams sorted by name, in bounded memory. Two
+drivers may finish one output: both write the same bytes.
 """
 
 import json
@@ -43,20 +43,20 @@ Runner = Callable[[OpenWorker, Units, Resources], Iterator[Record]]  # runs unit
 
 
 class Pace:
-    """Chooses how many units one call does: as many as take about CALL_SECONDS."""
+    """Chooses how many units a call does: about CALL_SECONDS of work."""
 
     def __init__(self) -> None:
         self._seconds_a_unit, self._size = CALL_SECONDS, 1
 
     def next_call(self, units: Units) -> Call:
         wanted = int(CALL_SECONDS / max(self._seconds_a_unit, 1e-6))
-        # At most twice as many as before: a few quick units say little about the next.
+        # at most twice as many: a few quick units say little about the next
         self._size = max(1, min(UNITS_A_CALL, 2 * self._size, wanted))
         return list(islice(units, self._size))
 
     @property
     def is_quick(self) -> bool:
-        """Whether a call ends soon enough for another to wait behind it."""
+        """Whether another call may wait behind one."""
         return self._seconds_a_unit * self._size < 1.0
 
     def saw(self, units: int, seconds: float) -> None:
@@ -64,7 +64,7 @@ class Pace:
 
 
 def serial(open_worker: OpenWorker, units: Units, resources: Resources) -> Iterator[Record]:
-    """Runs one unit after the other in this process."""
+    """Runs units one by one in this process."""
     worker, pace = open_worker(), Pace()
     while call := pace.next_call(units):
         started = time.perf_counter()
@@ -75,7 +75,7 @@ def serial(open_worker: OpenWorker, units: Units, resources: Resources) -> Itera
 def build(
     stage: Stage[Any, Any], storage: Storage, run: Runner = serial, progress: ProgressLine | None = None
 ) -> Output:
-    """The stage's finished output; does nothing where it is finished already."""
+    """Finishes the stage's output unless it is finished."""
     for needed in stage.inputs:
         if isinstance(needed, Stage):
             build(needed, storage, run, progress)
@@ -84,13 +84,13 @@ def build(
         try:
             work.bring_up_to_date(run, progress or ProgressLine(quiet=True))
         except FileNotFoundError:
-            if not work.output.complete:  # else another driver has finished, and deleted what was left over
+            if not work.output.complete:  # else another driver has finished and swept
                 raise
     return work.output
 
 
 def pending(stage: Stage[Any, Any], storage: Storage) -> tuple[int, int]:
-    """Counts the units of the plan and those left, of a stage whose inputs are finished."""
+    """Counts planned units and those left; inputs must be finished."""
     work = _Build(stage, storage)
     if work.output.complete:
         return work.output.totals["units"], 0
@@ -99,13 +99,13 @@ def pending(stage: Stage[Any, Any], storage: Storage) -> tuple[int, int]:
 
 
 def taint(source: Output, checksums: Collection[str]) -> list[str]:
-    """Un-finishes all that was made of an output, directly or not, after files of it were damaged; gives the folders.
+    """Un-finishes all that was made of an output whose files were damaged; gives the folders.
 
     The next build of each makes the units again that read them.
     """
     reached = []
     for made in directories(source.storage):
-        with suppress(UserError):  # one that does not tell what it is is damaged itself
+        with suppress(UserError):  # a damaged one does not tell what it is
             names = [f"{each['stage']}/{each['identity']}" for each in made.about["inputs"]]
             if source.folder in names:
                 Commits(made.storage, made.folder).taint(checksums)
@@ -142,7 +142,7 @@ class _Build:
             self.finish()
 
     def drop_tainted(self) -> None:
-        """Forgets the units that read bytes which were damaged, and taints what was made of these."""
+        """Forgets units that read damaged bytes, and taints what was made of them."""
         if damaged := self.commits.tainted():
             names = {name for line, name, work in self.compare() if line and self.reads(work, damaged)}
             gone = [unit for unit in self.commits.units() if unit.name in names]
@@ -173,7 +173,7 @@ class _Build:
             raise UserError(f"{unplanned}: stage {stage.name} needs a new version")
 
     def is_done(self, line: bytes | None, work: Any) -> bool:
-        """False too if the unit was committed for other inputs: a retry may have rebuilt what it reads."""
+        """False too if committed for other inputs: a retry may have rebuilt them."""
         return line is not None and (not self.stage.reuse or self.unit(line).key == self.stage.work_key(work))
 
     def unit(self, line: bytes) -> Unit:
@@ -187,10 +187,10 @@ class _Build:
             raise UserError(f"{self.output.where}/stage.json is of another stage: delete its folder and build again")
 
     def reuse(self) -> None:
-        """Takes over units of finished outputs that differ in their inputs only."""
+        """Takes over units of finished outputs that differ in inputs only."""
         about = self.stage.about()
         for other in directories(self.storage, self.stage.name):
-            with suppress(UserError):  # a damaged directory lends nothing; verify is what complains of it
+            with suppress(UserError):  # a damaged directory lends nothing; verify complains of it
                 same = all(other.about[name] == about[name] for name in ("version", "config"))
                 if same and other.folder != self.output.folder and other.complete:
                     self.reuse_units(other)
@@ -213,7 +213,7 @@ class _Build:
                 if units >= GATHER_EVERY:
                     self.commits.gather(loose)
                     loose, units = [], 0
-        finally:  # also when the run fails, so that a later driver finds them together
+        finally:  # also when the run fails: a later driver finds them together
             self.commits.gather(loose)
 
     def finish(self) -> None:
@@ -250,7 +250,7 @@ def sum_up(stage: str, units: Iterable[Unit]) -> dict[str, object]:
 
 
 def open_units(stage: Stage[Any, Any], inputs: Inputs, url: str) -> Worker:
-    """Opens a stage in a worker, and gives the function that does and commits its units."""
+    """Opens a stage in a worker, to do and commit its units."""
     storage = open_storage(url)
     if storage.size(f"{stage.folder}/stage.json") is None:
         raise UserError(f"a worker on {socket.gethostname()} {NOT_SHARED.format(url)}")

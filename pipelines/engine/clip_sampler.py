@@ -1,4 +1,4 @@
-"""Samples the frames of clips in a process that is killed when a clip takes too long."""
+"""Samples clips in a process that is killed when one takes too long."""
 
 import json
 import time
@@ -12,7 +12,7 @@ from xmodal.media.frame_times import Frame, Limits, Sampling
 
 Subsampling = Literal["4:2:0", "4:2:2", "4:4:4"]
 TRIES = 2  # of a clip whose process dies
-PLANNED, FRAME = b"P", b"F"  # kinds of messages, beside the row that is the answer
+PLANNED, FRAME = b"P", b"F"  # messages before the answer, a row
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, eq=False)
 class SampledClip:
-    """The result of a clip. Its JPEGs count only if the row's status is usable; `attempt` counts from 1."""
+    """JPEGs count only if the row's status is usable; `attempt` counts from 1."""
 
     row: Sampled
     jpegs: list[bytes]
@@ -36,7 +36,7 @@ class SampledClip:
 
 
 class ClipSampler:
-    """Samples one clip at a time in a process of its own; `close` ends that."""
+    """Samples clips one by one in a process that `close` ends."""
 
     def __init__(self, request: SampleRequest, limit: ResourceLimit) -> None:
         self._worker = KillableWorker(f"{__name__}:answer", asdict(request), limit)
@@ -45,7 +45,7 @@ class ClipSampler:
         self._worker.close()
 
     def sample(self, data: bytes) -> SampledClip:
-        """Samples a clip. If the process dies it tries once more; a clip that takes too long has no second try."""
+        """Tries once more if the process dies, but not after a timeout."""
         began, attempt = time.monotonic(), 1
         row, jpegs = self._sample(data)
         while row.status == "worker_died" and attempt < TRIES:
@@ -76,7 +76,7 @@ class ClipSampler:
 
 
 def answer(settings: dict[str, Any], data: bytes, send: Send) -> bytes:
-    """Sends each frame as a JPEG as soon as it is decoded, and returns the clip's row as JSON."""
+    """Sends each frame, once decoded, as a JPEG; returns the clip's row as JSON."""
     sampling, limits = Sampling(**settings["sampling"]), Limits(**settings["limits"])
 
     def keep(frame: Frame) -> None:

@@ -5,9 +5,9 @@
 3. The record names its files, and they are published: moved to their final names, never over another, by anybody.
 4. The driver gathers records into the sorted segments of a journal (attempt names left out) and drops the loose ones.
 
-Units without files share one record a call, so that a tiny unit does not cost an inode and two fsyncs. A crash after 1
-leaves rubbish, after 2 a record that the next driver publishes. Work that is done twice, by orphaned workers or two
-drivers, loses at 2 or writes the same record. Run `make chaos` after a change.
+Units without files share one record a call, to save an inode and two fsyncs each. A crash after 1 leaves rubbish,
+after 2 a record that the next driver publishes. Work that is done twice, by orphaned workers or two drivers, loses at 2
+or writes the same record. Run `make chaos` after a change.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class Record(NamedTuple):
 
 
 class UnitAttempt:
-    """Takes the files and failures of one unit, which readers see once the whole unit is committed."""
+    """Takes files and failures of one unit, which readers see once it is committed."""
 
     def __init__(self, storage: Storage, attempts: str, unit: str) -> None:
         if not UNIT_NAME.fullmatch(unit):
@@ -49,7 +49,7 @@ class UnitAttempt:
 
     @contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:
-        """A new file of the output, written from start to end; no other unit writes one of this name."""
+        """A new file, written from start to end; no other unit writes one of this name."""
         if name in self.files or name in OURS or not FILE_NAME.fullmatch(name):
             raise ValueError(f"unit {self.unit} cannot write a file {name!r}")
         with self._storage.writer(f"{self._folder}/{name}") as file:
@@ -95,7 +95,7 @@ class Commits:
         return Record(name, lines) if lines else None
 
     def _read_loose(self, name: str) -> tuple[bytes, str]:
-        """Lines and attempt of a record; both are empty if there is none."""
+        """Lines and attempt of a record, empty if there is none."""
         key = f"{self._loose}/{name}"
         try:
             record = self._storage.read(key)
@@ -108,9 +108,9 @@ class Commits:
         return lines, attempt
 
     def commit(self, attempt: UnitAttempt, line: bytes) -> Record:
-        """Returns the record of this attempt, or the winner's if another was first."""
+        """Returns this attempt's record, or the winner's."""
         won = self._storage.create(f"{self._loose}/{attempt.unit}", _sign(line, attempt.name))
-        # A put whose answer was lost is tried again by the storage's client, and then finds its own record.
+        # a put whose answer was lost is tried again, and then finds its own record
         if won or self._read_loose(attempt.unit)[1] == attempt.name:
             self._publish(attempt.files, attempt.name)
             return Record(attempt.unit, line)
@@ -143,20 +143,20 @@ class Commits:
             self._journal.merge()
 
     def lines(self, loose: bool = False) -> Iterator[bytes]:
-        """Lines of all gathered units, sorted; with `loose` also those not gathered yet."""
+        """Lines of gathered units, sorted; with `loose` of all."""
         records = [self._read_loose(name) for name in self._storage.names(self._loose)] if loose else []
         ungathered = sorted(line for lines, _ in records for line in lines.splitlines(keepends=True))
         previous = b""
         for line in self._journal.lines(ungathered):
             name = line.partition(TAB)[0]
             if name == previous:
-                twice = f"{self._storage.url}/{self._folder}: two attempts at unit {name.decode()} gave different bytes"
+                twice = f"{self.where}: two attempts at unit {name.decode()} gave different bytes"
                 raise UserError(f"{twice}: the stage is not deterministic; mend it and delete the folder")
             previous = name
             yield line
 
     def forget(self, names: Collection[str], among: Iterable[Unit]) -> None:
-        """Deletes units, so that they are done again; `among` are all committed ones. After a kill `adopt` goes on."""
+        """Deletes units, to be done again; `among` are all committed ones. After a kill `adopt` goes on."""
         units = list(among)
         self._storage.delete(f"{self._folder}/complete.json")
         self._storage.write(self._forgotten, "\n".join(sorted(names)).encode())
@@ -169,7 +169,7 @@ class Commits:
         self._storage.delete(self._forgotten)
 
     def taint(self, checksums: Collection[str]) -> None:
-        """Un-finishes the output: bytes with these checksums, which units may have read, were damaged."""
+        """Un-finishes the output: units may have read damaged bytes of these checksums."""
         data = "\n".join(sorted(checksums)).encode()
         self._storage.write(f"{self._tainted}/{hashlib.sha256(data).hexdigest()[:32]}", data)
         self._storage.delete(f"{self._folder}/complete.json")
@@ -194,7 +194,7 @@ class Commits:
         return Record(unit.name, unit.line())
 
     def sweep(self) -> None:
-        """Deletes what losing and killed attempts left behind."""
+        """Deletes what losing and killed attempts left."""
         self._storage.delete_folder(self._attempts)
 
     def _publish(self, files: Mapping[str, tuple[int, str]], attempt: str) -> None:

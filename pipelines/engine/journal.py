@@ -1,7 +1,7 @@
 """Journals: facts about names, appended as sorted immutable segments and read as one sorted stream.
 
 A line is `name<TAB>JSON`. Segments are named by their content: adding one twice adds it once, and two drivers may merge
-at the same time.
+at once.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class Journal:
         self._storage.delete(*(f"{self._folder}/{other}" for other in old if other != name))
 
     def lines(self, more: Iterable[bytes] = ()) -> Iterator[bytes]:
-        """Reads every fact once, sorted by name, in bounded memory; `more` are sorted lines to be read among them."""
+        """Reads each fact once, sorted by name, in bounded memory; `more` are sorted lines among them."""
         with ExitStack() as files:
             yield from _each_once([*self._open_all(files), more])
 
@@ -56,7 +56,7 @@ class Journal:
         return [name for name in self._storage.names(self._folder) if name.endswith(".tsv")]
 
     def _open_all(self, files: ExitStack) -> list[BinaryIO]:
-        for _ in range(_ATTEMPTS):  # a segment that vanishes was merged by another driver: list again
+        for _ in range(_ATTEMPTS):  # another driver merged a segment that vanishes
             try:
                 return [self._open_checked(name, files) for name in self._segments()]
             except FileNotFoundError:
@@ -64,7 +64,7 @@ class Journal:
         raise UserError(f"{self._storage.url}/{self._folder} keeps changing: is another driver at work? Try again")
 
     def _open_checked(self, name: str, files: ExitStack) -> BinaryIO:
-        # A copy, in memory if small: another driver's merge may delete the segment while it is read.
+        # a copy, as another driver's merge may delete the segment meanwhile
         copy = files.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES))  # noqa: SIM115 - the stack closes it
         with self._storage.open(f"{self._folder}/{name}") as file:
             digest = copy_and_hash(file, copy)

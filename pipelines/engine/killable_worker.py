@@ -1,8 +1,7 @@
-"""Runs a function in another process, which is killed when a call takes too long: a decoder cannot be stopped.
+"""Runs a function in another process, which is killed when a call takes too long.
 
-The process is a fresh interpreter, without torch and Ray, and ends with its parent, however that ends. Only bytes are
-exchanged, never pickles: whatever hostile media make of a decoder, all it can send is data. A plain socket, and no
-connection of multiprocessing, because a deadline must also hold in the middle of a message.
+It is a fresh interpreter, without torch and Ray, and ends with its parent, however that ends. It exchanges bytes, never
+pickles, as hostile media may take it over; by a plain socket, as a deadline must hold within a message too.
 """
 
 import ctypes
@@ -14,7 +13,6 @@ import resource
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 import weakref
@@ -22,11 +20,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Literal
 
 from xmodal.errors import UserError
 
-STARTS = 2  # tries: a start that fails may be a machine short of memory for a moment
+STARTS = 2  # tries: memory may be short for a moment
 START_SECONDS, END_SECONDS = 60.0, 5.0  # to be ready; to be gone after the connection ended
 HEADER = struct.Struct("<cQ")  # kind and length of a message
 PROGRAM = "from pipelines.engine.killable_worker import serve; serve()"
@@ -38,7 +37,7 @@ Send = Callable[[bytes, bytes], None]  # kind, of one byte, and body of a messag
 
 @dataclass(frozen=True)
 class ResourceLimit:
-    """Time and memory for one call: `seconds`, `rate` more per second of media, `memory` in bytes of addresses."""
+    """Limits one call: `seconds`, `rate` more per second of media, `memory` in bytes of addresses."""
 
     seconds: float = 30.0
     rate: float = 2.0
@@ -53,7 +52,7 @@ class ResourceLimit:
 
 
 class WorkerFailure(Exception):
-    """A call that gave no answer: it took too long, its process died, or the function raised ("internal")."""
+    """A call gave no answer; "internal": its function raised."""
 
     def __init__(self, status: Literal["timeout", "worker_died", "internal"], message: str) -> None:
         super().__init__(message)
@@ -61,10 +60,10 @@ class WorkerFailure(Exception):
 
 
 class KillableWorker:
-    """Calls one function, "module:name", in one process. A process that died is replaced; `close` ends it.
+    """Calls one function, "module:name", in one process, replaced if it dies; `close` ends it.
 
-    The function is given its settings (JSON), the bytes of the call, and a `Send` for messages before its answer.
-    The thread that makes a worker must outlive it: Linux ends the process with its thread.
+    The function takes its settings (JSON), the call's bytes, and a `Send` for messages before its answer. The thread
+    that makes a worker must outlive it: Linux ends the process with its thread.
     """
 
     def __init__(self, function: str, settings: object, limit: ResourceLimit) -> None:
@@ -73,7 +72,7 @@ class KillableWorker:
         self._start()
 
     def call(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yields kind and body of each message that answers `data`; the last is DONE. Raises WorkerFailure."""
+        """Yields kind and body of each answering message, DONE last; raises WorkerFailure."""
         talk = self._talk = _Conversation(self._socket, self.limit.seconds)
         exception = ""
         try:
@@ -97,7 +96,7 @@ class KillableWorker:
             raise WorkerFailure("worker_died", f"the process {how}") from None
 
     def allow(self, duration_ms: int) -> None:
-        """Moves the deadline of the current call to what the limit allows media of this length."""
+        """Moves the current call's deadline to that of media of this length."""
         self._talk.seconds = self.limit.allows(duration_ms)
 
     @property
@@ -119,14 +118,12 @@ class KillableWorker:
         setup = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
         command = [sys.executable, "-c", setup + PROGRAM, json.dumps(sys.path), self._arguments]
         with theirs:
-            self._process = subprocess.Popen(
-                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
+            self._process = Popen(command, stdin=theirs.fileno(), stdout=DEVNULL, stderr=DEVNULL)
         self.close = weakref.finalize(self, _close, self._process, self._socket)
 
     def _end(self, patience: float) -> str:
-        """Waits so many seconds for the process to end, then kills it; says how it ended."""
-        with suppress(subprocess.TimeoutExpired):
+        """Waits some seconds, then kills the process; says how it ended."""
+        with suppress(TimeoutExpired):
             self._process.wait(patience)
         self.close()
         code = int(self._process.returncode)
@@ -134,7 +131,7 @@ class KillableWorker:
 
 
 class _Conversation:
-    """Messages with a process, until a deadline. TimeoutError after it; any other OSError if the process is gone."""
+    """Messages until a deadline. TimeoutError after it; another OSError if the process is gone."""
 
     def __init__(self, connection: socket.socket, seconds: float = math.inf) -> None:
         self._socket, self._began, self.seconds = connection, time.monotonic(), seconds
@@ -168,7 +165,7 @@ class _Conversation:
         self._socket.settimeout(left if left < math.inf else None)
 
 
-def _close(process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
+def _close(process: "Popen[bytes]", connection: socket.socket) -> None:
     connection.close()
     process.kill()
     process.wait()
@@ -178,14 +175,14 @@ def _close(process: "subprocess.Popen[bytes]", connection: socket.socket) -> Non
 
 
 def serve() -> None:
-    """Answers calls until the process is killed or its parent is gone."""
+    """Answers calls until the parent is gone."""
     function, settings, memory, parent = json.loads(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c at the terminal is for the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the parent
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
         sys.exit()
     talk = _Conversation(socket.socket(fileno=os.dup(0)))
-    sys.excepthook = partial(_last_words, talk.send)  # the process ends with whatever nobody expected
+    sys.excepthook = partial(_last_words, talk.send)  # what nobody expected ends the process
     module, _, name = function.partition(":")
     answer = getattr(importlib.import_module(module), name)
     _, most = resource.getrlimit(resource.RLIMIT_AS)

@@ -11,11 +11,11 @@ from xmodal.media.images import OnTruncated, UnreadableImage, square
 
 DEADLINE = 20.0  # seconds
 TRIES = 2  # of a picture whose process dies
-TRUNCATED, UNREADABLE = b"T", b"N"  # kinds of messages before the answer: why a picture is cut short, or is none
+TRUNCATED, UNREADABLE = b"T", b"N"  # messages before the answer: why a picture is cut short, or none
 
 
 class NotDecoded(UnreadableImage):
-    """A picture that took too long or ended the process, or that is none."""
+    """A picture took too long, ended the process, or is none."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -23,7 +23,7 @@ class NotDecoded(UnreadableImage):
 
 
 class PictureDecoder:
-    """Calls `function`, "module:name" of `(settings, data, send) -> bytes`, for one picture after the other.
+    """Calls `function`, "module:name" of `(settings, data, send) -> bytes`, picture by picture.
 
     Its process starts with the first picture, as a child of the thread that asks, and ends with that.
     """
@@ -62,7 +62,7 @@ def answer(decode: Callable[[OnTruncated], bytes], send: Send) -> bytes:
 
 
 class SquareDecoder(PictureDecoder):
-    """Gives the pixels of the middle of a picture, (crop, crop, 3), as `square` cuts them."""
+    """Gives a picture's middle, (crop, crop, 3), as `square` cuts it."""
 
     def __init__(self, resize: int, crop: int, deadline: float) -> None:
         super().__init__(f"{__name__}:squares", [resize, crop], deadline)

@@ -1,4 +1,4 @@
-"""Progress on stderr: one line that is redrawn on a terminal, one line now and then in a log, nothing when quiet."""
+"""Progress on stderr: one line redrawn on a terminal, one now and then in a log, none when quiet."""
 
 import shutil
 import sys
@@ -19,7 +19,7 @@ class ProgressLine:
     ) -> None:
         self._stream, self._quiet = stream or sys.stderr, quiet
         self._redraws = self._stream.isatty()
-        self._log = log  # is given every line too, quiet or not, but none that is redrawn
+        self._log = log  # takes every line, quiet or not, but none redrawn
 
     def logged(self, log: Callable[[str], None]) -> "ProgressLine":
         return ProgressLine(self._stream, self._quiet, log)

@@ -1,8 +1,7 @@
 """Ray runner: a pool of actors that pull units, any of which may die at any time. Only this module imports Ray.
 
-Ray Data would abort the whole dataset on one exception, by default retry forever a unit that kills its worker, and cost
-about 9 ms a block. Here a dead worker is replaced, its calls go to others, and a unit that kills its worker three times
-is named in an error.
+A dead worker is replaced, its calls go to others, and a unit that kills its worker three times is named in an error.
+Ray Data would abort all on one exception, by default retry such a unit forever, and cost about 9 ms a block.
 """
 
 import logging
@@ -54,7 +53,7 @@ class RayRunner:
 def train_together(
     train: Callable[[str], dict[str, Any]], workers: int, folder: str, gpu: bool, address: str | None
 ) -> dict[str, Any]:
-    """Runs `train` in several processes by Ray Train, and returns what the first one returns.
+    """Runs `train` in several processes by Ray Train, and returns the first one's result.
 
     Each gets the path of a file in `folder`, which all see; lines written to it are shown here. If one dies the others
     are ended; the same call again continues from the last checkpoint.
@@ -80,7 +79,7 @@ def train_together(
 
 @contextmanager
 def _copied_to_stderr(path: str) -> Iterator[str]:
-    """Copies what other processes write to a file, as it comes, without Ray's own messages."""
+    """Copies what other processes write to a file, without Ray's messages."""
     over = Event()
 
     def copy() -> None:
@@ -100,7 +99,7 @@ def _copied_to_stderr(path: str) -> Iterator[str]:
 
 
 def connect(address: str | None = None) -> None:
-    """Joins the cluster at `address`, or starts a local one, unless this process is connected already."""
+    """Joins the cluster at `address`, or starts a local one, unless connected already."""
     if ray.is_initialized():
         return
     start = partial(ray.init, log_to_driver=False, logging_level=logging.ERROR)
@@ -116,7 +115,7 @@ def connect(address: str | None = None) -> None:
         return
     host, _, port = address.rpartition(":")
     try:
-        if port.isdigit() and "://" not in address:  # if nobody listens there, Ray would wait for minutes
+        if port.isdigit() and "://" not in address:  # else Ray would wait for minutes
             socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
         start(address=address)
     except (OSError, ValueError) as error:
@@ -135,7 +134,7 @@ def _short_folder() -> str:
 
 
 def _room(resources: Resources) -> int:
-    """Counts the workers of this size that fit into the cluster at once."""
+    """Counts the workers that fit into the cluster at once."""
     nodes: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     needs = {"CPU": resources.cpus, "GPU": resources.gpus}
     needs = {name: amount for name, amount in needs.items() if amount > 0} or {"CPU": 1.0}
@@ -183,7 +182,7 @@ class _Pool:
             waiting = {call: member for member in self._members for call in member.calls}
             done, _ = ray.wait(list(waiting), num_returns=1, timeout=60)
             if not done:
-                # Units may take hours, but if no worker starts at all the cluster has no room.
+                # units may take hours, but workers must start
                 starting = not any(all(member.calls.values()) for member in self._members)
                 if starting and time.monotonic() - self._heard > START_SECONDS:
                     raise UserError(f"no worker starts in {START_SECONDS:.0f} seconds: is the cluster full?")
@@ -223,7 +222,7 @@ class _Pool:
                     member.calls[member.actor.run.remote(call)] = call
 
     def _may_take(self, member: _Member, call: Call) -> bool:
-        # A unit that a dead worker held is tried alone, so that another death can only be its own.
+        # a dead worker's unit is tried alone, so that another death is its own
         alone = any(name in self._suspects for one in (call, *member.calls.values()) for name, _ in one)
         return not member.calls if alone else all(member.calls.values())
 
@@ -233,9 +232,9 @@ class _Pool:
         return bool(self._next)
 
     def _replace(self, member: _Member, error: RayActorError) -> None:
-        """Replaces a dead actor; each of its units is tried again in a call of its own."""
+        """Replaces a dead actor; its units are tried again one by one."""
         units = [unit for call in member.calls.values() for unit in call]
-        if len(units) == 1:  # with several nobody knows which one it died of: even answers of finished calls are lost
+        if len(units) == 1:  # with several nobody knows which it died of: even finished answers are lost
             name = units[0][0]
             self._deaths[name] += 1
             if self._deaths[name] == DEATHS_A_UNIT:
@@ -251,5 +250,5 @@ class _Pool:
 
 
 def _last_line(error: Exception) -> str:
-    # Ray puts the worker's traceback into the text: the cause is its last line.
+    # the text has the worker's traceback, the cause last
     return str(error).strip().rpartition("\n")[2].strip() or type(error).__name__

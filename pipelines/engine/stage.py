@@ -1,10 +1,10 @@
 """A stage: what decides an output, what there is to do, and how a worker does it.
 
     plan(config, inputs)  → (unit name, work) in order of the names; cheap and lazy, on the driver
-    open(config, inputs)  → the function that does one unit's work; called once per worker, so that networks load once
+    open(config, inputs)  → the function that does one unit's work; once per worker, as networks load once
 
-A stage knows nothing of runners or resuming. Its config holds everything that decides the bytes (weights by
-their sha256, the device class and dtype where they change numbers) and nothing else.
+The config holds all that decides the bytes (weights by their sha256, device class and dtype where they change numbers)
+and nothing else.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ Sink = UnitAttempt  # of which a stage calls `file` and `fail`
 
 
 def given(default: object = "") -> Any:
-    """Declares a field that the stage fills in itself: it is no setting."""
+    """Declares a field that the stage fills in: no setting."""
     return field(default=default, metadata={"given": True})
 
 
@@ -41,8 +41,8 @@ class Stage(Generic[Config, Work]):
     """`version` rises with every change of code that changes bytes.
 
     With `reuse`, a unit's work names by checksum all that it reads: outputs of the same stage and config over other
-    inputs lend every unit whose work is equal. `passing` are classes of failures that another try may be spared: such
-    units are lent to nobody, and `xmodal retry` makes them again.
+    inputs lend units of equal work. `passing` are classes of failures that another try may be spared: such units are
+    never lent, and `xmodal retry` makes them again.
     """
 
     name: str

@@ -1,7 +1,6 @@
-"""`--set name=value`: text from the command line into a field of a frozen config, typed by that field.
+"""`--set name=value`: text into a field of a frozen config, typed by that field.
 
-A setting names a field (`row_group=1024`), or a stage and a field where two stages have one of that name
-(`records.row_group=1024`).
+A setting names a field (`row_group=1024`), or stage and field where two stages have it (`records.row_group=1024`).
 """
 
 import inspect
@@ -32,7 +31,7 @@ def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str,
             settings[name] = _convert(value, known[name])
         except ValueError as error:
             raise UserError(f"--set {name}={value}: {error}") from None
-    for stage, config in configs.items():  # all settings at once: one may only make sense with another
+    for stage, config in configs.items():  # all at once: one may need another
         try:
             apply(config, stage, settings)
         except ValueError as error:
@@ -56,13 +55,13 @@ def _full_name(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Mapping[str, str]) -> str:
-    """Asks for what was probably meant, if anything; `known` are spellings, and what to ask for each."""
+    """Asks for what was probably meant, if anything; `known` has what to ask for each spelling."""
     found = [spelling for spelling in known if spelling.startswith(f"{name}-")] or get_close_matches(name, known, n=1)
     return f" (do you mean {known[found[0]]}?)" if found else ""
 
 
 def describe(config: object, stage: str) -> list[dict[str, Any]]:
-    """Every setting of a config: its name, type, value, and the line of its declaration."""
+    """Every setting's name, type, value, and line of declaration."""
     rows = []
     for name, declared in _settable(config).items():
         if isinstance(config, dict):
@@ -88,7 +87,7 @@ def _type_text(declared: Any) -> str:
 
 
 def _settable(config: Any) -> dict[str, Any]:
-    """Types by name: of a dict's numbers, or of the fields that a command line can set."""
+    """Types by name: of a dict's numbers, or of fields that can be set."""
     if isinstance(config, dict):
         return {name: float for name, value in config.items() if isinstance(value, int | float)}
     kinds = get_type_hints(type(config))

@@ -1,7 +1,7 @@
 """Stages: one module each, found because the file exists.
 
-A module declares `STAGE`, which says what it is, and `make(config, needs)`, which gives the engine its `Stage`.
-A module that begins with an underscore is shared by stages and is none itself.
+A module declares `STAGE`, which says what it is, and `make(config, needs)`, which gives its `Stage`. Modules
+that begin with an underscore are shared by stages.
 """
 
 import pkgutil
@@ -45,7 +45,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class StageKind:
-    """A module's declaration of its stage: CONTRIBUTING.md tells how to write one."""
+    """A module's declaration of its stage: see CONTRIBUTING.md."""
 
     name: str  # of the folder under the root, and of the module
     config: Callable[[], Any]  # a frozen dataclass whose fields all have defaults
@@ -96,7 +96,7 @@ def _found() -> list[str]:
 
 
 def all() -> list[StageKind]:
-    """Every stage, in an order in which they can be built."""
+    """Every stage, in an order of building."""
     kinds = {name: load(name) for name in _found()}
     givers = dict[str, str]()  # of small files
     for name, file in ((kind.name, file) for kind in kinds.values() for file in kind.small_files):

@@ -67,7 +67,7 @@ def array_stage(
     planned: Callable[[C, Inputs], PlannedArray],
     opened: Callable[[C, Inputs], ArrayWriter],
 ) -> Stage[C, ArrayWork]:
-    """Units are reused; `dataclasses.replace` gives the stage what it needs besides, such as `resources`."""
+    """Units are reused; `dataclasses.replace` adds what else is needed, such as `resources`."""
 
     def plan(config: C, inputs: Inputs) -> Iterator[tuple[str, ArrayWork]]:
         array = planned(config, inputs)
@@ -102,7 +102,7 @@ def write_table(sink: Sink, name: str, table: pa.Table) -> None:
 
 
 def write_items(sink: Sink, spec: FeatureSpec, items: range, arrays: Iterable[NDArray[Any]]) -> int:
-    """Writes one shard of blocks of rows, or of a ragged array of the rows of each item; returns how many rows."""
+    """Writes one shard of blocks of rows, or if ragged of each item's rows; counts the rows."""
     shard = items.start // spec.shard_items
     with sink.file(store.shard_file(spec, shard)) as file:
         if not spec.ragged:

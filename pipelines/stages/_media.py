@@ -1,7 +1,7 @@
-"""Items and their sealed media, as stages read them; and stages that make a row of every picture.
+"""Items and their sealed media, and stages that make a row of every picture.
 
-A picture that is absent or does not decode is a failure of its unit and a row of zeros, which readers refuse. A
-truncated one is a failure too, but its row is made of what remains.
+A picture that is absent or does not decode is a failure and a row of zeros, which readers refuse. A truncated one is a
+failure too, but its row is made of what remains.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,11 +34,11 @@ R = TypeVar("R", bound=ResNet)
 
 @dataclass(frozen=True, eq=False)
 class PictureExtractor:
-    """Decodes pictures, and turns batches of them into rows; a worker loads it once."""
+    """Decodes pictures, and turns batches into rows; a worker loads it once."""
 
     see: Callable[[bytes, OnTruncated], NDArray[Any]]  # raises UnreadableImage
     rows: Callable[[NDArray[Any]], NDArray[Any]]
-    blank: NDArray[Any]  # takes the place of a picture that cannot be had
+    blank: NDArray[Any]  # in place of a picture that cannot be had
     batch_size: int
     provenance: Mapping[str, object]
 
@@ -78,11 +78,7 @@ def resnet_extractor(weights: Path | None, config: ResNetStageConfig) -> Picture
     network, decoder = load(config, weights), SquareDecoder(config.resize, config.crop, config.deadline)
     gray = np.zeros((3, config.crop, config.crop), np.float32)
     return PictureExtractor(
-        lambda data, cut: normalised(decoder.pixels(data, cut)),
-        network,
-        gray,
-        config.batch_size,
-        network.provenance(),
+        lambda data, cut: normalised(decoder.pixels(data, cut)), network, gray, config.batch_size, network.provenance()
     )
 
 

@@ -1,7 +1,7 @@
-"""The clips stage: a run of pooled ResNet features of every clip, a row a sample, from the frames that were taken.
+"""The clips stage: a run of pooled ResNet features of every clip, a row a sample.
 
-A frame that several samples show is seen once and its row repeated. A clip without frames is a failure of its unit and
-has no rows: readers refuse it.
+A frame of several samples is seen once, its row repeated. A clip without frames is a failure without rows, which
+readers refuse.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ from xmodal.media.images import UnreadableImage
 from xmodal.root.outputs import Output
 
 VERSION = 2
-SAMPLES = 29  # of a clip of 3.6 seconds, sampled as by default: to make plans with
+SAMPLES = 29  # of a clip of 3.6 seconds by default: for estimates
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ClipsConfig(ResNetStageConfig):
         super().__post_init__()
         if self.output != "pooled":
             raise ValueError("a frame of a clip has one row: its output is pooled")
-        _ = self.spec  # refuses a length that the array cannot have
+        _ = self.spec  # refuses impossible lengths
 
     @property
     def spec(self) -> FeatureSpec:
@@ -72,7 +72,7 @@ def make(config: ClipsConfig, needs: Needs) -> Stage[ClipsConfig, Any]:
 
 
 def _planned(config: ClipsConfig, inputs: Inputs) -> PlannedArray:
-    """A shard reads the ids of clips without frames, and the checksums of the files with frames of the others."""
+    """A shard reads ids of clips without frames, and checksums of the others' files."""
     (frames,) = inputs
     store, size = FrameStore(frames), frames.config["items_per_shard"]
     files = {unit.name: sorted((name, sha256) for name, (_, sha256) in unit.files.items()) for unit in frames.units()}

@@ -1,6 +1,6 @@
 """The codebook stage: fits once, on captions of the training split, what sentence vectors are computed with.
 
-It has the vectors of all words of the corpus that the file of vectors knows.
+It has the vectors of all the corpus' words in the file of vectors.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ def check(config: CodebookConfig, files: Mapping[str, Path]) -> None:
     if config.method != "tfidf" and "vectors" not in files:
         cure = "give the file (--vectors FILE), or take tfidf, which needs none (--set codebook.method=tfidf)"
         raise UserError(f"codes of sentences by {config.method} need word vectors: {cure}")
-    tokenizer(config.tokenizer)  # the package that it needs is missed before anything is fitted
+    tokenizer(config.tokenizer)  # a lacking package is told before anything is fitted
 
 
 STAGE = StageKind(

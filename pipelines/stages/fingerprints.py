@@ -1,8 +1,8 @@
 """The fingerprints stage: the sha256 and the looks of every medium of a set, by which copies are found.
 
-Media are known by their paths: corpora which list the same ones share the output. An absent one has no row; one that
-does not decode, as all video, has its sha256 alone; both are failures. A flat picture too has its sha256 alone, and is
-counted; a flat frame of a clip is null among its looks.
+Corpora that list the same paths share the output. An absent medium has no row; one that does not decode, as all video,
+has its sha256 alone; both are failures. A flat picture too has its sha256 alone, and is counted; a flat frame of a clip
+is null among its looks.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ def _plan(media: Media, config: FingerprintsConfig, inputs: Inputs) -> Iterator[
 
 
 def looks(settings: None, data: bytes, send: Send) -> bytes:
-    """The perceptual hashes of a medium as JSON; the first byte of the data is that of its kind."""
+    """A medium's perceptual hashes as JSON; the first byte of the data is its kind's."""
     kind: Kind = "clip" if data[:1] == FIRST["clip"] else "image"
     return answer(lambda on_truncated: json.dumps(hash_media(data[1:], kind)).encode(), send)
 

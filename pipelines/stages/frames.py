@@ -1,9 +1,9 @@
 """The frames stage: the pictures that every clip shows at 8 moments of a second, each picture once, as JPEGs.
 
-An item of the ragged array is a clip: its JPEGs, one behind the other. Each unit also writes a table of its clips,
-`clips/<shard>.parquet`: the length of each JPEG, the time at which each frame begins, the frame of each sample, and
-facts about the file. A clip without frames has a row there too, and is a failure by its status. `_runs/clips` has the
-time and the attempts that each clip took. Frames are the media over again: never published as features.
+An item of the ragged array is a clip: its JPEGs, end to end. `clips/<shard>.parquet` has each JPEG's length, each
+frame's start, each sample's frame, and facts about the file. A clip without frames has a row there too, and is a
+failure by its status. `_runs/clips` has each clip's time and attempts. Frames are the media over again: never published
+as features.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import importlib.util
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +33,7 @@ from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.frame_store import CLIPS, NAME, clips_file
 from xmodal.media.frame_sampling import Sampled
-from xmodal.media.frame_times import PASSING, USABLE, Limits, Sampling
+from xmodal.media.frame_times import USABLE, Limits, Sampling
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.root.identity import canonical_json
@@ -41,7 +41,7 @@ from xmodal.root.identity import canonical_json
 VERSION = 3
 ABSENT = "absent"
 JOURNAL = "_runs/clips"
-CLIP_BYTES = 850_000  # of a clip of 3.6 seconds, sampled as by default: the mean of 52, to make plans with
+CLIP_BYTES = 850_000  # of a clip of 3.6 seconds by default: the mean of 52, for estimates
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class FramesConfig(Sampling):
 
 
 def check_decoders(config: Sampling, files: Mapping[str, Path]) -> None:
-    """Refuses to begin without a decoder: clips would fail one by one, after all of them are fetched."""
+    """Refuses to begin without a decoder, before clips are fetched."""
     wanted = {"av": "video"} | ({"decord": "decord"} if config.backend == "decord" else {})
     for module, extra in wanted.items():
         if importlib.util.find_spec(module) is None:
@@ -113,8 +113,7 @@ STAGE = StageKind(
 
 def make(config: FramesConfig, needs: Needs) -> Stage[FramesConfig, Any]:
     folder = media_stage(NAME, config, needs, VERSION, partial(_open, "")).folder  # where the journal lies
-    stage = media_stage(NAME, config, needs, VERSION, partial(_open, f"{folder}/{JOURNAL}"))
-    return replace(stage, passing=PASSING)
+    return media_stage(NAME, config, needs, VERSION, partial(_open, f"{folder}/{JOURNAL}"))
 
 
 def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
@@ -152,7 +151,7 @@ def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
 def _sample(
     archives: Archives, path: str, sampler: ClipSampler, most_bytes: int
 ) -> tuple[str | None, str, SampledClip]:
-    """The sha256 of a clip that was read as a whole, its status, and what it gave."""
+    """The sha256 of a clip that was read whole, its status and result."""
     try:
         data = archives.read(path, most_bytes)
     except MissingMedia as missing:

@@ -1,8 +1,8 @@
 """The pixels stage: pictures resized once, one row of bytes an item, for phases that train the network that sees them.
 
-The shorter side is resized, and of the longer one the middle is kept. What lies beyond the square is lost (of 640 x 480
-a quarter), and detail finer than its pixels (a random crop of an eighth of the square is 90 pixels wide, of the picture
-170). In return rows are mapped, not decoded every epoch. They are the media over again: never published as features.
+The shorter side is resized, of the longer one the middle is kept. Lost are what lies beyond the square (of 640 x 480 a
+quarter) and finer detail (a random crop of an eighth of the square is 90 pixels wide, of the picture 170). Rows are
+mapped, not decoded every epoch. They are the media over again: never published as features.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class PixelsConfig:
     def __post_init__(self) -> None:
         if self.side < 1:
             raise ValueError(f"a side has at least 1 pixel, not {self.side}")
-        _ = self.spec  # refuses a length that the array cannot have
+        _ = self.spec  # refuses impossible lengths
 
     @property
     def spec(self) -> FeatureSpec:

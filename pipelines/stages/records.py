@@ -81,7 +81,7 @@ def _open(corpus: Corpus, config: RecordsConfig, inputs: Inputs) -> Callable[[Fi
 
 
 def check_counts(corpus: Corpus, counts: Counts) -> None:
-    """Refuses a full parse that gave other counts than the corpus says it must."""
+    """Refuses a full parse with other counts than the corpus says."""
     for name, expected in corpus.counts.items():
         if (found := counts.get(name, 0)) != expected:
             wrong = f"a full parse must give {expected:,} {name}, not {found:,}"

@@ -21,7 +21,7 @@ class ResNetConfig(ResNetStageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.spec  # refuses a length that the array cannot have
+        _ = self.spec  # refuses impossible lengths
 
     @property
     def spec(self) -> FeatureSpec:

@@ -1,7 +1,7 @@
 """The vocabulary stage: the words of a split's captions, counted part by part and merged once.
 
 Counting is a stage of its own, `word-counts`, which another minimum count uses again: a unit is a row group of the
-captions, its file every word with its number, in order. The merge reads a piece of each file at a time.
+captions, its file every word with its number, in order. The merge reads files in pieces.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ class VocabularyConfig(Counted):
 
 
 def check(config: Counted, files: Mapping[str, Path]) -> None:
-    tokenizer(config.tokenizer)  # the package that it needs is missed before anything is counted
+    tokenizer(config.tokenizer)  # a lacking package is told before anything is counted
 
 
 STAGE = StageKind(
@@ -106,7 +106,7 @@ def _open_counting(config: Counted, inputs: Inputs) -> Callable[[int, Sink], Cou
 
 
 def _captions(records: Output, group: int, config: Counted, items: pa.Array) -> list[str]:
-    """The captions of one row group: the whole table may be larger than memory."""
+    """The captions of one row group: all may exceed memory."""
     with records.open("captions.parquet") as file:
         columns = ["item", "position", "text", "source"]
         table = pq.ParquetFile(file).read_row_group(group, columns, use_threads=False)
@@ -139,7 +139,7 @@ def merged(parts: Iterable[Iterator[Entry]]) -> Iterator[Entry]:
 
 
 def _entries(counts: Output, name: str) -> Iterator[Entry]:
-    """The words of one file with their numbers; it is open only while a piece is read, as there may be many."""
+    """One file's words with their numbers; it is opened for each piece, as there may be many."""
     digest, begin, rest = hashlib.sha256(), 0, b""
     while begin < counts.files[name]:
         with counts.open(name) as file:

@@ -74,7 +74,7 @@ class Padded:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Visual rows, text rows, and the pairs of them that belong together; rows need not be aligned.
+    """Visual rows, text rows, and the pairs that belong together; rows need not be aligned.
 
     An item or caption is named by its position in the stream's view, from 0 without gaps.
     """

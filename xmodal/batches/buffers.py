@@ -13,9 +13,9 @@ from xmodal.features.zarr_arrays import LINE
 
 
 class Buffers:
-    """Memory for batches, used again as soon as nobody else holds it: the kernel clears the pages of a fresh array.
+    """Memory for batches, used again, as the kernel clears the pages of a fresh array.
 
-    A tensor made by `torch.from_numpy` holds its array, so an array that only this class holds is free.
+    A tensor made by `torch.from_numpy` holds its array: one that only this class holds is free.
     """
 
     def __init__(self, pinned: bool) -> None:

@@ -13,8 +13,7 @@ from xmodal.batches.texts import vocabulary
 from xmodal.detection.boxes import merge_groups
 from xmodal.errors import UserError
 from xmodal.features.opening import covering_all_items
-from xmodal.features.store import GROUP as METADATA
-from xmodal.features.store import ROWS, FeatureStore
+from xmodal.features.store import GROUP, ROWS, FeatureStore
 from xmodal.metrics.plausible_matches import PlausibleMatches
 from xmodal.recipes import Features, Tokens, View
 from xmodal.records.derived_splits import DrawnSplit, Share
@@ -173,7 +172,7 @@ def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset
 
 
 def _may_be_of(features: Output, records: Output) -> bool:
-    """Keeps damaged features too: they are refused when asked for, and others must not take their place."""
+    """Keeps damaged features, which are refused when asked for: others must not take their place."""
     try:
         return may_share_media(features, records)
     except UserError:
@@ -183,8 +182,8 @@ def _may_be_of(features: Output, records: Output) -> bool:
 def _first_array(output: Output) -> tuple[str, str]:
     """Its name and data type, even where other descriptions are damaged."""
     with suppress(OSError, ValueError, LookupError, TypeError):
-        name = json.loads(output.storage.read(f"{output.folder}/{METADATA}"))["attributes"]["features"][0]["name"]
-        return name, json.loads(output.storage.read(f"{output.folder}/{name}/{METADATA}"))["data_type"]
+        name = json.loads(output.storage.read(f"{output.folder}/{GROUP}"))["attributes"]["features"][0]["name"]
+        return name, json.loads(output.storage.read(f"{output.folder}/{name}/{GROUP}"))["data_type"]
     return "", ""
 
 

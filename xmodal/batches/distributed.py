@@ -1,6 +1,6 @@
-"""Distributed training: each process encodes its part of a batch, and every process computes the loss of the whole.
+"""Distributed training: each process encodes its part of a batch and computes the loss of the whole.
 
-The gradient of a row flows back to the process that encoded it; averaged, it is what one process would have found.
+A row's gradient flows back to the process that encoded it; averaged, it is that of one process.
 """
 
 import atexit
@@ -49,7 +49,7 @@ def own_device(device: str) -> str:
 
 @contextmanager
 def without_borrowed_rows(batch: Batch) -> Iterator[None]:
-    """Makes `gather` and `gather_pairs` leave out the rows that the batch borrowed."""
+    """Makes `gather` and `gather_pairs` leave out rows that the batch borrowed."""
     before = _borrowed.set(batch.borrowed)
     try:
         yield
@@ -58,7 +58,7 @@ def without_borrowed_rows(batch: Batch) -> Iterator[None]:
 
 
 def gather(rows: Tensor) -> Tensor:
-    """The rows of all processes, of which each must have equally many."""
+    """The rows of all processes, each with equally many."""
     if world() == 1:
         return rows
     gathered = cast(Tensor, _Gather.apply(rows))
@@ -103,7 +103,7 @@ def broadcast_from_first(ask: Callable[[], float]) -> float:
 
 
 def first_rank_first(act: Callable[[], None]) -> None:
-    """Acts in the first process before the others, which find what it has made."""
+    """Acts in the first process before the others."""
     if rank() == 0:
         act()
     wait_for_all()

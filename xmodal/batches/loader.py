@@ -32,12 +32,11 @@ class Loader(IterableDataset[Batch]):
 
     A sample is a caption with its item ("each"), an item with one of its captions, drawn anew every epoch ("one"), or
     an item with all of them ("all"). All samples come once an epoch, in an order that only the seed decides.
-    `batch_size` counts the samples of a step over all ranks: each of `world` gets an equal part. Where the last batch
-    of an epoch cannot be shared equally it borrows from the next epoch (`Batch.borrowed`). An epoch is one of the first
-    stream.
+    `batch_size` counts a step's samples over all ranks: each of `world` gets an equal part. Where an epoch's last batch
+    cannot be shared equally it borrows from the next (`Batch.borrowed`). An epoch is one of the first stream.
 
-    An iteration that was broken off goes on at the cursor, the samples of the epoch that were handed out. With workers
-    of a `DataLoader(loader, batch_size=None)`, call `set_epoch` before each epoch.
+    A broken-off iteration goes on at the cursor, the samples of the epoch handed out. With workers of a
+    `DataLoader(loader, batch_size=None)`, call `set_epoch` before each epoch.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class Loader(IterableDataset[Batch]):
         self._set_position(self.seed, epoch + 1, 0)  # also where no batch was left
 
     def _set_position(self, seed: int, epoch: int, cursor: int) -> None:
-        """Moves this loader, and tells the workers of a DataLoader where to begin."""
+        """Moves this loader and a DataLoader's workers."""
         self.seed, self.epoch, self.cursor = seed, epoch, cursor
         if self._process and get_worker_info() is not None:
             return
@@ -125,7 +124,7 @@ class Loader(IterableDataset[Batch]):
         self._shared_position.numpy()[:] = seed, epoch, cursor
 
     def _read_ahead(self, epoch: int) -> Iterator[tuple[int, Batch]]:
-        """Yields start positions and batches; for a caller who is back at once, made in this thread and its cache."""
+        """Yields start positions and batches; for a caller who is soon back, made in this thread and its cache."""
         buffers, self._buffers = self._buffers or Buffers(pinned=self._device.type == "cuda"), None
         readers = {name: replace(reader, buffers=buffers) for name, reader in self._readers.items()}
         starts, waiting = deque(self._starts()), deque[tuple[int, Future[Batch]]]()
@@ -187,7 +186,7 @@ class Loader(IterableDataset[Batch]):
     def _rows_of(
         self, examples: Examples, samples: Integers, draws: SampleRandom
     ) -> tuple[Integers, Integers, Integers]:
-        """The item of each visual row, the caption of each text row, and the visual row of each caption."""
+        """Each visual row's item, each text row's caption, each caption's visual row."""
         rows = np.arange(len(samples))
         if self.captions == "each":
             return examples.caption_items[samples], samples, rows
@@ -198,7 +197,7 @@ class Loader(IterableDataset[Batch]):
         return samples, captions, np.repeat(rows, counts)
 
     def _to_device(self, features: Padded, buffers: Buffers) -> Padded:
-        """Moves features to the device, then to the dtype asked for: half precision travels as it is stored."""
+        """Moves features to the device, then the dtype: half precision travels as stored."""
         values = features.values.to(self._device)
         if self._dtype is None or values.dtype == self._dtype:
             return features if values is features.values else Padded(values, features.lengths)

@@ -17,14 +17,14 @@ from xmodal.recipes import Features, Tokens
 from xmodal.text.position_codes import Codes, shifted
 from xmodal.text.vocabularies import UNKNOWN
 
-WHOLE_CLIPS = Features(stage="")  # a reader uses the frames of `Features` alone
+WHOLE_CLIPS = Features(stage="")  # a reader uses its frames alone
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
     examples: Examples
     store: FeatureStore
-    frames: Features = WHOLE_CLIPS  # how many frames of a clip are read, and by which rule
+    frames: Features = WHOLE_CLIPS  # how many of a clip, by which rule
     tokens: Tokens | Codes | None = None  # how long a caption may be and what training leaves out, or a code
     classes: Integers | None = None  # (items,)
     buffers: Buffers = field(default_factory=lambda: Buffers(pinned=False))
@@ -39,10 +39,7 @@ class Reader:
             raise UserError(f"{self.store.output.where} has single numbers, which are no features")
 
     def visual(
-        self,
-        items: Integers | slice,
-        draws: SampleRandom | None = None,
-        samples: Integers | None = None,
+        self, items: Integers | slice, draws: SampleRandom | None = None, samples: Integers | None = None
     ) -> Padded:
         """Reads items as sequences of positions: a grid is flattened, a vector is a sequence of one.
 

@@ -1,7 +1,7 @@
 """The order in which training reads samples, and what is drawn for each.
 
-Every draw follows from the seed, the epoch that the batch begins in, and the sample, so that an order can be entered at
-any point, by any number of processes.
+Every draw follows from the seed, the epoch that the batch begins in, and the sample: any number of processes can enter
+an order at any point.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ FIRST_PICTURE_PURPOSE = 16  # and those after it: of crops (`training.picture_cr
 
 @dataclass(frozen=True)
 class Order:
-    """An endless sequence: all of `count` samples shuffled, then all of them shuffled anew, and so on."""
+    """An endless sequence: `count` samples shuffled, then all shuffled anew, and so on."""
 
     count: int
     seed: int
@@ -87,7 +87,7 @@ class SampleRandom:
 
     def integers(self, bounds: Integers, samples: Integers, purpose: int) -> Integers:
         """For each sample a number in 0..bound-1, another for each purpose."""
-        # splitmix64's finaliser over a counter, as numpy's generators cannot be entered at many places at once
+        # splitmix64's finaliser over a counter: numpy's generators cannot be entered at many places at once
         first = np.random.SeedSequence([self.seed, self.epoch, self.stream, purpose]).generate_state(1, np.uint64)
         mixed = first + samples.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

@@ -20,7 +20,7 @@ VOCABULARY, WORDS = "vocabulary", "vocabulary.txt"  # the stage that counts word
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts as numbers of words, one behind the other: an array for each would take far more memory."""
+    """Texts as numbers of words, end to end: an array for each would take far more memory."""
 
     numbers: NDArray[np.int32]
     starts: NDArray[np.int64]  # (texts + 1,)
@@ -46,7 +46,6 @@ class Texts:
         return self.numbers[self.starts[place] : self.starts[place + 1]]
 
     def at(self, kept: NDArray[np.bool_]) -> "Texts":
-        """Keeps texts where `kept` is true."""
         lengths = np.diff(self.starts)
         return Texts(self.numbers[np.repeat(kept, lengths)], starts_of(lengths[kept]))
 
@@ -72,7 +71,7 @@ def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:
 def vocabulary_and_texts(
     records: Output, view: View, captions: ViewCaptions, tokens: Tokens, known: Vocabulary | None
 ) -> tuple[Vocabulary, Texts]:
-    """Counts the words of a view and encodes its captions; `known` is the vocabulary of a run that goes on."""
+    """Counts the words of a view and encodes its captions; `known` is that of a run that goes on."""
     split, words = tokenizer(tokens.tokenizer, tokens.cleaning), defaultdict[str, int](count().__next__)
     texts = Texts.of(array("i", map(words.__getitem__, split(text))) for text in captions.texts)
     counts = zip(words, np.bincount(texts.numbers, minlength=len(words)).tolist(), strict=True)

@@ -28,7 +28,7 @@ class DrawnPicture:
 def save_sheets(
     folder: Path, sheets: Iterable[tuple[str, str, Image.Image]], tick: Callable[[int], None]
 ) -> Iterator[DrawnPicture]:
-    """Saves the picture of each item, with its id and caption; the folder is made for the first one."""
+    """Saves each item's picture; the folder is made for the first."""
     for id, caption, sheet in sheets:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{quote(id, safe='')}.png"

@@ -21,7 +21,7 @@ CHECKSUMS = {"checksums": "crc32c of each chunk's number, as 8 bytes, and the ch
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """Declares a feature array: one row per item, or several rows for each item if it is ragged.
+    """Declares a feature array: one row per item, or several if it is ragged.
 
     36 regions are one row of (36, 2048), the frames of a clip are ragged rows of (2048,), JPEG bytes ragged rows of ().
     Lengths of None follow from the row's bytes. A killed worker loses the shard in work.
@@ -32,7 +32,7 @@ class FeatureSpec:
     dtype: Dtype = "float16"
     ragged: bool = False
     rows_per_chunk: int | None = None
-    rows_per_shard: int | None = None  # in a ragged array: the most rows that the items of a shard may have together
+    rows_per_shard: int | None = None  # if ragged: the most that the items of a shard may have together
     items_per_shard: int | None = None  # of ragged arrays only
 
     @property
@@ -67,7 +67,7 @@ class FeatureSpec:
         return self.shard_rows // self.chunk_rows
 
     def rows(self, items: int) -> int:
-        """Counts the rows of an array; of a ragged one, the most that the items may have."""
+        """Counts rows; of a ragged array, the most that items may have."""
         return -(-items // self.shard_items) * self.shard_rows if self.ragged else items
 
     def metadata(self, items: int) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Reads features in other formats: SCAN's `*_ims.npy`, HDF5, one file an item, webdataset tar, any Zarr v3 array.
 
-`open_foreign` returns plain data, which is sent to workers, each of which reads its rows. Files may come from anybody:
-nothing is unpickled, no length is believed before it was compared with the file's, nothing may lead to another file.
+`open_foreign` returns plain data for workers, each of which reads its rows. Files may come from anybody: nothing is
+unpickled, no length is believed before it was compared with the file's, nothing may lead to another file.
 """
 
 import math
@@ -127,7 +127,7 @@ class ForeignArray:
         return FeatureSpec(name, self.shape[1:], _stored_as(np.dtype(self.dtype)), self.offsets is not None)
 
     def rows(self, items: range) -> Iterator[NDArray[Any]]:
-        """Yields blocks of rows; of a ragged array the rows of one item after the other."""
+        """Yields blocks of rows; of a ragged array each item's rows."""
         with reading(self.path), _open_array(self.path, self.kind, self.key) as array:
             if (array.shape, str(array.dtype)) != (self.shape, self.dtype):
                 raise ValueError("it has changed meanwhile")
@@ -293,7 +293,7 @@ def _dataset(file: Any, name: str) -> Any:
 def _look_into_hdf5(
     path: Path, ids: Path | None, key: str | None
 ) -> tuple[str, tuple[str, ...], tuple[int, ...] | None]:
-    """Returns the name of the features, their ids, and where each item's rows begin, if the file says it."""
+    """Returns the features' name, their ids, and where each item's rows begin, if the file says it."""
     found = dict[str, Head]()
 
     def see(name: str, node: Any) -> None:

@@ -1,7 +1,7 @@
-"""Reads the frames of clips: by clip, by frame and by sample.
+"""Reads the frames of clips: by clip, frame and sample.
 
 A clip's frames are the different pictures that it shows, in order. Its samples are moments, by default 8 a second; each
-shows one of the frames.
+shows one.
 """
 
 import io
@@ -34,7 +34,7 @@ CLIPS = pa.schema(
         "codec": pa.string(),
         "width": pa.int64(),
         "height": pa.int64(),
-        "frames": pa.int64(),  # of the clip, not only those that are kept
+        "frames": pa.int64(),  # of the clip, kept or not
         "duration_ms": pa.int64(),
         "stage": pa.string(),
         "status": pa.string(),
@@ -52,8 +52,6 @@ def clips_file(shard: int) -> str:
 
 
 class FrameStore(FeatureStore):
-    """Reads the frames of a corpus' clips."""
-
     def __init__(self, source: Output | str) -> None:
         super().__init__(source, NAME)
         self._tables: dict[int, dict[str, pa.ListArray]] = {}

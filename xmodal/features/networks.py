@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Network = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
 SMALL = ("resnet18", "resnet34")
-STRIDE = 32  # pixels of the crop from one position of the grid to the next
+STRIDE = 32  # pixels of the crop between positions of the grid
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class ResNet:
 
 @dataclass(frozen=True, eq=False)
 class Extractor:
-    """A network with its weights, and the sha256 of their file or, if they are random, of the numbers."""
+    """A network with its weights, and the sha256 of their file or, if random, of the numbers."""
 
     config: ResNet
     trunk: "nn.Module"
@@ -101,7 +101,7 @@ class Extractor:
 
 
 def load(config: ResNet, weights_file: Path | None = None) -> Extractor:
-    """Loads a network on its device; `weights_file` is that of weights named by a checksum."""
+    """Loads a network on its device; `weights_file` has weights named by a checksum."""
     import torch
 
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -118,7 +118,7 @@ def load(config: ResNet, weights_file: Path | None = None) -> Extractor:
     else:
         network = _untrained(config.network, seed=0)
         digest = _read_weights(network, config, weights_file)
-    trunk = torch.nn.Sequential(*list(network.children())[:-2])  # without the mean and the classes that follow
+    trunk = torch.nn.Sequential(*list(network.children())[:-2])  # without the mean and the classes
     return Extractor(config, trunk.eval().to(config.device), digest)
 
 

@@ -1,6 +1,6 @@
-"""Feature stores: Zarr v3 arrays with a row, or several rows, for every item; written in shards, mapped as a whole.
+"""Feature stores: Zarr v3 arrays with one or several rows for every item; written in shards, mapped as a whole.
 
-A stage's output directory holds these files:
+A stage's output holds:
 
     zarr.json                       the group: its attributes name the arrays and say what made them
     rows.parquet                    row, id: an item's row is its position among the planned ids
@@ -10,8 +10,8 @@ A stage's output directory holds these files:
 
 Any Zarr v3 reader opens it. Only this one refuses absent items, whose values are zeros, and changed bytes.
 
-A shard of a ragged array has room for the most rows that a fixed number of items may have, but its file ends with its
-rows: so shards are written side by side, before the items' lengths are known.
+A ragged shard has room for the most rows that a fixed number of items may have, but its file ends with its rows: so
+shards are written side by side, before lengths are known.
 """
 
 import io
@@ -50,7 +50,6 @@ def extents_file(spec: FeatureSpec, shard: int) -> str:
 
 
 def shard_ranges(spec: FeatureSpec, items: int) -> list[range]:
-    """Splits items into shards."""
     starts = range(0, items, spec.shard_items)
     if len(starts) > MOST_SHARDS:
         raise UserError(
@@ -127,9 +126,9 @@ def index_files(
 class FeatureStore:
     """Reads one array of a finished feature store, by id or by row; safe to fork and to pickle.
 
-    Without `name` it is the store's first array. Items that failed when the store was built are absent: they are
-    refused. Opening checks all files but the shards, whose values are checked when they are first read. Shards of a
-    remote store are then copied to `cache`, and stay there.
+    Without `name` it is the store's first array. Items that failed when it was built are absent, and refused. Opening
+    checks all files but the shards, whose values are checked when first read. Shards of a remote store are then copied
+    to `cache`, and stay there.
     """
 
     def __init__(self, source: str | Path | Output, name: str | None = None, cache: str = CACHE) -> None:
@@ -184,7 +183,7 @@ class FeatureStore:
         return rows
 
     def take(self, rows: ArrayLike, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Returns the values of rows, in `out` if it is given."""
+        """Returns the values of rows, in `out` if given."""
         if self._extents is not None:
             raise TypeError(f"{self.spec.name} is ragged: take_padded gives its rows")
         wanted = self._checked(rows)
@@ -252,7 +251,7 @@ class FeatureStore:
         else:
             starts, lengths = self._extents[shard * spec.shard_items : (shard + 1) * spec.shard_items].T
             starts = starts - shard * spec.shard_rows
-            # nothing is mapped beyond the shard's rows, so reading there would end the process
+            # nothing is mapped beyond: reading there would end the process
             if (lengths < 0).any() or ((starts < 0) | (starts > rows - lengths))[lengths > 0].any():
                 where = f"{self.output.where}/{extents_file(spec, shard)}"
                 raise UserError(f"{where} points outside of the {rows:,} rows of its shard: {CURE}")
@@ -322,7 +321,7 @@ def _read_metadata(output: Output, name: str | None, items: int) -> tuple[Featur
 
 
 def _local_file(output: Output, name: str, cache: str) -> str:
-    """Returns the path of a shard; a remote store's is fetched once and named by its checksum."""
+    """Returns a shard's path; a remote store's is fetched once and named by its checksum."""
     if isinstance(output.storage, LocalStorage):
         output.check(name)
         return output.storage.path(f"{output.folder}/{name}")

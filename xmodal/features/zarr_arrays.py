@@ -1,11 +1,11 @@
 """Shards of feature arrays: a writer, and a reader that maps all shards of an array as one ndarray.
 
-A shard is uncompressed and in order, so that it can be mapped; any Zarr v3 reader opens it too:
+A shard is uncompressed and in order, to be mapped; any Zarr v3 reader opens it too:
 
     chunk 0 | chunk 1 | … | crc32c of each chunk | offset and length of each chunk | crc32c of those
 
 A shard may be short: chunks after its last row are marked as missing and take no bytes. A chunk is checked once, when
-one of its rows is first read. Its checksum covers its number too, so that a shard in another's place is found.
+first read. Its checksum covers its number too, so that a shard in another's place is found.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ LINE = 64  # bytes of a cache line
 HUGE = 2 * 1024 * 1024  # mappings start on such an address, for huge pages
 NO_CHUNK = 2**64 - 1  # offset and length of a missing chunk in a shard's index
 CURE = "`xmodal verify --forget` removes it where it was built (delete a cached copy yourself); then build again"
-MUCH = 1024 * 1024  # bytes of a batch from which on a second thread is worth its call
+MUCH = 1024 * 1024  # bytes of a batch that are worth a second thread
 PROBES = 4  # rows of a batch that say whether the file is in memory
 
 
@@ -81,7 +81,7 @@ class ShardWriter:
 
 
 def _shard_index(spec: FeatureSpec, chunks: int) -> bytes:
-    """The index of a shard that has its first `chunks` chunks."""
+    """The index of a shard of `chunks` chunks."""
     index = np.full((spec.shard_chunks, 2), NO_CHUNK, "<u8")
     index[:chunks, 0] = np.arange(chunks) * spec.chunk_bytes
     index[:chunks, 1] = spec.chunk_bytes
@@ -92,7 +92,7 @@ def _shard_index(spec: FeatureSpec, chunks: int) -> bytes:
 def all_finite(numbers: NDArray[Any]) -> bool:
     """Compares numbers as integers: on half precision ten times as fast as numpy's isfinite.
 
-    Positive infinities and NaNs are the largest signed integers, negative ones the largest unsigned integers.
+    Positive infinities and NaNs are the largest signed integers, negative ones the largest unsigned.
     """
     if numbers.dtype.kind != "f" or not numbers.size:
         return True
@@ -116,10 +116,10 @@ def read_checksums(path: str, spec: FeatureSpec) -> NDArray[np.uint32]:
 
 
 class MappedRows:
-    """Maps all shards one behind the other: a single flat, read-only ndarray.
+    """Maps all shards end to end: a single flat, read-only ndarray.
 
-    `opened` gives a shard's path and checksums when one of its rows is first wanted. A file that is cut while it is
-    mapped ends the process (SIGBUS), as with np.memmap.
+    `opened` gives a shard's path and checksums when first wanted. A file that is cut while mapped ends the process
+    (SIGBUS), as with np.memmap.
     """
 
     def __init__(self, spec: FeatureSpec, shards: int, opened: Callable[[int], tuple[str, NDArray[np.uint32]]]) -> None:
@@ -216,8 +216,8 @@ class MappedRows:
 def buffer(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Allocates memory that begins on a cache line; np.empty's begins 16 bytes after one.
 
-    Mapped rows begin on a page, and a processor that stores just behind where it loads waits: copying would take two
-    to three times as long.
+    Mapped rows begin on a page, and storing just behind where one loads waits: copying would take two to three times as
+    long.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     room = np.empty(size + LINE, np.uint8)
@@ -227,7 +227,7 @@ def buffer(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 def _copy(values: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-    # one core does not use the whole memory bandwidth; a loader's threads have others beside them
+    # one core does not use the whole memory bandwidth; a loader's threads have others
     half = len(rows) // 2 if out.nbytes >= MUCH and current_thread() is main_thread() else 0
     handed = _second_copier().submit(_copy_alone, values, rows[:half], out[:half]) if half else None
     _copy_alone(values, rows[half:], out[half:])

@@ -1,7 +1,7 @@
 """Frame sampling: from a clip's bytes to the frames that are on the screen at 8 moments of every second.
 
-docs/corpora.md#media defines them, and says what becomes of colours and transparency. A decoder's call cannot be
-stopped: for a limit in time, run this in a process that can be killed.
+docs/corpora.md#media defines them, and what becomes of colours and transparency. A limit in time needs a process that
+can be killed.
 """
 
 import io
@@ -153,7 +153,7 @@ def _decoded(row: Sampled, clip: Clip, config: Sampling, keep: Callable[[Frame],
         message=one_line(damage or clip.message),
         decoder_log_count=len(trouble),
         samples_missing=missing,
-        # a sample whose own frame is missing takes the last one before it, or the first of all
+        # a sample whose frame is missing takes the last before it, or the first of all
         frame_of_sample=tuple(max(0, bisect_right(kept, number) - 1) for number in shown),
         starts_us=tuple(map(clip.timeline.start_us, kept)),
     )

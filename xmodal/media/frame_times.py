@@ -123,7 +123,7 @@ class Timeline:
         return max(1, math.ceil(self.seconds * fps))
 
     def shown(self, fps: int) -> list[int]:
-        """For every sample k, the number of the frame that is shown at k / fps seconds."""
+        """For every sample k, the number of the frame shown at k / fps seconds."""
         rate, first = self.unit.numerator * fps, self.starts[0]
         due = (first + k * self.unit.denominator // rate for k in range(self.count(fps)))
         return [bisect_right(self.starts, tick) - 1 for tick in due]

@@ -1,4 +1,4 @@
-"""GIF: finds the frames of a file and their delays, which a decoder's version would read in its own way."""
+"""GIF: finds frames and their delays, which a decoder's version would read in its own way."""
 
 import struct
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ def _walk(data: bytes, frames: list[GifFrame], limits: Limits) -> tuple[Status, 
 
 
 def _palette(flags: int) -> int:
-    """Bytes of the palette after a header with these flags."""
+    """Bytes of the palette after these flags."""
     return 3 << (flags & 7) + 1 if flags & OWN_PALETTE else 0
 
 

@@ -124,7 +124,7 @@ def sampled_frame(picture: Image.Image, config: Sampling) -> Frame:
 
 
 def square(data: bytes, resize: int, crop: int, on_truncated: OnTruncated | None = None) -> NDArray[np.uint8]:
-    """Resizes the shorter side and cuts the middle, (H, W, 3), exactly as torchvision's transforms do."""
+    """Resizes the shorter side and cuts the middle, (H, W, 3), exactly as torchvision does."""
     image = open_image(data, on_truncated)
     width, height = (resize * side // min(image.size) for side in image.size)
     if width * height > MOST_PIXELS:

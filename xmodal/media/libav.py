@@ -52,7 +52,7 @@ def open_video(data: bytes, container: str, config: Sampling, limits: Limits) ->
     """Reads the timeline of an MP4 or WebM without decoding it."""
     kind, begin, end = (b"", 0, _segment_end(data)) if container == "webm" else _last_box(data)
     is_short = end > len(data)
-    # the index of a fragment that is cut off would make the whole file unreadable
+    # the index of a cut-off fragment would make the file unreadable
     video = Video(data[:begin] if kind == b"moof" and is_short else data, FORMATS[container], config, limits)
     with _opened(video) as (stream, logged):
         context, unit = stream.codec_context, stream.time_base
@@ -78,7 +78,7 @@ def open_video(data: bytes, container: str, config: Sampling, limits: Limits) ->
 
 @contextmanager
 def _listening() -> Iterator[Logged]:
-    """Collects the errors that libav logs: a damaged GIF shows no other sign."""
+    """Collects errors that libav logs, a damaged GIF's only sign."""
     level, repeated = av.logging.get_level(), av.logging.get_skip_repeated()
     av.logging.set_level(av.logging.ERROR)
     av.logging.set_skip_repeated(False)
@@ -92,7 +92,7 @@ def _listening() -> Iterator[Logged]:
 
 @contextmanager
 def _opened(video: Video) -> Iterator[tuple[av.VideoStream, Logged]]:
-    """Opens a video to be decoded, and collects what libav logs."""
+    """Opens a video, and collects what libav logs."""
     options = {"max_pixels": str(video.limits.pixels)}
     with _listening() as logged:
         try:
@@ -189,7 +189,7 @@ def _segment_end(data: bytes) -> int:
 
 def _element_length(data: bytes, at: int) -> tuple[int, int]:
     """Decodes an EBML length, 0 if unknown as in a live recording, and the position after it."""
-    size = 9 - data[at].bit_length()  # in bytes, as the zero bits at its beginning tell
+    size = 9 - data[at].bit_length()  # in bytes, by the zero bits at its beginning
     most = (1 << 7 * size) - 1
     length = int.from_bytes(data[at : at + size]) & most
     return 0 if length == most else length, at + size
@@ -267,7 +267,7 @@ def _conversion(config: Sampling, limits: Limits) -> Callable[[av.VideoFrame], F
 
 
 def _matrix(frame: av.VideoFrame) -> tuple[int, ...]:
-    # a tiny copy, as a frame whose side data was read refers to itself and stays in memory
+    # a tiny copy, as a frame whose side data was read stays in memory
     found: Any = frame.reformat(16, 16, interpolation=Interpolation.POINT, threads=1).side_data
     return struct.unpack("=9i", bytes(found["DISPLAYMATRIX"])) if "DISPLAYMATRIX" in found else UPRIGHT
 

@@ -1,6 +1,6 @@
 """The contract of a model. Every other module here is a model: a frozen config, a network, and `RECIPES`.
 
-`SMALL`, if a module has it, is a tuple of configs by which the model is checked quickly (`xmodal check`).
+`SMALL`, if a module has it, is a tuple of configs for quick checks (`xmodal check`).
 """
 
 import importlib
@@ -68,7 +68,7 @@ class Inputs:
 
 @runtime_checkable
 class Storing(Protocol):
-    """A scorer that says how many numbers a gallery keeps of one encoded item."""
+    """A scorer that says how many numbers a gallery keeps of an item."""
 
     @property
     def floats_per_item(self) -> int: ...
@@ -79,7 +79,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> ModuleType:
-    """Imports a model by name, by path of a Python file, or by a run's `reference`."""
+    """Imports a model by name, path of a Python file, or a run's `reference`."""
     path, _, sha256 = name.rpartition("@")
     if path.endswith(".py"):  # a run is somebody's data: only the bytes that it was trained with are executed
         cure = f"the run's folder has it as {SOURCE}: look at that, and put it there"

@@ -267,10 +267,7 @@ PCME_COCO = Recipe(
     visual=Features("resnet"),  # a grid of ResNet-152
     text=Tokens("nltk", minimum_count=4, vectors="glove.840B.300d", marked=0.1, deleted=0.1),
     model=PCMEConfig(),
-    phases=(
-        FIRST,
-        replace(FIRST, optimiser=replace(WARM_UP, learning_rate=2e-5), frozen=(), pixels=COCO_PIXELS),
-    ),
+    phases=(FIRST, replace(FIRST, optimiser=replace(WARM_UP, learning_rate=2e-5), frozen=(), pixels=COCO_PIXELS)),
     batch_size=128,
 )
 CUB_FIRST = replace(

@@ -101,10 +101,7 @@ VSEPP_COCO = Recipe(
     batch_size=128,
 )
 VSE0_COCO = replace(
-    VSEPP_COCO,
-    name="vse0",
-    cites="docs/models.md#vse0",
-    model=VSEPPConfig(negatives="all", normalise_image=False),
+    VSEPP_COCO, name="vse0", cites="docs/models.md#vse0", model=VSEPPConfig(negatives="all", normalise_image=False)
 )
 VSEPP_TGIF = replace(
     VSEPP_COCO,
