@@ -63,7 +63,6 @@ def load_all() -> dict[str, ModuleType]:
 
 
 def groups() -> list[ModuleType]:
-    """The folders of commands, in the order of the help."""
     names = [found.name for found in pkgutil.iter_modules(__path__) if found.ispkg]
     return [importlib.import_module(f"{__name__}.{name}") for name in dict.fromkeys([*GROUPS, *names])]
 
@@ -128,7 +127,6 @@ def summary(command: ModuleType) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Makes the parser of every command; nothing heavy is imported."""
     whole = _Xmodal(prog="xmodal", fromfile_prefix_chars="@")
     whole.add_argument("--version", action="version", version=f"xmodal {__version__}")
     commands = whole.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)

@@ -34,5 +34,4 @@ def features(result: Result) -> str:
 
 
 def command(*words: object) -> str:
-    """A command as a shell takes it."""
     return shlex.join(map(str, ("xmodal", *words)))

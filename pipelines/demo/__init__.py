@@ -1,1 +1,1 @@
-"""Demo: a generated world in the publishers' raw formats, and a server for it. It needs no download."""
+"""Demo: a generated world in the publishers' raw formats, and a server for it."""

@@ -24,8 +24,6 @@ class Unpublishable(ValueError):
 
 @dataclass(frozen=True)
 class PublishedScene:
-    """One scene as a publisher's item."""
-
     scene: Scene
     world: World
     splits: ClassVar[tuple[str, ...]]  # of every ten scenes
@@ -40,7 +38,6 @@ class PublishedScene:
 
     @property
     def gone(self) -> bool:
-        """Whether a clip can no longer be fetched."""
         return self.scene.index % 17 == 12
 
 
@@ -61,7 +58,6 @@ def new_archive(path: Path) -> zipfile.ZipFile:
 
 
 def member(name: str, compression: int) -> zipfile.ZipInfo:
-    """A member with a fixed date and system."""
     member = zipfile.ZipInfo(name, date_time=(2014, 9, 1, 0, 0, 0))
     member.compress_type, member.create_system = compression, 3
     return member

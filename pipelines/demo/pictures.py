@@ -16,7 +16,7 @@ def jpeg(scene: Scene, grayscale: bool = False) -> bytes:
 
 
 def gif(scene: Scene) -> bytes:
-    """An endless GIF. All frames share one palette, so that what does not move does not flicker."""
+    """An endless GIF. All frames share one palette, so that nothing flickers."""
     pictures = [Image.fromarray(pixels) for pixels in frames(scene)]
     palette = pictures[0].quantize(256)
     first, *rest = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]

@@ -42,8 +42,6 @@ STEPS = Optimiser("adam", 3e-3, clip_norm=2.0, schedule=Step((8,), 0.1))
 
 @dataclass(frozen=True)
 class Show:
-    """A corpus of the demo, and what is made of it."""
-
     corpus: Corpus
     write: Callable[[World, Path], Corpus]
     world: World
@@ -53,7 +51,6 @@ class Show:
 
 
 def demo(options: BuildOptions, folder: Path, world: World) -> dict[str, Any]:
-    """Builds every stage of each corpus, trains and evaluates."""
     if world.items < FEWEST:
         raise UserError(f"of {world.items} scenes none is left to test on: the demo needs at least {FEWEST}")
     every = shows(world)
@@ -72,7 +69,7 @@ def learned(options: BuildOptions, folder: Path, shown: Sequence[Show]) -> dict[
 
 
 def shows(world: World) -> tuple[Show, ...]:
-    """COCO's world is as given. Those of clips are smaller and plainer, with one sentence a clip to learn from."""
+    """COCO's world is as given. Those of clips are smaller and plainer, with one sentence a clip."""
     plain = World(identities=30, motion=1.0, ambiguity=0.0, partiality=0.2, synonymy=0.0, noise=0.0)
     clips = replace(plain, items=min(world.items, CLIPS), seed=world.seed, image_size=SIDE)
     of_clips = (*DATA, "frames", "clips")

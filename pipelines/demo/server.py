@@ -17,7 +17,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         file = (self.server.folder / self.asked).resolve()
-        with suppress(ConnectionError):  # a client may hang up at any time
+        with suppress(ConnectionError):  # a client may hang up
             if file.is_relative_to(self.server.folder) and file.is_file():
                 self._answer(file)
             else:
@@ -30,7 +30,6 @@ class Handler(BaseHTTPRequestHandler):
 
     @property
     def asked(self) -> str:
-        """The path below the folder."""
         return unquote(urlsplit(self.path).path).lstrip("/")
 
     def head(self, status: int, headers: dict[str, str]) -> None:

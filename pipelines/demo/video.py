@@ -1,4 +1,4 @@
-"""Scenes as MP4, and encoding of video in general. The only module of the demo that imports PyAV."""
+"""Scenes as MP4, and encoding of video in general."""
 
 import io
 from collections.abc import Iterable, Mapping, Sequence

@@ -72,7 +72,7 @@ IDENTITY, LOOKS, LAYOUT, SCENERY, GRAIN, WORDING = range(6)  # independent strea
 
 @dataclass(frozen=True)
 class World:
-    """Settings of a world. The last five are fractions of 1; at 0 each does nothing."""
+    """The last five settings are fractions of 1; at 0 each does nothing."""
 
     items: int = 1000
     seed: int = 0
@@ -156,7 +156,7 @@ def frames(scene: Scene) -> Iterator[Pixels]:
 
 
 def draw(scene: Scene) -> Pixels:
-    """Paints the picture of a scene, or its first frame."""
+    """Paints a scene, or its first frame."""
     return next(frames(scene))
 
 
@@ -277,7 +277,7 @@ def _told(scene: Scene, share: float, random: Generator) -> dict[int, set[str]]:
 
 
 def _facts(thing: Thing) -> list[str]:
-    """Facts that are worth telling: nobody says that something is plain, of medium size or at rest."""
+    """Leaves out what nobody tells: plain, of medium size, at rest."""
     telling = {"texture": thing.texture != "plain", "size": thing.size != "medium", "motion": thing.motion is not None}
     return [name for name in WEIGHTS if name != "background" and telling.get(name, True)]
 
@@ -337,7 +337,7 @@ def _several(count: int, core: str, rest: str) -> str:
 
 
 def _sentence(listing: str, background: str, random: Generator) -> str:
-    """Forms a sentence as people write it: sometimes without a capital letter or a full stop."""
+    """Forms a sentence, sometimes without a capital letter or a full stop."""
     there = f"there {'is' if listing.startswith('a') else 'are'} {listing}"
     forms = [f"{start}{background}" for start in (listing, there, f"a picture of {listing}")]
     text = _pick(random, [*forms, f"{background} {there}".strip()])

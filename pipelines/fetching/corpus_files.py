@@ -24,8 +24,6 @@ UNPACKED_AT_ONCE = 64  # files that lie beside their archive for a moment
 
 
 class CorpusFiles:
-    """The files as one command sees them."""
-
     def __init__(self, options: BuildOptions, found: FoundCorpus) -> None:
         self._options, self._found, self._corpus = options, found, found.corpus
         self._raw = options.raw or found.media_folder
@@ -57,7 +55,6 @@ class CorpusFiles:
         return self._seal(files)
 
     def retry(self, kind: str | None = None) -> dict[str, int]:
-        """Tries the failed files again, or those of one class."""
         tried = recovered = 0
         for part in FOLDERS:
             files = self.of(part)
@@ -114,7 +111,6 @@ class CorpusFiles:
         return taken
 
     def _are_missing(self, files: FileSet, missing: list[Source]) -> UserError:
-        """Trying again is advised only where a failure may pass."""
         states, few = files.states(), [source.path for source in missing[:3]]
         reasons = "; ".join(f"{path} ({states[path].trouble if path in states else 'never tried'})" for path in few)
         named = ", ".join(few)

@@ -41,8 +41,6 @@ SAMPLE_HINT = "a sample, which may be any part of the corpus: its sizes, checksu
 
 @dataclass(frozen=True)
 class FoundCorpus:
-    """A corpus, and where a user has its files."""
-
     corpus: Corpus
     place: str | None = None  # of the list or Python file that a build gives the name to
     media_folder: Path | None = None  # searched, but for archives, where no --raw is given
@@ -50,7 +48,7 @@ class FoundCorpus:
 
 
 def find_corpus(text: str, flags: Mapping[str, str], storage: Storage, is_sample: bool = False) -> FoundCorpus:
-    """Finds the corpus that `text` names; `flags` tell columns and splits of a user's data."""
+    """`flags` tell columns and splits of a user's data."""
     if text not in corpora.names() and is_data(text, flags, storage):
         if is_sample:
             raise UserError(f"--sample is for a corpus that says how much is in it: {text} is read as it is")
@@ -75,7 +73,6 @@ def is_data(text: str, flags: Mapping[str, str], storage: Storage) -> bool:
 
 
 def name_of(text: str, storage: Storage) -> str:
-    """The name under which a root has a corpus."""
     if text.endswith(".py"):
         return corpora.load(text).name
     path = os.path.expanduser(text)
@@ -84,7 +81,7 @@ def name_of(text: str, storage: Storage) -> str:
 
 
 def user_corpora(storage: Storage) -> list[Corpus]:
-    """The corpora of users that a root remembers; those that a file defines can only be listed."""
+    """Corpora that a file defines can only be listed."""
     names = storage.names("_runs/ledger/sources")
     found = [user_corpus(known) for name in names if (known := description_of(storage, name))]
     for name in _noted(storage):
@@ -96,7 +93,6 @@ def user_corpora(storage: Storage) -> list[Corpus]:
 
 
 def description_of(storage: Storage, name: str) -> Description | None:
-    """The sealed description of a user's lists."""
     if raw := _annotations(storage, name):
         with raw.open(DESCRIPTION) as file:
             return Description.from_json(file.read())

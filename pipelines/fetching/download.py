@@ -37,7 +37,6 @@ class Failed(Exception):
 
 
 def may_pass(kind: str) -> bool:
-    """Whether a failure of this class may be over at the next try."""
     return kind in PASSING or kind.startswith("http_5")
 
 

@@ -121,7 +121,6 @@ def _archived(archive: Path, known: Mapping[str, str], whole_paths: bool) -> Ite
 
 
 def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Runner, progress: ProgressLine) -> None:
-    """Tries these files; how it went is in the ledger."""
     if not sources:
         return
     ledger.compact()
@@ -199,7 +198,6 @@ def _copy(source: Source, file: str, storage: Storage) -> dict[str, Any]:
 
 
 def _keep(source: Source, file: str, storage: Storage) -> dict[str, Any]:
-    """Checks a whole file and puts it among the blobs."""
     size = os.path.getsize(file)
     if source.bytes is not None and size != source.bytes:
         raise Failed("size", f"{source.path} has {size:,} bytes instead of {source.bytes:,}")

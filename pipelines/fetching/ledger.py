@@ -27,8 +27,6 @@ Status = Literal["ok", "local", "failed"]
 
 @dataclass(frozen=True)
 class FetchAttempt:
-    """One try at one file."""
-
     path: str
     status: Status
     at: float  # seconds since 1970

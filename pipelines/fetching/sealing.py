@@ -26,8 +26,6 @@ class Sealed:
 
 @dataclass(eq=False)
 class FileSet:
-    """The annotations of a corpus, or its media."""
-
     storage: Storage
     part: Part
     name: str  # of the corpus, or of the media set, which corpora may share
@@ -53,7 +51,6 @@ class FileSet:
         return {state.path: state for state in self.ledger.states()}
 
     def lacking(self, sources: Iterable[Source]) -> list[Source]:
-        """The files that are not here as they should be."""
         states = self.states()
         return [s for s in sources if s.path not in states or not states[s.path].provides(s)]
 

@@ -31,8 +31,6 @@ CURE = "`xmodal verify --forget`, then build again"
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """One config of a dataset repository."""
-
     name: str
     target: LocalStorage
     files: dict[str, list[str]] = field(default_factory=dict)  # of each split
@@ -40,13 +38,12 @@ class DatasetConfig:
 
     @property
     def data_files(self) -> list[dict[str, str]]:
-        """A split's shards as one pattern."""
         shard = re.compile(r"-\d+-of-\d+\.")
         return [{"split": split, "path": shard.sub("-*.", keys[0])} for split, keys in self.files.items()]
 
     @cached_property
     def info(self) -> dict[str, Any]:
-        """The config's dataset_info, from the footers of its files."""
+        """The dataset_info, from the footers of the files."""
         splits = []
         for name, keys in self.files.items():
             footers = [pq.read_metadata(self.target.path(key)) for key in keys]
@@ -64,7 +61,6 @@ class DatasetConfig:
 
 
 def write_captions(records: Output, target: LocalStorage, allowed: Callable[[str], bool]) -> list[DatasetConfig]:
-    """Writes every split, with the columns that are allowed."""
     items = _items(records)
     items = items.select(list(filter(allowed, items.column_names)))
     configs: dict[str, DatasetConfig] = {}
@@ -163,7 +159,6 @@ def _write(table: pa.Table, target: LocalStorage, stem: str) -> list[str]:
 
 
 def _pieces(table: pa.Table, limit: int) -> Iterator[pa.Table]:
-    """Cuts a table in halves of at most `limit` bytes."""
     half = table.num_rows // 2
     if table.nbytes <= limit or not half:
         yield table

@@ -36,7 +36,6 @@ def may_column(corpus: Corpus, column: str) -> bool:
 
 
 def withheld(corpus: Corpus) -> dict[str, str]:
-    """The parts that are not published themselves, with their release class."""
     return {part: corpus.release.get(part, "nothing") for part in get_args(Part) if not may(corpus, part, "all")}
 
 

@@ -36,14 +36,13 @@ class CorpusBuild:
         self._finished: dict[str, Output] = {}
 
     def build(self, name: str) -> Output:
-        """Brings a stage up to date, and whatever it needs before it."""
         self.refuse_early([name])
         for each in stages.with_needs([name]):
             output = self.files.build(PARTS[each]) if each in FILE_SETS else self._build(each)
         return output
 
     def refuse_early(self, names: Sequence[str]) -> None:
-        """Refuses, before anything is fetched, what is known to be impossible."""
+        """Refuses before anything is fetched."""
         for kind in kinds_for(self.corpus, names):
             self._check(kind)
 
@@ -119,7 +118,6 @@ def _lacks(corpus: Corpus, kind: StageKind) -> UserError:
 
 
 def stages_of(corpus: Corpus) -> list[str]:
-    """The names of all that can be built of a corpus."""
     kinds = {kind.name: kind.of for kind in stages.all()}
     return [name for name in stages.targets() if kinds.get(name) in (None, *corpus.kinds)]
 

@@ -56,7 +56,6 @@ def _describe(output: Output) -> dict[str, Any]:
 
 
 def _examples(output: Output) -> dict[str, dict[str, str]]:
-    """One failure of each class."""
     found = dict[str, dict[str, str]]()
     for unit in output.units() if output.totals["failures"] else ():
         for row, kind, reason in unit.failures:

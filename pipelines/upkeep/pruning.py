@@ -28,7 +28,7 @@ class Unneeded:
 
 
 def find_unneeded(storage: Storage, keep: Collection[str] = ()) -> list[Unneeded]:
-    """`keep` are identities of outputs that are needed for reasons that the root does not know, such as a run's."""
+    """`keep` are identities of outputs that others than this root need, such as a run's."""
     outputs = {output.folder: output for output in directories(storage)}
     if unknown := set(keep) - {folder.rpartition("/")[2] for folder in outputs}:
         raise UserError(f"{storage.url} has no output {min(unknown)}: `xmodal status` lists them with their identities")

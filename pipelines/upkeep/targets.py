@@ -11,7 +11,7 @@ from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal import corpora
 from xmodal.errors import UserError
 
-Target = tuple[CorpusBuild, list[str]]  # a corpus, and its stages
+Target = tuple[CorpusBuild, list[str]]
 
 
 def parse_targets(

@@ -1,7 +1,7 @@
 """The contract of a corpus: what its module declares, and what its rows are. Each check yields a sentence a fault.
 
-The shared tests of all corpora and `xmodal check` ask the same checks. That ids are unique, that rows name items that
-exist, and that counts are as promised is checked where records are built (pipelines/stages/records.py).
+That ids are unique, that rows name items that exist, and that counts are as promised is checked where records are built
+(pipelines/stages/records.py).
 """
 
 import re
@@ -23,7 +23,6 @@ FAILURES = (  # by which somebody's parser or model may end
 
 
 def type_faults(corpus: Corpus) -> Iterator[str]:
-    """Fields of another type than declared."""
     for name, declared in get_type_hints(Corpus).items():
         options = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
         kinds, value = tuple(get_origin(option) or option for option in options), getattr(corpus, name)

@@ -1,6 +1,6 @@
 """The contract of a model: what its module declares, and what its network does with eight pairs.
 
-Each check yields a sentence a fault; the shared tests of all models and `xmodal check` ask the same checks.
+Each check yields a sentence a fault.
 """
 
 import json

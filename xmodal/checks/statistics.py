@@ -191,7 +191,6 @@ def _plausible(dataset: Dataset) -> dict[str, PlausiblePairs]:
 
 
 def _lengths(store: FeatureStore, places: Mapping[str, Sequence[str]]) -> dict[str, Spread]:
-    """The rows of items in a ragged store, by split."""
     found = defaultdict[str, Counter[int]](Counter)
     if store.spec.ragged and store.spec.row_shape:  # bytes of a file have no shape
         there = [item for item in places if item in store]

@@ -28,8 +28,6 @@ ReleaseClass = Literal["all", "features", "ids", "nothing"]  # may be published:
 
 @dataclass(frozen=True)
 class Source:
-    """One file of the publisher."""
-
     path: str  # its place in the raw folder, and its name in the ledger
     url: str | None = None
     mirrors: tuple[str, ...] = ()
@@ -68,8 +66,6 @@ def printed(cites: str, numbers: Mapping[str, float], note: str = "") -> tuple[P
 
 @dataclass(frozen=True)
 class Corpus:
-    """One corpus: its terms, its files, and how they become rows."""
-
     name: str
     homepage: str
     licence: str
@@ -99,12 +95,10 @@ class Corpus:
 
 
 def names() -> list[str]:
-    """Every corpus that has a module here."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def load(name: str) -> Corpus:
-    """The corpus of that name, or of a Python file."""
     if name.endswith(".py"):
         return _corpus_of(load_python_file(name, "corpus"), name)
     if name not in names():

@@ -98,8 +98,6 @@ def _captions(image: JsonRecord, cocoid: int, seen: set[int]) -> Iterator[Captio
 
 @dataclass(frozen=True)
 class _Instances:
-    """One instances file: sizes, licences and categories of its images."""
-
     path: str
     images: dict[int, tuple[int, int, int | None, str | None]] = field(default_factory=dict)
     licences: dict[int, str] = field(default_factory=dict)

@@ -78,7 +78,6 @@ def parse(raw: Raw) -> Iterator[Row]:
 
 
 def media(raw: Raw) -> Iterator[Source]:
-    """Lists every picture by its path in the archive."""
     for _, path in _tables(raw, ["images"])["images"].values():
         yield _source(_media(path))
 
@@ -102,7 +101,7 @@ def _media(path: str) -> str:
 
 
 def _tables(raw: Raw, names: Iterable[str]) -> dict[str, Table]:
-    """Reads tables from the archive, which is read only as far as the last of them."""
+    """Reads the archive only as far as the last of these tables."""
     wanted, found = {f"{FOLDER}/{name}.txt": name for name in names}, dict[str, Table]()
     for member, file in tar_members(raw, IMAGES):
         if name := wanted.pop(member, None):

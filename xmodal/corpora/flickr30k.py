@@ -73,7 +73,6 @@ def parse(raw: Raw) -> Iterator[Row]:
 
 
 def media(raw: Raw) -> Iterator[Source]:
-    """Lists every picture that has captions."""
     for image in dict.fromkeys(_named(name, where)[0] for where, (name, _) in columns(raw, TOKENS, 2)):
         yield Source(f"flickr30k-images/{image}.jpg", how=HOW, part="media")
 

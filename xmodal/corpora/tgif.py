@@ -60,7 +60,6 @@ def parse(raw: Raw) -> Iterator[Row]:
 
 
 def media(raw: Raw) -> Iterator[Source]:
-    """Lists every GIF that has a sentence."""
     table = _sentence_table(raw)
     for id in table.gifs:
         yield Source(f"gifs/{id}.gif", table.urls[id], part="media")

@@ -15,12 +15,10 @@ class Raw:
 
     @staticmethod
     def of_files(files: Mapping[str, Path]) -> "Raw":
-        """Files of this machine, by the paths that their publisher gave them."""
         return Raw(files, lambda path: files[path].open("rb"))
 
     @staticmethod
     def folder(path: str | Path) -> "Raw":
-        """The files of a folder; for notebooks and tests."""
         files = [file for file in Path(path).rglob("*") if file.is_file()]
         return Raw.of_files({file.relative_to(path).as_posix(): file for file in files})
 

@@ -98,7 +98,6 @@ def once(seen: Container[Id], id: Id, where: str) -> Id:
 
 
 def matched(pattern: str, text: str, where: str, expected: str) -> re.Match[str]:
-    """The match of a whole text."""
     found = re.fullmatch(pattern, text)
     if found is None:
         raise UserError(f"{where}: {text!r:.100} is no {expected}")
@@ -173,7 +172,7 @@ def json_elements_of(file: IO[bytes], path: str) -> Iterator[JsonRecord]:
 
 
 class _Json:
-    """JSON values, read one by one from a text that is too long for memory."""
+    """Reads values one by one: the text is too long for memory."""
 
     def __init__(self, file: IO[str], path: str) -> None:
         self._file, self._path = file, path
@@ -252,7 +251,6 @@ class _Json:
 
 
 def rows(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
-    """Reads these columns of a list, row by row."""
     return READERS[ending(path)](raw, path, columns)
 
 

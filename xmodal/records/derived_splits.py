@@ -90,8 +90,6 @@ class RandomSplitSizes:
 
 @dataclass(frozen=True)
 class DrawnSplit:
-    """One part of a paper's random split."""
-
     who: str
     part: str  # train, val or test
     seed: int = 0

@@ -170,20 +170,17 @@ class Tables:
 
 
 def read_columns(output: Output, name: str, *columns: str) -> pa.Table:
-    """Reads columns of one table of any stage."""
     with open_table(output, name) as file:
         return file.read(columns=list(columns), use_threads=False).select(columns)
 
 
 def read_batches(output: Output, name: str, *columns: str) -> Iterator[pa.RecordBatch]:
-    """Does `read_columns`, some rows at a time."""
     with open_table(output, name) as file:
         for batch in file.iter_batches(BATCH, columns=list(columns), use_threads=False):
             yield batch.select(list(columns))
 
 
 def read_rows(records: Output, row: type[R]) -> Iterator[R]:
-    """Reads the rows of one kind, batch by batch."""
     name, expected = f"{TABLES[row]}.parquet", [field.name for field in fields(row)]
     lists = [field.name for field in fields(row) if get_origin(field.type) is tuple]
     with open_table(records, name) as file:

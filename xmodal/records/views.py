@@ -48,8 +48,6 @@ class TextColumn(Sequence[str]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ViewCaptions:
-    """The captions of a view, by item and position."""
-
     items: tuple[str, ...]  # of the whole split, in the order of the records, also those without captions
     starts: NDArray[np.int64]  # (items + 1,): where each item's captions begin
     ids: TextColumn  # (captions,)
@@ -133,13 +131,11 @@ def starts_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def items_with_captions(records: Output, view: View) -> frozenset[str]:
-    """The items of a view that have captions."""
     captions = captions_by_item(records, view)
     return frozenset(captions.of_items(captions.counts > 0).items)
 
 
 def caption_texts(records: Output, view: View) -> Sequence[str]:
-    """Every caption of a view."""
     return captions_by_item(records, view).texts
 
 
@@ -174,7 +170,6 @@ def has_split(records: Output, split: str) -> bool:
 
 
 def drawn_splits(records: Output) -> Mapping[str, RandomSplitSizes]:
-    """The sizes of the splits that papers drew at random."""
     return {who: RandomSplitSizes(val, test) for who, val, test in records.config.get("drawn", ())}
 
 
@@ -200,7 +195,6 @@ def training_split(records: Output, stage: str) -> str:
 
 
 def recorded_splits(records: Output) -> dict[str, list[str]]:
-    """Items by split of the corpus itself."""
     table = read_columns(records, "splits.parquet", "name", "item")
     names = pc.unique(table["name"]).to_pylist()
     return {name: table["item"].filter(pc.equal(table["name"], name)).to_pylist() for name in sorted(names, key=_place)}

@@ -42,7 +42,7 @@ BESIDE = "it is not beside the list"
 
 
 def user_corpus(description: Description, addresses: Mapping[str, str] = {}) -> Corpus:
-    """Makes the corpus of some lists; `addresses` has the URLs of those on other machines."""
+    """`addresses` has the URLs of lists on other machines."""
     text = description.to_json()
     how = f"name the list again, as when {description.name} was first built"
     sources = [Source(f.path, addresses.get(f.path), (), f.bytes, f.sha256, how) for f in description.files]
@@ -91,7 +91,6 @@ def media(description: Description, raw: Raw) -> Iterator[Source]:
 
 
 def unpack(description: Description, raw: Raw, wanted: Container[str], folder: Path) -> Iterator[Source]:
-    """Writes the wanted archives of embedded pictures."""
     embedded = (medium for medium in _each_once(description, raw) if medium.content)
     for path, some in groupby(embedded, key=lambda medium: archive_of(medium.path)):
         if path in wanted:

@@ -114,7 +114,6 @@ def file_faults(corpus: Corpus, folder: Path) -> Iterator[str]:
 
 
 def _spoiled(folder: Path, files: list[str], page: str) -> Raw:
-    """Files of a folder, one of which is a web page."""
     return Raw(files, lambda path: BytesIO(WEB_PAGE) if path == page else (folder / path).open("rb"))
 
 
@@ -129,7 +128,7 @@ def _parse_faults(corpus: Corpus, raw: Raw) -> Iterator[str]:
 
 
 def count(corpus: Corpus, raw: Raw) -> dict[str, int]:
-    """Counts rows, and refuses other counts than the corpus promises, as the records stage does."""
+    """Counts rows, and refuses other counts than the corpus promises."""
     census, kinds = Census(corpus.name), Counter[type]()
     for row in corpus.parse(raw):
         census.add(row)
