@@ -115,7 +115,7 @@ class Parser(argparse.ArgumentParser):
 
 class _Xmodal(Parser):
     def format_help(self) -> str:
-        listed, width = [], max(map(len, load_all()))
+        listed, width = [], max(12, *map(len, load_all()))
         for group in groups():
             lines = [f"  {name:{width}} {summary(command)}\n" for name, command in commands_of(group).items()]
             listed.append(f"{group.__doc__}:\n{''.join(lines)}")

@@ -158,8 +158,6 @@ def build_options(args: Args) -> "BuildOptions":
         if name not in known or not file:
             raise UserError(f"--file takes NAME=PATH, not {text!r}; the names are: {', '.join(known)}")
         files[name] = Path(file).expanduser()
-    if missing := [file for file in files.values() if not file.exists()]:
-        raise UserError(f"there is no file {missing[0]}")
     return BuildOptions(open_storage(args.root), runner(args), progress(args), args.raw, settings, files)
 
 

@@ -210,7 +210,8 @@ def test_features_without_places_and_pictures_that_are_gone_or_damaged_are_refus
         blob.unlink()
         blob.write_bytes(data[:200] if data[:2] == b"\xff\xd8" else data)
     _, _, complaint = look(capsys, runs("pvse"), "--root", copy, *told)
-    assert "the picture of p000 is damaged" in complaint
+    assert "pictures/p000.jpg of media/" in complaint
+    assert "is 200 bytes instead of" in complaint
     assert "xmodal verify --forget" in complaint
     shutil.rmtree(copy / "media")
     _, _, complaint = look(capsys, runs("pvse"), "--root", copy, *told)

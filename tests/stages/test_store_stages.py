@@ -354,7 +354,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     root = tmp_path_factory.mktemp("big")
     output = build(Stage("big", Arrays(BIG_ROWS), plan_big, open_big), open_storage(str(root)))
     for name in output.files:
-        with output.open(name) as file:
+        with open_storage(str(root)).open(f"{output.folder}/{name}") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     yield output.where
     shutil.rmtree(root)

@@ -65,7 +65,7 @@ def write_shard(file: BinaryIO, spec: FeatureSpec, rows: range, blocks: Iterable
     row = rows.start
     writer = ShardWriter(file, spec, row)
     for block in blocks:
-        _assert_rows(block, spec)
+        _assert_rows(block, spec, row)
         row += len(block)
         assert row <= rows.stop
         writer.append(block)
@@ -73,9 +73,9 @@ def write_shard(file: BinaryIO, spec: FeatureSpec, rows: range, blocks: Iterable
     writer.finish()
 
 
-def _assert_rows(rows: NDArray[Any], spec: FeatureSpec) -> None:
-    found, wanted = (rows.shape[1:], rows.dtype), (spec.row_shape, np.dtype(spec.dtype))
-    assert found == wanted, f"rows of {spec.name} are {found[1]} {found[0]}, but its spec says {wanted[1]} {wanted[0]}"
+def _assert_rows(rows: NDArray[Any], spec: FeatureSpec, first: int) -> None:
+    is_right = (rows.shape[1:], rows.dtype) == (spec.row_shape, np.dtype(spec.dtype))
+    assert is_right, f"{first}: rows are {rows.dtype} {rows.shape[1:]}, not {spec.dtype} {spec.row_shape}"
 
 
 def write_ragged_shard(file: BinaryIO, spec: FeatureSpec, items: range, arrays: Iterable[NDArray[Any]]) -> bytes:
@@ -86,7 +86,7 @@ def write_ragged_shard(file: BinaryIO, spec: FeatureSpec, items: range, arrays: 
     writer = ShardWriter(file, spec, first)
     extents = np.zeros((spec.shard_items, 2), "<i8")
     for item, array in zip(items, arrays, strict=True):
-        _assert_rows(array, spec)
+        _assert_rows(array, spec, item)
         if row + len(array) > first + spec.shard_rows:
             raise UserError(
                 f"{spec.name}: items {items.start} to {item} have more than the {spec.shard_rows:,} rows of a shard: "

@@ -41,7 +41,7 @@ def size_problem(storage: Storage, key: str, size: int) -> str | None:
     actual = storage.size(key)
     if actual == size:
         return None
-    return "missing" if actual is None else f"{actual:,} bytes instead of {size:,}"
+    return "missing" if actual is None else f"{actual} bytes instead of {size}"
 
 
 def _is_same(file: BinaryIO, path: str, sha256: str) -> bool:

@@ -98,7 +98,7 @@ class Output:
         decides = {name: about.get(name) for name in ("stage", "version", "config", "inputs")}
         if not fingerprint(decides)[:DIGITS] == about.get("identity") == self.folder.rpartition("/")[2]:
             raise UserError(f"{self.where}/stage.json has changed: {CURE}")
-        if about["stage"] != self.folder.partition("/")[0] or not _names_outputs(about["inputs"]):
+        if not isinstance(about["stage"], str) or not _names_outputs(about["inputs"]):
             raise UserError(f"{self.where}/stage.json does not describe an output: {CURE}")
         return about
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import absent, command, counts, failures
+from xmodal.errors import UserError
 
 
 def flags(parser: Parser) -> None:
@@ -35,6 +36,8 @@ def run(args: Args) -> Result:
     from pipelines.upkeep.corpus_build import build_stages, unread
 
     options = _flags.build_options(args)
+    if missing := [file for file in options.files.values() if not file.exists()]:
+        raise UserError(f"there is no file {missing[0]}")
     targets, storage = _flags.parse_targets(args, options), options.storage
     rows, notes = [], []
     if ignored := unread(options, [stage for _, stages in targets for stage in stages]):
