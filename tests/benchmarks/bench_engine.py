@@ -78,7 +78,7 @@ def _resume(root: str) -> float:
     storage.write(f"{stage.folder}/stage.json", canonical_json(stage.about()))
     for begin in range(0, MANY, UNITS):
         names = [f"{number:09d}" for number in range(begin, begin + UNITS)]
-        lines = [Unit(name, {f"{name}.bin": (1000, name * 7)}, {"rows": 1}).line() for name in names]
+        lines = [Unit(name, {f"{name}.bin": (1000, (name * 8)[:64])}, {"rows": 1}).line() for name in names]
         Journal(storage, f"{stage.folder}/_runs/commits").add(lines)
     started = time.perf_counter()
     build(stage, storage)

@@ -139,6 +139,9 @@ def kind_of_network(recipe: Recipe) -> Iterator[str]:
 
 def objective_names(recipe: Recipe) -> Iterator[str]:
     terms = built(recipe).objective(batch(recipe, eight_pairs(recipe)))
+    if not isinstance(terms, Mapping):
+        yield f"objective() returns a {type(terms).__name__}: return a dict of terms by their names"
+        return
     for number, phase in enumerate(recipe.phases, 1):
         if terms.keys() != phase.weights.keys():
             given, weighed = ", ".join(sorted(terms)), ", ".join(sorted(phase.weights))

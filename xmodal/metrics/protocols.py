@@ -168,8 +168,9 @@ def _values(found: object) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for metric in known(type(found)):
         computed = metric.compute(found)
-        if len(computed) != len(metric.columns):
-            wrong = f"metric {metric.name!r} computes {len(computed)} values for its {len(metric.columns)} columns"
+        there = len(computed) if hasattr(computed, "__len__") else "no list of"  # by whoever adds a metric
+        if there != len(metric.columns):
+            wrong = f"metric {metric.name!r} computes {there} values for its {len(metric.columns)} columns"
             raise UserError(f"{wrong}: return one for each")
         values |= zip((column.name for column in metric.columns), computed, strict=True)
     return values

@@ -133,5 +133,5 @@ def read_tensors(run: str, name: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{run} has no {name}: train it first") from None
     except ValueError as error:
-        raise UserError(f"{run}/{name} is damaged ({error}): {run_folder.anew(run)}") from error
+        raise UserError(f"{run}/{name} is damaged ({error!s:.80}): {run_folder.anew(run)}") from error
     return found

@@ -36,7 +36,8 @@ def text(result: Result) -> Lines:
     if not damage:
         yield f"{result['files']:,} files are as they were committed"
     elif result["forgotten"]:
-        yield f"{len(damage)} damaged: run `xmodal retry` for blobs/ and `xmodal build` for the rest"
+        before = "`xmodal retry` for blobs/, then " if any(one["file"].startswith("blobs/") for one in damage) else ""
+        yield f"{len(damage)} damaged: {before}`xmodal build` makes them again"
     else:
         again = command("verify", "--root", result["root"], "--forget")
         yield f"{len(damage)} damaged: `{again}` has them made again"
