@@ -26,6 +26,13 @@ LABEL_KINDS = get_args(get_type_hints(Label)["kind"])
 Pairs = tuple[tuple[str, str], ...]  # id and media of each item, in order of the ids
 
 
+class GivenFiles(dict[str, Path]):
+    """The files that a user gave, by name; one that is needed and was not given is asked for."""
+
+    def __missing__(self, name: str) -> Path:
+        raise UserError(f"--file {name}=PATH is needed")
+
+
 @dataclass(frozen=True)
 class Needs:
     """The finished inputs of a stage."""

@@ -16,7 +16,7 @@ from pipelines.engine.typed_settings import apply
 from pipelines.fetching.corpus_files import CorpusFiles
 from pipelines.fetching.corpus_names import FoundCorpus
 from pipelines.fetching.ledger import FOLDERS, folder_of, incomplete_folders
-from pipelines.stages import FILE_SETS, ITEM_KINDS, Needs, StageKind
+from pipelines.stages import FILE_SETS, ITEM_KINDS, GivenFiles, Needs, StageKind
 from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
 from xmodal.records.tables import Item, read_rows
@@ -55,7 +55,7 @@ class CorpusBuild:
                 return None
             self._check(kind)
             files = {file: path for file, path in self.options.files.items() if file in kind.files}
-            needs = Needs(outputs, files, lambda: self.items_of(kind.of), self.corpus)
+            needs = Needs(outputs, GivenFiles(files), lambda: self.items_of(kind.of), self.corpus)
             if "media" in kind.needs and kind.of in ITEM_KINDS and not needs.items:
                 raise _lacks(self.corpus, kind)
             self._stages[name] = kind.make(self.config(kind), needs)

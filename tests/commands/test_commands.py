@@ -268,6 +268,10 @@ def test_a_file_may_be_given_by_the_name_that_a_stage_gives_it(
     assert "--file takes NAME=PATH, not 'nobody=x.pth'; the names are: " in said
     assert "weights" in said
     assert xmodal.done("plan", publisher.file, "--root", root, "--file", "weights=x.pth")["stages"]
+    assert (
+        "no stage of this plan reads --file weights"
+        in xmodal("plan", publisher.file, "--root", root, "--file", "weights=x.pth").err
+    )
 
 
 # ------------------------------------------------------------------------------------------------- settings and recipes

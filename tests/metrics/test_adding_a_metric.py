@@ -180,6 +180,8 @@ def test_a_metric_of_the_whole_has_a_line_of_its_own(add: Callable[[str, str], N
         ("+ 1)))]", "+ 1)))] * 2", "metric 'reciprocal_rank' computes 2 values for its 1 columns: return one for each"),
         ("[100 * float(np.mean(1 / (found.ranks + 1)))]", "[]", "metric 'reciprocal_rank' computes 0 values for its 1"),
         ("[100 * float(np.mean(1 / (found.ranks + 1)))]", "1.5", "metric 'reciprocal_rank' computes no list of values"),
+        ("METRIC = ", "METRICS = ", r"reciprocal_rank\.py has a Metric of another name: call it METRIC"),
+        ("needs=Ranks", "needs=int", "metric 'reciprocal_rank' needs <class 'int'>, which nobody computes"),
     ],
 )
 def test_a_metric_that_cannot_be_reported_is_named(

@@ -241,3 +241,10 @@ def test_every_stage_comes_after_what_it_needs() -> None:
     for kind in stages.all():
         assert all(names.index(need) < names.index(kind.name) for need in kind.needs if need in names)
     assert names[0] == "records"
+
+
+def test_a_file_that_nobody_gave_is_asked_for() -> None:
+    files = stages.GivenFiles(weights=Path("x.pth"))
+    assert (files["weights"], files.get("gains")) == (Path("x.pth"), None)
+    with pytest.raises(UserError, match=r"--file gains=PATH is needed"):
+        _ = files["gains"]

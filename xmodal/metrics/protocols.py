@@ -11,6 +11,7 @@ from functools import cache
 from math import fsum
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -136,14 +137,23 @@ class Metrics:
 
 def known(needs: type) -> list[Metric[Any]]:
     modules = [importlib.import_module(found.name) for found in pkgutil.iter_modules(room.__path__, "xmodal.metrics.")]
-    found = [module.METRIC for module in modules if hasattr(module, "METRIC")]
+    found = [module.METRIC for module in modules if _has_metric(module)]
     _check(tuple((metric.name, metric.needs, column) for metric in found for column in metric.columns))
     return sorted((metric for metric in found if metric.needs is needs), key=lambda one: (one.position, one.name))
+
+
+def _has_metric(module: ModuleType) -> bool:
+    if not hasattr(module, "METRIC") and any(isinstance(value, Metric) for value in vars(module).values()):
+        raise UserError(f"{module.__file__} has a Metric of another name: call it METRIC")
+    return hasattr(module, "METRIC")
 
 
 @cache
 def _check(columns: tuple[tuple[str, type, Column], ...]) -> None:
     for name, needs, column in columns:
+        if needs not in (*BOTH_WAYS, Comparison):
+            there = ", ".join(kind.__name__ for kind in (*BOTH_WAYS, Comparison))
+            raise UserError(f"metric {name!r} needs {needs}, which nobody computes; there are: {there}")
         if needs in BOTH_WAYS and len(column.text) > LONGEST_HEADING:
             raise UserError(
                 f"metric {name!r} heads a column {column.text!r}: take at most {LONGEST_HEADING} characters"

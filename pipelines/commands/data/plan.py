@@ -17,10 +17,14 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> Result:
+    from pipelines.upkeep.corpus_build import unread
     from pipelines.upkeep.planning import plan
 
     options = _flags.build_options(args)
-    return {"stages": plan(_flags.parse_targets(args, options)), "free_bytes": options.storage.free_bytes()}
+    targets = _flags.parse_targets(args, options)
+    if ignored := unread(options, [stage for _, stages in targets for stage in stages]):
+        options.progress.say(f"no stage of this plan reads {', '.join(ignored)}")
+    return {"stages": plan(targets), "free_bytes": options.storage.free_bytes()}
 
 
 def text(result: Result) -> Lines:
