@@ -30,7 +30,7 @@ from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, directories
 from xmodal.root.storage import Storage
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)

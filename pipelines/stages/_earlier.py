@@ -68,7 +68,7 @@ class EarlierRows:
 
     @cached_property
     def _index(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """What rows were made of, ascending; the unit and place of each. None that another try may make better."""
+        """The sources of rows, ascending, with the unit and place of each; without rows that another try may mend."""
         sources, places = list[bytes](), list[tuple[int, int]]()
         for number, (output, unit) in enumerate(self._units):
             again = {row for row, kind, _ in unit.failures if kind in PASSING}

@@ -214,7 +214,7 @@ class MappedRows:
             first, stop = chunk * self._chunk_rows, (chunk + 1) * self._chunk_rows
             rows = f"row {first}" if stop == first + 1 else f"one of the rows {first} to {stop - 1}"
             path = self._paths[first // self._shard_rows]
-            raise UserError(f"{path} is damaged, or of another store: {rows} is not what was written; {CURE}")
+            raise UserError(f"{path} is damaged: {rows} is not what was written; {CURE}")
         self._unchecked[chunk] = False
 
 
