@@ -65,7 +65,7 @@ def device(parser: Parser) -> None:
 
 
 def files(parser: Parser, weights: str, vectors: str) -> None:
-    parser.add_argument("--weights", type=path, metavar="FILE", help=f"a state_dict of the network, {weights}")
+    parser.add_argument("--weights", type=path, metavar="FILE", help=f"a state_dict of any network, {weights}")
     parser.add_argument("--vectors", type=path, metavar="FILE", help=f"word vectors, or an index of them: {vectors}")
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torchvision  # type: ignore[import-untyped]
 
 from tests.commands.test_cli import Xmodal
 from tests.toy_root import one_thread as one_thread
@@ -26,7 +28,9 @@ from tests.userdata.test_own import (
 from tests.userdata.test_own import root as root
 from tests.userdata.test_own import xmodal as xmodal
 from xmodal.errors import UserError
+from xmodal.features.store import FeatureStore
 from xmodal.records.tables import Caption, Item, Label, Oddity, Split
+from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
 from xmodal.userdata.description import Description, ListFile
@@ -194,6 +198,25 @@ def test_pmrp_counts_by_the_labels_of_own_data(xmodal: Xmodal, root: Path, tmp_p
         {"0": 100 * same / len(ids) ** 2, "1": 100 * same / len(ids) ** 2, "2": 100}
     )
     assert found["r_precision"]["2"] == 100
+
+
+def test_a_file_of_weights_counts_for_any_network(xmodal: Xmodal, root: Path, tmp_path: Path) -> None:
+    names = write_pictures(tmp_path, 2)
+    write_csv(tmp_path / "mine.csv", [{"url": name, "caption": "a"} for name in names])
+    sizes = ("--set", "resnet.network=resnet18", "--set", "resnet.resize=32", "--set", "resnet.crop=32")
+    command = ("build", f"{tmp_path}/mine.csv/resnet", "--root", root, *sizes)
+    assert "no weights 'IMAGENET1K_V2' for resnet18" in xmodal(*command).complaint
+    assert not root.exists(), "it is refused before anything is fetched"
+    file, identities = tmp_path / "own.pth", []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        torch.save(torchvision.models.get_model("resnet18").state_dict(), file)
+        identity = built(xmodal.done(*command, "--weights", file), "resnet")["identity"]
+        assert FeatureStore(f"{root}/resnet/{identity}").provenance["weights_sha256"] == sha256_of(file)
+        identities.append(identity)
+    assert len({*identities}) == 2
+    wrong = xmodal(*command[:3], root, "--set", "resnet.network=resnet34", *sizes[2:], "--weights", file).complaint
+    assert "own.pth are no state_dict of a resnet34: it lacks layer1.2.conv1.weight, layer1.2.bn1.weight and" in wrong
 
 
 def test_the_same_caption_twice_is_kept_on_request(xmodal: Xmodal, root: Path, tmp_path: Path) -> None:
