@@ -58,6 +58,9 @@ class Features:
             raise ValueError(f"no rule {self.rule!r} for frames; there are: {', '.join(get_args(FrameRule))}")
 
 
+MOST_WORDS = 512  # of a caption, beside <start> and <end>: a batch is as wide as its longest one
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Says how captions become word ids (`xmodal.text.tokenizers`)."""
@@ -65,14 +68,16 @@ class Tokens:
     tokenizer: str
     minimum_count: int  # a word that occurs less often is unknown
     cleaning: str = "none"
-    longest: int | None = None  # words that are read of a caption, beside <start> and <end>; A3VSE: 57 on COCO
+    longest: int | None = None  # words that are read of a caption, if not MOST_WORDS; A3VSE: 57 on COCO
     vectors: str | None = None  # the published word vectors that the words start from
     marked: float = 0.0  # the share of words that training reads as unknown (PCME)
     deleted: float = 0.0  # the share of the others that training leaves out (PCME)
 
     def __post_init__(self) -> None:
-        if self.minimum_count < 1 or (self.longest is not None and self.longest < 1):
-            raise ValueError(f"minimum_count {self.minimum_count} and longest {self.longest} are 1 or more")
+        if self.minimum_count < 1:
+            raise ValueError(f"minimum_count {self.minimum_count} is 1 or more")
+        if self.longest is not None and not 1 <= self.longest <= MOST_WORDS:
+            raise ValueError(f"longest {self.longest} is from 1 to {MOST_WORDS:,}")
         if not (0 <= self.marked <= 1 and 0 <= self.deleted <= 1):
             raise ValueError(f"marked {self.marked} and deleted {self.deleted} are shares, from 0 to 1")
 

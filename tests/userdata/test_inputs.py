@@ -2,12 +2,16 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision  # type: ignore[import-untyped]
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.commands.test_cli import Xmodal
 from tests.toy_root import one_thread as one_thread
@@ -27,12 +31,15 @@ from tests.userdata.test_own import (
 )
 from tests.userdata.test_own import root as root
 from tests.userdata.test_own import xmodal as xmodal
+from xmodal.batches.reader import shortened
+from xmodal.batches.texts import Texts
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.records.tables import Caption, Item, Label, Oddity, Split
 from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
+from xmodal.text.vocabularies import END, START
 from xmodal.userdata.description import Description, ListFile
 from xmodal.userdata.entries import ABSOLUTE, ODD_LABEL, OUTSIDE
 from xmodal.userdata.user_corpus import AGAIN
@@ -241,3 +248,32 @@ def test_a_cell_of_a_million_characters_costs_nothing_but_its_length(tmp_path: P
     found = captions_of(parsed(tmp_path, "a.csv"))
     assert len(found["p0.png"][0]) == 999_999
     assert len(found) == 3
+
+
+def test_a_caption_of_many_thousand_words_is_cut_where_it_is_read_and_counted(
+    xmodal: Xmodal, root: Path, tmp_path: Path
+) -> None:
+    names = write_pictures(tmp_path, 24)
+    some = [
+        {"url": name, "caption": f"picture {name}" if n % 2 else "the dog " * 20_000} for n, name in enumerate(names)
+    ]
+    write_jsonl(tmp_path / "mine.jsonl", some)
+    sets = [part for setting in RESNET for part in ("--set", setting)]
+    xmodal.done("build", f"{tmp_path}/mine.jsonl/resnet", "--root", root, "--splits", SHARES, *sets)
+    assert xmodal.done("stats", "mine", "--root", root)["parts"][0]["words_per_caption"]["most"] == 40_000
+    chosen = [part for setting in TRAINING for part in ("--set", setting)]
+    train = ("train", "vsepp", "--corpus", "mine", "--root", root, "--run", tmp_path / "run", *chosen)
+    for command in (train, ("evaluate", tmp_path / "run", "--root", root)):
+        said = xmodal(*command)
+        assert said.code == 0, said
+        assert re.search(r"\d captions, \d of them cut to 512 words", said.err)
+    refused = xmodal(*train, "--set", "text.longest=513").complaint
+    assert "longest 513 is from 1 to 512" in refused
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(4, 9), max_size=9), max_size=6), st.integers(1, 9))
+def test_texts_are_shortened_together_as_each_alone(lists: list[list[int]], longest: int) -> None:
+    texts = [np.array([START, *words, END], np.int32) for words in lists]
+    found = Texts.of(texts).shortened(longest)
+    assert [text.tolist() for text in found] == [shortened(text, longest).tolist() for text in texts]
