@@ -290,7 +290,8 @@ def named_columns(
     with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         table = csv.reader(text, delimiter=separator, strict=True)
         try:
-            header = next(table, [])
+            if not (header := next(table, [])):
+                raise UserError(f"{path} is empty: its first line must name its columns")
             first = [] if has_header else [header]
             header = header if has_header else [str(number) for number in range(1, len(header) + 1)]
             _refuse_columns(f"{path}:1", names, header)
