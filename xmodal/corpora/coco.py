@@ -30,7 +30,7 @@ Memory: 190 MiB.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from xmodal.corpora import Corpus, Source, printed
+from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 from xmodal.raw.readers import JsonRecord, json_members, once, words_of
@@ -180,18 +180,4 @@ CORPUS = Corpus(
     },
     drawn={"two_branch": RandomSplitSizes(val=9_000, test=1_000), "dual_path": RandomSplitSizes(val=5_000, test=5_000)},
     kinds=frozenset({"image", "category"}),
-    printed=(
-        *printed(
-            "A3VSE, section 4.1",
-            {
-                "items": 123_287,
-                "first_five": 616_435,
-                "items:karpathy/train": 113_287,
-                "first_five:karpathy/train": 566_435,
-            },
-        ),
-        *printed("Dual-Path, section VI-A", {"captions": 616_767}),
-        *printed("Dual-Path, section VI-A", {"words_per_caption": 8.7}, "rare words left out, whatever these are"),
-        *printed("PVSE, section 5", {"items:karpathy/val": 5_000, "items:karpathy/test": 5_000}),
-    ),
 )

@@ -32,7 +32,7 @@ import shutil
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from xmodal.corpora import Corpus, Source, printed
+from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
 from xmodal.raw.archives import tar_members
 from xmodal.raw.raw_files import Raw
@@ -249,8 +249,4 @@ CORPUS = Corpus(
         f"odd: {UNSEEN}": 10,
     },
     kinds=frozenset({"image", "class"}),
-    printed=(
-        *printed("PCME, section 4.1.2", {"items": 11_788, "different labels: class": 200}),
-        *printed("PCME, section 4.1.2", {"captions": 117_880}, "ten captions of each picture"),
-    ),
 )

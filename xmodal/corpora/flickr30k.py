@@ -28,7 +28,7 @@ The traps (more: docs/corpora.md#flickr30k):
 
 from collections.abc import Iterator
 
-from xmodal.corpora import Corpus, Source, printed
+from xmodal.corpora import Corpus, Source
 from xmodal.corpora.coco import KARPATHYS
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
@@ -130,19 +130,4 @@ CORPUS = Corpus(
     },
     drawn={"dual_path": RandomSplitSizes(val=1_000, test=1_000)},
     kinds=frozenset({"image"}),
-    printed=(
-        *printed(
-            "A3VSE, section 4.1",
-            {
-                "items": 31_783,
-                "captions": 158_915,
-                "items:karpathy/train": 29_000,
-                "captions:karpathy/train": 145_000,
-                "items:karpathy/test": 1_000,
-            },
-        ),
-        *printed("A3VSE, section 4.1", {"items:karpathy/val": 1_000}, "Karpathy's has 1,014"),
-        *printed("Dual-Path, section VI-A", {"words_per_caption": 10.5}, "rare words left out, whatever these are"),
-        *printed("Dual-Path, section VI-A", {"items:plummer/train": 29_783}, "perhaps other pictures"),
-    ),
 )

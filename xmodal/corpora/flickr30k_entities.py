@@ -47,7 +47,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from xmodal.corpora import Corpus, Source, printed
+from xmodal.corpora import Corpus, Source
 from xmodal.corpora.flickr30k import HOW, PLUMMER, PLUMMERS
 from xmodal.errors import UserError
 from xmodal.raw.archives import open_archive
@@ -266,9 +266,4 @@ CORPUS = Corpus(
         f"odd: {UNRELATED_CAPTION}": 21,
     },
     kinds=frozenset({"image"}),
-    printed=(
-        *printed("Two-Branch, section 4", {"items": 31_783}),
-        *printed("Two-Branch, section 4", {"groups of regions": 244_000}, "mentions there, chains in the README"),
-        *printed("Two-Branch, section 4", {"regions with a box": 276_000}, "rounded"),
-    ),
 )

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from typing import IO
 from urllib.parse import urlsplit
 
-from xmodal.corpora import Corpus, Source, printed
+from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
 from xmodal.raw.archives import tar_members
 from xmodal.raw.raw_files import Raw
@@ -118,9 +118,4 @@ CORPUS = Corpus(
     media=media,
     release={"annotations": "all", "media": "ids"},
     kinds=frozenset({"clip"}),
-    printed=(
-        *printed("PVSE, table 1", {"items": 50_107, "captions": 50_107}),
-        *printed("PVSE, table 1", {"vocabulary": 34_835}, "after r/, u/, .., / and - were taken out"),
-        *printed("PVSE, section 5", {"items:mrw/train": 44_107, "items:mrw/val": 1_000, "items:mrw/test": 5_000}),
-    ),
 )
