@@ -18,11 +18,9 @@ annotations/annotations_trainval2014.zip!annotations/instances_{train,val}2014.j
 The traps (more: docs/corpora.md#coco):
 - Two-Branch (5.4) and Dual-Path (VI-A) drew splits of as many pictures and published none: a seed draws theirs here.
 - Papers train on train and restval together, so restval is in karpathy/train, too.
-- Captions have spaces around them and newlines in them. Any run of white space becomes one space.
-- Some pictures have six or seven captions. Papers take the first five in the order of `sentences`, which is not that
-  of ids: `position < 5`.
+- Any run of white space in a caption becomes one space.
+- Papers take the first five captions in the order of `sentences`, which is not that of ids: `position < 5`.
 - Category ids have gaps, so labels are names. Some pictures show no category.
-- Stanford's server is often offline. caption_datasets.zip from anywhere will do if its sha256 is right.
 
 Memory: 190 MiB.
 """

@@ -21,8 +21,8 @@ of its class.
 
 The traps (more: docs/corpora.md#cub):
 - Folders and lists name some classes differently: the number before the point alone tells.
-- Ten pictures of seen_test_images.txt are of test classes, which no training sees: left out and counted.
-- Some captions are not UTF-8, or contain U+FFFD: it becomes a space, and is counted. Typing errors stay.
+- Ten pictures of seen_test_images.txt are of test classes: left out and counted.
+- Some captions are not UTF-8, or contain U+FFFD: it becomes a space, and is counted.
 - The archives contain a Mac's `._name` files, and features beside the captions: neither is read.
 - A .tgz cannot be entered in its middle: it is read once more for the pictures (`unpack`).
 """

@@ -8,11 +8,9 @@ reid_raw.json is one array (line breaks added here):
 The pictures are imgs/<file_path>. A caption is relevant for every picture of its person.
 
 The traps (more: docs/corpora.md#cuhk-pedes):
-- caption_all.json, beside it, has no splits. It is not read.
 - Recent copies of the archive lack whole folders (Market, test_query, train_query). Their items are kept without
   pictures.
 - Nine pictures have more than two captions, one has ten. All 80,440 are kept; `position < 2` gives 80,412.
-- A person is in one split only: 11,003 in train, 1,000 in val, 1,000 in test.
 - Captions have no ids: the picture's path and the position make one.
 """
 

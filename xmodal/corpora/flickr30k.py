@@ -17,13 +17,10 @@ flickr30k_entities/{train,val,test}.txt has Plummer's split, of all 31,783, an i
 
 The traps (more: docs/corpora.md#flickr30k):
 - 903 of the 1,000 pictures of plummer/test are in karpathy/train: never train on one split and test on the other.
-  Numbers tell a paper's: 29,000 / 1,014 / 1,000 is Karpathy's, 29,783 / 1,000 / 1,000 is Plummer's.
 - Dual-Path has Plummer's numbers, but its authors drew the pictures: a seed draws dual_path/train here.
 - 769 pictures are in none of Karpathy's splits: kept without one, and counted.
-- Captions come from the token file. Karpathy's JSON lacks the 769 and spells the others differently, not tokenised:
-  numbers of words that papers took from it may differ here.
+- Captions come from the token file: Karpathy's JSON lacks the 769, and is not tokenised.
 - Any run of white space in a caption becomes one space.
-- Kaggle's copy of the captions, results.csv, is not read.
 """
 
 from collections.abc import Iterator

@@ -28,7 +28,7 @@ A phrase becomes a Match with its range of characters; its group is its chain. A
 its chains: `<id>:<number of the object>:<chain>`.
 
 The traps (more: docs/corpora.md#flickr30k-entities):
-- Chain 0 stands for what cannot be seen ("the background"): such phrases have no group and do not belong together.
+- Chain 0 stands for what cannot be seen: such phrases have no group.
 - Boxes count pixels from 1 and include the last one: 1 is subtracted from xmin and ymin, which gives Region's edges.
 - A chain may have no object, or many boxes: rows as published. `xmodal.detection.boxes.merge_groups` merges them.
 - The region of an object without box has no coordinates, and the flags that are set as `attributes`: "scene" (it is
@@ -36,7 +36,6 @@ The traps (more: docs/corpora.md#flickr30k-entities):
 - Captions of UNRELATED_CAPTIONS have the source "unrelated", so readers of "human" captions do not see them. Positions
   count within each source, ids count lines, from 0.
 - Blank lines may end a file of sentences; one before others is refused.
-- A document type in XML is refused, so that nothing is expanded.
 """
 
 import io

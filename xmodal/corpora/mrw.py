@@ -11,8 +11,6 @@ mrw-v1.0.tar.gz!split/{train,valid,test}.tsv have a giphy id a line:
     lJ1Q5fkkPAk6I
 
 The traps (more: docs/corpora.md#mrw):
-- The validation list is split/valid.tsv in the authors' loader and split/val.tsv in a part of their downloader: the
-  archive must have one of them.
 - Some addresses are empty, others cut off before ".mp4" (".../c84Hf3KIsQ1uo/giphy"). Both are counted; such a clip is
   absent unless it is given by hand.
 - A clip that is in no list is kept without a split and counted. An id in a list but without a sentence is refused.

@@ -98,9 +98,6 @@ def refuse_twice(ids: Sequence[str], where: object) -> None:
         raise UserError(f"{where}: id {twice!r} is there twice")
 
 
-# ----------------------------------------------------------------------------------------------- one array of all items
-
-
 @dataclass(frozen=True)
 class ForeignArray:
     """One array of all items: a row each, or `copies` equal rows; ragged if `offsets` says whose the rows are."""
@@ -262,9 +259,6 @@ def _ids_beside(path: Path) -> Path:
     raise UserError(f"{path} holds no ids: give a file with one a line by --ids, or as {path.stem}_ids.txt beside it")
 
 
-# ----------------------------------------------------------------------------------------------------------------- HDF5
-
-
 def open_hdf5(path: str | Path, mode: str = "r") -> Any:
     try:
         import h5py  # type: ignore[import-untyped]
@@ -336,9 +330,6 @@ def _ids_within(file: Any) -> tuple[str, ...]:
         raise ValueError(f"its dataset {name} is empty")
     values = np.asarray(found[()]).ravel().tolist()
     return tuple(value.decode() if isinstance(value, bytes) else str(value) for value in values)
-
-
-# ----------------------------------------------------------------------------------------------------- an array an item
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import io
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from PIL import Image
 
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
+from xmodal.media.frame_sampling import Sampled
 from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output
 
@@ -29,19 +31,7 @@ CLIPS = pa.schema(
         "starts_us": pa.list_(pa.int64()),
         "frame_of_sample": pa.list_(pa.int32()),
         "sha256": pa.string(),
-        "bytes": pa.int64(),
-        "container": pa.string(),
-        "codec": pa.string(),
-        "width": pa.int64(),
-        "height": pa.int64(),
-        "frames": pa.int64(),  # of the clip, kept or not
-        "duration_ms": pa.int64(),
-        "stage": pa.string(),
-        "status": pa.string(),
-        "message": pa.string(),
-        "decoder_log_count": pa.int64(),
-        "samples_planned": pa.int64(),
-        "samples_missing": pa.int64(),
+        **{f.name: pa.int64() if f.type is int else pa.string() for f in fields(Sampled) if f.type != tuple[int, ...]},
     }
 )
 THREADS = min(8, os.cpu_count() or 1)

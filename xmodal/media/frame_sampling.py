@@ -39,7 +39,7 @@ class Sampled:
     codec: str = ""
     width: int = 0  # as stored, before a rotation
     height: int = 0
-    frames: int = 0
+    frames: int = 0  # of the clip, kept or not
     duration_ms: int = 0  # rounded down
     stage: Stage = "sniff"  # the last that was begun
     status: Status = "ok"
@@ -140,11 +140,10 @@ def _decoded(row: Sampled, clip: Clip, config: Sampling, keep: Callable[[Frame],
         kept.append(number)
 
     trouble = clip.show(sorted(set(shown)), numbered)
+    damage, there = trouble[0] if trouble else "", set(kept)
     if not kept:
-        raise Refused("no_frames", trouble[0] if trouble else "the decoder gave no frame")
-    there = set(kept)
+        raise Refused("no_frames", damage or "the decoder gave no frame")
     missing = sum(number not in there for number in shown)
-    damage = trouble[0] if trouble else ""
     if missing and not damage:
         damage = f"{missing} samples have no frame of their own"
     return replace(
