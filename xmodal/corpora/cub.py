@@ -16,8 +16,7 @@ xlsa17.zip has lists of classes, one a line: trainvalclasses (150), testclasses 
 trainclasses1 to 3 (100) and valclasses1 to 3 (50). seen_test_images.txt names 1,764 pictures as images.txt does.
 
 Splits besides Caltech's: xian/train, xian/test and the folds xian1/train to xian3/val by those lists; pcme/val is
-seen_test_images.txt, pcme/train the rest of xian/train, pcme/test xian/test. A caption is relevant for every picture
-of its class.
+seen_test_images.txt, pcme/train the rest of xian/train, pcme/test xian/test.
 
 The traps (more: docs/corpora.md#cub):
 - Folders and lists name some classes differently: the number before the point alone tells.
@@ -117,7 +116,7 @@ def _tables(raw: Raw, names: Iterable[str]) -> dict[str, Table]:
 
 def _classes(table: Table) -> dict[int, str]:
     for number, (where, name) in table.items():
-        if _class_number(name, where) != int(number):
+        if int(name[:3]) != int(number):
             raise UserError(f"{where}: class {number} is called {name}")
     return {int(number): name for number, (_, name) in table.items()}
 

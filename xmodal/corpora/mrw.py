@@ -17,9 +17,7 @@ The traps (more: docs/corpora.md#mrw):
 - What the authors remove from sentences is a step of the recipes (`xmodal.text.tokenizers`).
 - 44,107 + 1,000 + 5,000 are the paper's numbers. Nobody has counted them in the files, so nothing asserts them.
 
-If you have the archive unpacked, pack it again: `tar -czf mrw-v1.0.tar.gz mrw-v1.0.json split`. The authors' clips are
-taken from the raw folder, as mp4/<id>.mp4 or <id>.mp4; so is their Gulp dump, 8 frames a second, as
-gulp/{train,valid,test}/data_0.gulp and meta_0.gmeta (`xmodal.raw.gulp`).
+The authors' clips are taken from the raw folder, and so is their Gulp dump: docs/corpora.md#mrw says where.
 """
 
 from collections.abc import Iterator

@@ -17,9 +17,7 @@ The traps (more: docs/corpora.md#tgif):
 - The first release had the word "Failed" in place of some sentences. Such a sentence is left out and counted.
 - A GIF in no split is kept and counted, an address in a split without a sentence left out and counted.
 
-GIFs that you have already, such as TGIF-QA's tgif.tar.gz, are taken from the raw folder, as gifs/<id>.gif or <id>.gif;
-so is a Gulp dump of PVSE's authors, 8 frames a second, as gulp/{train,valid,test}/data_0.gulp and meta_0.gmeta
-(`xmodal.raw.gulp`).
+GIFs that you have already are taken from the raw folder, and so are Gulp dumps: docs/corpora.md#tgif says where.
 """
 
 from collections.abc import Iterator
