@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
-from xmodal.errors import UserError
+from xmodal.errors import UserError, extra_needed
 from xmodal.features.store import FeatureStore
 from xmodal.media.frame_sampling import Sampled
 from xmodal.records.tables import read_columns
@@ -116,10 +116,8 @@ os.register_at_fork(after_in_child=_threads.cache_clear)  # the threads stay beh
 
 def _decode(jpeg: bytes, room_HW3: NDArray[np.uint8]) -> None:
     """Decodes in place; the pixels are Pillow's."""
-    try:
+    with extra_needed("video", "clips need simplejpeg"):
         import simplejpeg
-    except ImportError as missing:
-        raise UserError(f"clips need {missing.name}: pip install -e '.[video]' in the checkout") from missing
     height, width, *_ = simplejpeg.decode_jpeg_header(jpeg)
     if (height, width) == room_HW3.shape[:2]:
         simplejpeg.decode_jpeg(jpeg, buffer=room_HW3, strict=False)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from xmodal.errors import UserError
+from xmodal.errors import extra_needed
 from xmodal.media.frame_times import Clip, Frame, Limits, Refused, Sampling, Stage, Status
 from xmodal.media.images import JPEG
 from xmodal.media.motion_jpeg import open_jpegs
@@ -123,10 +123,8 @@ def _open(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip
         return open_webp(data, config, limits)
     if container == "mjpeg":
         return open_jpegs(data, config, limits)
-    try:
+    with extra_needed("video", "clips need av"):
         from xmodal.media import gif, libav
-    except ModuleNotFoundError as missing:
-        raise UserError(f"clips need {missing.name}: pip install -e '.[video]' in the checkout") from missing
     if container == "gif":
         return gif.open_gif(data, config, limits)
     return libav.open_video(data, container, config, limits)

@@ -27,7 +27,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.errors import UserError
+from xmodal.errors import UserError, extra_needed
 from xmodal.root.identity import canonical_json
 from xmodal.text.fisher import Kind, Mixture, Numbers, fisher_vectors, fit_mixture, normalised
 from xmodal.text.tokenizers import Tokenizer, by_frequency, check_names, tokenized, tokenizer
@@ -252,8 +252,6 @@ def _check_enough(sentences: int, width: int, length: int) -> None:
 
 def _one_thread() -> Any:
     """The number of threads changes the last bits."""
-    try:
-        import threadpoolctl  # comes with scikit-learn
-    except ImportError:
-        raise UserError("codes of sentences need scikit-learn: pip install -e '.[text]' in the checkout") from None
+    with extra_needed("text", "codes of sentences need scikit-learn"):
+        import threadpoolctl  # comes with it
     return threadpoolctl.threadpool_limits(1)
