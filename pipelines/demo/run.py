@@ -47,7 +47,6 @@ class Show:
     world: World
     stages: tuple[str, ...]
     recipes: tuple[Recipe, ...]
-    test: str
 
 
 def demo(options: BuildOptions, folder: Path, world: World) -> dict[str, Any]:
@@ -74,9 +73,9 @@ def shows(world: World) -> tuple[Show, ...]:
     clips = replace(plain, items=min(world.items, CLIPS), seed=world.seed, image_size=SIDE)
     of_clips = (*DATA, "frames", "clips")
     return (
-        Show(load("coco"), coco.write, world, (*DATA, "resnet", "pixels"), recipes(), "karpathy/test"),
-        Show(load("tgif"), tgif.write, clips, of_clips, (_of_clips("pvse-tgif"),), "tgif/test"),
-        Show(load("mrw"), mrw.write, clips, of_clips, (_of_clips("pvse-mrw"),), "mrw/test"),
+        Show(load("coco"), coco.write, world, (*DATA, "resnet", "pixels"), recipes()),
+        Show(load("tgif"), tgif.write, clips, of_clips, (_of_clips("pvse-tgif"),)),
+        Show(load("mrw"), mrw.write, clips, of_clips, (_of_clips("pvse-mrw"),)),
     )
 
 
@@ -100,7 +99,7 @@ def _runs(options: BuildOptions, folder: Path, show: Show, identity: Mapping[str
         options.progress.say(f"training {recipe.name}")
         setup = Setup(options.storage.url, threads=1, progress=options.progress, **used)
         outcome = recipe_runs.train(recipe, setup, run)
-        report = evaluate(str(run), setup, show.test)
+        report = evaluate(str(run), setup)
         runs.append({"training": outcome, "evaluation": json.loads(report.to_json())})
     return runs
 
