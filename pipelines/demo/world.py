@@ -67,11 +67,11 @@ class World:
     noise: float = 0.02  # facts that a caption guesses, mostly wrongly
 
     def __post_init__(self) -> None:
-        if self.items < 0 or self.image_size < 32 or min(self.captions_per_item, self.identities) < 1:
-            raise ValueError(f"a world has items >= 0, image_size >= 32, a caption and an identity, not {self}")
-        for name in ("motion", "ambiguity", "partiality", "synonymy", "noise"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a share from 0 to 1, not {getattr(self, name)}")
+        assert self.items >= 0
+        assert self.image_size >= 32
+        assert min(self.captions_per_item, self.identities) >= 1
+        shares = self.motion, self.ambiguity, self.partiality, self.synonymy, self.noise
+        assert 0 <= min(shares) <= max(shares) <= 1
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ def test_held_out_scenes_can_be_found_by_their_captions_but_not_always(seed: int
     [{"items": -1}, {"image_size": 8}, {"captions_per_item": 0}, {"identities": 0}, {"partiality": 1.5}, {"noise": -1}],
 )
 def test_impossible_worlds_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    with pytest.raises(AssertionError):
         World(**wrong)
 
 
