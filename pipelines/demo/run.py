@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.demo import coco, mrw, tgif
 from pipelines.demo.files import serve_at
 from pipelines.demo.server import Site, serving
-from pipelines.demo.world import World
+from pipelines.demo.world import TABLES, World
 from pipelines.engine.build_options import BuildOptions
 from pipelines.fetching import corpus_names
 from pipelines.papers import recipe_runs
@@ -32,11 +32,7 @@ CUT = "zips/val2014.zip"
 FEWEST = 10  # scenes: one of ten is for testing
 CLIPS = 160  # scenes of a world of clips at most
 SIDE = 64  # pixels of a clip
-SMALL = {
-    "resnet.network": "resnet18", "resnet.weights": "random:0", "resnet.resize": 128, "resnet.crop": 128,
-    "resnet.rows_per_shard": 128, "pixels.side": 128, "pixels.rows_per_shard": 256, "frames.short_side": SIDE,
-    "clips.network": "resnet18", "clips.weights": "random:0", "clips.resize": SIDE, "clips.crop": SIDE,
-}  # fmt: skip
+SMALL: dict[str, Any] = TABLES["settings"]
 STEPS = Optimiser("adam", 3e-3, clip_norm=2.0, schedule=Step((8,), 0.1))
 
 
