@@ -122,7 +122,7 @@ def _by_ids(matrix: Numbers, found: CaptionIds, prefix: str) -> tuple[Gallery, S
         for block in cuts(len(row_of), ROWS_MOVED):
             file.write(matrix[row_of[block]].take(column_of, axis=1).data)
         file.flush()
-        ordered: Numbers = np.memmap(file, matrix.dtype, "r", shape=matrix.shape)
+        ordered: typing.Any = np.memmap(file, matrix.dtype, "r", shape=matrix.shape)
     return gallery, Similarities.of(ordered, GRID)
 
 
