@@ -175,6 +175,8 @@ def _of_lists(text: str, flags: Mapping[str, str], storage: Storage) -> FoundCor
         corpus = user_corpus(describe(name, found, flags, known), found.addresses)
     except ValueError as error:
         raise UserError(f"{text}: {error}") from None
+    if found.paths:  # what cannot be read is refused before anything is written
+        next(corpus.parse(Raw.of_files(found.paths)))
     return FoundCorpus(corpus, found.place, found.folder, found.paths)
 
 

@@ -3,12 +3,10 @@
     hglmm, gmm, lmm   Fisher vectors (xmodal/text/fisher.py) of word vectors after independent component analysis
     mean              the mean of the word vectors
     tfidf             counts of the sample's `width` most frequent words, times their rarity, which is
-                      log((1 + sentences) / (1 + sentences with the word)) + 1; at length 1. Unlike in papers that
-                      report it, no words are dropped or stemmed
+                      log((1 + sentences) / (1 + sentences with the word)) + 1; at length 1
 
-Independent components are fitted on words as often as the sample has them, the mixture on each word once (no paper says
-how often). Principal components shorten longer codes to `width` numbers. Words without a vector are ignored; a sentence
-of such words alone is zeros.
+Principal components shorten longer codes to `width` numbers. Words without a vector are ignored; a sentence of such
+words alone is zeros (docs/models.md#fisher-vectors).
 
 With the papers' numbers a codebook takes 0.5 GB, and fitting it on 20,000 sentences some 5 GB and five minutes.
 
@@ -30,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
+from xmodal.number_rules import one_or_more, zero_or_more
 from xmodal.root.identity import canonical_json
 from xmodal.text.fisher import Kind, Mixture, Numbers, Say, fisher_vectors, fit_mixture, normalised
 from xmodal.text.principal_axes import principal_axes
@@ -54,8 +53,8 @@ class Coding:
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
             raise ValueError(f"no method {self.method!r}; there are: {', '.join(get_args(Method))}")
-        if self.components < 1 or self.width < 1 or self.seed < 0:
-            raise ValueError("components and width are 1 or more, and the seed 0 or more")
+        one_or_more(components=self.components, width=self.width)
+        zero_or_more(seed=self.seed)
         check_names(self.tokenizer, self.cleaning)
 
 

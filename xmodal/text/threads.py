@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from xmodal.errors import UserError
+from xmodal.errors import extra_needed
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -20,10 +20,7 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
 
 def one_thread_each() -> Any:
     """Keeps products of matrices from dividing themselves among threads, which changes their last bits."""
-    try:
-        import threadpoolctl  # comes with scikit-learn
-
-        importlib.import_module("scipy.linalg")  # only what is loaded is limited, and it has products of its own
-    except ImportError:
-        raise UserError("codes of sentences need scikit-learn: pip install -e '.[text]' in the checkout") from None
+    with extra_needed("text", "codes of sentences need scikit-learn"):
+        import threadpoolctl  # comes with it
+    importlib.import_module("scipy.linalg")  # only what is loaded is limited, and it has products of its own
     return threadpoolctl.threadpool_limits(1)
