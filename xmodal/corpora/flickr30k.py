@@ -45,6 +45,7 @@ HOW = (
     f"ask for Flickr30k by the form at {HOMEPAGE}, unpack what is sent, "
     "and give as --raw the folder that flickr30k-images/ and results_20130124.token are in"
 )
+LICENCE = "for non-commercial research and education; the pictures are their uploaders', under Flickr's terms of use"
 UNASSIGNED = "picture that Karpathy left out: in no split of his"
 
 Places = dict[str, tuple[str, str]]  # split of each picture, and the place in the file that says so
@@ -105,7 +106,7 @@ def _karpathy(raw: Raw) -> Places:
 CORPUS = Corpus(
     name="flickr30k",
     homepage=HOMEPAGE,
-    licence="for non-commercial research and education; the pictures are their uploaders', under Flickr's terms of use",
+    licence=LICENCE,
     media_set="flickr30k",
     sources=(Source(TOKENS, how=HOW), KARPATHYS, *PLUMMERS),
     parse=parse,

@@ -47,7 +47,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from xmodal.corpora import Corpus, Source
-from xmodal.corpora.flickr30k import HOW, PLUMMER, PLUMMERS
+from xmodal.corpora.flickr30k import HOW, LICENCE, PLUMMER, PLUMMERS
 from xmodal.errors import UserError
 from xmodal.raw.archives import open_archive
 from xmodal.raw.raw_files import Raw
@@ -246,7 +246,7 @@ def _number(element: Element, path: str, where: str) -> int:
 CORPUS = Corpus(
     name="flickr30k_entities",
     homepage="https://github.com/BryanPlummer/flickr30k_entities",
-    licence="for non-commercial research and education; the pictures are their uploaders', under Flickr's terms of use",
+    licence=LICENCE,
     media_set="flickr30k",
     sources=(
         Source(ANNOTATIONS, f"{PUBLISHER}/annotations.zip"),
