@@ -9,7 +9,7 @@ A list is Parquet, CSV, TSV, JSONL or an Arrow stream (xmodal/raw/readers.py):
 - Rows with one id are one item with several captions. No id depends on the order of the rows.
 - A column says the split of an item, or its file, or the hash of its id.
 - An item that a column puts in two splits is an error, as is an id of two pictures in files of different splits.
-- A picture beside the list is taken once. A changed one needs another name.
+- A picture beside the list is taken again where its bytes have changed; one that is gone is kept.
 
 Rows are streamed; ids and digests stay in memory.
 """
