@@ -59,7 +59,13 @@ examples:
 
 def load_all() -> dict[str, ModuleType]:
     """Maps each command, as it is typed, to its module."""
-    return {name: module for group in groups() for name, module in commands_of(group).items()}
+    found: dict[str, ModuleType] = {}
+    for name, module in (command for group in groups() for command in commands_of(group).items()):
+        if other := found.get(name):
+            both = " and ".join(f"{one.__name__.replace('.', '/')}.py" for one in (other, module))
+            module = _refusing(module.__name__, UserError(f"{both} are both the command {name}: rename one"))
+        found[name] = module
+    return found
 
 
 def groups() -> list[ModuleType]:
@@ -77,8 +83,10 @@ def _load(name: str) -> ModuleType:
     try:
         return load_module(name, "flags", "run")
     except UserError as error:
-        why = error
+        return _refusing(name, error)
 
+
+def _refusing(name: str, why: UserError) -> ModuleType:
     def refuse(*arguments: Any) -> NoReturn:
         raise why
 

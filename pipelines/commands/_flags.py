@@ -148,12 +148,14 @@ def runner(args: Args) -> "Runner":
 def build_options(args: Args) -> "BuildOptions":
     from pipelines.engine.build_options import BuildOptions
     from pipelines.engine.typed_settings import parse_settings
-    from pipelines.stages import all
+    from pipelines.stages import all, targets, with_needs
 
     check_raw(args)
     kinds = all()
-    settings = parse_settings(args.set, {kind.name: kind.config() for kind in kinds})
     known = sorted({name for kind in kinds for name in kind.files})
+    named = {text.rpartition("/")[2] for text in getattr(args, "targets", ())}
+    first = with_needs(["records", *named.intersection(targets())])
+    settings = parse_settings(args.set, {kind.name: kind.config() for kind in kinds}, first, known)
     files = {name: file for name in ("weights", "vectors") if (file := getattr(args, name))}
     for text in args.file:
         name, _, file = text.partition("=")

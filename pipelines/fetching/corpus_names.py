@@ -189,6 +189,8 @@ def _described(
         corpus = user_corpus(describe(name, found, flags, known), found.addresses)
     except ValueError as error:
         raise UserError(f"{found.place}: {error}") from None
+    if found.paths:  # what cannot be read is refused before anything is written
+        next(corpus.parse(Raw.of_files(found.paths)))
     return FoundCorpus(corpus, found.place, found.folder, follows, found.paths)
 
 

@@ -160,7 +160,10 @@ def _sizes(folder: Path) -> dict[str, int]:
 @contextmanager
 def _put_in_place(out: Path) -> Iterator[LocalStorage]:
     beside = out.with_name(f".{out.name}.publishing")
-    beside.mkdir(parents=True, exist_ok=True)
+    try:
+        beside.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror}): give another folder by --out") from error
     lock = os.open(beside, os.O_RDONLY)  # it goes with the process, however that ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

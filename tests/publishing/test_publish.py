@@ -458,6 +458,13 @@ def test_a_failed_publication_leaves_nothing(built: Built, tmp_path: Path) -> No
     assert list((tmp_path / "new").iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_made_is_named(built: Built) -> None:
+    with pytest.raises(
+        UserError, match=r"^/proc/out cannot be written \(No such file or directory\): give another folder"
+    ):
+        built.publish(Path("/proc/out"))
+
+
 def test_two_processes_do_not_publish_into_one_folder(built: Built, tmp_path: Path) -> None:
     (tmp_path / ".out.publishing").mkdir()
     held = os.open(tmp_path / ".out.publishing", os.O_RDONLY)

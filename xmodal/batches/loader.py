@@ -20,6 +20,7 @@ from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.batches.sample_order import CAPTION, ClassOrder, Integers, Order, SampleRandom
+from xmodal.number_rules import one_or_more, zero_or_more
 from xmodal.recipes import OnePerClass
 
 THREADS = 2  # one copies rows while the other looks up words
@@ -222,12 +223,10 @@ class Loader(IterableDataset[Batch]):
             raise ValueError(f"captions are {', '.join(get_args(Captions))}, not {self.captions!r}")
         if empty := [name for name, order in self._orders.items() if not order.count]:
             raise ValueError(f"the {empty[0]} stream has no samples")
-        if self.seed < 0:
-            raise ValueError(f"the seed is 0 or more, not {self.seed}")
+        zero_or_more(seed=self.seed)
         if not 0 <= self._rank < self._world:
             raise ValueError(f"rank {self._rank} is not one of {self._world}")
-        if type(self.batch_size) is not int or self.batch_size < 1 or self.ahead < 1:
-            raise ValueError(f"batch_size {self.batch_size} and ahead {self.ahead} must be 1 or more")
+        one_or_more(batch_size=self.batch_size, ahead=self.ahead)
         if self.batch_size % self._world:
             near = self.batch_size // self._world * self._world
             cure = f": take {near + self._world}{f' or {near}' if near else ''}"

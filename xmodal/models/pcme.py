@@ -34,6 +34,7 @@ from xmodal.batches.distributed import gather, gather_pairs
 from xmodal.losses import gaussians
 from xmodal.losses.gaussians import MEANS, SAMPLES, Distance, Gaussians, squared_between_samples
 from xmodal.models import Inputs
+from xmodal.number_rules import above_zero, check_numbers, even, zero_or_more
 from xmodal.recipes import Cosine, Features, OnePerClass, Optimiser, Phase, Pixels, Recipe, Tokens, View
 
 DRAWN = 128  # points that uniformity sees at most
@@ -55,8 +56,10 @@ class PCMEConfig:
     looks_at_positions: ClassVar = True
 
     def __post_init__(self) -> None:
-        if min(self.width, self.word_width) < 2 or self.width % 2 or self.samples < 0 or self.sigmoid_scale <= 0:
-            raise ValueError("width is even, word_width at least 2, samples 0 or more, sigmoid_scale above 0")
+        even(width=self.width)
+        check_numbers("2 or more", lambda width: width > 1, word_width=self.word_width)
+        zero_or_more(samples=self.samples)
+        above_zero(sigmoid_scale=self.sigmoid_scale)
         if self.samples == 0 and (self.kl != "off" or self.distance not in MEANS):
             raise ValueError(f"without samples kl must be off, and distance one of {', '.join(MEANS)}")
 

@@ -24,6 +24,7 @@ from xmodal.batches.batch import ANNOTATED, Batch, Padded
 from xmodal.batches.distributed import gather, gather_pairs
 from xmodal.losses.ranking import Negatives, order_similarity, ranking_loss
 from xmodal.models import Inputs
+from xmodal.number_rules import one_or_more, zero_or_more
 from xmodal.recipes import Features, OnePerClass, Optimiser, Phase, Recipe, Step, Tokens, View
 
 
@@ -40,8 +41,8 @@ class VSEPPConfig:
     normalise_image: bool = True
 
     def __post_init__(self) -> None:
-        if min(self.width, self.word_width) < 1 or self.margin < 0:
-            raise ValueError("width and word_width are 1 or more, and margin 0 or more")
+        one_or_more(width=self.width, word_width=self.word_width)
+        zero_or_more(margin=self.margin)
 
     def build(self, inputs: Inputs) -> "VSEPP":
         if inputs.word_vectors is not None:

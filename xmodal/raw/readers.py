@@ -274,7 +274,8 @@ def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",
     with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         table = csv.reader(text, delimiter=separator, strict=True)
         try:
-            header = next(table, [])
+            if not (header := next(table, [])):
+                raise UserError(f"{path} is empty: its first line must name its columns")
             _refuse_columns(f"{path}:1", names, header)
             places = [header.index(name) for name in names]
             for fields in filter(None, table):

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
+from xmodal.number_rules import one_or_more, zero_or_more
 from xmodal.root.identity import canonical_json
 from xmodal.text.fisher import Kind, Mixture, Numbers, fisher_vectors, fit_mixture, normalised
 from xmodal.text.tokenizers import Tokenizer, by_frequency, check_names, tokenized, tokenizer
@@ -52,8 +53,8 @@ class Coding:
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
             raise ValueError(f"no method {self.method!r}; there are: {', '.join(get_args(Method))}")
-        if self.components < 1 or self.width < 1 or self.seed < 0:
-            raise ValueError("components and width are 1 or more, and the seed 0 or more")
+        one_or_more(components=self.components, width=self.width)
+        zero_or_more(seed=self.seed)
         check_names(self.tokenizer, self.cleaning)
 
 
