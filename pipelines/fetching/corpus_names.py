@@ -223,7 +223,7 @@ def _as_it_lies(storage: Storage, name: str, known: Description) -> FoundCorpus 
 
 
 def changes(storage: Storage, names: Collection[str] = ()) -> dict[str, list[str]]:
-    """Says of each user's list, or those of `names`, what has changed of it and its files since they were built."""
+    """Says what has changed of users' lists, or of `names` alone, and of their files since they were built."""
     said = dict[str, list[str]]()
     for name in names or _noted(storage):
         try:

@@ -28,7 +28,7 @@ class FileChange:
 
     @property
     def attempt(self) -> FetchAttempt:
-        """What the ledger notes of a file that was touched."""
+        """The note in the ledger of a file that was touched."""
         at, size, sha256 = later(self.state), self.state.size, self.state.sha256
         return FetchAttempt(self.state.path, "local", at, 0.0, size, sha256, self.state.kind, modified=self.modified)
 

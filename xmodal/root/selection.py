@@ -87,7 +87,7 @@ def _is_current(output: Output) -> bool:
 
 
 def _inputs(output: Output) -> Iterator[Output]:
-    """What an output was made of, as far as it is still there."""
+    """Finds the outputs that another was made of, as far as they are still there."""
     for source in output.about["inputs"]:
         made = Output(output.storage, f"{source['stage']}/{source['identity']}")
         if made.storage.size(f"{made.folder}/stage.json") is not None:
