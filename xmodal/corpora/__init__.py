@@ -55,15 +55,6 @@ class Printed:
     note: str = ""
 
 
-def printed(cites: str, numbers: Mapping[str, float], note: str = "") -> tuple[Printed, ...]:
-    """Numbers that one paper prints, named as in `Corpus.counts`."""
-    found = []
-    for name, value in numbers.items():
-        what, _, split = name.rpartition(":") if "/" in name else (name, "", EVERY)
-        found.append(Printed(what, value, cites, split, note))
-    return tuple(found)
-
-
 @dataclass(frozen=True)
 class Corpus:
     name: str
@@ -76,7 +67,7 @@ class Corpus:
     release: Mapping[Part, ReleaseClass] = field(default_factory=dict)  # of other parts: nothing
     counts: Mapping[str, int] = field(default_factory=dict)  # of a full parse: "captions", "items:karpathy/train"
     drawn: Mapping[str, RandomSplitSizes] = field(default_factory=dict)  # random splits, by who drew them
-    printed: tuple[Printed, ...] = ()  # shown by `xmodal stats` beside what is there
+    printed: tuple[Printed, ...] = ()  # of your own; xmodal's stand with the papers
     kinds: frozenset[str] = frozenset()  # of its items and labels; they tell its stages before it is parsed
     version: int = 1  # raised where parse yields other rows from the same bytes: a part of the records' identity
     # writes the wanted ones of the listed media that lie inside the annotations, each whole when yielded

@@ -10,8 +10,6 @@
 - Training (3.5): first with the CNN and the words fixed, from features of a centre crop, where the code augments.
 
 Where the paper and its code (yalesong/pvse 874aa16) differ, we do as the code, but for its bugs: docs/models.md#pvse.
-Ours: captions of one image are wrong for each other's row, as in the code; means are over the rows that there are; a
-vector of zeros has norm 1e-12, where 0 would give NaN; without MIL the other losses stay.
 """
 
 from dataclasses import dataclass, replace
@@ -163,10 +161,9 @@ class PVSE(nn.Module):
 
     def attention_visual(self, visual: Padded) -> Tensor:
         """(B, L, K)"""
-        return _having(self.visual_pie).attend(visual.zero_padded(), visual.mask)
-
-    def attention_text(self, text: Padded) -> Tensor:
-        return _having(self.text_pie).attend(self._word_vectors(text), text.mask)
+        if self.visual_pie is None:
+            raise ValueError("a model of no embeddings (K = 0) has no attention")
+        return self.visual_pie.attend(visual.zero_padded(), visual.mask)
 
     def _visual(self, visual: Padded) -> Embedded:
         local_BLF = visual.zero_padded()
@@ -255,12 +252,6 @@ def _gathered(side: Embedded) -> Embedded:
 
 def _bi_gru(width: int, joint_width: int) -> nn.GRU:
     return nn.GRU(width, joint_width // 2, batch_first=True, bidirectional=True)
-
-
-def _having(pie: PIENet | None) -> PIENet:
-    if pie is None:
-        raise ValueError("a model of no embeddings (K = 0) has no attention")
-    return pie
 
 
 AMSGRAD = Optimiser("amsgrad", 2e-4, clip_norm=2.0, schedule=Plateau(0.5, patience=10, minimum=1e-10))

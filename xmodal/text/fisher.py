@@ -4,8 +4,7 @@ In every dimension a component is a Gaussian or a Laplacian:
 
     gmm    Gaussians: the centre is a mean, the spread a standard deviation
     lmm    Laplacians: a median and a mean absolute deviation
-    hglmm  whichever makes the words likelier. Klein et al. weigh the two by an exponent from 0 to 1; as the likelihood
-           is linear in it, its best value is 0 or 1
+    hglmm  whichever makes the words likelier
 
 Shapes: N words, D dimensions, K components, S sentences.
 """

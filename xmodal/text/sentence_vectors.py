@@ -3,12 +3,10 @@
     hglmm, gmm, lmm   Fisher vectors (xmodal/text/fisher.py) of word vectors after independent component analysis
     mean              the mean of the word vectors
     tfidf             counts of the sample's `width` most frequent words, times their rarity, which is
-                      log((1 + sentences) / (1 + sentences with the word)) + 1; at length 1. Unlike in papers that
-                      report it, no words are dropped or stemmed
+                      log((1 + sentences) / (1 + sentences with the word)) + 1; at length 1
 
-Independent components are fitted on words as often as the sample has them, the mixture on each word once (no paper says
-how often). Principal components shorten longer codes to `width` numbers. Words without a vector are ignored; a sentence
-of such words alone is zeros.
+Principal components shorten longer codes to `width` numbers. Words without a vector are ignored; a sentence of such
+words alone is zeros (docs/models.md#fisher-vectors).
 
 With the papers' numbers a codebook takes 0.5 GB, and fitting it on 20,000 sentences some 6 GB and half an hour.
 
@@ -29,7 +27,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.errors import UserError
+from xmodal.errors import UserError, extra_needed
 from xmodal.number_rules import one_or_more, zero_or_more
 from xmodal.root.identity import canonical_json
 from xmodal.text.fisher import Kind, Mixture, Numbers, fisher_vectors, fit_mixture, normalised
@@ -255,8 +253,6 @@ def _check_enough(sentences: int, width: int, length: int) -> None:
 
 def _one_thread() -> Any:
     """The number of threads changes the last bits."""
-    try:
-        import threadpoolctl  # comes with scikit-learn
-    except ImportError:
-        raise UserError("codes of sentences need scikit-learn: pip install -e '.[text]' in the checkout") from None
+    with extra_needed("text", "codes of sentences need scikit-learn"):
+        import threadpoolctl  # comes with it
     return threadpoolctl.threadpool_limits(1)

@@ -112,11 +112,7 @@ class Vocabulary(WordList):
 
 @dataclass(frozen=True, eq=False)
 class ReleasedVocabulary:
-    """The word ids of a released file (VSE++, PVSE, PCME).
-
-    NLTK splits captions as a whole, the official code sentences first: with PCME's words, 18 of COCO's 25,000 test
-    captions get other ids by it.
-    """
+    """The word ids of a released file (VSE++, PVSE, PCME); captions are split by `nltk` (docs/models.md#vocabulary)."""
 
     ids: Mapping[str, int]
 
