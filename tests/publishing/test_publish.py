@@ -462,7 +462,7 @@ def test_two_processes_do_not_publish_into_one_folder(built: Built, tmp_path: Pa
 def test_what_is_missing_is_said(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty, other_version = open_storage(str(tmp_path / "empty")), replace(built.corpus, version=2)
     for corpus, storage in ((built.corpus, empty), (other_version, built.storage)):
-        with pytest.raises(UserError, match="build coco/records first"):
+        with pytest.raises(UserError, match=r"build them first \(`xmodal build coco/records --root /\S+`\)$"):
             publish(corpus, storage, tmp_path / "out")
     monkeypatch.setattr("pipelines.publishing.dataset_card.CARDS", tmp_path)
     with pytest.raises(UserError, match=r"coco has no card: write \S+/coco\.md"):
