@@ -1,6 +1,6 @@
 """The one exception a person is meant to read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -9,6 +9,11 @@ class UserError(Exception):
 
     The command line prints it without a traceback and exits non-zero. Everything else that is raised is a defect.
     """
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 @contextmanager

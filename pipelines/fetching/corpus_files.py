@@ -19,6 +19,7 @@ from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of
 from xmodal.root.outputs import Output
+from xmodal.root.selection import build_command
 
 UNPACKED_AT_ONCE = 64  # files that lie beside their archive for a moment
 
@@ -75,7 +76,8 @@ class CorpusFiles:
                 continue
             if untried := [source.path for source in files.sources if source.path not in tried]:
                 never = f"{len(untried):,} files were never tried, such as {untried[0]}"
-                raise UserError(f"{self._corpus.name}: {never}: build first")
+                cure = build_command(self._options.storage.url, self._corpus.name, FOLDERS[part])
+                raise UserError(f"{self._corpus.name}: {never}: build them first ({cure})")
             sealed[FOLDERS[part]] = self._seal(files).identity
         return sealed
 

@@ -85,7 +85,7 @@ def test_every_command_has_a_summary_and_examples(name: str, capsys: pytest.Capt
 
 def test_every_example_of_the_help_is_understood() -> None:
     parser, seen = commands.parser(), 0
-    helps = [commands.HELP, *(command.__doc__ or "" for command in commands.load_all().values())]
+    helps = [parser.format_help(), *(command.__doc__ or "" for command in commands.load_all().values())]
     for line in "\n".join(helps).splitlines():
         if not line.startswith("  xmodal ") or "|" in line or " > " in line:
             continue

@@ -405,14 +405,14 @@ def test_the_share_of_words_that_are_marked_and_deleted(share: float) -> None:
 
 def test_what_is_left_out_is_the_captions_own_and_another_in_every_epoch(reader: Reader) -> None:
     thin = replace(reader, tokens=tokens(marked=0.2, deleted=0.2))
-    some = np.array([5, 90, 3])
-    whole = thin.text(some, SampleRandom(1, 2))
+    some, none = np.array([5, 90, 3]), np.arange(0)
+    whole = thin.text(some, SampleRandom(1, 2, none))
     for row, caption in enumerate(some):
-        alone, length = thin.text(np.array([caption]), SampleRandom(1, 2)), int(whole.lengths[row])
+        alone, length = thin.text(np.array([caption]), SampleRandom(1, 2, none)), int(whole.lengths[row])
         assert alone.values[0].tolist() == whole.values[row, :length].tolist()
     all_of_it = slice(None)
-    for other in (SampleRandom(1, 3), SampleRandom(2, 2)):
-        one, two = thin.text(all_of_it, SampleRandom(1, 2)), thin.text(all_of_it, other)
+    for other in (SampleRandom(1, 3, none), SampleRandom(2, 2, none)):
+        one, two = thin.text(all_of_it, SampleRandom(1, 2, none)), thin.text(all_of_it, other)
         assert one.values.shape != two.values.shape or not torch.equal(one.values, two.values)
     captions = {(int(c), tuple(row.tolist())) for batch in Loader(thin, 32, seed=7) for c, row in rows(batch)}
     by_rank = {

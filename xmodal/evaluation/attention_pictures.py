@@ -25,7 +25,7 @@ from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, read_rows
 from xmodal.records.views import captions_by_item
 from xmodal.root.outputs import Output
-from xmodal.root.selection import ancestor
+from xmodal.root.selection import ancestor, build_command
 from xmodal.training.finetuning import WithBackbone, network_of
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import floats
@@ -108,7 +108,7 @@ def _source(asked: OpenedRun, stage: str) -> Output:
     if source is None:
         raise UserError(
             f"the {stage} of {features.where} are not under {features.storage.url}: "
-            f"`xmodal build {asked.view.corpus}/{stage}` gets them again"
+            f"{build_command(features.storage.url, asked.view.corpus, stage)} gets them again"
         )
     return source
 

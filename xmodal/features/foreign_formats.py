@@ -22,7 +22,7 @@ from google_crc32c import extend
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from xmodal.errors import UserError, extra_needed
+from xmodal.errors import UserError, extra_needed, few
 from xmodal.features.feature_spec import Dtype, FeatureSpec
 from xmodal.raw.archives import DAMAGE, LARGEST
 
@@ -312,8 +312,7 @@ def _choose(arrays: Mapping[str, Head], key: str | None) -> str:
     if not arrays:
         raise ValueError("there is no array in it")
     what = "has several arrays, so say which by --key" if key is None else f"has no array {key!r}"
-    more = f" and {len(arrays) - 8} more" if len(arrays) > 8 else ""
-    raise ValueError(f"it {what}; there are: {', '.join(sorted(arrays)[:8])}{more}")
+    raise ValueError(f"it {what}; there are: {few(sorted(arrays), 8)}")
 
 
 def _ids_within(file: Any) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from xmodal.recipes import Positional
 from xmodal.records.tables import Item, read_rows
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, find
-from xmodal.root.selection import ancestor, find_output, may_share_media, media_set_of
+from xmodal.root.selection import ancestor, build_command, find_output, may_share_media, media_set_of
 
 
 def open_features(root: str, stage: str, identity: str | None, records: Output, model: object = None) -> FeatureStore:
@@ -17,14 +17,14 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
 
     Refuses features of another media set, and of one position an item if `model`, a config, looks at several.
     """
-    of, fits = records.config.get("corpus", "CORPUS"), partial(may_share_media, records=records)
+    of, fits = str(records.config.get("corpus", "CORPUS")), partial(may_share_media, records=records)
     if identity is None and len(whole := covering_all_items(list(filter(fits, find(root, stage))), records)) == 1:
         identity = whole[0].identity
     store = FeatureStore(find_output(root, stage, identity, of=of, fits=fits))
     if not fits(store.output):
         raise UserError(
-            f"{store.output.where} has features of the media set {media_set_of(store.output)!r}, but "
-            f"{records.config.get('corpus')} is of {records.config['media_set']!r}: name other features, or build them"
+            f"{store.output.where} has features of the media set {media_set_of(store.output)!r}, but {of} is of "
+            f"{records.config['media_set']!r}: name other features, or build them ({build_command(root, of, stage)})"
         )
     if model is not None and not store.spec.row_shape:
         raise UserError(f"{store.output.where} has no features to train from, but {store.output.stage}")

@@ -37,7 +37,7 @@ def find_output(
     if len(chosen) == 1:
         return chosen[0]
     if not there:
-        raise UserError(_nothing_there(root, stage, str(config.get("corpus", of))))
+        raise UserError(_nothing_there(root, stage, str(config.get("corpus", of)), identity))
     what = " ".join([stage, *(f"of {value}" for value in config.values())])
     if identity:
         problem = f"no {what} is {identity}"
@@ -48,7 +48,11 @@ def find_output(
     raise UserError(f"{problem}; there are: {', '.join(listed)}")
 
 
-def _nothing_there(root: str, stage: str, corpus: str) -> str:
+def build_command(root: str, corpus: str, stage: str) -> str:
+    return f"`xmodal build {corpus}/{stage} --root {shlex.quote(root)}`"
+
+
+def _nothing_there(root: str, stage: str, corpus: str, identity: str | None) -> str:
     if stage == "records":
         known = sorted({str(output.config.get("corpus")) for output in find(root, "records")})
         missing, others = f"no corpus {corpus!r} under {root}", f"; there are: {', '.join(known)}" if known else ""
@@ -59,7 +63,8 @@ def _nothing_there(root: str, stage: str, corpus: str) -> str:
         like = [] if stage in folders else get_close_matches(stage, folders)  # one that is there is unfinished
     if like:
         return f"{missing}; do you mean {like[0]}?{others}"
-    return f"{missing}: build it first (`xmodal build {corpus}/{stage} --root {shlex.quote(root)}`){others}"
+    settings = f", with the settings of {identity}" if identity else ""
+    return f"{missing}: build it first{settings} ({build_command(root, corpus, stage)}){others}"
 
 
 def ancestor(output: Output, stage: str) -> Output | None:
