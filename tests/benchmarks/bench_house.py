@@ -44,6 +44,8 @@ NEW = (  # modules and definitions of what did not exist then
     "xmodal/checks/corpus_contract.py",
     "xmodal/corpora/__init__.py:sample_of",
     "xmodal/root/identity.py:since",
+    "pipelines/fetching/list_changes.py",
+    *(f"pipelines/fetching/corpus_names.py:{name}" for name in ("at_present", "_as_it_lies", "changes", "_changes")),
     "xmodal/models/__init__.py:source_of",
     "xmodal/training/fit.py:_check_terms",
     "pipelines/commands/data/check.py",
