@@ -5,6 +5,7 @@ import os
 import sys
 from argparse import Namespace
 from contextlib import redirect_stdout
+from operator import methodcaller
 from types import ModuleType
 from typing import Any
 
@@ -46,7 +47,7 @@ def _run(command: ModuleType, args: Namespace) -> Any:
 
 def _show(as_json: bool, command: ModuleType, result: Any) -> None:
     if as_json or not (isinstance(result, str) or hasattr(command, "text")):
-        text = json.dumps(result, indent=1)
+        text = json.dumps(result, indent=1, default=methodcaller("tolist"))  # numbers of numpy
     else:
         text = printable(result if isinstance(result, str) else "\n".join(command.text(result)))
     try:

@@ -2,7 +2,7 @@
 
 import io
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -10,10 +10,13 @@ from typing import Any
 
 import av
 import numpy as np
+from av.container import OutputContainer
+from av.packet import Packet
+from av.video.stream import VideoStream
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipelines.demo.video import encoded, video_stream
+from pipelines.demo.world import Pixels
 
 WIDTH, HEIGHT = 128, 96
 RED, BLUE = (200, 30, 30), (30, 30, 200)
@@ -191,3 +194,31 @@ def jpeg(pixels_HW3: NDArray[np.uint8], **options: Any) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels_HW3).save(file, "JPEG", quality=95, **options)
     return file.getvalue()
+
+
+def video_stream(
+    out: OutputContainer, codec: str, size: tuple[int, int], base: Fraction, options: Mapping[str, str]
+) -> VideoStream:
+    """Adds a stream for frames that begin at multiples of `base`. One thread makes equal bytes of equal frames."""
+    stream = out.add_stream(codec, options=dict(options))
+    assert isinstance(stream, VideoStream)
+    stream.width, stream.height = size
+    stream.pix_fmt, stream.time_base = "yuv420p", base
+    stream.codec_context.time_base = base
+    stream.codec_context.thread_count = 1
+    return stream
+
+
+def encoded(
+    stream: VideoStream, pictures: Iterable[Pixels], starts: Sequence[int], end: int
+) -> "list[Packet[VideoStream]]":
+    """Encodes pictures, each shown until the next one's start, the last until `end`, in units of the stream's base.
+
+    MP4 has no such end if frames are decoded in another order than they are shown.
+    """
+    packets: list[Packet[VideoStream]] = []
+    for pixels, start, stop in zip(pictures, starts, [*starts[1:], end], strict=True):
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels))
+        frame.pts, frame.time_base, frame.duration = start, stream.codec_context.time_base, stop - start
+        packets += stream.encode(frame)
+    return [*packets, *stream.encode(None)]

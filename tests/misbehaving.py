@@ -61,8 +61,6 @@ class _Misbehaving(Handler):
         with suppress(ConnectionError):
             self.head(self.behaviour.status, {})
 
-    do_HEAD = do_GET
-
     def end_headers(self) -> None:
         for name, value in self.behaviour.headers:
             self.send_header(name, value)

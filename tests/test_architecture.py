@@ -18,8 +18,20 @@ MODULES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 LIBRARY = (  # the rooms and modules of xmodal: each imports only from those before it, and from itself
-    *("errors", "progress", "python_files", "root", "recipes", "records", "raw", "corpora", "userdata", "media"),
-    *("text", "features", "detection", "metrics", "batches", "losses", "models", "training", "evaluation", "checks"),
+    *("errors", "progress", "number_rules", "python_files", "root", "recipes", "records", "raw", "corpora", "userdata"),
+    *(
+        "media",
+        "text",
+        "features",
+        "detection",
+        "metrics",
+        "batches",
+        "losses",
+        "models",
+        "training",
+        "evaluation",
+        "checks",
+    ),
 )
 PIPELINES = ("engine", "fetching", "stages", "upkeep", "publishing", "papers", "demo", "commands", "cli", "__main__")
 ORDER = {"xmodal": LIBRARY, "pipelines": PIPELINES}

@@ -50,3 +50,11 @@ def test_a_linked_environment_is_no_change_for_git(tmp_path: Path) -> None:
         ["git", "status", "--porcelain"], cwd=tmp_path, capture_output=True, text=True, check=True
     ).stdout
     assert said == "?? .gitignore\n"
+
+
+def test_files_beside_the_code_are_installed_with_it() -> None:
+    packaged = PROJECT["tool"]["setuptools"]["package-data"]
+    said = subprocess.run(["git", "ls-files", *packaged], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    beside = [Path(path) for path in said.splitlines() if not path.endswith(".py")]
+    patterns = [f"{package}/{pattern}" for package, some in packaged.items() for pattern in some]
+    assert [path for path in beside if not any(path.match(pattern) for pattern in patterns)] == []

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
+from xmodal.number_rules import above_zero, one_or_more, shares, zero_or_more
 from xmodal.root.identity import DESCRIBES
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ class View:
     text: str = HUMAN  # the source of the captions
 
     def __post_init__(self) -> None:
-        if self.captions_per_item is not None and self.captions_per_item < 1:
-            raise ValueError(f"captions_per_item is None or at least 1, not {self.captions_per_item}")
+        one_or_more(captions_per_item=self.captions_per_item)
 
 
 class Config(Protocol):  # a model's frozen dataclass of plain values
@@ -52,10 +52,13 @@ class Features:
     rule: FrameRule = "official"
 
     def __post_init__(self) -> None:
-        if self.ends < 0 or (self.frames is not None and self.frames < 1):
-            raise ValueError(f"frames are 1 or more, and ends 0 or more, not {self.frames} and {self.ends}")
+        one_or_more(frames=self.frames)
+        zero_or_more(ends=self.ends)
         if self.rule not in get_args(FrameRule):
             raise ValueError(f"no rule {self.rule!r} for frames; there are: {', '.join(get_args(FrameRule))}")
+
+
+MOST_WORDS = 512  # of a caption, beside <start> and <end>: a batch is as wide as its longest one
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,16 @@ class Tokens:
     tokenizer: str
     minimum_count: int  # a word that occurs less often is unknown
     cleaning: str = "none"
-    longest: int | None = None  # words that are read of a caption, beside <start> and <end>; A3VSE: 57 on COCO
+    longest: int | None = None  # words that are read of a caption, if not MOST_WORDS; A3VSE: 57 on COCO
     vectors: str | None = None  # the published word vectors that the words start from
     marked: float = 0.0  # the share of words that training reads as unknown (PCME)
     deleted: float = 0.0  # the share of the others that training leaves out (PCME)
 
     def __post_init__(self) -> None:
-        if self.minimum_count < 1 or (self.longest is not None and self.longest < 1):
-            raise ValueError(f"minimum_count {self.minimum_count} and longest {self.longest} are 1 or more")
-        if not (0 <= self.marked <= 1 and 0 <= self.deleted <= 1):
-            raise ValueError(f"marked {self.marked} and deleted {self.deleted} are shares, from 0 to 1")
+        one_or_more(minimum_count=self.minimum_count, longest=self.longest)
+        shares(marked=self.marked, deleted=self.deleted)
+        if (self.longest or 1) > MOST_WORDS:
+            raise ValueError(f"longest is at most {MOST_WORDS:,}, not {self.longest:,}")
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,7 @@ class Optimiser:
     def __post_init__(self) -> None:
         if self.rule not in get_args(Rule):
             raise ValueError(f"no optimiser {self.rule!r}; there are: {', '.join(get_args(Rule))}")
-        if self.learning_rate <= 0 or (self.clip_norm is not None and self.clip_norm <= 0):
-            raise ValueError(f"learning_rate {self.learning_rate} and clip_norm {self.clip_norm} must be above zero")
+        above_zero(learning_rate=self.learning_rate, clip_norm=self.clip_norm)
         if (self.rule == "nesterov" and not self.momentum) or (self.momentum and self.rule not in ("sgd", "nesterov")):
             raise ValueError(f"{self.rule} with momentum {self.momentum}: nesterov needs it, sgd may have it, no other")
 
@@ -187,9 +189,12 @@ class Phase:
     patience: int | None = None  # validations without a higher rsum after which the phase ends early
 
     def __post_init__(self) -> None:
-        if min(self.epochs, self.validate_every, self.patience or 1) < 1 or self.patience == 0 or not self.weights:
-            raise ValueError("a phase needs epochs, validate_every and patience of 1 or more, and a term to weigh")
+        one_or_more(epochs=self.epochs, validate_every=self.validate_every, patience=self.patience)
+        if not self.weights:
+            raise ValueError("a phase needs a term to weigh")
         for name, weight in self.weights.items():
+            if not isinstance(weight, int | float | Relative):
+                raise ValueError(f"the weight of {name!r} is {weight!r}, no number")
             if isinstance(weight, Relative) and weight.to not in self.weights.keys() - {name}:
                 raise ValueError(f"{name!r} is weighed relative to {weight.to!r}, which is no other term of the phase")
 
@@ -213,10 +218,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         where = f"recipe {self.name!r}"
-        if self.batch_size < 1 or self.precision not in ("single", "mixed"):
-            raise ValueError(f"{where}: batch_size {self.batch_size} must be 1 or more, precision known")
-        if self.seed < 0:
-            raise ValueError(f"{where}: seed {self.seed} must be 0 or more")
+        one_or_more(batch_size=self.batch_size)
+        zero_or_more(seed=self.seed)
+        if self.precision not in ("single", "mixed"):
+            raise ValueError(f"{where}: no precision {self.precision!r}; there are: single, mixed")
         for view in (self.view, self.validation, self.unannotated):
             if view is not None and "test" in view.split.lower():
                 raise ValueError(f"{where} would train or choose on split {view.split!r}")

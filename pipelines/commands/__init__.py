@@ -16,6 +16,7 @@ import argparse
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -29,37 +30,17 @@ Lines = Iterator[str]
 
 GROUPS = ("data", "models", "exchange", "installation")  # in this order in the help; other folders come after
 MOST_FILES_WITHIN_FILES = 20
-HELP = """\
-usage: xmodal [-h] [--version] COMMAND ...
-
-xmodal builds image-text and video-text corpora, trains and evaluates the models of five papers on them.
-`xmodal COMMAND --help` shows a command's flags and examples.
-
-{commands}
-@FILE stands for the arguments in a file: one a line; blank lines and lines that begin with # are skipped.
-A command that was stopped, by whatever, is continued by running it again.
-
-exit codes:
-  0    done
-  1    could not be done; the last line of stderr says why
-  2    the command line cannot be read
-  3    built, but more is absent or unusable than --most-absent allows
-  130  stopped by ctrl-C
-
-examples:
-  xmodal corpora                                        what can be built
-  xmodal plan coco --root data                          what it would take
-  xmodal build coco --root s3://bucket/xmodal --raw ~/Downloads
-  xmodal status --root data                             what is done, and what failed and why
-  xmodal train vsepp --root data --run runs/vsepp
-  xmodal evaluate runs/vsepp --root data
-  xmodal build mylist.parquet --url url --caption caption --root data    your own data
-"""
 
 
 def load_all() -> dict[str, ModuleType]:
     """Maps each command, as it is typed, to its module."""
-    return {name: module for group in groups() for name, module in commands_of(group).items()}
+    found: dict[str, ModuleType] = {}
+    for name, module in (command for group in groups() for command in commands_of(group).items()):
+        if other := found.get(name):
+            both = " and ".join(f"{one.__name__.replace('.', '/')}.py" for one in (other, module))
+            module = _refusing(module.__name__, UserError(f"{both} are both the command {name}: rename one"))
+        found[name] = module
+    return found
 
 
 def groups() -> list[ModuleType]:
@@ -77,8 +58,10 @@ def _load(name: str) -> ModuleType:
     try:
         return load_module(name, "flags", "run")
     except UserError as error:
-        why = error
+        return _refusing(name, error)
 
+
+def _refusing(name: str, why: UserError) -> ModuleType:
     def refuse(*arguments: Any) -> NoReturn:
         raise why
 
@@ -119,7 +102,8 @@ class _Xmodal(Parser):
         for group in groups():
             lines = [f"  {name:{width}} {summary(command)}\n" for name, command in commands_of(group).items()]
             listed.append(f"{group.__doc__}:\n{''.join(lines)}")
-        return HELP.format(commands="\n".join(listed))
+        template = Path(__file__).with_name("help.txt").read_text("utf-8")
+        return template.format(commands="\n".join(listed))
 
 
 def summary(command: ModuleType) -> str:

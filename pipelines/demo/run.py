@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.demo import coco, mrw, tgif
 from pipelines.demo.files import serve_at
 from pipelines.demo.server import Site, serving
-from pipelines.demo.world import World
+from pipelines.demo.world import TABLES, World
 from pipelines.engine.build_options import BuildOptions
 from pipelines.fetching import corpus_names
 from pipelines.papers import recipe_runs
@@ -32,11 +32,7 @@ CUT = "zips/val2014.zip"
 FEWEST = 10  # scenes: one of ten is for testing
 CLIPS = 160  # scenes of a world of clips at most
 SIDE = 64  # pixels of a clip
-SMALL = {
-    "resnet.network": "resnet18", "resnet.weights": "random:0", "resnet.resize": 128, "resnet.crop": 128,
-    "resnet.rows_per_shard": 128, "pixels.side": 128, "pixels.rows_per_shard": 256, "frames.short_side": SIDE,
-    "clips.network": "resnet18", "clips.weights": "random:0", "clips.resize": SIDE, "clips.crop": SIDE,
-}  # fmt: skip
+SMALL: dict[str, Any] = TABLES["settings"]
 STEPS = Optimiser("adam", 3e-3, clip_norm=2.0, schedule=Step((8,), 0.1))
 
 
@@ -47,7 +43,6 @@ class Show:
     world: World
     stages: tuple[str, ...]
     recipes: tuple[Recipe, ...]
-    test: str
 
 
 def demo(options: BuildOptions, folder: Path, world: World) -> dict[str, Any]:
@@ -74,9 +69,9 @@ def shows(world: World) -> tuple[Show, ...]:
     clips = replace(plain, items=min(world.items, CLIPS), seed=world.seed, image_size=SIDE)
     of_clips = (*DATA, "frames", "clips")
     return (
-        Show(load("coco"), coco.write, world, (*DATA, "resnet", "pixels"), recipes(), "karpathy/test"),
-        Show(load("tgif"), tgif.write, clips, of_clips, (_of_clips("pvse-tgif"),), "tgif/test"),
-        Show(load("mrw"), mrw.write, clips, of_clips, (_of_clips("pvse-mrw"),), "mrw/test"),
+        Show(load("coco"), coco.write, world, (*DATA, "resnet", "pixels"), recipes()),
+        Show(load("tgif"), tgif.write, clips, of_clips, (_of_clips("pvse-tgif"),)),
+        Show(load("mrw"), mrw.write, clips, of_clips, (_of_clips("pvse-mrw"),)),
     )
 
 
@@ -100,7 +95,7 @@ def _runs(options: BuildOptions, folder: Path, show: Show, identity: Mapping[str
         options.progress.say(f"training {recipe.name}")
         setup = Setup(options.storage.url, threads=1, progress=options.progress, **used)
         outcome = recipe_runs.train(recipe, setup, run)
-        report = evaluate(str(run), setup, show.test)
+        report = evaluate(str(run), setup)
         runs.append({"training": outcome, "evaluation": json.loads(report.to_json())})
     return runs
 

@@ -1,4 +1,4 @@
-"""An HTTP server of a folder, for this machine only: whole files, ranges, and connections that break where asked."""
+"""An HTTP server of a folder, for this machine only: files, their ends, and connections that break where asked."""
 
 import re
 import threading
@@ -22,8 +22,6 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(file)
             else:
                 self.head(404, {})
-
-    do_HEAD = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
         """Prints nothing."""
@@ -51,20 +49,19 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, file: Path) -> None:
         size, etag = file.stat().st_size, self.etag(file)
-        is_current = self.headers.get("If-Range", etag) == etag
-        wanted = _range(self.headers.get("Range", ""), size) if is_current else None
-        first, last = wanted or (0, size - 1)
-        if wanted and first >= size:
+        end = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))  # other ranges are ignored
+        if self.headers.get("If-Range", etag) != etag:
+            end = None
+        first = int(end[1]) if end else 0
+        if end and first >= size:
             return self.head(416, {"Content-Range": f"bytes */{size}"})
-        length = last - first + 1
-        headers = {"Content-Length": str(length), "Accept-Ranges": "bytes", "ETag": etag}
-        headers |= {"Content-Range": f"bytes {first}-{last}/{size}"} if wanted else {}
-        self.head(206 if wanted else 200, headers)
-        if self.command == "GET":
-            sent = min(length, self.server.cuts.pop(self.asked, length))
-            self.close_connection |= sent < length
-            for block in self.blocks(file, first, sent):
-                self.wfile.write(block)
+        headers = {"Content-Length": str(size - first), "Accept-Ranges": "bytes", "ETag": etag}
+        headers |= {"Content-Range": f"bytes {first}-{size - 1}/{size}"} if end else {}
+        self.head(206 if end else 200, headers)
+        sent = min(size - first, self.server.cuts.pop(self.asked, size))
+        self.close_connection |= sent < size - first
+        for block in self.blocks(file, first, sent):
+            self.wfile.write(block)
 
 
 class Site(ThreadingHTTPServer):
@@ -86,15 +83,3 @@ def serving(site: Site) -> Iterator[Site]:
         finally:
             site.shutdown()
             thread.join()
-
-
-def _range(header: str, size: int) -> tuple[int, int] | None:
-    """First and last byte of `bytes=a-b`, `bytes=a-` or `bytes=-n`; None for anything else, which is ignored."""
-    match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
-    first, last = match.groups() if match else ("", "")
-    if first:
-        end = min(int(last), size - 1) if last else size - 1
-        return None if last and int(last) < int(first) else (int(first), end)
-    if not last:
-        return None
-    return max(size - int(last), 0) if int(last) else size, size - 1

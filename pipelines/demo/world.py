@@ -2,12 +2,15 @@
 
 A scene depends on the seed, its index and the settings, not on the number of scenes: a world is the beginning of every
 larger one. Scenes of one `identity` show the same individual as their first thing; individuals of one colour and kind
-form a class. Positions are fractions of the picture, boxes are pixels.
+form a class. Positions are fractions of the picture, boxes are pixels. Colours, words and weights are in world.toml.
 """
 
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -35,37 +38,14 @@ TEXTURES: Mapping[str, Callable[[Plane, Plane], Mask]] = {  # the points in the 
     "dotted": lambda u, v: np.hypot(u * 2 % 1 - 0.5, v * 2 % 1 - 0.5) < 0.32,
     "checked": lambda u, v: (np.floor(u * 2.2) + np.floor(v * 2.2)) % 2 == 0,
 }
-COLOURS = {
-    "red": (214, 40, 40), "orange": (250, 135, 20), "yellow": (248, 220, 50), "green": (30, 140, 50),
-    "turquoise": (50, 200, 190), "blue": (40, 75, 205), "purple": (125, 45, 165), "pink": (245, 140, 190),
-    "brown": (120, 72, 35), "white": (247, 247, 247), "black": (22, 22, 22),
-}  # fmt: skip
-RADII = {"small": 0.09, "medium": 0.125, "large": 0.162}  # fractions of the shorter side: the largest fits into a ninth
-MOTIONS = {"left": (-0.3, 0.0), "right": (0.3, 0.0), "up": (0.0, -0.3), "down": (0.0, 0.3), "around": (0.0, 0.0)}
-BACKGROUNDS = {  # two colours, and rows and columns of patches that mix them
-    "grass": ((126, 176, 92), (104, 154, 72), 40, 40), "sand": ((230, 212, 166), (214, 192, 142), 64, 64),
-    "snow": ((238, 243, 248), (218, 227, 238), 5, 5), "night": ((26, 30, 62), (40, 44, 84), 4, 4),
-    "water": ((112, 170, 222), (90, 150, 206), 24, 3), "wood": ((176, 128, 86), (152, 106, 66), 8, 1),
-}  # fmt: skip
-PLACES = (
-    ("in the top left corner", "at the top", "in the top right corner"),
-    ("on the left", "in the middle", "on the right"),
-    ("in the bottom left corner", "at the bottom", "in the bottom right corner"),
-)
-WORDS: Mapping[str, tuple[str, ...]] = {  # the usual word first; others are used as they are
-    "circle": ("circle", "disc"), "square": ("square", "box"), "cross": ("cross", "plus sign"),
-    "ring": ("ring", "hoop"), "moon": ("moon", "crescent"), "diamond": ("diamond", "kite"),
-    "flower": ("flower", "blossom"), "red": ("red", "crimson"), "turquoise": ("turquoise", "teal"),
-    "purple": ("purple", "violet"), "pink": ("pink", "rosy"), "small": ("small", "little", "tiny"),
-    "large": ("large", "big", "huge"), "striped": ("striped", "stripy"), "dotted": ("dotted", "spotted"),
-    "left": ("moving left", "drifting to the left"), "right": ("moving right", "drifting to the right"),
-    "up": ("moving up", "rising"), "down": ("moving down", "falling"), "around": ("turning", "spinning around"),
-    "grass": ("on the grass", "on a lawn"), "sand": ("on the sand", "on a beach"),
-    "snow": ("in the snow", "on fresh snow"), "night": ("at night", "in the dark"),
-    "water": ("on the water", "on a lake"), "wood": ("on a wooden floor", "on wooden boards"),
-    "at the top": ("at the top", "near the upper edge"), "at the bottom": ("at the bottom", "near the lower edge"),
-}  # fmt: skip
-WEIGHTS = {"kind": 6.0, "colour": 4.0, "texture": 2.0, "size": 1.0, "place": 1.0, "motion": 3.0, "background": 3.0}
+TABLES = tomllib.loads(Path(__file__).with_name("world.toml").read_text("utf-8"))
+COLOURS: Mapping[str, list[int]] = TABLES["colours"]
+RADII: Mapping[str, float] = TABLES["radii"]
+MOTIONS: Mapping[str, list[float]] = TABLES["motions"]
+BACKGROUNDS: Mapping[str, Any] = TABLES["backgrounds"]
+PLACES: list[list[str]] = TABLES["places"]
+WORDS: Mapping[str, list[str]] = TABLES["words"]
+WEIGHTS: Mapping[str, float] = TABLES["weights"]
 SUPERSAMPLING = 3
 IDENTITY, LOOKS, LAYOUT, SCENERY, GRAIN, WORDING = range(6)  # independent streams of random numbers
 
@@ -87,11 +67,11 @@ class World:
     noise: float = 0.02  # facts that a caption guesses, mostly wrongly
 
     def __post_init__(self) -> None:
-        if self.items < 0 or self.image_size < 32 or min(self.captions_per_item, self.identities) < 1:
-            raise ValueError(f"a world has items >= 0, image_size >= 32, a caption and an identity, not {self}")
-        for name in ("motion", "ambiguity", "partiality", "synonymy", "noise"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a share from 0 to 1, not {getattr(self, name)}")
+        assert self.items >= 0
+        assert self.image_size >= 32
+        assert min(self.captions_per_item, self.identities) >= 1
+        shares = self.motion, self.ambiguity, self.partiality, self.synonymy, self.noise
+        assert 0 <= min(shares) <= max(shares) <= 1
 
 
 @dataclass(frozen=True)
@@ -119,10 +99,6 @@ class Scene:
     identity: int
     frames: int  # 1 for a still picture
     grain: float
-
-    @property
-    def class_name(self) -> str:
-        return f"{self.things[0].colour} {self.things[0].kind}"
 
 
 def scenes(world: World) -> Iterator[Scene]:

@@ -1,13 +1,14 @@
 """`--set name=value`: text into a field of a frozen config, typed by that field.
 
 A setting names a field (`row_group=1024`), or stage and field where two stages have it (`records.row_group=1024`).
+Stages of this build come first.
 """
 
 import inspect
 import math
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -18,15 +19,20 @@ C = TypeVar("C")
 UNIONS = (Union, types.UnionType)
 
 
-def parse_settings(texts: list[str], configs: Mapping[str, object]) -> dict[str, object]:
-    """`stage.field` → value; refuses what no config has, what two have and what a config refuses."""
+def parse_settings(
+    texts: list[str], configs: Mapping[str, object], first: Collection[str] = (), files: Collection[str] = ()
+) -> dict[str, object]:
+    """`stage.field` → value; refuses what no config has, what two have and what a config refuses.
+
+    Of two, one of the stages `first` is meant. `files` are names that --file takes.
+    """
     known = {f"{stage}.{name}": kind for stage, config in configs.items() for name, kind in _settable(config).items()}
     settings: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set takes name=value, not {text!r}")
-        name = _full_name(name, known)
+        name = _full_name(name, known, first, files)
         try:
             settings[name] = _convert(value, known[name])
         except ValueError as error:
@@ -44,12 +50,15 @@ def apply(config: C, stage: str, settings: Mapping[str, object]) -> C:
     return config | own if isinstance(config, dict) else replace(config, **own)  # type: ignore[return-value,type-var]
 
 
-def _full_name(name: str, known: Iterable[str]) -> str:
+def _full_name(name: str, known: Iterable[str], first: Collection[str], files: Collection[str]) -> str:
     found = [full for full in known if name in (full, full.partition(".")[2])]
+    found = [full for full in found if full.partition(".")[0] in first] or found
     if len(found) == 1:
         return found[0]
     if found:
         raise UserError(f"--set {name}: say which one: {', '.join(found)}")
+    if (file := name.rpartition(".")[2]) in files:
+        raise UserError(f"{name} is a file, no setting: --file {file}=PATH")
     meant = nearest(name, {short: full for full in known for short in (full.partition(".")[2], full)})
     raise UserError(f"no setting {name!r}{meant}; there are: {', '.join(known) or 'none for these stages'}")
 

@@ -1,4 +1,4 @@
-"""Reads the papers' tables and figures from the TOML files here, and says which can be run.
+"""Reads the papers' tables, figures and numbers of corpora from the TOML files here, and says which can be run.
 
 A file is one paper and keeps what it prints, misprints too, which its notes name.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from pipelines import stages
 from pipelines.papers import recipe_runs
 from xmodal import corpora
+from xmodal.corpora import Printed
 from xmodal.errors import UserError
 from xmodal.metrics import protocols
 from xmodal.recipes import Features, Recipe
@@ -78,9 +79,17 @@ def papers() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
+def _read(paper: str) -> dict[str, Any]:
+    return tomllib.loads((FOLDER / f"{paper}.toml").read_text(encoding="utf-8"))
+
+
+def printed_of(corpus: str) -> tuple[Printed, ...]:
+    return tuple(Printed(**row) for paper in papers() for row in _read(paper).get("printed", {}).get(corpus, ()))
+
+
 @cache
 def of_paper(paper: str) -> tuple[Experiment, ...]:
-    tables = tomllib.loads((FOLDER / f"{paper}.toml").read_text(encoding="utf-8"))["experiments"]
+    tables = _read(paper)["experiments"]
     for table in tables:
         rows = [Row(**_frozen(row)) for row in table.pop("rows", ())]
         table["rows"] = [replace(row, printed=" ".join(row.printed.split())) for row in rows]  # files line values up

@@ -57,17 +57,17 @@ def about(experiment: Experiment, available: Available) -> dict[str, Any]:
     return asdict(experiment) | derived | {"rows": rows, "to_run": to_run(experiment, available)}
 
 
-def to_run(experiment: Experiment, available: Available, root: str = "data", runs: str = "runs") -> list[str]:
-    built, trained, at = dict[str, None](), list[str](), f"--root {shlex.quote(root)}"
+def to_run(experiment: Experiment, available: Available) -> list[str]:
+    built, trained = dict[str, None](), list[str]()
     for row in _ready_runs(experiment, available):
-        recipe, folder = recipe_of(row, available), shlex.quote(str(Path(runs) / row.run))
-        built |= dict.fromkeys(_builds(recipe, experiment, root))
+        recipe, folder = recipe_of(row, available), shlex.quote(f"runs/{row.run}")
+        built |= dict.fromkeys(_builds(recipe, experiment, "data"))
         vectors = f" --vectors {_vectors(recipe)}.txt" if _vectors(recipe) else ""
-        trained.append(f"xmodal train {row.recipe} {at} --run {folder}{vectors}{_set(row.settings)}")
+        trained.append(f"xmodal train {row.recipe} --root data --run {folder}{vectors}{_set(row.settings)}")
         split = f" --split {recipe.validation.split}" if experiment.on_validation else ""
         for score in dict.fromkeys(each.score for each in experiment.rows if each.run == row.run):
             distance = f" --distance {score}" if score else ""
-            trained.append(f"xmodal evaluate {folder} {at}{split}{distance}")
+            trained.append(f"xmodal evaluate {folder} --root data{split}{distance}")
     return [*built, *trained, *_others(experiment, available)]
 
 

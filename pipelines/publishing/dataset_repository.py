@@ -35,6 +35,7 @@ from xmodal.root.files import copy_and_hash
 from xmodal.root.identity import canonical_json
 from xmodal.root.outputs import Output, directories
 from xmodal.root.sealed_sets import LOCK, blob_key, read_lock, records_now, sealed_now
+from xmodal.root.selection import build_command
 from xmodal.root.storage import LocalStorage, Storage
 
 MANIFEST = "publication.json"
@@ -112,7 +113,8 @@ def _publication(corpus: Corpus, storage: Storage, features: list[Output] | None
     if not (indexed or may(corpus, "media", "all")):
         raise UserError(f"{corpus.name}: its release leaves nothing to publish ({corpus.licence})")
     if may(corpus, "media", "all") and not found["media"]:
-        raise UserError(f"{corpus.name}: its media belong to it and are not here: build {corpus.name}/media first")
+        cure = build_command(storage.url, corpus.name, "media")
+        raise UserError(f"{corpus.name}: its media belong to it and are not here: build them first ({cure})")
     sealed = {part: output for part, output in found.items() if output and may(corpus, part, "ids")}
     if not (indexed and may(corpus, "media", "features")):
         features = []
@@ -126,7 +128,8 @@ def _records(corpus: Corpus, storage: Storage) -> Output:
     made, sealed = records_now(storage, corpus.name), sealed_now(storage, FOLDERS["annotations"], corpus.name)
     versions = made and (made.about["version"], made.config["corpus_version"])
     if not made or not sealed or versions != (VERSION, corpus.version) or not _reads(made, sealed):
-        raise UserError(f"{corpus.name} has no records under {storage.url}: build {corpus.name}/records first")
+        cure = build_command(storage.url, corpus.name, "records")
+        raise UserError(f"{corpus.name} has no records under {storage.url}: build them first ({cure})")
     return made
 
 
@@ -160,7 +163,10 @@ def _sizes(folder: Path) -> dict[str, int]:
 @contextmanager
 def _put_in_place(out: Path) -> Iterator[LocalStorage]:
     beside = out.with_name(f".{out.name}.publishing")
-    beside.mkdir(parents=True, exist_ok=True)
+    try:
+        beside.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror}): give another folder by --out") from error
     lock = os.open(beside, os.O_RDONLY)  # it goes with the process, however that ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

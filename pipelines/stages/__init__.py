@@ -82,6 +82,8 @@ def load(name: str) -> StageKind:
     for part in ("needs", "files", "packages", "also"):
         if isinstance(text := getattr(kind, part), str):
             raise UserError(f"{where}: {part}={text!r} is a text: write {part}=({text!r},)")
+    if unknown := kind.small.keys() - {field.name for field in fields(kind.config)}:  # type: ignore[arg-type]
+        raise UserError(f"{where}: small has {min(unknown)!r}, which is no setting of {name}")
     found = _found()
     if unknown := {*kind.needs} - {*found, *FILE_SETS}:
         raise UserError(f"{where}: stage {name} needs {min(unknown)}, which is no stage; there are: {', '.join(found)}")

@@ -20,6 +20,7 @@ from xmodal.records.views import CLEAN, IDS, clean_name, has_split, members, rec
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, find
 from xmodal.root.sealed_sets import records_now
+from xmodal.root.selection import build_command
 from xmodal.root.storage import Storage
 
 VERSION = 2
@@ -48,8 +49,8 @@ class FingerprintedCorpus:
             made = find(storage.url, "fingerprints", media=media)
             if found := [output for output in made if output.about["inputs"][0]["identity"] == sealed]:
                 return FingerprintedCorpus(corpus, records, max(found, key=lambda output: output.about["version"]))
-        cure = f"xmodal build {corpus}/fingerprints first"
-        raise UserError(f"{corpus} has no fingerprints under {storage.url}: {cure}")
+        cure = build_command(storage.url, corpus, "fingerprints")
+        raise UserError(f"{corpus} has no fingerprints under {storage.url}: build them first ({cure})")
 
     def parts(self, asked: Iterable[str]) -> list[SplitMedia]:
         """The splits of the records, and those asked for that the corpus derives."""

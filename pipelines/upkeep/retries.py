@@ -12,7 +12,7 @@ from pipelines.stages import FILE_SETS
 from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal.errors import UserError
 from xmodal.root.outputs import directories
-from xmodal.root.selection import ancestor
+from xmodal.root.selection import ancestor, build_command
 
 
 def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[str, Any]:
@@ -21,7 +21,8 @@ def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[s
     of_media = name not in FILE_SETS and "media" in stages.with_needs([name])
     stage = work.stage(name) if of_media else None
     if of_media and (stage is None or options.storage.size(f"{stage.folder}/stage.json") is None):
-        raise UserError(f"there is no {target} of these settings under {options.storage.url}: build it first")
+        cure = build_command(options.storage.url, work.corpus.name, name)
+        raise UserError(f"there is no {target} of these settings: build it first ({cure})")
     if stage is None or not stage.passing:
         raise UserError(f"{target} is made of files: name the corpus, whose failed files are fetched again, then build")
     if kind and kind not in stage.passing:

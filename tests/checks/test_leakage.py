@@ -395,7 +395,10 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         leakage(site.storage, ["mine"], split="me/tset")
     with pytest.raises(UserError, match="0 to 12 of 64 bits, not 13"):
         leakage(site.storage, ["mine"], FARTHEST + 1)
-    with pytest.raises(UserError, match=r"other has no fingerprints .*: xmodal build other/fingerprints first"):
+    with pytest.raises(
+        UserError,
+        match=r"other has no fingerprints .*: build them first \(`xmodal build other/fingerprints --root /\S+`\)",
+    ):
         leakage(site.storage, ["mine", "other"])
 
 

@@ -43,6 +43,12 @@ def test_without_files_it_is_said_that_nothing_was_parsed(xmodal: Xmodal, publis
         ('licence="CC0-1.0"', 'licence=" "', "CORPUS.licence is empty"),
         ('"media": "all"}', '"media": "everything"}', "'everything': a part is one of annotations, media"),
         ('release={"annotations": "all", "media": "all"}', "release={}", "CORPUS.release does not say"),
+        (
+            "            yield Split(",
+            "            if name != 'p001.jpg':\n                yield Split(",
+            "1 items are in no split",
+        ),
+        ('"captions": 16', '"items:pictures/vla": 0', "CORPUS.counts has 'items:pictures/vla', a split without items"),
         ("Split(name.removesuffix(", 'Split("p000" or name.removesuffix(', "comes twice in split"),
         (", split)\n    seen", ", split.partition('/')[2])\n    seen", "split 'train' is not named after whoever"),
         ("seen[item] += 1", "seen[item] += 2", "has position 2, not 1: count those of an item from 0"),
@@ -83,6 +89,22 @@ def test_a_model_that_breaks_the_contract_exits_with_one(xmodal: Xmodal, tmp_pat
     said = xmodal("check", mine)
     assert said.code == 1
     assert "mine.py, model: 1 to mend\n    - no RECIPES: a tuple of at least one xmodal.recipes.Recipe\n" in said.out
+
+
+def test_what_is_broken_is_not_also_told_that_it_learns_badly(xmodal: Xmodal, tmp_path: Path) -> None:
+    mine, dull = tmp_path / "mine.py", TOY.read_text().replace("SMALL = (ToyConfig(),)", "SMALL = (ToyConfig(1),)")
+    mine.write_text(dull)
+    assert "of 16 partners" in xmodal("check", mine).out
+    mine.write_text(dull.replace("super().__init__()", "super().__init__()\n        self.dead = nn.Linear(2, 2)"))
+    said = xmodal("check", mine).out
+    assert "the loss gives parameter dead.weight no gradient" in said
+    assert "partners" not in said
+
+
+def test_a_weight_that_is_text_is_named(xmodal: Xmodal, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(TOY.read_text().replace('"length": 1e-3', '"length": "1e-3"'))
+    assert "the weight of 'length' is '1e-3', no number" in xmodal("check", mine).complaint
 
 
 @pytest.mark.parametrize(

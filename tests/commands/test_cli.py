@@ -290,6 +290,10 @@ def test_a_plan_writes_nothing_and_says_what_a_build_will_ask_for(
     assert [row["stage"] for row in plan] == ["sources", "records", "media"]
     assert plan[0]["requests"] == 3
     assert plan[1]["waits_for"] == plan[2]["waits_for"] == "sources", "until then nobody knows the pictures"
+    last = xmodal("plan", publisher.file, "--root", root).out.splitlines()[-1]
+    assert (
+        last == "pictures/records, pictures/media: to be reckoned once what each comes after is done; plan again then"
+    )
     xmodal.done("build", f"{publisher.file}/sources", "--root", root)
     assert len(publisher.asked()) == 3
     assert xmodal.done("plan", f"{publisher.file}/media", "--root", root)["stages"][0]["requests"] == 8

@@ -85,7 +85,7 @@ def test_every_command_has_a_summary_and_examples(name: str, capsys: pytest.Capt
 
 def test_every_example_of_the_help_is_understood() -> None:
     parser, seen = commands.parser(), 0
-    helps = [commands.HELP, *(command.__doc__ or "" for command in commands.load_all().values())]
+    helps = [parser.format_help(), *(command.__doc__ or "" for command in commands.load_all().values())]
     for line in "\n".join(helps).splitlines():
         if not line.startswith("  xmodal ") or "|" in line or " > " in line:
             continue
@@ -158,6 +158,32 @@ def test_a_file_that_is_no_command_is_one_line_and_the_others_work(
     assert f"  letters      Does not work: {group / 'letters.py'} {said}" in printed(capsys, "--help")
     assert main(["doctor"]) == 0
     assert main(["completion", "bash"]) == 0
+
+
+def test_two_commands_of_one_name_are_refused_by_both_files(group: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (group / "letters.py").write_text(NEW)
+    (group / "status.py").write_text(NEW)
+    assert main(["letters", "cat"]) == 0
+    assert main(["status", "cat"]) == 1
+    both = "pipelines/commands/data/status.py and pipelines/commands/words/status.py"
+    assert capsys.readouterr().err == f"xmodal: {both} are both the command status: rename one\n"
+
+
+def test_numbers_of_numpy_are_plain_in_json(group: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = "numpy.float32(0.5), numpy.int64(3), numpy.bool_(True), numpy.array(2), numpy.arange(2)"
+    (group / "letters.py").write_text(
+        NEW.replace("def run(args):", f"import numpy\ndef run(args):\n    return {{'letters': [{values}]}}")
+    )
+    assert main(["letters", "cat", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"letters": [0.5, 3, True, 2, [0, 1]]}
+
+
+def test_a_short_setting_is_of_the_stages_of_this_build(
+    xmodal: Xmodal, publisher: Publisher, root: Path, tmp_path: Path
+) -> None:
+    flags = ("--root", root, "--raw", publisher.folder, "--serial", "--set", "deadline=9")
+    assert "no stage of this" not in xmodal("plan", f"{publisher.file}/pixels", *flags).err
+    assert "say which one" in xmodal("plan", publisher.file, *flags).complaint
 
 
 def test_the_version_is_the_librarys(capsys: pytest.CaptureFixture[str]) -> None:

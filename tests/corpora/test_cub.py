@@ -129,7 +129,7 @@ def test_a_build_counts_what_the_publisher_wrote_and_classes_say_what_is_right(t
     ids, owners = found.items, np.repeat(found.items, found.counts).tolist()
     gallery = Gallery(ids, list(found.ids), np.repeat(np.arange(len(ids)), 10))
     relevance = classes(gallery, "class", labels_of(dataset.records, ids)["class"])
-    by_number = {str(p.number): p.scene.class_name for p in pictures(WORLD)}
+    by_number = {str(p.number): p.class_name for p in pictures(WORLD)}
     expected = [[by_number[item] == by_number[owner] for owner in owners] for item in ids]
     np.testing.assert_array_equal(relevance.tile(slice(None), slice(None)), expected)
     assert np.sum(expected) > 10 * len(ids)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.demo.files import Unpublishable, serve_at, write_tgz
+from pipelines.demo.files import serve_at, write_tgz
 from pipelines.demo.mrw import Reaction, reactions, write
 from pipelines.demo.video import SHOWN_MS
 from pipelines.demo.world import World, describe, frames
@@ -106,7 +106,7 @@ def test_clips_that_are_to_be_had_are_written(published: tuple[Corpus, Path]) ->
 def test_without_an_encoder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     monkeypatch.delitem(sys.modules, "pipelines.demo.video")
-    with pytest.raises(Unpublishable, match=r"MP4, which needs av: pip install -e '.\[video\]'"):
+    with pytest.raises(ModuleNotFoundError, match="av"):
         write(WORLD, tmp_path)
     assert not list(tmp_path.iterdir())
 

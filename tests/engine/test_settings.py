@@ -143,6 +143,20 @@ def test_a_name_that_two_stages_have_must_say_which() -> None:
     assert apply(Grids(), "grids", settings).fps == 4
 
 
+def test_a_name_that_a_stage_of_this_build_has_is_that_stages() -> None:
+    assert parse_settings(["fps=3"], CONFIGS, first=["records", "grids"]) == {"grids.fps": 3}
+    assert parse_settings(["stride=3"], CONFIGS, first=["frames"]) == {"grids.stride": 3}
+    with pytest.raises(UserError, match=r"--set fps: say which one: frames\.fps, grids\.fps"):
+        parse_settings(["fps=3"], CONFIGS, first=["frames", "grids"])
+
+
+@pytest.mark.parametrize("name", ["palette", "frames.palette"])
+def test_a_file_that_is_given_as_a_setting_is_told_its_flag(name: str) -> None:
+    with pytest.raises(UserError, match=rf"{name} is a file, no setting: --file palette=PATH"):
+        parse_settings([f"{name}=x.bin"], CONFIGS, files=["palette", "note"])
+    assert parse_settings(["note=x"], CONFIGS, files=["note"]) == {"frames.note": "x"}
+
+
 def test_a_setting_without_value_or_of_no_stage_is_refused() -> None:
     with pytest.raises(UserError, match="name=value, not 'scale'"):
         frames("scale")

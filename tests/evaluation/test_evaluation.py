@@ -216,6 +216,17 @@ def test_a_run_is_evaluated_on_what_it_was_trained_on_or_not_at_all(run: str, tm
         evaluate(run, Setup(elsewhere), "toy/val")
 
 
+def test_features_that_are_gone_are_asked_for_by_their_identity_and_command(
+    root: str, run: str, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(root, bare)
+    shutil.rmtree(bare / "resnet")
+    settings = f"build it first, with the settings of {run_folder.read(run).features}"
+    with pytest.raises(UserError, match=rf"{settings} \(`xmodal build pictures/resnet --root {bare}`\)"):
+        evaluate(run, Setup(str(bare)), "toy/val")
+
+
 def test_a_split_that_is_not_there_is_refused(root: str, run: str) -> None:
     with pytest.raises(UserError, match="has no split 'karpathy/test'; there are: toy/train"):
         evaluate(run, Setup(root), "karpathy/test")

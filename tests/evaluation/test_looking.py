@@ -215,7 +215,7 @@ def test_features_without_places_and_pictures_that_are_gone_or_damaged_are_refus
     assert "xmodal verify --forget" in complaint
     shutil.rmtree(copy / "media")
     _, _, complaint = look(capsys, runs("pvse"), "--root", copy, *told)
-    assert "`xmodal build pictures/media` gets them again" in complaint
+    assert "`xmodal build pictures/media --root " in complaint
     assert not (tmp_path / "out").exists()
 
 

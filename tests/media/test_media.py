@@ -35,7 +35,6 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipelines.demo.video import video_stream
 from tests.clips import (
     HEIGHT,
     WIDTH,
@@ -51,6 +50,7 @@ from tests.clips import (
     shown,
     shown_of_delays,
     video,
+    video_stream,
     webp,
 )
 from tests.golden import FOLDER

@@ -180,6 +180,13 @@ def test_a_metric_of_the_whole_has_a_line_of_its_own(add: Callable[[str, str], N
         ("+ 1)))]", "+ 1)))] * 2", "metric 'reciprocal_rank' computes 2 values for its 1 columns: return one for each"),
         ("[100 * float(np.mean(1 / (found.ranks + 1)))]", "[]", "metric 'reciprocal_rank' computes 0 values for its 1"),
         ("[100 * float(np.mean(1 / (found.ranks + 1)))]", "1.5", "metric 'reciprocal_rank' computes no list of values"),
+        ("1 / (found.ranks", "np.nan / (found.ranks", "metric 'reciprocal_rank' gives MRR a value that is not finite"),
+        ('latex="MRR"', 'latex="MRR%"', r"metric 'reciprocal_rank': LaTeX reads 'MRR%' otherwise: write \\% for %"),
+        (
+            '    "reciprocal_rank",',
+            '    "recall",',
+            "2 files of xmodal/metrics have a metric 'recall': give each a name of its own",
+        ),
         ("METRIC = ", "METRICS = ", r"reciprocal_rank\.py has a Metric of another name: call it METRIC"),
         ("needs=Ranks", "needs=int", "metric 'reciprocal_rank' needs <class 'int'>, which nobody computes"),
     ],

@@ -510,11 +510,11 @@ def test_words_start_from_vectors_where_they_have_any() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"width": 9}, "width is even"),
-        ({"samples": -1}, "samples 0 or more"),
+        ({"width": 9}, "^width 9 must be even"),
+        ({"samples": -1}, "^samples -1 must be 0 or more$"),
         ({"samples": 0}, "without samples kl must be off"),
         ({"samples": 0, "kl": "off", "distance": "elk"}, "distance one of mean, l2, min, max"),
-        ({"sigmoid_scale": 0.0}, "above 0"),
+        ({"sigmoid_scale": 0.0}, "^sigmoid_scale 0.0 must be above zero$"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes: dict[str, object], message: str) -> None:

@@ -587,8 +587,8 @@ def test_the_image_layer_starts_as_torchs_unless_told_otherwise(xavier: bool) ->
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"embeddings": -1}, "embeddings are 0 or more"),
-        ({"width": 7}, "width is even"),
+        ({"embeddings": -1}, "embeddings -1 must be 0 or more"),
+        ({"width": 7}, "^width 7 must be even"),
         ({"margin": -0.1}, "margin -0.1"),
         ({"gamma": 0.0}, "gamma 0.0"),
         ({"dropout": 1.0}, "dropout 1.0"),

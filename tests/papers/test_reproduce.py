@@ -258,11 +258,11 @@ def test_what_is_said_to_be_ready_has_commands_that_the_command_line_takes() -> 
         for command in commands:
             parser.parse_args(command.replace("'", "").split()[1:])
     settings = replace(TINY, rows=(Row("a", "", "vsepp", ("model.width=2",)),), on_validation=True)
-    assert to_run(settings, ALL, "my", "runs") == [
-        "xmodal build coco --root my",
-        "xmodal build coco/resnet --root my",
-        "xmodal train vsepp --root my --run runs/vsepp,model.width=2 --set model.width=2",
-        "xmodal evaluate runs/vsepp,model.width=2 --root my --split karpathy/val",
+    assert to_run(settings, ALL) == [
+        "xmodal build coco --root data",
+        "xmodal build coco/resnet --root data",
+        "xmodal train vsepp --root data --run runs/vsepp,model.width=2 --set model.width=2",
+        "xmodal evaluate runs/vsepp,model.width=2 --root data --split karpathy/val",
     ]
 
 
@@ -319,12 +319,12 @@ def test_what_look_measures_is_ready_with_its_command() -> None:
 def test_commands_are_whole() -> None:
     """The network of the paper, pictures where a phase sees them, and the file of vectors."""
     (table,) = find("pcme table 1")
-    assert to_run(table, available(), "my", "r")[:5] == [
-        "xmodal build cub --root my",
-        "xmodal build cub/resnet --root my --set resnet.network=resnet50",
-        "xmodal build cub/pixels --root my",
-        "xmodal train pcme-cub-mu --root my --run r/pcme-cub-mu --vectors glove.840B.300d.txt",
-        "xmodal evaluate r/pcme-cub-mu --root my",
+    assert to_run(table, available())[:5] == [
+        "xmodal build cub --root data",
+        "xmodal build cub/resnet --root data --set resnet.network=resnet50",
+        "xmodal build cub/pixels --root data",
+        "xmodal train pcme-cub-mu --root data --run runs/pcme-cub-mu --vectors glove.840B.300d.txt",
+        "xmodal evaluate runs/pcme-cub-mu --root data",
     ]
     (figure,) = find("pvse figure 7")
     assert "xmodal build coco/resnet --root data" in to_run(figure, available())

@@ -36,16 +36,20 @@ class Picture:
         return self.scene.index + 1
 
     @property
+    def class_name(self) -> str:
+        return f"{self.scene.things[0].colour} {self.scene.things[0].kind}"
+
+    @property
     def class_number(self) -> int:
-        return CLASSES[self.scene.class_name]
+        return CLASSES[self.class_name]
 
     @property
     def folder(self) -> str:
-        return class_folder(self.scene.class_name)
+        return class_folder(self.class_name)
 
     @property
     def stem(self) -> str:
-        return f"{self.scene.class_name.title().replace(' ', '_')}_{self.number:04d}_{37 * self.number}"
+        return f"{self.class_name.title().replace(' ', '_')}_{self.number:04d}_{37 * self.number}"
 
     @property
     def path(self) -> str:

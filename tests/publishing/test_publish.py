@@ -458,6 +458,13 @@ def test_a_failed_publication_leaves_nothing(built: Built, tmp_path: Path) -> No
     assert list((tmp_path / "new").iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_made_is_named(built: Built) -> None:
+    with pytest.raises(
+        UserError, match=r"^/proc/out cannot be written \(No such file or directory\): give another folder"
+    ):
+        built.publish(Path("/proc/out"))
+
+
 def test_two_processes_do_not_publish_into_one_folder(built: Built, tmp_path: Path) -> None:
     (tmp_path / ".out.publishing").mkdir()
     held = os.open(tmp_path / ".out.publishing", os.O_RDONLY)
@@ -470,7 +477,7 @@ def test_two_processes_do_not_publish_into_one_folder(built: Built, tmp_path: Pa
 def test_what_is_missing_is_said(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty, other_version = open_storage(str(tmp_path / "empty")), replace(built.corpus, version=2)
     for corpus, storage in ((built.corpus, empty), (other_version, built.storage)):
-        with pytest.raises(UserError, match="build coco/records first"):
+        with pytest.raises(UserError, match=r"build them first \(`xmodal build coco/records --root /\S+`\)$"):
             publish(corpus, storage, tmp_path / "out")
     monkeypatch.setattr("pipelines.publishing.dataset_card.CARDS", tmp_path)
     with pytest.raises(UserError, match=r"coco has no card: write \S+/coco\.md"):

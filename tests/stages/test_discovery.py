@@ -208,6 +208,7 @@ def test_a_corpus_without_its_kind_is_refused_before_anything_is_fetched(
             r"tints\.py: stage tints needs recrods, which is no stage; there are: .*records",
         ),
         ('("records", "media")', '("records")', r"tints\.py: needs='records' is a text: write needs=\('records',\)"),
+        ('{"side": 8}', '{"sied": 8}', r"tints\.py: small has 'sied', which is no setting of tints"),
         ('files=("palette",)', 'files="palette"', r"tints\.py: files='palette' is a text: write files=\('palette',\)"),
         (
             'of="image"',

@@ -740,7 +740,7 @@ def test_what_can_be_set() -> None:
     for changes, message in (
         ({"quality": 0}, "1 to 100"),
         ({"delays": "mine"}, "browser or raw"),
-        ({"fps": 0}, "jpegs_per_second are whole numbers, and at least 1$"),
+        ({"fps": 0}, "^fps 0 must be a whole number, 1 or more$"),
         ({"most_pixels": -1}, "less than 1 of pixels"),
         ({"deadline": 0.0}, "above 0"),
         ({"deadline_rate": -1.0}, "not below"),

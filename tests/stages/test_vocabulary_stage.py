@@ -224,7 +224,7 @@ def test_what_has_no_captions_is_refused(config: dict[str, Any], message: str, r
         ({"split": "toy/train@50%:unannotated"}, "drawn item by item|hidden"),
         ({"tokenizer": "nltk2"}, "no tokenizer 'nltk2'; there are: nltk,"),
         ({"cleaning": "soap"}, "no cleaning 'soap'; there are: none, mrw"),
-        ({"captions_per_item": 0}, "captions_per_item is None or at least 1"),
+        ({"captions_per_item": 0}, "captions_per_item 0 must be a whole number, 1 or more"),
         ({"minimum_count": 0}, "at least once, not 0 times"),
     ],
 )

@@ -179,7 +179,7 @@ def test_a_code_has_a_position() -> None:
 def test_training_shifts_are_uniform_over_the_places_where_a_text_fits() -> None:
     captions = np.arange(20_000)
     for words in (0, 1, 20, 31, 32):
-        shifts = training_shifts(np.full(len(captions), words), 32, SampleRandom(3, 1), captions)
+        shifts = training_shifts(np.full(len(captions), words), 32, SampleRandom(3, 1, captions))
         counts = np.bincount(shifts)
         assert len(counts) == 33 - words
         assert np.abs(counts - len(captions) / len(counts)).max() < 6 * np.sqrt(len(captions) / len(counts))

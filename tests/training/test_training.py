@@ -228,6 +228,14 @@ def test_a_batch_size_beyond_the_corpus_is_told(root: str, tmp_path: Path) -> No
     assert not [line for line in exact.said if "batch_size" in line]
 
 
+def test_one_item_to_choose_on_is_told(root: str, tmp_path: Path) -> None:
+    one, several = Watcher(), Watcher()
+    fit(recipe(1), make_root(tmp_path, 10), str(tmp_path / "1"), progress=one)
+    fit(recipe(1), root, str(tmp_path / "2"), progress=several)
+    told = "one item to choose on is always found: R@1 is 100, and the first epoch stays the best"
+    assert (told in one.said, told in several.said) == (True, False)
+
+
 def test_weights_of_terms_that_the_objective_lacks_are_refused_before_anything_is_written(
     root: str, tmp_path: Path
 ) -> None:
@@ -345,7 +353,10 @@ def test_a_spoiled_state_is_refused(root: str, tmp_path: Path, spoil: Callable[[
 def test_features_of_another_media_set_are_refused(root: str, tmp_path: Path) -> None:
     own, other = (make_root(tmp_path / name, items=30, media=name) for name in ("pictures", "others"))
     run = fit(recipe(1), own, str(tmp_path / "run")).run
-    with pytest.raises(UserError, match="has features of the media set 'others', but pictures is of 'pictures'"):
+    with pytest.raises(
+        UserError,
+        match=r"has features of the media set 'others', but pictures is of 'pictures': .*xmodal build pictures/resnet",
+    ):
         fit(recipe(1), other, str(tmp_path / "other"))
     assert not (tmp_path / "other").exists()
     assert evaluate(run, Setup(own), "toy/test").items == 2

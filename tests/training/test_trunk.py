@@ -58,7 +58,7 @@ def places(side: int = 256) -> NDArray[np.uint8]:
 def cut(plan: Pixels, count: int, crop: int = 32, side: int = 256, seed: int = 0, epoch: int = 0) -> NDArray[Any]:
     """(B, H, W, 3): what comes of pictures that say where they are, as bytes again."""
     pictures_BSS3 = np.broadcast_to(places(side), (count, side, side, 3))
-    return colours(training_pixels(pictures_BSS3, plan, crop, SampleRandom(seed, epoch), np.arange(count)))
+    return colours(training_pixels(pictures_BSS3, plan, crop, SampleRandom(seed, epoch, np.arange(count))))
 
 
 def colours(pixels_B3HW: torch.Tensor) -> NDArray[Any]:
@@ -73,22 +73,22 @@ def test_a_cut_is_the_samples_own(plan: Pixels) -> None:
     pictures_BSS3 = dice.integers(0, 256, (6, 40, 40, 3)).astype(np.uint8)
     samples = np.array([5, 900, 3, 77, 1_000_003, 8])
     before = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
-    whole = training_pixels(pictures_BSS3, plan, 32, SampleRandom(1, 2), samples)
+    whole = training_pixels(pictures_BSS3, plan, 32, SampleRandom(1, 2, samples))
     assert torch.equal(before[0], torch.get_rng_state())
     assert (random.getstate(), repr(np.random.get_state())) == before[1:]
     torch.manual_seed(99)
     assert (whole.shape, whole.dtype) == ((6, 3, 32, 32), torch.float32)
     for rows in ([3], [5, 0, 1], [4, 2]):
-        part = training_pixels(pictures_BSS3[rows], plan, 32, SampleRandom(1, 2), samples[rows])
+        part = training_pixels(pictures_BSS3[rows], plan, 32, SampleRandom(1, 2, samples[rows]))
         assert torch.equal(part, whole[rows])
-    for draws in (SampleRandom(1, 3), SampleRandom(2, 2)):
-        assert not torch.equal(training_pixels(pictures_BSS3, plan, 32, draws, samples), whole)
+    for draws in (SampleRandom(1, 3, samples), SampleRandom(2, 2, samples)):
+        assert not torch.equal(training_pixels(pictures_BSS3, plan, 32, draws), whole)
 
 
 def rectangles(count: int) -> NDArray[Any]:
     """(B, 4): left, top, width and height of what is cut from a side of 128: larger than that, its corners are kept."""
     pictures_BSS3 = np.broadcast_to(places(128), (count, 128, 128, 3))
-    pixels_B3HW = training_pixels(pictures_BSS3, RESIZED, 130, SampleRandom(0, 0), np.arange(count))
+    pixels_B3HW = training_pixels(pictures_BSS3, RESIZED, 130, SampleRandom(0, 0, np.arange(count)))
     corners_B22 = np.rint(colours(pixels_B3HW[:, :, ::129, ::129])).astype(int)[:, [0, 1], [0, 1], :2]
     return np.concatenate([corners_B22[:, 0], corners_B22[:, 1] - corners_B22[:, 0] + 1], axis=1)
 
@@ -112,7 +112,7 @@ def test_resized_crops_are_drawn_as_torchvision_draws_them() -> None:
 @pytest.mark.parametrize("crop", [32, 96])
 def test_what_is_cut_out_is_resized_as_torchvision_resizes_it(crop: int) -> None:
     picture = np.random.default_rng(3).integers(0, 256, (128, 128, 3)).astype(np.uint8)
-    found = colours(training_pixels(np.stack([picture] * 9), RESIZED, crop, SampleRandom(0, 0), np.arange(9)))
+    found = colours(training_pixels(np.stack([picture] * 9), RESIZED, crop, SampleRandom(0, 0, np.arange(9))))
     for sample, (left, top, width, height) in enumerate(rectangles(9).tolist()):
         expected = official.resized_crop(Image.fromarray(picture), top, left, height, width, [crop, crop])
         np.testing.assert_allclose(found[sample], np.asarray(expected), atol=1e-3)
@@ -140,7 +140,7 @@ def erased(probability: float, count: int) -> Iterator[tuple[int, int] | None]:
     """Height and width of what was erased of each picture: it is zero, and nothing else is."""
     black = np.zeros((count, 64, 64, 3), np.uint8)
     plan = Pixels("centre", False, erase=probability)
-    for picture_3HW in training_pixels(black, plan, 64, SampleRandom(0, 0), np.arange(count)).numpy():
+    for picture_3HW in training_pixels(black, plan, 64, SampleRandom(0, 0, np.arange(count))).numpy():
         zeros_HW = (picture_3HW == 0).all(axis=0)
         assert ((picture_3HW == 0).any(axis=0) == zeros_HW).all()
         if not zeros_HW.any():
@@ -187,7 +187,7 @@ def test_colours_change_as_torchvision_changes_them(order: tuple[int, ...]) -> N
 
 def test_jitter_changes_the_light_of_each_picture_a_little() -> None:
     gray = np.full((300, 32, 32, 3), 128, np.uint8)
-    found = colours(training_pixels(gray, Pixels("centre", False, jitter=True), 32, SampleRandom(0, 0), np.arange(300)))
+    found = colours(training_pixels(gray, Pixels("centre", False, jitter=True), 32, SampleRandom(0, 0, np.arange(300))))
     light = found.mean(axis=(1, 2, 3)) / 128
     assert 0.89 < light.min() < 0.92 < 1.08 < light.max() < 1.11
 

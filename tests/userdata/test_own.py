@@ -194,6 +194,24 @@ def test_every_stage_works_on_a_list_and_knows_it_by_its_name(
     assert "mylist" in {row["name"] for row in xmodal.done("corpora", "--root", root)}
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("list.csv", "", "list.csv is empty: its first line must name its columns"),
+        ("list.tsv", "\n", "list.tsv is empty"),
+        ("list.csv", "url,caption\n", "list.csv lists no picture or clip that can be used"),
+        ("list.csv", "address,caption\na.png,a cat\n", "list.csv:1 has no column 'url'"),
+        ("list.jsonl", "", "list.jsonl lists no picture or clip that can be used"),
+    ],
+)
+def test_a_list_that_cannot_be_read_leaves_nothing_in_the_root(
+    name: str, content: str, said: str, xmodal: Xmodal, root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    assert said in xmodal("build", tmp_path / name, "--root", root).complaint
+    assert not root.exists()
+
+
 def test_a_recipe_moves_to_a_corpus_only_where_its_splits_are(xmodal: Xmodal, pictures: Path, root: Path) -> None:
     xmodal.done("build", pictures / "mylist.csv/records", "--root", root, "--splits", "train=0.5,test=0.5")
     said = xmodal("train", "vsepp", "--corpus", "mylist", "--root", root)
@@ -639,7 +657,7 @@ def test_a_wrong_column_is_named_with_those_there_are(kind: str, tmp_path: Path)
     ("name", "content", "complaint"),
     [
         ("list.csv", b"url,caption,url\na.png,a,b.png\n", "list.csv:1 has several columns 'url'"),
-        ("list.csv", b"", "has no column 'url'; its columns are none"),
+        ("list.csv", b"", "list.csv is empty: its first line must name its columns"),
         ("list.csv", b"url,caption\n", "lists no picture or clip that can be used"),
         ("list.csv", b"url,caption\na.png,b,c\n", "list.csv:2 has 3 columns, not the 2"),
         ("list.csv", b"url,caption\na.png,a\nb.png,\xff\n", "list.csv:3 is not UTF-8, at its byte 7: save it as UTF-8"),

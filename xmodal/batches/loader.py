@@ -20,6 +20,7 @@ from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.batches.sample_order import CAPTION, ClassOrder, Integers, Order, SampleRandom
+from xmodal.number_rules import one_or_more, zero_or_more
 from xmodal.recipes import OnePerClass
 
 THREADS = 2  # one copies rows while the other looks up words
@@ -166,14 +167,14 @@ class Loader(IterableDataset[Batch]):
         for number, (name, reader) in enumerate(readers.items()):
             order = replace(self._orders[name], seed=self.seed)
             samples, own_epoch = order.take(mine, mine + share), first // order.count
-            streams[name] = self._stream(reader, samples, SampleRandom(self.seed, own_epoch, number))
+            streams[name] = self._stream(reader, SampleRandom(self.seed, own_epoch, samples, number))
         return Batch(streams, borrowed=share * self._world - size)
 
-    def _stream(self, reader: Reader, samples: Integers, draws: SampleRandom) -> Stream:
-        items, captions, visual_rows = self._rows_of(reader.examples, samples, draws)
+    def _stream(self, reader: Reader, draws: SampleRandom) -> Stream:
+        items, captions, visual_rows = self._rows_of(reader.examples, draws)
         text_items = reader.examples.caption_items[captions]
         pairs = np.stack([visual_rows, np.arange(len(captions))], axis=1)
-        visual = self._to_device(reader.visual(items, draws, samples), reader.buffers)
+        visual = self._to_device(reader.visual(items, draws), reader.buffers)
         text = reader.text(captions, draws)
         if reader.examples.sentences is not None:
             text = self._to_device(text, reader.buffers)
@@ -183,16 +184,15 @@ class Loader(IterableDataset[Batch]):
             stream = replace(stream, visual_classes=of_visual, text_classes=of_text)
         return stream.to(self._device) if self._device.type != "cpu" else stream
 
-    def _rows_of(
-        self, examples: Examples, samples: Integers, draws: SampleRandom
-    ) -> tuple[Integers, Integers, Integers]:
+    def _rows_of(self, examples: Examples, draws: SampleRandom) -> tuple[Integers, Integers, Integers]:
         """Each visual row's item, each text row's caption, each caption's visual row."""
+        samples = draws.samples
         rows = np.arange(len(samples))
         if self.captions == "each":
             return examples.caption_items[samples], samples, rows
         counts, firsts = examples.caption_counts[samples], examples.caption_starts[samples]
         if self.captions == "one":
-            return samples, firsts + draws.integers(counts, samples, CAPTION), rows
+            return samples, firsts + draws.integers(counts, CAPTION), rows
         captions = np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
         return samples, captions, np.repeat(rows, counts)
 
@@ -222,12 +222,10 @@ class Loader(IterableDataset[Batch]):
             raise ValueError(f"captions are {', '.join(get_args(Captions))}, not {self.captions!r}")
         if empty := [name for name, order in self._orders.items() if not order.count]:
             raise ValueError(f"the {empty[0]} stream has no samples")
-        if self.seed < 0:
-            raise ValueError(f"the seed is 0 or more, not {self.seed}")
+        zero_or_more(seed=self.seed)
         if not 0 <= self._rank < self._world:
             raise ValueError(f"rank {self._rank} is not one of {self._world}")
-        if type(self.batch_size) is not int or self.batch_size < 1 or self.ahead < 1:
-            raise ValueError(f"batch_size {self.batch_size} and ahead {self.ahead} must be 1 or more")
+        one_or_more(batch_size=self.batch_size, ahead=self.ahead)
         if self.batch_size % self._world:
             near = self.batch_size // self._world * self._world
             cure = f": take {near + self._world}{f' or {near}' if near else ''}"

@@ -1,6 +1,6 @@
 """The reader: features and words of given samples."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,10 @@ class Reader:
         if not self.store.spec.row_shape:
             raise UserError(f"{self.store.output.where} has single numbers, which are no features")
 
-    def visual(
-        self, items: Integers | slice, draws: SampleRandom | None = None, samples: Integers | None = None
-    ) -> Padded:
+    def visual(self, items: Integers | slice, draws: SampleRandom | None = None) -> Padded:
         """Reads items as sequences of positions: a grid is flattened, a vector is a sequence of one.
 
-        With `draws` the frames of a clip are drawn, for each of `samples`.
+        With `draws` the frames of a clip are drawn, for each of their samples.
         """
         rows = self.examples.rows[items]
         if not self.store.spec.ragged:
@@ -53,10 +51,10 @@ class Reader:
         if count is None:
             values = self.store.take_padded(rows, None, self._room(self.store, len(rows), int(lengths.max(initial=0))))
             return Padded(torch.from_numpy(values), torch.from_numpy(lengths))
-        if draws is None or samples is None:
+        if draws is None:
             places = evaluation_frames(lengths, count, self.frames.rule, self.frames.ends)
         else:
-            places = training_frames(lengths, count, self.frames.rule, draws, samples)
+            places = training_frames(lengths, count, self.frames.rule, draws)
         values = self.store.take_padded(rows, places, self._room(self.store, *places.shape))
         return Padded.whole(torch.from_numpy(values))
 
@@ -84,7 +82,7 @@ class Reader:
     def _codes(self, captions: Integers, codes: Codes, draws: SampleRandom | None) -> Padded:
         codes_TL, counts_T = self.examples.words.padded(captions, codes.length)
         if codes.shifted and draws is not None:
-            codes_TL = shifted(codes_TL, training_shifts(counts_T, codes.length, draws, captions))
+            codes_TL = shifted(codes_TL, training_shifts(counts_T, codes.length, replace(draws, samples=captions)))
         return Padded.whole(torch.from_numpy(codes_TL))
 
     def _lengths(self, rows: Integers) -> Integers:

@@ -15,6 +15,7 @@ from xmodal.recipes import FrameRule
 Integers = NDArray[np.int64]
 SKIPS = 3  # the largest stride in training (docs/models.md#frame-sampling)
 FRAME_STRIDE, FRAME_START, CAPTION, CLASS_MEMBER, CODE_SHIFT = range(5)  # purposes
+STEPS = 1 << 53  # of a number between two others
 FIRST_PICTURE_PURPOSE = 16  # and those after it: of crops (`training.picture_crops`)
 
 
@@ -67,8 +68,8 @@ class ClassOrder:
         classes = places - 1 + (places - 1 >= self.classes[firsts])
         members = np.argsort(self.classes, kind="stable")
         counts = np.bincount(self.classes)
-        random = SampleRandom(self.seed, epoch=0, stream=self.stream)
-        drawn = random.integers(counts[classes], batches * self.batch + classes, CLASS_MEMBER)
+        random = SampleRandom(self.seed, 0, batches * self.batch + classes, self.stream)
+        drawn = random.integers(counts[classes], CLASS_MEMBER)
         return np.where(places == 0, firsts, members[(np.cumsum(counts) - counts)[classes] + drawn])
 
     def _firsts(self, batches: Integers) -> Integers:
@@ -77,40 +78,42 @@ class ClassOrder:
         return np.array([shuffled(e)[n] for e, n in zip(epochs.tolist(), numbers.tolist(), strict=True)], np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SampleRandom:
-    """Random numbers for the samples of an epoch."""
+    """Random numbers for samples of an epoch."""
 
     seed: int
     epoch: int
+    samples: Integers
     stream: int = 0
 
-    def integers(self, bounds: Integers, samples: Integers, purpose: int) -> Integers:
+    def integers(self, bounds: Integers | int, purpose: int) -> Integers:
         """For each sample a number in 0..bound-1, another for each purpose."""
         # splitmix64's finaliser over a counter: numpy's generators cannot be entered at many places at once
         first = np.random.SeedSequence([self.seed, self.epoch, self.stream, purpose]).generate_state(1, np.uint64)
-        mixed = first + samples.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = first + self.samples.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
         mixed ^= mixed >> np.uint64(31)
-        return (mixed % bounds.astype(np.uint64)).astype(np.int64)
+        return (mixed % np.asarray(bounds, np.uint64)).astype(np.int64)
+
+    def between(self, low: float, high: float, purpose: int) -> NDArray[np.float64]:
+        return low + (high - low) * self.integers(STEPS, purpose) / STEPS
 
 
-def training_frames(
-    lengths_B: Integers, frames: int, rule: FrameRule, random: SampleRandom, samples_B: Integers
-) -> Integers:
+def training_frames(lengths_B: Integers, frames: int, rule: FrameRule, random: SampleRandom) -> Integers:
     """(B, frames) places in clips of these lengths: a random stride and start (docs/models.md#frame-sampling)."""
     if rule == "linspace":
         return _spread(lengths_B, frames)
-    skips_B = 1 + random.integers(np.full(len(lengths_B), SKIPS), samples_B, FRAME_STRIDE)
-    starts_B = random.integers(np.maximum(lengths_B - skips_B * frames, 0) + 1, samples_B, FRAME_START)
+    skips_B = 1 + random.integers(SKIPS, FRAME_STRIDE)
+    starts_B = random.integers(np.maximum(lengths_B - skips_B * frames, 0) + 1, FRAME_START)
     places_BL = starts_B[:, None] + skips_B[:, None] * np.arange(frames)
     return _held(places_BL, lengths_B)
 
 
-def training_shifts(words_T: Integers, length: int, random: SampleRandom, captions_T: Integers) -> Integers:
+def training_shifts(words_T: Integers, length: int, random: SampleRandom) -> Integers:
     """(T,): how far texts move in a code (docs/models.md#dual-path-text-input)."""
-    return random.integers(length - words_T + 1, captions_T, CODE_SHIFT)
+    return random.integers(length - words_T + 1, CODE_SHIFT)
 
 
 def evaluation_frames(lengths_B: Integers, frames: int, rule: FrameRule, ends: int) -> Integers:

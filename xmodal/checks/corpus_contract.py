@@ -13,7 +13,7 @@ from typing import Union, get_args, get_origin, get_type_hints
 from xmodal.corpora import Corpus, Part, ReleaseClass
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.records.tables import Caption, Item, Label, Row, Split
+from xmodal.records.tables import Caption, Item, Label, Oddity, Row, Split
 
 LINES = 10  # of a docstring; a sample of each file and the traps take more
 FAILURES = (  # by which somebody's parser or model may end
@@ -67,15 +67,23 @@ def row_faults(corpus: Corpus, raw: Raw) -> Iterator[str]:
     if kinds != corpus.kinds:
         declared, there = (", ".join(sorted(some)) or "none" for some in (corpus.kinds, kinds))
         yield f"CORPUS.kinds says {declared}, and the kinds of its items and labels are {there}"
-    yield from _split_faults(found)
+    yield from _split_faults(corpus, found)
     yield from _caption_faults(found)
     yield from _media_faults(corpus, raw, found)
 
 
-def _split_faults(found: Sequence[Row]) -> Iterator[str]:
+def _split_faults(corpus: Corpus, found: Sequence[Row]) -> Iterator[str]:
     names = dict.fromkeys(row.name for row in found if isinstance(row, Split))
     if not names:
         yield "no item is in a split"
+        return
+    told = {row.item for row in found if isinstance(row, Split | Oddity)}
+    if left := [row.id for row in found if isinstance(row, Item) and row.id not in told]:
+        yield f"{len(left):,} items are in no split, such as {left[0]!r}: yield a Split or an Oddity of each"
+    for count in corpus.counts:
+        what, _, split = count.rpartition(":")
+        if what in ("items", "captions") and split not in names and not corpus.counts[count]:
+            yield f"CORPUS.counts has {count!r}, a split without items; there are: {', '.join(names)}"
     for name in names:
         if not re.fullmatch("[^/]+/[^/]+", name):
             yield f"split {name!r} is not named after whoever made it: WHO/{name.strip('/').replace('/', '-')}"

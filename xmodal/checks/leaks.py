@@ -1,7 +1,7 @@
 """Leaks: media that lie in two splits, or in two corpora, as the same bytes or as nearly the same picture.
 
 Exact copies have one sha256. Near copies differ, in every frame, in at most `distance` bits of their perceptual hashes
-(perceptual_hashes.py says what that finds and misses). Within a corpus only splits of one author are compared, as those
+(docs/corpora.md#near-copies says what that finds). Within a corpus only splits of one author are compared, as those
 of two divide the same items in two ways, and no split with a part of itself. Between corpora all are compared.
 """
 

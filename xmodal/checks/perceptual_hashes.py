@@ -2,19 +2,7 @@
 
 A picture is made gray and 32 x 32; of its cosine transform the 64 lowest frequencies are kept, without the mean, and a
 bit says which are above their median. Whole numbers make the bits the same on every processor. Two pictures that have
-nothing to do with each other differ in some 32 bits.
-
-Copies of 2,000 generated scenes that differ in more than so many bits, in percent, and pairs of scenes that differ in
-no more, of 1,999,000:
-
-    bits   JPEG 90   JPEG 50   GIF   half the size   2 % cut off   5 % cut off   10 %    another scene
-       4       1.0       6.8   3.6             1.1          10.1          61.7   96.7               46
-       6       0.1       2.1   1.2             0.3           2.4          33.5   90.5              176
-       8       0.0       0.9   0.5             0.0           0.4          15.4   78.3              515
-
-The scenes taken for each other are one shape at the same place on an even ground, where 64 bits cannot tell a heart
-from a circle: look at near pairs. Of twenty-one photographs, no copy of the first four kinds differs in more than 4
-bits. A mirrored picture is no copy here; nor is one of which more than a few percent were cut off.
+nothing to do with each other differ in some 32 bits; docs/corpora.md#near-copies says which copies are found.
 
 A picture of one colour or a gradient has next to nothing at most frequencies: noise would decide its bits. It has no
 hash, and is a copy only of equal bytes. A clip that fades in or out is compared by its other frames.

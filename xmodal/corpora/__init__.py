@@ -35,6 +35,7 @@ class Source:
     sha256: str | None = None
     how: str = ""  # what a person must do when url is None
     part: Part = "annotations"  # parsing needs these alone, so that records never wait for pictures
+    members: tuple[str, ...] = ()  # of an archive all that parsing reads: unpacked, they stand in for it
 
     def __post_init__(self) -> None:
         unsafe = self.path.startswith(("/", "~")) or "\\" in self.path or not self.path
@@ -55,15 +56,6 @@ class Printed:
     note: str = ""
 
 
-def printed(cites: str, numbers: Mapping[str, float], note: str = "") -> tuple[Printed, ...]:
-    """Numbers that one paper prints, named as in `Corpus.counts`."""
-    found = []
-    for name, value in numbers.items():
-        what, _, split = name.rpartition(":") if "/" in name else (name, "", EVERY)
-        found.append(Printed(what, value, cites, split, note))
-    return tuple(found)
-
-
 @dataclass(frozen=True)
 class Corpus:
     name: str
@@ -76,7 +68,7 @@ class Corpus:
     release: Mapping[Part, ReleaseClass] = field(default_factory=dict)  # of other parts: nothing
     counts: Mapping[str, int] = field(default_factory=dict)  # of a full parse: "captions", "items:karpathy/train"
     drawn: Mapping[str, RandomSplitSizes] = field(default_factory=dict)  # random splits, by who drew them
-    printed: tuple[Printed, ...] = ()  # shown by `xmodal stats` beside what is there
+    printed: tuple[Printed, ...] = ()  # of your own; xmodal's stand with the papers
     kinds: frozenset[str] = frozenset()  # of its items and labels; they tell its stages before it is parsed
     version: int = 1  # raised where parse yields other rows from the same bytes: a part of the records' identity
     # writes the wanted ones of the listed media that lie inside the annotations, each whole when yielded
@@ -105,7 +97,7 @@ def load(name: str) -> Corpus:
         meant = "".join(f"; did you mean {known}?" for known in get_close_matches(name, names(), n=1))
         raise UserError(
             f"no corpus {name!r}{meant}; there are: {', '.join(names())}; or give a file mine.py with a CORPUS, a list "
-            "(.parquet, .csv, .tsv, .jsonl), a folder with one, hf://ORG/NAME, or the name that the root has for one"
+            "(.parquet, .csv, .tsv, .jsonl, .json), a folder with one, hf://ORG/NAME, or its name in the root"
         )
     return _corpus_of(importlib.import_module(f"{__name__}.{name}"), name)
 
@@ -120,7 +112,9 @@ def sample_of(corpus: Corpus) -> Corpus:
         corpus,
         name=f"{corpus.name}{SAMPLE}",
         media_set=f"{corpus.media_set}{SAMPLE}",
-        sources=tuple(Source(source.path, how=how, part=source.part) for source in corpus.sources),
+        sources=tuple(
+            Source(source.path, how=how, part=source.part, members=source.members) for source in corpus.sources
+        ),
         counts={},
         printed=(),
         card=corpus.card or corpus.name,

@@ -28,7 +28,7 @@ A phrase becomes a Match with its range of characters; its group is its chain. A
 its chains: `<id>:<number of the object>:<chain>`.
 
 The traps (more: docs/corpora.md#flickr30k-entities):
-- Chain 0 stands for what cannot be seen ("the background"): such phrases have no group and do not belong together.
+- Chain 0 stands for what cannot be seen: such phrases have no group.
 - Boxes count pixels from 1 and include the last one: 1 is subtracted from xmin and ymin, which gives Region's edges.
 - A chain may have no object, or many boxes: rows as published. `xmodal.detection.boxes.merge_groups` merges them.
 - The region of an object without box has no coordinates, and the flags that are set as `attributes`: "scene" (it is
@@ -36,7 +36,6 @@ The traps (more: docs/corpora.md#flickr30k-entities):
 - Captions of UNRELATED_CAPTIONS have the source "unrelated", so readers of "human" captions do not see them. Positions
   count within each source, ids count lines, from 0.
 - Blank lines may end a file of sentences; one before others is refused.
-- A document type in XML is refused, so that nothing is expanded.
 """
 
 import io
@@ -47,8 +46,8 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from xmodal.corpora import Corpus, Source, printed
-from xmodal.corpora.flickr30k import HOW, PLUMMER, PLUMMERS
+from xmodal.corpora import Corpus, Source
+from xmodal.corpora.flickr30k import HOW, LICENCE, PLUMMER, PLUMMERS
 from xmodal.errors import UserError
 from xmodal.raw.archives import open_archive
 from xmodal.raw.raw_files import Raw
@@ -247,7 +246,7 @@ def _number(element: Element, path: str, where: str) -> int:
 CORPUS = Corpus(
     name="flickr30k_entities",
     homepage="https://github.com/BryanPlummer/flickr30k_entities",
-    licence="for non-commercial research and education; the pictures are their uploaders', under Flickr's terms of use",
+    licence=LICENCE,
     media_set="flickr30k",
     sources=(
         Source(ANNOTATIONS, f"{PUBLISHER}/annotations.zip"),
@@ -266,9 +265,4 @@ CORPUS = Corpus(
         f"odd: {UNRELATED_CAPTION}": 21,
     },
     kinds=frozenset({"image"}),
-    printed=(
-        *printed("Two-Branch, section 4", {"items": 31_783}),
-        *printed("Two-Branch, section 4", {"groups of regions": 244_000}, "mentions there, chains in the README"),
-        *printed("Two-Branch, section 4", {"regions with a box": 276_000}, "rounded"),
-    ),
 )

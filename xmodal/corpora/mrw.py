@@ -11,24 +11,20 @@ mrw-v1.0.tar.gz!split/{train,valid,test}.tsv have a giphy id a line:
     lJ1Q5fkkPAk6I
 
 The traps (more: docs/corpora.md#mrw):
-- The validation list is split/valid.tsv in the authors' loader and split/val.tsv in a part of their downloader: the
-  archive must have one of them.
 - Some addresses are empty, others cut off before ".mp4" (".../c84Hf3KIsQ1uo/giphy"). Both are counted; such a clip is
   absent unless it is given by hand.
 - A clip that is in no list is kept without a split and counted. An id in a list but without a sentence is refused.
 - What the authors remove from sentences is a step of the recipes (`xmodal.text.tokenizers`).
 - 44,107 + 1,000 + 5,000 are the paper's numbers. Nobody has counted them in the files, so nothing asserts them.
 
-If you have the archive unpacked, pack it again: `tar -czf mrw-v1.0.tar.gz mrw-v1.0.json split`. The authors' clips are
-taken from the raw folder, as mp4/<id>.mp4 or <id>.mp4; so is their Gulp dump, 8 frames a second, as
-gulp/{train,valid,test}/data_0.gulp and meta_0.gmeta (`xmodal.raw.gulp`).
+The authors' clips are taken from the raw folder, and so is their Gulp dump: docs/corpora.md#mrw says where.
 """
 
 from collections.abc import Iterator
 from typing import IO
 from urllib.parse import urlsplit
 
-from xmodal.corpora import Corpus, Source, printed
+from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
 from xmodal.raw.archives import tar_members
 from xmodal.raw.raw_files import Raw
@@ -118,9 +114,4 @@ CORPUS = Corpus(
     media=media,
     release={"annotations": "all", "media": "ids"},
     kinds=frozenset({"clip"}),
-    printed=(
-        *printed("PVSE, table 1", {"items": 50_107, "captions": 50_107}),
-        *printed("PVSE, table 1", {"vocabulary": 34_835}, "after r/, u/, .., / and - were taken out"),
-        *printed("PVSE, section 5", {"items:mrw/train": 44_107, "items:mrw/val": 1_000, "items:mrw/test": 5_000}),
-    ),
 )

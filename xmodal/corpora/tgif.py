@@ -12,25 +12,18 @@ splits/{train,val,test}.txt have an address a line, and no sentences:
 
 The traps (more: docs/corpora.md#tgif):
 - An id is the last part of an address without .gif, as in the papers' code; two addresses with one id are refused.
-- Addresses vary and are not changed: some have no directory of hex digits, others a revision (_r11) or a size (_75sq).
 - Some GIFs of every split have more sentences than announced, partly at the end of the file. All are kept, in the
-  file's order. Papers train on one a GIF: `captions_per_item=1` takes the first. PVSE's code keeps the last, and so
-  evaluates 11,360 sentences where its paper counts 34,101.
+  file's order. Papers train on one a GIF: `captions_per_item=1` takes the first.
 - The first release had the word "Failed" in place of some sentences. Such a sentence is left out and counted.
-- A GIF in no split is kept and counted, an address in a split without a sentence left out and counted. The release
-  should have neither: 80,000 + 10,708 + 11,360 = 102,068.
-- Many GIFs are gone, and over 400 addresses now serve a still picture. Fetching and decoding find out.
-- PVSE's modified release, whose table has three columns, is refused.
+- A GIF in no split is kept and counted, an address in a split without a sentence left out and counted.
 
-GIFs that you have already, such as TGIF-QA's tgif.tar.gz, are taken from the raw folder, as gifs/<id>.gif or <id>.gif;
-so is a Gulp dump of PVSE's authors, 8 frames a second, as gulp/{train,valid,test}/data_0.gulp and meta_0.gmeta
-(`xmodal.raw.gulp`).
+GIFs that you have already are taken from the raw folder, and so are Gulp dumps: docs/corpora.md#tgif says where.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from xmodal.corpora import Corpus, Source, printed
+from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 from xmodal.raw.readers import columns, matched, split_files, words_of
@@ -49,13 +42,13 @@ def parse(raw: Raw) -> Iterator[Row]:
     for id, (_, where) in splits.items():
         if id not in table.gifs:
             yield Oddity("address in a split without sentence: left out", where, id)
-    for id, gif in table.gifs.items():
+    for id, (where, sentences) in table.gifs.items():
         yield Item(id, f"gifs/{id}.gif", kind="clip", url=table.urls[id])
         if id in splits:
             yield Split(id, splits[id][0])
         else:
-            yield Oddity("GIF in no split: kept without one", gif.where, id)
-        for position, sentence in enumerate(gif.sentences):
+            yield Oddity("GIF in no split: kept without one", where, id)
+        for position, sentence in enumerate(sentences):
             yield Caption(f"{id}#{position}", id, position, sentence)
 
 
@@ -66,14 +59,8 @@ def media(raw: Raw) -> Iterator[Source]:
 
 
 @dataclass(frozen=True)
-class _Gif:
-    where: str
-    sentences: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
 class _SentenceTable:
-    gifs: dict[str, _Gif] = field(default_factory=dict)  # by id
+    gifs: dict[str, tuple[str, list[str]]] = field(default_factory=dict)  # place and sentences, by id
     urls: dict[str, str] = field(default_factory=dict)  # by id
     odd: list[Oddity] = field(default_factory=list)
 
@@ -92,7 +79,7 @@ def _sentence_table(raw: Raw) -> _SentenceTable:
         if sentence == "Failed":
             table.odd.append(Oddity('sentence "Failed": left out', where, id))
         else:
-            table.gifs.setdefault(id, _Gif(where)).sentences.append(sentence)
+            table.gifs.setdefault(id, (where, []))[1].append(sentence)
     if not table.gifs:
         raise UserError(f"{SENTENCES} has no sentences")
     return table
@@ -103,7 +90,6 @@ KNOWN = {  # size and sha256 of the published files, if known
     "splits/val.txt": (1_022_215, "c535500e8d2b4ad5555c7c947652f5920045f601b8dd3f1e52b33703bf5c7d0a"),
     "splits/test.txt": (1_090_938, "1aaa17768fd8d1e21433d4e36cb2f2a0e8b4d170da4b697e27340904fc77c1f7"),
 }
-SIZES = {"items:tgif/train": 80_000, "items:tgif/val": 10_708, "items:tgif/test": 11_360}
 CORPUS = Corpus(
     name="tgif",
     homepage="https://github.com/raingo/TGIF-Release",
@@ -115,12 +101,6 @@ CORPUS = Corpus(
     parse=parse,
     media=media,
     release={"annotations": "all", "media": "ids"},
-    counts={"items": 102_068} | SIZES,
+    counts={"items": 102_068, "items:tgif/train": 80_000, "items:tgif/val": 10_708, "items:tgif/test": 11_360},
     kinds=frozenset({"clip"}),
-    printed=(
-        *printed("PVSE, table 1", {"items": 100_000}, "rounded: the release has 102,068"),
-        *printed("PVSE, table 1", {"captions": 125_781}, "the publisher's README has 125,782"),
-        *printed("PVSE, table 1", {"vocabulary": 11_806}),
-        *printed("PVSE, section 5", SIZES | {"captions:tgif/test": 34_101}),
-    ),
 )

@@ -19,7 +19,6 @@ genome/train.txt, val.txt and test.txt have 98,077, 5,000 and 5,000 lines: a pic
 A Region is an object whose first name is in the vocabulary. Its name and attributes become the first of their lines.
 
 The traps (more: docs/corpora.md#visual-genome):
-- The vocabularies' last line has no end, and copies of them have \\r\\n: a naive reader keeps \\r.
 - Names are compared without capitals, final point and extra spaces. As the detector's makers do, "white dog" is a dog
   that is white (for nineteen frequent adjectives); "red and blue" is two attributes, but "black and white" is one.
 - Objects outside the vocabulary are left out and counted, and so are unknown attributes of other objects.

@@ -25,12 +25,13 @@ from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, read_rows
 from xmodal.records.views import captions_by_item
 from xmodal.root.outputs import Output
-from xmodal.root.selection import ancestor
+from xmodal.root.selection import ancestor, build_command
 from xmodal.training.finetuning import WithBackbone, network_of
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import floats
 
 SIDE = 320  # the least pixels of a drawn picture's side
+LEGEND = "yellow: where a map looks; %: how much of its attention is on the place that it sees least, and most"
 Show = Callable[[str, str, NDArray[np.float32]], Image]  # id, caption and maps (L, K) of an item
 
 
@@ -107,7 +108,7 @@ def _source(asked: OpenedRun, stage: str) -> Output:
     if source is None:
         raise UserError(
             f"the {stage} of {features.where} are not under {features.storage.url}: "
-            f"`xmodal build {asked.view.corpus}/{stage}` gets them again"
+            f"{build_command(features.storage.url, asked.view.corpus, stage)} gets them again"
         )
     return source
 
@@ -126,8 +127,9 @@ def _show_pictures(asked: OpenedRun) -> Show:
                 f"the picture of {id} is damaged ({error}): `xmodal verify --forget`, build again"
             ) from error
         ranges = zip(100 * maps_LK.min(0), 100 * maps_LK.max(0), strict=True)
-        names = [f"map {number}: {low:.1f} to {high:.1f} % a place" for number, (low, high) in enumerate(ranges, 1)]
-        return labelled(attention_picture(picture, maps_LK), ["what the network sees", *names], f"{id}: {caption}")
+        names = [f"map {number}: {low:.1f} to {high:.1f} %" for number, (low, high) in enumerate(ranges, 1)]
+        legend = f"{id}: {caption} ({LEGEND})"
+        return labelled(attention_picture(picture, maps_LK), ["what the network sees", *names], legend)
 
     return show
 

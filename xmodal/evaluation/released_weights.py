@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
-from xmodal.errors import UserError
+from xmodal.errors import UserError, few
 from xmodal.evaluation.run_metrics import report, with_distance
 from xmodal.features.networks import Network, ResNet, load, weights_sha256
 from xmodal.features.opening import describe_network
@@ -232,8 +232,7 @@ def _line(error: Exception) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return (", ".join(sorted(names)[:NAMED]) or "what is in it, which is nothing") + more
+    return few(sorted(names), NAMED) or "what is in it, which is nothing"
 
 
 IMAGE, FRAMES, WORDS = "img_enc.fc.weight", "img_enc.rnn.weight_ih_l0", "txt_enc.embed.weight"

@@ -22,12 +22,11 @@ from google_crc32c import extend
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from xmodal.errors import UserError
+from xmodal.errors import UserError, extra_needed, few
 from xmodal.features.feature_spec import Dtype, FeatureSpec
 from xmodal.raw.archives import DAMAGE, LARGEST
 
 COPIES = 5  # rows of each picture in SCAN's files, one a caption
-MISSING = "is not installed: pip install -e '.[exchange]' in the checkout"
 BLOCK = 8 * 2**20
 HDF5 = (".h5", ".hdf5")
 IDS = ("ids", "image_ids")
@@ -96,9 +95,6 @@ def refuse_twice(ids: Sequence[str], where: object) -> None:
         raise UserError(f"{where}: an id is empty")
     if twice := next((id for id, count in Counter(ids).items() if count > 1), None):
         raise UserError(f"{where}: id {twice!r} is there twice")
-
-
-# ----------------------------------------------------------------------------------------------- one array of all items
 
 
 @dataclass(frozen=True)
@@ -185,10 +181,8 @@ def _open_array(path: str, kind: str, key: str | None) -> Iterator[Any]:
 
 def _open_zarr(path: str) -> Any:
     """Opens a Zarr v3 array that lacks no file; of shards, only uncompressed ones are looked into."""
-    try:
+    with extra_needed("exchange", f"{path}: zarr is not installed"):
         import zarr
-    except ModuleNotFoundError:
-        raise UserError(f"{path}: zarr {MISSING}") from None
     try:
         array: Any = zarr.open_array(path, mode="r", zarr_format=3)
         file_shape = array.shards or array.chunks
@@ -262,14 +256,9 @@ def _ids_beside(path: Path) -> Path:
     raise UserError(f"{path} holds no ids: give a file with one a line by --ids, or as {path.stem}_ids.txt beside it")
 
 
-# ----------------------------------------------------------------------------------------------------------------- HDF5
-
-
 def open_hdf5(path: str | Path, mode: str = "r") -> Any:
-    try:
+    with extra_needed("exchange", f"{path}: h5py is not installed"):
         import h5py  # type: ignore[import-untyped]
-    except ModuleNotFoundError:
-        raise UserError(f"{path}: h5py {MISSING}") from None
     return h5py.File(path, mode)
 
 
@@ -323,8 +312,7 @@ def _choose(arrays: Mapping[str, Head], key: str | None) -> str:
     if not arrays:
         raise ValueError("there is no array in it")
     what = "has several arrays, so say which by --key" if key is None else f"has no array {key!r}"
-    more = f" and {len(arrays) - 8} more" if len(arrays) > 8 else ""
-    raise ValueError(f"it {what}; there are: {', '.join(sorted(arrays)[:8])}{more}")
+    raise ValueError(f"it {what}; there are: {few(sorted(arrays), 8)}")
 
 
 def _ids_within(file: Any) -> tuple[str, ...]:
@@ -336,9 +324,6 @@ def _ids_within(file: Any) -> tuple[str, ...]:
         raise ValueError(f"its dataset {name} is empty")
     values = np.asarray(found[()]).ravel().tolist()
     return tuple(value.decode() if isinstance(value, bytes) else str(value) for value in values)
-
-
-# ----------------------------------------------------------------------------------------------------- an array an item
 
 
 @dataclass(frozen=True)

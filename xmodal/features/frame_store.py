@@ -8,6 +8,7 @@ import io
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -16,8 +17,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
-from xmodal.errors import UserError
+from xmodal.errors import UserError, extra_needed
 from xmodal.features.store import FeatureStore
+from xmodal.media.frame_sampling import Sampled
 from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output
 
@@ -29,19 +31,7 @@ CLIPS = pa.schema(
         "starts_us": pa.list_(pa.int64()),
         "frame_of_sample": pa.list_(pa.int32()),
         "sha256": pa.string(),
-        "bytes": pa.int64(),
-        "container": pa.string(),
-        "codec": pa.string(),
-        "width": pa.int64(),
-        "height": pa.int64(),
-        "frames": pa.int64(),  # of the clip, kept or not
-        "duration_ms": pa.int64(),
-        "stage": pa.string(),
-        "status": pa.string(),
-        "message": pa.string(),
-        "decoder_log_count": pa.int64(),
-        "samples_planned": pa.int64(),
-        "samples_missing": pa.int64(),
+        **{f.name: pa.int64() if f.type is int else pa.string() for f in fields(Sampled) if f.type != tuple[int, ...]},
     }
 )
 THREADS = min(8, os.cpu_count() or 1)
@@ -126,10 +116,8 @@ os.register_at_fork(after_in_child=_threads.cache_clear)  # the threads stay beh
 
 def _decode(jpeg: bytes, room_HW3: NDArray[np.uint8]) -> None:
     """Decodes in place; the pixels are Pillow's."""
-    try:
+    with extra_needed("video", "clips need simplejpeg"):
         import simplejpeg
-    except ImportError as missing:
-        raise UserError(f"clips need {missing.name}: pip install -e '.[video]' in the checkout") from missing
     height, width, *_ = simplejpeg.decode_jpeg_header(jpeg)
     if (height, width) == room_HW3.shape[:2]:
         simplejpeg.decode_jpeg(jpeg, buffer=room_HW3, strict=False)

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
-from xmodal.errors import UserError
+from xmodal.errors import UserError, few
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.zarr_arrays import MappedRows, OpenedShard, ShardWriter, buffer, read_checksums
 from xmodal.records.tables import read_columns
@@ -181,7 +181,7 @@ class FeatureStore:
         if wrong := [id for id in wanted if not isinstance(id, str)]:
             raise TypeError(f"ids are text: {str(wrong[0])!r}, not {wrong[0]!r}")
         if unknown := [id for id in wanted if id not in self._rows]:
-            raise UserError(f"{self.output.where} has no row for {_some(unknown)}")
+            raise UserError(f"{self.output.where} has no row for {few([*map(repr, unknown)], 5)}")
         rows = np.fromiter((self._rows[id] for id in wanted), np.int64, len(wanted))
         self._refuse_absent(rows)
         return rows
@@ -280,7 +280,9 @@ class FeatureStore:
     def _refuse_absent(self, rows: NDArray[np.int64]) -> None:
         if self._refused[rows].any():
             ids = [self.ids[row] for row in rows[self._refused[rows]]]
-            raise UserError(f"{self.output.where} has no features of {_some(ids)}: leave out what is in `.absent`")
+            raise UserError(
+                f"{self.output.where} has no features of {few([*map(repr, ids)], 5)}: leave out what is in `.absent`"
+            )
 
 
 def _room(out: NDArray[Any] | None, shape: tuple[int, ...], spec: FeatureSpec) -> NDArray[Any]:
@@ -337,7 +339,3 @@ def _local_file(output: Output, name: str, cache: str) -> str:
             if copy_and_hash(source, file) != sha256:
                 raise UserError(f"{output.where}/{name} is not what was committed: {CURE}")
     return str(path)
-
-
-def _some(ids: Sequence[str]) -> str:
-    return ", ".join(map(repr, ids[:5])) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")

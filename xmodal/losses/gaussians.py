@@ -48,10 +48,7 @@ class Gaussians:
 
 
 def floats_per_item(distance: Distance, width: int, samples: int) -> int:
-    """The numbers that a gallery keeps of one item, from which its score and its uncertainty are read.
-
-    PCME's table 1 has J^2 vectors for sampled scores, but a pair is compared from the J samples of each.
-    """
+    """The numbers that a gallery keeps of one item, from which its score and its uncertainty are read."""
     return (2 + samples * (distance in SAMPLES)) * width
 
 

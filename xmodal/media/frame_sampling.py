@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from xmodal.errors import UserError
+from xmodal.errors import extra_needed
 from xmodal.media.frame_times import Clip, Frame, Limits, Refused, Sampling, Stage, Status
 from xmodal.media.images import JPEG
 from xmodal.media.motion_jpeg import open_jpegs
@@ -39,7 +39,7 @@ class Sampled:
     codec: str = ""
     width: int = 0  # as stored, before a rotation
     height: int = 0
-    frames: int = 0
+    frames: int = 0  # of the clip, kept or not
     duration_ms: int = 0  # rounded down
     stage: Stage = "sniff"  # the last that was begun
     status: Status = "ok"
@@ -123,10 +123,8 @@ def _open(data: bytes, container: str, config: Sampling, limits: Limits) -> Clip
         return open_webp(data, config, limits)
     if container == "mjpeg":
         return open_jpegs(data, config, limits)
-    try:
+    with extra_needed("video", "clips need av"):
         from xmodal.media import gif, libav
-    except ModuleNotFoundError as missing:
-        raise UserError(f"clips need {missing.name}: pip install -e '.[video]' in the checkout") from missing
     if container == "gif":
         return gif.open_gif(data, config, limits)
     return libav.open_video(data, container, config, limits)
@@ -140,11 +138,10 @@ def _decoded(row: Sampled, clip: Clip, config: Sampling, keep: Callable[[Frame],
         kept.append(number)
 
     trouble = clip.show(sorted(set(shown)), numbered)
+    damage, there = trouble[0] if trouble else "", set(kept)
     if not kept:
-        raise Refused("no_frames", trouble[0] if trouble else "the decoder gave no frame")
-    there = set(kept)
+        raise Refused("no_frames", damage or "the decoder gave no frame")
     missing = sum(number not in there for number in shown)
-    damage = trouble[0] if trouble else ""
     if missing and not damage:
         damage = f"{missing} samples have no frame of their own"
     return replace(

@@ -11,6 +11,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from xmodal.number_rules import one_or_more
+
 Delays = Literal["browser", "raw"]
 Backend = Literal["pyav", "decord"]
 Stage = Literal["fetch", "sniff", "probe", "plan", "decode"]
@@ -37,8 +39,7 @@ class Sampling:
     backend: Backend = "pyav"
 
     def __post_init__(self) -> None:
-        if any(not isinstance(one, int) or one < 1 for one in (self.fps, self.short_side, self.jpegs_per_second)):
-            raise ValueError("fps, short_side and jpegs_per_second are whole numbers, and at least 1")
+        one_or_more(fps=self.fps, short_side=self.short_side, jpegs_per_second=self.jpegs_per_second)
         for field, options in (("delays", get_args(Delays)), ("backend", get_args(Backend))):
             if getattr(self, field) not in options:
                 raise ValueError(f"{field} is {' or '.join(options)}, not {getattr(self, field)!r}")

@@ -4,7 +4,8 @@ import importlib
 import itertools
 import json
 import pkgutil
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -138,6 +139,9 @@ class Metrics:
 def known(needs: type) -> list[Metric[Any]]:
     modules = [importlib.import_module(found.name) for found in pkgutil.iter_modules(room.__path__, "xmodal.metrics.")]
     found = [module.METRIC for module in modules if _has_metric(module)]
+    for name, count in Counter(metric.name for metric in found).items():
+        if count > 1:
+            raise UserError(f"{count} files of xmodal/metrics have a metric {name!r}: give each a name of its own")
     _check(tuple((metric.name, metric.needs, column) for metric in found for column in metric.columns))
     return sorted((metric for metric in found if metric.needs is needs), key=lambda one: (one.position, one.name))
 
@@ -158,6 +162,8 @@ def _check(columns: tuple[tuple[str, type, Column], ...]) -> None:
             raise UserError(
                 f"metric {name!r} heads a column {column.text!r}: take at most {LONGEST_HEADING} characters"
             )
+        if sign := re.search(r"(?<!\\)[%&#]", column.latex):
+            raise UserError(f"metric {name!r}: LaTeX reads {column.latex!r} otherwise: write \\{sign[0]} for {sign[0]}")
     for (name, needs, column), (other, other_needs, second) in itertools.combinations(columns, 2):
         shorter, longer = sorted((column.key, second.key), key=len)
         shared = ""
@@ -182,7 +188,10 @@ def _values(found: object) -> dict[str, Any]:
         if there != len(metric.columns):
             wrong = f"metric {metric.name!r} computes {there} values for its {len(metric.columns)} columns"
             raise UserError(f"{wrong}: return one for each")
-        values |= zip((column.name for column in metric.columns), computed, strict=True)
+        for column, value in zip(metric.columns, computed, strict=True):
+            if value is not None and not np.isfinite(value).all():
+                raise UserError(f"metric {metric.name!r} gives {column.name} a value that is not finite: mend compute")
+            values[column.name] = value
     return values
 
 

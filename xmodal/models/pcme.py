@@ -3,18 +3,15 @@
 [P] is the paper and [C] the official code (naver-ai/pcme 4947684); where they differ, docs/models.md#pcme says which of
 them is built here.
 
-- Mean ([P] figure 3): n(LN(whole + sigmoid(W attention))) over the positions of a grid or the vectors of words; `whole`
-  is one linear layer on the averaged grid, or a bi-GRU of half the width a direction, both read at the last word.
+- Mean ([P] figure 3): n(LN(whole + sigmoid(W attention))) over the positions of a grid or the vectors of words.
 - Spread ([P] 3.2.1): whole + W attention, with weights of its own. It is the LOG OF SIGMA, as in [C].
 - Samples: mean + noise * sigma, 7 in training and for scores, not normalised.
 - Loss ([P] equations 1-3): a pair matches with probability 1/J^2 sum_jj' s(b - a ||v_j - t_j'||), a and b are learned,
   s(x) is sigmoid(2x) as in [C]; `matching` is its negative log likelihood, summed over ALL pairs of a batch and twice.
 - `kl`: from N(0, I). "official" is [C], which reads log sigma as a log variance, a BUG; "exact" is what it should be.
 - `uniformity`: log mean exp(-2 ||x - y||^2) over pairs of samples of both sides.
-- Deterministic twin ("mu only", [P] table 1): `samples=0`, means in place of samples.
 - Scores ([P] 3.2.3): every one of `xmodal.losses.gaussians`; tables have the match probability, as log p - log(1 - p):
-  the same order, also where p rounds to 0 or 1. The noise of scores is drawn once for each side and is every item's, so
-  that nothing beside an item decides its scores.
+  the same order, also where p rounds to 0 or 1. The noise is drawn once for each side and is every item's.
 - Training ([P] 4.1): first the heads, from features of a centre crop (ours: [C] augments pictures here too), then all.
 """
 
@@ -34,6 +31,7 @@ from xmodal.batches.distributed import gather, gather_pairs
 from xmodal.losses import gaussians
 from xmodal.losses.gaussians import MEANS, SAMPLES, Distance, Gaussians, squared_between_samples
 from xmodal.models import Inputs
+from xmodal.number_rules import above_zero, check_numbers, even, zero_or_more
 from xmodal.recipes import Cosine, Features, OnePerClass, Optimiser, Phase, Pixels, Recipe, Tokens, View
 
 DRAWN = 128  # points that uniformity sees at most
@@ -55,8 +53,10 @@ class PCMEConfig:
     looks_at_positions: ClassVar = True
 
     def __post_init__(self) -> None:
-        if min(self.width, self.word_width) < 2 or self.width % 2 or self.samples < 0 or self.sigmoid_scale <= 0:
-            raise ValueError("width is even, word_width at least 2, samples 0 or more, sigmoid_scale above 0")
+        even(width=self.width)
+        check_numbers("2 or more", lambda width: width > 1, word_width=self.word_width)
+        zero_or_more(samples=self.samples)
+        above_zero(sigmoid_scale=self.sigmoid_scale)
         if self.samples == 0 and (self.kl != "off" or self.distance not in MEANS):
             raise ValueError(f"without samples kl must be off, and distance one of {', '.join(MEANS)}")
 
@@ -291,7 +291,7 @@ PCME_CUB = replace(
 
 
 def _twin(recipe: Recipe) -> Recipe:
-    """The deterministic recipe ("mu only", [P] tables 1 to 3)."""
+    """The deterministic recipe ("mu only", [P] tables 1 to 3): means in place of samples."""
     assert isinstance(recipe.model, PCMEConfig)
     model = replace(recipe.model, samples=0, kl="off", distance="mean")
     return replace(recipe, name=f"{recipe.name}-mu", model=model)

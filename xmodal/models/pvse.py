@@ -10,8 +10,6 @@
 - Training (3.5): first with the CNN and the words fixed, from features of a centre crop, where the code augments.
 
 Where the paper and its code (yalesong/pvse 874aa16) differ, we do as the code, but for its bugs: docs/models.md#pvse.
-Ours: captions of one image are wrong for each other's row, as in the code; means are over the rows that there are; a
-vector of zeros has norm 1e-12, where 0 would give NaN; without MIL the other losses stay.
 """
 
 from dataclasses import dataclass, replace
@@ -26,6 +24,7 @@ from xmodal.batches.batch import ANNOTATED, Batch, Padded
 from xmodal.batches.distributed import gather, gather_pairs
 from xmodal.losses.ranking import Negatives, Reduction, order_similarity, ranking_loss, reduced
 from xmodal.models import Inputs
+from xmodal.number_rules import above_zero, check_numbers, even, zero_or_more
 from xmodal.recipes import Features, OnePerClass, Optimiser, Phase, Pixels, Plateau, Recipe, Relative, Tokens, View
 
 Kernel = Literal["laplacian_l2", "rbf"]
@@ -52,10 +51,11 @@ class PVSEConfig:
     xavier_image: bool = False  # docs/models.md#pvse-encoders
 
     def __post_init__(self) -> None:
-        if self.embeddings < 0 or self.width < 2 or self.width % 2 or self.word_width < 2:
-            raise ValueError("embeddings are 0 or more, width is even, word_width at least 2")
-        if self.margin < 0 or self.gamma <= 0 or not 0 <= self.dropout < 1:
-            raise ValueError(f"margin {self.margin}, gamma {self.gamma} or dropout {self.dropout} cannot be")
+        zero_or_more(embeddings=self.embeddings, margin=self.margin)
+        even(width=self.width)
+        check_numbers("2 or more", lambda width: width > 1, word_width=self.word_width)
+        above_zero(gamma=self.gamma)
+        check_numbers("0 or more, below 1", lambda rate: 0 <= rate < 1, dropout=self.dropout)
         if not self.embeddings and (self.fusion != "residual" or not self.mil):
             raise ValueError("without embeddings (K = 0) there is nothing to fuse or to choose among")
 

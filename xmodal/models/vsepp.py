@@ -5,11 +5,10 @@ The official code (fartashf/vsepp abe382f) says what VSE++ is: docs/models.md#vs
 - Image: pooled CNN features, l2-normalised, one linear layer, l2-normalised again (not in VSE0). The official code for
   precomputed features leaves the first normalisation out: `normalise_features=False`.
 - Text: word vectors, a uni-directional GRU of the joint width, its state after the last word, l2-normalised.
-- Similarity: cosine. Order embeddings (docs/models.md#order) take absolute values and -||max(0, text - image)||.
+- Similarity: cosine, or that of order embeddings (docs/models.md#order).
 - Loss: a hinge on every wrong text of an image and every wrong image of a text, as are two captions of one image. VSE++
   keeps the worst one of each query, VSE0 adds all up. Both SUM over the batch.
-- Ours: features are those of one centre crop, and frames of a clip are averaged. How PVSE and PCME ran it is in their
-  supplements, which we have not seen.
+- Ours: features are those of one centre crop, and frames of a clip are averaged.
 """
 
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from xmodal.batches.batch import ANNOTATED, Batch, Padded
 from xmodal.batches.distributed import gather, gather_pairs
 from xmodal.losses.ranking import Negatives, order_similarity, ranking_loss
 from xmodal.models import Inputs
+from xmodal.number_rules import one_or_more, zero_or_more
 from xmodal.recipes import Features, OnePerClass, Optimiser, Phase, Recipe, Step, Tokens, View
 
 
@@ -40,8 +40,8 @@ class VSEPPConfig:
     normalise_image: bool = True
 
     def __post_init__(self) -> None:
-        if min(self.width, self.word_width) < 1 or self.margin < 0:
-            raise ValueError("width and word_width are 1 or more, and margin 0 or more")
+        one_or_more(width=self.width, word_width=self.word_width)
+        zero_or_more(margin=self.margin)
 
     def build(self, inputs: Inputs) -> "VSEPP":
         if inputs.word_vectors is not None:

@@ -158,7 +158,9 @@ def members(records: Output, split: str) -> set[str]:
         every = read_columns(records, "items.parquet", "id")["id"].to_pylist()
         found = drawn_split.items(every, drawn[drawn_split.who])
     else:
-        there = [*names, *(f"{who}/{part}" for who in drawn for part in ("train", "val", "test"))]
+        items = records.totals["counts"]["items"]
+        large = [who for who, sizes in drawn.items() if sizes.val + sizes.test < items]
+        there = [*names, *(f"{who}/{part}" for who in large for part in ("train", "val", "test"))]
         raise UserError(f"{records.config.get('corpus')} has no split {whole!r}; there are: {', '.join(there)}")
     return share.items(found) if share else found
 

@@ -6,8 +6,6 @@
 
 Shapes: T texts, L positions of a code, S shifted codes of all texts. A code has ids from 1 on, and 0 for no word: row 0
 of a table of word vectors must stay zero.
-
-The official dictionaries come of other splits: Flickr30k's at white space alone, COCO's without `?`.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from xmodal.errors import UserError
+from xmodal.errors import UserError, extra_needed
 
 REMEMBERED = 1 << 19  # words that spaCy may keep: a quarter of a GB
 Tokenizer = Callable[[str], list[str]]
@@ -108,10 +108,8 @@ def _spacy_words() -> Tokenizer:
 
 
 def _spacy() -> Any:
-    try:
+    with extra_needed("text", "the spacy tokenizer needs spaCy"):
         import spacy
-    except ImportError:
-        raise UserError("the spacy tokenizer needs spaCy: pip install -e '.[text]' in the checkout") from None
     return spacy
 
 

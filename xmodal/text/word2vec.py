@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.errors import UserError
+from xmodal.errors import UserError, extra_needed
 from xmodal.root.files import new_file
 
 EPOCHS = 5
@@ -21,11 +21,9 @@ def train_word2vec(
     captions: Iterable[list[str]], *, width: int = 300, tick: Callable[[int], object] = lambda epochs: None
 ) -> tuple[list[str], NDArray[np.float32]]:
     """Returns the words of tokenized captions by frequency, and their vectors; `tick` counts epochs."""
-    try:
+    with extra_needed("text", "training word vectors needs gensim"):
         from gensim.models import Word2Vec
         from gensim.models.callbacks import CallbackAny2Vec
-    except ImportError:
-        raise UserError("training word vectors needs gensim: pip install -e '.[text]' in the checkout") from None
 
     class Ticking(CallbackAny2Vec):  # type: ignore[misc]
         def on_epoch_end(self, model: Any) -> None:

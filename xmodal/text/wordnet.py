@@ -8,9 +8,6 @@ data, Debian's `wordnet-base`, or others.
     noun.exc      wolves wolf
 
 A synset's name is the byte at which its line starts in `data`. Lines of the licence start with a blank.
-
-The paper leaves open: a run of words counts also inside a longer one, so a "hot dog" names a dog; a word counts in all
-its parts of speech and senses; a name that WordNet lacks is a noun; function words name nothing.
 """
 
 import zipfile

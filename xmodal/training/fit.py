@@ -128,6 +128,8 @@ def _announce(started: Run, data: _Data, progress: Progress) -> tuple[int, float
     recipe, train, validation = started.recipe, data.train.examples, data.validation.examples
     progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
     known = known_words(recipe, train, started.vocabulary, progress)
+    if len(validation.ids) == 1:
+        progress.say("one item to choose on is always found: R@1 is 100, and the first epoch stays the best")
     if data.train.classes is None and recipe.batch_size > len(train.words):
         progress.say(
             f"batch_size {recipe.batch_size:,} is more than the {len(train.words):,} captions there are: "
@@ -141,7 +143,7 @@ def _counted(examples: Examples) -> str:
     features, captions = examples.items_without_features, examples.items_without_captions
     if features or captions:
         counts += f" ({features} left out without features, {captions} without captions)"
-    return counts
+    return counts + examples.note_of_cuts
 
 
 @contextmanager

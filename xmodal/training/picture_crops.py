@@ -19,7 +19,7 @@ from torch import Tensor
 
 from xmodal.batches.batch import Padded
 from xmodal.batches.reader import Reader
-from xmodal.batches.sample_order import FIRST_PICTURE_PURPOSE, SampleRandom
+from xmodal.batches.sample_order import FIRST_PICTURE_PURPOSE, Integers, SampleRandom
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.media.images import normalised
@@ -31,18 +31,14 @@ TRIES = 10  # to fit a rectangle
 CROP, ERASED = ((0.08, 1.0), (3 / 4, 4 / 3)), ((0.02, 1 / 3), (0.3, 1 / 0.3))  # limits of area and of aspect
 BRIGHTNESS, CONTRAST, HUE = 0.1, 0.1, 0.1  # the most that each changes
 CUTTING, FLIPPING, COLOURING, ERASING = (FIRST_PICTURE_PURPOSE + 64 * part for part in range(4))  # purposes of draws
-STEPS = 1 << 53  # of a number between 0 and 1
 
 
-def training_pixels(
-    pixels_BSS3: NDArray[np.uint8], plan: Pixels, crop: int, draws: SampleRandom, samples_B: NDArray[np.int64]
-) -> Tensor:
+def training_pixels(pixels_BSS3: NDArray[np.uint8], plan: Pixels, crop: int, chance: SampleRandom) -> Tensor:
     """Cuts, flips, colours and erases pictures: (B, 3, H, W)."""
-    chance = _Chance(draws, samples_B)
     boxes_B4 = _boxes(plan, pixels_BSS3.shape[1], crop, chance)
-    flips_B = chance.below(2, FLIPPING) == 1 if plan.flip else np.zeros(len(samples_B), bool)
+    flips_B = chance.integers(2, FLIPPING) == 1 if plan.flip else np.zeros(len(pixels_BSS3), bool)
     colours = _colours(chance) if plan.jitter else []
-    out_B3HW = np.empty((len(samples_B), 3, crop, crop), np.float32)
+    out_B3HW = np.empty((len(pixels_BSS3), 3, crop, crop), np.float32)
     for row, pixels_SS3 in enumerate(pixels_BSS3):
         top, left, height, width = boxes_B4[row].tolist()
         image = Image.fromarray(pixels_SS3).crop((left, top, left + width, top + height))
@@ -77,18 +73,13 @@ class PictureReader(Reader):
         if shape[0] < self.crop:
             raise UserError(f"{self.store.output.where} has pictures of side {shape[0]}, too small to cut {self.crop}")
 
-    def visual(
-        self,
-        items: NDArray[np.int64] | slice,
-        draws: SampleRandom | None = None,
-        samples: NDArray[np.int64] | None = None,
-    ) -> Padded:
+    def visual(self, items: Integers | slice, draws: SampleRandom | None = None) -> Padded:
         rows = self.examples.rows[items]
         pixels_BSS3 = self.store.take(rows, self._room(self.store, len(rows)))
-        if draws is None or samples is None:
+        if draws is None:
             pixels_B3HW = evaluation_pixels(pixels_BSS3, self.crop)
         else:
-            pixels_B3HW = training_pixels(pixels_BSS3, self.plan, self.crop, draws, samples)
+            pixels_B3HW = training_pixels(pixels_BSS3, self.plan, self.crop, draws)
         return Padded.whole(pixels_B3HW[:, None])
 
 
@@ -105,18 +96,6 @@ def picture_reader(reader: Reader, pixels: FeatureStore, plan: Pixels) -> Pictur
     return PictureReader(examples, pixels, tokens=reader.tokens, classes=reader.classes, plan=plan, crop=network.crop)
 
 
-@dataclass(frozen=True, eq=False)
-class _Chance:
-    draws: SampleRandom
-    samples_B: NDArray[np.int64]
-
-    def below(self, bounds: int | NDArray[np.int64], purpose: int) -> NDArray[np.int64]:
-        return self.draws.integers(np.broadcast_to(np.int64(bounds), self.samples_B.shape), self.samples_B, purpose)
-
-    def between(self, low: float, high: float, purpose: int) -> NDArray[np.float64]:
-        return low + (high - low) * self.below(STEPS, purpose) / STEPS
-
-
 def coloured(image: Image.Image, amounts: tuple[float, float, float], order: tuple[int, ...]) -> Image.Image:
     """Changes brightness, contrast and hue (of the whole circle) in an order of 0, 1 and 2."""
     for step in order:
@@ -129,17 +108,17 @@ def coloured(image: Image.Image, amounts: tuple[float, float, float], order: tup
     return image
 
 
-def _colours(chance: _Chance) -> list[tuple[Any, tuple[int, ...]]]:
+def _colours(chance: SampleRandom) -> list[tuple[Any, tuple[int, ...]]]:
     ranges = ((1 - BRIGHTNESS, 1 + BRIGHTNESS), (1 - CONTRAST, 1 + CONTRAST), (-HUE, HUE))
     amounts = [chance.between(*limits, COLOURING + part).tolist() for part, limits in enumerate(ranges)]
     orders = tuple(itertools.permutations(range(3)))
-    drawn = chance.below(len(orders), COLOURING + 3).tolist()
+    drawn = chance.integers(len(orders), COLOURING + 3).tolist()
     return [(each, orders[order]) for each, order in zip(zip(*amounts, strict=True), drawn, strict=True)]
 
 
-def _boxes(plan: Pixels, side: int, crop: int, chance: _Chance) -> NDArray[np.int64]:
+def _boxes(plan: Pixels, side: int, crop: int, chance: SampleRandom) -> Integers:
     """Top, left, height and width of the crops, (B, 4); the whole picture if no rectangle fitted."""
-    size_B = np.full(len(chance.samples_B), crop)
+    size_B = np.full(len(chance.samples), crop)
     if plan.crop == "centre":
         first_B = np.full_like(size_B, _middle(side, crop))
         return np.stack([first_B, first_B, size_B, size_B], axis=1)
@@ -151,7 +130,7 @@ def _boxes(plan: Pixels, side: int, crop: int, chance: _Chance) -> NDArray[np.in
     return _placed(heights_B, widths_B, side, chance, CUTTING)
 
 
-def _erase(pixels_B3HW: NDArray[np.float32], probability: float, chance: _Chance) -> None:
+def _erase(pixels_B3HW: NDArray[np.float32], probability: float, chance: SampleRandom) -> None:
     if not probability:
         return
     side = pixels_B3HW.shape[-1]
@@ -163,8 +142,8 @@ def _erase(pixels_B3HW: NDArray[np.float32], probability: float, chance: _Chance
 
 
 def _rectangles(
-    side: int, longest: int, limits: tuple[Range, Range], chance: _Chance, purpose: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    side: int, longest: int, limits: tuple[Range, Range], chance: SampleRandom, purpose: int
+) -> tuple[Integers, Integers]:
     """Heights and widths of the first draw within `longest`, 0 if none is."""
     area, (low, high), tries = *limits, range(purpose, purpose + 2 * TRIES, 2)
     areas_TB = np.stack([chance.between(*area, one) for one in tries]) * side**2
@@ -176,10 +155,8 @@ def _rectangles(
     return first_B2[:, 0], first_B2[:, 1]
 
 
-def _placed(
-    heights_B: NDArray[np.int64], widths_B: NDArray[np.int64], side: int, chance: _Chance, purpose: int
-) -> NDArray[np.int64]:
-    tops_B, lefts_B = chance.below(side - heights_B + 1, purpose), chance.below(side - widths_B + 1, purpose + 1)
+def _placed(heights_B: Integers, widths_B: Integers, side: int, chance: SampleRandom, purpose: int) -> Integers:
+    tops_B, lefts_B = chance.integers(side - heights_B + 1, purpose), chance.integers(side - widths_B + 1, purpose + 1)
     return np.stack([tops_B, lefts_B, heights_B, widths_B], axis=1)
 
 

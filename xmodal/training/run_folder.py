@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal import __version__, models, recipes
-from xmodal.errors import UserError
+from xmodal.errors import UserError, few
 from xmodal.models import Inputs, Scorer
 from xmodal.recipes import Recipe
 from xmodal.root.identity import canonical_json, fingerprint, to_plain
@@ -82,9 +82,7 @@ def refuse_another(folder: str, run: Run) -> None:
     """Refuses a folder that is not empty, unless it holds this very run."""
     if _has(folder, RECIPE):
         if changed := list(_changes(_facts(folder), json.loads(canonical_json(run.facts())))):
-            more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
-            told = ", ".join(changed[:SHOWN]) + more
-            raise UserError(f"{folder} holds another run: {told}: choose another folder for this")
+            raise UserError(f"{folder} holds another run: {few(changed, SHOWN)}: choose another folder for this")
     elif others := [name for name in LocalStorage(folder).names("") if name != VOCABULARY and name[0] not in "_."]:
         raise UserError(f"{folder} is no run and not empty (it has {others[0]}): choose another folder")
 

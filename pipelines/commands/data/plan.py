@@ -35,8 +35,8 @@ def text(result: Result) -> Lines:
     needed = loads + writes
     disk = f"{size(needed)} of disk" + ("" if free is None else f" of {size(free)} free")
     yield f"in all: {requests:,} requests, {size(loads)}, about {duration(seconds)} to download; {disk}"
-    if waiting := sum("waits_for" in row for row in rows):
-        yield f"{waiting} of these can be reckoned only once others are done"
+    if waiting := [f"{row['corpus']}/{row['stage']}" for row in rows if "waits_for" in row]:
+        yield f"{', '.join(waiting)}: to be reckoned once what each comes after is done; plan again then"
     if free is not None and needed > free:
         yield f"this does not fit: {size(needed - free)} too little on the disk of the root"
 

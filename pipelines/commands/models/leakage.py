@@ -8,6 +8,7 @@ examples:
 from typing import Any
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
+from xmodal.errors import few
 from xmodal.root.outputs import find
 
 HOW = ("same", "exact", "near")
@@ -59,6 +60,5 @@ def _media(of: Result) -> str:
     return f"{of['media']:,} media{by_bytes}" + (f", {of['absent']:,} absent" if of.get("absent") else "")
 
 
-def _few(found: list[Any], most: int = 3) -> str:
-    texts = [each if isinstance(each, str) else " = ".join(each[:2]) for each in found[:most]]
-    return ", ".join(texts) + (f" and {len(found) - most:,} more" if len(found) > most else "")
+def _few(found: list[Any]) -> str:
+    return few([each if isinstance(each, str) else " = ".join(each[:2]) for each in found], 3)

@@ -20,12 +20,13 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> Result | str:
+    from pipelines.papers.experiments import printed_of
     from xmodal import corpora
     from xmodal.batches.dataset import open_dataset
     from xmodal.checks.statistics import describe
 
     declared = args.corpus.endswith(".py") or args.corpus in corpora.names()
-    printed = corpora.load(args.corpus).printed if declared else ()
+    printed = (*corpora.load(args.corpus).printed, *printed_of(args.corpus)) if declared else ()
     dataset = open_dataset(args.root, _flags.corpus_name(args.corpus, args), args.records)
     captions = dataset.records.totals["counts"]["captions"]
     with _flags.progress(args).over("read", captions, unit="captions") as tick:
