@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.fetching import corpus_files, list_changes
+from pipelines.fetching import corpus_files, list_changes, user_lists
 from tests.commands.test_cli import Xmodal
 from tests.commands.test_cli import xmodal as xmodal
 from tests.conftest import tree_digest
@@ -160,6 +160,16 @@ def test_a_list_that_came_with_a_root_is_not_read(xmodal: Xmodal, root: Path) ->
     mine.write()
     assert identities(xmodal.done("build", "mine", "--root", root)) == before
     assert identities(xmodal.done("build", mine.place, "--root", root)) != before
+
+
+def test_a_root_that_names_a_folder_of_no_list_has_nobody_search_it(
+    xmodal: Xmodal, mine: List, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = identities(xmodal.done("build", mine.place, "--root", root))
+    (root / "_runs/own/mine.json").write_text('{"place": "/", "folder": "/"}')
+    monkeypatch.setattr(user_lists, "_dataset_files", lambda folder: pytest.fail(f"{folder} is searched"))
+    assert xmodal.done("status", "--root", root)["changes"] == {}
+    assert identities(xmodal.done("build", "mine", "--root", root)) == before
 
 
 # -------------------------------------------------------------------------------------------------------- the pictures
