@@ -2,7 +2,8 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,12 +15,13 @@ from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.corpus_names import FoundCorpus
 from pipelines.fetching.download import may_pass
 from pipelines.fetching.fetcher import RawFolder, fetch, unpacked
-from pipelines.fetching.ledger import CHANGED, FOLDERS, LINK, lose_blobs
+from pipelines.fetching.ledger import CHANGED, FOLDERS, LINK, State, lose_blobs
 from pipelines.fetching.list_changes import ADDED, EDITED, TOUCHED, FileChange, describe_files, file_changes
 from pipelines.fetching.sealing import FileSet
 from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of
+from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output
 from xmodal.root.sealed_sets import blob_key
 from xmodal.root.selection import build_command
@@ -42,7 +44,9 @@ class CorpusFiles:
                 listed = tuple(corpus.media(raw_of(annotations)))
             required = tuple(source for source in corpus.sources if source.part == part)
             name = corpus.name if part == "annotations" else corpus.media_set
-            self._sets[part] = FileSet(self._options.storage, part, name, required, listed)
+            files = FileSet(self._options.storage, part, name, required, listed)
+            is_known = not any(source.members for source in required) or files.sealed
+            self._sets[part] = files if is_known else self._with_unpacked(files)
         return self._sets[part]
 
     def build(self, part: Part) -> Output:
@@ -60,6 +64,21 @@ class CorpusFiles:
             self._take(files, partial(corpus.unpack, raw_of(annotations), wanted))
         self._fetch(files, files.to_fetch())
         return self._seal(files)
+
+    def _with_unpacked(self, files: FileSet) -> FileSet:
+        """Puts members in place of archives where the raw folder, or else this root, has them alone."""
+        states, raw = files.ledger.states_by_path(), RawFolder(self._raw, files.sources) if self._raw else None
+        required = list[Source]()
+        for source in files.required:
+            state = states.get(source.path)
+            has_archive = (state and state.provides(source)) or (raw and raw.find(source))
+            members = [] if has_archive else [*_unpacked_members(source, states, raw)]
+            is_whole = members and len(members) == len(source.members)
+            if is_whole and not all(states.get(member.path) for member in members):
+                unpacked = "its unpacked files are taken, of which counts are checked, but no bytes"
+                self._options.progress.say(f"{source.path} is not there: {unpacked}")
+            required += members if is_whole else [source]
+        return replace(files, required=tuple(required))
 
     def _take_changed_media(self) -> None:
         """Has media fetched again that have changed beside the list."""
@@ -143,11 +162,13 @@ class CorpusFiles:
 
     def _are_missing(self, files: FileSet, missing: list[Source]) -> UserError:
         states, few = files.ledger.states_by_path(), [source.path for source in missing[:3]]
+        unpacked = [member for source in missing[:3] for member in source.members]
         reasons = "; ".join(f"{path} ({states[path].trouble if path in states else 'never tried'})" for path in few)
         named = ", ".join(few)
         if len(missing) > 3:
             reasons += f" and {len(missing) - 3} more"
             named += " ..."
+        named += f" (or {', '.join(unpacked)}, unpacked)" if unpacked else ""
         may_come = any(source.path not in states or may_pass(states[source.path].kind) for source in missing)
         put = "Run the same command again, or put" if may_come else "Put"
         into = "a folder and add --raw FOLDER"
@@ -155,6 +176,16 @@ class CorpusFiles:
             into = f"the folder {self._raw}: neither it nor an archive in it has what was published"
         count = f"{len(missing)} of {len(files.required)} files are missing"
         return UserError(f"{self._corpus.name}: {count}: {reasons}. {put} {named} into {into}")
+
+
+def _unpacked_members(archive: Source, states: Mapping[str, State], raw: RawFolder | None) -> Iterator[Source]:
+    for name in archive.members:
+        member = Source(f"{archive.path}!{name}", how=f"unpack {archive.path}", part=archive.part)
+        state = states.get(member.path)
+        if raw and (file := raw.find(member)):
+            yield replace(member, bytes=Path(file).stat().st_size, sha256=sha256_of(Path(file)))
+        elif state and not state.failed:
+            yield replace(member, bytes=state.size, sha256=state.sha256)
 
 
 def _is_linked(storage: Storage, change: FileChange) -> bool:

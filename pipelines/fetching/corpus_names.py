@@ -346,7 +346,8 @@ def published_facts(corpus: Corpus) -> dict[str, Any]:
 
 
 def as_published(corpus: Corpus, facts: Mapping[str, Any]) -> Corpus:
-    sources = tuple(Source(**source | {"mirrors": tuple(source["mirrors"])}) for source in facts["sources"])
+    lists = [{name: tuple(source.get(name, ())) for name in ("mirrors", "members")} for source in facts["sources"]]
+    sources = tuple(Source(**source | some) for source, some in zip(facts["sources"], lists, strict=True))
     return replace(corpus, sources=sources, counts=facts["counts"])
 
 

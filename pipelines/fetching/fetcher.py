@@ -67,6 +67,11 @@ class RawFolder:
             places = [self.elsewhere[source.path]]
         elif name in self._telling:
             places.append(self._folder / name)
+        archive, _, member = source.path.partition("!")
+        if member and not self._whole_paths:  # unpacked beside its archive, in a folder of that name, or with it here
+            beside = self._folder / Path(archive).parent
+            places += [beside / member, beside / Path(archive).stem / member]
+            places += [self._folder / member, self._folder / Path(member).name]
         return next((str(place) for place in places if place.is_file()), None)
 
     def takes(self, source: Source, file: str) -> bool:
