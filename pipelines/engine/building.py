@@ -135,7 +135,8 @@ class _Build:
         total, done = planned.total(), planned[True]
         missing = ((name, work) for line, name, work in self.compare() if line is None)
         with _run_log(self.output, {"planned": total, "done_before": done}) as say:
-            with progress.logged(say).over(stage.name, total, done) as tick:
+            line = progress.logged(say)
+            with line.over(stage.name, total, done) as tick, line.listening(self.commits.said):
                 if done < total:
                     opened = partial(open_units, stage, self.inputs, self.storage.url)
                     self.gather(run(opened, missing, stage.resources), tick)

@@ -12,6 +12,7 @@ or writes the same record. Run `make chaos` after a change.
 
 import hashlib
 import io
+import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from xmodal.root.outputs import FILE_NAME, OURS, UNIT_NAME, Output, Unit
 from xmodal.root.storage import Storage
 
 TAB = b"\t"
+SAID, SAY_SECONDS = "_said", 10.0  # no name of a unit's file begins like this
 
 
 class Record(NamedTuple):
@@ -45,7 +47,7 @@ class UnitAttempt:
         self.unit, self.name = unit, f"{unit}-{uuid.uuid4().hex[:12]}"
         self.files: dict[str, tuple[int, str]] = {}
         self._failures: list[tuple[str, str, str]] = []
-        self._storage, self._folder = storage, f"{attempts}/{self.name}"
+        self._storage, self._folder, self._said = storage, f"{attempts}/{self.name}", -SAY_SECONDS
 
     @contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:
@@ -60,6 +62,12 @@ class UnitAttempt:
     def fail(self, row: str, kind: str, reason: str) -> None:
         """Keeps and counts a row that could not be done."""
         self._failures.append((_printable(row), kind, _printable(reason[:200])))
+
+    def say(self, text: str) -> None:
+        """Tells the driver, wherever it runs, how far a long unit is."""
+        if time.monotonic() - self._said >= SAY_SECONDS:
+            self._said = time.monotonic()
+            self._storage.write(f"{self._folder}/{SAID}", text.encode())
 
     def line(self, counts: Mapping[str, int], key: str | None) -> bytes:
         return Unit(self.unit, self.files, counts, tuple(sorted(self._failures)), key).line()
@@ -192,6 +200,12 @@ class Commits:
         for name in unit.files:
             self._storage.link(f"{other.folder}/{name}", f"{self._folder}/{name}")
         return Record(unit.name, unit.line())
+
+    def said(self) -> Iterator[str]:
+        """The last words of every attempt that says any."""
+        for attempt in self._storage.names(self._attempts):
+            with suppress(FileNotFoundError):
+                yield self._storage.read(f"{self._attempts}/{attempt}/{SAID}").decode()
 
     def sweep(self) -> None:
         """Deletes what losing and killed attempts left."""

@@ -3,8 +3,9 @@
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from typing import TextIO
 
 from xmodal.progress import printable
@@ -28,6 +29,28 @@ class ProgressLine:
         self._log(text)
         if not self._quiet:
             print(printable(text), file=self._stream, flush=True)
+
+    @contextmanager
+    def listening(self, heard: Callable[[], Iterable[str]]) -> Iterator[None]:
+        """Says now and then what is new in `heard()`, while this process is at work or waits."""
+        over, known = Event(), set(heard())
+
+        def listen() -> None:
+            while not over.wait(LOG_SECONDS):
+                new = set[str]()
+                with suppress(OSError):  # it is heard later
+                    new = set(heard()) - known
+                known.update(new)
+                for text in sorted(new):
+                    self.say(text)
+
+        thread = Thread(target=listen, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     @contextmanager
     def over(self, name: str, total: int, done: int = 0, unit: str = "units") -> Iterator[Callable[[int], None]]:

@@ -80,7 +80,7 @@ def _write(vectors_file: Path | None, config: CodebookConfig, inputs: Inputs, si
         texts = read_columns(records, "captions.parquet", "text")["text"].to_pylist()
         words = tuple(sorted(count_words(texts, config.tokenizer, config.cleaning)))
         vectors = read_vectors(vectors_file, words)
-    codebook, about = fit(config.coding, sample, words, vectors)
+    codebook, about = fit(config.coding, sample, words, vectors, lambda text: sink.say(f"{STAGE.name}: {text}"))
     about = {**asdict(config), **about, "captions": len(sample), "width": codebook.width}
     write_files(sink, {FILE: codebook.to_bytes(), ABOUT: canonical_json(about)})
     known = len(codebook.words) if vectors_file else 0

@@ -14,6 +14,7 @@ from pipelines.engine.building import build
 from pipelines.engine.picture_decoder import DEADLINE, PictureDecoder, SquareDecoder
 from pipelines.stages import _media
 from pipelines.stages.resnet import ResNetConfig
+from tests.benchmarks import trust_codebook, trust_scores
 from tests.benchmarks.measured import Bar, Measured, timed
 from tests.made import resnet
 from tests.stages.test_pinned import digests
@@ -30,6 +31,8 @@ BARS = {
     "checked_reading_vs_unchecked": Bar(minimum=0.95),
     "silent_differences": Bar(maximum=0),
     "killable_pictures_cost": Bar(maximum=1.05),
+    **trust_scores.BARS,
+    **trust_codebook.BARS,
 }
 PICTURES, ROUNDS, DAMAGES = 96, 5, 500
 SIZE = (500, 375)  # pixels, as COCO's and Flickr's, of some 90 kB each
@@ -45,6 +48,9 @@ def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
         found = list(silent_differences(Path(folder), Path(folder) / "damaged", DAMAGES))
     told = f"of {DAMAGES} seeded damages to finished roots, readers that gave other data or did not name the file"
     yield {"silent_differences": Measured(len(found), "", told, (len(found),))}
+    with tempfile.TemporaryDirectory() as folder:
+        yield trust_scores.measure(Path(folder))
+    yield trust_codebook.measure()
 
 
 def picture(seed: int) -> bytes:

@@ -4,12 +4,17 @@ import io
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from time import sleep
 from types import SimpleNamespace
 
 import pytest
 
 from pipelines.engine import progress_line
+from pipelines.engine.building import build
 from pipelines.engine.progress_line import ProgressLine, duration
+from pipelines.engine.stage import Counts, Inputs, Sink, single
+from xmodal.root.storage import open_storage
 
 
 class Log(io.StringIO):
@@ -20,6 +25,11 @@ class Log(io.StringIO):
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Settings of a stage without settings."""
 
 
 @dataclass
@@ -146,3 +156,21 @@ def test_without_a_stream_it_goes_to_stderr(clock: Clock, capsys: pytest.Capture
 )
 def test_durations_read_as_one_would_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_long_unit_is_heard_while_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_line, "LOG_SECONDS", 0.01)
+    log = Log()
+
+    def write(config: Nothing, inputs: Inputs, sink: Sink) -> Counts:
+        sink.say("half of it")
+        for _ in range(1000):
+            if "half of it" in log.getvalue():
+                return {"heard": 1}
+            sleep(0.01)
+        return {}
+
+    stage = single("toy", Nothing(), (), 1, "unit", write)
+    output = build(stage, open_storage(str(tmp_path)), progress=ProgressLine(log))
+    assert output.totals["counts"] == {"heard": 1}
+    assert not (Path(output.where) / "_runs/attempts").exists()

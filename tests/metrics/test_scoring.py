@@ -125,9 +125,11 @@ def test_rows_and_columns_may_come_in_any_named_order(root: str, matrix: NDArray
     wanted.remove("c7.2")
     Path(items).write_text("\n".join(f"i{row}" for row in rows))
     Path(captions).write_text("\n".join(wanted[column] for column in columns))
-    report = score(saved(tmp_path, matrix[rows][:, columns]), root, "pictures", prefix=prefix)
-    assert report.metrics == expected.metrics
-    assert report.fingerprint != expected.fingerprint
+    for order in "CF":  # as `matrix[rows][:, columns]` is saved
+        path = saved(tmp_path, np.asarray(matrix[rows][:, columns], order=order))
+        report = score(path, root, "pictures", prefix=prefix)
+        assert report.metrics == expected.metrics
+        assert report.fingerprint != expected.fingerprint
 
 
 def test_ids_are_not_written_into_a_folder_that_does_not_exist(root: str, tmp_path: Path) -> None:
@@ -149,6 +151,7 @@ WRONG: list[tuple[NDArray[Any], str]] = [
     (np.zeros((ITEMS, 5)), r"is 60 x 5, but the split has 60 items and 121 captions \(or 60, 120: the first captions"),
     (np.zeros((5, 2 * ITEMS)), r"is 5 x 120, but the split has 60 items"),
     (np.zeros(5), r"sims\.npy is no \.npy file of a matrix of numbers"),
+    (np.zeros((0, 0)), r"sims\.npy is no \.npy file of a matrix of numbers"),
     (np.zeros((ITEMS, 2 * ITEMS), bool), r"sims\.npy is no \.npy file of a matrix of numbers"),
     (np.full((ITEMS, 2 * ITEMS), np.nan), r"sims\.npy: the similarity of visual row 0 and text row 0 is nan"),
 ]

@@ -96,7 +96,7 @@ def load(name: str) -> Corpus:
         meant = "".join(f"; did you mean {known}?" for known in get_close_matches(name, names(), n=1))
         raise UserError(
             f"no corpus {name!r}{meant}; there are: {', '.join(names())}; or give a file mine.py with a CORPUS, a list "
-            "(.parquet, .csv, .tsv, .jsonl), a folder with one, hf://ORG/NAME, or the name that the root has for one"
+            "(.parquet, .csv, .tsv, .jsonl, .json), a folder with one, hf://ORG/NAME, or its name in the root"
         )
     return _corpus_of(importlib.import_module(f"{__name__}.{name}"), name)
 

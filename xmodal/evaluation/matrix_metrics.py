@@ -4,6 +4,7 @@ Rows are the split's items in the order of the records, columns each item's capt
 first ones of each: 25,000 columns are the first five of COCO's test pictures. `write_ids` writes both orders down.
 """
 
+import tempfile
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from xmodal.errors import UserError
 from xmodal.metrics.protocols import Gallery, all_metrics, eccv, labels_of
 from xmodal.metrics.reports import Report
-from xmodal.metrics.similarities import Numbers, Similarities
+from xmodal.metrics.similarities import Numbers, Similarities, cuts
 from xmodal.recipes import View
 from xmodal.records.views import captions_by_item, splits
 from xmodal.root.files import sha256_of
@@ -21,6 +22,7 @@ from xmodal.root.outputs import Output
 from xmodal.root.selection import find_output
 
 GRID = (256, 1024)  # rows and columns looked at together
+ROWS_MOVED = 32  # together: they stay in the processor's cache
 IDS = (".items.txt", ".captions.txt")
 CaptionIds: typing.TypeAlias = Mapping[str, Sequence[str]]  # by item, in the order of the records
 
@@ -104,7 +106,7 @@ def _by_order(matrix: Numbers, found: CaptionIds, path: Path) -> tuple[Gallery, 
 
 
 def _by_ids(matrix: Numbers, found: CaptionIds, prefix: str) -> tuple[Gallery, Similarities]:
-    """Brings a matrix into the order of the records, in which folds are cut."""
+    """Brings a matrix, by a file, into the order of the records, in which folds are cut."""
     rows = _places(prefix + IDS[0], matrix.shape[0], "rows")
     columns = _places(prefix + IDS[1], matrix.shape[1], "columns")
     asked = {item: captions for item, captions in found.items() if item in rows}
@@ -116,11 +118,12 @@ def _by_ids(matrix: Numbers, found: CaptionIds, prefix: str) -> tuple[Gallery, S
                 f"{prefix}: {what} {min(strays)!r} is not of the split, or has no {other} there ({len(strays):,} such)"
             )
     row_of, column_of = (np.array([ids[id] for id in there]) for ids, there, _, _ in sides)
-
-    def tile(visual: slice, text: slice) -> Numbers:
-        return np.asarray(matrix[row_of[visual]][:, column_of[text]])
-
-    return gallery, Similarities((len(row_of), len(column_of)), GRID, tile)
+    with tempfile.TemporaryFile() as file:  # once: every tile is asked for several times
+        for block in cuts(len(row_of), ROWS_MOVED):
+            file.write(matrix[row_of[block]].take(column_of, axis=1).data)
+        file.flush()
+        ordered: typing.Any = np.memmap(file, matrix.dtype, "r", shape=matrix.shape)
+    return gallery, Similarities.of(ordered, GRID)
 
 
 def _places(path: str, length: int, what: str) -> dict[str, int]:
@@ -139,7 +142,7 @@ def _places(path: str, length: int, what: str) -> dict[str, int]:
 def _matrix(path: Path) -> Numbers:
     try:
         matrix = np.load(path, mmap_mode="r", allow_pickle=False)
-        if isinstance(matrix, np.ndarray) and matrix.ndim == 2 and matrix.dtype.kind in "fiu":
+        if isinstance(matrix, np.ndarray) and matrix.ndim == 2 and matrix.size and matrix.dtype.kind in "fiu":
             return matrix
         raise ValueError("it is no matrix of numbers")
     except FileNotFoundError:

@@ -9,6 +9,7 @@ In every dimension a component is a Gaussian or a Laplacian:
 Shapes: N words, D dimensions, K components, S sentences.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -17,14 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
+from xmodal.text.threads import in_threads
 
 Kind = Literal["hglmm", "gmm", "lmm"]
 Numbers = NDArray[np.float64]
+Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # such as `map`
+Say = Callable[[str], None]
 
 ROUNDS, RISE = 100, 1e-5  # at most; a smaller rise of a word's mean log-likelihood ends them
 NARROWEST = 0.01  # of the spread of all words: that of a single word is 0
 NEGLIGIBLE = 1e-15  # share of a word that moves no number of single precision
 EMPTY = 1e-10  # share of the words below which a component loses all of them
+WORDS_AT_ONCE, DIMENSIONS_AT_ONCE = 128, 8  # which stay in a core's cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +41,16 @@ class Mixture:
     spreads_KD: Numbers
     laplacian_KD: NDArray[np.bool_]
 
-    def posteriors(self, words_ND: Numbers) -> tuple[Numbers, Numbers]:
+    def posteriors(self, words_ND: Numbers, run: Run = map) -> tuple[Numbers, Numbers]:
         """(N, K): each component's share of a word; (N,): the word's log-likelihood."""
+        starts = range(0, max(len(words_ND), 1), WORDS_AT_ONCE)
+        logs_NK = np.concatenate(list(run(lambda n: self._logs(words_ND[n : n + WORDS_AT_ONCE]), starts)))
+        highest_N1 = logs_NK.max(axis=1, keepdims=True)
+        shares_NK = np.exp(logs_NK - highest_N1)
+        sums_N1 = shares_NK.sum(axis=1, keepdims=True)
+        return shares_NK / sums_N1, (highest_N1 + np.log(sums_N1))[:, 0]
+
+    def _logs(self, words_ND: Numbers) -> Numbers:
         logs_NK = np.empty((len(words_ND), len(self.weights_K)))
         for k in range(len(self.weights_K)):
             z_ND = self._z(words_ND, k)
@@ -45,10 +58,7 @@ class Mixture:
             depths_N = z_ND @ self.laplacian_KD[k].astype(float)
             depths_N += np.multiply(z_ND, z_ND, out=z_ND) @ np.where(self.laplacian_KD[k], 0, 0.5)
             logs_NK[:, k] = self._heights_K[k] - depths_N
-        highest_N1 = logs_NK.max(axis=1, keepdims=True)
-        shares_NK = np.exp(logs_NK - highest_N1)
-        sums_N1 = shares_NK.sum(axis=1, keepdims=True)
-        return shares_NK / sums_N1, (highest_N1 + np.log(sums_N1))[:, 0]
+        return logs_NK
 
     def moves(self, words_ND: Numbers, k: int) -> Numbers:
         """(N, 2 D): how words move the centre and the spread of component `k`, if it had weight 1."""
@@ -74,7 +84,9 @@ class Mixture:
         return heights_K
 
 
-def fit_mixture(words_ND: Numbers, components: int, kind: Kind = "hglmm", seed: int = 0) -> tuple[Mixture, list[float]]:
+def fit_mixture(
+    words_ND: Numbers, components: int, kind: Kind = "hglmm", seed: int = 0, say: Say = lambda text: None
+) -> tuple[Mixture, list[float]]:
     """Fits by expectation-maximisation; returns a word's mean log-likelihood by round, too.
 
     Each word counts once: else frequent ones get components of their own (most of 30 on COCO).
@@ -84,12 +96,14 @@ def fit_mixture(words_ND: Numbers, components: int, kind: Kind = "hglmm", seed: 
     spread_D = words_ND.std(axis=0)
     if not spread_D.all():
         raise UserError(f"all words have the same number in dimension {np.flatnonzero(spread_D == 0)[0]}")
-    order_DN = np.argsort(words_ND.T, axis=1, kind="stable")
-    maximise = partial(_maximise, words_ND, order_DN, NARROWEST * spread_D, kind)
+    words_DN = np.ascontiguousarray(words_ND.T)
+    order_DN = np.argsort(words_DN, axis=1, kind="stable")
+    maximise = partial(_maximise, words_DN, order_DN, NARROWEST * spread_D, kind)
     mixture = maximise(np.eye(components)[_clusters(words_ND, components, seed)])
     likelihoods: list[float] = []
-    for _ in range(ROUNDS):
-        shares_NK, logs_N = mixture.posteriors(words_ND)
+    for number in range(ROUNDS):
+        say(f"mixture: round {number + 1} of at most {ROUNDS}")
+        shares_NK, logs_N = mixture.posteriors(words_ND, in_threads)
         likelihoods.append(float(logs_N.mean()))
         if len(likelihoods) > 1 and likelihoods[-1] - likelihoods[-2] < RISE:
             break
@@ -125,38 +139,50 @@ def normalised(vectors_SF: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _maximise(
-    words_ND: Numbers, order_DN: NDArray[np.int64], narrowest_D: Numbers, kind: Kind, shares_NK: Numbers
+    words_DN: Numbers, order_DN: NDArray[np.int64], narrowest_D: Numbers, kind: Kind, shares_NK: Numbers
 ) -> Mixture:
     """The M step; `order_DN` sorts each dimension."""
     weights_K = shares_NK.mean(axis=0)
     weights_K = np.where(weights_K > EMPTY, weights_K, 0.0)
-    shape = (len(weights_K), words_ND.shape[1])
+    shape = (len(weights_K), len(words_DN))
     centres_KD, spreads_KD, laplacian_KD = np.empty(shape), np.empty(shape), np.empty(shape, bool)
-    for k, weight in enumerate(weights_K):
-        shares_N = shares_NK[:, k] if weight else np.ones(len(shares_NK))  # a component of weight 0 is never used
+
+    def fill(k: int) -> None:
+        shares_N = shares_NK[:, k] if weights_K[k] else np.ones(len(shares_NK))  # of weight 0 it is never used
         shares_N = shares_N / shares_N.sum()
-        means_D = shares_N @ words_ND
-        variances_D = shares_N @ (words_ND - means_D) ** 2
-        deviations_D = np.maximum(np.sqrt(variances_D), narrowest_D)
-        if kind == "gmm":
-            centres_KD[k], spreads_KD[k], laplacian_KD[k] = means_D, deviations_D, False
-            continue
-        medians_D = _weighted_medians(words_ND, order_DN, shares_N)
-        distances_D = shares_N @ np.abs(words_ND - medians_D)
-        widths_D = np.maximum(distances_D, narrowest_D)
-        gaussian_D = -0.5 * np.log(2 * np.pi) - np.log(deviations_D) - variances_D / (2 * deviations_D**2)
-        likelier_D = -np.log(2 * widths_D) - distances_D / widths_D > gaussian_D
-        laplacian_KD[k] = likelier_D | (kind == "lmm")
-        centres_KD[k] = np.where(laplacian_KD[k], medians_D, means_D)
-        spreads_KD[k] = np.where(laplacian_KD[k], widths_D, deviations_D)
+        for start in range(0, shape[1], DIMENSIONS_AT_ONCE):
+            some = slice(start, start + DIMENSIONS_AT_ONCE)
+            found = _distributions(words_DN[some], order_DN[some], narrowest_D[some], kind, shares_N)
+            centres_KD[k, some], spreads_KD[k, some], laplacian_KD[k, some] = found
+
+    list(in_threads(fill, range(shape[0])))
     return Mixture(weights_K / weights_K.sum(), centres_KD, spreads_KD, laplacian_KD)
 
 
-def _weighted_medians(words_ND: Numbers, order_DN: NDArray[np.int64], shares_N: Numbers) -> Numbers:
+def _distributions(
+    words_DN: Numbers, order_DN: NDArray[np.int64], narrowest_D: Numbers, kind: Kind, shares_N: Numbers
+) -> tuple[Numbers, Numbers, Any]:
+    """Centres, spreads, and which are Laplacians."""
+    means_D = words_DN @ shares_N
+    variances_D = (words_DN - means_D[:, None]) ** 2 @ shares_N
+    deviations_D = np.maximum(np.sqrt(variances_D), narrowest_D)
+    if kind == "gmm":
+        return means_D, deviations_D, False
+    medians_D = _weighted_medians(words_DN, order_DN, shares_N)
+    distances_D = np.abs(words_DN - medians_D[:, None]) @ shares_N
+    widths_D = np.maximum(distances_D, narrowest_D)
+    gaussian_D = -0.5 * np.log(2 * np.pi) - np.log(deviations_D) - variances_D / (2 * deviations_D**2)
+    likelier_D = -np.log(2 * widths_D) - distances_D / widths_D > gaussian_D
+    laplacian_D = likelier_D | (kind == "lmm")
+    centres_D, spreads_D = np.where(laplacian_D, [medians_D, widths_D], [means_D, deviations_D])
+    return centres_D, spreads_D, laplacian_D
+
+
+def _weighted_medians(words_DN: Numbers, order_DN: NDArray[np.int64], shares_N: Numbers) -> Numbers:
     below_DN = np.cumsum(shares_N[order_DN], axis=1)
     places_D = (below_DN < 0.5 * below_DN[:, -1:]).sum(axis=1)
     dimensions = np.arange(len(order_DN))
-    medians_D: Numbers = words_ND[order_DN[dimensions, places_D], dimensions]
+    medians_D: Numbers = words_DN[dimensions, order_DN[dimensions, places_D]]
     return medians_D
 
 

@@ -8,7 +8,7 @@
 Principal components shorten longer codes to `width` numbers. Words without a vector are ignored; a sentence of such
 words alone is zeros (docs/models.md#fisher-vectors).
 
-With the papers' numbers a codebook takes 0.5 GB, and fitting it on 20,000 sentences some 6 GB and half an hour.
+With the papers' numbers a codebook takes 0.5 GB, and fitting it on 20,000 sentences some 5 GB and five minutes.
 
 Shapes: S sentences, V words, U words in use, E numbers of a word vector, F numbers of a code, W of a shortened one.
 """
@@ -27,10 +27,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.errors import UserError, extra_needed
+from xmodal.errors import UserError
 from xmodal.number_rules import one_or_more, zero_or_more
 from xmodal.root.identity import canonical_json
-from xmodal.text.fisher import Kind, Mixture, Numbers, fisher_vectors, fit_mixture, normalised
+from xmodal.text.fisher import Kind, Mixture, Numbers, Say, fisher_vectors, fit_mixture, normalised
+from xmodal.text.principal_axes import principal_axes
+from xmodal.text.threads import in_threads, one_thread_each
 from xmodal.text.tokenizers import Tokenizer, by_frequency, check_names, tokenized, tokenizer
 
 Method = Literal["hglmm", "gmm", "lmm", "mean", "tfidf"]
@@ -88,7 +90,7 @@ class Codebook:
         """(S, width); the last bits of a vector depend on the captions beside it."""
         sentences = list(map(self._split, captions))
         codes_SW = np.zeros((len(sentences), self.width), np.float32)
-        with _one_thread():
+        with one_thread_each():
             for rows, codes, is_known in self._batches(sentences):
                 codes = self.principal(codes) if self.principal else codes
                 codes_SW[rows][is_known] = codes[is_known]
@@ -161,14 +163,18 @@ def _part(kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> Any:
 
 
 def fit(
-    coding: Coding, sample: Iterable[str], words: Sequence[str] = (), vectors_VE: NDArray[np.float32] | None = None
+    coding: Coding,
+    sample: Iterable[str],
+    words: Sequence[str] = (),
+    vectors_VE: NDArray[np.float32] | None = None,
+    say: Say = lambda text: None,
 ) -> tuple[Codebook, dict[str, Any]]:
     """Fits a codebook; returns the facts to report, too.
 
-    `words` are all that will ever be encoded, each with a vector or NaN; tfidf takes none.
+    `words` are all that will ever be encoded, each with a vector or NaN; tfidf takes none. `say` hears how far it is.
     """
     sentences = list(tokenized(sample, coding.tokenizer, coding.cleaning))
-    with _one_thread():
+    with one_thread_each():
         if coding.method == "tfidf":
             return _rarities(coding, sentences), {}
         assert vectors_VE is not None, f"{coding.method} needs word vectors"
@@ -176,8 +182,8 @@ def fit(
         known = tuple(words[row] for row in np.flatnonzero(has_V).tolist())
         codebook, facts = Codebook(coding, known, vectors_VE[has_V]), dict[str, Any]()
         if coding.method != "mean":
-            codebook, facts = _with_mixture(codebook, coding.method, sentences)
-        return _shortened(codebook, sentences), facts
+            codebook, facts = _with_mixture(codebook, coding.method, sentences, say)
+        return _shortened(codebook, sentences, say), facts
 
 
 def _rarities(coding: Coding, sample: Sentences) -> Codebook:
@@ -190,7 +196,7 @@ def _rarities(coding: Coding, sample: Sentences) -> Codebook:
     return Codebook(coding, tuple(words), rarities_V[:, None].astype(np.float32))
 
 
-def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Codebook, dict[str, Any]]:
+def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences, say: Say) -> tuple[Codebook, dict[str, Any]]:
     used_U, counts_SU = codebook._counted(sample)
     if not len(used_U):
         raise UserError("the sample has no word that there is a vector of")
@@ -201,10 +207,10 @@ def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Co
     known = int((counts_SU.sum(axis=1) > 0).sum())
     _check_enough(known, coding.width, 2 * coding.components * directions)  # before half an hour of work
     counts_U = counts_SU.sum(axis=0).astype(np.int64)
-    independent, converged = _independent(np.repeat(vectors_UE, counts_U, axis=0), directions, coding.seed)
+    independent, converged = _independent(vectors_UE, counts_U / counts_U.sum(), directions, coding.seed, say)
     rotated_VD = independent(codebook.vectors_VE.astype(np.float64)).astype(np.float32)
     words_UD = rotated_VD[used_U].astype(np.float64)
-    mixture, likelihoods = fit_mixture(words_UD, coding.components, kind, coding.seed)
+    mixture, likelihoods = fit_mixture(words_UD, coding.components, kind, coding.seed, say)
     facts = {
         "words": int(counts_U.sum()),
         "different words": len(used_U),
@@ -218,41 +224,53 @@ def _with_mixture(codebook: Codebook, kind: Kind, sample: Sentences) -> tuple[Co
     return replace(codebook, vectors_VE=rotated_VD, mixture=mixture), facts
 
 
-def _independent(vectors_NE: Numbers, directions: int, seed: int) -> tuple[Projection, bool]:
+def _independent(
+    vectors_UE: Numbers, shares_U: Numbers, directions: int, seed: int, say: Say
+) -> tuple[Projection, bool]:
+    """Gives what the analysis of all occurrences of the words gives, as `shares_U` counts them."""
     from sklearn.decomposition import FastICA
     from sklearn.exceptions import ConvergenceWarning
 
-    analysis = FastICA(directions, whiten="unit-variance", whiten_solver="svd", random_state=seed)
-    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):  # by those that are left out
+    rounds = 0
+
+    def weighted_tanh(values_DU: Numbers) -> tuple[Numbers, Numbers]:
+        nonlocal rounds
+        say(f"independent components: round {(rounds := rounds + 1)} of at most {analysis.max_iter}")
+        np.tanh(values_DU, out=values_DU)
+        slopes_D = (1 - values_DU**2) @ shares_U
+        return values_DU * (shares_U * len(shares_U)), slopes_D
+
+    mean_E = shares_U @ vectors_UE
+    off_UE = vectors_UE - mean_E
+    _, spreads, axes = np.linalg.svd(off_UE * np.sqrt(shares_U)[:, None], full_matrices=False)
+    whitening_DE = (axes * np.sign(axes[:, :1]))[:directions] / spreads[:directions, None]
+    white_UD = off_UE @ whitening_DE.T
+    analysis = FastICA(whiten=False, fun=weighted_tanh, random_state=seed)
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        analysis.fit(vectors_NE)
-    return Projection(analysis.mean_, analysis.components_), analysis.n_iter_ < analysis.max_iter
+        analysis.fit(white_UD)
+    components_DD = analysis.components_
+    components_DD = components_DD / np.sqrt((white_UD @ components_DD.T).T ** 2 @ shares_U)[:, None]
+    return Projection(mean_E, components_DD @ whitening_DE), analysis.n_iter_ < analysis.max_iter
 
 
-def _shortened(codebook: Codebook, sample: Sentences) -> Codebook:
+def _shortened(codebook: Codebook, sample: Sentences, say: Say) -> Codebook:
     coding, length = codebook.coding, codebook.width
     if length <= coding.width:
         return codebook
-    from sklearn.decomposition import PCA
-
-    codes_SF = np.empty((len(sample), length), np.float32)
-    is_known_S = np.empty(len(sample), bool)
-    for rows, codes, is_known in codebook._batches(sample):
+    batches = [sample[start : start + AT_ONCE] for start in range(0, len(sample), AT_ONCE)]
+    codes_SF, is_known_S = np.empty((len(sample), length), np.float32), np.empty(len(sample), bool)
+    for number, (codes, is_known) in enumerate(in_threads(codebook._code, batches)):
+        say(f"codes: {number * AT_ONCE:,} of {len(sample):,} captions")
+        rows = slice(number * AT_ONCE, number * AT_ONCE + len(codes))
         codes_SF[rows], is_known_S[rows] = codes, is_known
     codes_SF = codes_SF if is_known_S.all() else codes_SF[is_known_S]
     _check_enough(len(codes_SF), coding.width, length)
-    analysis = PCA(coding.width, random_state=coding.seed, copy=False).fit(codes_SF)
-    return replace(codebook, principal=Projection(analysis.mean_, analysis.components_))
+    parts = len(codebook.mixture.weights_K) if codebook.mixture else 1
+    return replace(codebook, principal=Projection(*principal_axes(codes_SF, coding.width, parts, coding.seed, say)))
 
 
 def _check_enough(sentences: int, width: int, length: int) -> None:
     if sentences <= width < length:
         untold = f"cannot tell which {width:,} of {length:,} dimensions to keep"
         raise UserError(f"{sentences:,} sentences of the sample {untold}: take more, or a smaller width")
-
-
-def _one_thread() -> Any:
-    """The number of threads changes the last bits."""
-    with extra_needed("text", "codes of sentences need scikit-learn"):
-        import threadpoolctl  # comes with it
-    return threadpoolctl.threadpool_limits(1)
