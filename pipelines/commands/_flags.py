@@ -116,6 +116,8 @@ def own_data(parser: Parser) -> None:
     for name, (takes, help) in OWN_DATA.items():
         choices = [*takes.split("|"), ""] if "|" in takes else None
         own.add_argument(f"--{name}", metavar=takes, choices=choices, help=help)
+    links = "take files that links lead to from outside the folder, too (default: refused)"
+    own.add_argument("--follow-links", action="store_const", const="yes", help=links)
 
 
 def stage_names() -> list[str]:
@@ -184,8 +186,9 @@ def existing(root: str) -> Storage:
 def parse_targets(args: Args, options: "BuildOptions") -> "list[Target]":
     from pipelines.upkeep.targets import parse_targets
 
-    own = {name: value for name in OWN_DATA if (value := getattr(args, name, None)) is not None}
-    return parse_targets(args.targets, options, own, getattr(args, "sample", False))
+    names = [*OWN_DATA, "follow-links"]
+    own = {name: value for name in names if (value := getattr(args, name.replace("-", "_"), None)) is not None}
+    return parse_targets(args.targets, options, own, getattr(args, "sample", False), hasattr(args, "sample"))
 
 
 def corpus_name(text: str, args: Args) -> str:

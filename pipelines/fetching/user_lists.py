@@ -12,7 +12,7 @@ The description is sealed with the lists: later commands need neither.
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -56,15 +56,24 @@ class ListedFiles:
     is_dataset: bool = False  # names of files say splits
 
 
-def find_lists(text: str, captions: str | None) -> ListedFiles:
+Checksum = Callable[[Path, str], str]  # of a list, by its place and its path among the lists
+
+
+def find_lists(
+    text: str,
+    captions: str | None,
+    follow_links: bool = False,
+    checksum: Checksum = lambda file, path: sha256_of(file),
+) -> ListedFiles:
+    """Without `follow_links`, a list that a folder has by a link from elsewhere is refused."""
     if text.startswith("hf://"):
         return _find_on_hub(text)
     path = Path(text).expanduser()
     if path.is_dir():
-        return _find_in_folder(path, captions)
+        return _find_in_folder(path, captions, follow_links, checksum)
     if captions:
         raise UserError(f"--captions is for a folder of pictures or clips, which {text} is not")
-    return _find_here(Path(path.name.removesuffix(GZ)).stem, path, path.parent)
+    return _find_here(Path(path.name.removesuffix(GZ)).stem, path, path.parent, checksum)
 
 
 def describe(name: str, found: ListedFiles, flags: Mapping[str, str], known: Description | None) -> Description:
@@ -110,7 +119,7 @@ def _folder_of_paths(description: Description, found: ListedFiles) -> str | None
     return None
 
 
-def _find_in_folder(folder: Path, captions: str | None) -> ListedFiles:
+def _find_in_folder(folder: Path, captions: str | None, follow_links: bool, checksum: Checksum) -> ListedFiles:
     name = folder.resolve().name
     named = (Path(captions).expanduser(), folder / captions) if captions else map(folder.joinpath, LISTS)
     lists = [path for path in named if path.is_file()]
@@ -118,10 +127,14 @@ def _find_in_folder(folder: Path, captions: str | None) -> ListedFiles:
         raise UserError(f"--captions {captions}: there is no such file, neither here nor in {folder}")
     if len(lists) > 1 and not captions:
         raise UserError(f"{folder} has {lists[0].name} and {lists[1].name}: say which with --captions")
+    files = {} if lists else dict(_dataset_files(folder))
+    for file in [] if captions or follow_links else [*lists, *files]:
+        if not (real := file.resolve()).is_relative_to(folder.resolve()):
+            raise UserError(f"{file} points out of the folder: {real}, give --follow-links to take it")
     if lists:
-        return _find_here(name, lists[0], folder)
-    if files := dict(_dataset_files(folder)):
-        return replace(_find_here(name, folder, folder, files), is_dataset=True)
+        return _find_here(name, lists[0], folder, checksum)
+    if files:
+        return replace(_find_here(name, folder, folder, checksum, files), is_dataset=True)
     raise UserError(f"{folder} has no list: give one with --captions, or name it {', '.join(NAMED)}")
 
 
@@ -154,7 +167,9 @@ def _split_of(path: str) -> str | None:
     return named[1] if (named := SPLIT_FILE.fullmatch(path)) else None
 
 
-def _find_here(name: str, place: Path, folder: Path, splits: Mapping[Path, str | None] | None = None) -> ListedFiles:
+def _find_here(
+    name: str, place: Path, folder: Path, checksum: Checksum, splits: Mapping[Path, str | None] | None = None
+) -> ListedFiles:
     # `splits`: files below `place`; default: `place` is the file
     files, paths = [], {}
     for file, split in (splits or {place: None}).items():
@@ -162,7 +177,7 @@ def _find_here(name: str, place: Path, folder: Path, splits: Mapping[Path, str |
         if not ending(path):
             raise UserError(f"{file} is no list: Parquet, CSV, TSV, JSONL and JSON are known, by these endings")
         try:
-            files.append(ListFile(path, file.stat().st_size, sha256_of(file), split))
+            files.append(ListFile(path, file.stat().st_size, checksum(file, path), split))
         except OSError as error:
             raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
         paths[path] = file

@@ -44,6 +44,8 @@ NEW = (  # modules and definitions of what did not exist then
     "xmodal/checks/corpus_contract.py",
     "xmodal/corpora/__init__.py:sample_of",
     "xmodal/root/identity.py:since",
+    "pipelines/fetching/list_changes.py",
+    *(f"pipelines/fetching/corpus_names.py:{name}" for name in ("at_present", "_as_it_lies", "changes", "_changes")),
     "xmodal/models/__init__.py:source_of",
     "xmodal/training/fit.py:_check_terms",
     "pipelines/commands/data/check.py",
@@ -77,6 +79,17 @@ NEW = (  # modules and definitions of what did not exist then
     "pipelines/fetching/ledger.py:later",
     "pipelines/stages/__init__.py:_check_config",
     "pipelines/stages/fingerprints.py:looks",
+    # inputs that people have
+    "pipelines/fetching/corpus_files.py:_with_unpacked",
+    "pipelines/fetching/corpus_files.py:_unpacked_members",
+    "pipelines/fetching/user_lists.py:_folder_of_paths",
+    "xmodal/raw/archives.py:unzipped",
+    "xmodal/raw/readers.py:_json",
+    "xmodal/userdata/entries.py:is_below",
+    "xmodal/userdata/entries.py:_labels",
+    "xmodal/text/vocabularies.py:_unpickled_or_lines",
+    "xmodal/batches/texts.py:shortened",
+    "xmodal/batches/examples.py:note_of_cuts",
 )
 
 

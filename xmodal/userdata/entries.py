@@ -23,7 +23,7 @@ from xmodal.records.media_kinds import kind_of
 from xmodal.records.tables import Kind, Oddity
 from xmodal.root.identity import fingerprint
 from xmodal.userdata.description import Description, split_name
-from xmodal.userdata.embedded_pictures import EmbeddedPictures
+from xmodal.userdata.embedded_pictures import FOLDER, EmbeddedPictures
 
 LONGEST_ID, LONGEST_STEP, LONGEST_PATH, LONGEST_URL = 200, 255, 1000, 8000  # limits of file systems and servers
 
@@ -61,7 +61,7 @@ class Entry:
 def entries(description: Description, raw: Raw) -> Iterator[Entry | Oddity]:
     """Yields every row; one that is left out is an Oddity."""
     content = [[file.bytes, file.sha256] for file in description.files]  # other settings move no picture
-    embedded = EmbeddedPictures(f"embedded/{fingerprint([content, description.revision, description.url])[:16]}")
+    embedded = EmbeddedPictures(f"{FOLDER}/{fingerprint([content, description.revision, description.url])[:16]}")
     given = {use: getattr(description, use) for use in ("url", "caption", "id", "split", "labels")}
     columns = {use: column for use, column in given.items() if column is not None}
     for file in description.files:

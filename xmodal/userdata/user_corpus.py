@@ -9,7 +9,7 @@ A list is Parquet, CSV, TSV, JSONL, JSON or an Arrow stream (xmodal/raw/readers.
 - Rows with one id are one item with several captions. No id depends on the order of the rows.
 - A column says the split of an item, or its file, or the hash of its id.
 - An item that a column puts in two splits is an error, as is an id of two pictures in files of different splits.
-- A picture beside the list is taken once. A changed one needs another name.
+- A picture beside the list is taken again where its bytes have changed; one that is gone is kept.
 - An item has the labels of all its rows: a list, or a text with ; between them. They are its categories.
 
 Rows are streamed; ids and digests stay in memory.
