@@ -243,6 +243,13 @@ def test_the_same_caption_twice_is_kept_on_request(xmodal: Xmodal, root: Path, t
         assert built(rows, "records")["counts"]["captions"] == captions
 
 
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz", "a.json.gz"])
+def test_a_packed_line_without_end_is_refused_before_it_fills_the_memory(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(b'[{"url": "' + b"a" * 100 * 2**20, 1))
+    with pytest.raises(UserError, match=r"a\.csv\.gz:1 has 33,554,432|a\.jsonl\.gz:1 has 33,554,432|is not the JSON"):
+        parsed(tmp_path, name)
+
+
 def test_a_cell_of_a_million_characters_costs_nothing_but_its_length(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", [{"url": "p0.png", "caption": "word " * 200_000}, *SOME[1:]])
     found = captions_of(parsed(tmp_path, "a.csv"))

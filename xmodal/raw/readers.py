@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
-from typing import IO, Any, TypeVar
+from typing import IO, Any, AnyStr, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,10 +45,8 @@ def lines(raw: Raw, path: str) -> Iterator[tuple[str, str]]:
 
 
 def lines_of(file: IO[bytes], path: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(iter(partial(file.readline, LONGEST), b""), 1):
+    for number, line in enumerate(_bounded(file, path), 1):
         where = f"{path}:{number}"
-        if len(line) == LONGEST:
-            raise UserError(f"{where} has {LONGEST:,} bytes or more: break it into lines")
         data = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         try:
             text = data.decode().rstrip("\r\n")
@@ -56,6 +54,15 @@ def lines_of(file: IO[bytes], path: str) -> Iterator[tuple[str, str]]:
             raise UserError(f"{where} is not UTF-8, at its byte {error.start + 1}: save it as UTF-8") from None
         if text:
             yield where, text
+
+
+def _bounded(file: IO[AnyStr], path: str) -> Iterator[AnyStr]:
+    number = 0
+    while line := file.readline(LONGEST):
+        number += 1
+        if len(line) == LONGEST:  # of a zipped file it may be far more
+            raise UserError(f"{path}:{number} has {LONGEST:,} characters or more: break it into lines")
+        yield line
 
 
 def columns(raw: Raw, path: str, count: int) -> Iterator[tuple[str, list[str]]]:
@@ -288,7 +295,7 @@ def named_columns(
     """The named columns, in this order, of a table."""
     csv.field_size_limit(LONGEST)  # of the process; Python's is 131,072
     with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
-        table = csv.reader(text, delimiter=separator, strict=True)
+        table = csv.reader(_bounded(text, path), delimiter=separator, strict=True)
         try:
             if not (header := next(table, [])):
                 raise UserError(f"{path} is empty: its first line must name its columns")
