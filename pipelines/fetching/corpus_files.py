@@ -80,23 +80,18 @@ class CorpusFiles:
             required += members if is_whole else [source]
         return replace(files, required=tuple(required))
 
-    def media_changes(self) -> list[FileChange]:
-        files, raw = self.of("media"), self.raw_folder("media")
-        return file_changes(files.listed, files.ledger, raw) if raw else []
-
     def _take_changed_media(self) -> None:
         """Has media fetched again that have changed beside the list."""
-        changes = [] if self._is_compared else self.media_changes()
-        self._is_compared = True
+        files, raw = self.of("media"), self.raw_folder("media")
+        if self._is_compared or not raw:
+            return
+        self._is_compared, changes = True, file_changes(files.listed, files.ledger, raw)
         if said := describe_files(changes):
             self._options.progress.say(f"{self._corpus.name}: {said}")
-        files = self.of("media")
         files.ledger.add([one.attempt for one in changes if one.how == TOUCHED])
         if again := [one for one in changes if one.how in (ADDED, EDITED)]:
-            linked = (
-                blob_key(one.state.sha256) for one in again if one.how == EDITED and _is_linked(files.storage, one)
-            )
-            lose_blobs(files.storage, {*linked})
+            edited = [one for one in again if one.how == EDITED]
+            lose_blobs(files.storage, {blob_key(one.state.sha256) for one in edited if _is_linked(files.storage, one)})
             files.ledger.lose([one.state for one in again], CHANGED)
             vars(files).pop("sealed", None)
 
@@ -127,12 +122,11 @@ class CorpusFiles:
         return sealed
 
     def raw_folder(self, part: Part) -> RawFolder | None:
-        lists = self._found.lists if part == "annotations" else {}
-        return (
-            RawFolder(self._raw, self.of(part).sources, lists, self._corpus.whole_paths, self._found.follow_links)
-            if self._raw
-            else None
-        )
+        if not self._raw:
+            return None
+        found, sources = self._found, self.of(part).sources
+        lists = found.lists if part == "annotations" else {}
+        return RawFolder(self._raw, sources, lists, self._corpus.whole_paths, found.follow_links)
 
     def _seal(self, files: FileSet) -> Output:
         if missing := files.lacking(files.required):

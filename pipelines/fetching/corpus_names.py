@@ -215,7 +215,9 @@ def _as_it_lies(storage: Storage, name: str, known: Description) -> FoundCorpus 
     """The list that a name remembers; None if it is gone, or came with the root."""
     note = _note(storage, name)
     place, follows = Path(note.get("place") or ""), note.get("follow_links") is True
-    if not (place.is_absolute() and place.exists()) or place.resolve().is_relative_to(storage.url):
+    folder = place if place.is_dir() else place.parent
+    is_there = place.is_absolute() and any((folder / file.path).is_file() for file in known.files)
+    if not is_there or place.resolve().is_relative_to(storage.url):
         return None
     checksum = partial(checksum_of, Ledger(storage, "annotations", name))
     lists = find_lists(str(place), None, follows, checksum)
@@ -228,7 +230,7 @@ def changes(storage: Storage, names: Collection[str] = ()) -> dict[str, list[str
     for name in names or _noted(storage):
         try:
             said[name] = [*filter(None, _changes(storage, name))] if description_of(storage, name) else []
-        except UserError as trouble:  # one damaged corpus does not hide the others
+        except (UserError, OSError) as trouble:  # one that cannot be read does not hide the others
             said[name] = [str(trouble)]
     return {name: some for name, some in said.items() if some}
 

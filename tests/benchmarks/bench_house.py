@@ -44,8 +44,6 @@ NEW = (  # modules and definitions of what did not exist then
     "xmodal/checks/corpus_contract.py",
     "xmodal/corpora/__init__.py:sample_of",
     "xmodal/root/identity.py:since",
-    "pipelines/fetching/list_changes.py",
-    *(f"pipelines/fetching/corpus_names.py:{name}" for name in ("at_present", "_as_it_lies", "changes", "_changes")),
     "xmodal/models/__init__.py:source_of",
     "xmodal/training/fit.py:_check_terms",
     "pipelines/commands/data/check.py",
@@ -79,6 +77,12 @@ NEW = (  # modules and definitions of what did not exist then
     "pipelines/fetching/ledger.py:later",
     "pipelines/stages/__init__.py:_check_config",
     "pipelines/stages/fingerprints.py:looks",
+    # lists and pictures that change, and links out of a folder
+    "pipelines/fetching/list_changes.py",
+    *(f"pipelines/fetching/corpus_names.py:{name}" for name in ("at_present", "_as_it_lies", "changes", "_changes")),
+    *(f"pipelines/fetching/corpus_files.py:{name}" for name in ("_take_changed_media", "_is_linked")),
+    *(f"pipelines/fetching/fetcher.py:{name}" for name in ("takes", "link_out")),
+    "pipelines/fetching/ledger.py:looks_like",
     # inputs that people have
     "pipelines/fetching/corpus_files.py:_with_unpacked",
     "pipelines/fetching/corpus_files.py:_unpacked_members",

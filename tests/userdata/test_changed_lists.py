@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.fetching import corpus_files, list_changes
+from pipelines.fetching import corpus_files, list_changes, user_lists
 from tests.commands.test_cli import Xmodal
 from tests.commands.test_cli import xmodal as xmodal
 from tests.conftest import tree_digest
@@ -162,6 +162,16 @@ def test_a_list_that_came_with_a_root_is_not_read(xmodal: Xmodal, root: Path) ->
     assert identities(xmodal.done("build", mine.place, "--root", root)) != before
 
 
+def test_a_root_that_names_a_folder_of_no_list_has_nobody_search_it(
+    xmodal: Xmodal, mine: List, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = identities(xmodal.done("build", mine.place, "--root", root))
+    (root / "_runs/own/mine.json").write_text('{"place": "/", "folder": "/"}')
+    monkeypatch.setattr(user_lists, "_dataset_files", lambda folder: pytest.fail(f"{folder} is searched"))
+    assert xmodal.done("status", "--root", root)["changes"] == {}
+    assert identities(xmodal.done("build", "mine", "--root", root)) == before
+
+
 # -------------------------------------------------------------------------------------------------------- the pictures
 
 
@@ -296,8 +306,10 @@ def test_after_changes_every_command_takes_the_current_outputs(
     assert f'"features":"{third}"' in "".join(file.read_text() for file in (tmp_path / "run").glob("*.json"))
     xmodal.done("evaluate", tmp_path / "run", "--root", root)
     outputs = xmodal.done("status", "--root", root)["outputs"]
-    states = {o["identity"]: o["differs"].rpartition(", ")[2] for o in outputs if o["stage"] == "resnet"}
-    assert states == {first: "of an earlier state)", second: "of an earlier state)", third: "current)"}
+    told = {output["identity"]: output["differs"] for output in outputs if output["stage"] == "resnet"}
+    assert ", current, built 20" in told[third]
+    assert ", not in use, built 20" in told[first]
+    assert ", not in use, built 20" in told[second]
     xmodal.done("build", "mine/resnet", "--root", root, *(word.replace("random:0", "random:1") for word in SETS))
     refused = xmodal("train", "vsepp", "--corpus", "mine", "--root", root, "--run", tmp_path / "other", *sets).complaint
     assert "several outputs of resnet, so say which by --features IDENTITY" in refused

@@ -125,9 +125,9 @@ def describe_differences(outputs: Sequence[Output]) -> Iterator[str]:
     differing = [name for name in names if any(o.config.get(name) != outputs[0].config.get(name) for o in outputs)]
     facts = [[f"{name}={o.config[name]}" for name in differing if name in o.config] for o in outputs]
     is_told = len({tuple(fact for fact in some if not OPAQUE.search(fact)) for some in facts}) == len(outputs) > 1
-    states = ["current" if _is_current(output) else "of an earlier state" for output in outputs]
+    states = ["current" if _is_current(output) else "not in use" for output in outputs]
     for output, some, state in zip(outputs, facts, states, strict=True):
-        told = some + ([] if is_told else _origin(output)) + ([state] if len({*states}) > 1 else [])
+        told = some + ([state] if len({*states}) > 1 else []) + ([] if is_told else _origin(output))
         yield f"{output.identity} ({', '.join(told)})"
 
 

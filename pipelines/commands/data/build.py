@@ -1,6 +1,7 @@
 """Brings stages of corpora up to date; continues where it stopped.
 
 A corpus alone stands for sources, records and media. A stage brings what it needs before it.
+The name of your own list takes the list and the files beside it as they are now, and says what has changed.
 `xmodal settings STAGE` lists what --set may change; `xmodal plan` takes the same arguments and builds nothing.
 
 examples:

@@ -1,4 +1,4 @@
-"""Shows how far every output of a root is, and its failures by class.
+"""Shows how far every output of a root is, its failures by class, and changes of your own lists.
 
 examples:
   xmodal status --root data
