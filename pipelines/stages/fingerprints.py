@@ -86,7 +86,7 @@ def looks(settings: None, data: bytes, send: Send) -> bytes:
 
 def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[MediaBatch, Sink], Counts]:
     archives = Archives(raw_of(inputs[0]))
-    earlier = EarlierRows(Stage(STAGE.name, config, partial(_plan, ()), _open, inputs, VERSION), named="media")
+    earlier = EarlierRows(Stage(STAGE.name, config, partial(_plan, ()), _open, inputs, VERSION), COLUMNS)
     decoder = PictureDecoder(f"{__name__}:looks", None, config.deadline)
 
     def look(path: str, kind: Kind, files: Mapping[str, str | None], sink: Sink) -> dict[str, Any]:
