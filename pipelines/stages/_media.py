@@ -7,7 +7,7 @@ failure too, but its row is made of what remains.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +41,7 @@ class PictureExtractor:
     blank: NDArray[Any]  # in place of a picture that cannot be had
     batch_size: int
     provenance: Mapping[str, object]
+    expect: Callable[[bytes], None] = lambda data: None  # hears of the picture that `see` gets after the next one
 
 
 def picture_stage(
@@ -78,7 +79,12 @@ def resnet_extractor(weights: Path | None, config: ResNetStageConfig) -> Picture
     network, decoder = load(config, weights), SquareDecoder(config.resize, config.crop, config.deadline)
     gray = np.zeros((3, config.crop, config.crop), np.float32)
     return PictureExtractor(
-        lambda data, cut: normalised(decoder.pixels(data, cut)), network, gray, config.batch_size, network.provenance()
+        lambda data, cut: normalised(decoder.pixels(data, cut)),
+        network,
+        gray,
+        config.batch_size,
+        network.provenance(),
+        decoder.expect,
     )
 
 
@@ -112,13 +118,17 @@ def files_of(sealed: Mapping[str, str | None], media: Iterable[str]) -> Checksum
 def _open(opened: Callable[[Any], PictureExtractor], config: Any, inputs: Inputs) -> ArrayWriter:
     extractor, archives = opened(config), Archives(raw_of(inputs[0]))
 
-    def see(id: str, media: str, sink: Sink) -> NDArray[Any] | None:
-        cut = list[str]()
+    def read(id: str, media: str, sink: Sink) -> bytes | None:
         try:
-            picture = extractor.see(archives.read(media), cut.append)
+            return archives.read(media)
         except MissingMedia as missing:
             sink.fail(id, "absent", str(missing))
             return None
+
+    def see(id: str, data: bytes, sink: Sink) -> NDArray[Any] | None:
+        cut = list[str]()
+        try:
+            picture = extractor.see(data, cut.append)
         except UnreadableImage as unreadable:
             sink.fail(id, unreadable.kind, str(unreadable))
             return None
@@ -131,8 +141,11 @@ def _open(opened: Callable[[Any], PictureExtractor], config: Any, inputs: Inputs
 
         def pictures() -> Iterator[NDArray[Any] | None]:
             nonlocal seen
-            for id, media in zip(work.ids, work.reads[0], strict=True):
-                picture = see(id, media, sink)
+            read_all = (read(id, media, sink) for id, media in zip(work.ids, work.reads[0], strict=True))
+            for id, (data, following) in zip(work.ids, pairwise(chain(read_all, [None])), strict=True):
+                if data is not None and following is not None:
+                    extractor.expect(following)
+                picture = None if data is None else see(id, data, sink)
                 seen += picture is not None
                 yield picture
 

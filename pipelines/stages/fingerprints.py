@@ -10,11 +10,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, pairwise
 from typing import Any
 
 import pyarrow as pa
 
-from pipelines.engine.killable_worker import Send
+from pipelines.engine.killable_worker import Body, Send
 from pipelines.engine.picture_decoder import DEADLINE, PictureDecoder, answer
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given
 from pipelines.stages import Needs, StageKind
@@ -78,7 +79,7 @@ def _plan(media: Media, config: FingerprintsConfig, inputs: Inputs) -> Iterator[
         yield f"part-{number:06d}", MediaBatch(number, some, files_of(sealed, (path for path, _ in some)))
 
 
-def looks(settings: None, data: bytes, send: Send) -> bytes:
+def looks(settings: None, data: bytes, send: Send) -> Body:
     """A medium's perceptual hashes as JSON; the first byte of the data is its kind's."""
     kind: Kind = "clip" if data[:1] == FIRST["clip"] else "image"
     return answer(lambda on_truncated: json.dumps(hash_media(data[1:], kind)).encode(), send)
@@ -88,21 +89,28 @@ def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[MediaBatch, S
     archives = Archives(raw_of(inputs[0]))
     decoder = PictureDecoder(f"{__name__}:looks", None, config.deadline)
 
+    def read(path: str, kind: Kind, sink: Sink) -> bytes | None:
+        try:
+            return FIRST[kind] + archives.read(path)
+        except MissingMedia as missing:
+            sink.fail(path, "absent", str(missing))
+            return None
+
     def work(batch: MediaBatch, sink: Sink) -> Counts:
         rows, flat = list[dict[str, Any]](), 0
-        for path, kind in batch.media:
-            try:
-                data = archives.read(path)
-            except MissingMedia as missing:
-                sink.fail(path, "absent", str(missing))
+        read_all = (read(*medium, sink) for medium in batch.media)
+        for (path, _), (data, following) in zip(batch.media, pairwise(chain(read_all, [None])), strict=True):
+            if data is None:
                 continue
+            if following is not None:
+                decoder.expect(following)
             looks = None
             try:
-                looks = json.loads(decoder.decode(FIRST[kind] + data))
+                looks = json.loads(decoder.decode(data))
                 flat += not looks
             except UnreadableImage as unreadable:
                 sink.fail(path, unreadable.kind, str(unreadable))
-            rows.append({"media": path, "sha256": hashlib.sha256(data).hexdigest(), "looks": looks})
+            rows.append({"media": path, "sha256": hashlib.sha256(memoryview(data)[1:]).hexdigest(), "looks": looks})
         write_table(sink, f"part-{batch.number:06d}.parquet", pa.Table.from_pylist(rows, COLUMNS))
         return {"media": len(rows), "flat": flat}
 

@@ -63,4 +63,4 @@ def _extractor(config: PixelsConfig) -> PictureExtractor:
     provenance = {"preprocessing": preprocessing, "versions": versions}
     blank = np.zeros((side, side, 3), np.uint8)
     decoder = SquareDecoder(side, side, config.deadline)
-    return PictureExtractor(decoder.pixels, np.asarray, blank, PICTURES_AT_ONCE, provenance)
+    return PictureExtractor(decoder.pixels, np.asarray, blank, PICTURES_AT_ONCE, provenance, decoder.expect)
