@@ -1,6 +1,7 @@
 """The flags that several commands share, and what they name."""
 
 import argparse
+import os
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -132,6 +133,7 @@ def setup(args: Args) -> "Setup":
 
 def runner(args: Args) -> "Runner":
     from pipelines.engine.building import serial
+    from pipelines.engine.serial_start import SerialStart
 
     def on_ray(open_worker: Any, units: Any, resources: Any) -> Iterator[Any]:  # what is up to date needs no Ray
         try:
@@ -140,7 +142,9 @@ def runner(args: Args) -> "Runner":
             raise UserError(f"{how_to_install(error.name or '') or error}, or add --serial") from error
         yield from RayRunner(args.workers, args.address)(open_worker, units, resources)
 
-    return serial if args.serial else on_ray
+    if args.serial:
+        return serial
+    return on_ray if args.address or args.workers or os.environ.get("RAY_ADDRESS") else SerialStart(on_ray)
 
 
 def build_options(args: Args) -> "BuildOptions":

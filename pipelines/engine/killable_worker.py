@@ -32,7 +32,7 @@ HEADER = struct.Struct("<cQ")  # kind and length of a message
 PROGRAM = "from pipelines.engine.killable_worker import serve; serve()"
 CALL, READY, DONE, USER_ERROR, EXCEPTION = b"C", b"R", b"D", b"U", b"X"  # kinds of messages; a function may send others
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-TRIM_THRESHOLD, MMAP_THRESHOLD, KEPT_BYTES = -1, -3, 1 << 25  # of malloc
+TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of malloc
 
 Body = bytes | memoryview
 Send = Callable[[bytes, Body], None]  # kind, of one byte, and body of a message
@@ -208,6 +208,13 @@ def _close(process: "Popen[bytes]", connection: socket.socket) -> None:
     process.wait()
 
 
+def keep_memory(most: int) -> None:
+    """Keeps up to `most` freed bytes in this process: what goes back to the system costs a fault a page."""
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # only of glibc
+        mallopt(MMAP_MAX, 0)
+        mallopt(TRIM_THRESHOLD, most)
+
+
 # ---------------------------------------------------------------------------------------------- in the process
 
 
@@ -215,10 +222,8 @@ def serve() -> None:
     """Answers calls until the parent is gone."""
     function, settings, memory, parent = json.loads(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the parent
-    libc = ctypes.CDLL(None)
-    libc.prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    for threshold in (TRIM_THRESHOLD, MMAP_THRESHOLD):  # memory that goes back to the system costs a fault a page
-        libc.mallopt(threshold, KEPT_BYTES)
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    keep_memory(1 << 25)
     if os.getppid() != parent:  # it ended before the line above
         sys.exit()
     talk = _Conversation(socket.socket(fileno=os.dup(0)))
