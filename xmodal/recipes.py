@@ -58,6 +58,9 @@ class Features:
             raise ValueError(f"no rule {self.rule!r} for frames; there are: {', '.join(get_args(FrameRule))}")
 
 
+MOST_WORDS = 512  # of a caption, beside <start> and <end>: a batch is as wide as its longest one
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Says how captions become word ids (`xmodal.text.tokenizers`)."""
@@ -65,7 +68,7 @@ class Tokens:
     tokenizer: str
     minimum_count: int  # a word that occurs less often is unknown
     cleaning: str = "none"
-    longest: int | None = None  # words that are read of a caption, beside <start> and <end>; A3VSE: 57 on COCO
+    longest: int | None = None  # words that are read of a caption, if not MOST_WORDS; A3VSE: 57 on COCO
     vectors: str | None = None  # the published word vectors that the words start from
     marked: float = 0.0  # the share of words that training reads as unknown (PCME)
     deleted: float = 0.0  # the share of the others that training leaves out (PCME)
@@ -73,6 +76,8 @@ class Tokens:
     def __post_init__(self) -> None:
         one_or_more(minimum_count=self.minimum_count, longest=self.longest)
         shares(marked=self.marked, deleted=self.deleted)
+        if (self.longest or 1) > MOST_WORDS:
+            raise ValueError(f"longest is at most {MOST_WORDS:,}, not {self.longest:,}")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,12 @@ OWN_DATA = {  # of each flag, what it takes and its help
     "id": ("COLUMN", "'' for none (default: made from address, path or picture)"),
     "split": ("COLUMN", "each row's split: train, val, test or a name; empty for none"),
     "splits": ("NAME=SHARE,…", "by hash of the id (train=0.9,val=0.05,test=0.05)"),
+    "labels": (
+        "COLUMN",
+        "categories of each item, by which PMRP counts: a list, or a text with ; between; '' for none",
+    ),
+    "header": ("yes|no", "no: a CSV or TSV begins with its first row, and COLUMN is a number: --url 1 --caption 2"),
+    "repeats": ("drop|keep", "the same caption of the same item again (default: drop)"),
     "captions": ("FILE", "the list of a folder, beside or in it, if not captions.*"),
     "kind": ("image|clip", "treat every item as such; '' decides by file ending again (default: by file ending)"),
     "name": ("NAME", "the name of the corpus (default: that of the list or folder)"),
@@ -60,7 +66,7 @@ def device(parser: Parser) -> None:
 
 
 def files(parser: Parser, weights: str, vectors: str) -> None:
-    parser.add_argument("--weights", type=path, metavar="FILE", help=f"a state_dict of the network, {weights}")
+    parser.add_argument("--weights", type=path, metavar="FILE", help=f"a state_dict of any network, {weights}")
     parser.add_argument("--vectors", type=path, metavar="FILE", help=f"word vectors, or an index of them: {vectors}")
 
 
@@ -104,13 +110,15 @@ def own_data(parser: Parser) -> None:
     sample = "--raw has a part of a corpus, which is named CORPUS-sample; no count of the whole is asked for"
     parser.add_argument("--sample", action="store_true", help=sample)
     about = (
-        "A list (.parquet, .csv, .tsv, .jsonl), a folder with one, or a Hugging Face dataset (a folder, or hf://org/name)\n"
-        "in place of a corpus. What no flag says is as this root read it last."
+        "A list (.parquet, .csv, .tsv, .jsonl, .json, also .gz), a folder with one, or a Hugging Face dataset\n"
+        "(a folder, or hf://org/name) in place of a corpus. What no flag says is as this root read it last."
     )
     own = parser.add_argument_group("your own data", about)
     for name, (takes, help) in OWN_DATA.items():
-        choices = ("image", "clip", "") if name == "kind" else None
+        choices = [*takes.split("|"), ""] if "|" in takes else None
         own.add_argument(f"--{name}", metavar=takes, choices=choices, help=help)
+    links = "take files that links lead to from outside the folder, too (default: refused)"
+    own.add_argument("--follow-links", action="store_const", const="yes", help=links)
 
 
 def stage_names() -> list[str]:
@@ -182,8 +190,9 @@ def existing(root: str) -> Storage:
 def parse_targets(args: Args, options: "BuildOptions") -> "list[Target]":
     from pipelines.upkeep.targets import parse_targets
 
-    own = {name: value for name in OWN_DATA if (value := getattr(args, name, None)) is not None}
-    return parse_targets(args.targets, options, own, getattr(args, "sample", False))
+    names = [*OWN_DATA, "follow-links"]
+    own = {name: value for name in names if (value := getattr(args, name.replace("-", "_"), None)) is not None}
+    return parse_targets(args.targets, options, own, getattr(args, "sample", False), hasattr(args, "sample"))
 
 
 def corpus_name(text: str, args: Args) -> str:

@@ -52,7 +52,8 @@ def apply(config: C, stage: str, settings: Mapping[str, object]) -> C:
 
 def _full_name(name: str, known: Iterable[str], first: Collection[str], files: Collection[str]) -> str:
     found = [full for full in known if name in (full, full.partition(".")[2])]
-    found = [full for full in found if full.partition(".")[0] in first] or found
+    near = [full for full in known if full.partition(".")[0] in first]
+    found = [full for full in found if full in near] or found
     if len(found) == 1:
         return found[0]
     if found:
@@ -60,7 +61,7 @@ def _full_name(name: str, known: Iterable[str], first: Collection[str], files: C
     if (file := name.rpartition(".")[2]) in files:
         raise UserError(f"{name} is a file, no setting: --file {file}=PATH")
     meant = nearest(name, {short: full for full in known for short in (full.partition(".")[2], full)})
-    raise UserError(f"no setting {name!r}{meant}; there are: {', '.join(known) or 'none for these stages'}")
+    raise UserError(f"no setting {name!r}{meant}; there are: {', '.join(near or known) or 'none for these stages'}")
 
 
 def nearest(name: str, known: Mapping[str, str]) -> str:

@@ -1,22 +1,25 @@
 """Finds the corpus that a command names, and keeps what a root remembers of the names of users' corpora.
 
-A name's NOTE says where a user's list or Python file lies. Listing the corpora of a root executes no file. A name
-belongs to the list that was last parsed under it: another list is refused, a grown one is accepted, and one that cannot
-be read changes nothing.
+A name's NOTE says where a user's list, its pictures or a Python file lie. Listing the corpora of a root executes no
+file. A name belongs to the list that was last parsed under it: another list is refused, a grown one is accepted, and
+one that cannot be read changes nothing.
 """
 
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipelines.fetching.fetcher import RawFolder
 from pipelines.fetching.ledger import Ledger
-from pipelines.fetching.user_lists import LISTS, describe, find_lists
+from pipelines.fetching.list_changes import checksum_of, describe_files, describe_items, file_changes
+from pipelines.fetching.user_lists import LISTS, ListedFiles, describe, find_lists
 from xmodal import corpora
 from xmodal.corpora import SAMPLE, Corpus, Source, sample_of
 from xmodal.errors import UserError
@@ -28,7 +31,7 @@ from xmodal.root.outputs import Output
 from xmodal.root.sealed_sets import blob_key, read_lock, records_now, sealed_now
 from xmodal.root.storage import Storage
 from xmodal.userdata.description import DESCRIPTION, Description
-from xmodal.userdata.user_corpus import user_corpus
+from xmodal.userdata.user_corpus import BESIDE, user_corpus
 
 NOTE = "_runs/own/{}.json"
 GENERATED = "_runs/publishers/{}.json"  # in roots of the demo: sources in place of those that corpora pin
@@ -44,6 +47,7 @@ class FoundCorpus:
     corpus: Corpus
     place: str | None = None  # of the list or Python file that a build gives the name to
     media_folder: Path | None = None  # searched, but for archives, where no --raw is given
+    follow_links: bool = True  # that lead out of it
     lists: Mapping[str, Path] = field(default_factory=dict)  # annotations by their paths
 
 
@@ -120,7 +124,10 @@ def building(storage: Storage, found: FoundCorpus) -> Iterator[None]:
         sealed, made = ledger.sealed, records_now(storage, corpus.name)
         parsed = made.about["inputs"][0]["identity"] if made else None
         if parsed == sealed and (is_done or sealed != before):
-            _write_note(storage, corpus.name, {"place": place})
+            note: dict[str, Any] = {"place": place} | ({"follow_links": True} if found.follow_links else {})
+            if found.media_folder and not _same(str(found.media_folder), str(_media_folder(note))):
+                note["folder"] = os.path.abspath(found.media_folder)
+            _write_note(storage, corpus.name, note)
         elif parsed and not is_done and _is_whole(Output(storage, f"sources/{parsed}")):
             ledger.use(parsed)
 
@@ -157,7 +164,7 @@ def _hints_of_lists(description: Description, raw: Raw, records: Output) -> list
 
 
 def _of_lists(text: str, flags: Mapping[str, str], storage: Storage) -> FoundCorpus:
-    found = find_lists(text, flags.get("captions"))
+    found = find_lists(text, flags.get("captions"), "follow-links" in flags)
     name = flags.get("name") or re.sub(r"[^A-Za-z0-9._-]+", "-", found.name).strip("-._")
     if not name:
         raise UserError(f"{text} gives no name of letters and digits: give one with --name")
@@ -171,13 +178,71 @@ def _of_lists(text: str, flags: Mapping[str, str], storage: Storage) -> FoundCor
         if known and not same_bytes and "name" not in flags:
             moved = f"if {found.place} is that list, moved, give it --name {name}, else another name"
             raise UserError(f"{name} was {before} here, which is gone: {moved}")
+    follows = "follow-links" in flags or _note(storage, name).get("follow_links") is True
+    return _described(name, found, flags, known, follows)
+
+
+def _described(
+    name: str, found: ListedFiles, flags: Mapping[str, str], known: Description | None, follows: bool
+) -> FoundCorpus:
     try:
         corpus = user_corpus(describe(name, found, flags, known), found.addresses)
     except ValueError as error:
-        raise UserError(f"{text}: {error}") from None
+        raise UserError(f"{found.place}: {error}") from None
     if found.paths:  # what cannot be read is refused before anything is written
         next(corpus.parse(Raw.of_files(found.paths)))
-    return FoundCorpus(corpus, found.place, found.folder, found.paths)
+    return FoundCorpus(corpus, found.place, found.folder, follows, found.paths)
+
+
+def at_present(found: FoundCorpus, storage: Storage) -> tuple[FoundCorpus, str]:
+    """A user's list as it lies there now, and what has changed since the root read it; other corpora are as found."""
+    name = found.corpus.name
+    known, raw = description_of(storage, name), _annotations(storage, name)
+    if not known or not raw:
+        return found, ""
+    try:
+        now = found if found.place else _as_it_lies(storage, name, known)
+        if now is None or not now.lists or now.corpus.sources[1:] == user_corpus(known).sources[1:]:
+            return found, ""
+        rows = user_corpus(known).parse(raw), now.corpus.parse(Raw.of_files(now.lists))
+        return now, f"{now.place} has changed: {describe_items(*rows) or 'the same items as before'}"
+    except UserError as error:
+        how = "" if found.place else f"{_place(storage, name)} cannot be read, so it stays as it was: {error}"
+        return found, how
+
+
+def _as_it_lies(storage: Storage, name: str, known: Description) -> FoundCorpus | None:
+    """The list that a name remembers; None if it is gone, or came with the root."""
+    note = _note(storage, name)
+    place, follows = Path(note.get("place") or ""), note.get("follow_links") is True
+    folder = place if place.is_dir() else place.parent
+    is_there = place.is_absolute() and any((folder / file.path).is_file() for file in known.files)
+    if not is_there or place.resolve().is_relative_to(storage.url):
+        return None
+    checksum = partial(checksum_of, Ledger(storage, "annotations", name))
+    lists = find_lists(str(place), None, follows, checksum)
+    return _described(name, replace(lists, folder=_media_folder(note)), {}, known, follows)
+
+
+def changes(storage: Storage, names: Collection[str] = ()) -> dict[str, list[str]]:
+    """Says what has changed of users' lists, or of `names` alone, and of their files since they were built."""
+    said = dict[str, list[str]]()
+    for name in names or _noted(storage):
+        try:
+            said[name] = [*filter(None, _changes(storage, name))] if description_of(storage, name) else []
+        except (UserError, OSError) as trouble:  # one that cannot be read does not hide the others
+            said[name] = [str(trouble)]
+    return {name: some for name, some in said.items() if some}
+
+
+def _changes(storage: Storage, name: str) -> Iterator[str]:
+    found = _by_name(name, storage)
+    yield at_present(found, storage)[1]
+    sealed = sealed_now(storage, "media", name)
+    if sealed and found.media_folder:
+        listed = (Source(locked.path, how=BESIDE, part="media") for locked in read_lock(sealed))
+        raw = RawFolder(found.media_folder, [], whole_paths=True, follow_links=found.follow_links)
+        yield describe_files(file_changes(listed, Ledger(storage, "media", name), raw))
 
 
 def _of_file(text: str, storage: Storage, is_sample: bool) -> FoundCorpus:
@@ -198,10 +263,8 @@ def _by_name(name: str, storage: Storage) -> FoundCorpus:
         return FoundCorpus(as_published(corpus, facts), media_folder=Path(facts["folder"]))
     before, whole = _place(storage, name), name.removesuffix(SAMPLE)
     if known := description_of(storage, name):
-        place = Path(before or "")
-        is_here = place.is_absolute() and place.exists()
-        folder = place if place.is_dir() else place.parent
-        return FoundCorpus(user_corpus(known), media_folder=folder if is_here else None)
+        note = _note(storage, name)
+        return FoundCorpus(user_corpus(known), None, _media_folder(note), note.get("follow_links") is True)
     if before and before.endswith(".py"):
         return FoundCorpus(_of_noted_file(storage, name, before))
     if whole != name and whole in corpora.names():
@@ -237,9 +300,16 @@ def _note(storage: Storage, name: str) -> dict[str, Any]:
         note = json.loads(storage.read(key, LARGEST_NOTE))
     except (ValueError, RecursionError):
         note = None
-    if not isinstance(note, dict) or not isinstance(note.get("place"), str | None):
+    if not isinstance(note, dict) or not all(isinstance(note.get(key), str | None) for key in ("place", "folder")):
         raise UserError(f"{storage.url}/{key} is corrupt: delete it, and build once from your list or file")
     return note
+
+
+def _media_folder(note: Mapping[str, Any]) -> Path | None:
+    """The folder of the pictures of a list that is still there."""
+    place = Path(note.get("place") or "")
+    folder = Path(note.get("folder") or (place if place.is_dir() else place.parent))
+    return folder if place.is_absolute() and place.exists() and folder.is_dir() else None
 
 
 def _place(storage: Storage, name: str) -> str | None:
@@ -276,7 +346,8 @@ def published_facts(corpus: Corpus) -> dict[str, Any]:
 
 
 def as_published(corpus: Corpus, facts: Mapping[str, Any]) -> Corpus:
-    sources = tuple(Source(**source | {"mirrors": tuple(source["mirrors"])}) for source in facts["sources"])
+    lists = [{name: tuple(source.get(name, ())) for name in ("mirrors", "members")} for source in facts["sources"]]
+    sources = tuple(Source(**source | some) for source, some in zip(facts["sources"], lists, strict=True))
     return replace(corpus, sources=sources, counts=facts["counts"])
 
 

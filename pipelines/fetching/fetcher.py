@@ -21,7 +21,7 @@ from pipelines.engine.commits import Record
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Resources
 from pipelines.fetching.download import Failed, downloaded, may_pass
-from pipelines.fetching.ledger import FetchAttempt, Ledger, Status, later
+from pipelines.fetching.ledger import BY_HAND, LINK, FetchAttempt, Ledger, Status, later
 from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
 from xmodal.raw import gulp
@@ -42,14 +42,20 @@ PIECE = 1 << 20  # bytes copied at a time
 class RawFolder:
     """Files that somebody has already, under their paths, or without `whole_paths` under names that no two share.
 
-    Files with a place in `elsewhere` are only looked for there, and copied: a user will write to a list again.
+    Files with a place in `elsewhere` are only looked for there, and copied: a user will write to a list again. Without
+    `follow_links` those that links take from outside the folder are refused.
     """
 
     def __init__(
-        self, folder: Path, sources: list[Source], elsewhere: Mapping[str, Path] = {}, whole_paths: bool = False
+        self,
+        folder: Path,
+        sources: list[Source],
+        elsewhere: Mapping[str, Path] = {},
+        whole_paths: bool = False,
+        follow_links: bool = True,
     ) -> None:
         paths = [Path(source.path) for source in sources]
-        self._whole_paths = whole_paths
+        self._whole_paths, self.follow_links = whole_paths, follow_links
         self._folder = folder.expanduser().absolute()
         self.elsewhere = {path: place.absolute() for path, place in elsewhere.items()}
         self._own = {path.name for path in paths}
@@ -61,7 +67,21 @@ class RawFolder:
             places = [self.elsewhere[source.path]]
         elif name in self._telling:
             places.append(self._folder / name)
+        archive, _, member = source.path.partition("!")
+        if member and not self._whole_paths:  # unpacked beside its archive, in a folder of that name, or with it here
+            beside = self._folder / Path(archive).parent
+            places += [beside / member, beside / Path(archive).stem / member]
+            places += [self._folder / member, self._folder / Path(member).name]
         return next((str(place) for place in places if place.is_file()), None)
+
+    def takes(self, source: Source, file: str) -> bool:
+        return self.follow_links or not self.link_out(source, file)
+
+    def link_out(self, source: Source, file: str) -> str | None:
+        """The place outside the folder that a file was found to be a link to."""
+        real = os.path.realpath(file)
+        is_within = source.path in self.elsewhere or Path(real).is_relative_to(os.path.realpath(self._folder))
+        return None if is_within else real
 
     def inside(self, paths: list[Path]) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
         """Path and content of these files in each archive that is none of the corpus, then in each dump's chunk."""
@@ -158,12 +178,11 @@ def _open_worker(url: str, part: Part, name: str, raw: RawFolder | None, after: 
 def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[FetchAttempt]:
     """Every attempt at one file, up to the first success."""
     if raw and (file := raw.find(source)):
-        take = _copy if source.path in raw.elsewhere else _keep
-        yield _attempt(source, "local", partial(take, source, file, storage))
+        yield _attempt(source, "local", partial(_take, source, file, raw, storage))
         return
     addresses = list(filter(None, (source.url, *source.mirrors)))
     if not addresses:
-        yield FetchAttempt(source.path, "failed", time.time(), 0.0, kind="by_hand", reason=source.how[:200])
+        yield FetchAttempt(source.path, "failed", time.time(), 0.0, kind=BY_HAND, reason=source.how[:200])
     for pause in PAUSES_SECONDS:
         time.sleep(pause if addresses else 0)
         for address in tuple(addresses):
@@ -182,6 +201,15 @@ def _attempt(source: Source, status: Status, obtain: Callable[[], dict[str, Any]
     except Failed as failure:
         status, found = "failed", {"kind": failure.kind, "reason": failure.reason}
     return FetchAttempt(source.path, status, began, time.perf_counter() - started, **found)
+
+
+def _take(source: Source, file: str, raw: RawFolder, storage: Storage) -> dict[str, Any]:
+    outside = raw.link_out(source, file)
+    if outside and not raw.follow_links:
+        raise Failed(LINK, f"points out of the folder: {outside:.120}, give --follow-links to take it")
+    modified = os.stat(file).st_mtime_ns  # before it is read: what is written meanwhile is looked at again
+    take = _copy if source.path in raw.elsewhere else _keep
+    return take(source, file, storage) | {"modified": modified, "kind": LINK if outside else ""}
 
 
 def _download(source: Source, address: str, storage: Storage) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Literal
@@ -16,11 +16,13 @@ from typing import Any, Literal
 from pipelines.engine.journal import Journal
 from xmodal.corpora import Part, Source
 from xmodal.root.identity import canonical_json
-from xmodal.root.sealed_sets import sealed_now
+from xmodal.root.sealed_sets import blob_key, sealed_now
 from xmodal.root.storage import Storage
 
 FOLDERS: dict[Part, str] = {"annotations": "sources", "media": "media"}
-DAMAGED = "damaged"
+DAMAGED, CHANGED = LOST = ("damaged", "changed")  # classes of files whose bytes were here
+BY_HAND = "by_hand"  # a file without an address that is not at hand
+LINK = "link"  # a file that only a link takes into the folder at hand
 FETCHED = "urls"  # files of a list of addresses, whose folders mean nothing
 Status = Literal["ok", "local", "failed"]
 
@@ -35,6 +37,7 @@ class FetchAttempt:
     sha256: str = ""
     kind: str = ""  # the class of a failure: http_404, timeout, …
     reason: str = ""  # for a person
+    modified: int = 0  # when a file of this machine was last written to: nanoseconds since 1970
 
     def line(self) -> bytes:
         facts = asdict(self)
@@ -55,6 +58,7 @@ class State:
     sha256: str
     kind: str
     reason: str
+    modified: int = 0
 
     @property
     def failed(self) -> bool:
@@ -64,9 +68,13 @@ class State:
     def trouble(self) -> str:
         return f"{self.kind}: {self.reason}" if self.failed else "checksum: these are not the bytes that are pinned"
 
+    def looks_like(self, file: os.stat_result) -> bool:
+        """Whether a file of this machine has the size and the time that it was taken with."""
+        return self.status == "local" and (self.size, self.modified) == (file.st_size, file.st_mtime_ns)
+
     def lost(self, source: Source) -> bool:
         """Whether its bytes were here and are damaged, or are not those that are pinned now."""
-        return self.kind == DAMAGED or (not self.failed and not self.provides(source))
+        return self.kind in LOST or (not self.failed and not self.provides(source))
 
     def provides(self, source: Source) -> bool:
         """Whether its bytes are here and are those that are pinned now."""
@@ -103,6 +111,9 @@ class Ledger:
         """Every file that was tried, in order of the paths."""
         for path, lines in groupby(self._journal.lines(), key=lambda line: line.partition(b"\t")[0]):
             yield _sum_up(path.decode(), [json.loads(line.partition(b"\t")[2]) for line in lines])
+
+    def states_by_path(self) -> dict[str, State]:
+        return {state.path: state for state in self.states()}
 
     def summary(self) -> dict[str, Any]:
         """Counts of files and failures, three examples of each class, and folders that lack files."""
@@ -149,11 +160,11 @@ class Ledger:
     def in_sight(self) -> bool:
         return self.storage.size(f"{self.folder}/driver") is not None
 
-    def lose(self, states: list["State"]) -> None:
-        """Marks files whose bytes are damaged, which alone undoes an earlier success: the next build fetches them."""
-        why = "its bytes under this root were damaged"
+    def lose(self, states: list["State"], kind: str = DAMAGED) -> None:
+        """Marks files whose bytes are not theirs, which alone undoes a success: the next build fetches them."""
+        why = "its bytes under this root were damaged" if kind == DAMAGED else "it has changed beside the list"
         late = [(state.path, max(time.time(), later(state))) for state in states]
-        self.add([FetchAttempt(path, "failed", at, 0.0, kind=DAMAGED, reason=why) for path, at in late])
+        self.add([FetchAttempt(path, "failed", at, 0.0, kind=kind, reason=why) for path, at in late])
         self.storage.delete(f"{self.folder}/sealed")
 
 
@@ -168,8 +179,19 @@ def ledgers(storage: Storage) -> Iterator[Ledger]:
             yield Ledger(storage, part, name)
 
 
+def lose_blobs(storage: Storage, blobs: Collection[str]) -> None:
+    """Deletes blobs with other bytes than their names say; files that had them are fetched again."""
+    for ledger in ledgers(storage) if blobs else ():
+        if lost := [state for state in ledger.states() if not state.failed and blob_key(state.sha256) in blobs]:
+            ledger.lose(lost)
+    storage.delete(*blobs)
+
+
 def _sum_up(path: str, attempts: list[dict[str, Any]]) -> State:
     attempts.sort(key=lambda attempt: attempt["at"])
-    decisive = ([a for a in attempts if a["status"] != "failed" or a["kind"] == DAMAGED] or attempts)[-1]
+    decisive = ([a for a in attempts if a["status"] != "failed" or a["kind"] in LOST] or attempts)[-1]
     facts = {name: decisive[name] for name in ("status", "size", "sha256", "kind", "reason")}
+    facts["modified"] = decisive.get("modified", 0)  # attempts of before did not note it
+    if decisive["status"] == "failed":
+        facts["reason"] = attempts[-1]["reason"]  # why it does not come back, if that was tried
     return State(path, attempts=len(attempts), first_at=attempts[0]["at"], last_at=attempts[-1]["at"], **facts)

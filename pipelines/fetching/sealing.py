@@ -7,7 +7,7 @@ from functools import cached_property
 
 from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, single
-from pipelines.fetching.ledger import FOLDERS, Ledger, State
+from pipelines.fetching.ledger import FOLDERS, Ledger
 from xmodal.corpora import Part, Source
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output
@@ -47,22 +47,19 @@ class FileSet:
         output = sealed_now(self.storage, FOLDERS[self.part], self.name)
         return output if output and output.config["planned"] == self.planned else None
 
-    def states(self) -> dict[str, State]:
-        return {state.path: state for state in self.ledger.states()}
-
     def lacking(self, sources: Iterable[Source]) -> list[Source]:
-        states = self.states()
+        states = self.ledger.states_by_path()
         return [s for s in sources if s.path not in states or not states[s.path].provides(s)]
 
     def to_fetch(self) -> list[Source]:
         """The files that a build tries; listed ones that failed wait for `retry`, unless their bytes were lost."""
-        states = self.states()
+        states = self.ledger.states_by_path()
         new = [s for s in self.listed if s.path not in states or states[s.path].lost(s)]
         return self.lacking(self.required) + new
 
     def seal(self) -> Output:
         """Makes the ledger's state of these files a set, the same one if nothing has changed."""
-        states, lock, present = self.states(), bytearray(), 0
+        states, lock, present = self.ledger.states_by_path(), bytearray(), 0
         for source in sorted(self.sources, key=lambda source: source.path):
             locked, state = Locked(source.path), states.get(source.path)
             if state and state.provides(source):

@@ -1,7 +1,7 @@
 """Finds the lists of a user's own data, and describes them as a corpus.
 
-    mylist.parquet, .csv, .tsv, .jsonl     a list; its paths are relative to it
-    FOLDER --captions FILE                 pictures or clips; the list's paths are relative to FOLDER
+    mylist.parquet, .csv, .tsv, .jsonl     a list, also .json or with .gz; its paths are relative to it, or below it
+    FOLDER --captions FILE                 pictures or clips; the list's paths are relative to FOLDER, or below it
     FOLDER                                 with captions.* or metadata.* in it, which is that list
     FOLDER                                 that `save_to_disk` wrote, or with Parquet files: a Hugging Face dataset
     hf://ORG/NAME[/FOLDER][@REVISION]      the Parquet files of a public dataset on the hub, pinned to a commit
@@ -12,8 +12,10 @@ The description is sealed with the lists: later commands need neither.
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -21,13 +23,17 @@ from urllib.parse import quote
 from urllib.request import urlopen
 
 from xmodal.errors import UserError
-from xmodal.raw.readers import ending
+from xmodal.raw.raw_files import Raw
+from xmodal.raw.readers import GZ, ending, rows
 from xmodal.root.files import sha256_of
 from xmodal.userdata.description import SPLITS, Description, ListFile, split_name
+from xmodal.userdata.entries import is_below
 
 HUB = "https://huggingface.co"
 TIMEOUT_SECONDS = 30.0
-LISTS = tuple(f"{stem}.{kind}" for stem in ("captions", "metadata") for kind in ("csv", "tsv", "jsonl", "parquet"))
+NAMED = (*(f"{stem}.{kind}" for stem in ("captions", "metadata") for kind in ("csv", "tsv", "jsonl", "parquet")),)
+LISTS = tuple(f"{name}{packed}" for name in (*NAMED, "captions.json") for packed in ("", GZ))
+FIRST_ROWS = 256  # that tell whether paths are absolute
 SPLIT_FILE = re.compile(  # as the hub names them now and did before, and what it converts
     r"(?:.*/)?(train|validation|valid|val|dev|test)(?:(?:-\d+-of-\d+(?:-[0-9a-f]+)?)?|/\d+)\.parquet"
 )
@@ -50,15 +56,24 @@ class ListedFiles:
     is_dataset: bool = False  # names of files say splits
 
 
-def find_lists(text: str, captions: str | None) -> ListedFiles:
+Checksum = Callable[[Path, str], str]  # of a list, by its place and its path among the lists
+
+
+def find_lists(
+    text: str,
+    captions: str | None,
+    follow_links: bool = False,
+    checksum: Checksum = lambda file, path: sha256_of(file),
+) -> ListedFiles:
+    """Without `follow_links`, a list that a folder has by a link from elsewhere is refused."""
     if text.startswith("hf://"):
         return _find_on_hub(text)
     path = Path(text).expanduser()
     if path.is_dir():
-        return _find_in_folder(path, captions)
+        return _find_in_folder(path, captions, follow_links, checksum)
     if captions:
         raise UserError(f"--captions is for a folder of pictures or clips, which {text} is not")
-    return _find_here(path.stem, path, path.parent)
+    return _find_here(Path(path.name.removesuffix(GZ)).stem, path, path.parent, checksum)
 
 
 def describe(name: str, found: ListedFiles, flags: Mapping[str, str], known: Description | None) -> Description:
@@ -82,11 +97,29 @@ def describe(name: str, found: ListedFiles, flags: Mapping[str, str], known: Des
     by_files = not (split or shares)
     files = (replace(f, split=split_name(f.split) if by_files and f.split else None) for f in found.files)
     told: dict[str, Any] = {name: flags[name] for name in ("url", "caption") if name in flags}
-    told |= {name: flags[name] or None for name in ("id", "kind") if name in flags}
-    return replace(old, files=tuple(files), split=split, splits=shares, revision=found.revision, **told)
+    told |= {name: flags[name] or None for name in ("id", "kind", "labels") if name in flags}
+    told |= {"has_header": flags["header"] != "no"} if "header" in flags else {}
+    told |= {"keeps_repeats": flags["repeats"] == "keep"} if "repeats" in flags else {}
+    new = replace(old, files=tuple(files), split=split, splits=shares, revision=found.revision, **told)
+    return replace(new, folder=_folder_of_paths(new, found))
 
 
-def _find_in_folder(folder: Path, captions: str | None) -> ListedFiles:
+def _folder_of_paths(description: Description, found: ListedFiles) -> str | None:
+    """Returns the media's folder as the first absolute path below it says it."""
+    raw, folder = Raw.of_files(found.paths), found.folder
+    if not folder:
+        return None
+    each = (rows(raw, file.path, [description.url], description.has_header) for file in description.files)
+    with suppress(UserError):  # parsing says it
+        for _, (cell,) in islice(chain.from_iterable(each), FIRST_ROWS):
+            name = cell.get("path") if isinstance(cell, dict) and not cell.get("bytes") else cell
+            for place in (os.path.abspath(folder), os.path.realpath(folder)):
+                if isinstance(name, str) and is_below(name.strip(), place):
+                    return place
+    return None
+
+
+def _find_in_folder(folder: Path, captions: str | None, follow_links: bool, checksum: Checksum) -> ListedFiles:
     name = folder.resolve().name
     named = (Path(captions).expanduser(), folder / captions) if captions else map(folder.joinpath, LISTS)
     lists = [path for path in named if path.is_file()]
@@ -94,11 +127,15 @@ def _find_in_folder(folder: Path, captions: str | None) -> ListedFiles:
         raise UserError(f"--captions {captions}: there is no such file, neither here nor in {folder}")
     if len(lists) > 1 and not captions:
         raise UserError(f"{folder} has {lists[0].name} and {lists[1].name}: say which with --captions")
+    files = {} if lists else dict(_dataset_files(folder))
+    for file in [] if captions or follow_links else [*lists, *files]:
+        if not (real := file.resolve()).is_relative_to(folder.resolve()):
+            raise UserError(f"{file} points out of the folder: {real}, give --follow-links to take it")
     if lists:
-        return _find_here(name, lists[0], folder)
-    if files := dict(_dataset_files(folder)):
-        return replace(_find_here(name, folder, folder, files), is_dataset=True)
-    raise UserError(f"{folder} has no list: give one with --captions, or name it {', '.join(LISTS)}")
+        return _find_here(name, lists[0], folder, checksum)
+    if files:
+        return replace(_find_here(name, folder, folder, checksum, files), is_dataset=True)
+    raise UserError(f"{folder} has no list: give one with --captions, or name it {', '.join(NAMED)}")
 
 
 def _dataset_files(folder: Path) -> Iterator[tuple[Path, str | None]]:
@@ -130,15 +167,17 @@ def _split_of(path: str) -> str | None:
     return named[1] if (named := SPLIT_FILE.fullmatch(path)) else None
 
 
-def _find_here(name: str, place: Path, folder: Path, splits: Mapping[Path, str | None] | None = None) -> ListedFiles:
+def _find_here(
+    name: str, place: Path, folder: Path, checksum: Checksum, splits: Mapping[Path, str | None] | None = None
+) -> ListedFiles:
     # `splits`: files below `place`; default: `place` is the file
     files, paths = [], {}
     for file, split in (splits or {place: None}).items():
         path = file.relative_to(place if splits else place.parent).as_posix()
         if not ending(path):
-            raise UserError(f"{file} is no list: Parquet, CSV, TSV and JSONL are known, by these endings")
+            raise UserError(f"{file} is no list: Parquet, CSV, TSV, JSONL and JSON are known, by these endings")
         try:
-            files.append(ListFile(path, file.stat().st_size, sha256_of(file), split))
+            files.append(ListFile(path, file.stat().st_size, checksum(file, path), split))
         except OSError as error:
             raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
         paths[path] = file

@@ -18,6 +18,7 @@ from pipelines.publishing.publication import Publication, lock_name, made_from, 
 from xmodal import corpora
 from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
+from xmodal.raw.archives import archive_of
 from xmodal.records.tables import CAPTIONS_OF_PAPERS
 from xmodal.root.outputs import Output
 from xmodal.root.sealed_sets import read_lock
@@ -160,7 +161,7 @@ def _not_the_publishers(made: Publication) -> Iterator[str]:
     published = {source.path: source.sha256 for source in corpus.sources if source.sha256}
     for output in made.sealed.values():
         for locked in read_lock(output):
-            if published.get(locked.path, locked.sha256) != locked.sha256:
+            if published.get(archive_of(locked.path), locked.sha256) != locked.sha256:
                 yield f"`{locked.path}`"
 
 

@@ -50,11 +50,17 @@ class Copy(NamedTuple):
     sha256: str
 
 
-def publish(corpus: Corpus, storage: Storage, out: Path, progress: ProgressLine | None = None) -> dict[str, Any]:
-    """Fills `out`, or replaces what was published there."""
+def publish(
+    corpus: Corpus,
+    storage: Storage,
+    out: Path,
+    progress: ProgressLine | None = None,
+    features: list[Output] | None = None,
+) -> dict[str, Any]:
+    """Fills `out`, or replaces what was published there; `features` are by default all of `feature_stores`."""
     out, card = out.resolve(), read_card(corpus)
     _refuse_foreign_files(out)
-    publication = _publication(corpus, storage)
+    publication = _publication(corpus, storage, features)
     with _put_in_place(out) as target:
         _copy_all(list(_copies(publication)), target, out, progress or ProgressLine(quiet=True))
         configs = list[DatasetConfig]()
@@ -75,19 +81,31 @@ def publish(corpus: Corpus, storage: Storage, out: Path, progress: ProgressLine 
 
 def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
     """Every finished store of features computed from the corpus' media as they are sealed now."""
+    stores = [output for output in directories(storage) if output.complete and ROWS in output.files]
+    return [store for store, fault in _faults(corpus, storage, stores) if not fault]
+
+
+def _faults(corpus: Corpus, storage: Storage, stores: list[Output]) -> Iterator[tuple[Output, str]]:
+    """Each store with the reason for which it may not be published, or ''."""
     media = sealed_now(storage, FOLDERS["media"], corpus.media_set)
-    stores = (output for output in directories(storage) if output.complete and ROWS in output.files)
-    found = [store for store in stores if _has_features(store) and media and _reads(store, media)]
-    items = read_ids(_records(corpus, storage), "items.parquet") if found else set()
-    return [store for store in found if read_ids(store, ROWS) <= items]  # corpora share media
+    items: set[str] | None = None
+    for store in stores:
+        fault = ""
+        if store.stage in stages.names() and not stages.load(store.stage).features:  # other names are imports'
+            fault = "holds the pictures themselves, smaller: they are no features to publish"
+        elif not media or not _reads(store, media):
+            fault = f"is not of {corpus.name}'s media as they are sealed now: build it again"
+        else:
+            items = items or read_ids(_records(corpus, storage), "items.parquet")
+            if not read_ids(store, ROWS) <= items:  # corpora share media
+                fault = f"has rows that are no items of {corpus.name}: leave it out"
+        yield store, fault
 
 
-def _has_features(store: Output) -> bool:
-    """False for pictures themselves, smaller; other names than stages' are imports'."""
-    return store.stage not in stages.names() or stages.load(store.stage).features
-
-
-def _publication(corpus: Corpus, storage: Storage) -> Publication:
+def _publication(corpus: Corpus, storage: Storage, features: list[Output] | None) -> Publication:
+    for output, fault in _faults(corpus, storage, features or []):
+        if fault:
+            raise UserError(f"{output.where} {fault}")
     names: dict[Part, str] = {"annotations": corpus.name, "media": corpus.media_set}
     found = {part: sealed_now(storage, FOLDERS[part], name) for part, name in names.items()}
     records = _records(corpus, storage)
@@ -98,7 +116,10 @@ def _publication(corpus: Corpus, storage: Storage) -> Publication:
         cure = build_command(storage.url, corpus.name, "media")
         raise UserError(f"{corpus.name}: its media belong to it and are not here: build them first ({cure})")
     sealed = {part: output for part, output in found.items() if output and may(corpus, part, "ids")}
-    features = feature_stores(corpus, storage) if indexed and may(corpus, "media", "features") else []
+    if not (indexed and may(corpus, "media", "features")):
+        features = []
+    elif features is None:
+        features = feature_stores(corpus, storage)
     return Publication(corpus, records, sealed, features)
 
 

@@ -5,6 +5,7 @@ import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +22,8 @@ from xmodal.features.store import FeatureStore
 from xmodal.recipes import View
 from xmodal.records.views import captions_by_item, splits
 from xmodal.root.outputs import Output
-from xmodal.root.selection import find_output
+from xmodal.root.selection import find_output, may_share_media
+from xmodal.root.storage import open_storage
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,10 @@ def export_features(
     store = FeatureStore(features, array)
     wanted: Sequence[str] = read_ids(ids) if ids else store.ids
     if split:
-        root = store.output.storage.url.rpartition("/")[0]
+        root, _, stage = store.output.storage.url.rpartition("/")
+        features_here = Output(open_storage(root), f"{stage}/{store.output.folder}")
         named: dict[str, Any] = {"corpus": corpus} if corpus else {}
-        records = find_output(root, "records", **named)
+        records = find_output(root, "records", fits=partial(may_share_media, features_here), **named)
         there = splits(records)
         if split not in there:
             raise UserError(f"there is no split {split!r}; there are: {', '.join(sorted(there))}")

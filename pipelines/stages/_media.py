@@ -70,6 +70,11 @@ def with_weights(config: R, needs: Needs) -> tuple[R, Path | None, Resources]:
     return config, file, Resources(gpus=float(config.device == "cuda"))
 
 
+def check_weights(config: ResNet, files: Mapping[str, Path]) -> None:
+    if "weights" not in files:
+        config.check_weights()
+
+
 @dataclass(frozen=True)
 class ResNetStageConfig(ResNet):
     deadline: float = since("0.2", DEADLINE)  # seconds for one picture

@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
-from pipelines.stages._media import PictureExtractor, ResNetStageConfig, resnet_extractor, rows_of, with_weights
+from pipelines.stages._media import (
+    PictureExtractor,
+    ResNetStageConfig,
+    check_weights,
+    resnet_extractor,
+    rows_of,
+    with_weights,
+)
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.frame_store import FrameStore
 from xmodal.media.frame_times import PASSING
@@ -60,6 +67,7 @@ STAGE = StageKind(
     files=("weights",),
     packages=("torch", "torchvision", "simplejpeg"),
     features=True,
+    check=check_weights,
     estimate=estimate,
     small={"network": "resnet18", "weights": "random:0", "resize": 32, "crop": 32},
 )

@@ -6,7 +6,14 @@ from typing import Any
 
 from pipelines.engine.stage import Stage, given
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._media import ResNetStageConfig, bytes_of_rows, picture_stage, resnet_extractor, with_weights
+from pipelines.stages._media import (
+    ResNetStageConfig,
+    bytes_of_rows,
+    check_weights,
+    picture_stage,
+    resnet_extractor,
+    with_weights,
+)
 from xmodal.features.feature_spec import FeatureSpec
 
 VERSION = 4
@@ -36,6 +43,7 @@ STAGE = StageKind(
     files=("weights",),
     packages=("torch", "torchvision"),
     features=True,
+    check=check_weights,
     estimate=bytes_of_rows,
     small={"network": "resnet18", "weights": "random:0", "resize": 32, "crop": 32},
 )

@@ -111,7 +111,8 @@ def kinds_for(corpus: Corpus | None, names: Sequence[str]) -> list[StageKind]:
 
 def _lacks(corpus: Corpus, kind: StageKind) -> UserError:
     if kind.of not in ITEM_KINDS:
-        return UserError(f"{corpus.name} has no labels of kind {kind.of}, which {kind.name} needs")
+        cure = ": name the list again with --labels COLUMN" if corpus.card == "own" else ""
+        return UserError(f"{corpus.name} has no labels of kind {kind.of}, which {kind.name} needs{cure}")
     has, other = ("pictures", "clips") if kind.of == "image" else ("clips", "pictures")
     cure = f"; if they are {has}, name the list again with --kind {kind.of}" if corpus.card == "own" else ""
     return UserError(f"{corpus.name} has no {has}: {kind.name} is for {has}, not {other}{cure}")

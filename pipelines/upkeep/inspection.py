@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.engine.building import sum_up, taint
 from pipelines.engine.commits import Commits
 from pipelines.engine.progress_line import ProgressLine
-from pipelines.fetching.ledger import FOLDERS, ledgers
+from pipelines.fetching.ledger import FOLDERS, ledgers, lose_blobs
 from xmodal.corpora import Part
 from xmodal.errors import UserError
 from xmodal.root.files import sha256_of
@@ -163,11 +163,7 @@ def forget(storage: Storage, damage: list[Damage]) -> list[str]:
     for output in committed:
         checksums = {unit_file: sha256 for unit in committed[output] for unit_file, (_, sha256) in unit.files.items()}
         reached += taint(output, {checksums.get(each.file, each.file.rpartition("/")[2]) for each in outputs[output]})
-    blobs = {found.file for found in damage if found.unit is None and found.file}
-    for ledger in ledgers(storage) if blobs else ():
-        if lost := [state for state in ledger.states() if not state.failed and blob_key(state.sha256) in blobs]:
-            ledger.lose(lost)
-    storage.delete(*blobs)
+    lose_blobs(storage, {found.file for found in damage if found.unit is None and found.file})
     for output, found in outputs.items():
         if output not in committed:
             storage.delete_folder(output.folder)

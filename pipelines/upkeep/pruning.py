@@ -4,13 +4,14 @@ Needed are the sealed sets that the ledgers name now, the records that later sta
 and everything that is made of needed outputs alone. Files that are younger than a day may belong to work under way.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from pipelines.fetching.ledger import FOLDERS, ledgers
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output, directories
-from xmodal.root.sealed_sets import blob_key, read_lock, records_now
+from xmodal.root.sealed_sets import blob_key, read_lock
+from xmodal.root.selection import is_replaced
 from xmodal.root.storage import Storage
 
 YOUNG = 86_400.0  # seconds
@@ -32,7 +33,7 @@ def find_unneeded(storage: Storage, keep: Collection[str] = ()) -> list[Unneeded
     outputs = {output.folder: output for output in directories(storage)}
     if unknown := set(keep) - {folder.rpartition("/")[2] for folder in outputs}:
         raise UserError(f"{storage.url} has no output {min(unknown)}: `xmodal status` lists them with their identities")
-    needed = _needed(storage, outputs, keep)
+    needed = _needed(outputs, keep)
     found = [_output(output) for folder, output in outputs.items() if folder not in needed]
     blobs = [*_blobs(storage, [outputs[folder] for folder in needed])]
     left = [f"{folder}/{name}" for folder in LEFT_BEHIND for name in storage.names(folder)]
@@ -51,9 +52,8 @@ def remove(storage: Storage, unneeded: Collection[Unneeded]) -> None:
             storage.delete_folder(each.name)
 
 
-def _needed(storage: Storage, outputs: dict[str, Output], keep: Collection[str]) -> set[str]:
+def _needed(outputs: dict[str, Output], keep: Collection[str]) -> set[str]:
     """The folders of needed outputs. One that does not tell what it is is left for `verify`."""
-    now = {(FOLDERS[ledger.part], ledger.name): ledger.sealed for ledger in ledgers(storage)}
     kept = {folder for folder in outputs if folder.rpartition("/")[2] in keep}
     kept |= {before for folder in kept for before in _ancestors(outputs, folder)}
     known = dict.fromkeys(kept, True)
@@ -61,21 +61,11 @@ def _needed(storage: Storage, outputs: dict[str, Output], keep: Collection[str])
     def is_needed(folder: str) -> bool:
         if folder not in known:
             output = outputs.get(folder)
-            is_current = output is not None and _is_current(output, now)
+            is_current = output is not None and not is_replaced(output)
             known[folder] = is_current and all(is_needed(before) for before in _inputs(outputs[folder]))
         return known[folder]
 
     return {folder for folder, output in outputs.items() if not _tells(output) or is_needed(folder)}
-
-
-def _is_current(output: Output, now: Mapping[tuple[str, str], str | None]) -> bool:
-    """Whether no other set or records took its place."""
-    if output.stage in FOLDERS.values():
-        return now.get((output.stage, str(output.config.get("name")))) in (None, output.identity)
-    if output.stage != "records":
-        return True
-    read = records_now(output.storage, str(output.config.get("corpus")))
-    return read is None or read.folder == output.folder
 
 
 def _tells(output: Output) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pipelines import stages
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.typed_settings import nearest
-from pipelines.fetching.corpus_names import find_corpus, is_data
+from pipelines.fetching.corpus_names import at_present, find_corpus, is_data
 from pipelines.upkeep.corpus_build import CorpusBuild
 from xmodal import corpora
 from xmodal.errors import UserError
@@ -15,15 +15,19 @@ Target = tuple[CorpusBuild, list[str]]
 
 
 def parse_targets(
-    texts: Sequence[str], options: BuildOptions, flags: Mapping[str, str], is_sample: bool = False
+    texts: Sequence[str], options: BuildOptions, flags: Mapping[str, str], is_sample: bool = False, now: bool = False
 ) -> list[Target]:
-    """`flags` are those about the columns of your own data; a corpus that is named twice is opened once."""
+    """`flags` are those about your own data, read as it lies there `now`; a corpus named twice is opened once."""
     works: dict[str, CorpusBuild] = {}
     targets = []
     for text in texts:
         name, stage = _split(text, options)
         if name not in works:
             found = find_corpus(name, flags, options.storage, is_sample)
+            if now:
+                found, changed = at_present(found, options.storage)
+                if changed:
+                    options.progress.say(f"{found.corpus.name}: {changed}")
             works[name] = CorpusBuild(options, found.corpus, found)
         targets.append((works[name], [stage] if stage else [*stages.DATA]))
     return targets

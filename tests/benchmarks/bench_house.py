@@ -77,6 +77,23 @@ NEW = (  # modules and definitions of what did not exist then
     "pipelines/fetching/ledger.py:later",
     "pipelines/stages/__init__.py:_check_config",
     "pipelines/stages/fingerprints.py:looks",
+    # lists and pictures that change, and links out of a folder
+    "pipelines/fetching/list_changes.py",
+    *(f"pipelines/fetching/corpus_names.py:{name}" for name in ("at_present", "_as_it_lies", "changes", "_changes")),
+    *(f"pipelines/fetching/corpus_files.py:{name}" for name in ("_take_changed_media", "_is_linked")),
+    *(f"pipelines/fetching/fetcher.py:{name}" for name in ("takes", "link_out")),
+    "pipelines/fetching/ledger.py:looks_like",
+    # inputs that people have
+    "pipelines/fetching/corpus_files.py:_with_unpacked",
+    "pipelines/fetching/corpus_files.py:_unpacked_members",
+    "pipelines/fetching/user_lists.py:_folder_of_paths",
+    "xmodal/raw/archives.py:unzipped",
+    "xmodal/raw/readers.py:_json",
+    "xmodal/userdata/entries.py:is_below",
+    "xmodal/userdata/entries.py:_labels",
+    "xmodal/text/vocabularies.py:_unpickled_or_lines",
+    "xmodal/batches/texts.py:shortened",
+    "xmodal/batches/examples.py:note_of_cuts",
 )
 
 

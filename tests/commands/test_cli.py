@@ -227,8 +227,8 @@ def test_a_setting_makes_another_directory_and_redoes_just_what_depends_on_it(
     assert len(list((root / "records").iterdir())) == 2
     assert publisher.asked() == []
     said = xmodal("status", "--root", root).out
-    for row_group in (3, 65536):
-        assert re.search(rf"^records/\w+ \(row_group={row_group}\) of pictures: complete, ", said, re.MULTILINE)
+    for how in ("row_group=3, current", "row_group=65536, not in use"):
+        assert re.search(rf"^records/\w+ \({how}\) of pictures: complete, ", said, re.MULTILINE)
     assert re.search(r"^sources/\w+ of pictures: complete, ", said, re.MULTILINE), "there is one alone"
 
 
@@ -243,7 +243,11 @@ def test_outputs_of_the_same_settings_are_told_apart_by_what_they_were_made_of(
     xmodal.done("build", publisher.file, f"{publisher.file}/fingerprints", "--root", root, "--most-absent", "1")
     sets = {path.name for path in (root / "media").iterdir()}
     said = xmodal("status", "--root", root).out
-    told = re.findall(r"^fingerprints/\w+ \(built 20\d\d-\d\d-\d\d, .*of media/(\w+)\) of ", said, re.MULTILINE)
+    told = re.findall(
+        r"^fingerprints/\w+ \((?:current|not in use), built 20\d\d-\d\d-\d\d, .*of media/(\w+)\) of ",
+        said,
+        re.MULTILINE,
+    )
     assert set(told) == sets
     assert len(sets) == 2
 

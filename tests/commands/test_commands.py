@@ -111,14 +111,14 @@ def test_help_lists_every_command_once_under_its_group(capsys: pytest.CaptureFix
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a new group of commands, whose files are forgotten afterwards."""
     before = set(sys.modules)
-    (tmp_path / "words").mkdir()
-    (tmp_path / "words" / "__init__.py").write_text('"""words and letters"""')
+    (tmp_path / "toys").mkdir()
+    (tmp_path / "toys" / "__init__.py").write_text('"""words and letters"""')
     monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
-    yield tmp_path / "words"
+    yield tmp_path / "toys"
     for name in set(sys.modules) - before:
-        if name.startswith("pipelines.commands.words"):
+        if name.startswith("pipelines.commands.toys"):
             del sys.modules[name]
-    vars(commands).pop("words", None)
+    vars(commands).pop("toys", None)
 
 
 def test_a_file_is_all_that_a_new_command_takes(group: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +165,7 @@ def test_two_commands_of_one_name_are_refused_by_both_files(group: Path, capsys:
     (group / "status.py").write_text(NEW)
     assert main(["letters", "cat"]) == 0
     assert main(["status", "cat"]) == 1
-    both = "pipelines/commands/data/status.py and pipelines/commands/words/status.py"
+    both = "pipelines/commands/data/status.py and pipelines/commands/toys/status.py"
     assert capsys.readouterr().err == f"xmodal: {both} are both the command status: rename one\n"
 
 

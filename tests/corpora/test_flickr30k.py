@@ -5,6 +5,7 @@ import shutil
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -241,7 +242,8 @@ def test_the_corpus_is_the_published_one() -> None:
     assert counts["items"] - karpathy == counts[f"odd: {flickr30k.UNASSIGNED}"] == 769
     assert corpus.release == {"annotations": "all", "media": "ids"}
     coco = {source.path: source for source in load("coco").sources}
-    assert coco[KARPATHY] == next(source for source in corpus.sources if source.path == KARPATHY)
+    own = next(source for source in corpus.sources if source.path == KARPATHY)
+    assert replace(coco[KARPATHY], members=own.members) == own
 
 
 def test_plummers_own_files_give_the_published_counts(tmp_path: Path) -> None:

@@ -146,6 +146,8 @@ def test_a_name_that_two_stages_have_must_say_which() -> None:
 def test_a_name_that_a_stage_of_this_build_has_is_that_stages() -> None:
     assert parse_settings(["fps=3"], CONFIGS, first=["records", "grids"]) == {"grids.fps": 3}
     assert parse_settings(["stride=3"], CONFIGS, first=["frames"]) == {"grids.stride": 3}
+    with pytest.raises(UserError, match=r"no setting .zzzz.; there are: grids\.fps, grids\.stride$"):
+        parse_settings(["zzzz=3"], CONFIGS, first=["grids"])
     with pytest.raises(UserError, match=r"--set fps: say which one: frames\.fps, grids\.fps"):
         parse_settings(["fps=3"], CONFIGS, first=["frames", "grids"])
 

@@ -34,9 +34,9 @@ def test_each_map_is_warm_where_it_looks() -> None:
         np.testing.assert_array_equal(warmth(panel)[far], 0)
 
 
-def test_a_flat_map_points_nowhere() -> None:
+def test_a_grid_may_be_no_square_and_a_flat_map_points_nowhere() -> None:
     picture = np.full((20, 30, 3), 100, np.uint8)
-    drawn = attention_picture(picture, np.full((9, 1), 1 / 9))
+    drawn = attention_picture(picture, np.full((6, 1), 1 / 6), grid=(2, 3))
     np.testing.assert_array_equal(panels(drawn, 2)[1], 100)
 
 

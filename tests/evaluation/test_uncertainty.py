@@ -93,21 +93,21 @@ def test_a_mixture_has_a_rectangle_of_the_other() -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_shares_are_shares(share: float) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match="a share is in"):
         mark_unknown(CAPTIONS, share, chance())
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match="a share is in"):
         cut_out(GRID, (7, 7), share, chance())
 
 
 def test_a_grid_that_the_features_are_not_is_refused() -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match="grids of 6 x 8 positions"):
         cut_out(GRID, (6, 8), 0.5, chance())
 
 
 def test_bins_have_equal_counts_and_their_own_recall() -> None:
     random = np.random.default_rng(0)
     uncertainty, ranks = random.random(103), random.integers(0, 3, 103)
-    bins = recall_by_uncertainty(uncertainty, ranks, bins=10)
+    bins = recall_by_uncertainty(uncertainty, ranks)
     assert sorted({each.count for each in bins}) == [10, 11]
     assert sum(each.count for each in bins) == 103
     for each, following in pairwise(bins):
@@ -122,8 +122,17 @@ def test_the_unsure_half_has_the_lower_recall() -> None:
     expected = [Bin(2, 0.1, 0.15, 0.2, 100.0), Bin(2, 0.8, 0.85, 0.9, 0.0)]
     found = recall_by_uncertainty(uncertainty, ranks, bins=2)
     assert [vars(each) for each in found] == [pytest.approx(vars(each)) for each in expected]
+    assert recall_by_uncertainty(uncertainty, ranks, bins=2, k=5)[1].recall == 50.0
 
 
-def test_an_uncertainty_that_is_no_number_is_refused() -> None:
-    with pytest.raises(ValueError, match="not finite"):
-        recall_by_uncertainty(np.array([0.1, np.nan]), np.array([0, 1]), bins=1)
+@pytest.mark.parametrize(
+    ("uncertainty", "ranks", "bins", "message"),
+    [
+        ([0.1, 0.2], [0], 1, "bins need"),
+        ([0.1, 0.2], [0, 1], 3, "3 bins need as many queries"),
+        ([0.1, np.nan], [0, 1], 1, "not finite"),
+    ],
+)
+def test_what_cannot_be_binned_is_refused(uncertainty: list[float], ranks: list[int], bins: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recall_by_uncertainty(np.array(uncertainty), np.array(ranks), bins)

@@ -344,6 +344,36 @@ def test_weights_of_a_file(tmp_path: Path) -> None:
     assert loaded.provenance()["weights_sha256"] == weights_sha256(file)
 
 
+@pytest.mark.parametrize(
+    ("prefix", "dropped", "told"),
+    [
+        ("", ("conv1.weight",), r"it lacks conv1\.weight$"),
+        (
+            "",
+            ("bn1.bias", "layer1.0.conv1.weight", "bn1.weight"),
+            r"it lacks bn1\.weight, bn1\.bias and 1 more entries$",
+        ),
+        (
+            "module.",
+            (),
+            r"it lacks conv1\.weight, .* more entries and has unknown module\.conv1\.weight, .* more entries$",
+        ),
+    ],
+)
+def test_entries_that_a_file_of_weights_lacks_or_has_too_many_are_named(
+    prefix: str, dropped: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    whole = named_state(load(TINY).trunk)
+    state = {f"{prefix}{name}": values for name, values in whole if name not in dropped}
+    with pytest.raises(UserError, match=rf"weights\.pth are no state_dict of a resnet18: {told}"):
+        load(save(state, tmp_path / "weights.pth"), tmp_path / "weights.pth")
+
+
+def test_weights_that_torchvision_does_not_have_are_refused_where_no_file_is_given() -> None:
+    with pytest.raises(UserError, match=r"no weights 'IMAGENET1K_V2' for resnet18; there are: IMAGENET1K_V1, random"):
+        load(replace(TINY, weights="IMAGENET1K_V2"))
+
+
 class Bomb:
     def __reduce__(self) -> tuple[Any, ...]:
         return print, ("code in a file of weights was run",)
@@ -403,8 +433,7 @@ def test_a_missing_gpu_is_said() -> None:
     ("changes", "message"),
     [
         ({"network": "vgg19"}, "no network 'vgg19'; there are: resnet18, resnet34"),
-        ({"weights": "IMAGENET1K_V2"}, "no weights 'IMAGENET1K_V2' for resnet18; there are: IMAGENET1K_V1, random"),
-        ({"weights": "random:"}, "no weights 'random:'"),
+        ({"weights": "random:"}, "no weights 'random:' for resnet18; there are: IMAGENET1K_V1, random"),
         ({"weights": "/home/me/weights.pth"}, "sha256:<digest> of a file"),
         ({"crop": 65}, "crop is a multiple of 32"),
         ({"crop": 96}, "at most resize, not 96 of 72"),

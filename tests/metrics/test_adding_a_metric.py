@@ -30,10 +30,10 @@ from xmodal.metrics import Column, Metric
 from xmodal.metrics.ranks import Ranks
 
 METRIC = Metric(
-    "reciprocal_rank",
+    "toy_reciprocal",
     needs=Ranks,
     compute=lambda found: [100 * float(np.mean(1 / (found.ranks + 1)))],
-    columns=(Column("MRR", key="reciprocal_rank", text="MRR", latex="MRR"),),
+    columns=(Column("toyRR", key="toy_reciprocal", text="toyRR", latex="toyRR"),),
 )
 '''
 LAST = '''
@@ -109,28 +109,28 @@ def line_of(report: Report, start: str) -> str:
 
 def test_a_metric_of_ranks_is_one_file(add: Callable[[str, str], None]) -> None:
     before = scored()
-    assert not is_measured("i2t MRR")
-    add("reciprocal_rank", RECIPROCAL)
+    assert not is_measured("i2t toyRR")
+    add("toy_reciprocal", RECIPROCAL)
     found = scored()
     best = [max(row[item == OWNERS]) for item, row in enumerate(MATRIX)]
     ahead = [np.sum(row[item != OWNERS] >= best[item]) for item, row in enumerate(MATRIX)]
     expected = 100 * float(np.mean([1 / (count + 1) for count in ahead]))
-    assert found.scores["all"].visual_to_text["MRR"] == pytest.approx(expected)
-    assert json.loads(found.to_json())["scores"]["all"]["visual_to_text"]["reciprocal_rank"] == pytest.approx(expected)
+    assert found.scores["all"].visual_to_text["toyRR"] == pytest.approx(expected)
+    assert json.loads(found.to_json())["scores"]["all"]["visual_to_text"]["toy_reciprocal"] == pytest.approx(expected)
     others, same = json.loads(before.to_json()), json.loads(found.to_json())
     assert others.pop("scores") != same.pop("scores")
     assert others == same
     heads, row = line_of(found, "gallery"), line_of(found, "all")
-    assert row.split()[heads.split().index("MRR")] == f"{expected:.2f}"
+    assert row.split()[heads.split().index("toyRR")] == f"{expected:.2f}"
     assert len(heads) == len(row)
     table = found.to_latex().splitlines()
     (heads,) = (line for line in table if line.startswith("gallery"))
     cells = table[table.index(heads) + 1].split(" & ")
-    assert cells[heads.split(" & ").index("MRR")] == f"{expected:.1f}"
-    assert is_measured("i2t MRR")
-    assert measured(found, ["t2i R@1", "i2t MRR", "1K i2t MRR"]) == {
+    assert cells[heads.split(" & ").index("toyRR")] == f"{expected:.1f}"
+    assert is_measured("i2t toyRR")
+    assert measured(found, ["t2i R@1", "i2t toyRR", "1K i2t toyRR"]) == {
         "t2i R@1": before.scores["all"].text_to_visual["R@1"],
-        "i2t MRR": found.scores["all"].visual_to_text["MRR"],
+        "i2t toyRR": found.scores["all"].visual_to_text["toyRR"],
     }
 
 
@@ -157,52 +157,56 @@ def test_a_metric_of_the_whole_has_a_line_of_its_own(add: Callable[[str, str], N
     ("old", "new", "message"),
     [
         (
-            '"MRR", key',
+            '"toyRR", key',
             '"R@1", key',
-            "metrics 'recall' and 'reciprocal_rank' both have a column 'R@1': give one of them",
+            "metrics 'recall' and 'toy_reciprocal' both have a column 'R@1': give one of them",
         ),
-        ('="reciprocal_rank"', '="recall.5"', "metrics 'recall' and 'reciprocal_rank' both have the key 'recall.5'"),
+        ('="toy_reciprocal"', '="recall.5"', "metrics 'recall' and 'toy_reciprocal' both have the key 'recall.5'"),
         (
-            '="reciprocal_rank"',
+            '="toy_reciprocal"',
             '="chance"',
-            "metrics 'recall' and 'reciprocal_rank' both have the key 'chance' in JSON",
+            "metrics 'recall' and 'toy_reciprocal' both have the key 'chance' in JSON",
         ),
         (
-            '="reciprocal_rank"',
+            '="toy_reciprocal"',
             '="mean_rank.1"',
-            "metrics 'median_rank' and 'reciprocal_rank' both have the key 'mean_r",
+            "metrics 'median_rank' and 'toy_reciprocal' both have the key 'mean_r",
         ),
         (
-            'text="MRR"',
+            'text="toyRR"',
             'text="mean RR!"',
-            "metric 'reciprocal_rank' heads a column 'mean RR!': .* at most 7 characters",
+            "metric 'toy_reciprocal' heads a column 'mean RR!': .* at most 7 characters",
         ),
-        ("+ 1)))]", "+ 1)))] * 2", "metric 'reciprocal_rank' computes 2 values for its 1 columns: return one for each"),
-        ("[100 * float(np.mean(1 / (found.ranks + 1)))]", "[]", "metric 'reciprocal_rank' computes 0 values for its 1"),
-        ("[100 * float(np.mean(1 / (found.ranks + 1)))]", "1.5", "metric 'reciprocal_rank' computes no list of values"),
-        ("1 / (found.ranks", "np.nan / (found.ranks", "metric 'reciprocal_rank' gives MRR a value that is not finite"),
-        ('latex="MRR"', 'latex="MRR%"', r"metric 'reciprocal_rank': LaTeX reads 'MRR%' otherwise: write \\% for %"),
+        ("+ 1)))]", "+ 1)))] * 2", "metric 'toy_reciprocal' computes 2 values for its 1 columns: return one for each"),
+        ("[100 * float(np.mean(1 / (found.ranks + 1)))]", "[]", "metric 'toy_reciprocal' computes 0 values for its 1"),
+        ("[100 * float(np.mean(1 / (found.ranks + 1)))]", "1.5", "metric 'toy_reciprocal' computes no list of values"),
+        ("1 / (found.ranks", "np.nan / (found.ranks", "metric 'toy_reciprocal' gives toyRR a value that is not finite"),
         (
-            '    "reciprocal_rank",',
+            'latex="toyRR"',
+            'latex="toyRR%"',
+            r"metric 'toy_reciprocal': LaTeX reads 'toyRR%' otherwise: write \\% for %",
+        ),
+        (
+            '    "toy_reciprocal",',
             '    "recall",',
             "2 files of xmodal/metrics have a metric 'recall': give each a name of its own",
         ),
-        ("METRIC = ", "METRICS = ", r"reciprocal_rank\.py has a Metric of another name: call it METRIC"),
-        ("needs=Ranks", "needs=int", "metric 'reciprocal_rank' needs <class 'int'>, which nobody computes"),
+        ("METRIC = ", "METRICS = ", r"toy_reciprocal\.py has a Metric of another name: call it METRIC"),
+        ("needs=Ranks", "needs=int", "metric 'toy_reciprocal' needs <class 'int'>, which nobody computes"),
     ],
 )
 def test_a_metric_that_cannot_be_reported_is_named(
     add: Callable[[str, str], None], old: str, new: str, message: str
 ) -> None:
     assert RECIPROCAL.count(old) == 1
-    add("reciprocal_rank", RECIPROCAL.replace(old, new))
+    add("toy_reciprocal", RECIPROCAL.replace(old, new))
     with pytest.raises(UserError, match=message) as caught:
         scored()
     assert "\n" not in str(caught.value)
 
 
 def test_metrics_of_different_tables_may_have_the_same_key(add: Callable[[str, str], None]) -> None:
-    add("reciprocal_rank", RECIPROCAL.replace('="reciprocal_rank"', '="r_precision"'))
+    add("toy_reciprocal", RECIPROCAL.replace('="toy_reciprocal"', '="r_precision"'))
     plain = json.loads(scored().to_json())
     assert plain["scores"]["all"]["visual_to_text"]["r_precision"] > 0
     assert plain["lists"]["own captions"]["visual_to_text"]["r_precision"] > 0

@@ -19,8 +19,8 @@ from xmodal.metrics.pmrp import SAMPLED, ZETAS, PlausibleAnswers, plausible_answ
 from xmodal.metrics.precision_at_k import FIRST
 from xmodal.metrics.protocols import list_scores, list_values, plausible_scores, rank_scores
 from xmodal.metrics.ranked_lists import ANSWERS_AT_ONCE, FEW, relevant_ranks
-from xmodal.metrics.ranks import fold_windows, ranks
-from xmodal.metrics.relevance import Classes, Pairs, Relevance, differing_labels, pack_labels
+from xmodal.metrics.ranks import cmc, fold_windows, median_by_cmc, ranks
+from xmodal.metrics.relevance import Classes, LabelBits, Pairs, Relevance, pack_labels
 from xmodal.metrics.separation import separation
 from xmodal.metrics.similarities import SIDES, WHOLE, Side, Similarities, Window, cached_on_disk
 
@@ -257,8 +257,7 @@ def test_pmrp_of_one_zeta_is_r_precision_with_that_relevance(
     bits = pack_labels(labels)
     found = plausible_answers(Similarities.of(matrix), bits, bits[owners])[0][SIDES.index(queries)]
     for zeta in ZETAS:
-        text, visual = np.nonzero((differing_labels(bits, bits[owners]) <= zeta).T)
-        values = list_values(Similarities.of(matrix), Pairs(visual, text, matrix.shape), queries)
+        values = list_values(Similarities.of(matrix), LabelBits(bits, bits[owners], zeta), queries)
         assert found.r_precision[zeta] == pytest.approx(100 * values["R-P"].mean())
         assert found.by_chance[zeta] == pytest.approx(100 * values["R-P by chance"].mean())
 
@@ -384,8 +383,17 @@ def test_the_curve_and_the_average_precision_are_those_of_dual_path() -> None:
     official = golden("indep_dualpath_cmc_map")
     similarities, relevance = Similarities.of(official["sim"]), Pairs.of_texts(np.arange(35) // 5, 7)
     of_visual, _ = ranks(similarities, relevance)[0]
-    curve = np.array([np.mean(of_visual.ranks < k) for k in range(1, of_visual.gallery + 1)])
-    np.testing.assert_allclose(curve, official["cmc"])
-    assert np.argmax(curve > 0.5) + 1 == official["med_r"]
+    np.testing.assert_allclose(cmc(of_visual), official["cmc"])
+    assert median_by_cmc(of_visual) == official["med_r"]
     average = list_values(similarities, relevance, "visual")["mAP"]
     assert np.mean(average) == pytest.approx(float(official["mAP"]), rel=1e-6)
+
+
+@given(judged())
+def test_the_curve_is_recall_at_every_place(case: Case) -> None:
+    relevance, _, matrix = case
+    found, _ = ranks(Similarities.of(matrix), relevance)[0]
+    curve = cmc(found)
+    assert curve.tolist() == [np.mean(found.ranks < k) for k in range(1, found.gallery + 1)]
+    above = [k for k in range(1, found.gallery + 1) if curve[k - 1] > 0.5]
+    assert median_by_cmc(found) == (above[0] if above else 1)

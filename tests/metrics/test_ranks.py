@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from tests.golden import golden
-from tests.metrics.test_relevance import classes, pairs
+from tests.metrics.test_relevance import classes, label_bits, pairs
 from xmodal.metrics.protocols import rank_scores
 from xmodal.metrics.ranks import Ranks, fold_windows, ranks
 from xmodal.metrics.recall import recall
@@ -33,7 +33,7 @@ def slow_ranks(matrix: NDArray[np.generic], right: NDArray[np.bool_], ties: str 
 @st.composite
 def judged(draw: st.DrawFn) -> tuple[Relevance, NDArray[np.bool_], NDArray[np.int64]]:
     """Any relevance in which every query has an answer, and similarities with many ties."""
-    relevance, table = draw(st.one_of(pairs(), classes()).filter(lambda case: _answered(case[1])))
+    relevance, table = draw(st.one_of(pairs(), classes(), label_bits()).filter(lambda case: _answered(case[1])))
     return relevance, table, draw(arrays(np.int64, table.shape, elements=st.integers(-2, 2)))
 
 

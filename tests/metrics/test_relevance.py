@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from xmodal.metrics.relevance import Classes, Pairs, Relevance, differing_labels, pack_labels
+from xmodal.metrics.relevance import Classes, LabelBits, Pairs, Relevance, pack_labels
 
 ALL = slice(None)
 
@@ -32,7 +32,16 @@ def classes(draw: st.DrawFn) -> tuple[Classes, np.ndarray]:
     return Classes(visual, text), np.array([[a == b for b in text] for a in visual])
 
 
-@given(st.data(), st.one_of(pairs(), classes()))
+@st.composite
+def label_bits(draw: st.DrawFn) -> tuple[LabelBits, np.ndarray]:
+    labels, zeta = draw(st.integers(1, 130)), draw(st.integers(0, 3))
+    visual, text = (draw(arrays(np.bool_, (draw(st.integers(1, 8)), labels))) for _ in range(2))
+    visual[:, 0] = text[:, -1] = True
+    table = np.array([[np.sum(a != b) <= zeta for b in text] for a in visual])
+    return LabelBits(pack_labels(visual), pack_labels(text), zeta), table
+
+
+@given(st.data(), st.one_of(pairs(), classes(), label_bits()))
 def test_any_tile_is_that_part_of_the_definition(data: st.DataObject, case: tuple[Relevance, np.ndarray]) -> None:
     relevance, table = case
     assert relevance.shape == table.shape
@@ -48,23 +57,19 @@ def test_captions_belong_to_one_item_each() -> None:
     np.testing.assert_array_equal(relevance.tile(ALL, ALL), np.repeat(np.eye(3, dtype=bool), 2, axis=1))
 
 
-@given(st.data(), st.integers(1, 130))
-def test_labels_in_which_rows_differ_are_counted(data: st.DataObject, labels: int) -> None:
-    visual, text = (data.draw(arrays(np.bool_, (data.draw(st.integers(1, 8)), labels))) for _ in range(2))
-    table = [[np.sum(a != b) for b in text] for a in visual]
-    np.testing.assert_array_equal(differing_labels(pack_labels(visual), pack_labels(text)), table)
-
-
 def test_more_than_255_differing_labels_do_not_wrap_around() -> None:
     none_but_first, every = np.zeros((1, 513), bool), np.ones((1, 513), bool)
     none_but_first[0, 0] = True
-    assert differing_labels(pack_labels(none_but_first), pack_labels(every)).item() == 512
+    assert not LabelBits(pack_labels(none_but_first), pack_labels(every), zeta=2).tile(ALL, ALL).any()
 
 
 ROWS = np.arange(113_287)
+ONE_WORD = 1 + ROWS[:, None].astype(np.uint64)
 
 
-@pytest.mark.parametrize("relevance", [Pairs.of_texts(ROWS, len(ROWS)), Classes(ROWS, ROWS)])
+@pytest.mark.parametrize(
+    "relevance", [Pairs.of_texts(ROWS, len(ROWS)), Classes(ROWS, ROWS), LabelBits(ONE_WORD, ONE_WORD, zeta=0)]
+)
 def test_a_tile_of_a_whole_training_set_costs_a_tile(relevance: Relevance) -> None:
     tracemalloc.start()
     tile = relevance.tile(slice(100_000, 101_000), slice(100_500, 101_500))
@@ -76,7 +81,12 @@ def test_a_tile_of_a_whole_training_set_costs_a_tile(relevance: Relevance) -> No
 
 @pytest.mark.parametrize("rows", [slice(0, 4), slice(-1, 3), slice(2, 1), slice(0, 3, 2)])
 def test_rows_beyond_the_end_are_refused(rows: slice) -> None:
-    for relevance in (Pairs.of_texts(np.arange(3), 3), Classes(np.arange(3), np.arange(3))):
+    labels = pack_labels(np.ones((3, 5), bool))
+    for relevance in (
+        Pairs.of_texts(np.arange(3), 3),
+        Classes(np.arange(3), np.arange(3)),
+        LabelBits(labels, labels, 1),
+    ):
         with pytest.raises(IndexError, match="are not a run within 0:3"):
             relevance.tile(rows, ALL)
         with pytest.raises(IndexError, match="are not a run within 0:3"):
@@ -98,9 +108,17 @@ def test_classes_must_be_integers() -> None:
         Classes(np.arange(3), np.array([0.0, np.nan]))
 
 
+def test_rows_without_labels_are_refused() -> None:
+    some, none = pack_labels(np.ones((2, 5), bool)), pack_labels(np.zeros((2, 5), bool))
+    with pytest.raises(ValueError, match=r"text row 0 has no label \(2 such rows\)"):
+        LabelBits(some, none, 0)
+
+
 def test_wrong_labels_are_refused() -> None:
     narrow, wide = pack_labels(np.ones((2, 64), bool)), pack_labels(np.ones((2, 65), bool))
-    with pytest.raises(ValueError, match=r"shorter|longer"):
-        differing_labels(narrow, wide)
+    with pytest.raises(AssertionError):
+        LabelBits(narrow, narrow, -1)
+    with pytest.raises(AssertionError):
+        LabelBits(narrow, wide, 0)
     with pytest.raises(AssertionError):
         pack_labels(np.ones((2, 5)))  # type: ignore[arg-type]

@@ -167,12 +167,7 @@ def test_captions_are_encoded_as_by_the_official_code(count: int, read: str) -> 
     config = PVSEConfig(embeddings=count, legacy_last_output=read == "legacy")
     model = official_model(config, official, "text", {"rnn": "sentence", "embed": "words"})
     text = Padded(official["ids"], official["lengths"])
-    check_encoded(model.encode_text(text), attention_text(model, text), model._text(text).guided_BKD, official)
-
-
-def attention_text(model: PVSE, text: Padded) -> Tensor:
-    assert model.text_pie is not None
-    return model.text_pie.attend(model._word_vectors(text), text.mask)
+    check_encoded(model.encode_text(text), model.attention_text(text), model._text(text).guided_BKD, official)
 
 
 def several(official: dict[str, Tensor], name: str) -> Tensor:
@@ -518,13 +513,13 @@ def test_attention_is_a_distribution_over_real_positions() -> None:
     model, stream = built(replace(SMALL, embeddings=3)), eight_pairs()
     for padded, attention in (
         (stream.visual, model.attention_visual(stream.visual)),
-        (stream.text, attention_text(model, stream.text)),
+        (stream.text, model.attention_text(stream.text)),
     ):
         assert attention.shape == (8, padded.values.shape[1], 3)
         torch.testing.assert_close(attention.sum(1), torch.ones(8, 3))
         assert not attention[~padded.mask].any()
     with pytest.raises(ValueError, match="no embeddings"):
-        built(replace(SMALL, embeddings=0)).attention_visual(stream.visual)
+        built(replace(SMALL, embeddings=0)).attention_text(stream.text)
 
 
 def test_words_start_from_their_vectors_if_they_have_one() -> None:

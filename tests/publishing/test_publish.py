@@ -273,6 +273,8 @@ def test_features_are_those_of_the_media_as_sealed_now(built: Built, tmp_path: P
     assert [output.folder for output in feature_stores(built.corpus, built.storage)] == [built.features[0].folder]
     other = replace(built.corpus, media_set="other")
     assert feature_stores(other, built.storage) == []
+    with pytest.raises(UserError, match="is not of coco's media as they are sealed now"):
+        publish(other, built.storage, tmp_path / "out", features=built.features)
     publish(other, built.storage, tmp_path / "out")
     assert not (tmp_path / "out/features").exists()
 
@@ -284,6 +286,13 @@ def test_media_are_not_passed_on_unless_all_are(built: Built, published: Path, t
         path = tmp_path / "all/media" / source.path
         assert path.exists() == (source.part == "media")
         assert not path.exists() or path.stat().st_size == source.bytes
+
+
+def test_features_may_be_chosen(built: Built, tmp_path: Path) -> None:
+    publish(built.corpus, built.storage, tmp_path / "none", features=[])
+    assert not (tmp_path / "none/features").exists()
+    publish(built.corpus, built.storage, tmp_path / "one", features=built.features)
+    assert os.listdir(tmp_path / "one/features") == ["toy"]
 
 
 @pytest.mark.parametrize("release", ["ids", "nothing"])
@@ -326,9 +335,12 @@ def test_no_features_where_ids_are_withheld(built: Built, tmp_path: Path) -> Non
 def test_features_of_another_corpus_of_the_media_set_are_not_published(built: Built, tmp_path: Path) -> None:
     storage = open_storage(str(shutil.copytree(built.storage.url, tmp_path / "root")))
     ids = [item.id for item in built.rows(Item)]
-    build(toy_features(Output(storage, built.media.folder), [*ids, "secret"], Toy("random:1")), storage)
+    foreign = build(toy_features(Output(storage, built.media.folder), [*ids, "secret"], Toy("random:1")), storage)
     found = feature_stores(built.corpus, storage)
     assert [output.folder for output in found] == [built.features[0].folder]
+    with pytest.raises(UserError, match=f"{foreign.identity} has rows that are no items of coco"):
+        publish(built.corpus, storage, tmp_path / "out", features=[*found, foreign])
+    assert not (tmp_path / "out").exists()
     publish(built.corpus, storage, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out/features/toy").iterdir() if path.is_dir()} == {
         built.features[0].identity
@@ -340,8 +352,11 @@ def test_resized_pictures_are_no_features(stage: str, built: Built, tmp_path: Pa
     """Of COCO's pictures only what was computed from them may be passed on."""
     storage = open_storage(str(shutil.copytree(built.storage.url, tmp_path / "root")))
     ids = [item.id for item in built.rows(Item)]
-    build(replace(toy_features(Output(storage, built.media.folder), ids), name=stage), storage)
+    squares = build(replace(toy_features(Output(storage, built.media.folder), ids), name=stage), storage)
     assert [output.folder for output in feature_stores(built.corpus, storage)] == [built.features[0].folder]
+    with pytest.raises(UserError, match=f"{squares.identity} holds the pictures themselves"):
+        publish(built.corpus, storage, tmp_path / "out", features=[squares])
+    assert not (tmp_path / "out").exists()
     publish(built.corpus, storage, tmp_path / "out")
     assert os.listdir(tmp_path / "out/features") == ["toy"]
 

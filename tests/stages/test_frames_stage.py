@@ -671,8 +671,10 @@ def only(site: BuildOptions) -> str:
 
 
 def test_frames_are_never_published(clips: BuildOptions, tmp_path: Path) -> None:
-    assert Output(clips.storage, f"frames/{only(clips)}").complete
+    output = Output(clips.storage, f"frames/{only(clips)}")
     assert feature_stores(tgif.CORPUS, clips.storage) == []
+    with pytest.raises(UserError, match="holds the pictures themselves, smaller: they are no features to publish"):
+        publish(tgif.CORPUS, clips.storage, tmp_path / "out", features=[output])
     publish(tgif.CORPUS, clips.storage, tmp_path / "out")
     assert not (tmp_path / "out/features").exists()
 

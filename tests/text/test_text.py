@@ -143,7 +143,12 @@ def test_a_vocabulary_of_ours_is_read_by_its_path(tmp_path: Path) -> None:
     ("data", "message"),
     [
         (b"", "is no vocabulary in JSON"),
-        (b"<html>", "is no vocabulary in JSON, in a pickle, or of a run: "),
+        (b"<html>", "is no vocabulary in JSON, in a pickle, of a word a line, or of a run: "),
+        (b"<html>\n<head><title>Not found</title>\n", "is no vocabulary in JSON"),
+        (b"dog\nnew york\n", "is no vocabulary in JSON"),
+        (b"dog\ncat\ndog\n", "the word 'dog' is there twice"),
+        (b"<pad>\n<unk>\ndog\n", "it has no <start> <end>"),
+        (b"dog\n\xff\xfe\n", "can't decode byte 0xff"),
         (b"{", "is no vocabulary in JSON"),
         (b"{" * 100_000, "is no vocabulary in JSON"),
         (pickle.dumps([1]), "it has no word2idx"),
@@ -172,6 +177,17 @@ def test_a_released_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> Non
     path = tmp_path / "vocab.json"
     path.write_text(json.dumps({"word2idx": RELEASED}), "utf-8-sig")
     assert load_vocabulary(path).words == tuple(sorted(RELEASED, key=RELEASED.__getitem__))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", " \n\n"])
+@pytest.mark.parametrize("first", ["dog", ".", "a", "(", "I1", "\ufeffcafé"])
+def test_a_vocabulary_of_a_word_a_line_is_read(first: str, end: str, tmp_path: Path) -> None:
+    path, words = tmp_path / "words.txt", [first, "x\xa0y", "the"]
+    path.write_bytes("".join(f"{word}{end}" for word in words).encode())
+    plain = tuple(word.removeprefix("\ufeff") for word in words)
+    assert load_vocabulary(path).words == (*SPECIALS, *plain)
+    path.write_bytes(end.join(["<unk>", first.removeprefix("\ufeff"), "<end>", "<start>", "<pad>"]).encode())
+    assert load_vocabulary(path).encode("no such words").tolist() == [3, 0, 0, 0, 2], "as its lines are numbered"
 
 
 def test_a_word_that_is_no_unicode_makes_no_vocabulary() -> None:

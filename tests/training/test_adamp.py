@@ -128,7 +128,21 @@ def test_it_goes_on_from_a_saved_state_as_it_would_have() -> None:
     assert torch.equal(parameter, at_once)
 
 
-@pytest.mark.parametrize("changes", [{"lr": -1.0}, {"lr": 0.1, "weight_decay": -1.0}])
+def test_a_closure_is_called_with_gradients() -> None:
+    parameter = nn.Parameter(torch.ones(2, 3))
+    optimiser = AdamP([parameter], lr=0.01)
+
+    def closure() -> float:
+        optimiser.zero_grad()
+        loss = parameter.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item()
+
+    assert optimiser.step(closure) == 6.0
+    assert (parameter < 1).all()
+
+
+@pytest.mark.parametrize("changes", [{"lr": -1.0}, {"betas": (1.0, 0.9)}, {"delta": -0.1}, {"weight_decay": -1.0}])
 def test_numbers_that_mean_nothing_are_refused(changes: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="below 0"):
-        AdamP([nn.Parameter(torch.ones(1))], **changes)
+    with pytest.raises(ValueError, match="betas must be"):
+        AdamP([nn.Parameter(torch.ones(1))], **changes)  # type: ignore[arg-type]

@@ -355,7 +355,7 @@ def test_features_of_another_media_set_are_refused(root: str, tmp_path: Path) ->
     run = fit(recipe(1), own, str(tmp_path / "run")).run
     with pytest.raises(
         UserError,
-        match="has features of the media set 'others', but pictures is of 'pictures': .*xmodal build pictures/resnet",
+        match=r"has features of the media set 'others', but pictures is of 'pictures': .*xmodal build pictures/resnet",
     ):
         fit(recipe(1), other, str(tmp_path / "other"))
     assert not (tmp_path / "other").exists()

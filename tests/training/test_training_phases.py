@@ -282,9 +282,9 @@ def test_waiting_goes_on_where_it_was_interrupted(root: str, tmp_path: Path, aft
 
 @pytest.mark.parametrize("patience", [0, -1])
 def test_no_patience_at_all_is_refused(patience: int) -> None:
-    with pytest.raises(ValueError, match="must be a whole number, 1 or more"):
+    with pytest.raises(ValueError, match=f"^patience {patience} must be a whole number, 1 or more"):
         Phase(3, ADAM, {"ranking": 1.0}, patience=patience)
-    with pytest.raises(UserError, match=r"--set .*patience .* must be a whole number"):
+    with pytest.raises(UserError, match=rf"--set .*patience {patience} must be a whole number"):
         recipe_with("vsepp", [f"patience={patience}"])
     assert recipe_with("vsepp", ["patience=2"]).phases[0].patience == 2
 

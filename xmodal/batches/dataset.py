@@ -19,7 +19,14 @@ from xmodal.records.derived_splits import DrawnSplit, Share
 from xmodal.records.tables import Region, read_rows
 from xmodal.records.views import drawn_splits, members, splits
 from xmodal.root.outputs import Output, find, made_of
-from xmodal.root.selection import ancestor, build_command, describe, find_output, may_share_media
+from xmodal.root.selection import (
+    ancestor,
+    build_command,
+    describe,
+    describe_differences,
+    find_output,
+    may_share_media,
+)
 from xmodal.text.vocabularies import Vocabulary
 
 if TYPE_CHECKING:
@@ -62,10 +69,12 @@ class Dataset:
             meant = [output for output in self.features if _first_array(output) not in MEDIA_ARRAYS]
         else:
             meant = [output for output in self.features if features in (*output.folder.split("/"), output.folder)]
-        meant = [output for output in meant if may_share_media(output, self.records)]
+        meant = covering_all_items([one for one in meant if may_share_media(one, self.records)], self.records)
         there = "; ".join(map(_named, self.features)) or f"none: build some first ({self._command('STAGE')})"
-        what = f"features {features!r}" if features else "features"
-        return self._only(covering_all_items(meant, self.records), what, there)
+        if len(meant) > 1:
+            told = zip(meant, describe_differences(meant), strict=True)
+            there = "; ".join(f"{one.stage}/{how}" for one, how in told) + "; name one by features='STAGE/IDENTITY'"
+        return self._only(meant, f"features {features!r}" if features else "features", there)
 
     def vocabulary(self, split: str | None = None, tokens: Tokens = USUAL_TOKENS) -> Vocabulary:
         """The words of the captions to train on, for whichever split is read; of a sparse one, its annotated part."""

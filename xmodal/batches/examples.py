@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from xmodal.batches.texts import Texts
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
-from xmodal.recipes import View
+from xmodal.recipes import MOST_WORDS, View
 from xmodal.records.views import ViewCaptions, captions_by_item
 from xmodal.root.outputs import Output
 from xmodal.text.vocabularies import Encoder
@@ -28,9 +28,14 @@ class Examples:
     items_without_features: int = 0  # left out
     items_without_captions: int = 0  # left out too
     sentences: FeatureStore | None = None
+    captions_cut: int = 0  # to MOST_WORDS
 
     def __repr__(self) -> str:
         return f"Examples({len(self.ids):,} items, {len(self.caption_ids):,} captions)"
+
+    @property
+    def note_of_cuts(self) -> str:
+        return f", {self.captions_cut:,} of them cut to {MOST_WORDS:,} words" if self.captions_cut else ""
 
     @cached_property
     def caption_counts(self) -> NDArray[np.int64]:
@@ -64,12 +69,14 @@ class Examples:
             words = Texts(rows.astype(np.int32), np.arange(len(rows) + 1))
         else:
             words = Texts.of(map(texts.encode, chosen.texts))
+        short = words.shortened(MOST_WORDS)
         return cls(
             ids=chosen.items,
             rows=store.rows(chosen.items),
             caption_ids=chosen.ids,
             caption_items=np.repeat(np.arange(len(chosen.items)), chosen.counts),
-            words=words,
+            words=short,
+            captions_cut=int((np.diff(short.starts) < np.diff(words.starts)).sum()),
             items_without_features=int((has_captions & ~has_both).sum()),
             items_without_captions=int((~has_captions).sum()),
             sentences=texts if isinstance(texts, FeatureStore) else None,

@@ -49,6 +49,15 @@ class Texts:
         lengths = np.diff(self.starts)
         return Texts(self.numbers[np.repeat(kept, lengths)], starts_of(lengths[kept]))
 
+    def shortened(self, longest: int) -> "Texts":
+        """Keeps the first words of each text; <start> and <end> stay and are not counted."""
+        lengths = np.diff(self.starts)
+        if not (lengths > longest + 2).any():
+            return self
+        ends = np.repeat(self.starts[1:], lengths) - np.arange(len(self.numbers))  # 1 is <end>
+        kept = (np.repeat(lengths, lengths) - ends <= longest) | (ends == 1)
+        return Texts(self.numbers[kept], starts_of(np.minimum(lengths, longest + 2)))
+
     def padded(
         self, places_T: NDArray[np.int64], width: int | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

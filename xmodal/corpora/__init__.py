@@ -35,6 +35,7 @@ class Source:
     sha256: str | None = None
     how: str = ""  # what a person must do when url is None
     part: Part = "annotations"  # parsing needs these alone, so that records never wait for pictures
+    members: tuple[str, ...] = ()  # of an archive all that parsing reads: unpacked, they stand in for it
 
     def __post_init__(self) -> None:
         unsafe = self.path.startswith(("/", "~")) or "\\" in self.path or not self.path
@@ -96,7 +97,7 @@ def load(name: str) -> Corpus:
         meant = "".join(f"; did you mean {known}?" for known in get_close_matches(name, names(), n=1))
         raise UserError(
             f"no corpus {name!r}{meant}; there are: {', '.join(names())}; or give a file mine.py with a CORPUS, a list "
-            "(.parquet, .csv, .tsv, .jsonl), a folder with one, hf://ORG/NAME, or the name that the root has for one"
+            "(.parquet, .csv, .tsv, .jsonl, .json), a folder with one, hf://ORG/NAME, or its name in the root"
         )
     return _corpus_of(importlib.import_module(f"{__name__}.{name}"), name)
 
@@ -111,7 +112,9 @@ def sample_of(corpus: Corpus) -> Corpus:
         corpus,
         name=f"{corpus.name}{SAMPLE}",
         media_set=f"{corpus.media_set}{SAMPLE}",
-        sources=tuple(Source(source.path, how=how, part=source.part) for source in corpus.sources),
+        sources=tuple(
+            Source(source.path, how=how, part=source.part, members=source.members) for source in corpus.sources
+        ),
         counts={},
         printed=(),
         card=corpus.card or corpus.name,

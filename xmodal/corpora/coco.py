@@ -26,7 +26,7 @@ Memory: 190 MiB.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
@@ -160,8 +160,9 @@ CORPUS = Corpus(
             f"{COCO}/{INSTANCES}",
             bytes=252_872_794,
             sha256="031296bbc80c45a1d1f76bf9a90ead27e94e99ec629208449507a4917a3bf009",
+            members=tuple(map(INSTANCES_MEMBER.format, FOLDERS)),
         ),
-        KARPATHYS,
+        replace(KARPATHYS, members=(CAPTIONS_MEMBER,)),
     ),
     parse=parse,
     release={"annotations": "all", "media": "features"},

@@ -24,6 +24,7 @@ The traps (more: docs/corpora.md#flickr30k):
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from xmodal.corpora import Corpus, Source
 from xmodal.corpora.coco import KARPATHYS
@@ -108,7 +109,7 @@ CORPUS = Corpus(
     homepage=HOMEPAGE,
     licence=LICENCE,
     media_set="flickr30k",
-    sources=(Source(TOKENS, how=HOW), KARPATHYS, *PLUMMERS),
+    sources=(Source(TOKENS, how=HOW), replace(KARPATHYS, members=(CAPTIONS_MEMBER,)), *PLUMMERS),
     parse=parse,
     media=media,
     release={"annotations": "all", "media": "ids"},

@@ -99,6 +99,8 @@ def report(
 ) -> Report:
     """Computes every metric; `about` are further fields of the report."""
     examples = reader.examples
+    if examples.captions_cut:
+        setup.progress.say(f"{len(examples.words):,} captions{examples.note_of_cuts}")
     gallery = gallery_of(examples)
     positives = eccv(extended, gallery) if extended else None
     with torch.inference_mode(), tempfile.TemporaryFile() as file:

@@ -156,7 +156,7 @@ def geometric_mean_sigma(log_sigma_BD: Tensor) -> Tensor:
 
 def mark_unknown(text: Padded, share: float, generator: Generator) -> Padded:
     """Makes a rounded `share` of each caption's words <unk>, but neither <start> nor <end>."""
-    assert 0 <= share <= 1
+    _check_share(share)
     words_BL = text.mask & (text.values != START) & (text.values != END)
     order_BL = torch.rand(words_BL.shape, generator=generator).to(words_BL.device).masked_fill(~words_BL, math.inf)
     wanted_B1 = (share * words_BL.sum(1, keepdim=True)).round()
@@ -171,9 +171,10 @@ def cut_out(visual: Padded, grid: tuple[int, int], share: float, generator: Gene
 
 def mix(visual: Padded, other: Padded, grid: tuple[int, int], share: float, generator: Generator) -> Padded:
     """Takes a rectangle of about `share` of the grid from the same row of `other`, as CutMix does."""
-    assert 0 <= share <= 1
-    assert visual.values.shape[1] == math.prod(grid)
-    assert visual.values.shape == other.values.shape
+    _check_share(share)
+    if visual.values.shape[1] != math.prod(grid) or visual.values.shape != other.values.shape:
+        shapes = f"{tuple(visual.values.shape)} and {tuple(other.values.shape)}"
+        raise ValueError(f"both must be grids of {grid[0]} x {grid[1]} positions, not {shapes}")
     rows_BH, columns_BW = (
         _run(torch.randint(side - taken + 1, (len(visual),), generator=generator), taken, side)
         for side, taken in zip(grid, _sides(grid, share), strict=True)
@@ -183,17 +184,19 @@ def mix(visual: Padded, other: Padded, grid: tuple[int, int], share: float, gene
     return Padded(torch.where(inside_BL1, other.values, visual.values), visual.lengths)
 
 
-def recall_by_uncertainty(uncertainty_Q: NDArray[np.floating], ranks_Q: NDArray[np.integer], bins: int) -> list[Bin]:
+def recall_by_uncertainty(
+    uncertainty_Q: NDArray[np.floating], ranks_Q: NDArray[np.integer], bins: int = 10, k: int = 1
+) -> list[Bin]:
     """Bins of about equal counts, the surest queries first. Ranks count from 0."""
-    assert uncertainty_Q.shape == ranks_Q.shape
-    assert 1 <= bins <= len(ranks_Q)
+    if uncertainty_Q.shape != ranks_Q.shape or uncertainty_Q.ndim != 1 or not 1 <= bins <= len(ranks_Q):
+        raise ValueError(f"{bins} bins need as many queries, not {uncertainty_Q.shape} and {ranks_Q.shape}")
     if not np.isfinite(uncertainty_Q).all():
         raise ValueError("an uncertainty is not finite")
     order_Q = np.argsort(uncertainty_Q, kind="stable")
     found = []
     for rows in np.array_split(order_Q, bins):
         least, mean, greatest = (float(of(uncertainty_Q[rows])) for of in (np.min, np.mean, np.max))
-        found.append(Bin(len(rows), least, mean, greatest, recall=100 * float((ranks_Q[rows] == 0).mean())))
+        found.append(Bin(len(rows), least, mean, greatest, recall=100 * float((ranks_Q[rows] < k).mean())))
     return found
 
 
@@ -209,3 +212,8 @@ def _sides(grid: tuple[int, int], share: float) -> tuple[int, int]:
 def _run(starts_B: Tensor, length: int, side: int) -> Tensor:
     places_S = torch.arange(side)
     return (places_S >= starts_B[:, None]) & (places_S < starts_B[:, None] + length)
+
+
+def _check_share(share: float) -> None:
+    if not 0 <= share <= 1:
+        raise ValueError(f"a share is in 0..1, not {share}")

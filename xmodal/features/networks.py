@@ -53,14 +53,23 @@ class ResNet:
             options, value = get_args(field.type), getattr(self, field.name)
             if options and value not in options:
                 raise ValueError(f"no {field.name} {value!r}; there are: {', '.join(options)}")
-        pretrained = ["IMAGENET1K_V1"] if self.network in SMALL else ["IMAGENET1K_V1", "IMAGENET1K_V2"]
-        if self.weights not in pretrained and not re.fullmatch(r"random:\d{1,18}|sha256:[0-9a-f]{64}", self.weights):
-            there = f"{', '.join(pretrained)}, random:<seed>, and the sha256:<digest> of a file"
-            raise ValueError(f"no weights {self.weights!r} for {self.network}; there are: {there}")
+        if not re.fullmatch(r"IMAGENET1K_V[12]|random:\d{1,18}|sha256:[0-9a-f]{64}", self.weights):
+            raise ValueError(self._no_weights)
         if self.crop < STRIDE or self.crop % STRIDE or self.resize < self.crop:
             raise ValueError(f"crop is a multiple of {STRIDE} and at most resize, not {self.crop} of {self.resize}")
         if self.batch_size < 1:
             raise ValueError(f"batch_size is at least 1, not {self.batch_size}")
+
+    def check_weights(self) -> None:
+        """Refuses what torchvision does not have, where no file takes its place."""
+        if self.network in SMALL and self.weights == "IMAGENET1K_V2":
+            raise UserError(f"{self._no_weights}, which --weights FILE names")
+
+    @property
+    def _no_weights(self) -> str:
+        there = "" if self.network in SMALL else ", IMAGENET1K_V2"
+        there = f"IMAGENET1K_V1{there}, random:<seed>, and the sha256:<digest> of a file"
+        return f"no weights {self.weights!r} for {self.network}; there are: {there}"
 
     @property
     def width(self) -> int:
@@ -146,16 +155,25 @@ def _read_weights(network: "nn.Module", config: ResNet, file: Path | None) -> st
     import torch
 
     if not config.weights.startswith("sha256:"):
+        config.check_weights()
         file = _download(config.network, config.weights)
     elif file is None or config.weights != f"sha256:{weights_sha256(file)}":
         raise UserError(f"weights {config.weights} are those of a file, which {file} is not: give that file")
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-        network.load_state_dict({key: values for key, values in state.items() if not key.startswith("fc.")})
+        own = {key: values for key, values in state.items() if not key.startswith("fc.")}
+        found = network.load_state_dict(own, strict=False)
+        wrong = {"lacks": found.missing_keys, "has unknown": found.unexpected_keys}
+        if faults := [f"{what} {_few(names)}" for what, names in wrong.items() if names]:
+            raise ValueError(f"it {' and '.join(faults)}")
     except (UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError, OSError, ValueError) as error:
         line = " ".join(str(error).split())[:200]
         raise UserError(f"weights {file} are no state_dict of a {config.network}: {line}") from error
     return weights_sha256(file)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more entries" if len(names) > 2 else "")
 
 
 def _download(network: str, weights: str) -> Path:

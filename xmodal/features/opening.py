@@ -9,18 +9,18 @@ from xmodal.recipes import Positional
 from xmodal.records.tables import Item, read_rows
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, find
-from xmodal.root.selection import ancestor, build_command, find_output, may_share_media, media_set_of
+from xmodal.root.selection import ancestor, build_command, current, find_output, may_share_media, media_set_of
 
 
 def open_features(root: str, stage: str, identity: str | None, records: Output, model: object = None) -> FeatureStore:
-    """Opens the one output of a stage that belongs to the records; see `find_output`.
+    """Opens the one output of a stage that is current and belongs to the records; see `find_output`.
 
     Refuses features of another media set, and of one position an item if `model`, a config, looks at several.
     """
     of, fits = str(records.config.get("corpus", "CORPUS")), partial(may_share_media, records=records)
-    if identity is None and len(whole := covering_all_items(list(filter(fits, find(root, stage))), records)) == 1:
-        identity = whole[0].identity
-    store = FeatureStore(find_output(root, stage, identity, of=of, fits=fits))
+    among = [] if identity else covering_all_items(list(filter(fits, find(root, stage))), records)
+    meant = {output.folder for output in among}
+    store = FeatureStore(find_output(root, stage, identity, of=of, fits=lambda output: output.folder in meant))
     if not fits(store.output):
         raise UserError(
             f"{store.output.where} has features of the media set {media_set_of(store.output)!r}, but {of} is of "
@@ -38,8 +38,8 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
 
 
 def covering_all_items(features: list[Output], records: Output) -> list[Output]:
-    """Drops outputs that lack items, unless all do."""
-    if len(features) < 2:
+    """Drops outputs of an earlier state and those that lack items, unless all do."""
+    if len(features := current(features)) < 2:
         return features
     items = list(read_rows(records, Item))
     planned = {

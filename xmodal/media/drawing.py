@@ -13,14 +13,19 @@ LETTERS, LINE = 18, 26  # pixels: heights of letters and of a line of text
 FONTS = ("DejaVuSans.ttf", "Arial Unicode.ttf", "arial.ttf", "LiberationSans-Regular.ttf")
 
 
-def attention_picture(picture_HW3: NDArray[np.uint8], attention_LK: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
-    """Draws the picture, as the network saw it, and beside it each map over it, scaled to its own range."""
-    side = math.isqrt(len(attention_LK))
-    if attention_LK.ndim != 2 or side**2 != len(attention_LK) or not np.isfinite(attention_LK).all():
-        raise ValueError(f"attention is finite (places, maps) of a grid of {side} x {side}")
+def attention_picture(
+    picture_HW3: NDArray[np.uint8], attention_LK: NDArray[np.floating[Any]], grid: tuple[int, int] | None = None
+) -> NDArray[np.uint8]:
+    """Draws the picture, as the network saw it, and beside it each map over it, scaled to its own range.
+
+    `grid` is (rows, columns), if no square.
+    """
+    rows, columns = grid or (math.isqrt(len(attention_LK)),) * 2
+    if attention_LK.ndim != 2 or rows * columns != len(attention_LK) or not np.isfinite(attention_LK).all():
+        raise ValueError(f"attention is finite (places, maps) of a grid of {rows} x {columns}")
     if picture_HW3.ndim != 3 or picture_HW3.shape[2] != 3 or picture_HW3.dtype != np.uint8:
         raise ValueError(f"a picture is (H, W, 3) uint8, not {picture_HW3.shape} {picture_HW3.dtype}")
-    panels = [picture_HW3, *(_over(picture_HW3, map_L.reshape(side, side)) for map_L in attention_LK.T)]
+    panels = [picture_HW3, *(_over(picture_HW3, map_L.reshape(rows, columns)) for map_L in attention_LK.T)]
     gap = np.full((len(picture_HW3), GAP, 3), 255, np.uint8)
     return np.concatenate([part for panel in panels for part in (gap, panel)][1:], axis=1)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xmodal.metrics.relevance import Relevance, RelevanceTable
 from xmodal.metrics.similarities import SIDES, WHOLE, Integers, Numbers, Similarities, Window, bounded
@@ -111,3 +112,13 @@ def fold_windows(visual_of_text: Integers, visual_rows: int, size: int = 1000) -
     ends = [visual_rows * fold // count for fold in range(count + 1)]
     text_ends = np.searchsorted(visual_of_text, ends).tolist()
     return [(slice(*ends[fold : fold + 2]), slice(*text_ends[fold : fold + 2])) for fold in range(count)]
+
+
+def cmc(found: Ranks) -> NDArray[np.float64]:
+    """Gives the share of queries with a right answer among the first 1, 2, …."""
+    return np.cumsum(np.bincount(found.ranks, minlength=found.gallery)) / len(found.ranks)
+
+
+def median_by_cmc(found: Ranks) -> int:
+    """Gives Dual-Path's median rank, the first at which the curve is above one half."""
+    return int(np.argmax(cmc(found) > 0.5)) + 1

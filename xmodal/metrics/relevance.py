@@ -1,4 +1,4 @@
-"""Relevance: which texts are right for which items, by listed pairs or classes; and labels in which they differ."""
+"""Relevance: which texts are right for which items, by listed pairs, classes, or nearly equal labels."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.metrics.similarities import Integers, bounds
+from xmodal.metrics.similarities import SIDES, Integers, bounds
 
 RelevanceTable = NDArray[np.bool_]  # (visual rows, text rows)
 
@@ -60,7 +60,34 @@ class Classes:
         return np.equal.outer(self.visual[rows], self.text[columns])
 
 
-Relevance = Pairs | Classes
+@dataclass(frozen=True, eq=False)
+class LabelBits:
+    """Makes rows match whose sets of labels differ in at most `zeta` labels (docs/models.md#pmrp).
+
+    Rows without labels are refused.
+    """
+
+    visual: NDArray[np.uint64]  # (V, words), as `pack_labels` gives them
+    text: NDArray[np.uint64]  # (T, words)
+    zeta: int
+
+    def __post_init__(self) -> None:
+        assert self.zeta >= 0
+        assert self.visual.shape[1:] == self.text.shape[1:]
+        for name, bits in zip(SIDES, (self.visual, self.text), strict=True):
+            if len(empty := np.flatnonzero(~bits.any(axis=1))):
+                raise ValueError(f"{name} row {empty[0]} has no label ({len(empty)} such rows); drop them first")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.visual), len(self.text)
+
+    def tile(self, rows: slice, columns: slice) -> RelevanceTable:
+        rows, columns = bounds(rows, self.shape[0]), bounds(columns, self.shape[1])
+        return differing_labels(self.visual[rows], self.text[columns]) <= self.zeta
+
+
+Relevance = Pairs | Classes | LabelBits
 
 
 def pack_names(names: Sequence[Collection[str]]) -> NDArray[np.uint64]:

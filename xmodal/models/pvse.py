@@ -161,9 +161,10 @@ class PVSE(nn.Module):
 
     def attention_visual(self, visual: Padded) -> Tensor:
         """(B, L, K)"""
-        if self.visual_pie is None:
-            raise ValueError("a model of no embeddings (K = 0) has no attention")
-        return self.visual_pie.attend(visual.zero_padded(), visual.mask)
+        return _having(self.visual_pie).attend(visual.zero_padded(), visual.mask)
+
+    def attention_text(self, text: Padded) -> Tensor:
+        return _having(self.text_pie).attend(self._word_vectors(text), text.mask)
 
     def _visual(self, visual: Padded) -> Embedded:
         local_BLF = visual.zero_padded()
@@ -252,6 +253,12 @@ def _gathered(side: Embedded) -> Embedded:
 
 def _bi_gru(width: int, joint_width: int) -> nn.GRU:
     return nn.GRU(width, joint_width // 2, batch_first=True, bidirectional=True)
+
+
+def _having(pie: PIENet | None) -> PIENet:
+    if pie is None:
+        raise ValueError("a model of no embeddings (K = 0) has no attention")
+    return pie
 
 
 AMSGRAD = Optimiser("amsgrad", 2e-4, clip_norm=2.0, schedule=Plateau(0.5, patience=10, minimum=1e-10))

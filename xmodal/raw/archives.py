@@ -89,6 +89,18 @@ def tar_members(raw: Raw, path: str) -> Iterator[tuple[str, IO[bytes]]]:
                 yield name, io.BufferedReader(content, BUFFER)
 
 
+def unzipped(raw: Raw, path: str) -> Raw:
+    """The same file without its gzip."""
+
+    def open_plain(path: str) -> io.BufferedReader:
+        file: Any = raw.open(path)
+        plain: Any = gzip.GzipFile(fileobj=file)
+        plain.myfileobj = file  # is closed with it
+        return io.BufferedReader(_Member(plain, path, ""), BUFFER)
+
+    return Raw([path], open_plain)
+
+
 def archive_of(media: str) -> str:
     """The file that holds a medium: its archive, or itself."""
     return media.partition("!")[0]
@@ -149,6 +161,16 @@ class _Member(io.RawIOBase):
             data = self._file.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        with _refusing_damage(self._path, self._place):
+            return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
 
     def close(self) -> None:
         self._file.close()

@@ -2,8 +2,9 @@ r"""Readers of text, tables and JSON: every piece comes with its place in the fi
 
 Text is UTF-8, with or without a byte order mark; lines end in \n or \r\n.
 
-A list is Parquet, CSV, TSV, JSONL or an Arrow stream (`save_to_disk` of Hugging Face datasets), by its ending. CSV and
-TSV have a header, and maybe quotes. Rows of Parquet and Arrow are counted from 1.
+A list is Parquet, CSV, TSV, JSONL, JSON (an array of objects) or an Arrow stream (`save_to_disk` of Hugging Face
+datasets), by its ending, after which `.gz` may stand. CSV and TSV have a header, unless a caller says not, and maybe
+quotes. Rows of Parquet and Arrow are counted from 1.
 """
 
 import csv
@@ -14,14 +15,14 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
-from typing import IO, Any, TypeVar
+from itertools import chain, count
+from typing import IO, Any, AnyStr, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xmodal.errors import UserError
-from xmodal.raw.archives import open_file
+from xmodal.raw.archives import open_file, unzipped
 from xmodal.raw.raw_files import Raw
 
 PIECE, LONGEST = 1 << 20, 1 << 25  # characters: read at once, and of the longest value
@@ -29,6 +30,8 @@ NOT_SPACE = re.compile(r"\S")
 DECODER = json.JSONDecoder()
 ROWS_AT_ONCE = 256  # few, as rows may hold pictures
 BUFFER = 1 << 20
+GZ = ".gz"
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 Cells = tuple[str, list[Any]]  # place of a row, and its cells of some columns
 T = TypeVar("T")
@@ -41,8 +44,8 @@ def lines(raw: Raw, path: str) -> Iterator[tuple[str, str]]:
         yield from lines_of(file, path)
 
 
-def lines_of(file: Iterable[bytes], path: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(file, 1):
+def lines_of(file: IO[bytes], path: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(_bounded(file, path), 1):
         where = f"{path}:{number}"
         data = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         try:
@@ -51,6 +54,15 @@ def lines_of(file: Iterable[bytes], path: str) -> Iterator[tuple[str, str]]:
             raise UserError(f"{where} is not UTF-8, at its byte {error.start + 1}: save it as UTF-8") from None
         if text:
             yield where, text
+
+
+def _bounded(file: IO[AnyStr], path: str) -> Iterator[AnyStr]:
+    number = 0
+    while line := file.readline(LONGEST):
+        number += 1
+        if len(line) == LONGEST:  # of a zipped file it may be far more
+            raise UserError(f"{path}:{number} has {LONGEST:,} characters or more: break it into lines")
+        yield line
 
 
 def columns(raw: Raw, path: str, count: int) -> Iterator[tuple[str, list[str]]]:
@@ -250,8 +262,15 @@ class _Json:
         return UserError(f"{self._path} is not the JSON it should be, at character {self._dropped + at}: {why}")
 
 
-def rows(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
-    return READERS[ending(path)](raw, path, columns)
+def rows(raw: Raw, path: str, columns: Sequence[str], has_header: bool = True) -> Iterator[Cells]:
+    """Yields the columns of a list, which are named 1, 2, … in CSV and TSV without a header."""
+    kind = ending(path)
+    raw = unzipped(raw, path) if path.lower().endswith(GZ) else raw
+    if has_header:
+        return READERS[kind](raw, path, columns)
+    if kind not in SEPARATORS:
+        raise UserError(f"{path} names its columns in itself: only CSV and TSV may have no header")
+    return named_columns(raw, path, columns, SEPARATORS[kind], has_header=False)
 
 
 def has_column(raw: Raw, path: str, name: str) -> bool:
@@ -264,24 +283,30 @@ def has_column(raw: Raw, path: str, name: str) -> bool:
 
 
 def ending(path: str) -> str:
-    """The ending of a list's name, such as `.csv`; empty if it is no list."""
-    found = path[path.rfind(".") :].lower() if "." in path else ""
+    """The ending of a list's name, such as `.csv`, also before `.gz`; empty if it is no list."""
+    name = path.lower().removesuffix(GZ)
+    found = name[name.rfind(".") :]
     return found if found in READERS else ""
 
 
-def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",") -> Iterator[Cells]:
-    """The named columns, in this order, of a table with a header."""
+def named_columns(
+    raw: Raw, path: str, names: Sequence[str], separator: str = ",", has_header: bool = True
+) -> Iterator[Cells]:
+    """The named columns, in this order, of a table."""
+    csv.field_size_limit(LONGEST)  # of the process; Python's is 131,072
     with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
-        table = csv.reader(text, delimiter=separator, strict=True)
+        table = csv.reader(_bounded(text, path), delimiter=separator, strict=True)
         try:
             if not (header := next(table, [])):
                 raise UserError(f"{path} is empty: its first line must name its columns")
+            first = [] if has_header else [header]
+            header = header if has_header else [str(number) for number in range(1, len(header) + 1)]
             _refuse_columns(f"{path}:1", names, header)
             places = [header.index(name) for name in names]
-            for fields in filter(None, table):
+            for fields in filter(None, chain(first, table)):
                 where = f"{path}:{table.line_num}"
                 if len(fields) != len(header):
-                    raise UserError(f"{where} has {len(fields)} columns, not the {len(header)} of its header")
+                    raise UserError(f"{where} has {len(fields)} columns, not the {len(header)} of its first line")
                 yield where, [fields[place] for place in places]
         except csv.Error as error:
             raise UserError(f"{path}: after line {table.line_num}: {error}") from error
@@ -291,12 +316,23 @@ def named_columns(raw: Raw, path: str, names: Sequence[str], separator: str = ",
             raise
 
 
+def _json(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
+    yield from _cells_of_objects(((record.where, record.content) for record in json_elements(raw, path)), columns)
+
+
 def _jsonl(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:
-    for where, line in lines(raw, path):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} is no JSON: {error}") from error
+    yield from _cells_of_objects(((where, _value(where, line)) for where, line in lines(raw, path)), columns)
+
+
+def _value(where: str, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is no JSON: {error}") from error
+
+
+def _cells_of_objects(values: Iterable[tuple[str, Any]], columns: Sequence[str]) -> Iterator[Cells]:
+    for where, record in values:
         if not isinstance(record, dict):
             raise UserError(f"{where} is no JSON object")
         _refuse_columns(where, columns, list(record))
@@ -328,8 +364,9 @@ def _numbered(path: str, batches: Iterator[pa.RecordBatch], columns: Sequence[st
 
 READERS: dict[str, Callable[[Raw, str, Sequence[str]], Iterator[Cells]]] = {
     ".csv": named_columns,
-    ".tsv": partial(named_columns, separator="\t"),
+    ".tsv": partial(named_columns, separator=SEPARATORS[".tsv"]),
     ".jsonl": _jsonl,
+    ".json": _json,
     ".parquet": _parquet,
     ".arrow": _arrow,
 }

@@ -41,7 +41,7 @@ def to_plain(value: object) -> Any:
             raise ValueError(f"{value} has no canonical form: give a finite number")
         return int(value) if value.is_integer() else value
     if is_dataclass(value) and not isinstance(value, type):
-        decided = {f.name: to_plain(getattr(value, f.name)) for f in fields(value) if _decides(f, value)}
+        decided = {f.name: to_plain(getattr(value, f.name)) for f in fields(value) if decides(f, value)}
         return {"_type": type(value).__name__} | decided
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
@@ -52,7 +52,8 @@ def to_plain(value: object) -> Any:
     raise TypeError(f"{type(value).__name__} has no canonical form: use plain values, tuples and frozen dataclasses")
 
 
-def _decides(field: Field[Any], config: object) -> bool:
+def decides(field: Field[Any], config: object) -> bool:
+    """Whether a field of a config is in its identity."""
     if "since" in field.metadata:
         return bool(to_plain(getattr(config, field.name)) != to_plain(field.default))
     return "describes" not in field.metadata

@@ -1,13 +1,16 @@
 """Selection of one output among several, and of what an output was built from."""
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output, find
-from xmodal.root.sealed_sets import records_now
+from xmodal.root.sealed_sets import records_now, sealed_now
 from xmodal.root.storage import open_storage
+
+OPAQUE = re.compile(r"=[0-9a-f]{16,}$")  # a checksum: it differs, but tells nobody how
 
 
 def find_output(
@@ -19,10 +22,9 @@ def find_output(
     fits: Callable[[Output], bool] = lambda output: True,
     **config: object,
 ) -> Output:
-    """Returns the one finished output of a stage: the given identity, or the only one that fits.
+    """Returns the one finished output of a stage: the given identity, or the only current one that fits.
 
-    If none fits, one that does not is returned, for the caller to refuse. Of several records of a corpus, those of its
-    last build are meant. `of` is the corpus in a message.
+    If none fits, one that does not is returned, for the caller to refuse. `of` is the corpus in a message.
     """
     there = find(root, stage, **config)
     if identity is None:
@@ -32,8 +34,7 @@ def find_output(
         corpora = sorted({str(output.config["corpus"]) for output in chosen})
         if len(corpora) > 1:
             raise UserError(f"{root} has records of several corpora: name one with --corpus: {', '.join(corpora)}")
-        now = records_now(chosen[0].storage, corpora[0])
-        chosen = [output for output in chosen if now and output.folder == now.folder] or chosen
+    chosen = current(chosen)
     if len(chosen) == 1:
         return chosen[0]
     if not there:
@@ -44,7 +45,8 @@ def find_output(
     else:
         flag = {"records": "", "pixels": " by --pixels IDENTITY"}.get(stage, " by --features IDENTITY")
         problem = f"there are several outputs of {what}, so say which{flag}"
-    listed = describe_differences(there) if len(there) > 1 else [describe(there[0])]
+    some = chosen or there
+    listed = describe_differences(some) if len(some) > 1 else [describe(some[0])]
     raise UserError(f"{problem}; there are: {', '.join(listed)}")
 
 
@@ -67,13 +69,40 @@ def _nothing_there(root: str, stage: str, corpus: str, identity: str | None) -> 
     return f"{missing}: build it first{settings} ({build_command(root, corpus, stage)}){others}"
 
 
+def current(outputs: list[Output]) -> list[Output]:
+    """Drops outputs that were made of what has been replaced, unless all were."""
+    if len(outputs) < 2:
+        return outputs
+    whole = [output for output in outputs if _is_current(output)]
+    return whole or [output for output in outputs if not is_replaced(output)] or outputs
+
+
+def is_replaced(output: Output) -> bool:
+    """Whether another sealed set, or other records of its corpus, took its place."""
+    now, config = None, output.config
+    if output.stage in ("sources", "media"):
+        now = sealed_now(output.storage, output.stage, str(config.get("name")))
+    elif output.stage == "records":
+        now = records_now(output.storage, str(config.get("corpus")))
+    return now is not None and now.folder != output.folder
+
+
+def _is_current(output: Output) -> bool:
+    return not is_replaced(output) and all(map(_is_current, _inputs(output)))
+
+
+def _inputs(output: Output) -> Iterator[Output]:
+    """Finds the outputs that another was made of, as far as they are still there."""
+    for source in output.about["inputs"]:
+        made = Output(output.storage, f"{source['stage']}/{source['identity']}")
+        if made.storage.size(f"{made.folder}/stage.json") is not None:
+            yield made
+
+
 def ancestor(output: Output, stage: str) -> Output | None:
     """Finds the output of a stage that another was built from, directly or not, if it is still there."""
-    for source in output.about.get("inputs", ()):
-        made = Output(output.storage, f"{source.get('stage')}/{source.get('identity')}")
-        if made.storage.size(f"{made.folder}/stage.json") is None:
-            continue
-        if found := made if source.get("stage") == stage else ancestor(made, stage):
+    for made in _inputs(output):
+        if found := made if made.folder.startswith(f"{stage}/") else ancestor(made, stage):
             return found
     return None
 
@@ -91,12 +120,15 @@ def may_share_media(features: Output, records: Output) -> bool:
 
 
 def describe_differences(outputs: Sequence[Output]) -> Iterator[str]:
-    """Describes outputs by the settings that differ, or else by date, media set and inputs."""
+    """Describes outputs by the settings that differ; where these do not tell, by date, media set and inputs too."""
     names = dict.fromkeys(name for output in outputs for name in output.config)
     differing = [name for name in names if any(o.config.get(name) != outputs[0].config.get(name) for o in outputs)]
-    for output in outputs:
-        facts = [f"{name}={output.config[name]}" for name in differing if name in output.config]
-        yield f"{output.identity} ({', '.join(facts or _origin(output))})"
+    facts = [[f"{name}={o.config[name]}" for name in differing if name in o.config] for o in outputs]
+    is_told = len({tuple(fact for fact in some if not OPAQUE.search(fact)) for some in facts}) == len(outputs) > 1
+    states = ["current" if _is_current(output) else "not in use" for output in outputs]
+    for output, some, state in zip(outputs, facts, states, strict=True):
+        told = some + ([state] if len({*states}) > 1 else []) + ([] if is_told else _origin(output))
+        yield f"{output.identity} ({', '.join(told)})"
 
 
 def _origin(output: Output) -> list[str]:

@@ -6,7 +6,9 @@ import io
 import json
 import pickle
 import pickletools
+import re
 import types
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,9 +147,10 @@ class ReleasedVocabulary:
 
 
 def load_vocabulary(path: Path) -> Vocabulary | ReleasedVocabulary:
-    """Reads a run's vocabulary.txt, or a released one with `word2idx`.
+    """Reads a run's vocabulary.txt, a released one with `word2idx`, or one of a word a line.
 
-    That is a JSON object, or a pickle of a dict (PCME) or a `Vocabulary` (VSE++, PVSE).
+    The released one is a JSON object, or a pickle of a dict (PCME) or a `Vocabulary` (VSE++, PVSE). Lines are ids from
+    0 on; where they have no specials, these come before them.
     """
     try:
         data = path.read_bytes()
@@ -157,18 +160,21 @@ def load_vocabulary(path: Path) -> Vocabulary | ReleasedVocabulary:
         if data.partition(b" ")[0] in [name.encode() for name in TOKENIZERS]:
             return Vocabulary.from_bytes(data, str(path))
         data = data.removeprefix(codecs.BOM_UTF8)
-        found = json.loads(data) if data.lstrip()[:1] == b"{" else _unpickled(data)
+        found = json.loads(data) if data.lstrip()[:1] == b"{" else _unpickled_or_lines(data)
         ids = found.get("word2idx") if isinstance(found, Mapping) else None
         if not isinstance(ids, dict):
             raise ValueError("it has no word2idx, a number for each word")
         return ReleasedVocabulary(ids)
     except (*_NO_PICKLE, RecursionError, ValueError) as error:
         line = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} is no vocabulary in JSON, in a pickle, or of a run: {line}") from error
+        raise UserError(
+            f"{path} is no vocabulary in JSON, in a pickle, of a word a line, or of a run: {line}"
+        ) from error
 
 
 _TUPLES = frozenset(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"))
 FEW_TUPLES = 8
+_LINES = re.compile(rb"(?:[^\s\0]+[ \t]*[\r\n]+)+(?:[^\s\0]+\s*)?")  # a word in each, the first one whole
 _NO_PICKLE = (pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError, MemoryError, OverflowError)
 
 
@@ -179,6 +185,19 @@ class _Unpickler(pickle.Unpickler):
         if name != "Vocabulary":
             raise pickle.UnpicklingError(f"it wants {module}.{name}, and nothing but a Vocabulary is unpickled")
         return types.SimpleNamespace
+
+
+def _unpickled_or_lines(data: bytes) -> Any:
+    try:
+        return _unpickled(data)
+    except (*_NO_PICKLE, ValueError):
+        if not _LINES.fullmatch(data):
+            raise
+    words = [word.decode() for word in data.split()]
+    words = words if {*SPECIALS} & {*words} else [*SPECIALS, *words]
+    if twice := [word for word, count in Counter(words).items() if count > 1]:
+        raise ValueError(f"the word {twice[0]!r} is there twice")
+    return {"word2idx": {word: number for number, word in enumerate(words)}}
 
 
 def _unpickled(data: bytes) -> Any:

@@ -143,7 +143,7 @@ def _counted(examples: Examples) -> str:
     features, captions = examples.items_without_features, examples.items_without_captions
     if features or captions:
         counts += f" ({features} left out without features, {captions} without captions)"
-    return counts
+    return counts + examples.note_of_cuts
 
 
 @contextmanager

@@ -5,12 +5,12 @@ One is sealed with its lists, as the file DESCRIPTION, so that the identity of e
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 
 from xmodal.errors import UserError
 from xmodal.records.tables import Kind
-from xmodal.root.identity import canonical_json
+from xmodal.root.identity import canonical_json, decides, since
 
 DESCRIPTION = "xmodal-own.json"
 FORMAT = 1  # of the file
@@ -37,6 +37,10 @@ class Description:
     splits: tuple[tuple[str, str], ...] = SPLITS  # name and decimal share; () if a column or the files say the split
     revision: str | None = None  # identifies the bytes of lists without a sha256
     kind: Kind | None = None  # of all items; None: by the endings of their names
+    has_header: bool = since("0.2", True)  # else columns of CSV and TSV are named 1, 2, …
+    labels: str | None = since("0.2", None)
+    keeps_repeats: bool = since("0.2", False)  # the same caption of the same item twice
+    folder: str | None = since("0.2", None)  # below which absolute paths are; None: there are none
 
     def __post_init__(self) -> None:
         shares = [Fraction(share) for _, share in self.splits]
@@ -46,7 +50,8 @@ class Description:
             raise ValueError(f"splits have names of their own and shares above 0 whose sum is 1, not {shares_given}")
 
     def to_json(self) -> bytes:
-        return canonical_json({"version": FORMAT, **asdict(self)})
+        told = asdict(self)
+        return canonical_json({"version": FORMAT} | {f.name: told[f.name] for f in fields(self) if decides(f, self)})
 
     @classmethod
     def from_json(cls, data: bytes) -> "Description":

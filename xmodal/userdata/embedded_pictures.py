@@ -2,6 +2,7 @@
 
 import hashlib
 
+FOLDER = "embedded"  # of the media set
 MEMBERS, ARCHIVE_BYTES = 4096, 1 << 30  # of an archive
 
 

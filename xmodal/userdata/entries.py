@@ -1,7 +1,7 @@
 """Entries: the rows of user lists, checked cell by cell. The cell of the column `url` may be:
 
     https://x.org/cat.jpg          an address: fetched
-    pictures/dog.png               a path beside the list: taken from there
+    pictures/dog.png               a path beside the list: taken from there; absolute, if below the folder given
     {"bytes": …, "path": "a.jpg"}  the picture itself (the `Image` of Hugging Face)
 
 Without a column an id is a digest of an address or of embedded bytes, or the path itself. NaN is an empty cell. A row
@@ -23,7 +23,7 @@ from xmodal.records.media_kinds import kind_of
 from xmodal.records.tables import Kind, Oddity
 from xmodal.root.identity import fingerprint
 from xmodal.userdata.description import Description, split_name
-from xmodal.userdata.embedded_pictures import EmbeddedPictures
+from xmodal.userdata.embedded_pictures import FOLDER, EmbeddedPictures
 
 LONGEST_ID, LONGEST_STEP, LONGEST_PATH, LONGEST_URL = 200, 255, 1000, 8000  # limits of file systems and servers
 
@@ -35,6 +35,8 @@ LEAVES = "a path that leaves the list's folder, is long or does not print: the r
 ODD_ID = "an id that is long or does not print: its sha256 stands for it"
 NO_CAPTION = "an empty caption: left out"
 NOT_TEXT = "a caption that is not Unicode: left out"
+OUTSIDE = "an absolute path that is not below the folder given: the row is left out"
+ODD_LABEL = "a label that is long or does not print: left out"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Entry:
     id: str
     medium: Medium
     captions: tuple[str, ...]
+    labels: tuple[str, ...]
     split: str | None
     oddities: tuple[str, ...]
 
@@ -58,13 +61,13 @@ class Entry:
 def entries(description: Description, raw: Raw) -> Iterator[Entry | Oddity]:
     """Yields every row; one that is left out is an Oddity."""
     content = [[file.bytes, file.sha256] for file in description.files]  # other settings move no picture
-    embedded = EmbeddedPictures(f"embedded/{fingerprint([content, description.revision, description.url])[:16]}")
-    given = {"url": description.url, "caption": description.caption, "id": description.id, "split": description.split}
+    embedded = EmbeddedPictures(f"{FOLDER}/{fingerprint([content, description.revision, description.url])[:16]}")
+    given = {use: getattr(description, use) for use in ("url", "caption", "id", "split", "labels")}
     columns = {use: column for use, column in given.items() if column is not None}
     for file in description.files:
-        for where, cells in rows(raw, file.path, list(columns.values())):
+        for where, cells in rows(raw, file.path, list(columns.values()), description.has_header):
             row = {use: None if cell != cell else cell for use, cell in zip(columns, cells, strict=True)}  # NaN
-            medium = _medium(row["url"], where, embedded)
+            medium = _medium(row["url"], where, embedded, description.folder)
             if isinstance(medium, str):
                 yield Oddity(medium, where)
                 continue
@@ -72,11 +75,17 @@ def entries(description: Description, raw: Raw) -> Iterator[Entry | Oddity]:
                 medium = replace(medium, kind=description.kind)
             id, odd_id = _id(row, medium, where)
             texts, odd_texts = _captions(row["caption"], where)
+            labels, odd_labels = _labels(row.get("labels"), where)
             split = _split(row["split"], where) if "split" in row else file.split
-            yield Entry(where, id, medium, texts, split, odd_id + odd_texts)
+            yield Entry(where, id, medium, texts, labels, split, odd_id + odd_texts + odd_labels)
 
 
-def _medium(cell: Any, where: str, embedded: EmbeddedPictures) -> Medium | str:
+def is_below(name: str, folder: str) -> bool:
+    """Whether an absolute path begins with that of a folder."""
+    return name.startswith(f"{folder.rstrip('/')}/")
+
+
+def _medium(cell: Any, where: str, embedded: EmbeddedPictures, folder: str | None) -> Medium | str:
     """Returns the medium, or the rule by which the row is left out."""
     both = cell if isinstance(cell, dict) and {"bytes", "path"} & cell.keys() else {"path": cell}
     content, name = both.get("bytes"), both.get("path")
@@ -90,6 +99,8 @@ def _medium(cell: Any, where: str, embedded: EmbeddedPictures) -> Medium | str:
         return Medium(path, kind_of(_ending(path)), content=content)
     if not name:
         return NO_MEDIUM
+    if folder and name.startswith("/"):
+        return _beside_list(name[len(folder.rstrip("/")) + 1 :]) if is_below(name, folder) else OUTSIDE
     if re.match(r"/|~|[A-Za-z]:[/\\]|file:", name, re.IGNORECASE):
         return ABSOLUTE
     return _fetched(name) if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://|data:", name) else _beside_list(name)
@@ -154,6 +165,20 @@ def _captions(cell: Any, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
             odd.append(NOT_TEXT)
         else:
             texts.append(words)
+    return tuple(texts), tuple(odd)
+
+
+def _labels(cell: Any, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns names of labels, and the rules by which others are left out."""
+    texts, odd = [], []
+    for label in cell if isinstance(cell, list) else (cell.split(";") if isinstance(cell, str) else [cell]):
+        if not isinstance(label, str | int | None) or isinstance(label, bool):
+            raise UserError(f"{where}: a label is {label!r:.40}, neither text nor a whole number")
+        name = " ".join(str("" if label is None else label).split())
+        if len(name) > LONGEST_ID or not name.isprintable():
+            odd.append(ODD_LABEL)
+        elif name:
+            texts.append(name)
     return tuple(texts), tuple(odd)
 
 

@@ -1,6 +1,6 @@
 """User data as a corpus: lists of pictures or clips with captions.
 
-A list is Parquet, CSV, TSV, JSONL or an Arrow stream (xmodal/raw/readers.py):
+A list is Parquet, CSV, TSV, JSONL, JSON or an Arrow stream (xmodal/raw/readers.py):
 
     url               caption
     pictures/cat.jpg  a cat on a mat
@@ -9,7 +9,8 @@ A list is Parquet, CSV, TSV, JSONL or an Arrow stream (xmodal/raw/readers.py):
 - Rows with one id are one item with several captions. No id depends on the order of the rows.
 - A column says the split of an item, or its file, or the hash of its id.
 - An item that a column puts in two splits is an error, as is an id of two pictures in files of different splits.
-- A picture beside the list is taken once. A changed one needs another name.
+- A picture beside the list is taken again where its bytes have changed; one that is gone is kept.
+- An item has the labels of all its rows: a list, or a text with ; between them. They are its categories.
 
 Rows are streamed; ids and digests stay in memory.
 """
@@ -27,7 +28,7 @@ from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
 from xmodal.raw.archives import archive_of
 from xmodal.raw.raw_files import Raw
-from xmodal.records.tables import Caption, Item, Oddity, Row, Split
+from xmodal.records.tables import Caption, Item, Label, Oddity, Row, Split
 from xmodal.userdata.description import DESCRIPTION, Description
 from xmodal.userdata.entries import Entry, Medium, entries
 from xmodal.userdata.hash_splits import hash_splits
@@ -56,7 +57,7 @@ def user_corpus(description: Description, addresses: Mapping[str, str] = {}) -> 
         sources=(itself, *sources),
         parse=partial(parse, description),
         media=partial(media, description),
-        kinds=frozenset({"image", "clip"}),  # only the list tells which
+        kinds=frozenset({"image", "clip"} | ({"category"} if description.labels else set())),  # the list tells which
         unpack=partial(unpack, description),
         release={"annotations": "all", "media": "features"},
         version=VERSION,
@@ -114,7 +115,7 @@ class _Parser:
     def __init__(self, description: Description) -> None:
         self.captions = dict[str, int]()  # number of captions, by item
         self._description = description
-        self._texts = set[bytes]()
+        self._times = Counter[bytes]()  # of each caption of an item, and each of its labels
         self._media = dict[str, bytes]()
         self._splits = dict[str, str | None]()  # an item's first
         self._further = set[tuple[str, str]]()  # an item and each of its further splits
@@ -133,14 +134,23 @@ class _Parser:
         if is_other:  # its captions are not of the picture that counts
             yield Oddity(OTHER_MEDIUM, entry.where, entry.id)
             return
+        yield from (
+            Label(entry.id, "category", name) for name in entry.labels if not self._again(f"{entry.id}\n{name}")
+        )
         for text in entry.captions:
             id = f"{entry.id}#{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-            if (key := _digest(id)) in self._texts:
-                yield Oddity(AGAIN, entry.where, entry.id)
-                continue
-            self._texts.add(key)
+            if again := self._again(id):
+                if not self._description.keeps_repeats:
+                    yield Oddity(AGAIN, entry.where, entry.id)
+                    continue
+                id += f"#{again + 1}"
             yield Caption(id, entry.id, self.captions[entry.id], text)
             self.captions[entry.id] += 1
+
+    def _again(self, text: str) -> int:
+        """How often the text was asked for before."""
+        self._times[_digest(text)] += 1
+        return self._times[_digest(text)] - 1
 
     def split_rows(self) -> Iterator[Row]:
         if self._description.splits:

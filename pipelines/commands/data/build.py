@@ -1,14 +1,18 @@
 """Brings stages of corpora up to date; continues where it stopped.
 
 A corpus alone stands for sources, records and media. A stage brings what it needs before it.
+The name of your own list takes the list and the files beside it as they are now, and says what has changed.
 `xmodal settings STAGE` lists what --set may change; `xmodal plan` takes the same arguments and builds nothing.
 
 examples:
   xmodal build coco/records --root data                 download and parse the captions
-  xmodal build coco --root s3://bucket/xmodal --raw ~/Downloads
+  xmodal build coco --root s3://bucket/xmodal --raw ~/Downloads    what you have, also dataset_coco.json unpacked
   xmodal build coco/resnet --root data --set resnet.network=resnet50 --set resnet.weights=IMAGENET1K_V2
   xmodal build mylist.parquet --url url --caption caption --root data    your own data; from then on named mylist
+  xmodal build coco/resnet --root data --set resnet.network=resnet18 --weights mine.pth
   xmodal build pictures --captions captions.csv --url file --splits train=0.8,val=0.1,test=0.1 --root data
+  xmodal build list.tsv.gz --header no --url 1 --caption 3 --root data      the first and third of columns without names
+  xmodal build tagged.json --labels tags --repeats keep --root data         with categories for PMRP
   xmodal build hf://org/name --url image --caption text --root data
   xmodal build mine.py --root data --serial             a corpus that a Python file defines; from then on by its name
   xmodal build coco/records --root data --raw part --sample    of a part of its files; from then on named coco-sample

@@ -1,4 +1,4 @@
-"""Shows how far every output of a root is, and its failures by class.
+"""Shows how far every output of a root is, its failures by class, and changes of your own lists.
 
 examples:
   xmodal status --root data
@@ -9,7 +9,7 @@ examples:
 import time
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
-from pipelines.commands._text import absent, counts, failures, size
+from pipelines.commands._text import absent, command, counts, failures, size
 from xmodal.errors import UserError
 
 
@@ -19,10 +19,12 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> Result:
+    from pipelines.fetching.corpus_names import changes
     from pipelines.upkeep.inspection import status
 
-    found = status(_flags.existing(args.root))
-    return _of_corpora(found, {_flags.corpus_name(text, args) for text in args.corpora}) if args.corpora else found
+    storage, names = _flags.existing(args.root), {_flags.corpus_name(text, args) for text in args.corpora}
+    found = status(storage) | {"changes": changes(storage, names)}
+    return _of_corpora(found, names) if names else found
 
 
 def _of_corpora(found: Result, names: set[str]) -> Result:
@@ -37,6 +39,9 @@ def _of_corpora(found: Result, names: set[str]) -> Result:
 
 def text(result: Result) -> Lines:
     yield result["root"]
+    for name, said in result["changes"].items():
+        yield from (f"{name}: {change}" for change in said)
+        yield f"{name}: `{command('build', name, '--root', result['root'])}` takes it as it is now"
     for ledger in result["ledgers"]:
         files = ", ".join(f"{count:,} {state}" for state, count in sorted(ledger["files"].items())) or "nothing tried"
         sealed = f"sealed as {ledger['sealed']}" if ledger["sealed"] else "not sealed"

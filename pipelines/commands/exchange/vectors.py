@@ -3,6 +3,7 @@
 examples:
   xmodal vectors glove.840B.300d.zip                    which format it has, and how wide it is
   xmodal vectors glove.840B.300d.zip --words runs/pvse/vocabulary.txt    which words have a vector
+  xmodal vectors glove.840B.300d.zip --words words.txt                   of a word a line
   xmodal vectors GoogleNews-vectors-negative300.bin.gz --index news.index    from then on --vectors news.index
   xmodal vectors coco --root data --split karpathy/train --train coco.bin    word2vec of the captions' own words
 
@@ -19,7 +20,12 @@ from xmodal.errors import UserError
 def flags(parser: Parser) -> None:
     add = parser.add_argument
     add("file", metavar="FILE|CORPUS", help="a file of word vectors or an index; with --train a corpus")
-    add("--words", type=_flags.path, metavar="WORDS", help="a vocabulary: RUN/vocabulary.txt, a released one")
+    add(
+        "--words",
+        type=_flags.path,
+        metavar="WORDS",
+        help="a vocabulary: RUN/vocabulary.txt, a released one, or a word a line",
+    )
     add("--index", type=_flags.path, metavar="OUT", help="writes an index, of which words are read at once")
     add("--train", type=_flags.path, metavar="OUT", help="writes word2vec's binary, trained on captions")
     _flags.root(parser, required=False)

@@ -33,7 +33,7 @@ def flags(parser: Parser) -> None:
     add("--latex", action="store_true", help="the result as LaTeX tables on stdout")
     _flags.quiet(parser)
     released = parser.add_argument_group("a file of released weights")
-    words = "the .pkl or .json released with it, or a run's"
+    words = "the .pkl or .json released with it, a word a line, or a run's"
     released.add_argument("--vocabulary", type=_flags.path, metavar="WORDS", help=words)
     _flags.identities(released, "records", "features", "pixels")
     _flags.settings(released, "visual.stage=clips, visual.frames=8")
