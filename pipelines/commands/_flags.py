@@ -1,7 +1,6 @@
 """The flags that several commands share, and what they name."""
 
 import argparse
-import os
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -92,7 +91,7 @@ def targets(parser: Parser, metavar: str) -> None:
 def workers(parser: Parser) -> None:
     add = parser.add_argument
     add("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
-    add("--workers", type=count, default=0, help="at most so many; default: all there is room for")
+    add("--workers", type=count, default=0, help="at most so many; default: one here, soon all there is room for")
     add("--serial", action="store_true", help="in this process, without Ray")
 
 
@@ -152,7 +151,7 @@ def runner(args: Args) -> "Runner":
 
     if args.serial:
         return serial
-    return on_ray if args.address or args.workers or os.environ.get("RAY_ADDRESS") else SerialStart(on_ray)
+    return on_ray if args.address or args.workers else SerialStart(on_ray)
 
 
 def build_options(args: Args) -> "BuildOptions":

@@ -8,8 +8,10 @@ A thread works here, since one unit may take an hour. Media that crash their dec
 `--address` or for a GPU all work is Ray's, which names the unit that kills its worker.
 """
 
+import ctypes
 import time
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from queue import Empty, SimpleQueue
@@ -35,6 +37,7 @@ class SerialStart:
             return
         here = _Here(open_worker, units)
         try:
+            here.start()
             is_done = yield from here.records(PATIENCE)
             left = iter(()) if is_done else here.hand_over()
             if (first := next(left, None)) is not None:
@@ -43,7 +46,7 @@ class SerialStart:
             if not is_done:
                 yield from here.records(None)
         finally:
-            here.hand_over()
+            here.stop()
 
 
 class _Here:
@@ -52,7 +55,10 @@ class _Here:
     def __init__(self, open_worker: OpenWorker, units: Units) -> None:
         self._open, self._units, self._lock, self._is_over = open_worker, units, Lock(), False
         self._found = SimpleQueue[Record | BaseException | None]()
-        Thread(target=self._work, daemon=True).start()
+        self._thread = Thread(target=self._work, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
 
     def records(self, seconds: float | None) -> Generator[Record, None, bool]:
         """Yields what is done within some seconds; returns whether that is all."""
@@ -74,13 +80,24 @@ class _Here:
             self._is_over = True
         return self._units
 
+    def stop(self) -> None:
+        """Ends the thread within its unit, as ctrl-c would: torch aborts a process that ends before its threads."""
+        self.hand_over()
+        seconds, interrupt = 0.1, ctypes.py_object(KeyboardInterrupt)  # it may be about to end
+        while self._thread.is_alive():
+            self._thread.join(seconds)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), interrupt)
+            seconds = 5.0
+
     def _work(self) -> None:
-        try:
+        with ExitStack() as stack:
+            stack.push(self._end)
             for record in serial(self._open, self._taken(), Resources()):
                 self._found.put(record)
-            self._found.put(None)
-        except BaseException as error:
-            self._found.put(error)
+
+    def _end(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        self._found.put(error)  # for `records` to raise
+        return True
 
     def _taken(self) -> Units:
         while True:

@@ -1,15 +1,17 @@
 """Small builds do without Ray, and of large ones each unit is done once, wherever."""
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import current_thread, main_thread
+from threading import Event, current_thread, main_thread
+from time import sleep
 from typing import Any
 
 import pytest
 
 from pipelines.engine import serial_start
-from pipelines.engine.building import OpenWorker, Units, build, serial
+from pipelines.engine.building import OpenWorker, Units, build, pending, serial
 from pipelines.engine.commits import Record
 from pipelines.engine.serial_start import SerialStart
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
@@ -89,3 +91,26 @@ def test_an_exception_reaches_the_caller_with_its_unit(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         build(failing(40, victim=17), open_storage(str(tmp_path)), SerialStart(Elsewhere()))
     assert "in unit 00017 of stage failing" in caught.value.__notes__
+
+
+def test_ctrl_c_ends_the_unit_that_is_at_work(tmp_path: Path) -> None:
+    """As a signal would, the caller raises where it waits for records; nothing of the unit is left to be found."""
+    ended = Event()
+
+    def opened(config: Letters, inputs: Inputs) -> Callable[[int, Sink], Counts]:
+        def wait(number: int, sink: Sink) -> Counts:
+            try:
+                signal.raise_signal(signal.SIGINT)  # the main thread's
+                for _ in range(6000):
+                    sleep(0.01)
+            finally:
+                ended.set()
+            return {}
+
+        return wait
+
+    stage = replace(letters(Letters(3)), open=opened)
+    with pytest.raises(KeyboardInterrupt):
+        build(stage, open_storage(str(tmp_path)), SerialStart(Elsewhere()))
+    assert ended.is_set()
+    assert pending(stage, open_storage(str(tmp_path))) == (3, 3)
