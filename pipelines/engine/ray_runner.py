@@ -6,6 +6,7 @@ Ray Data would abort all on one exception, by default retry such a unit forever,
 
 import logging
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -31,6 +32,9 @@ DEATHS_A_UNIT = 3
 START_SECONDS = 600.0
 OBJECT_STORE_BYTES = 512 * 2**20
 KNOCK_SECONDS = 10.0
+LEAST_BYTES = (
+    16 * 2**20
+)  # for its logs and sockets; without them it waits for half a minute, and fails in its own words
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,9 @@ def connect(address: str | None = None) -> None:
     start = partial(ray.init, log_to_driver=False, logging_level=logging.ERROR)
     address = address or os.environ.get("RAY_ADDRESS")  # set inside a Ray job
     if address is None:
+        if (free := shutil.disk_usage(os.path.dirname(_short_folder())).free) < LEAST_BYTES:
+            cure = "free some, have TMPDIR name a folder of another disk, or build with --serial"
+            raise UserError(f"Ray has no room in {os.path.dirname(_short_folder())}, with {free:,} bytes free: {cure}")
         start(
             address="local",
             include_dashboard=False,
