@@ -98,6 +98,10 @@ def test_a_list_that_is_not_what_its_name_says_is_refused(
 def test_columns_of_a_list_without_a_header_are_named_by_number(xmodal: Xmodal, root: Path, tmp_path: Path) -> None:
     write_pictures(tmp_path, 3)
     (tmp_path / "list.tsv").write_text("".join(f"{n}\tp{n}.png\ttest\ta picture {n}\n" for n in range(3)))
+    said = xmodal("build", tmp_path / "list.tsv/records", "--root", root).complaint
+    assert said.endswith(
+        "columns are 0, p0.png, test, a picture 0; if they are a row, add --header no, and name columns by number"
+    )
     flags = ("--header", "no", "--url", "2", "--caption", "4", "--id", "1", "--split", "3")
     rows = xmodal.done("build", tmp_path / "list.tsv", "--root", root, *flags)
     identity = built(rows, "records")["identity"]
