@@ -14,7 +14,7 @@ from pipelines.engine.building import build
 from pipelines.engine.picture_decoder import DEADLINE, PictureDecoder, SquareDecoder
 from pipelines.stages import _media
 from pipelines.stages.resnet import ResNetConfig
-from tests.benchmarks import trust_codebook, trust_scores
+from tests.benchmarks import trust_codebook, trust_growth, trust_scores
 from tests.benchmarks.measured import Bar, Measured, timed
 from tests.made import resnet
 from tests.stages.test_pinned import digests
@@ -33,6 +33,7 @@ BARS = {
     "killable_pictures_cost": Bar(maximum=1.05),
     **trust_scores.BARS,
     **trust_codebook.BARS,
+    **trust_growth.BARS,
 }
 PICTURES, ROUNDS, DAMAGES = 96, 5, 500
 SIZE = (500, 375)  # pixels, as COCO's and Flickr's, of some 90 kB each
@@ -51,6 +52,8 @@ def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     with tempfile.TemporaryDirectory() as folder:
         yield trust_scores.measure(Path(folder))
     yield trust_codebook.measure()
+    with tempfile.TemporaryDirectory() as folder:
+        yield trust_growth.measure(Path(folder))
 
 
 def picture(seed: int) -> bytes:
