@@ -20,6 +20,7 @@ from tests.made import resnet
 from tests.stages.test_pinned import digests
 from tests.stages.test_resnet_stage import sealed
 from tests.upkeep.test_damage import silent_differences
+from tests.upkeep.test_damage_before_builds import wrong_outputs
 from xmodal.checks.perceptual_hashes import hash_media
 from xmodal.media.images import square
 from xmodal.raw.raw_files import Raw, raw_of
@@ -47,7 +48,8 @@ def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     with tempfile.TemporaryDirectory() as folder:
         digests(Path(folder))
         found = list(silent_differences(Path(folder), Path(folder) / "damaged", DAMAGES))
-    told = f"of {DAMAGES} seeded damages to finished roots, readers that gave other data or did not name the file"
+        found += wrong_outputs(Path(folder), Path(folder) / "builds", DAMAGES)
+    told = f"of {DAMAGES} seeded damages to finished roots, and {DAMAGES} before a build, those that were believed"
     yield {"silent_differences": Measured(len(found), "", told, (len(found),))}
     with tempfile.TemporaryDirectory() as folder:
         yield trust_scores.measure(Path(folder))
