@@ -78,7 +78,7 @@ class CorpusFiles:
                 unpacked = "its unpacked files are taken, of which counts are checked, but no bytes"
                 self._options.progress.say(f"{source.path} is not there: {unpacked}")
             required += members if is_whole else [source]
-        return replace(files, required=tuple(required))
+        return replace(files, required=tuple(required)) if required != [*files.required] else files
 
     def _take_changed_media(self) -> None:
         """Has media fetched again that have changed beside the list."""

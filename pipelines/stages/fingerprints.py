@@ -5,9 +5,8 @@ has its sha256 alone; both are failures. A flat picture too has its sha256 alone
 is null among its looks.
 """
 
-import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,10 +15,11 @@ import pyarrow as pa
 
 from pipelines.engine.killable_worker import Send
 from pipelines.engine.picture_decoder import DEADLINE, PictureDecoder, answer
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage, listed
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import write_table
-from pipelines.stages._media import Checksums, checksums, files_of
+from pipelines.stages._earlier import EarlierRows
+from pipelines.stages._media import Checksums, checksums, files_of, read_medium
 from xmodal.checks.perceptual_hashes import hash_media
 from xmodal.media.frame_times import PASSING
 from xmodal.media.images import UnreadableImage
@@ -28,9 +28,9 @@ from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, Kind
 from xmodal.root.identity import fingerprint, since
 
-VERSION = 4
+VERSION = 5
 FIRST: dict[Kind, bytes] = {"image": b"i", "clip": b"c"}
-COLUMNS = pa.schema({"media": pa.string(), "sha256": pa.string(), "looks": pa.list_(pa.uint64())})
+COLUMNS = pa.schema({"media": pa.string(), "kind": pa.string(), "sha256": pa.string(), "looks": pa.list_(pa.uint64())})
 
 Media = tuple[tuple[str, Kind], ...]  # path and kind of each, in order of the paths
 
@@ -40,7 +40,7 @@ class FingerprintsConfig:
     """`media` is the fingerprint of the list."""
 
     media_per_unit: int = 1024
-    media: str = given()
+    media: str = listed()
     deadline: float = since("0.2", DEADLINE)  # seconds for one medium
 
     def __post_init__(self) -> None:
@@ -86,24 +86,29 @@ def looks(settings: None, data: bytes, send: Send) -> bytes:
 
 def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[MediaBatch, Sink], Counts]:
     archives = Archives(raw_of(inputs[0]))
+    earlier = EarlierRows(Stage(STAGE.name, config, partial(_plan, ()), _open, inputs, VERSION), named="media")
     decoder = PictureDecoder(f"{__name__}:looks", None, config.deadline)
 
+    def look(path: str, kind: Kind, files: Mapping[str, str | None], sink: Sink) -> dict[str, Any]:
+        sha256, data = read_medium(archives, path, files)
+        found, looks = earlier.find(sha256), None
+        if found and found.facts["kind"] == kind:
+            found.fail_again(path, sink)
+            return {**found.facts, "media": path}
+        try:
+            looks = json.loads(decoder.decode(FIRST[kind] + (archives.read(path) if data is None else data)))
+        except UnreadableImage as unreadable:
+            sink.fail(path, unreadable.kind, str(unreadable))
+        return {"media": path, "kind": kind, "sha256": sha256, "looks": looks}
+
     def work(batch: MediaBatch, sink: Sink) -> Counts:
-        rows, flat = list[dict[str, Any]](), 0
+        rows, files = list[dict[str, Any]](), dict(batch.sha256)
         for path, kind in batch.media:
             try:
-                data = archives.read(path)
+                rows.append(look(path, kind, files, sink))
             except MissingMedia as missing:
                 sink.fail(path, "absent", str(missing))
-                continue
-            looks = None
-            try:
-                looks = json.loads(decoder.decode(FIRST[kind] + data))
-                flat += not looks
-            except UnreadableImage as unreadable:
-                sink.fail(path, unreadable.kind, str(unreadable))
-            rows.append({"media": path, "sha256": hashlib.sha256(data).hexdigest(), "looks": looks})
         write_table(sink, f"part-{batch.number:06d}.parquet", pa.Table.from_pylist(rows, COLUMNS))
-        return {"media": len(rows), "flat": flat}
+        return {"media": len(rows), "flat": sum(row["looks"] == [] for row in rows)}
 
     return work
