@@ -24,9 +24,9 @@ import numpy as np
 from pipelines.engine.commits import TAB, Commits, HashingFile, Record, UnitAttempt
 from pipelines.engine.killable_worker import keep_memory
 from pipelines.engine.progress_line import ProgressLine
-from pipelines.engine.stage import Inputs, Resources, Stage
+from pipelines.engine.stage import Inputs, Resources, Stage, without_lists
 from xmodal.errors import UserError
-from xmodal.root.identity import canonical_json
+from xmodal.root.identity import canonical_json, to_plain
 from xmodal.root.outputs import LAYOUT, Output, Unit, directories
 from xmodal.root.storage import Storage, open_storage
 
@@ -115,6 +115,17 @@ def taint(source: Output, checksums: Collection[str]) -> list[str]:
     return reached
 
 
+def lenders(stage: Stage[Any, Any], storage: Storage) -> Iterator[Output]:
+    """Finds other outputs that have units and rows as this stage makes them: only inputs and lists differ."""
+    ours = to_plain(stage.config)
+    for other in directories(storage, stage.name):
+        with suppress(UserError, FileNotFoundError):  # damaged, or another driver is at work
+            about = other.about
+            plain = [without_lists(stage.config, config) for config in (ours, about["config"])]
+            if other.folder != stage.folder and about["version"] == stage.version and plain[0] == plain[1]:
+                yield other if other.complete else Commits(storage, other.folder).so_far()
+
+
 class _Build:
     """One stage whose inputs are finished."""
 
@@ -190,13 +201,10 @@ class _Build:
             raise UserError(f"{self.output.where}/stage.json is of another stage: delete its folder and build again")
 
     def reuse(self) -> None:
-        """Takes over units of finished outputs that differ in inputs only."""
-        about = self.stage.about()
-        for other in directories(self.storage, self.stage.name):
+        """Takes over units that other outputs have."""
+        for other in lenders(self.stage, self.storage):
             with suppress(UserError):  # a damaged directory lends nothing; verify complains of it
-                same = all(other.about[name] == about[name] for name in ("version", "config"))
-                if same and other.folder != self.output.folder and other.complete:
-                    self.reuse_units(other)
+                self.reuse_units(other)
 
     def reuse_units(self, other: Output) -> None:
         passing = self.stage.passing
@@ -268,7 +276,7 @@ def open_units(stage: Stage[Any, Any], inputs: Inputs, url: str) -> Worker:
             attempt.discard()
             error.add_note(f"in unit {attempt.unit} of stage {stage.name}")
             raise
-        return attempt.line(counts, stage.work_key(work) if stage.reuse else None)
+        return attempt.line(counts)
 
     def units(call: Call) -> list[Record]:
         records: list[Record] = []
@@ -279,7 +287,7 @@ def open_units(stage: Stage[Any, Any], inputs: Inputs, url: str) -> Worker:
                 if record := commits.find(name):  # another driver's, or ours before the worker died
                     records.append(record)
                     continue
-                attempt = commits.attempt(name)
+                attempt = commits.attempt(name, stage.work_key(work) if stage.reuse else None)
                 line = line_of(attempt, work)
                 if attempt.files:
                     records.append(commits.commit(attempt, line))

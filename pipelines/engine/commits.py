@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from pipelines.engine.journal import Journal
@@ -41,10 +42,10 @@ class Record(NamedTuple):
 class UnitAttempt:
     """Takes files and failures of one unit, which readers see once it is committed."""
 
-    def __init__(self, storage: Storage, attempts: str, unit: str) -> None:
+    def __init__(self, storage: Storage, attempts: str, unit: str, key: str | None) -> None:
         if not UNIT_NAME.fullmatch(unit):
             raise ValueError(f"a unit's name is at most 200 letters, digits and ._=+-, not {unit!r}")
-        self.unit, self.name = unit, f"{unit}-{uuid.uuid4().hex[:12]}"
+        self.unit, self.key, self.name = unit, key, f"{unit}-{uuid.uuid4().hex[:12]}"
         self.files: dict[str, tuple[int, str]] = {}
         self._failures: list[tuple[str, str, str]] = []
         self._storage, self._folder, self._said = storage, f"{attempts}/{self.name}", -SAY_SECONDS
@@ -69,8 +70,8 @@ class UnitAttempt:
             self._said = time.monotonic()
             self._storage.write(f"{self._folder}/{SAID}", text.encode())
 
-    def line(self, counts: Mapping[str, int], key: str | None) -> bytes:
-        return Unit(self.unit, self.files, counts, tuple(sorted(self._failures)), key).line()
+    def line(self, counts: Mapping[str, int]) -> bytes:
+        return Unit(self.unit, self.files, counts, tuple(sorted(self._failures)), self.key).line()
 
     def discard(self) -> None:
         if self.files:
@@ -92,8 +93,8 @@ class Commits:
     def where(self) -> str:
         return f"{self._storage.url}/{self._folder}"
 
-    def attempt(self, unit: str) -> UnitAttempt:
-        return UnitAttempt(self._storage, self._attempts, unit)
+    def attempt(self, unit: str, key: str | None = None) -> UnitAttempt:
+        return UnitAttempt(self._storage, self._attempts, unit, key)
 
     def find(self, name: str) -> Record | None:
         """Finds a loose record, and publishes its files in place of a writer that died."""
@@ -193,6 +194,10 @@ class Commits:
     def units(self, loose: bool = False) -> Iterator[Unit]:
         return (Unit.from_line(line, self.where) for line in self.lines(loose))
 
+    def so_far(self) -> Output:
+        """The output with what is committed and not tainted."""
+        return Unfinished(self._storage, self._folder, () if self.tainted() else tuple(self.units(loose=True)))
+
     def take(self, unit: Unit, other: Output) -> Record | None:
         """Links a unit's files from another output; None if that has lost one."""
         if any(self._storage.size(f"{other.folder}/{name}") != size for name, (size, _) in unit.files.items()):
@@ -221,6 +226,16 @@ class Commits:
                     raise
         if files:
             self._storage.delete_folder(source)
+
+
+@dataclass(frozen=True)
+class Unfinished(Output):
+    """An output that can be read before it is finished."""
+
+    committed: tuple[Unit, ...]
+
+    def units(self) -> Iterator[Unit]:
+        return iter(self.committed)
 
 
 class HashingFile(io.BufferedIOBase):

@@ -8,7 +8,7 @@ and nothing else.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
 from pipelines.engine.commits import UnitAttempt
@@ -26,6 +26,11 @@ Sink = UnitAttempt  # of which a stage calls `file` and `fail`
 def given(default: object = "") -> Any:
     """Declares a field that the stage fills in: no setting."""
     return field(default=default, metadata={"given": True})
+
+
+def listed() -> Any:
+    """Declares the fingerprint of a list that the stage fills in: it decides what units there are, not their bytes."""
+    return field(default="", metadata={"given": True, "listed": True})
 
 
 @dataclass(frozen=True)
@@ -69,11 +74,19 @@ class Stage(Generic[Config, Work]):
 
     def work_key(self, work: Work) -> str:
         """A fingerprint of everything that decides one unit's bytes."""
-        return fingerprint([self.name, self.version, self.config, work])
+        return fingerprint([self.name, self.version, without_lists(self.config, to_plain(self.config)), work])
 
     def _decides(self) -> dict[str, Any]:
         inputs = [{"stage": i.name if isinstance(i, Stage) else i.stage, "identity": i.identity} for i in self.inputs]
         return {"stage": self.name, "version": self.version, "config": to_plain(self.config), "inputs": inputs}
+
+
+def without_lists(config: object, plain: Any) -> Any:
+    """The plain values of a config of this class, without what `listed` declares."""
+    if not is_dataclass(config) or not isinstance(plain, Mapping):
+        return plain
+    lists = {each.name for each in fields(config) if "listed" in each.metadata}
+    return {name: value for name, value in plain.items() if name not in lists}
 
 
 def single(

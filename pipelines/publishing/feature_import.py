@@ -8,7 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Counts, Inputs, Sink, given
 from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
+from pipelines.stages._earlier import EarlierRows
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import Dtype, FeatureSpec
 from xmodal.features.foreign_formats import BLOCK, ForeignFeatures, reading
@@ -29,7 +30,7 @@ from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, directories
 from xmodal.root.storage import Storage
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,6 @@ def import_features(
     config = ImportConfig(*what, spec.row_shape, spec.dtype, spec.ragged, *lengths)
     opened = partial(_open, source, seen)
     stage = array_stage(name, config, (), VERSION, lambda config, inputs: PlannedArray(config.spec, source.ids), opened)
-    stage = replace(stage, reuse=False)
     was_complete = Output(storage, stage.folder).complete
     output = build(stage, storage, run, progress)
     return {
@@ -92,7 +92,7 @@ def _open(source: ForeignFeatures, seen: str, config: ImportConfig, inputs: Inpu
         raise UserError(f"{source.files[0]} has changed while it was imported: import it again")
     spec = config.spec
 
-    def fill(work: ArrayShard, sink: Sink) -> Counts:
+    def fill(work: ArrayShard, sink: Sink, earlier: EarlierRows) -> Counts:
         values = source.rows(work.rows)
         write_items(sink, spec, work.rows, _counted(values, work.ids, sink) if spec.ragged else values)
         return {"rows": len(work.ids)}

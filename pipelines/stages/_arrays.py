@@ -10,10 +10,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.stages._earlier import SOURCE, EarlierRows
 from xmodal.features import store
 from xmodal.features.feature_spec import FeatureSpec
 
+MOST_AT_ONCE = 8  # batches of rows, if few of them are made anew
+
 C = TypeVar("C")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class ArrayWriter:
 
     spec: FeatureSpec
     provenance: Mapping[str, Any]
-    fill: Callable[[ArrayShard, Sink], Counts]  # writes one shard with `write_items`; no batch reaches beyond it
+    fill: Callable[[ArrayShard, Sink, EarlierRows], Counts]  # writes one shard with `write_items`
 
 
 def array_stage(
@@ -77,17 +81,20 @@ def array_stage(
             yield f"shard-{shard:05d}", ArrayShard(rows.start, ids, array.reads(rows))
 
     def start(config: C, inputs: Inputs) -> Callable[[ArrayWork, Sink], Counts]:
-        writer = opened(config, inputs)
+        writer, earlier = opened(config, inputs), EarlierRows(made(config, inputs))
 
         def write(work: ArrayWork, sink: Sink) -> Counts:
             if isinstance(work, ArrayShard):
-                return writer.fill(work, sink)
+                return writer.fill(work, sink, earlier)
             write_files(sink, store.index_files(writer.spec, work.ids, {**writer.provenance, **work.about}))
             return {}
 
         return write
 
-    return Stage(name, config, plan, start, inputs, version, reuse=True)
+    def made(config: C, inputs: Inputs) -> Stage[C, ArrayWork]:
+        return Stage(name, config, plan, start, inputs, version, reuse=True)
+
+    return made(config, inputs)
 
 
 def write_files(sink: Sink, files: Mapping[str, bytes]) -> None:
@@ -101,13 +108,41 @@ def write_table(sink: Sink, name: str, table: pa.Table) -> None:
         pq.write_table(table, file, compression="zstd", store_schema=False)
 
 
+def blocks_of(
+    looked_up: Iterable[tuple[NDArray[Any] | None, T | None]], make: Callable[[list[T]], NDArray[Any]], at_once: int
+) -> Iterator[NDArray[Any]]:
+    """Blocks of rows in order: a pair has a row that is there, or what one is made of, `at_once` together."""
+    rows, left = list[NDArray[Any] | None](), list[T]()
+
+    def block() -> NDArray[Any]:
+        made = iter(make(left) if left else ())
+        done = np.stack([next(made) if row is None else row for row in rows])
+        rows.clear()
+        left.clear()
+        return done
+
+    for row, thing in looked_up:
+        rows.append(row)
+        left += [] if thing is None else [thing]
+        if len(left) == at_once or len(rows) == MOST_AT_ONCE * at_once:
+            yield block()
+    if rows:
+        yield block()
+
+
+def write_sources(sink: Sink, ids: Sequence[str], sources: Sequence[str | None]) -> None:
+    """Writes what each row of a unit was made of, for `EarlierRows`."""
+    table = pa.table({"id": pa.array(ids, pa.string()), SOURCE: pa.array(sources, pa.string())})
+    write_table(sink, f"sources/{sink.unit}.parquet", table)
+
+
 def write_items(sink: Sink, spec: FeatureSpec, items: range, arrays: Iterable[NDArray[Any]]) -> int:
     """Writes one shard of blocks of rows, or if ragged of each item's rows; counts the rows."""
     shard = items.start // spec.shard_items
     with sink.file(store.shard_file(spec, shard)) as file:
         if not spec.ragged:
-            store.write_shard(file, spec, items, arrays)
+            store.write_shard(file, spec, items, arrays, sink.key or "")
             return len(items)
-        extents = store.write_ragged_shard(file, spec, items, arrays)
+        extents = store.write_ragged_shard(file, spec, items, arrays, sink.key or "")
     write_files(sink, {store.extents_file(spec, shard): extents})
     return int(np.frombuffer(extents, "<i8").reshape(-1, 2)[:, 1].sum())

@@ -4,10 +4,11 @@ A picture that is absent or does not decode is a failure and a row of zeros, whi
 failure too, but its row is made of what remains.
 """
 
+import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,17 @@ from numpy.typing import NDArray
 from pipelines.engine.picture_decoder import DEADLINE, SquareDecoder
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
 from pipelines.stages import Needs, Pairs
-from pipelines.stages._arrays import ArrayShard, ArrayWork, ArrayWriter, PlannedArray, array_stage, write_items
+from pipelines.stages._arrays import (
+    ArrayShard,
+    ArrayWork,
+    ArrayWriter,
+    PlannedArray,
+    array_stage,
+    blocks_of,
+    write_items,
+    write_sources,
+)
+from pipelines.stages._earlier import EarlierRows
 from xmodal.features.networks import ResNet, load, weights_sha256
 from xmodal.media.frame_times import PASSING
 from xmodal.media.images import OnTruncated, UnreadableImage, normalised
@@ -37,8 +48,7 @@ class PictureExtractor:
     """Decodes pictures, and turns batches into rows; a worker loads it once."""
 
     see: Callable[[bytes, OnTruncated], NDArray[Any]]  # raises UnreadableImage
-    rows: Callable[[NDArray[Any]], NDArray[Any]]
-    blank: NDArray[Any]  # in place of a picture that cannot be had
+    rows: Callable[[NDArray[Any]], NDArray[Any]]  # the same bits whatever else is in the batch
     batch_size: int
     provenance: Mapping[str, object]
     expect: Callable[[bytes], None] = lambda data: None  # hears of the picture that `see` gets after the next one
@@ -53,10 +63,10 @@ def picture_stage(
 def media_stage(
     name: str, config: C, needs: Needs, version: int, opened: Callable[[C, Inputs], ArrayWriter]
 ) -> Stage[C, ArrayWork]:
-    """An array with a row, or a run of rows, an item; the config has its `spec`, and a field `items` to fill in."""
+    """An array with a row, or a run of rows, an item; the config has its `spec`, and `items: str = listed()`."""
     items = needs.items
-    assert {"items", "spec"} <= {*dir(config)}, f"{type(config).__name__} needs `spec` and `items: str = given()`"
-    late = next((later for (earlier, _), (later, _) in pairwise(items) if earlier >= later), None)
+    assert {"items", "spec"} <= {*dir(config)}, f"{type(config).__name__} needs `spec` and `items: str = listed()`"
+    late = next((later for (earlier, _), (later, _) in itertools.pairwise(items) if earlier >= later), None)
     assert late is None, f"items ascend by id and have one row each, but {late!r} comes too late"
     config = replace(config, items=fingerprint(items))  # type: ignore[type-var]
     stage = array_stage(name, config, (needs["media"],), version, partial(_planned, items), opened)
@@ -82,11 +92,9 @@ class ResNetStageConfig(ResNet):
 
 def resnet_extractor(weights: Path | None, config: ResNetStageConfig) -> PictureExtractor:
     network, decoder = load(config, weights), SquareDecoder(config.resize, config.crop, config.deadline)
-    gray = np.zeros((3, config.crop, config.crop), np.float32)
     return PictureExtractor(
         lambda data, cut: normalised(decoder.pixels(data, cut)),
         network,
-        gray,
         config.batch_size,
         network.provenance(),
         decoder.expect,
@@ -106,7 +114,7 @@ def _planned(items: Pairs, config: Any, inputs: Inputs) -> PlannedArray:
         media = tuple(path for _, path in items[rows.start : rows.stop])
         return media, files_of(sealed, media)
 
-    return PlannedArray(config.spec, tuple(id for id, _ in items), reads)
+    return PlannedArray(config.spec, tuple(id for id, _ in items), reads, {"items": config.items})
 
 
 @lru_cache(maxsize=4)
@@ -120,49 +128,73 @@ def files_of(sealed: Mapping[str, str | None], media: Iterable[str]) -> Checksum
     return tuple((file, sealed.get(file)) for file in files)
 
 
+def rows_of(
+    looked_up: Iterable[tuple[NDArray[Any] | None, NDArray[Any] | None]], extractor: PictureExtractor
+) -> Iterator[NDArray[Any]]:
+    """Blocks of rows, each there already or made of a picture."""
+    return blocks_of(looked_up, lambda pictures: extractor.rows(np.stack(pictures)), extractor.batch_size)
+
+
+def read_medium(
+    archives: Archives, media: str, files: Mapping[str, str | None], most: int | None = None
+) -> tuple[str, bytes | None]:
+    """The sha256 of a medium, and its bytes, at most one more than `most`, if it is in an archive."""
+    if sha256 := files.get(media):
+        return sha256, None
+    data = archives.read(media, most)
+    return hashlib.sha256(data).hexdigest(), data
+
+
 def _open(opened: Callable[[Any], PictureExtractor], config: Any, inputs: Inputs) -> ArrayWriter:
-    extractor, archives = opened(config), Archives(raw_of(inputs[0]))
+    extractor, archives, spec = opened(config), Archives(raw_of(inputs[0])), config.spec
 
-    def read(id: str, media: str, sink: Sink) -> bytes | None:
-        try:
-            return archives.read(media)
-        except MissingMedia as missing:
-            sink.fail(id, "absent", str(missing))
-            return None
+    def fill(work: ArrayShard, sink: Sink, earlier: EarlierRows) -> Counts:
+        media, files = work.reads[0], dict(work.reads[1])
+        sources, absent = list[str | None](), 0
 
-    def see(id: str, data: bytes, sink: Sink) -> NDArray[Any] | None:
-        cut = list[str]()
-        try:
-            picture = extractor.see(data, cut.append)
-        except UnreadableImage as unreadable:
-            sink.fail(id, unreadable.kind, str(unreadable))
-            return None
-        for reason in cut:
-            sink.fail(id, TRUNCATED, reason)
-        return picture
+        def give_up(id: str, kind: str, reason: str) -> NDArray[Any]:
+            nonlocal absent
+            sink.fail(id, kind, reason)
+            absent += 1
+            return np.zeros(spec.row_shape, spec.dtype)
 
-    def fill(work: ArrayShard, sink: Sink) -> Counts:
-        seen = 0
+        def look_up(id: str, path: str) -> NDArray[Any] | bytes | None:
+            """A row, or the picture to make it of."""
+            nonlocal absent
+            sources.append(None)
+            try:
+                sources[-1], data = read_medium(archives, path, files)
+                if found := earlier.find(sources[-1], spec):
+                    found.fail_again(id, sink)
+                    absent += any(kind != TRUNCATED for kind, _ in found.failures)
+                    return found.values
+                return archives.read(path) if data is None else data
+            except MissingMedia as missing:
+                return give_up(id, "absent", str(missing))
 
-        def pictures() -> Iterator[NDArray[Any] | None]:
-            nonlocal seen
-            read_all = (read(id, media, sink) for id, media in zip(work.ids, work.reads[0], strict=True))
-            for id, (data, following) in zip(work.ids, pairwise(chain(read_all, [None])), strict=True):
-                if data is not None and following is not None:
+        def see(id: str, data: bytes) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+            cut = list[str]()
+            try:
+                picture = extractor.see(data, cut.append)
+            except UnreadableImage as error:
+                return give_up(id, error.kind, str(error)), None
+            for reason in cut:
+                sink.fail(id, TRUNCATED, reason)
+            return None, picture
+
+        def seen() -> Iterator[tuple[NDArray[Any] | None, NDArray[Any] | None]]:
+            all_found = itertools.starmap(look_up, zip(work.ids, media, strict=True))
+            pairs = itertools.pairwise(itertools.chain(all_found, [None]))
+            for id, (found, following) in zip(work.ids, pairs, strict=True):
+                if not isinstance(found, bytes):
+                    yield found, None
+                    continue
+                if isinstance(following, bytes):
                     extractor.expect(following)
-                picture = None if data is None else see(id, data, sink)
-                seen += picture is not None
-                yield picture
+                yield see(id, found)
 
-        write_items(sink, config.spec, work.rows, rows_of(pictures(), extractor))
-        return {"rows": seen}
+        write_items(sink, spec, work.rows, rows_of(seen(), extractor))
+        write_sources(sink, work.ids, sources)
+        return {"rows": len(work.ids) - absent}
 
-    return ArrayWriter(config.spec, {**extractor.provenance, "items": config.items}, fill)
-
-
-def rows_of(pictures: Iterator[NDArray[Any] | None], extractor: PictureExtractor) -> Iterator[NDArray[Any]]:
-    """Rows batch by batch; zeros where there is no picture."""
-    while batch := list(islice(pictures, extractor.batch_size)):
-        rows = extractor.rows(np.stack([extractor.blank if picture is None else picture for picture in batch]))
-        rows[[picture is None for picture in batch]] = 0
-        yield rows
+    return ArrayWriter(spec, extractor.provenance, fill)

@@ -4,7 +4,8 @@ A frame of several samples is seen once, its row repeated. A clip without frames
 readers refuse.
 """
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
+from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items, write_sources
+from pipelines.stages._earlier import EarlierRows
 from pipelines.stages._media import (
     PictureExtractor,
     ResNetStageConfig,
@@ -29,16 +31,15 @@ from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.frame_store import FrameStore
 from xmodal.media.frame_times import PASSING
 from xmodal.media.images import UnreadableImage
+from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output
 
-VERSION = 2
+VERSION = 3
 SAMPLES = 29  # of a clip of 3.6 seconds by default: for estimates
 
 
 @dataclass(frozen=True)
 class ClipsConfig(ResNetStageConfig):
-    """A shard's length may change the last bits."""
-
     output: Literal["grid", "pooled"] = "pooled"
     items_per_shard: int = 64
 
@@ -94,20 +95,29 @@ def _planned(config: ClipsConfig, inputs: Inputs) -> PlannedArray:
 
 
 def _open(weights: Path | None, config: ClipsConfig, inputs: Inputs) -> ArrayWriter:
-    extractor, frames = resnet_extractor(weights, config), FrameStore(inputs[0])
-    empty = np.zeros((0, *config.spec.row_shape), config.dtype)
+    extractor, frames, spec = resnet_extractor(weights, config), FrameStore(inputs[0]), config.spec
+    empty = np.zeros((0, *spec.row_shape), config.dtype)
 
-    def fill(work: ArrayShard, sink: Sink) -> Counts:
+    def fill(work: ArrayShard, sink: Sink, earlier: EarlierRows) -> Counts:
         absent, _ = work.reads
-        for id in absent:
-            sink.fail(id, "absent", "it has no frames")
-        lost = dict[str, UnreadableImage]()
-        rows = write_items(sink, config.spec, work.rows, _runs(extractor, frames, work, lost, empty))
-        for id, failure in lost.items():
-            sink.fail(id, failure.kind, str(failure))
-        return {"clips": len(work.ids) - len(absent) - len(lost), "rows": rows}
+        sources = [None if id in absent else _looks(frames, id) for id in work.ids]
+        found = {id: earlier.find(source, spec) for id, source in zip(work.ids, sources, strict=True)}
+        there = {id: row.values for id, row in found.items() if row} | dict.fromkeys(absent, empty)
+        lost: dict[str, tuple[str, str]] = dict.fromkeys(absent, ("absent", "it has no frames"))
+        rows = write_items(sink, spec, work.rows, _runs(extractor, frames, work.ids, there, lost, empty))
+        write_sources(sink, work.ids, sources)
+        lost |= {id: failure for id, row in found.items() if row for failure in row.failures}
+        for id, (kind, reason) in lost.items():
+            sink.fail(id, kind, reason)
+        return {"clips": len(work.ids) - len(lost), "rows": rows}
 
-    return ArrayWriter(config.spec, extractor.provenance, fill)
+    return ArrayWriter(spec, extractor.provenance, fill)
+
+
+def _looks(frames: FrameStore, id: str) -> str:
+    """The sha256 of all that is seen of a clip."""
+    jpegs = [hashlib.sha256(jpeg).hexdigest() for jpeg in frames.jpegs(id)]
+    return fingerprint([jpegs, frames.frame_of_sample(id).tolist()])
 
 
 def _refuse(reason: str) -> None:
@@ -117,23 +127,28 @@ def _refuse(reason: str) -> None:
 def _runs(
     extractor: PictureExtractor,
     frames: FrameStore,
-    work: ArrayShard,
-    lost: dict[str, UnreadableImage],
+    ids: Sequence[str],
+    there: Mapping[str, NDArray[Any]],
+    lost: dict[str, tuple[str, str]],
     empty: NDArray[Any],
 ) -> Iterator[NDArray[Any]]:
-    """Clip by clip; batches have frames of several."""
-    lengths = {id: 0 if id in work.reads[0] else len(frames.starts_us(id)) for id in work.ids}
+    """Clip by clip; batches have frames of several that are not there yet."""
+    lengths = {id: len(frames.starts_us(id)) for id in ids if id not in there}
+    blank = np.zeros(empty.shape[1:], empty.dtype)
 
-    def pictures() -> Iterator[NDArray[Any] | None]:
-        for id in work.ids:
-            for jpeg in frames.jpegs(id) if lengths[id] else ():
+    def pictures() -> Iterator[tuple[NDArray[Any] | None, NDArray[Any] | None]]:
+        for id in lengths:
+            for jpeg in frames.jpegs(id):
                 try:
-                    yield extractor.see(jpeg, _refuse)
+                    yield None, extractor.see(jpeg, _refuse)
                 except UnreadableImage as failure:  # such as too narrow for the network, where it kept its size
-                    lost.setdefault(id, failure)
-                    yield None
+                    lost.setdefault(id, (failure.kind, str(failure)))
+                    yield blank, None
 
     rows = chain.from_iterable(rows_of(pictures(), extractor))
-    for id in work.ids:
-        own = list(islice(rows, lengths[id]))
-        yield np.stack(own)[frames.frame_of_sample(id)] if own and id not in lost else empty
+    for id in ids:
+        if id in there:
+            yield there[id]
+        else:
+            own = list(islice(rows, lengths[id]))
+            yield empty if id in lost else np.stack(own)[frames.frame_of_sample(id)]

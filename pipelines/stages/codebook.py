@@ -23,7 +23,7 @@ from xmodal.text.sentence_vectors import Coding, fit
 from xmodal.text.tokenizers import count_words, tokenizer
 from xmodal.text.word_vectors import read_vectors, vectors_sha256
 
-VERSION = 2
+VERSION = 3
 FILE, ABOUT = "codebook.npz", "codebook.json"
 
 

@@ -5,9 +5,8 @@ has its sha256 alone; both are failures. A flat picture too has its sha256 alone
 is null among its looks.
 """
 
-import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
@@ -17,10 +16,11 @@ import pyarrow as pa
 
 from pipelines.engine.killable_worker import Body, Send
 from pipelines.engine.picture_decoder import DEADLINE, PictureDecoder, answer
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage, listed
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import write_table
-from pipelines.stages._media import Checksums, checksums, files_of
+from pipelines.stages._earlier import EarlierRows
+from pipelines.stages._media import Checksums, checksums, files_of, read_medium
 from xmodal.checks.perceptual_hashes import hash_media
 from xmodal.media.frame_times import PASSING
 from xmodal.media.images import UnreadableImage
@@ -29,9 +29,9 @@ from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, Kind
 from xmodal.root.identity import fingerprint, since
 
-VERSION = 4
+VERSION = 5
 FIRST: dict[Kind, bytes] = {"image": b"i", "clip": b"c"}
-COLUMNS = pa.schema({"media": pa.string(), "sha256": pa.string(), "looks": pa.list_(pa.uint64())})
+COLUMNS = pa.schema({"media": pa.string(), "kind": pa.string(), "sha256": pa.string(), "looks": pa.list_(pa.uint64())})
 
 Media = tuple[tuple[str, Kind], ...]  # path and kind of each, in order of the paths
 
@@ -41,7 +41,7 @@ class FingerprintsConfig:
     """`media` is the fingerprint of the list."""
 
     media_per_unit: int = 1024
-    media: str = given()
+    media: str = listed()
     deadline: float = since("0.2", DEADLINE)  # seconds for one medium
 
     def __post_init__(self) -> None:
@@ -87,31 +87,36 @@ def looks(settings: None, data: bytes, send: Send) -> Body:
 
 def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[MediaBatch, Sink], Counts]:
     archives = Archives(raw_of(inputs[0]))
+    earlier = EarlierRows(Stage(STAGE.name, config, partial(_plan, ()), _open, inputs, VERSION), named="media")
     decoder = PictureDecoder(f"{__name__}:looks", None, config.deadline)
 
-    def read(path: str, kind: Kind, sink: Sink) -> bytes | None:
+    def look_up(
+        path: str, kind: Kind, files: Mapping[str, str | None], sink: Sink
+    ) -> tuple[dict[str, Any], bytes | None]:
+        """A row, and what to look at if its looks are not known; no row if the medium is absent."""
         try:
-            return FIRST[kind] + archives.read(path)
+            sha256, data = read_medium(archives, path, files)
+            if (found := earlier.find(sha256)) and found.facts["kind"] == kind:
+                found.fail_again(path, sink)
+                return {**found.facts, "media": path}, None
+            row = {"media": path, "kind": kind, "sha256": sha256, "looks": None}
+            return row, FIRST[kind] + (archives.read(path) if data is None else data)
         except MissingMedia as missing:
             sink.fail(path, "absent", str(missing))
-            return None
+            return {}, None
 
     def work(batch: MediaBatch, sink: Sink) -> Counts:
-        rows, flat = list[dict[str, Any]](), 0
-        read_all = (read(*medium, sink) for medium in batch.media)
-        for (path, _), (data, following) in zip(batch.media, pairwise(chain(read_all, [None])), strict=True):
-            if data is None:
-                continue
-            if following is not None:
+        rows, files = list[dict[str, Any]](), dict(batch.sha256)
+        looked_up = (look_up(path, kind, files, sink) for path, kind in batch.media)
+        for (row, data), (_, following) in pairwise(chain(looked_up, [({}, None)])):
+            if data is not None and following is not None:
                 decoder.expect(following)
-            looks = None
             try:
-                looks = json.loads(decoder.decode(data))
-                flat += not looks
+                row |= {} if data is None else {"looks": json.loads(decoder.decode(data))}
             except UnreadableImage as unreadable:
-                sink.fail(path, unreadable.kind, str(unreadable))
-            rows.append({"media": path, "sha256": hashlib.sha256(memoryview(data)[1:]).hexdigest(), "looks": looks})
+                sink.fail(row["media"], unreadable.kind, str(unreadable))
+            rows += [row] if row else []
         write_table(sink, f"part-{batch.number:06d}.parquet", pa.Table.from_pylist(rows, COLUMNS))
-        return {"media": len(rows), "flat": flat}
+        return {"media": len(rows), "flat": sum(row["looks"] == [] for row in rows)}
 
     return work

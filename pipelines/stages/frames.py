@@ -6,16 +6,15 @@ failure by its status. `_runs/clips` has each clip's time and attempts. Frames a
 as features.
 """
 
-import hashlib
 import importlib.util
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +23,11 @@ from numpy.typing import NDArray
 from pipelines.engine.clip_sampler import ClipSampler, SampledClip, SampleRequest, Subsampling
 from pipelines.engine.journal import Journal
 from pipelines.engine.killable_worker import ResourceLimit
-from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given
+from pipelines.engine.stage import Counts, Inputs, Sink, Stage, listed
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, write_items, write_table
-from pipelines.stages._media import media_stage
+from pipelines.stages._earlier import EarlierRows
+from pipelines.stages._media import media_stage, read_medium
 from xmodal import __version__
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
@@ -38,8 +38,10 @@ from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.root.identity import canonical_json
 
-VERSION = 3
-ABSENT = "absent"
+VERSION = 4
+ABSENT: Final = "absent"
+TOO_LARGE: Final = "too_large_bytes"
+UNREAD = (ABSENT, TOO_LARGE)  # whose bytes have no checksum
 JOURNAL = "_runs/clips"
 CLIP_BYTES = 850_000  # of a clip of 3.6 seconds by default: the mean of 52, for estimates
 
@@ -64,7 +66,7 @@ class FramesConfig(Sampling):
     memory: int = ResourceLimit.memory
     items_per_shard: int = 64
     rows_per_shard: int = 1 << 32
-    items: str = given()
+    items: str = listed()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,48 +121,51 @@ def make(config: FramesConfig, needs: Needs) -> Stage[FramesConfig, Any]:
 def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
     archives, notes = Archives(raw_of(inputs[0])), Journal(inputs[0].storage, journal)
     provenance = _provenance(config)
-    start = cache(partial(ClipSampler, config.request, config.limit))  # with the first clip
+    sampler = cache(partial(ClipSampler, config.request, config.limit))  # starts with the first clip
 
-    def fill(work: ArrayShard, sink: Sink) -> Counts:
+    def sample(data: bytes) -> SampledClip:
+        if len(data) <= config.most_bytes:
+            return sampler().sample(data)
+        row = Sampled(len(data), status=TOO_LARGE, message=f"more than {config.most_bytes} bytes")
+        return SampledClip(row, [], 0, 1)  # nobody reads the rest
+
+    def fill(work: ArrayShard, sink: Sink, earlier: EarlierRows) -> Counts:
+        media, files = work.reads[0], dict(work.reads[1])
         rows: list[dict[str, Any]] = []
         took: list[bytes] = []
 
-        def jpegs() -> Iterator[NDArray[np.uint8]]:
-            for id, path in zip(work.ids, work.reads[0], strict=True):
-                sha256, status, clip = _sample(archives, path, start(), config.most_bytes)
-                own = clip.jpegs if status in USABLE else []
-                if status not in USABLE:
-                    sink.fail(id, status, clip.row.message)
-                facts = {"id": id, "sha256": sha256, "status": status, "lengths": [*map(len, own)]}
-                rows.append(asdict(clip.row) | facts)
-                note = {"status": status, "elapsed_ms": clip.elapsed_ms, "attempt": clip.attempt}
-                note |= {"at": round(time.time(), 3), "versions": provenance["versions"]}
-                took.append(id.encode() + b"\t" + canonical_json(note) + b"\n")
-                yield np.frombuffer(b"".join(own), np.uint8)
+        def jpegs(id: str, path: str) -> NDArray[np.uint8]:
+            sha256 = None
+            try:
+                sha256, data = read_medium(archives, path, files, config.most_bytes)
+                if found := earlier.find(sha256, config.spec):
+                    rows.append({**found.facts, "id": id})
+                    found.fail_again(id, sink)
+                    return found.values
+                clip = sample(archives.read(path, config.most_bytes) if data is None else data)
+                status: str = clip.row.status
+            except MissingMedia as missing:
+                clip = SampledClip(Sampled(0, stage="fetch", message=str(missing)), [], 0, 0)
+                status = ABSENT
+            own = clip.jpegs if status in USABLE else []
+            if status not in USABLE:
+                sink.fail(id, status, clip.row.message)
+            source = None if status in UNREAD else sha256
+            facts = {"id": id, "sha256": source, "status": status, "lengths": [*map(len, own)]}
+            rows.append(asdict(clip.row) | facts)
+            note = {"status": status, "elapsed_ms": clip.elapsed_ms, "attempt": clip.attempt}
+            note |= {"at": round(time.time(), 3), "versions": provenance["versions"]}
+            took.append(id.encode() + b"\t" + canonical_json(note) + b"\n")
+            return np.frombuffer(b"".join(own), np.uint8)
 
-        write_items(sink, config.spec, work.rows, jpegs())
+        write_items(sink, config.spec, work.rows, map(jpegs, work.ids, media))
         shard = work.first // config.spec.shard_items
         write_table(sink, clips_file(shard), pa.Table.from_pylist(rows, CLIPS))
         notes.add(took)
         notes.merge()
         return _counts(rows)
 
-    return ArrayWriter(config.spec, {**provenance, "items": config.items}, fill)
-
-
-def _sample(
-    archives: Archives, path: str, sampler: ClipSampler, most_bytes: int
-) -> tuple[str | None, str, SampledClip]:
-    """The sha256 of a clip that was read whole, its status and result."""
-    try:
-        data = archives.read(path, most_bytes)
-    except MissingMedia as missing:
-        return None, ABSENT, SampledClip(Sampled(0, stage="fetch", message=str(missing)), [], 0, 0)
-    if len(data) > most_bytes:  # nobody reads the rest
-        row = Sampled(len(data), status="too_large_bytes", message=f"more than {most_bytes} bytes")
-        return None, row.status, SampledClip(row, [], 0, 1)
-    clip = sampler.sample(data)
-    return hashlib.sha256(data).hexdigest(), clip.row.status, clip
+    return ArrayWriter(config.spec, provenance, fill)
 
 
 def _counts(rows: list[dict[str, Any]]) -> Counts:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from pipelines.engine.picture_decoder import DEADLINE, SquareDecoder
-from pipelines.engine.stage import Stage, given
+from pipelines.engine.stage import Stage, listed
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._media import PictureExtractor, bytes_of_rows, picture_stage
 from xmodal import __version__
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.root.identity import since
 
-VERSION = 3
+VERSION = 4
 PICTURES_AT_ONCE = 16
 
 
@@ -29,7 +29,7 @@ class PixelsConfig:
 
     side: int = 256
     rows_per_shard: int = 1024
-    items: str = given()
+    items: str = listed()
     deadline: float = since("0.2", DEADLINE)  # seconds for one picture
 
     def __post_init__(self) -> None:
@@ -61,6 +61,5 @@ def _extractor(config: PixelsConfig) -> PictureExtractor:
     preprocessing = {"resize": side, "crop": side, "interpolation": "bilinear", "colours": "RGB"}
     versions = {"pillow": version("pillow"), "xmodal": __version__}
     provenance = {"preprocessing": preprocessing, "versions": versions}
-    blank = np.zeros((side, side, 3), np.uint8)
     decoder = SquareDecoder(side, side, config.deadline)
-    return PictureExtractor(decoder.pixels, np.asarray, blank, PICTURES_AT_ONCE, provenance, decoder.expect)
+    return PictureExtractor(decoder.pixels, np.asarray, PICTURES_AT_ONCE, provenance, decoder.expect)

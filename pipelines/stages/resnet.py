@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pipelines.engine.stage import Stage, given
+from pipelines.engine.stage import Stage, listed
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._media import (
     ResNetStageConfig,
@@ -16,15 +16,13 @@ from pipelines.stages._media import (
 )
 from xmodal.features.feature_spec import FeatureSpec
 
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True)
 class ResNetConfig(ResNetStageConfig):
-    """A shard's length may change the last bits, as its last batch may be short."""
-
     rows_per_shard: int = 256
-    items: str = given()
+    items: str = listed()
 
     def __post_init__(self) -> None:
         super().__post_init__()

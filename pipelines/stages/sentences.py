@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
+from pipelines.stages._arrays import (
+    ArrayShard,
+    ArrayWriter,
+    PlannedArray,
+    array_stage,
+    blocks_of,
+    write_items,
+    write_sources,
+)
+from pipelines.stages._earlier import EarlierRows
 from pipelines.stages.codebook import ABOUT, FILE
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
@@ -22,7 +31,7 @@ from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output
 from xmodal.text.sentence_vectors import AT_ONCE, Codebook
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -65,20 +74,25 @@ def _open(config: SentencesConfig, inputs: Inputs) -> ArrayWriter:
     codebook = Codebook.from_bytes(made.read(FILE), f"{made.where}/{FILE}")
     spec = config.spec(codebook.width)
 
-    def fill(work: ArrayShard, sink: Sink) -> Counts:
+    def encode(texts: list[str]) -> NDArray[Any]:
+        with np.errstate(over="ignore"):  # the writer refuses what is infinite, by its row
+            return codebook.encode(texts).astype(spec.dtype)
+
+    def fill(work: ArrayShard, sink: Sink, earlier: EarlierRows) -> Counts:
         texts, _ = work.reads
+        sources = list(map(codebook.source, texts))
+        found = (earlier.find(source, spec) for source in sources)
+        looked_up = ((row.values, None) if row else (None, text) for row, text in zip(found, texts, strict=True))
         empty = 0
 
         def rows() -> Iterator[NDArray[Any]]:
             nonlocal empty
-            for start in range(0, len(texts), AT_ONCE):
-                codes = codebook.encode(texts[start : start + AT_ONCE])
+            for codes in blocks_of(looked_up, encode, AT_ONCE):
                 empty += int((~codes.any(axis=1)).sum())
-                with np.errstate(over="ignore"):  # the writer refuses what is infinite, by its row
-                    codes = codes.astype(spec.dtype)
                 yield codes
 
         write_items(sink, spec, work.rows, rows())
+        write_sources(sink, work.ids, sources)
         return {"rows": len(texts), "without words": empty}
 
     return ArrayWriter(spec, {}, fill)

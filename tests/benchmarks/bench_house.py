@@ -39,7 +39,8 @@ ADDING = (  # tests that add one file of a kind, and use what it defines
     "tests/models/test_user_models.py",
 )
 
-NEW = (  # modules and definitions of what did not exist then
+END = "03dc683"  # the last commit before what later issues add
+NEW = (  # modules and definitions of END of what did not exist when there were 1,274,151 characters
     "xmodal/checks/model_contract.py",
     "xmodal/checks/corpus_contract.py",
     "xmodal/corpora/__init__.py:sample_of",
@@ -56,44 +57,6 @@ NEW = (  # modules and definitions of what did not exist then
     "pipelines/fetching/corpus_names.py:_of_noted_file",
     "pipelines/fetching/corpus_names.py:remember_generated",
     "pipelines/upkeep/machine.py:_stages",
-    # reading what was committed, and pictures with a deadline
-    "xmodal/root/checked_files.py",
-    "pipelines/engine/picture_decoder.py",
-    "pipelines/upkeep/pruning.py",
-    "pipelines/commands/data/prune.py",
-    "xmodal/root/outputs.py:is_sound",
-    "xmodal/root/outputs.py:_names_outputs",
-    "xmodal/root/sealed_sets.py:open_sealed",
-    "xmodal/root/storage.py:_check_folder",
-    "xmodal/root/storage.py:_check_key",
-    "xmodal/root/storage.py:_check_size",
-    "xmodal/root/storage.py:_open_regular",
-    "xmodal/progress.py:printable",
-    "pipelines/engine/building.py:taint",
-    "pipelines/engine/building.py:drop_tainted",
-    "pipelines/engine/building.py:reads",
-    "pipelines/engine/commits.py:taint",
-    "pipelines/engine/commits.py:tainted",
-    "pipelines/fetching/ledger.py:later",
-    "pipelines/stages/__init__.py:_check_config",
-    "pipelines/stages/fingerprints.py:looks",
-    # lists and pictures that change, and links out of a folder
-    "pipelines/fetching/list_changes.py",
-    *(f"pipelines/fetching/corpus_names.py:{name}" for name in ("at_present", "_as_it_lies", "changes", "_changes")),
-    *(f"pipelines/fetching/corpus_files.py:{name}" for name in ("_take_changed_media", "_is_linked")),
-    *(f"pipelines/fetching/fetcher.py:{name}" for name in ("takes", "link_out")),
-    "pipelines/fetching/ledger.py:looks_like",
-    # inputs that people have
-    "pipelines/fetching/corpus_files.py:_with_unpacked",
-    "pipelines/fetching/corpus_files.py:_unpacked_members",
-    "pipelines/fetching/user_lists.py:_folder_of_paths",
-    "xmodal/raw/archives.py:unzipped",
-    "xmodal/raw/readers.py:_json",
-    "xmodal/userdata/entries.py:is_below",
-    "xmodal/userdata/entries.py:_labels",
-    "xmodal/text/vocabularies.py:_unpickled_or_lines",
-    "xmodal/batches/texts.py:shortened",
-    "xmodal/batches/examples.py:note_of_cuts",
 )
 
 
@@ -105,8 +68,10 @@ def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     yield {"stage_resolutions": Measured(most, "times", against, (most,))}
     files = [path for package in ("xmodal", "pipelines") for path in (ROOT / package).rglob("*.py")]
     characters = sum(len(path.read_text()) for path in files)
-    before = characters - sum(map(_characters_of, NEW))
-    told = f"{len(files)} modules of both packages, {characters:,}, without what is new since it was 1,274,151"
+    before = of_before()
+    told = (
+        f"what {END} has of what was 1,274,151 then, each definition as long as now or then; {characters:,} in all now"
+    )
     yield {"source_characters": Measured(before, "", told, (before,))}
     failed = sum(subprocess.run([sys.executable, "-m", "pytest", "-q", test], cwd=ROOT).returncode for test in ADDING)
     told = "tests that add a stage, a command, a metric and a model by one file each, of which as many failed"
@@ -114,15 +79,43 @@ def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     yield house_first_step.measure()
 
 
-def _characters_of(new: str) -> int:
-    """A module, or one definition in it."""
-    path, _, name = new.partition(":")
-    text = (ROOT / path).read_text()
-    if not name:
-        return len(text)
-    (found,) = [node for node in ast.walk(ast.parse(text)) if getattr(node, "name", None) == name]
-    lines = text.splitlines(keepends=True)
-    return sum(map(len, lines[found.lineno - 1 : found.end_lineno]))  # type: ignore[attr-defined]
+def of_before() -> int:
+    """Counts what existed before in characters of today.
+
+    What later issues add to a definition does not count, and one that is gone counts as if it lay elsewhere.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        packed = subprocess.run(
+            ["git", "archive", END, "xmodal", "pipelines"], cwd=ROOT, check=True, capture_output=True
+        )
+        subprocess.run(["tar", "-x", "-C", folder], input=packed.stdout, check=True)
+        then, now = definitions(Path(folder)), definitions(ROOT)
+    new = [name for name in then for each in NEW if name == each or name.startswith(f"{each}:")]
+    sizes = {name: min(size, now.get(name, size)) for name, size in then.items()}
+    return sum(sizes.values()) - sum(sizes[name] for name in new)
+
+
+def definitions(root: Path) -> dict[str, int]:
+    """Characters of each function and method, of what else a class has, and of what else a module has."""
+    sizes = Counter[str]()
+    for path in (path for package in ("xmodal", "pipelines") for path in (root / package).rglob("*.py")):
+        module, text = str(path.relative_to(root)), path.read_text()
+        lines, inner = text.splitlines(keepends=True), Counter[str]()
+
+        def size_of(node: ast.stmt, lines: list[str] = lines) -> int:
+            first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
+            return sum(map(len, lines[first - 1 : node.end_lineno]))
+
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef):
+                inner[f"{module}:{node.name}"] += size_of(node)
+            elif isinstance(node, ast.ClassDef):
+                methods = {each.name: size_of(each) for each in node.body if isinstance(each, ast.FunctionDef)}
+                inner.update({f"{module}:{node.name}.{name}": size for name, size in methods.items()})
+                inner[f"{module}:{node.name}"] += size_of(node) - sum(methods.values())
+        sizes.update(inner)
+        sizes[module] = len(text) - inner.total()
+    return sizes
 
 
 def resolutions(folder: Path) -> Counter[str]:

@@ -15,12 +15,13 @@ from pipelines.engine.building import build
 from pipelines.engine.picture_decoder import DEADLINE, PictureDecoder, SquareDecoder
 from pipelines.stages import _media
 from pipelines.stages.resnet import ResNetConfig
-from tests.benchmarks import trust_codebook, trust_scores
+from tests.benchmarks import trust_codebook, trust_growth, trust_scores
 from tests.benchmarks.measured import Bar, Measured, timed
 from tests.made import resnet
 from tests.stages.test_pinned import digests
 from tests.stages.test_resnet_stage import sealed
 from tests.upkeep.test_damage import silent_differences
+from tests.upkeep.test_damage_before_builds import wrong_outputs
 from xmodal.checks.perceptual_hashes import hash_media
 from xmodal.media.images import square
 from xmodal.raw.raw_files import Raw, raw_of
@@ -34,6 +35,7 @@ BARS = {
     "killable_pictures_cost": Bar(maximum=1.05),
     **trust_scores.BARS,
     **trust_codebook.BARS,
+    **trust_growth.BARS,
 }
 PICTURES, TOGETHER, ROUNDS, DAMAGES = 96, 16, 5, 500
 SIZE = (500, 375)  # pixels, as COCO's and Flickr's, of some 90 kB each
@@ -47,11 +49,14 @@ def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     with tempfile.TemporaryDirectory() as folder:
         digests(Path(folder))
         found = list(silent_differences(Path(folder), Path(folder) / "damaged", DAMAGES))
-    told = f"of {DAMAGES} seeded damages to finished roots, readers that gave other data or did not name the file"
+        found += wrong_outputs(Path(folder), Path(folder) / "builds", DAMAGES)
+    told = f"of {DAMAGES} seeded damages to finished roots, and {DAMAGES} before a build, those that were believed"
     yield {"silent_differences": Measured(len(found), "", told, (len(found),))}
     with tempfile.TemporaryDirectory() as folder:
         yield trust_scores.measure(Path(folder))
     yield trust_codebook.measure()
+    with tempfile.TemporaryDirectory() as folder:
+        yield trust_growth.measure(Path(folder))
 
 
 def picture(seed: int) -> bytes:

@@ -51,7 +51,7 @@ def test_a_put_that_finds_itself_has_won(tmp_path: Path) -> None:
     attempt = commits.attempt("u")
     with attempt.file("data") as file:
         file.write(b"mine")
-    record = commits.commit(attempt, attempt.line({}, None))
+    record = commits.commit(attempt, attempt.line({}))
     assert (tmp_path / "stage/x/data").read_bytes() == b"mine"
     commits.adopt()
     assert list(commits.lines()) == [record.lines]
@@ -64,7 +64,7 @@ def test_of_two_attempts_the_first_record_wins_and_the_other_leaves_nothing(any_
     for number, attempt in enumerate(attempts):
         with attempt.file("data") as file:
             file.write(bytes([number]))
-    lines = [attempt.line({}, None) for attempt in attempts]
+    lines = [attempt.line({}) for attempt in attempts]
     records = [commits.commit(attempt, line) for attempt, line in zip(attempts, lines, strict=True)]
     assert {record.lines for record in records} == {lines[0]}
     assert storage.read("stage/x/data") == b"\0"
@@ -110,7 +110,7 @@ def test_a_file_name_that_could_be_another_file_is_refused(tmp_path: Path, name:
 def test_a_failure_whose_row_is_no_utf8_is_a_row_all_the_same(tmp_path: Path) -> None:
     attempt = Commits(open_storage(str(tmp_path)), "stage/x").attempt("u")
     attempt.fail("caf\udce9.jpg", "unreadable", "x" * 300)
-    ((row, kind, reason),) = Unit.from_line(attempt.line({}, None), "").failures
+    ((row, kind, reason),) = Unit.from_line(attempt.line({}), "").failures
     assert (row, kind, len(reason)) == (r"caf\udce9.jpg", "unreadable", 200)
 
 

@@ -102,7 +102,7 @@ for _name in ("_link", "_replace", "_remove", "_make_folder", "_sync", "_sync_fo
     setattr(CrashingStorage, _name, _dying(_name))
 
 
-def test_after_a_crash_at_any_point_a_rerun_gives_the_same_bytes(tmp_path: Path, monkeypatch: Any) -> None:
+def test_after_a_crash_at_any_point_a_rerun_gives_the_same_bytes(tmp_path: Path) -> None:
     """Every change of the file system is a point to die at; each is tried, and twice in a row."""
     stage = words(letters(Letters(6)), Words())
     build(stage, open_storage(str(tmp_path / "whole")))
@@ -110,24 +110,21 @@ def test_after_a_crash_at_any_point_a_rerun_gives_the_same_bytes(tmp_path: Path,
     points = 0
     for points in range(10_000):
         root = str(tmp_path / f"crash{points}")
-        if _survives(stage, CrashingStorage(root, points), monkeypatch):
+        if survives(stage, CrashingStorage(root, points)):
             break
-        _survives(stage, CrashingStorage(root, points // 2), monkeypatch)
+        survives(stage, CrashingStorage(root, points // 2))
         build(stage, open_storage(root))
         assert tree_digest(root) == whole, f"a crash before change {points} left another tree"
     assert points > 200
 
 
-def _survives(stage: Stage[Any, Any], storage: Storage, monkeypatch: Any) -> bool:
-    monkeypatch.setattr(
-        "pipelines.engine.building.open_storage", lambda url: storage
-    )  # the worker shares the doomed process
-    try:
-        build(stage, storage)
-    except Crash:
-        return False
-    finally:
-        monkeypatch.undo()
+def survives(stage: Stage[Any, Any], storage: Storage) -> bool:
+    with pytest.MonkeyPatch.context() as patched:  # the worker shares the doomed process
+        patched.setattr("pipelines.engine.building.open_storage", lambda url: storage)
+        try:
+            build(stage, storage)
+        except Crash:
+            return False
     return True
 
 
@@ -162,7 +159,7 @@ def test_an_orphan_that_commits_after_the_end_changes_nothing(any_root: str) -> 
     attempt = commits.attempt("00001")
     with attempt.file("data/00001.0") as file:
         file.write(b"late and different")
-    commits.commit(attempt, attempt.line({}, None))
+    commits.commit(attempt, attempt.line({}))
     assert tree_digest(any_root) == before
     assert build(stage, storage).totals["units"] == 6
 
@@ -172,7 +169,7 @@ def test_a_stage_that_is_not_deterministic_is_found_out(tmp_path: Path) -> None:
     commits = Commits(storage, stage.folder)
     for counts in ({"letters": 1}, {"letters": 2}):
         attempt = commits.attempt("00001")
-        commits.gather([commits.commit_together([attempt.line(counts, None)])])
+        commits.gather([commits.commit_together([attempt.line(counts)])])
     with pytest.raises(UserError, match=r"two attempts at unit 00001 gave different bytes: the stage is not determin"):
         build(stage, storage)
 

@@ -19,7 +19,7 @@ from tests.toy_root import one_thread as one_thread
 from tests.training.test_training_together import PCME, PVSE
 from tests.training.test_trunk import make_root as make_pictures
 from xmodal.batches.batch import Padded
-from xmodal.evaluation import uncertainty_probes
+from xmodal.evaluation import attention_pictures, uncertainty_probes
 from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.evaluation.uncertainty_probes import cut_out, mark_unknown, mix
 from xmodal.media.drawing import GAP, LINE
@@ -118,6 +118,22 @@ def test_a_picture_shows_what_the_network_saw_and_where_each_map_is_highest(
             assert quarters.argmax() == map_L.argmax()
             assert warm.max() > 100
         assert (pixels[LINE + SIDE + GAP :] < 128).any()  # a legend
+
+
+def test_a_caption_that_is_longer_than_a_legend_is_cut_between_words(
+    root: str,
+    runs: Callable[[str], str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = [runs("pvse"), "--root", root, "--split", "train", "--attention", tmp_path, "--items", "p005", "--json"]
+    (whole,) = json.loads(look(capsys, *command)[1])["pictures"]
+    monkeypatch.setattr(attention_pictures, "LONGEST_LEGEND", 10)
+    (cut,) = json.loads(look(capsys, *command)[1])["pictures"]
+    assert len(whole["caption"]) > 10 >= len(cut["caption"])
+    words = cut["caption"].removesuffix(" …")
+    assert whole["caption"].startswith(f"{words} ")
 
 
 def maps(asked: OpenedRun, item: str) -> Tensor:

@@ -21,7 +21,7 @@ from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.foreign_formats import open_foreign
 from xmodal.features.store import shard_file, shard_ranges
-from xmodal.features.zarr_arrays import MappedRows, ShardWriter, all_finite, read_checksums
+from xmodal.features.zarr_arrays import MappedRows, OpenedShard, ShardWriter, all_finite, read_checksums
 
 NO_CHUNK = 2**64 - 1
 DTYPES = ["uint8", "int32", "int64", "float16", "float32", "float64"]
@@ -331,9 +331,9 @@ def write_blocks(folder: Path, spec: FeatureSpec, shard: int, blocks: list[NDArr
 def open_ours(folder: Path, spec: FeatureSpec = OURS, rows: int = ROWS) -> MappedRows:
     """As a feature store opens an array, whose shards may be short."""
 
-    def opened(shard: int) -> tuple[str, NDArray[np.uint32]]:
+    def opened(shard: int) -> OpenedShard:
         path = str(folder / shard_file(spec, shard))
-        return path, read_checksums(path, spec)
+        return path, "", read_checksums(path, spec)
 
     return MappedRows(spec, len(shard_ranges(spec, rows)), opened)
 

@@ -415,8 +415,8 @@ def test_a_shard_of_another_length_is_refused(
 
 
 VERSIONS: dict[str, tuple[bytes, bytes]] = {
-    "an earlier one": (b'"layout":3', b'"layout":1'),
-    "a later one": (b'"layout":3', b'"layout":4'),
+    "an earlier one": (b'"layout":4', b'"layout":1'),
+    "a later one": (b'"layout":4', b'"layout":5'),
 }
 
 

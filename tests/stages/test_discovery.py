@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipelines.engine.stage import given
+from pipelines.engine.stage import given, listed
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._media import PictureExtractor, bytes_of_rows, picture_stage
 from xmodal.errors import UserError
@@ -50,7 +50,7 @@ from xmodal.media.images import UnreadableImage, square
 class TintsConfig:
     side: int = 4
     palette: str = given()
-    items: str = given()
+    items: str = listed()
 
     @property
     def spec(self):
@@ -95,8 +95,7 @@ def extractor(config, tint):
         values = (seen.astype(np.float32).mean(axis=(2, 3)) * tint)[:, :, None]
         return np.repeat(values, 8, axis=2)
 
-    blank = np.zeros((config.side, config.side, 3), np.uint8)
-    return PictureExtractor(see, rows, blank, 4, {"palette": config.palette})
+    return PictureExtractor(see, rows, 4, {"palette": config.palette})
 '''
 
 

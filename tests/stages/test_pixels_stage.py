@@ -88,6 +88,21 @@ def test_a_later_seal_redoes_only_the_shards_that_it_changes(tmp_path: Path) -> 
     assert (FeatureStore(before).absent, FeatureStore(after).absent) == ({"p10"}, frozenset())
 
 
+def test_a_shard_of_another_store_is_refused(tmp_path: Path, archives: dict[str, bytes]) -> None:
+    """One of the same layout and length, in the same place, whose own checksums are right."""
+    files = []
+    for number in range(2):
+        storage = open_storage(str(tmp_path / str(number)))
+        items = [(f"{number}{id}", media) for id, media in ITEMS]
+        output = build(pixels(sealed(storage, archives), items, SMALL), storage)
+        files.append(Path(output.where, "pixels/c/1/0/0/0"))
+    files[1].write_bytes(files[0].read_bytes())
+    store = FeatureStore(output)
+    store.take([7])
+    with pytest.raises(UserError, match="pixels/c/1/0/0/0 is damaged"):
+        store.take([8])
+
+
 def test_features_and_pixels_of_the_same_items_have_the_same_rows(storage: Storage, archives: dict[str, bytes]) -> None:
     media = sealed(storage, broken(archives))
     features = FeatureStore(build(resnet(media, ITEMS, TINY), storage))

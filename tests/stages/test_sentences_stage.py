@@ -1,6 +1,7 @@
 """The sentences stage: every caption a row, the same bytes by any workers and after crashes, read as a text side."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,31 @@ def test_it_is_fitted_on_captions_of_the_training_split(root: str, vectors: Path
     assert another.mixture
     np.testing.assert_array_equal(one.mixture.centres_KD, another.mixture.centres_KD)
     assert len(FeatureStore(other)) == 295
+
+
+def test_captions_that_did_not_change_keep_their_codes(
+    vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, encoded, encode = make_root(tmp_path, items=60, absent=(3,)), list[str](), Codebook.encode
+    monkeypatch.setattr(Codebook, "encode", lambda self, texts: encoded.extend(texts) or encode(self, texts))
+    first = build(stage(root, vectors), open_storage(root))
+    assert len(encoded) == first.totals["counts"]["rows"]
+    raw, encoded[:] = tmp_path / "raw/captions.tsv", []
+    lines = raw.read_text().splitlines()
+    held_out = [place for place, line in enumerate(lines) if line.startswith(f"{item_id(8)}.jpg")]
+    for place in held_out[1:]:
+        lines[place] = f"{lines[place]} {lines[0].split()[-1]}"
+    raw.write_text("\n".join([*lines[: held_out[0]], *lines[held_out[0] + 1 :]]) + "\n")
+
+    def changed(root: str) -> Output:
+        options = BuildOptions(open_storage(root), raw=raw.parent)
+        records = CorpusBuild(options, replace(load(str(PICTURES)), counts={})).build("records")
+        return build(sentences(records, CODING, SMALL, vectors), options.storage)
+
+    shutil.rmtree(f"{root}/_runs/ledger")  # else the files of before are still good
+    grown = changed(root)
+    assert len(encoded) == len(held_out) - 1
+    assert tree_digest(grown.where) == tree_digest(changed(str(tmp_path / "nothing")).where)
 
 
 def backwards(open_worker: Any, units: Iterator[tuple[str, Any]], resources: Any) -> Iterator[Any]:

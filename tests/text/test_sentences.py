@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -47,6 +48,15 @@ def test_fisher_vectors_of_captions(method: Method) -> None:
     made = codebook(replace(SMALL, method=method))
     assert made.width == 3 * 2 * 6
     np.testing.assert_allclose(made.encode(SAMPLE), [slow_code(made, caption) for caption in SAMPLE], atol=1e-6)
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_the_captions_beside_one_change_no_bit_of_its_code(method: Method) -> None:
+    vectors, sample = CHANCE.normal(size=(60, 40)).astype(np.float32), [*SAMPLE, *SAMPLE[::-1], *SAMPLE, *SAMPLE]
+    made, _ = fit(replace(SMALL, method=method, width=50), sample, WORDS, vectors)
+    codes = made.encode(sample)
+    for some in ([5], [79, 3], list(range(7, 60, 3)), list(range(60, 320)), list(range(255))[::-1]):
+        np.testing.assert_array_equal(made.encode([sample[place] for place in some]), codes[some])
 
 
 def test_a_word_that_is_everywhere_is_given_no_component_of_its_own() -> None:

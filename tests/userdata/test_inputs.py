@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torchvision  # type: ignore[import-untyped]
@@ -98,6 +100,10 @@ def test_a_list_that_is_not_what_its_name_says_is_refused(
 def test_columns_of_a_list_without_a_header_are_named_by_number(xmodal: Xmodal, root: Path, tmp_path: Path) -> None:
     write_pictures(tmp_path, 3)
     (tmp_path / "list.tsv").write_text("".join(f"{n}\tp{n}.png\ttest\ta picture {n}\n" for n in range(3)))
+    said = xmodal("build", tmp_path / "list.tsv/records", "--root", root).complaint
+    assert said.endswith(
+        "columns are 0, p0.png, test, a picture 0; if they are a row, add --header no, and name columns by number"
+    )
     flags = ("--header", "no", "--url", "2", "--caption", "4", "--id", "1", "--split", "3")
     rows = xmodal.done("build", tmp_path / "list.tsv", "--root", root, *flags)
     identity = built(rows, "records")["identity"]
@@ -142,6 +148,19 @@ def test_absolute_paths_are_taken_below_the_folder_and_refused_elsewhere(
     (tmp_path / "far").mkdir()
     write_csv(tmp_path / "far/list.csv", [{"url": path, "caption": "a"} for path in paths[:2]])
     assert f"; 2 of {ABSOLUTE}" in xmodal("build", tmp_path / "far/list.csv/records", "--root", root).complaint
+
+
+def test_a_dataset_of_paths_that_its_own_library_wrote_is_taken_where_they_lie(
+    xmodal: Xmodal, root: Path, tmp_path: Path
+) -> None:
+    names = write_pictures(tmp_path / "data", 3)
+    pictures = [{"bytes": None, "path": f"{tmp_path}/data/{name}"} for name in names]
+    table = pa.table(
+        {"url": pa.array(pictures, pa.struct({"bytes": pa.binary(), "path": pa.string()})), "caption": names}
+    )
+    pq.write_table(table, tmp_path / "data/train.parquet")
+    rows = xmodal.done("build", tmp_path / "data", "--root", root)
+    assert built(rows, "media")["counts"] == {"present": 3, "absent": 0}
 
 
 def test_absolute_paths_through_a_link_are_below_the_folder_that_it_leads_to(tmp_path: Path) -> None:
@@ -191,6 +210,10 @@ def test_pmrp_counts_by_the_labels_of_own_data(xmodal: Xmodal, root: Path, tmp_p
     assert "mine has no labels of kind category" in refused.complaint
     labelled = xmodal.done("build", tmp_path / "mine.csv", "--root", root, "--labels", "tags")
     identity = built(labelled, "records")["identity"]
+    without = built(xmodal.done("build", tmp_path / "mine.csv", "--root", root, "--labels", ""), "records")
+    assert (without["built"], without["counts"]["labels"]) == (False, 0)
+    again = built(xmodal.done("build", tmp_path / "mine.csv", "--root", root, "--labels", "tags"), "records")
+    assert (again["identity"], again["counts"]["labels"]) == (identity, 48)
     assert built(xmodal.done("build", "mine/plausible", "--root", root), "plausible")["counts"]["label sets"] == 2
     sets = [part for setting in RESNET for part in ("--set", setting)]
     xmodal.done("build", "mine/resnet", "--root", root, *sets)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,6 +31,7 @@ from xmodal.training.finetuning import WithBackbone, network_of
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import floats
 
+LONGEST_LEGEND = 2000  # letters of a caption
 SIDE = 320  # the least pixels of a drawn picture's side
 LEGEND = "yellow: where a map looks; %: how much of its attention is on the place that it sees least, and most"
 Show = Callable[[str, str, NDArray[np.float32]], Image]  # id, caption and maps (L, K) of an item
@@ -55,7 +57,8 @@ def draw(
     def sheet(place: int) -> tuple[str, str, Image]:
         id = asked.reader.examples.ids[place]
         maps_LK = attend(floats(asked.reader.visual(slice(place, place + 1)), setup.device))[0].cpu().numpy()
-        return id, captions[id][0], show(id, captions[id][0], maps_LK)
+        caption = shorten(captions[id][0], LONGEST_LEGEND, placeholder=" …")
+        return id, caption, show(id, caption, maps_LK)
 
     with torch.inference_mode(), setup.progress.over("draw", len(places), unit="pictures") as tick:
         return list(save_sheets(folder, map(sheet, places), tick))

@@ -16,7 +16,9 @@ PAGE = 4 * KIB  # shards lie end to end in one mapping, so each must end on a pa
 CAPACITY = 1024 * MIB  # the most that a ragged shard may hold; its file is as long as its rows
 ITEMS = 256  # of a ragged shard
 PLAIN = {"name": "bytes", "configuration": {"endian": "little"}}
-CHECKSUMS = {"checksums": "crc32c of each chunk's number, as 8 bytes, and the chunk; between the last and the index"}
+CHECKSUMS = {
+    "checksums": "crc32c of the unit's key, each chunk's number (8 bytes) and the chunk; between the last and the index"
+}
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ STRIDE = 32  # pixels of the crop between positions of the grid
 class ResNet:
     """Resizes a picture's shorter side, crops the middle, and keeps the last convolution's output, or its mean.
 
-    `batch_size` and `device` change the last bits.
+    `device` changes the last bits, and of a GPU `batch_size` too.
     """
 
     network: Network = "resnet152"
@@ -90,11 +90,17 @@ class Extractor:
     weights_sha256: str
 
     def __call__(self, pixels_B3HW: NDArray[np.float32]) -> NDArray[Any]:
-        """Returns rows of `config.spec`, by one thread: more would change the last bits."""
+        """Returns rows of `config.spec`, the same bits whatever else is in the batch.
+
+        One thread computes them, as more would change the last bits; so would a batch of one, or on a GPU of another
+        length: a short batch has its last picture several times.
+        """
         import torch
 
+        length = self.config.batch_size if self.config.device == "cuda" else 2
+        pixels = np.pad(pixels_B3HW, [(0, max(0, length - len(pixels_B3HW))), (0, 0), (0, 0), (0, 0)], "edge")
         with _reproducible(), torch.inference_mode():
-            maps_BDHW = self.trunk(torch.from_numpy(pixels_B3HW).to(self.config.device))
+            maps_BDHW = self.trunk(torch.from_numpy(pixels).to(self.config.device))[: len(pixels_B3HW)]
             rows = maps_BDHW.flatten(2).transpose(1, 2) if self.config.output == "grid" else maps_BDHW.mean((2, 3))
             return np.ascontiguousarray(rows.to(getattr(torch, self.config.dtype)).cpu().numpy())
 

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from xmodal.errors import UserError, few
 from xmodal.features.feature_spec import FeatureSpec
-from xmodal.features.zarr_arrays import MappedRows, ShardWriter, buffer, read_checksums
+from xmodal.features.zarr_arrays import MappedRows, OpenedShard, ShardWriter, buffer, read_checksums
 from xmodal.records.tables import read_columns
 from xmodal.root.files import copy_and_hash, new_file, sha256_of
 from xmodal.root.identity import canonical_json
@@ -36,7 +36,7 @@ from xmodal.root.outputs import CURE, Output
 from xmodal.root.storage import LocalStorage, open_storage
 
 MOST_SHARDS = 15_000  # a process may have 65,530 mappings; an isolated one counts twice, and a store may be open twice
-LAYOUT = 3  # 2: checksums were of the chunks alone
+LAYOUT = 4  # 2: checksums were of the chunks alone; 3: of their numbers, too
 GROUP, ROWS = "zarr.json", "rows.parquet"
 CACHE = "~/.cache/xmodal/shards"
 
@@ -58,12 +58,12 @@ def shard_ranges(spec: FeatureSpec, items: int) -> list[range]:
     return [range(start, min(start + spec.shard_items, items)) for start in starts]
 
 
-def write_shard(file: BinaryIO, spec: FeatureSpec, rows: range, blocks: Iterable[NDArray[Any]]) -> None:
-    """Streams one shard from blocks of any length."""
+def write_shard(file: BinaryIO, spec: FeatureSpec, rows: range, blocks: Iterable[NDArray[Any]], key: str = "") -> None:
+    """Streams one shard from blocks of any length; `key` is its unit's."""
     assert not spec.ragged
     assert rows in shard_ranges(spec, rows.stop)[-1:]
     row = rows.start
-    writer = ShardWriter(file, spec, row)
+    writer = ShardWriter(file, spec, row, key)
     for block in blocks:
         _assert_rows(block, spec, row)
         row += len(block)
@@ -78,12 +78,14 @@ def _assert_rows(rows: NDArray[Any], spec: FeatureSpec, first: int) -> None:
     assert is_right, f"{first}: rows are {rows.dtype} {rows.shape[1:]}, not {spec.dtype} {spec.row_shape}"
 
 
-def write_ragged_shard(file: BinaryIO, spec: FeatureSpec, items: range, arrays: Iterable[NDArray[Any]]) -> bytes:
+def write_ragged_shard(
+    file: BinaryIO, spec: FeatureSpec, items: range, arrays: Iterable[NDArray[Any]], key: str = ""
+) -> bytes:
     """Streams one (length, …) array per item, 0 long if absent; returns the bytes of `extents_file`."""
     assert spec.ragged
     assert items in shard_ranges(spec, items.stop)[-1:]
     first = row = items.start // spec.shard_items * spec.shard_rows
-    writer = ShardWriter(file, spec, first)
+    writer = ShardWriter(file, spec, first, key)
     extents = np.zeros((spec.shard_items, 2), "<i8")
     for item, array in zip(items, arrays, strict=True):
         _assert_rows(array, spec, item)
@@ -141,7 +143,9 @@ class FeatureStore:
             raise UserError(f"{self.output.where}/{ROWS} does not name the rows in order: {CURE}")
         self.ids: tuple[str, ...] = tuple(table["id"])
         self.spec, self.provenance, self.names = _read_metadata(self.output, name, len(self.ids))
-        self.absent = frozenset(id for unit in self.output.units() for id in unit.absent)
+        units = list(self.output.units())
+        self.absent = frozenset(id for unit in units for id in unit.absent)
+        self._keys = {file: unit.key or "" for unit in units for file in unit.files}
         self._cache = str(Path(cache).expanduser())
         self._rows = {id: row for row, id in enumerate(self.ids)}
         self._refused = np.array([id in self.absent for id in self.ids], bool)
@@ -237,7 +241,7 @@ class FeatureStore:
             if sha256_of(_local_file(self.output, name, self._cache)) != self.output.checksums[name]:
                 raise UserError(f"{self.output.where}/{name} is not what was committed: {CURE}")
 
-    def _open_shard(self, shard: int) -> tuple[str, NDArray[np.uint32]]:
+    def _open_shard(self, shard: int) -> OpenedShard:
         if os.getpid() != self._process:  # connections do not survive a fork
             self.output, self._process = _output_at(self.output.where), os.getpid()
         spec, name = self.spec, shard_file(self.spec, shard)
@@ -255,7 +259,7 @@ class FeatureStore:
             if (lengths < 0).any() or ((starts < 0) | (starts > rows - lengths))[lengths > 0].any():
                 where = f"{self.output.where}/{extents_file(spec, shard)}"
                 raise UserError(f"{where} points outside of the {rows:,} rows of its shard: {CURE}")
-        return path, checksums
+        return path, self._keys[name], checksums
 
     def _extent(self, rows: ArrayLike) -> NDArray[np.int64]:
         if self._extents is None:

@@ -5,7 +5,7 @@ A shard is uncompressed and in order, to be mapped; any Zarr v3 reader opens it 
     chunk 0 | chunk 1 | … | crc32c of each chunk | offset and length of each chunk | crc32c of those
 
 A shard may be short: chunks after its last row are marked as missing and take no bytes. A chunk is checked once, when
-first read. Its checksum covers its number too, so that a shard in another's place is found.
+first read. Its checksum covers its number too, and the key of its unit, so that a shard in another's place is found.
 """
 
 import ctypes
@@ -35,14 +35,18 @@ MUCH = 1024 * 1024  # bytes of a batch that are worth a second thread
 PROBES = 4  # rows of a batch that say whether the file is in memory
 
 
+OpenedShard = tuple[str, str, NDArray[np.uint32]]
+
+
 class ShardWriter:
     """Streams one shard, whose first row is `first` of the array; refuses numbers that are not finite."""
 
-    def __init__(self, file: BinaryIO, spec: FeatureSpec, first: int) -> None:
+    def __init__(self, file: BinaryIO, spec: FeatureSpec, first: int, key: str = "") -> None:
         self._file, self._spec, self._first = file, spec, first
         self._chunk_bytes = spec.chunk_bytes
         self._chunk = first // spec.chunk_rows  # the shard's first, of the array
-        self._checksums = [_seed(self._chunk)]  # the last one is of the chunk in work
+        self._key = key
+        self._checksums = [_seed(key, self._chunk)]  # the last one is of the chunk in work
         self._written = 0  # bytes
 
     def append(self, rows: NDArray[Any], whose: str | None = None) -> None:
@@ -77,7 +81,7 @@ class ShardWriter:
             self._checksums[-1] = extend(self._checksums[-1], part)
             self._written += len(part)
             if len(part) == room:
-                self._checksums.append(_seed(self._chunk + len(self._checksums)))
+                self._checksums.append(_seed(self._key, self._chunk + len(self._checksums)))
 
 
 def _shard_index(spec: FeatureSpec, chunks: int) -> bytes:
@@ -118,11 +122,11 @@ def read_checksums(path: str, spec: FeatureSpec) -> NDArray[np.uint32]:
 class MappedRows:
     """Maps all shards end to end: a single flat, read-only ndarray.
 
-    `opened` gives a shard's path and checksums when first wanted. A file that is cut while mapped ends the process
+    `opened` gives a shard's path, key and checksums when first wanted. A file that is cut while mapped ends the process
     (SIGBUS), as with np.memmap.
     """
 
-    def __init__(self, spec: FeatureSpec, shards: int, opened: Callable[[int], tuple[str, NDArray[np.uint32]]]) -> None:
+    def __init__(self, spec: FeatureSpec, shards: int, opened: Callable[[int], OpenedShard]) -> None:
         self._opened = opened
         self._row_bytes, self._chunk_bytes = spec.row_bytes, spec.chunk_bytes
         self._chunk_rows, self._shard_rows, self._shard_chunks = spec.chunk_rows, spec.shard_rows, spec.shard_chunks
@@ -137,12 +141,12 @@ class MappedRows:
         self._bytes = np.asarray(self._space)
         self._values = self._bytes.view(spec.dtype).reshape(-1, *spec.row_shape)
         self._mapped = np.zeros(shards, bool)
-        self._paths = [""] * shards
+        self._paths, self._keys = [""] * shards, [""] * shards
         self._unchecked = np.zeros(shards * self._shard_chunks, bool)
         self._checksums = np.empty(len(self._unchecked), np.uint32)  # both take memory only where a shard is mapped
 
     def map(self, shard: int) -> None:
-        path, checksums = self._opened(shard)
+        path, self._keys[shard], checksums = self._opened(shard)
         size = len(checksums) * self._chunk_bytes
         self._space.place(shard * self._shard_bytes, path, size, alone=self._row_bytes < READ_AROUND)
         first = shard * self._shard_chunks
@@ -205,7 +209,8 @@ class MappedRows:
 
     def _check(self, chunk: int) -> None:
         size = self._chunk_bytes
-        if extend(_seed(chunk), self._bytes[chunk * size : (chunk + 1) * size]) != self._checksums[chunk]:
+        key = self._keys[chunk // self._shard_chunks]
+        if extend(_seed(key, chunk), self._bytes[chunk * size : (chunk + 1) * size]) != self._checksums[chunk]:
             first, stop = chunk * self._chunk_rows, (chunk + 1) * self._chunk_rows
             rows = f"row {first}" if stop == first + 1 else f"one of the rows {first} to {stop - 1}"
             path = self._paths[first // self._shard_rows]
@@ -297,5 +302,5 @@ def _map(address: int | None, size: int, protection: int, flags: int, descriptor
     return int(found)
 
 
-def _seed(chunk: int) -> int:
-    return int(extend(0, chunk.to_bytes(8, "little")))
+def _seed(key: str, chunk: int) -> int:
+    return int(extend(0, key.encode() + chunk.to_bytes(8, "little")))

@@ -301,7 +301,8 @@ def named_columns(
                 raise UserError(f"{path} is empty: its first line must name its columns")
             first = [] if has_header else [header]
             header = header if has_header else [str(number) for number in range(1, len(header) + 1)]
-            _refuse_columns(f"{path}:1", names, header)
+            cure = "; if they are a row, add --header no, and name columns by number" if has_header else ""
+            _refuse_columns(f"{path}:1", names, header, cure)
             places = [header.index(name) for name in names]
             for fields in filter(None, chain(first, table)):
                 where = f"{path}:{table.line_num}"
@@ -372,10 +373,10 @@ READERS: dict[str, Callable[[Raw, str, Sequence[str]], Iterator[Cells]]] = {
 }
 
 
-def _refuse_columns(where: str, columns: Sequence[str], there: Sequence[str]) -> None:
+def _refuse_columns(where: str, columns: Sequence[str], there: Sequence[str], cure: str = "") -> None:
     for name in columns:
         if name not in there:
-            raise UserError(f"{where} has no column {name!r}; its columns are {', '.join(there) or 'none'}")
+            raise UserError(f"{where} has no column {name!r}; its columns are {', '.join(there) or 'none'}{cure}")
         if list(there).count(name) > 1:
             raise UserError(f"{where} has several columns {name!r}")
 

@@ -111,12 +111,14 @@ def fit_mixture(
     return mixture, likelihoods
 
 
-def fisher_vectors(mixture: Mixture, words_ND: Numbers, counts_SN: Any) -> NDArray[np.float32]:
+def fisher_vectors(
+    mixture: Mixture, words_ND: Numbers, counts_SN: Any, shares_NK: Numbers | None = None
+) -> NDArray[np.float32]:
     """(S, K · 2 · D): moves of each component's centre, then of its spread.
 
-    `counts_SN`, a scipy.sparse array, counts each sentence's words.
+    `counts_SN`, a scipy.sparse array, counts each sentence's words; `shares_NK` are the words' posteriors, if known.
     """
-    shares_NK, _ = mixture.posteriors(words_ND)
+    shares_NK = mixture.posteriors(words_ND)[0] if shares_NK is None else shares_NK
     found_SKF = np.zeros((counts_SN.shape[0], len(mixture.weights_K), 2 * words_ND.shape[1]), np.float32)
     lengths_S1 = np.maximum(counts_SN.sum(axis=1), 1)[:, None]
     scaled_SN = counts_SN.multiply(1 / np.sqrt(lengths_S1)).tocsc()

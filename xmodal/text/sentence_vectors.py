@@ -13,6 +13,7 @@ With the papers' numbers a codebook takes 0.5 GB, and fitting it on 20,000 sente
 Shapes: S sentences, V words, U words in use, E numbers of a word vector, F numbers of a code, W of a shortened one.
 """
 
+import hashlib
 import io
 import json
 import warnings
@@ -38,7 +39,8 @@ from xmodal.text.tokenizers import Tokenizer, by_frequency, check_names, tokeniz
 Method = Literal["hglmm", "gmm", "lmm", "mean", "tfidf"]
 Sentences = Sequence[Sequence[str]]
 
-AT_ONCE = 256  # sentences of a batch: 40 MB of codes; the batches decide their last bits
+ALIKE = 16  # rows of a product that OpenBLAS rounds alike, on x86 of any age: of more, some otherwise
+AT_ONCE = 256  # sentences of a batch: 40 MB of codes
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,14 @@ class Projection:
     axes_WF: NDArray[Any]
 
     def __call__(self, values_SF: NDArray[Any]) -> NDArray[Any]:
-        return np.asarray((values_SF.astype(self.axes_WF.dtype) - self.centre_F) @ self.axes_WF.T)
+        """(S, W), a row the same bits whatever rows are beside it."""
+        values_SF = values_SF.astype(self.axes_WF.dtype) - self.centre_F
+        found_SW = np.empty((len(values_SF), len(self.axes_WF)), values_SF.dtype)
+        for start in range(0, len(values_SF), ALIKE):
+            some = values_SF[start : start + ALIKE]
+            padded = np.pad(some, [(0, ALIKE - len(some)), (0, 0)])
+            found_SW[start : start + ALIKE] = (self.axes_WF @ padded.T).T[: len(some)]
+        return found_SW
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +96,7 @@ class Codebook:
         return 2 * self.mixture.centres_KD.size if self.mixture else self.vectors_VE.shape[1]
 
     def encode(self, captions: Iterable[str]) -> NDArray[np.float32]:
-        """(S, width); the last bits of a vector depend on the captions beside it."""
+        """(S, width), the same bits whatever captions are beside one."""
         sentences = list(map(self._split, captions))
         codes_SW = np.zeros((len(sentences), self.width), np.float32)
         with one_thread_each():
@@ -95,6 +104,20 @@ class Codebook:
                 codes = self.principal(codes) if self.principal else codes
                 codes_SW[rows][is_known] = codes[is_known]
         return codes_SW
+
+    def source(self, caption: str) -> str:
+        """The sha256 of all that decides a caption's code."""
+        words = sorted(word for word in self._split(caption) if word in self._rows)
+        vectors = self.vectors_VE[[self._rows[word] for word in words]].tobytes()
+        return hashlib.sha256(self._fitted + " ".join(words).encode() + vectors).hexdigest()
+
+    @cached_property
+    def _fitted(self) -> bytes:
+        digest = hashlib.sha256(canonical_json(asdict(self.coding)))
+        arrays = [getattr(part, each.name) for part in (self.mixture, self.principal) if part for each in fields(part)]
+        for array in [*arrays, self.vectors_VE] if self.coding.method == "tfidf" else arrays:
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.digest()
 
     def to_bytes(self) -> bytes:
         about = canonical_json({"coding": asdict(self.coding), "words": self.words})
@@ -120,6 +143,12 @@ class Codebook:
         return {word: row for row, word in enumerate(self.words)}
 
     @cached_property
+    def _shares_VK(self) -> Numbers:
+        """Each component's share of every word, together: the words beside one change the last bits."""
+        assert self.mixture
+        return self.mixture.posteriors(self.vectors_VE.astype(np.float64))[0]
+
+    @cached_property
     def _split(self) -> Tokenizer:
         return tokenizer(self.coding.tokenizer, self.coding.cleaning)
 
@@ -134,7 +163,8 @@ class Codebook:
         lengths_S = counts_SU.sum(axis=1)
         vectors_UE = self.vectors_VE[used_U].astype(np.float64)
         if self.mixture:
-            return normalised(fisher_vectors(self.mixture, vectors_UE, counts_SU)), lengths_S > 0
+            moves_SF = fisher_vectors(self.mixture, vectors_UE, counts_SU, self._shares_VK[used_U])
+            return normalised(moves_SF), lengths_S > 0
         if self.coding.method == "tfidf":
             codes_SF = np.zeros((len(sentences), len(self.words)))
             codes_SF[:, used_U] = counts_SU.toarray() * vectors_UE[:, 0]
@@ -183,6 +213,8 @@ def fit(
         codebook, facts = Codebook(coding, known, vectors_VE[has_V]), dict[str, Any]()
         if coding.method != "mean":
             codebook, facts = _with_mixture(codebook, coding.method, sentences, say)
+        order = sorted(range(len(known)), key=known.__getitem__)  # a sum's last bits depend on the order of words
+        codebook = replace(codebook, words=tuple(sorted(known)), vectors_VE=codebook.vectors_VE[order])
         return _shortened(codebook, sentences, say), facts
 
 
