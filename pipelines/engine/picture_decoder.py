@@ -36,7 +36,7 @@ class PictureDecoder:
         return KillableWorker(self._function, self._settings, self._limit)
 
     def expect(self, data: bytes) -> None:
-        """Sends the picture after the next one while that is decoded: it must follow."""
+        """Sends the picture after the next one while that is decoded."""
         self._worker.expect(data)
 
     def decode(self, data: bytes, on_truncated: OnTruncated = lambda reason: None) -> bytes:

@@ -125,6 +125,12 @@ def test_pictures_that_are_sent_ahead_survive_the_one_before() -> None:
             assert decoder.decode(data) == data
 
 
+def test_another_picture_than_was_expected_is_decoded() -> None:
+    decoder = PictureDecoder("tests.stages.test_deadlines:die", None, 20.0)
+    decoder.expect(b"never asked for")
+    assert [decoder.decode(data) for data in (b"one", b"two", b"three")] == [b"one", b"two", b"three"]
+
+
 def test_too_much_memory_is_a_failure_of_the_row() -> None:
     decoder = PictureDecoder("tests.stages.test_deadlines:devour", None, 20.0)
     with pytest.raises(NotDecoded, match="MemoryError"):
