@@ -6,6 +6,7 @@ Ray Data would abort all on one exception, by default retry such a unit forever,
 
 import logging
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
@@ -31,6 +33,8 @@ DEATHS_A_UNIT = 3
 START_SECONDS = 600.0
 OBJECT_STORE_BYTES = 512 * 2**20
 KNOCK_SECONDS = 10.0
+LEAST_BYTES = 16 * 2**20  # of logs and sockets: without room it waits for half a minute, and ends in its own words
+OLD_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,11 @@ def connect(address: str | None = None) -> None:
     start = partial(ray.init, log_to_driver=False, logging_level=logging.ERROR)
     address = address or os.environ.get("RAY_ADDRESS")  # set inside a Ray job
     if address is None:
+        _sweep(Path(_short_folder()))
+        place = os.path.dirname(_short_folder())
+        if (free := shutil.disk_usage(place).free) < LEAST_BYTES:
+            cure = "free some, have TMPDIR name a folder of another disk, or build with --serial"
+            raise UserError(f"Ray has no room in {place}, with {free:,} bytes free: {cure}")
         start(
             address="local",
             include_dashboard=False,
@@ -125,6 +134,18 @@ def connect(address: str | None = None) -> None:
 
 def disconnect() -> None:
     ray.shutdown()
+
+
+def _sweep(folder: Path) -> None:
+    """Deletes what clusters of ended drivers left more than a day ago."""
+    for session in folder.glob("session_*_*"):  # its name ends with its driver's process
+        try:
+            os.kill(int(session.name.rpartition("_")[2]), 0)
+        except ProcessLookupError:
+            if time.time() - session.stat().st_mtime > OLD_SECONDS:
+                shutil.rmtree(session, ignore_errors=True)
+        except (ValueError, PermissionError):
+            continue
 
 
 def _short_folder() -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from pipelines.fetching.fetcher import RawFolder
 from pipelines.fetching.ledger import Ledger
-from pipelines.fetching.list_changes import checksum_of, describe_files, describe_items, file_changes
+from pipelines.fetching.list_changes import GONE, checksum_of, describe_files, describe_items, file_changes
 from pipelines.fetching.user_lists import LISTS, ListedFiles, describe, find_lists
 from xmodal import corpora
 from xmodal.corpora import SAMPLE, Corpus, Source, sample_of
@@ -242,7 +242,8 @@ def _changes(storage: Storage, name: str) -> Iterator[str]:
     if sealed and found.media_folder:
         listed = (Source(locked.path, how=BESIDE, part="media") for locked in read_lock(sealed))
         raw = RawFolder(found.media_folder, [], whole_paths=True, follow_links=found.follow_links)
-        yield describe_files(file_changes(listed, Ledger(storage, "media", name), raw))
+        changed = file_changes(listed, Ledger(storage, "media", name), raw)
+        yield describe_files(one for one in changed if one.how != GONE)  # a build keeps those
 
 
 def _of_file(text: str, storage: Storage, is_sample: bool) -> FoundCorpus:

@@ -120,5 +120,5 @@ def _put_if_absent(storage: Storage, url: str) -> Check:
             found, remedy = "no put-if-absent", "choose another file system"
         storage.delete(key)
     except OSError as error:
-        found, remedy = str(error), "choose a folder you can write to"
+        found, remedy = str(error), "choose a folder you can write to, or a bucket that there is"
     return _judged(f"root {url}", found, "outputs", remedy, needed=True)

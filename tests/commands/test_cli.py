@@ -574,7 +574,7 @@ mount -o remount,size=50m "$root"
 cp -a "$root" "$copy"; exit $code"""
     prefix = ("unshare", "-rm", "sh", "-c", script, "sh", str(root), str(tmp_path / "copy"), str(size))
     said = in_subprocess("build", publisher.file, "--root", root, "--serial", prefix=prefix)
-    assert "the disk is full: free some space" in said.complaint
+    assert re.search(rf"the disk of {root}[^ ]* is full: free some space; then", said.complaint)
     assert tree_digest(str(tmp_path / "copy")) == expected
 
 

@@ -1,10 +1,14 @@
 """The Ray runner: the same bytes as the serial one, and what it does when workers and units misbehave."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipelines.engine import ray_runner
 from pipelines.engine.building import build, pending
 from pipelines.engine.ray_runner import RayRunner
 from pipelines.engine.stage import Resources
@@ -47,3 +51,15 @@ def test_a_worker_that_is_too_big_for_the_cluster_is_refused(tmp_path: Path) -> 
     stage = replace(letters(Letters(3)), resources=Resources(cpus=1, gpus=3))
     with pytest.raises(UserError, match=r"no node of the Ray cluster has room for a worker: it needs 1 CPU, 3 GPU"):
         build(stage, open_storage(str(tmp_path)), RayRunner())
+
+
+def test_what_ended_clusters_left_is_swept_after_a_day(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    folders = {name: tmp_path / f"session_2026-01-01_00-00-00_000001_{name}" for name in (ended.pid, os.getpid(), "x")}
+    young = tmp_path / f"session_2026-01-02_00-00-00_000001_{ended.pid}"
+    for folder in (*folders.values(), young):
+        (folder / "logs").mkdir(parents=True)
+        os.utime(folder, None if folder == young else (0, 0))
+    ray_runner._sweep(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([folders[os.getpid()], folders["x"], young])

@@ -23,6 +23,7 @@ from tests.engine.test_engine import CrashingStorage, survives
 from tests.made import clips, frames, made
 from tests.stages.test_resnet_stage import sealed
 from tests.userdata.test_own import picture
+from xmodal.features.store import FeatureStore
 from xmodal.root.outputs import Output
 from xmodal.root.storage import Storage, open_storage
 
@@ -113,3 +114,30 @@ def test_each_list_gives_the_bytes_of_a_build_from_nothing(tmp_path: Path, name:
     assert kills > 1
     lost = sum(seen.values()) - len(seen)
     assert lost <= kills * 8, f"{lost} of {len(seen)} media were decoded again, after {kills} kills"
+
+
+def test_rows_are_taken_over_under_any_root(any_root: str, tmp_path: Path, seen: Counter[bytes]) -> None:
+    root, nothing = open_storage(any_root), open_storage(str(tmp_path / "nothing"))
+    items = {f"i{number:03d}": picture(number) for number in range(20)}
+    grown = {**items, "i0005": picture(20), "i999": b"no picture"}
+    build(stage_of(MAKES["pixels"], root, items), root)
+    seen.clear()
+    output = build(stage_of(MAKES["pixels"], root, grown), root)
+    assert seen == Counter([picture(20), b"no picture"])
+    assert tree_digest(output.where) == tree_digest(build(stage_of(MAKES["pixels"], nothing, grown), nothing).where)
+
+
+def test_damaged_rows_are_made_again(tmp_path: Path, seen: Counter[bytes]) -> None:
+    """So are rows of a unit that lost its table."""
+    items, root = {f"i{number:03d}": picture(number) for number in range(24)}, open_storage(str(tmp_path / "root"))
+    whole = build(stage_of(MAKES["pixels"], root, items), root)
+    shard = Path(whole.where, "pixels/c/1/0/0/0")
+    data = shard.read_bytes()
+    shard.unlink()
+    shard.write_bytes(data[:50] + b"x" + data[51:])
+    Path(whole.where, "sources/shard-00002.parquet").unlink()
+    seen.clear()
+    grown = build(stage_of(MAKES["pixels"], root, {"a": picture(30)} | items), root)
+    assert seen.keys() == {picture(30), *(picture(number) for number in range(8, 24))}
+    assert not FeatureStore(grown).absent
+    FeatureStore(grown).verify()

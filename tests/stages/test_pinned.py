@@ -62,14 +62,22 @@ def _same(pinned: dict[str, Any], now: dict[str, Any]) -> bool:
 
 def digests(folder: Path) -> dict[str, dict[str, Any]]:
     """Version and digest of what every stage makes of the toy corpus."""
-    raw = folder / "raw"
-    publish(raw)
-    options = BuildOptions(open_storage(str(folder / "root")), raw=raw, **small(folder))
-    corpus, moving = replace(load(str(CORPUS)), counts={}, kinds=frozenset()), _moving(options, folder)
-    pictures = CorpusBuild(options, _with_categories(corpus))
-    clips = CorpusBuild(moving, _of_clips(corpus))
-    outputs = {stage: (clips if stages.is_of(stage, "clip") else pictures).build(stage) for stage in stages.targets()}
+    works = builds(folder, folder)
+    outputs = {stage: works[root_of(stage)].build(stage) for stage in stages.targets()}
     return {stage: {"version": output.about["version"]} | _bytes(output) for stage, output in outputs.items()}
+
+
+def root_of(stage: str) -> str:
+    return "clips" if stages.is_of(stage, "clip") else "root"
+
+
+def builds(folder: Path, roots: Path) -> dict[str, CorpusBuild]:
+    """The toy corpus of pictures, and of clips, by the names of their roots; its files are published in `folder`."""
+    publish(folder / "raw")
+    options = BuildOptions(open_storage(str(roots / "root")), raw=folder / "raw", **small(folder))
+    corpus, moving = replace(load(str(CORPUS)), counts={}, kinds=frozenset()), _moving(options, folder)
+    moving = replace(moving, storage=open_storage(str(roots / "clips")))
+    return {"root": CorpusBuild(options, _with_categories(corpus)), "clips": CorpusBuild(moving, _of_clips(corpus))}
 
 
 def read_pinned() -> dict[str, Any]:
@@ -89,12 +97,12 @@ def _with_categories(corpus: Corpus) -> Corpus:
 
 
 def _moving(options: BuildOptions, folder: Path) -> BuildOptions:
-    """The same names, two of which are clips, under another root."""
+    """The same names, two of which are clips."""
     publish(folder / "moving")
     for number, path in enumerate(sorted((folder / "moving").glob("*.jpg"))):
         clip = gif([numbered(number + shown, delay=10 * shown) for shown in range(5)])
         path.write_bytes(clip if number < 2 else b"no clip")
-    return replace(options, storage=open_storage(str(folder / "clips")), raw=folder / "moving")
+    return replace(options, raw=folder / "moving")
 
 
 def _of_clips(corpus: Corpus) -> Corpus:
@@ -129,7 +137,7 @@ def _bytes(output: Output) -> dict[str, Any]:
 
 def publish(folder: Path) -> None:
     """The toy corpus' files; nobody answers for the last picture."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     names = [f"p{number:03d}.jpg" for number in range(8)]
     captions = [f"{name}\ta {colour} thing number {name[1:4]}\n" for name in names for colour in ("red", "blue")]
     (folder / "captions.tsv").write_text("".join(captions))

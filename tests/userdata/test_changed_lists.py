@@ -1,5 +1,6 @@
 """Lists and pictures that change after a build: it is said, and the next build is as one from nothing."""
 
+import hashlib
 import os
 import random
 import shutil
@@ -14,7 +15,7 @@ from tests.commands.test_cli import Xmodal
 from tests.commands.test_cli import xmodal as xmodal
 from tests.conftest import tree_digest
 from tests.toy_root import one_thread as one_thread
-from tests.userdata.test_own import RESNET, TRAINING, built, picture, write_csv, write_pictures
+from tests.userdata.test_own import RESNET, TRAINING, built, picture, write_csv, write_parquet, write_pictures
 from xmodal.batches.dataset import open_dataset
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of
@@ -153,6 +154,23 @@ def test_a_list_that_is_gone_or_cannot_be_read_stays_as_it_was(xmodal: Xmodal, m
     assert xmodal.done("status", "--root", root)["changes"] == {}
 
 
+def test_a_dataset_with_its_pictures_inside_is_known_by_name(xmodal: Xmodal, root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    some = [{"image": {"bytes": picture(n), "path": f"{n}.png"}, "text": f"picture {n}"} for n in range(4)]
+    write_parquet(folder / "train.parquet", some[:3])
+    xmodal.done("build", folder, "--root", root, "--url", "image", "--caption", "text")
+    write_parquet(folder / "test.parquet", some[3:])
+    write_parquet(folder / "train.parquet", some[1:3])
+    made = xmodal("build", "mine", "--root", root, "--json")
+    (removed, added) = (hashlib.sha256(picture(number)).hexdigest()[:20] for number in (0, 3))
+    assert f"mine: {folder} has changed: 1 added ({added}), 1 removed ({removed})\n" in made.err
+    assert identities(made.json) == identities(
+        xmodal.done("build", folder, "--root", tmp_path / "other", "--url", "image", "--caption", "text")
+    )
+    assert "beside the list" not in xmodal("build", "mine", "--root", root).err
+
+
 def test_a_list_that_came_with_a_root_is_not_read(xmodal: Xmodal, root: Path) -> None:
     mine = List(root / "data", 2)
     before = identities(xmodal.done("build", mine.place, "--root", root))
@@ -215,6 +233,7 @@ def test_a_picture_that_is_gone_is_kept_and_one_that_comes_is_taken(xmodal: Xmod
     (mine.pictures / "p0.png").unlink()
     made = xmodal("build", "mine", "--root", root, "--json")
     assert "1 no longer there, kept as they were (pictures/p0.png)" in made.err
+    assert xmodal.done("status", "--root", root)["changes"] == {}, "nothing that a build would do"
     assert identities(made.json) == identities(before)
     mine.replace("late.png", 50)
     made = xmodal("build", "mine", "--root", root, "--json")

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torchvision  # type: ignore[import-untyped]
@@ -148,6 +150,19 @@ def test_absolute_paths_are_taken_below_the_folder_and_refused_elsewhere(
     assert f"; 2 of {ABSOLUTE}" in xmodal("build", tmp_path / "far/list.csv/records", "--root", root).complaint
 
 
+def test_a_dataset_of_paths_that_its_own_library_wrote_is_taken_where_they_lie(
+    xmodal: Xmodal, root: Path, tmp_path: Path
+) -> None:
+    names = write_pictures(tmp_path / "data", 3)
+    pictures = [{"bytes": None, "path": f"{tmp_path}/data/{name}"} for name in names]
+    table = pa.table(
+        {"url": pa.array(pictures, pa.struct({"bytes": pa.binary(), "path": pa.string()})), "caption": names}
+    )
+    pq.write_table(table, tmp_path / "data/train.parquet")
+    rows = xmodal.done("build", tmp_path / "data", "--root", root)
+    assert built(rows, "media")["counts"] == {"present": 3, "absent": 0}
+
+
 def test_absolute_paths_through_a_link_are_below_the_folder_that_it_leads_to(tmp_path: Path) -> None:
     from pipelines.fetching.user_lists import describe, find_lists
 
@@ -195,6 +210,10 @@ def test_pmrp_counts_by_the_labels_of_own_data(xmodal: Xmodal, root: Path, tmp_p
     assert "mine has no labels of kind category" in refused.complaint
     labelled = xmodal.done("build", tmp_path / "mine.csv", "--root", root, "--labels", "tags")
     identity = built(labelled, "records")["identity"]
+    without = built(xmodal.done("build", tmp_path / "mine.csv", "--root", root, "--labels", ""), "records")
+    assert (without["built"], without["counts"]["labels"]) == (False, 0)
+    again = built(xmodal.done("build", tmp_path / "mine.csv", "--root", root, "--labels", "tags"), "records")
+    assert (again["identity"], again["counts"]["labels"]) == (identity, 48)
     assert built(xmodal.done("build", "mine/plausible", "--root", root), "plausible")["counts"]["label sets"] == 2
     sets = [part for setting in RESNET for part in ("--set", setting)]
     xmodal.done("build", "mine/resnet", "--root", root, *sets)

@@ -474,7 +474,7 @@ def test_a_build_says_what_is_missing_and_why(xmodal: Xmodal, root: Path, tmp_pa
     said = xmodal("build", tmp_path / "list.csv", "--root", root)
     assert said.code == 3, "all of them are missing"
     assert "2 by_hand, such as cats/p1.png: it is not beside the list" in said.out
-    assert "`xmodal retry list [--raw FOLDER]`, then `xmodal seal list`" in said.out
+    assert f"`xmodal retry list --root {root} [--raw FOLDER]`, then `xmodal seal list --root {root}`" in said.out
     assert (
         "odd: an absolute path or file://: the row is left out; write it as seen from the list's folder: 1" in said.out
     )

@@ -123,7 +123,7 @@ def describe_differences(outputs: Sequence[Output]) -> Iterator[str]:
     """Describes outputs by the settings that differ; where these do not tell, by date, media set and inputs too."""
     names = dict.fromkeys(name for output in outputs for name in output.config)
     differing = [name for name in names if any(o.config.get(name) != outputs[0].config.get(name) for o in outputs)]
-    facts = [[f"{name}={o.config[name]}" for name in differing if name in o.config] for o in outputs]
+    facts = [[f"{name}={o.config[name]!s:.24}" for name in differing if name in o.config] for o in outputs]
     is_told = len({tuple(fact for fact in some if not OPAQUE.search(fact)) for some in facts}) == len(outputs) > 1
     states = ["current" if _is_current(output) else "not in use" for output in outputs]
     for output, some, state in zip(outputs, facts, states, strict=True):

@@ -75,7 +75,7 @@ def entries(description: Description, raw: Raw) -> Iterator[Entry | Oddity]:
                 medium = replace(medium, kind=description.kind)
             id, odd_id = _id(row, medium, where)
             texts, odd_texts = _captions(row["caption"], where)
-            labels, odd_labels = _labels(row.get("labels"), where)
+            labels, odd_labels = _labels(row["labels"], where) if "labels" in row else ((), ())
             split = _split(row["split"], where) if "split" in row else file.split
             yield Entry(where, id, medium, texts, labels, split, odd_id + odd_texts + odd_labels)
 

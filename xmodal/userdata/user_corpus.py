@@ -115,7 +115,7 @@ class _Parser:
     def __init__(self, description: Description) -> None:
         self.captions = dict[str, int]()  # number of captions, by item
         self._description = description
-        self._times = Counter[bytes]()  # of each caption of an item, and each of its labels
+        self._times = dict[bytes, int]()  # of each caption of an item, and each of its labels
         self._media = dict[str, bytes]()
         self._splits = dict[str, str | None]()  # an item's first
         self._further = set[tuple[str, str]]()  # an item and each of its further splits
@@ -149,8 +149,10 @@ class _Parser:
 
     def _again(self, text: str) -> int:
         """How often the text was asked for before."""
-        self._times[_digest(text)] += 1
-        return self._times[_digest(text)] - 1
+        key = _digest(text)
+        before = self._times.get(key, 0)
+        self._times[key] = before + 1
+        return before
 
     def split_rows(self) -> Iterator[Row]:
         if self._description.splits:

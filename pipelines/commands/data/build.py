@@ -29,8 +29,8 @@ from xmodal.errors import UserError
 def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS[/STAGE]")
     _flags.building(parser)
-    absent = "exit with 3 where more than this share, 0 to 1, is absent or unusable (default: only where all is)"
-    parser.add_argument("--most-absent", type=_share, metavar="SHARE", help=absent)
+    absent = "exit with 3 where more than this share, 0 to 1, is absent or unusable (default: 0.9)"
+    parser.add_argument("--most-absent", type=_share, default=0.9, metavar="SHARE", help=absent)
     _flags.own_data(parser)
 
 
@@ -52,7 +52,7 @@ def run(args: Args) -> Result:
         with building(storage, work.found):
             rows += build_stages(work, stages)
         notes += hints(storage, work.found, of_clips=any(is_of(stage, "clip") for stage in stages))
-    lacking = [_name(row) for row in rows if _lacks(row, args.most_absent)]
+    lacking = [_name(row) for row in rows if row["absent"] > args.most_absent * row["planned"]]
     return {"root": storage.url, "outputs": rows, "notes": [*dict.fromkeys(notes)], "too_much_absent": lacking}
 
 
@@ -61,7 +61,7 @@ def text(result: Result) -> Lines:
     for row in result["outputs"]:
         if (name := _name(row)) in result["too_much_absent"]:
             share = f"{row['absent']:,} of {row['planned']:,}"
-            yield f"{name}: {share} absent or unusable, so the exit code is 3 (see --most-absent)"
+            yield f"{name}: {share} absent or unusable, most often {_commonest(row)}: exit code 3 (see --most-absent)"
 
 
 def exit_code(result: Result) -> int:
@@ -71,30 +71,32 @@ def exit_code(result: Result) -> int:
 def outputs(result: Result) -> Lines:
     for row in result["outputs"]:
         yield f"{_name(row):28} {'built' if row['built'] else 'up to date':10}  {row['path']}"
-        yield from (f"{'':28} {line}" for line in _below(row))
+        yield from (f"{'':28} {line}" for line in _below(row, result["root"]))
     yield from (f"note: {note}" for note in result.get("notes", ()))
 
 
-def _below(row: Result) -> Lines:
+def _below(row: Result, root: str) -> Lines:
     yield counts(row["counts"]) + failures(row["failures"])
     yield from (f"{rule}: {count:,}" for rule, count in row["counts"].items() if rule.startswith("odd: ") and count)
     reasons = row.get("reasons", {})
     yield from absent(row.get("folders", {}))
     yield from (f"{of['files']:,} {kind}, such as {of['path']}: {of['reason']}" for kind, of in reasons.items())
     if reasons or row.get("folders"):
-        retry, seal = command("retry", row["corpus"]), command("seal", row["corpus"])
+        retry, seal = (command(word, row["corpus"], "--root", root) for word in ("retry", "seal"))
         yield f"once they are there: `{retry} [--raw FOLDER]`, then `{seal}`, and build again"
     if row.get("retry"):
-        yield f"`{command('retry', _name(row))}` tries those of {' and '.join(row['retry'])} again"
+        yield f"`{command('retry', _name(row), '--root', root)}` tries those of {' and '.join(row['retry'])} again"
 
 
 def _name(row: Result) -> str:
     return f"{row['corpus']}/{row['stage']}"
 
 
-def _lacks(row: Result, most: float | None) -> bool:
-    planned, absent = int(row["planned"]), int(row["absent"])
-    return 0 < planned <= absent if most is None else absent > most * planned
+def _commonest(row: Result) -> str:
+    """The class of most failures, of files with the reason of one of them."""
+    classes = {kind: of["files"] for kind, of in row.get("reasons", {}).items()} or row["failures"]
+    kind: str = max(classes, key=classes.__getitem__, default="other bytes than are pinned")
+    return f"{kind} ({row['reasons'][kind]['reason']})" if row.get("reasons") else kind
 
 
 def _share(text: str) -> float:
