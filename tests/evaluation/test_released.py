@@ -348,7 +348,10 @@ def test_a_hostile_vocabulary_is_refused_and_not_executed(
             (tmp_path / "bad.pkl").write_bytes(pickle.dumps(bad, protocol))
             code, out, err = command("model.pth", "--vocabulary", str(tmp_path / "bad.pkl"))
             assert (code, out) == (1, "")
-            assert "bad.pkl is no vocabulary in JSON, in a pickle, or of a run: it wants posix.system" in err
+            assert (
+                "bad.pkl is no vocabulary in JSON, in a pickle, of a word a line, or of a run: it wants posix.system"
+                in err
+            )
     assert not (tmp_path / "harmed").exists()
 
 
