@@ -93,7 +93,7 @@ def _is_current(output: Output) -> bool:
 
 
 def _with_ancestors(output: Output) -> Iterator[Output]:
-    """Finds an output and, each once, what it was built from, directly or not, as far as that is still there."""
+    """Yields an output and, each once, all that it was built from and that is still there."""
     left, seen = [output], set[str]()
     while left:
         made = left.pop()
