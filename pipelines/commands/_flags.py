@@ -91,7 +91,7 @@ def targets(parser: Parser, metavar: str) -> None:
 def workers(parser: Parser) -> None:
     add = parser.add_argument
     add("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
-    add("--workers", type=count, default=0, help="at most so many; default: all there is room for")
+    add("--workers", type=count, default=0, help="at most so many; default: one here, soon all there is room for")
     add("--serial", action="store_true", help="in this process, without Ray")
 
 
@@ -140,6 +140,7 @@ def setup(args: Args) -> "Setup":
 
 def runner(args: Args) -> "Runner":
     from pipelines.engine.building import serial
+    from pipelines.engine.serial_start import SerialStart
 
     def on_ray(open_worker: Any, units: Any, resources: Any) -> Iterator[Any]:  # what is up to date needs no Ray
         try:
@@ -148,7 +149,9 @@ def runner(args: Args) -> "Runner":
             raise UserError(f"{how_to_install(error.name or '') or error}, or add --serial") from error
         yield from RayRunner(args.workers, args.address)(open_worker, units, resources)
 
-    return serial if args.serial else on_ray
+    if args.serial:
+        return serial
+    return on_ray if args.address or args.workers else SerialStart(on_ray)
 
 
 def build_options(args: Args) -> "BuildOptions":

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.engine.commits import TAB, Commits, HashingFile, Record, UnitAttempt
+from pipelines.engine.killable_worker import keep_memory
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Inputs, Resources, Stage, without_lists
 from xmodal.errors import UserError
@@ -32,6 +33,7 @@ from xmodal.root.storage import Storage, open_storage
 GATHER_EVERY = 10_000  # units in loose records, which a later driver reads one by one
 CALL_SECONDS = 0.05
 UNITS_A_CALL = 256
+KEPT_BYTES = 1 << 30  # freed memory of a worker; a network frees as much with every batch
 COMMIT_SECONDS = 1.0  # the most work that a dead worker loses of units without files
 NOT_SHARED = "does not see the root {}: on a cluster a root is a folder that all nodes share, or an object store"
 
@@ -260,6 +262,7 @@ def sum_up(stage: str, units: Iterable[Unit]) -> dict[str, object]:
 
 def open_units(stage: Stage[Any, Any], inputs: Inputs, url: str) -> Worker:
     """Opens a stage in a worker, to do and commit its units."""
+    keep_memory(KEPT_BYTES)
     storage = open_storage(url)
     if storage.size(f"{stage.folder}/stage.json") is None:
         raise UserError(f"a worker on {socket.gethostname()} {NOT_SHARED.format(url)}")

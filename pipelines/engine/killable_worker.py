@@ -10,6 +10,7 @@ import json
 import math
 import os
 import resource
+import select
 import signal
 import socket
 import struct
@@ -31,9 +32,10 @@ HEADER = struct.Struct("<cQ")  # kind and length of a message
 PROGRAM = "from pipelines.engine.killable_worker import serve; serve()"
 CALL, READY, DONE, USER_ERROR, EXCEPTION = b"C", b"R", b"D", b"U", b"X"  # kinds of messages; a function may send others
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-TRIM_THRESHOLD, MMAP_THRESHOLD, KEPT_BYTES = -1, -3, 1 << 25  # of malloc
+TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of malloc
 
-Send = Callable[[bytes, bytes], None]  # kind, of one byte, and body of a message
+Body = bytes | memoryview
+Send = Callable[[bytes, Body], None]  # kind, of one byte, and body of a message
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,27 @@ class KillableWorker:
     def __init__(self, function: str, settings: object, limit: ResourceLimit) -> None:
         self._arguments = json.dumps([function, settings, limit.memory, os.getpid()])
         self.limit = limit
+        self._sent: bytes | None  # before its call
+        self._expected: bytes | None
         self._start()
+
+    def expect(self, data: bytes) -> None:
+        """Sends the data of the call after the next one while that is at work."""
+        self._expected = data
 
     def call(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yields kind and body of each answering message, DONE last; raises WorkerFailure."""
-        talk = self._talk = _Conversation(self._socket, self.limit.seconds)
+        if self._sent is not None and self._sent is not data:  # a unit failed before the call that it expected
+            self._end(0.0)
+            self._start()
+        talk = self._talk
+        talk.restart(self.limit.seconds)
         exception = ""
         try:
-            talk.send(CALL, data)
+            for body in (data if self._sent is None else None, self._expected):
+                if body is not None:
+                    talk.post(CALL, body)
+            self._sent, self._expected = self._expected, None
             for kind, body in talk.messages():
                 if kind == USER_ERROR:
                     raise UserError(body.decode())
@@ -108,19 +123,21 @@ class KillableWorker:
         for _ in range(STARTS):
             self._spawn()
             try:
-                if any(kind == READY for kind, _ in _Conversation(self._socket, START_SECONDS).messages()):
+                self._talk.restart(START_SECONDS)
+                if any(kind == READY for kind, _ in self._talk.messages()):
                     return
             except OSError:
                 how = self._end(END_SECONDS)
         raise UserError(f"the process that decodes media does not start: it {how}")
 
     def _spawn(self) -> None:
-        self._socket, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self._talk, self._sent, self._expected = _Conversation(ours), None, None
         setup = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
         command = [sys.executable, "-c", setup + PROGRAM, json.dumps(sys.path), self._arguments]
         with theirs:
             self._process = Popen(command, stdin=theirs.fileno(), stdout=DEVNULL, stderr=DEVNULL)
-        self.close = weakref.finalize(self, _close, self._process, self._socket)
+        self.close = weakref.finalize(self, _close, self._process, ours)
 
     def _end(self, patience: float) -> str:
         """Waits some seconds, then kills the process; says how it ended."""
@@ -134,13 +151,23 @@ class KillableWorker:
 class _Conversation:
     """Messages until a deadline. TimeoutError after it; another OSError if the process is gone."""
 
-    def __init__(self, connection: socket.socket, seconds: float = math.inf) -> None:
-        self._socket, self._began, self.seconds = connection, time.monotonic(), seconds
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket, self._poll, self._unsent = connection, select.poll(), list[memoryview]()
+        self._poll.register(connection)
+        self.restart(math.inf)
 
-    def send(self, kind: bytes, body: bytes) -> None:
-        self._hurry()
-        self._socket.sendall(HEADER.pack(kind, len(body)))
-        self._socket.sendall(body)
+    def restart(self, seconds: float) -> None:
+        self._began, self.seconds = time.monotonic(), seconds
+
+    def post(self, kind: bytes, body: Body) -> None:
+        """Sends a message while the next ones are received."""
+        self._unsent += [memoryview(HEADER.pack(kind, len(body))), memoryview(body)]
+
+    def send(self, kind: bytes, body: Body) -> None:
+        self.post(kind, body)
+        while self._unsent:
+            self._wait(select.POLLOUT)
+            self._send_some()
 
     def messages(self) -> Iterator[tuple[bytes, bytes]]:
         kind = b""
@@ -149,27 +176,45 @@ class _Conversation:
             yield kind, self._receive(length)
 
     def _receive(self, length: int) -> bytes:
-        data = bytearray(length)
-        room = memoryview(data)
-        while len(room):
-            self._hurry()
-            received = self._socket.recv_into(room)
-            if not received:
+        parts, has_time = list[bytes](), self.seconds == math.inf
+        flags = socket.MSG_WAITALL if has_time else socket.MSG_DONTWAIT
+        while length:
+            events = select.POLLIN | (select.POLLOUT if self._unsent else 0)
+            if not has_time and self._wait(events) == select.POLLOUT:
+                self._send_some()
+                continue
+            if not (part := self._socket.recv(length, flags)):
                 raise ConnectionResetError
-            room = room[received:]
-        return bytes(data)
+            parts.append(part)
+            length -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _hurry(self) -> None:
+    def _send_some(self) -> None:
+        sent = self._socket.sendmsg(self._unsent, (), socket.MSG_DONTWAIT)
+        while self._unsent and sent >= len(self._unsent[0]):
+            sent -= len(self._unsent.pop(0))
+        if sent:
+            self._unsent[0] = self._unsent[0][sent:]
+
+    def _wait(self, events: int) -> int:
         left = self._began + self.seconds - time.monotonic()
-        if left <= 0:
+        self._poll.modify(self._socket, events)
+        if left <= 0 or not (ready := self._poll.poll(1000 * left if left < math.inf else None)):
             raise TimeoutError
-        self._socket.settimeout(left if left < math.inf else None)
+        return ready[0][1]
 
 
 def _close(process: "Popen[bytes]", connection: socket.socket) -> None:
     connection.close()
     process.kill()
     process.wait()
+
+
+def keep_memory(most: int) -> None:
+    """Keeps up to `most` freed bytes in this process: what goes back to the system costs a fault a page."""
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # only of glibc
+        mallopt(MMAP_MAX, 0)
+        mallopt(TRIM_THRESHOLD, most)
 
 
 # ---------------------------------------------------------------------------------------------- in the process
@@ -179,10 +224,8 @@ def serve() -> None:
     """Answers calls until the parent is gone."""
     function, settings, memory, parent = json.loads(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c is for the parent
-    libc = ctypes.CDLL(None)
-    libc.prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    for threshold in (TRIM_THRESHOLD, MMAP_THRESHOLD):  # memory that goes back to the system costs a fault a page
-        libc.mallopt(threshold, KEPT_BYTES)
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    keep_memory(1 << 25)
     if os.getppid() != parent:  # it ended before the line above
         sys.exit()
     talk = _Conversation(socket.socket(fileno=os.dup(0)))

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.engine.killable_worker import KillableWorker, ResourceLimit, Send, WorkerFailure
+from pipelines.engine.killable_worker import Body, KillableWorker, ResourceLimit, Send, WorkerFailure
 from xmodal.media.images import OnTruncated, UnreadableImage, square
 
 DEADLINE = 20.0  # seconds
@@ -35,6 +35,10 @@ class PictureDecoder:
     def _worker(self) -> KillableWorker:
         return KillableWorker(self._function, self._settings, self._limit)
 
+    def expect(self, data: bytes) -> None:
+        """Sends the picture after the next one while that is decoded."""
+        self._worker.expect(data)
+
     def decode(self, data: bytes, on_truncated: OnTruncated = lambda reason: None) -> bytes:
         for left in reversed(range(TRIES)):
             try:
@@ -52,7 +56,7 @@ class PictureDecoder:
         return answer
 
 
-def answer(decode: Callable[[OnTruncated], bytes], send: Send) -> bytes:
+def answer(decode: Callable[[OnTruncated], Body], send: Send) -> Body:
     """Gives what `decode` gives, or nothing if that is no picture; sends the reasons before."""
     try:
         return decode(lambda reason: send(TRUNCATED, reason.encode()))
@@ -72,6 +76,6 @@ class SquareDecoder(PictureDecoder):
         return np.frombuffer(self.decode(data, on_truncated), np.uint8).reshape(self._side, self._side, 3)
 
 
-def squares(settings: list[int], data: bytes, send: Send) -> bytes:
+def squares(settings: list[int], data: bytes, send: Send) -> Body:
     resize, crop = settings
-    return answer(lambda on_truncated: square(data, resize, crop, on_truncated).tobytes(), send)
+    return answer(lambda on_truncated: square(data, resize, crop, on_truncated).reshape(-1).data, send)

@@ -51,6 +51,7 @@ class PictureExtractor:
     rows: Callable[[NDArray[Any]], NDArray[Any]]  # the same bits whatever else is in the batch
     batch_size: int
     provenance: Mapping[str, object]
+    expect: Callable[[bytes], None] = lambda data: None  # hears of the picture that `see` gets after the next one
 
 
 def picture_stage(
@@ -92,7 +93,11 @@ class ResNetStageConfig(ResNet):
 def resnet_extractor(weights: Path | None, config: ResNetStageConfig) -> PictureExtractor:
     network, decoder = load(config, weights), SquareDecoder(config.resize, config.crop, config.deadline)
     return PictureExtractor(
-        lambda data, cut: normalised(decoder.pixels(data, cut)), network, config.batch_size, network.provenance()
+        lambda data, cut: normalised(decoder.pixels(data, cut)),
+        network,
+        config.batch_size,
+        network.provenance(),
+        decoder.expect,
     )
 
 
@@ -147,7 +152,13 @@ def _open(opened: Callable[[Any], PictureExtractor], config: Any, inputs: Inputs
         media, files = work.reads[0], dict(work.reads[1])
         sources, absent = list[str | None](), 0
 
-        def look_up(id: str, path: str) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+        def give_up(id: str, kind: str, reason: str) -> NDArray[Any]:
+            nonlocal absent
+            sink.fail(id, kind, reason)
+            absent += 1
+            return np.zeros(spec.row_shape, spec.dtype)
+
+        def look_up(id: str, path: str) -> NDArray[Any] | bytes | None:
             """A row, or the picture to make it of."""
             nonlocal absent
             sources.append(None)
@@ -156,19 +167,33 @@ def _open(opened: Callable[[Any], PictureExtractor], config: Any, inputs: Inputs
                 if found := earlier.find(sources[-1], spec):
                     found.fail_again(id, sink)
                     absent += any(kind != TRUNCATED for kind, _ in found.failures)
-                    return found.values, None
-                cut = list[str]()
-                picture = extractor.see(archives.read(path) if data is None else data, cut.append)
-            except (MissingMedia, UnreadableImage) as error:
-                sink.fail(id, "absent" if isinstance(error, MissingMedia) else error.kind, str(error))
-                absent += 1
-                return np.zeros(spec.row_shape, spec.dtype), None
+                    return found.values
+                return archives.read(path) if data is None else data
+            except MissingMedia as missing:
+                return give_up(id, "absent", str(missing))
+
+        def see(id: str, data: bytes) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+            cut = list[str]()
+            try:
+                picture = extractor.see(data, cut.append)
+            except UnreadableImage as error:
+                return give_up(id, error.kind, str(error)), None
             for reason in cut:
                 sink.fail(id, TRUNCATED, reason)
             return None, picture
 
-        looked_up = itertools.starmap(look_up, zip(work.ids, media, strict=True))
-        write_items(sink, spec, work.rows, rows_of(looked_up, extractor))
+        def seen() -> Iterator[tuple[NDArray[Any] | None, NDArray[Any] | None]]:
+            all_found = itertools.starmap(look_up, zip(work.ids, media, strict=True))
+            pairs = itertools.pairwise(itertools.chain(all_found, [None]))
+            for id, (found, following) in zip(work.ids, pairs, strict=True):
+                if not isinstance(found, bytes):
+                    yield found, None
+                    continue
+                if isinstance(following, bytes):
+                    extractor.expect(following)
+                yield see(id, found)
+
+        write_items(sink, spec, work.rows, rows_of(seen(), extractor))
         write_sources(sink, work.ids, sources)
         return {"rows": len(work.ids) - absent}
 

@@ -9,11 +9,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, pairwise
 from typing import Any
 
 import pyarrow as pa
 
-from pipelines.engine.killable_worker import Send
+from pipelines.engine.killable_worker import Body, Send
 from pipelines.engine.picture_decoder import DEADLINE, PictureDecoder, answer
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, listed
 from pipelines.stages import Needs, StageKind
@@ -78,7 +79,7 @@ def _plan(media: Media, config: FingerprintsConfig, inputs: Inputs) -> Iterator[
         yield f"part-{number:06d}", MediaBatch(number, some, files_of(sealed, (path for path, _ in some)))
 
 
-def looks(settings: None, data: bytes, send: Send) -> bytes:
+def looks(settings: None, data: bytes, send: Send) -> Body:
     """A medium's perceptual hashes as JSON; the first byte of the data is its kind's."""
     kind: Kind = "clip" if data[:1] == FIRST["clip"] else "image"
     return answer(lambda on_truncated: json.dumps(hash_media(data[1:], kind)).encode(), send)
@@ -89,25 +90,32 @@ def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[MediaBatch, S
     earlier = EarlierRows(Stage(STAGE.name, config, partial(_plan, ()), _open, inputs, VERSION), named="media")
     decoder = PictureDecoder(f"{__name__}:looks", None, config.deadline)
 
-    def look(path: str, kind: Kind, files: Mapping[str, str | None], sink: Sink) -> dict[str, Any]:
-        sha256, data = read_medium(archives, path, files)
-        found, looks = earlier.find(sha256), None
-        if found and found.facts["kind"] == kind:
-            found.fail_again(path, sink)
-            return {**found.facts, "media": path}
+    def look_up(
+        path: str, kind: Kind, files: Mapping[str, str | None], sink: Sink
+    ) -> tuple[dict[str, Any], bytes | None]:
+        """A row, and what to look at if its looks are not known; no row if the medium is absent."""
         try:
-            looks = json.loads(decoder.decode(FIRST[kind] + (archives.read(path) if data is None else data)))
-        except UnreadableImage as unreadable:
-            sink.fail(path, unreadable.kind, str(unreadable))
-        return {"media": path, "kind": kind, "sha256": sha256, "looks": looks}
+            sha256, data = read_medium(archives, path, files)
+            if (found := earlier.find(sha256)) and found.facts["kind"] == kind:
+                found.fail_again(path, sink)
+                return {**found.facts, "media": path}, None
+            row = {"media": path, "kind": kind, "sha256": sha256, "looks": None}
+            return row, FIRST[kind] + (archives.read(path) if data is None else data)
+        except MissingMedia as missing:
+            sink.fail(path, "absent", str(missing))
+            return {}, None
 
     def work(batch: MediaBatch, sink: Sink) -> Counts:
         rows, files = list[dict[str, Any]](), dict(batch.sha256)
-        for path, kind in batch.media:
+        looked_up = (look_up(path, kind, files, sink) for path, kind in batch.media)
+        for (row, data), (_, following) in pairwise(chain(looked_up, [({}, None)])):
+            if data is not None and following is not None:
+                decoder.expect(following)
             try:
-                rows.append(look(path, kind, files, sink))
-            except MissingMedia as missing:
-                sink.fail(path, "absent", str(missing))
+                row |= {} if data is None else {"looks": json.loads(decoder.decode(data))}
+            except UnreadableImage as unreadable:
+                sink.fail(row["media"], unreadable.kind, str(unreadable))
+            rows += [row] if row else []
         write_table(sink, f"part-{batch.number:06d}.parquet", pa.Table.from_pylist(rows, COLUMNS))
         return {"media": len(rows), "flat": sum(row["looks"] == [] for row in rows)}
 

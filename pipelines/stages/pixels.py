@@ -62,4 +62,4 @@ def _extractor(config: PixelsConfig) -> PictureExtractor:
     versions = {"pillow": version("pillow"), "xmodal": __version__}
     provenance = {"preprocessing": preprocessing, "versions": versions}
     decoder = SquareDecoder(side, side, config.deadline)
-    return PictureExtractor(decoder.pixels, np.asarray, PICTURES_AT_ONCE, provenance)
+    return PictureExtractor(decoder.pixels, np.asarray, PICTURES_AT_ONCE, provenance, decoder.expect)

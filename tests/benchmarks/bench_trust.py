@@ -5,6 +5,7 @@ import statistics
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ BARS = {
     **trust_codebook.BARS,
     **trust_growth.BARS,
 }
-PICTURES, ROUNDS, DAMAGES = 96, 5, 500
+PICTURES, TOGETHER, ROUNDS, DAMAGES = 96, 16, 5, 500
 SIZE = (500, 375)  # pixels, as COCO's and Flickr's, of some 90 kB each
 
 
@@ -69,28 +70,45 @@ def picture(seed: int) -> bytes:
 
 
 def _killable(pictures: Sequence[bytes]) -> Measured:
-    """Each picture in turn by every way, in a new order each round."""
+    """Every way by turns, a few pictures at a time, in a new order each round."""
     squares, looks = (
         SquareDecoder(256, 224, DEADLINE),
         PictureDecoder("pipelines.stages.fingerprints:looks", None, DEADLINE),
     )
-    ways: Mapping[str, tuple[Callable[[bytes], object], Callable[[bytes], object]]] = {
-        "pixels": (lambda data: square(data, 256, 224), squares.pixels),
-        "fingerprints": (lambda data: hash_media(data, "image"), lambda data: looks.decode(b"i" + data)),
+    media = [b"i" + data for data in pictures]
+    ways: Mapping[str, tuple[Callable[[slice], object], Callable[[slice], object]]] = {
+        "pixels": (
+            lambda some: [square(data, 256, 224) for data in pictures[some]],
+            lambda some: _in_turn(squares, squares.pixels, pictures[some]),
+        ),
+        "fingerprints": (
+            lambda some: [hash_media(data, "image") for data in pictures[some]],
+            lambda some: _in_turn(looks, looks.decode, media[some]),
+        ),
     }
     ratios: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(ROUNDS + 1):
         for name, both in ways.items():
             spent = [0.0, 0.0]
-            for place in np.random.default_rng(turn).permutation(2 * len(pictures)):
+            for place in np.random.default_rng(turn).permutation(2 * len(pictures) // TOGETHER):
                 number, way = divmod(int(place), 2)
-                spent[way] += timed(lambda number=number, way=way, both=both: both[way](pictures[number]))
+                some = slice(number * TOGETHER, (number + 1) * TOGETHER)
+                spent[way] += timed(lambda some=some, way=way, both=both: both[way](some))
             ratios[name].append(spent[1] / spent[0])
     medians = {name: statistics.median(runs[1:]) for name, runs in ratios.items()}
     told = ", ".join(f"{name} {value:.3f}" for name, value in medians.items())
     worst = max(medians, key=medians.__getitem__)
     runs = tuple(round(run, 4) for run in ratios[worst][1:])
     return Measured(medians[worst], "x", f"seconds of the same pictures in process ({told})", runs)
+
+
+def _in_turn(decoder: PictureDecoder, decode: Callable[[bytes], object], pictures: Sequence[bytes]) -> None:
+    """As stages do: each picture is sent while the one before it is decoded."""
+    for data, following in pairwise([*pictures, None]):
+        assert data is not None
+        if following is not None:
+            decoder.expect(following)
+        decode(data)
 
 
 def _checked(pictures: Sequence[bytes], folder: Path) -> Measured:

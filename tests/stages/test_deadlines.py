@@ -4,6 +4,7 @@ import io
 import os
 import signal
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,27 @@ def test_a_process_that_dies_has_a_second_try_and_is_a_failure_then() -> None:
         decoder.decode(b"always")
     assert found.value.kind == "worker_died"
     assert decoder.decode(b"never") == b"never"
+
+
+def test_pictures_that_are_sent_ahead_survive_the_one_before() -> None:
+    """Neither side waits for the other to read, though no connection holds what both have to say."""
+    decoder = PictureDecoder("tests.stages.test_deadlines:die", None, 20.0)
+    pictures = [b"always", b"never", *(bytes([number]) * 5_000_000 for number in range(4)), b"always", b"last"]
+    for data, following in pairwise([*pictures, None]):
+        assert data is not None
+        if following is not None:
+            decoder.expect(following)
+        if data == b"always":
+            with pytest.raises(NotDecoded, match="SIGKILL"):
+                decoder.decode(data)
+        else:
+            assert decoder.decode(data) == data
+
+
+def test_another_picture_than_was_expected_is_decoded() -> None:
+    decoder = PictureDecoder("tests.stages.test_deadlines:die", None, 20.0)
+    decoder.expect(b"never asked for")
+    assert [decoder.decode(data) for data in (b"one", b"two", b"three")] == [b"one", b"two", b"three"]
 
 
 def test_too_much_memory_is_a_failure_of_the_row() -> None:
