@@ -97,7 +97,7 @@ def extractor(config, tint):
     def rows(pixels_NHW3):
         return pixels_NHW3.mean(axis=(1, 2), dtype=np.float32) * tint
 
-    return PictureExtractor(see, rows, 4, {"toy_palette": config.palette})
+    return PictureExtractor(see, rows, 4, {"toy_palette": config.palette}, decoder.expect)
 '''
 
 
