@@ -14,6 +14,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from itertools import islice
@@ -115,15 +116,26 @@ def taint(source: Output, checksums: Collection[str]) -> list[str]:
     return reached
 
 
-def lenders(stage: Stage[Any, Any], storage: Storage) -> Iterator[Output]:
+@dataclass(frozen=True)
+class Lender(Output):
+    """An output, finished or not, with the units that it had when it was looked at."""
+
+    committed: tuple[Unit, ...]
+
+    def units(self) -> Iterator[Unit]:
+        return iter(self.committed)
+
+
+def lenders(stage: Stage[Any, Any], storage: Storage) -> Iterator[Lender]:
     """Finds other outputs that have units and rows as this stage makes them: only inputs and lists differ."""
-    ours = to_plain(stage.config)
+    ours = without_lists(stage.config, to_plain(stage.config))
     for other in directories(storage, stage.name):
-        with suppress(UserError, FileNotFoundError):  # damaged, or another driver is at work
+        with suppress(UserError, FileNotFoundError):  # damaged, of which verify complains, or being changed
             about = other.about
-            plain = [without_lists(stage.config, config) for config in (ours, about["config"])]
-            if other.folder != stage.folder and about["version"] == stage.version and plain[0] == plain[1]:
-                yield other if other.complete else Commits(storage, other.folder).so_far()
+            theirs = without_lists(stage.config, about.get("config"))
+            if other.folder != stage.folder and (about.get("version"), theirs) == (stage.version, ours):
+                units = other.units() if other.complete else Commits(storage, other.folder).untainted()
+                yield Lender(storage, other.folder, tuple(units))
 
 
 class _Build:
@@ -202,16 +214,12 @@ class _Build:
 
     def reuse(self) -> None:
         """Takes over units that other outputs have."""
-        for other in lenders(self.stage, self.storage):
-            with suppress(UserError):  # a damaged directory lends nothing; verify complains of it
-                self.reuse_units(other)
-
-    def reuse_units(self, other: Output) -> None:
         passing = self.stage.passing
-        lent = {(u.name, u.key): u for u in other.units() if not any(kind in passing for _, kind, _ in u.failures)}
-        missing = ((name, self.stage.work_key(work)) for line, name, work in self.compare() if not line)
-        taken = (self.commits.take(lent[unit], other) for unit in missing if unit in lent)
-        self.commits.gather([record for record in taken if record])
+        for other in lenders(self.stage, self.storage):
+            lent = {(u.name, u.key): u for u in other.units() if not any(kind in passing for _, kind, _ in u.failures)}
+            missing = ((name, self.stage.work_key(work)) for line, name, work in self.compare() if not line)
+            taken = (self.commits.take(lent[unit], other) for unit in missing if unit in lent)
+            self.commits.gather([record for record in taken if record])
 
     def gather(self, records: Iterable[Record], tick: Callable[[int], None]) -> None:
         loose: list[Record] = []

@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from pipelines.engine.journal import Journal
@@ -194,17 +193,18 @@ class Commits:
     def units(self, loose: bool = False) -> Iterator[Unit]:
         return (Unit.from_line(line, self.where) for line in self.lines(loose))
 
-    def so_far(self) -> Output:
-        """The output with what is committed and not tainted."""
-        return Unfinished(self._storage, self._folder, () if self.tainted() else tuple(self.units(loose=True)))
+    def untainted(self) -> Iterator[Unit]:
+        """All units so far; none where some may have read damaged bytes."""
+        return iter(()) if self.tainted() else self.units(loose=True)
 
     def take(self, unit: Unit, other: Output) -> Record | None:
         """Links a unit's files from another output; None if that has lost one."""
-        if any(self._storage.size(f"{other.folder}/{name}") != size for name, (size, _) in unit.files.items()):
-            return None
-        for name in unit.files:
-            self._storage.link(f"{other.folder}/{name}", f"{self._folder}/{name}")
-        return Record(unit.name, unit.line())
+        with suppress(UserError, FileNotFoundError):  # damaged, or being changed
+            if all(self._storage.size(f"{other.folder}/{name}") == size for name, (size, _) in unit.files.items()):
+                for name in unit.files:
+                    self._storage.link(f"{other.folder}/{name}", f"{self._folder}/{name}")
+                return Record(unit.name, unit.line())
+        return None
 
     def said(self) -> Iterator[str]:
         """The last words of every attempt that says any."""
@@ -226,16 +226,6 @@ class Commits:
                     raise
         if files:
             self._storage.delete_folder(source)
-
-
-@dataclass(frozen=True)
-class Unfinished(Output):
-    """An output that can be read before it is finished."""
-
-    committed: tuple[Unit, ...]
-
-    def units(self) -> Iterator[Unit]:
-        return iter(self.committed)
 
 
 class HashingFile(io.BufferedIOBase):

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
-from pipelines.stages._earlier import SOURCE, EarlierRows
+from pipelines.stages._earlier import SOURCES, EarlierRows
 from xmodal.features import store
 from xmodal.features.feature_spec import FeatureSpec
 
@@ -61,6 +61,7 @@ class ArrayWriter:
     spec: FeatureSpec
     provenance: Mapping[str, Any]
     fill: Callable[[ArrayShard, Sink, EarlierRows], Counts]  # writes one shard with `write_items`
+    table: pa.Schema = SOURCES  # of what it writes beside, for `EarlierRows`
 
 
 def array_stage(
@@ -81,7 +82,8 @@ def array_stage(
             yield f"shard-{shard:05d}", ArrayShard(rows.start, ids, array.reads(rows))
 
     def start(config: C, inputs: Inputs) -> Callable[[ArrayWork, Sink], Counts]:
-        writer, earlier = opened(config, inputs), EarlierRows(made(config, inputs))
+        writer = opened(config, inputs)
+        earlier = EarlierRows(made(config, inputs), writer.table)
 
         def write(work: ArrayWork, sink: Sink) -> Counts:
             if isinstance(work, ArrayShard):
@@ -132,8 +134,7 @@ def blocks_of(
 
 def write_sources(sink: Sink, ids: Sequence[str], sources: Sequence[str | None]) -> None:
     """Writes what each row of a unit was made of, for `EarlierRows`."""
-    table = pa.table({"id": pa.array(ids, pa.string()), SOURCE: pa.array(sources, pa.string())})
-    write_table(sink, f"sources/{sink.unit}.parquet", table)
+    write_table(sink, f"sources/{sink.unit}.parquet", pa.table([ids, sources], schema=SOURCES))
 
 
 def write_items(sink: Sink, spec: FeatureSpec, items: range, arrays: Iterable[NDArray[Any]]) -> int:

@@ -4,11 +4,13 @@ A list that grew, shrank or was edited has other shards, but most of its rows ar
 is lent, of unfinished outputs too, if its bytes have their checksums.
 """
 
-from collections.abc import Callable, Mapping
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +23,15 @@ from xmodal.features import store
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.media.frame_times import PASSING
 from xmodal.records.tables import open_table
-from xmodal.root.outputs import Output, Unit
+from xmodal.root.checked_files import READ_AT_ONCE
+from xmodal.root.files import copy_and_hash
+from xmodal.root.outputs import CURE, Output, Unit
+from xmodal.root.storage import LocalStorage
 
 SOURCE = "sha256"  # the column that says what a row was made of
+SOURCES = pa.schema({"id": pa.string(), SOURCE: pa.string()})
+NOT_LENT = (UserError, FileNotFoundError, LookupError, ValueError)  # of what is damaged, foreign or being deleted
+PLACE = np.dtype([("source", "S64"), ("unit", "i4"), ("row", "i4")])
 
 Values = Callable[[int], NDArray[Any]]  # by the place in a unit
 
@@ -40,25 +48,32 @@ class EarlierRow:
 
 
 class EarlierRows:
-    """Looks into other outputs once a row is wanted; the column `named` of their tables names rows."""
+    """Looks into other outputs once a row is wanted; the first column of their tables, of this schema, names rows."""
 
-    def __init__(self, stage: Stage[Any, Any], named: str = "id") -> None:
-        self._stage, self._named = stage, named
-        self._open = lru_cache(maxsize=4)(lambda number, spec: _open(*self._units[number], spec))
+    def __init__(self, stage: Stage[Any, Any], schema: pa.Schema = SOURCES) -> None:
+        self._stage, self._schema = stage, schema
+        self._open = lru_cache(maxsize=4)(self._try_to_open)
 
     def find(self, sha256: str | None, spec: FeatureSpec | None = None) -> EarlierRow | None:
         """A row made of this, if its bytes are sound; `spec` is of its values, if it has some."""
         sources, places = self._index
-        at = int(np.searchsorted(sources, (sha256 or "").encode()))
-        if sha256 is None or at == len(sources) or sources[at].decode() != sha256:
+        source = (sha256 or "").encode()
+        at = int(np.searchsorted(sources, source))
+        if sha256 is None or at == len(sources) or sources[at] != source:
             return None
-        number, place = places[at].tolist()
-        with suppress(UserError, LookupError, ValueError):
-            table, values = self._open(number, spec)
-            facts = table.slice(place, 1).to_pylist()[0]
-            failures = (failure for failure in self._units[number][1].failures if failure[0] == facts[self._named])
-            return EarlierRow(facts, values(place), tuple((kind, reason) for _, kind, reason in failures))
+        _, number, row = places[at].tolist()
+        table, values = self._open(number, spec)
+        with suppress(*NOT_LENT):
+            facts = table.slice(row, 1).to_pylist()[0]
+            name = facts[self._schema.names[0]]
+            failures = (failure[1:] for failure in self._units[number][1].failures if failure[0] == name)
+            return EarlierRow(facts, values(row), tuple(failures))
         return None
+
+    def _try_to_open(self, number: int, spec: FeatureSpec | None) -> tuple[pa.Table, Values]:
+        with suppress(*NOT_LENT):
+            return _open(*self._units[number], self._schema, spec)
+        return self._schema.empty_table(), lambda row: np.empty(0)
 
     @cached_property
     def _units(self) -> list[tuple[Output, Unit]]:
@@ -67,38 +82,42 @@ class EarlierRows:
         return [(output, unit) for output in lenders(self._stage, read.storage) for unit in output.units()]
 
     @cached_property
-    def _index(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The sources of rows, ascending, with the unit and place of each; without rows that another try may mend."""
-        sources, places = list[bytes](), list[tuple[int, int]]()
+    def _index(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The sources of rows, ascending, and the place of each."""
+        places = np.fromiter(self._places(), PLACE)
+        sources, first = np.unique(places["source"], return_index=True)
+        return sources, places[first]
+
+    def _places(self) -> Iterator[tuple[bytes, int, int]]:
+        """All rows but those that another try may mend."""
         for number, (output, unit) in enumerate(self._units):
             again = {row for row, kind, _ in unit.failures if kind in PASSING}
-            with suppress(UserError, LookupError):
-                rows = _table(output, unit).select([self._named, SOURCE]).to_pylist()
-                for place, row in enumerate(rows):
-                    if row[SOURCE] and row[self._named] not in again:
-                        sources.append(str(row[SOURCE]).encode())
-                        places.append((number, place))
-        found, first = np.unique(np.array(sources, "S64"), return_index=True)
-        return found, np.array(places, np.int64).reshape(-1, 2)[first]
+            with suppress(*NOT_LENT):
+                table = _table(output, unit, self._schema).select([self._schema.names[0], SOURCE])
+                for place, (name, source) in enumerate(zip(*table.to_pydict().values(), strict=True)):
+                    if source and name not in again:
+                        yield source.encode(), number, place
 
 
-def _table(output: Output, unit: Unit) -> pa.Table:
+def _table(output: Output, unit: Unit, schema: pa.Schema) -> pa.Table:
     name = next((file for file in unit.files if file.endswith(".parquet")), "")
     with open_table(output, name) as file:
-        return file.read(use_threads=False)
+        return file.read(use_threads=False).cast(schema)
 
 
-def _open(output: Output, unit: Unit, spec: FeatureSpec | None) -> tuple[pa.Table, Values]:
+def _open(output: Output, unit: Unit, schema: pa.Schema, spec: FeatureSpec | None) -> tuple[pa.Table, Values]:
     """The table of a unit, and what reads its rows."""
-    table = _table(output, unit)
+    table = _table(output, unit, schema)
     if spec is None:
         return table, lambda place: np.empty(0)
     shard = int(unit.name.rpartition("-")[2])
-    file = output.open(store.shard_file(spec, shard))
+    name = store.shard_file(spec, shard)
     extents = np.stack([np.arange(len(table)), np.ones(len(table), np.int64)], axis=1)
     if spec.ragged:
         extents = np.frombuffer(output.read(store.extents_file(spec, shard)), "<i8").reshape(-1, 2)
         extents = extents - (shard * spec.shard_rows, 0)
+    store.check_extents(extents, output.files[name] // spec.row_bytes, f"{output.where}/{name}")
+    file = _open_whole(output, name)
 
     def values(place: int) -> NDArray[Any]:
         first, length = extents[place].tolist()
@@ -106,4 +125,19 @@ def _open(output: Output, unit: Unit, spec: FeatureSpec | None) -> tuple[pa.Tabl
         rows = np.frombuffer(file.read(length * spec.row_bytes), spec.dtype).reshape(-1, *spec.row_shape)
         return rows if spec.ragged else rows[0]
 
+    weakref.finalize(values, file.close)
     return table, values
+
+
+def _open_whole(output: Output, name: str) -> BinaryIO:
+    """Opens a file that has its checksum: of an object store's large one, a copy that was compared."""
+    file = output.open(name)
+    if isinstance(output.storage, LocalStorage) or output.files[name] <= READ_AT_ONCE:
+        return file
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    with file:
+        is_same = copy_and_hash(file, copy) == output.checksums[name]
+    if not is_same:
+        copy.close()
+        raise UserError(f"{output.where}/{name} is not what was committed: {CURE}")
+    return copy

@@ -87,7 +87,7 @@ def looks(settings: None, data: bytes, send: Send) -> Body:
 
 def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[MediaBatch, Sink], Counts]:
     archives = Archives(raw_of(inputs[0]))
-    earlier = EarlierRows(Stage(STAGE.name, config, partial(_plan, ()), _open, inputs, VERSION), named="media")
+    earlier = EarlierRows(Stage(STAGE.name, config, partial(_plan, ()), _open, inputs, VERSION), COLUMNS)
     decoder = PictureDecoder(f"{__name__}:looks", None, config.deadline)
 
     def look_up(

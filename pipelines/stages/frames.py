@@ -165,7 +165,7 @@ def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
         notes.merge()
         return _counts(rows)
 
-    return ArrayWriter(config.spec, provenance, fill)
+    return ArrayWriter(config.spec, provenance, fill, CLIPS)
 
 
 def _counts(rows: list[dict[str, Any]]) -> Counts:

@@ -113,7 +113,6 @@ def test_each_list_gives_the_bytes_of_a_build_from_nothing(tmp_path: Path, name:
         seen.update(of_grown)
     assert kills > 1
     lost = sum(seen.values()) - len(seen)
-    print("LOST", name, lost, len(seen), kills)
     assert lost <= kills * 8, f"{lost} of {len(seen)} media were decoded again, after {kills} kills"
 
 

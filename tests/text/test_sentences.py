@@ -13,6 +13,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from tests.text.test_fisher import slow_vector
 from xmodal.errors import UserError
+from xmodal.text.fisher import Mixture
 from xmodal.text.sentence_vectors import Codebook, Coding, Method, fit
 
 WORDS = tuple(f"w{number:02d}" for number in range(60))
@@ -57,6 +58,21 @@ def test_the_captions_beside_one_change_no_bit_of_its_code(method: Method) -> No
     codes = made.encode(sample)
     for some in ([5], [79, 3], list(range(7, 60, 3)), list(range(60, 320)), list(range(255))[::-1]):
         np.testing.assert_array_equal(made.encode([sample[place] for place in some]), codes[some])
+
+
+def test_the_words_beside_one_in_a_codebook_change_no_bit_of_its_code() -> None:
+    """Words are far away and components close: what rounds otherwise is seen."""
+    random = np.random.default_rng(0)
+    centres = random.normal(size=(1, 50)) + 1e-9 * random.normal(size=(2, 50))
+    mixture = Mixture(np.full(2, 0.5), centres, np.full((2, 50), 1e-4), np.zeros((2, 50), bool))
+    words, vectors = [f"word{number:02d}" for number in range(48)], random.normal(size=(48, 50)).astype(np.float32)
+    coding = Coding("gmm", components=2, tokenizer="whitespace")
+    whole = Codebook(coding, tuple(words), vectors, mixture)
+    for count in range(1, 48):
+        fewer = Codebook(coding, tuple(words[:count]), vectors[:count], mixture)
+        captions = [f"a {word}" for word in words[:count]]
+        assert list(map(fewer.source, captions)) == list(map(whole.source, captions))
+        np.testing.assert_array_equal(fewer.encode(captions), whole.encode(captions))
 
 
 def test_a_word_that_is_everywhere_is_given_no_component_of_its_own() -> None:

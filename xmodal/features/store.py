@@ -253,12 +253,11 @@ class FeatureStore:
             if not -spec.chunk_rows < missing <= 0:
                 raise UserError(f"{self.output.where}/{name} does not hold its rows: {CURE}")
         else:
-            starts, lengths = self._extents[shard * spec.shard_items : (shard + 1) * spec.shard_items].T
-            starts = starts - shard * spec.shard_rows
+            extents = self._extents[shard * spec.shard_items : (shard + 1) * spec.shard_items]
             # nothing is mapped beyond: reading there would end the process
-            if (lengths < 0).any() or ((starts < 0) | (starts > rows - lengths))[lengths > 0].any():
-                where = f"{self.output.where}/{extents_file(spec, shard)}"
-                raise UserError(f"{where} points outside of the {rows:,} rows of its shard: {CURE}")
+            check_extents(
+                extents - (shard * spec.shard_rows, 0), rows, f"{self.output.where}/{extents_file(spec, shard)}"
+            )
         return path, self._keys[name], checksums
 
     def _extent(self, rows: ArrayLike) -> NDArray[np.int64]:
@@ -283,6 +282,13 @@ class FeatureStore:
             raise UserError(
                 f"{self.output.where} has no features of {few([*map(repr, ids)], 5)}: leave out what is in `.absent`"
             )
+
+
+def check_extents(extents_I2: NDArray[np.int64], rows: int, where: str) -> None:
+    """Refuses first rows and lengths that are not within a shard."""
+    starts, lengths = extents_I2.T
+    if (lengths < 0).any() or ((starts < 0) | (starts > rows - lengths))[lengths > 0].any():
+        raise UserError(f"{where} points outside of the {rows:,} rows of its shard: {CURE}")
 
 
 def _room(out: NDArray[Any] | None, shape: tuple[int, ...], spec: FeatureSpec) -> NDArray[Any]:

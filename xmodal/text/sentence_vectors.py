@@ -144,9 +144,10 @@ class Codebook:
 
     @cached_property
     def _shares_VK(self) -> Numbers:
-        """Each component's share of every word, together: the words beside one change the last bits."""
+        """Each component's share of every word, all at once and padded: the words beside one change the last bits."""
         assert self.mixture
-        return self.mixture.posteriors(self.vectors_VE.astype(np.float64))[0]
+        padded = np.pad(self.vectors_VE.astype(np.float64), [(0, -len(self.words) % ALIKE), (0, 0)])
+        return self.mixture.posteriors(padded)[0][: len(self.words)]
 
     @cached_property
     def _split(self) -> Tokenizer:
