@@ -92,6 +92,10 @@ def build(
     return work.output
 
 
+def cores_of(run: Runner) -> int:
+    return 1 if run is serial else os.cpu_count() or 1
+
+
 def pending(stage: Stage[Any, Any], storage: Storage) -> tuple[int, int]:
     """Counts planned units and those left; inputs must be finished."""
     work = _Build(stage, storage)
@@ -159,7 +163,10 @@ class _Build:
         planned = Counter(line is not None for line, _, _ in self.compare())
         total, done = planned.total(), planned[True]
         missing = ((name, work) for line, name, work in self.compare() if line is None)
-        with _run_log(self.output, {"planned": total, "done_before": done}) as say:
+        facts: dict[str, object] = {"planned": total, "done_before": done, "cores": cores_of(run)}
+        if not (stage.reuse and any(lenders(stage, self.storage))):  # else rows are taken over, which takes no time
+            facts["core_seconds"] = stage.seconds
+        with _run_log(self.output, facts) as say:
             line = progress.logged(say)
             with line.over(stage.name, total, done) as tick, line.listening(self.commits.said):
                 if done < total:

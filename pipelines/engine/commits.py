@@ -46,7 +46,7 @@ class UnitAttempt:
             raise ValueError(f"a unit's name is at most 200 letters, digits and ._=+-, not {unit!r}")
         self.unit, self.key, self.name = unit, key, f"{unit}-{uuid.uuid4().hex[:12]}"
         self.files: dict[str, tuple[int, str]] = {}
-        self._failures: list[tuple[str, str, str]] = []
+        self.failures: list[tuple[str, str, str]] = []
         self._storage, self._folder, self._said = storage, f"{attempts}/{self.name}", -SAY_SECONDS
 
     @contextmanager
@@ -61,7 +61,7 @@ class UnitAttempt:
 
     def fail(self, row: str, kind: str, reason: str) -> None:
         """Keeps and counts a row that could not be done."""
-        self._failures.append((_printable(row), kind, _printable(reason[:200])))
+        self.failures.append((_printable(row), kind, _printable(reason[:200])))
 
     def say(self, text: str) -> None:
         """Tells the driver, wherever it runs, how far a long unit is."""
@@ -70,7 +70,7 @@ class UnitAttempt:
             self._storage.write(f"{self._folder}/{SAID}", text.encode())
 
     def line(self, counts: Mapping[str, int]) -> bytes:
-        return Unit(self.unit, self.files, counts, tuple(sorted(self._failures)), self.key).line()
+        return Unit(self.unit, self.files, counts, tuple(sorted(self.failures)), self.key).line()
 
     def discard(self) -> None:
         if self.files:

@@ -59,6 +59,7 @@ class Stage(Generic[Config, Work]):
     resources: Resources = Resources()
     reuse: bool = False
     passing: tuple[str, ...] = ()
+    seconds: float = 0.0  # of one core for all units, by an estimate; in no identity
 
     @property
     def identity(self) -> str:

@@ -62,6 +62,8 @@ class StageKind:
     packages: tuple[str, ...] = ()  # those it imports that an extra of pyproject.toml brings: a literal, for doctor
     features: bool = False  # recipes train from it and datasets are published with it
     estimate: Callable[[Any, int, Mapping[str, Output]], float] | None = None  # bytes of so many items
+    seconds: Callable[[Any, Mapping[str, int]], float] | None = None  # of one core (EPYC, 2026) for "items", "captions"
+    memory: float = 0.0  # bytes of one worker
     check: Callable[[Any, Mapping[str, Path]], None] | None = None  # refuses before anything is fetched
     also: tuple[str, ...] = ()  # folders of further stages, which it builds for itself
     small: Mapping[str, Any] = field(default_factory=dict)  # settings by which tests build it of tiny items

@@ -25,6 +25,7 @@ from pipelines.stages._media import (
     check_weights,
     resnet_extractor,
     rows_of,
+    seconds_a_picture,
     with_weights,
 )
 from xmodal.features.feature_spec import FeatureSpec
@@ -70,6 +71,8 @@ STAGE = StageKind(
     features=True,
     check=check_weights,
     estimate=estimate,
+    seconds=lambda config, counts: counts["items"] * SAMPLES * seconds_a_picture(config),
+    memory=1.5e9,
     small={"network": "resnet18", "weights": "random:0", "resize": 32, "crop": 32},
 )
 

@@ -52,6 +52,12 @@ def check(config: CodebookConfig, files: Mapping[str, Path]) -> None:
     tokenizer(config.tokenizer)  # a lacking package is told before anything is fitted
 
 
+def _seconds(config: CodebookConfig, counts: Mapping[str, int]) -> float:
+    """Most is the principal axes of Fisher vectors."""
+    sample = min(config.sample, counts["captions"])
+    return 2.8e-6 * sample**2 if config.method in ("hglmm", "gmm", "lmm") else 1e-5 * counts["captions"]
+
+
 STAGE = StageKind(
     name="codebook",
     config=CodebookConfig,
@@ -59,6 +65,8 @@ STAGE = StageKind(
     files=("vectors",),
     packages=("sklearn",),
     check=check,
+    seconds=_seconds,
+    memory=2.9e9,
     small={"method": "tfidf"},
 )
 

@@ -108,6 +108,8 @@ STAGE = StageKind(
     of="clip",
     packages=("av",),
     estimate=lambda config, clips, before: clips * config.clip_bytes,
+    seconds=lambda config, counts: 0.04 * counts["items"] * config.clip_bytes / CLIP_BYTES,
+    memory=0.3e9,
     check=check_decoders,
     small={"short_side": 48},
 )

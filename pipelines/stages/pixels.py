@@ -48,6 +48,8 @@ STAGE = StageKind(
     needs=("records", "media"),
     of="image",
     estimate=bytes_of_rows,
+    seconds=lambda config, counts: 0.003 * counts["items"],
+    memory=0.2e9,
     small={"side": 32},
 )
 

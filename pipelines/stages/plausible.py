@@ -30,7 +30,14 @@ class PlausibleConfig:
             raise ValueError(f"a unit has at least one set, not {self.sets_per_unit}")
 
 
-STAGE = StageKind(name="plausible", config=PlausibleConfig, needs=("records",), of="category")
+STAGE = StageKind(
+    name="plausible",
+    config=PlausibleConfig,
+    needs=("records",),
+    of="category",
+    seconds=lambda config, counts: 2.5e-10 * counts["items"] ** 2,
+    memory=0.3e9,
+)
 
 
 def make(config: PlausibleConfig, needs: Needs) -> Stage[PlausibleConfig, range]:

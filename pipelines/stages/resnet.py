@@ -12,6 +12,7 @@ from pipelines.stages._media import (
     check_weights,
     picture_stage,
     resnet_extractor,
+    seconds_a_picture,
     with_weights,
 )
 from xmodal.features.feature_spec import FeatureSpec
@@ -43,6 +44,8 @@ STAGE = StageKind(
     features=True,
     check=check_weights,
     estimate=bytes_of_rows,
+    seconds=lambda config, counts: counts["items"] * seconds_a_picture(config),
+    memory=1.5e9,
     small={"network": "resnet18", "weights": "random:0", "resize": 32, "crop": 32},
 )
 

@@ -46,7 +46,14 @@ class SentencesConfig:
             raise UserError(str(error)) from error
 
 
-STAGE = StageKind(name="sentences", config=SentencesConfig, needs=("records", "codebook"), features=True)
+STAGE = StageKind(
+    name="sentences",
+    config=SentencesConfig,
+    needs=("records", "codebook"),
+    features=True,
+    seconds=lambda config, counts: 0.0023 * counts["captions"],
+    memory=1.0e9,
+)
 
 
 def make(config: SentencesConfig, needs: Needs) -> Stage[SentencesConfig, Any]:

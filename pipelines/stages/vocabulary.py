@@ -71,6 +71,8 @@ STAGE = StageKind(
     needs=("records",),
     check=check,
     also=(COUNTS,),
+    seconds=lambda config, counts: 1e-5 * counts["captions"],
+    memory=0.3e9,
     small={"minimum_count": 1},
 )
 

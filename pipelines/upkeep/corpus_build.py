@@ -5,6 +5,7 @@ Parsing needs no media; media that corpora share (one media set) are fetched and
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +20,7 @@ from pipelines.fetching.ledger import FOLDERS, folder_of, incomplete_folders
 from pipelines.stages import FILE_SETS, ITEM_KINDS, GivenFiles, Needs, StageKind
 from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
-from xmodal.records.tables import Item, read_rows
+from xmodal.records.tables import CAPTIONS_OF_PAPERS, Item, read_rows
 from xmodal.root.outputs import TRUNCATED, Output, directories
 from xmodal.root.sealed_sets import read_lock, use_records
 
@@ -88,12 +89,30 @@ class CorpusBuild:
         return tuple(sorted(read_rows(records, Item), key=lambda item: item.id))
 
     def _build(self, name: str) -> Output:
-        stage = self.stage(name)
+        stage, kind = self.stage(name), stages.load(name)
         assert stage is not None
+        if not (self.finished(name) or kind.also):  # those have runs of their own
+            stage = replace(stage, seconds=self.core_seconds(kind) or 0.0)
         output = build(stage, self.options.storage, self.options.run, self.options.progress)
         if name == "records":
             use_records(output)
         return output
+
+    def core_seconds(self, kind: StageKind) -> float | None:
+        """Estimates what all of a stage takes one core; before a parse, for what the corpus promises."""
+        if kind.seconds is None:
+            return None
+        if records := self.finished("records"):
+            kinds = Counter(item.kind for item in self.items_of(kind.of))
+            counts = {"items": kinds.total(), "clips": kinds["clip"], "captions": 0} | records.totals["counts"]
+            counts["items"] = kinds.total()
+        elif items := self.corpus.counts.get("items"):
+            clips = items if "clip" in self.corpus.kinds else 0
+            counts = {"captions": items * CAPTIONS_OF_PAPERS, "clips": clips, **self.corpus.counts}
+        else:
+            return None
+        stage = self.stage(kind.name)
+        return kind.seconds(stage.config if stage else self.config(kind), counts) or None
 
     def _check(self, kind: StageKind) -> None:
         if kind.check:

@@ -37,7 +37,7 @@ def test_temporary_files_without_room_are_told_from_a_full_root(tmp_path: Path) 
 def test_ray_is_not_started_where_its_files_have_no_room(publisher: Publisher, root: Path) -> None:
     script = 'mount -t tmpfs -o size=300k none /mnt; export TMPDIR=/mnt; exec "$@"'
     prefix = ("unshare", "-rm", "sh", "-c", script, "sh")
-    said = in_subprocess("build", publisher.file, "--root", root, prefix=prefix).complaint
+    said = in_subprocess("build", publisher.file, "--root", root, "--workers", 2, prefix=prefix).complaint
     assert "/mnt" in said
     assert said.endswith("free some, have TMPDIR name a folder of another disk, or build with --serial")
 

@@ -93,7 +93,10 @@ def test_a_lacking_folder_is_told_by_its_name(tmp_path: Path) -> None:
         f"absent: {there[LACKING]} of {there[LACKING]} in imgs/{LACKING}/",
         f"absent: 1 of {there['CUHK01']} in imgs/CUHK01/",
     ]
-    said = build.outputs({"outputs": [row]}), status_command.text(status(site.storage) | {"changes": {}})
+    said = (
+        build.outputs({"outputs": [row], "root": site.storage.url}),
+        status_command.text(status(site.storage) | {"changes": {}}),
+    )
     for told in said:
         assert [line.strip() for line in told if line.strip().startswith("absent: ")] == lines
     assert absent({f"f{n}/": {"absent": 1, "files": 1} for n in range(12)})[10:] == ["and in 2 more folders"]

@@ -464,7 +464,7 @@ def test_a_clip_that_took_too_long_is_tried_again_as_if_it_never_had(
         assert main(["build", taken, "--root", root, "--serial", *settings]) == 0
     said = capsys.readouterr().out
     assert "1 timeout" in said
-    assert "`xmodal retry list/frames` tries those of timeout again" in said
+    assert f"`xmodal retry list/frames --root {root}` tries those of timeout again" in said
     again = ["retry", taken, "--root", root, "--serial", *settings]
     assert main([*again, "--class", "worker_died", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["corpora"][taken]["tried"] == 0

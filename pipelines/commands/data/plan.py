@@ -30,27 +30,41 @@ def run(args: Args) -> Result:
 def text(result: Result) -> Lines:
     rows, free = result["stages"], result["free_bytes"]
     yield from map(_row, rows)
-    totals = ("bytes", "writes", "seconds", "requests")
-    loads, writes, seconds, requests = (sum(row.get(name, 0) for row in rows) for name in totals)
-    needed = loads + writes
-    disk = f"{size(needed)} of disk" + ("" if free is None else f" of {size(free)} free")
-    yield f"in all: {requests:,} requests, {size(loads)}, about {duration(seconds)} to download; {disk}"
+    totals = ("writes", "seconds", "requests", "compute_seconds")
+    writes, seconds, requests, computing = (sum(row.get(name, 0) for row in rows) for name in totals)
+    least, most = (sum(row.get("bytes_between", (0, 0))[bound] for row in rows) for bound in (0, 1))
+    needed = least + writes
+    disk = f"{_interval(needed, most + writes)} of disk" + ("" if free is None else f" of {size(free)} free")
+    loads = f"{requests:,} requests, {_interval(least, most)}, about {duration(seconds)} to download"
+    yield f"in all: {loads}; {disk}" + (f"; about {duration(computing)} to compute" if computing else "")
     if waiting := [f"{row['corpus']}/{row['stage']}" for row in rows if "waits_for" in row]:
         yield f"{', '.join(waiting)}: to be reckoned once what each comes after is done; plan again then"
     if free is not None and needed > free:
         yield f"this does not fit: {size(needed - free)} too little on the disk of the root"
+    elif free is not None and most + writes > free:
+        yield f"this may not fit: at most {size(most + writes - free)} too little on the disk of the root"
 
 
 def _row(row: Result) -> str:
     name = f"{row['corpus']}/{row['stage']}"
-    writes = f", about {size(row['writes'])} to write" if row.get("writes") else ""
+    about = f", about {size(row['writes'])} to write" if row.get("writes") else ""
+    if "by" in row:
+        cores = f"{row['cores']} core{'s' if row['cores'] > 1 else ''}"
+        about += f", about {duration(row['compute_seconds'])} on {cores} and {size(row['memory'])} of memory"
+        about += f", by {row['by']}"
     if "waits_for" in row:
-        return f"{name:28} after {row['waits_for']}{writes}"
+        media = f", {_interval(*row['bytes_between'])} by a table" if "bytes_between" in row else ""
+        return f"{name:28} after {row['waits_for']}{media}{about}"
     if "units" in row:
-        return f"{name:28} {row['done']:,} of {row['units']:,} units done{writes}"
+        return f"{name:28} {row['done']:,} of {row['units']:,} units done{about}"
     parts = [f"{row['done']:,} of {row['files']:,} files here"]
     parts += [f"{row['at_hand']:,} in the raw folder"] if row["at_hand"] else []
-    parts += [f"{row['requests']:,} to download, {size(row['bytes'])}"] if row["requests"] else []
-    parts += [f"{row['unknown_sizes']:,} of them of unknown size"] if row["unknown_sizes"] else []
+    parts += [f"{row['requests']:,} to download, {_interval(*row['bytes_between'])}"] if row["requests"] else []
+    if row["unknown_sizes"]:
+        parts += [f"{row['unknown_sizes']:,} of them of unknown size ({row['known_sizes']:,} of this set are known)"]
     parts += [f"to be got by hand: {', '.join(row['by_hand'][:3])}"] if row["by_hand"] else []
     return f"{name:28} {', '.join(parts)}"
+
+
+def _interval(least: int, most: int) -> str:
+    return size(least) if least == most else f"between {size(least)} and {size(most)}"
