@@ -105,7 +105,7 @@ def description_of(storage: Storage, name: str) -> Description | None:
 
 @contextmanager
 def building(storage: Storage, found: FoundCorpus) -> Iterator[None]:
-    """Gives the corpus' name to the file at its place, or to the list there once its rows are parsed."""
+    """Gives the corpus' name to the file at its place, or to the list there unless a build of it fails."""
     corpus, place = found.corpus, found.place
     if not place or place.endswith(".py"):
         if (place or corpus.sample) and corpus.name not in corpora.names():
@@ -115,21 +115,22 @@ def building(storage: Storage, found: FoundCorpus) -> Iterator[None]:
             _write_note(storage, corpus.name, {"place": place or _place(storage, corpus.name), "about": about})
         yield
         return
-    ledger, is_done = Ledger(storage, "annotations", corpus.name), False
+    ledger, is_done, noted = Ledger(storage, "annotations", corpus.name), False, _note(storage, corpus.name)
     before = ledger.sealed
+    note: dict[str, Any] = {"place": place} | ({"follow_links": True} if found.follow_links else {})
+    if found.media_folder and not _same(str(found.media_folder), str(_media_folder(note))):
+        note["folder"] = os.path.abspath(found.media_folder)
+    _write_note(storage, corpus.name, note)  # before anything is sealed: this process may be killed
     try:
         yield
         is_done = True
     finally:
         sealed, made = ledger.sealed, records_now(storage, corpus.name)
         parsed = made.about["inputs"][0]["identity"] if made else None
-        if parsed == sealed and (is_done or sealed != before):
-            note: dict[str, Any] = {"place": place} | ({"follow_links": True} if found.follow_links else {})
-            if found.media_folder and not _same(str(found.media_folder), str(_media_folder(note))):
-                note["folder"] = os.path.abspath(found.media_folder)
-            _write_note(storage, corpus.name, note)
-        elif parsed and not is_done and _is_whole(Output(storage, f"sources/{parsed}")):
-            ledger.use(parsed)
+        if not is_done and (parsed != sealed or sealed == before):
+            _write_note(storage, corpus.name, noted or (note if sealed else {}))
+            if parsed and _is_whole(Output(storage, f"sources/{parsed}")):
+                ledger.use(parsed)
 
 
 def _is_whole(sealed: Output) -> bool:
@@ -318,7 +319,9 @@ def _place(storage: Storage, name: str) -> str | None:
 
 
 def _write_note(storage: Storage, name: str, note: Mapping[str, Any]) -> None:
-    if note != _note(storage, name):  # the root may be read-only
+    if not note:
+        storage.delete(NOTE.format(name))
+    elif note != _note(storage, name):  # the root may be read-only
         storage.write(NOTE.format(name), json.dumps(note).encode())
 
 

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import xmodal as library
 from pipelines import commands
 from pipelines.cli import main
+from pipelines.commands._text import failures
 from tests.commands.test_cli import REPOSITORY, Xmodal, only
 from tests.commands.test_cli import no_pauses as no_pauses
 from tests.commands.test_cli import publisher as publisher
@@ -29,28 +29,6 @@ TOY = (
     *("view.captions_per_item=none", "validation.captions_per_item=none", "phase1.epochs=1", "batch_size=32"),
     *("model.width=16", "model.word_width=8"),
 )
-NEW = '''"""Counts the letters of a word.
-
-examples:
-  xmodal letters word
-"""
-
-
-def flags(parser):
-    parser.add_argument("word")
-
-
-def run(args):
-    return {"word": args.word, "letters": len(args.word)}
-
-
-def text(result):
-    yield f"{result['word']} has {result['letters']} letters"
-
-
-def exit_code(result):
-    return 0 if result["letters"] else 1
-'''
 
 
 def in_fresh_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -105,77 +83,6 @@ def test_help_lists_every_command_once_under_its_group(capsys: pytest.CaptureFix
     assert places == sorted(places)
     for code in ("0 ", "1 ", "2 ", "3 ", "130 "):
         assert re.search(rf"^  {code} +\w", shown, re.MULTILINE)
-
-
-@pytest.fixture
-def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a new group of commands, whose files are forgotten afterwards."""
-    before = set(sys.modules)
-    (tmp_path / "toys").mkdir()
-    (tmp_path / "toys" / "__init__.py").write_text('"""words and letters"""')
-    monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
-    yield tmp_path / "toys"
-    for name in set(sys.modules) - before:
-        if name.startswith("pipelines.commands.toys"):
-            del sys.modules[name]
-    vars(commands).pop("toys", None)
-
-
-def test_a_file_is_all_that_a_new_command_takes(group: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (group / "letters.py").write_text(NEW)
-    shown = printed(capsys, "--help")
-    assert "words and letters:\n  letters      Counts the letters of a word\n" in shown
-    assert "xmodal letters word" in printed(capsys, "letters", "--help")
-    assert main(["letters", "cat"]) == 0
-    assert capsys.readouterr().out == "cat has 3 letters\n"
-    assert main(["letters", "", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out) == {"word": "", "letters": 0}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "import nowhere_to_be_found\n",
-            "cannot be loaded: ModuleNotFoundError: No module named 'nowhere_to_be_found'",
-        ),
-        ("def flags(:\n", "cannot be loaded: SyntaxError: "),
-        ("raise SystemExit('100 %')\n", "cannot be loaded: SystemExit: 100 %"),
-        (NEW.replace("def run(", "def go("), "must define run"),
-        ('"""Nothing."""\n', "must define flags and run"),
-    ],
-)
-def test_a_file_that_is_no_command_is_one_line_and_the_others_work(
-    text: str, said: str, group: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (group / "letters.py").write_text(text)
-    for arguments in ([], ["word"], ["--root", "x"], ["--help"]):
-        assert main(["letters", *arguments]) == 1
-        printed_to = capsys.readouterr()
-        assert printed_to.out == ""
-        assert printed_to.err.startswith(f"xmodal: {group / 'letters.py'} {said}")
-        assert printed_to.err.count("\n") == 1
-    assert f"  letters      Does not work: {group / 'letters.py'} {said}" in printed(capsys, "--help")
-    assert main(["doctor"]) == 0
-    assert main(["completion", "bash"]) == 0
-
-
-def test_two_commands_of_one_name_are_refused_by_both_files(group: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (group / "letters.py").write_text(NEW)
-    (group / "status.py").write_text(NEW)
-    assert main(["letters", "cat"]) == 0
-    assert main(["status", "cat"]) == 1
-    both = "pipelines/commands/data/status.py and pipelines/commands/toys/status.py"
-    assert capsys.readouterr().err == f"xmodal: {both} are both the command status: rename one\n"
-
-
-def test_numbers_of_numpy_are_plain_in_json(group: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    values = "numpy.float32(0.5), numpy.int64(3), numpy.bool_(True), numpy.array(2), numpy.arange(2)"
-    (group / "letters.py").write_text(
-        NEW.replace("def run(args):", f"import numpy\ndef run(args):\n    return {{'letters': [{values}]}}")
-    )
-    assert main(["letters", "cat", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"letters": [0.5, 3, True, 2, [0, 1]]}
 
 
 def test_a_short_setting_is_of_the_stages_of_this_build(
@@ -368,6 +275,10 @@ def test_build_help_names_stages_and_where_settings_are(capsys: pytest.CaptureFi
 
 
 # ----------------------------------------------------------------------------------------- what is absent, what is said
+
+
+def test_truncated_pictures_are_said_to_be_among_the_rows() -> None:
+    assert failures({"absent": 1, "truncated": 1, "unreadable": 2}) == ", 1 of them truncated, 1 absent, 2 unreadable"
 
 
 @pytest.mark.parametrize(("share", "code"), [(None, 3), ("0.5", 3), ("1", 0)])

@@ -43,10 +43,10 @@ from xmodal.metrics import Column, Metric
 from xmodal.metrics.ranked_lists import RelevantRanks
 
 METRIC = Metric(
-    "last_rank",
+    "toy_last_rank",
     needs=RelevantRanks,
     compute=lambda found: [found.ranks[found.number == found.relevant.repeat(found.relevant)] / found.gallery],
-    columns=(Column("last", key="last_rank", text="last", latex="last"),),
+    columns=(Column("toyLast", key="toy_last_rank", text="toyLast", latex="toyLast"),),
 )
 '''
 SPREAD = '''
@@ -61,7 +61,12 @@ def spread(compared: Comparison) -> list[float]:
     return [max(tile.max() for tile in tiles) - min(tile.min() for tile in tiles)]
 
 
-METRIC = Metric("spread", needs=Comparison, compute=spread, columns=(Column("spread", key="spread", text="spread"),))
+METRIC = Metric(
+    "toy_spread",
+    needs=Comparison,
+    compute=spread,
+    columns=(Column("toySpread", key="toy_spread", text="toySpread"),),
+)
 '''
 
 
@@ -107,6 +112,16 @@ def line_of(report: Report, start: str) -> str:
     return next(line for line in report.to_text().splitlines() if line.startswith(start))
 
 
+def test_a_value_is_looked_up_by_its_column_and_direction(add: Callable[[str, str], None]) -> None:
+    add("toy_reciprocal", RECIPROCAL)
+    add("toy_last_rank", LAST)
+    matrix = np.array([[0.1, 0.4, 0.9], [0.0, 0.2, 0.7]])  # the third caption is of the second item
+    metrics = all_metrics(Similarities.of(matrix), Gallery(["a", "b"], ["x", "y", "z"], np.array([0, 0, 1])), {})
+    assert metrics.value("toyRR", "visual_to_text") == pytest.approx(100 * (1 / 2 + 1) / 2)
+    assert metrics.value("toyRR", "text_to_visual") == pytest.approx(100 * (1 + 1 + 1 / 2) / 3)
+    assert metrics.value("toyLast", "visual_to_text") == pytest.approx(100 * (3 / 3 + 1 / 3) / 2)
+
+
 def test_a_metric_of_ranks_is_one_file(add: Callable[[str, str], None]) -> None:
     before = scored()
     assert not is_measured("i2t toyRR")
@@ -135,22 +150,23 @@ def test_a_metric_of_ranks_is_one_file(add: Callable[[str, str], None]) -> None:
 
 
 def test_a_metric_of_all_right_answers_is_one_file(add: Callable[[str, str], None]) -> None:
-    add("last_rank", LAST)
+    add("toy_last_rank", LAST)
     found = scored()
     worst = [min(row[item == OWNERS]) for item, row in enumerate(MATRIX)]
     expected = 100 * np.mean([np.sum(row[item != OWNERS] >= worst[item]) + 2 for item, row in enumerate(MATRIX)]) / 12
     plain = json.loads(found.to_json())["lists"]["own captions"]["visual_to_text"]
-    assert plain["last_rank"] == pytest.approx(expected)
+    assert plain["toy_last_rank"] == pytest.approx(expected)
     heads, row = line_of(found, "right are").split(), line_of(found, "own captions").split()
-    assert row[heads.index("last")] == f"{expected:.2f}"
-    assert found.to_latex().count(" & last") == 2
+    assert row[heads.index("toyLast")] == f"{expected:.2f}"
+    assert found.to_latex().count(" & toyLast") == 2
 
 
 def test_a_metric_of_the_whole_has_a_line_of_its_own(add: Callable[[str, str], None]) -> None:
-    add("spread", SPREAD)
+    add("toy_spread", SPREAD)
     found = scored()
-    assert json.loads(found.to_json())["spread"] == pytest.approx(np.ptp(MATRIX))
-    assert f"spread {np.ptp(MATRIX):.2f}" in found.to_text().splitlines()
+    assert json.loads(found.to_json())["toy_spread"] == pytest.approx(np.ptp(MATRIX))
+    assert [value for column, value in found.metrics.numbers.items() if column.name == "toySpread"] == [np.ptp(MATRIX)]
+    assert f"toySpread {np.ptp(MATRIX):.2f}" in found.to_text().splitlines()
 
 
 @pytest.mark.parametrize(

@@ -332,5 +332,5 @@ def test_a_corpus_too_small_to_draw_from_is_refused(tmp_path: Path) -> None:
     records = tables(tmp_path, "coco", pictures(40, 5, 5))
     with pytest.raises(UserError, match="dual_path draws 5,000 items to test and 5,000 to validate on: 50 are too few"):
         ids_by_item(records, View("coco", "dual_path/train"))
-    with pytest.raises(UserError, match=r"no split 'nope'; there are: karpathy/train, karpathy/val, karpathy/test$"):
+    with pytest.raises(UserError, match=r"no split 'nope'; there are: karpathy/train, karpathy/val, karpathy/test;"):
         ids_by_item(records, View("coco", "nope"))

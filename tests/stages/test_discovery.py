@@ -31,54 +31,55 @@ from xmodal.root.storage import open_storage
 
 CORPUS = Path(__file__).parents[1] / "fixtures/pictures.py"
 STAGE = '''
-"""The tints stage: how much each picture has of a colour that a file names."""
+"""The toy_tints stage: the mean colour of each picture, times the first byte of a file."""
 
 import hashlib
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipelines.engine.picture_decoder import DEADLINE, SquareDecoder
 from pipelines.engine.stage import given, listed
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._media import PictureExtractor, bytes_of_rows, picture_stage
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
-from xmodal.media.images import UnreadableImage, square
+from xmodal.media.images import UnreadableImage
 
 
 @dataclass(frozen=True)
-class TintsConfig:
+class ToyTintsConfig:
     side: int = 4
     palette: str = given()
     items: str = listed()
 
     @property
     def spec(self):
-        return FeatureSpec("features", (self.side, 8), "float32", rows_per_shard=32)
+        return FeatureSpec("features", (3,), "float32", rows_per_shard=1024)
 
 
 def check(config, files):
-    if "palette" not in files:
-        raise UserError("tints need a palette: --file palette=FILE")
+    if "toy_palette" not in files:
+        raise UserError("toy_tints need a palette: --file toy_palette=FILE")
 
 
 STAGE = StageKind(
-    name="tints",
-    config=TintsConfig,
+    name="toy_tints",
+    config=ToyTintsConfig,
     needs=("records", "media"),
     of="image",
-    files=("palette",),
+    files=("toy_palette",),
     features=True,
     estimate=bytes_of_rows,
     check=check,
     small={"side": 8},
-    small_files={"palette": b"\x02"},
+    small_files={"toy_palette": b"\x02"},
 )
 BUSY = set()  # sides of pictures that fail now and may be read later
 
 
 def make(config, needs):
-    data = needs.files["palette"].read_bytes()
+    data = needs.files["toy_palette"].read_bytes()
     palette = hashlib.sha256(data).hexdigest()
     config = replace(config, palette=palette)
     stage = picture_stage(STAGE.name, config, needs, 1, lambda config: extractor(config, data[0]))
@@ -86,16 +87,17 @@ def make(config, needs):
 
 
 def extractor(config, tint):
+    decoder = SquareDecoder(config.side, config.side, DEADLINE)
+
     def see(data, cut):
         if BUSY:
             raise UnreadableImage("busy")
-        return square(data, config.side, config.side, cut)
+        return decoder.pixels(data, cut)
 
-    def rows(seen):
-        values = (seen.astype(np.float32).mean(axis=(2, 3)) * tint)[:, :, None]
-        return np.repeat(values, 8, axis=2)
+    def rows(pixels_NHW3):
+        return pixels_NHW3.mean(axis=(1, 2), dtype=np.float32) * tint
 
-    return PictureExtractor(see, rows, 4, {"palette": config.palette})
+    return PictureExtractor(see, rows, 4, {"toy_palette": config.palette}, decoder.expect)
 '''
 
 
@@ -104,7 +106,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that is searched for stages too."""
     there = tmp_path / "more_stages"
     there.mkdir()
-    (there / "tints.py").write_text(STAGE)
+    (there / "toy_tints.py").write_text(STAGE)
     (there / "_shared.py").write_text("raise AssertionError('this is no stage')")
     before = set(sys.modules)
     monkeypatch.setattr(stages, "__path__", [*stages.__path__, str(there)])
@@ -130,58 +132,58 @@ def published(tmp_path: Path) -> tuple[Corpus, Path]:
 def test_a_new_file_is_a_stage_of_every_command(folder: Path, published: tuple[Corpus, Path], tmp_path: Path) -> None:
     corpus, raw = published
     given = small(tmp_path)
-    assert given["settings"]["tints.side"] == 8
-    palette = given["files"]["palette"]
-    settings = parse_settings(["tints.side=8"], {kind.name: kind.config() for kind in stages.all()})
-    assert settings == {"tints.side": 8}
-    assert "tints" in stages.targets()
-    assert "tints" in stages_of(replace(corpus, kinds=frozenset({"image"})))
-    assert "tints" not in stages_of(replace(corpus, kinds=frozenset({"clip"})))
+    assert given["settings"]["toy_tints.side"] == 8
+    palette = given["files"]["toy_palette"]
+    settings = parse_settings(["toy_tints.side=8"], {kind.name: kind.config() for kind in stages.all()})
+    assert settings == {"toy_tints.side": 8}
+    assert "toy_tints" in stages.targets()
+    assert "toy_tints" in stages_of(replace(corpus, kinds=frozenset({"image"})))
+    assert "toy_tints" not in stages_of(replace(corpus, kinds=frozenset({"clip"})))
     options = BuildOptions(open_storage(str(tmp_path / "root")), raw=raw, settings=settings)
-    target = [f"{CORPUS}/tints"]
-    given_both = replace(options, files={"palette": palette})
-    assert unread(given_both, ["tints"]) == []
-    assert unread(given_both, ["vocabulary"]) == ["tints.side", "--file palette"]
+    target = [f"{CORPUS}/toy_tints"]
+    given_both = replace(options, files={"toy_palette": palette})
+    assert unread(given_both, ["toy_tints"]) == []
+    assert unread(given_both, ["vocabulary"]) == ["toy_tints.side", "--file toy_palette"]
 
     before = plan(parse_targets(target, options, {}))
-    assert [row["stage"] for row in before] == ["sources", "records", "media", "tints"]
+    assert [row["stage"] for row in before] == ["sources", "records", "media", "toy_tints"]
     assert before[-1]["waits_for"] == "records and media"
-    with pytest.raises(UserError, match="tints need a palette: --file palette=FILE"):
-        build_stages(CorpusBuild(options, corpus), ["tints"])
+    with pytest.raises(UserError, match="toy_tints need a palette: --file toy_palette=FILE"):
+        build_stages(CorpusBuild(options, corpus), ["toy_tints"])
     assert status(options.storage)["outputs"] == [], "it is refused before anything is fetched"
 
-    options = replace(options, files={"palette": palette})
+    options = replace(options, files={"toy_palette": palette})
     build_stages(CorpusBuild(options, corpus), ["records", "media"])
     (planned,) = plan(parse_targets(target, options, {}))
-    assert (planned["units"], planned["done"], planned["writes"]) == (2, 0, 8 * 8 * 8 * 4)
-    module = sys.modules["pipelines.stages.tints"]
+    assert (planned["units"], planned["done"], planned["writes"]) == (2, 0, 8 * 3 * 4)
+    module = sys.modules["pipelines.stages.toy_tints"]
     module.BUSY.add("now")
-    (row,) = build_stages(CorpusBuild(options, corpus), ["tints"])
+    (row,) = build_stages(CorpusBuild(options, corpus), ["toy_tints"])
     assert (row["planned"], row["absent"], row["retry"]) == (8, 8, ["unreadable"])
     module.BUSY.clear()
-    assert retry_units(CorpusBuild(options, corpus), "tints") | {"path": ""} == {
+    assert retry_units(CorpusBuild(options, corpus), "toy_tints") | {"path": ""} == {
         "tried": 8,
         "recovered": 8,
         "path": "",
         "unfinished": [],
     }
-    (row,) = build_stages(CorpusBuild(options, corpus), ["tints"])
+    (row,) = build_stages(CorpusBuild(options, corpus), ["toy_tints"])
     assert (row["built"], row["absent"]) == (False, 0)
 
-    (told,) = [each for each in status(options.storage)["outputs"] if each["stage"] == "tints"]
+    (told,) = [each for each in status(options.storage)["outputs"] if each["stage"] == "toy_tints"]
     assert (told["complete"], told["of"], told["config"]["side"]) == (True, "pictures", 8)
     store = xmodal.open(options.storage.url, "pictures").store()
     assert isinstance(store, FeatureStore)
-    assert store.read(["p003"]).shape == (1, 8, 8)
-    assert [output.stage for output in feature_stores(corpus, options.storage)] == ["tints"]
+    np.testing.assert_allclose(store.read(["p003"]), [[2 * 90, 2 * 90, 2 * 10]], atol=8)  # of JPEG
+    assert [output.stage for output in feature_stores(corpus, options.storage)] == ["toy_tints"]
     palette.write_bytes(b"\x03")
-    (other,) = build_stages(CorpusBuild(options, corpus), ["tints"])
+    (other,) = build_stages(CorpusBuild(options, corpus), ["toy_tints"])
     assert other["identity"] != row["identity"], "another file of weights is another identity"
     np.save(tmp_path / "x.npy", np.zeros((2, 4), np.float32))
     (tmp_path / "x_ids.txt").write_text("a\nb\n")
-    with pytest.raises(UserError, match="--name tints: that is the name of a stage"):
+    with pytest.raises(UserError, match="--name toy_tints: that is the name of a stage"):
         import_features(
-            options.storage, "tints", open_foreign(tmp_path / "x.npy"), (), serial, ProgressLine(quiet=True)
+            options.storage, "toy_tints", open_foreign(tmp_path / "x.npy"), (), serial, ProgressLine(quiet=True)
         )
 
 
@@ -190,50 +192,64 @@ def test_a_corpus_without_its_kind_is_refused_before_anything_is_fetched(
 ) -> None:
     corpus, raw = published
     options = BuildOptions(open_storage(str(tmp_path / "root")), raw=raw)
-    with pytest.raises(UserError, match="pictures has no pictures: tints is for pictures, not clips"):
-        build_stages(CorpusBuild(options, replace(corpus, kinds=frozenset({"clip"}))), ["tints"])
+    with pytest.raises(UserError, match="pictures has no pictures: toy_tints is for pictures, not clips"):
+        build_stages(CorpusBuild(options, replace(corpus, kinds=frozenset({"clip"}))), ["toy_tints"])
     assert options.storage.names("") == []
 
 
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ('name="tints"', 'name="tint"', r"tints\.py must define make.* and STAGE = StageKind\(name='tints'"),
-        ("def make", "def made", r"tints\.py must define make"),
-        ("import hashlib", "import nowhere", r"tints\.py cannot be loaded: ModuleNotFoundError: .*'nowhere'"),
-        ("BUSY = set()", "BUSY = set(", r"tints\.py cannot be loaded: SyntaxError: "),
+        (
+            'name="toy_tints"',
+            'name="toy_tint"',
+            r"toy_tints\.py must define make.* and STAGE = StageKind\(name='toy_tints'",
+        ),
+        ("def make", "def made", r"toy_tints\.py must define make"),
+        ("import hashlib", "import nowhere", r"toy_tints\.py cannot be loaded: ModuleNotFoundError: .*'nowhere'"),
+        ("BUSY = set()", "BUSY = set(", r"toy_tints\.py cannot be loaded: SyntaxError: "),
         (
             '("records", "media")',
             '("recrods",)',
-            r"tints\.py: stage tints needs recrods, which is no stage; there are: .*records",
+            r"toy_tints\.py: stage toy_tints needs recrods, which is no stage; there are: .*records",
         ),
-        ('("records", "media")', '("records")', r"tints\.py: needs='records' is a text: write needs=\('records',\)"),
-        ('{"side": 8}', '{"sied": 8}', r"tints\.py: small has 'sied', which is no setting of tints"),
-        ('files=("palette",)', 'files="palette"', r"tints\.py: files='palette' is a text: write files=\('palette',\)"),
+        (
+            '("records", "media")',
+            '("records")',
+            r"toy_tints\.py: needs='records' is a text: write needs=\('records',\)",
+        ),
+        ('{"side": 8}', '{"sied": 8}', r"toy_tints\.py: small has 'sied', which is no setting of toy_tints"),
+        (
+            'files=("toy_palette",)',
+            'files="toy_palette"',
+            r"toy_tints\.py: files='toy_palette' is a text: write files=\('toy_palette',\)",
+        ),
         (
             'of="image"',
             'of="picture"',
-            r"tints\.py: of='picture' is no kind of item or label; there are: image, clip, ",
+            r"toy_tints\.py: of='picture' is no kind of item or label; there are: image, clip, ",
         ),
-        ('("records", "media")', '("tints",)', "stages need each other: tints → tints"),
+        ('("records", "media")', '("toy_tints",)', "stages need each other: toy_tints → toy_tints"),
     ],
 )
 def test_a_file_that_declares_no_stage_is_named(old: str, new: str, complaint: str, folder: Path) -> None:
-    (folder / "tints.py").write_text(STAGE.replace(old, new))
+    (folder / "toy_tints.py").write_text(STAGE.replace(old, new))
     with pytest.raises(UserError, match=complaint):
         stages.names()
 
 
 def test_small_files_of_one_name_are_refused(folder: Path) -> None:
-    (folder / "tones.py").write_text(STAGE.replace('name="tints"', 'name="tones"'))
-    with pytest.raises(UserError, match=r"stages tints and tones both give small_files\['palette'\]: rename one"):
+    (folder / "toy_tones.py").write_text(STAGE.replace('name="toy_tints"', 'name="toy_tones"'))
+    with pytest.raises(
+        UserError, match=r"stages toy_tints and toy_tones both give small_files\['toy_palette'\]: rename one"
+    ):
         stages.all()
 
 
 def test_a_file_that_declares_no_stage_is_named_where_it_is_loaded_alone(folder: Path) -> None:
-    (folder / "tints.py").write_text(STAGE.replace('of="image"', 'of="picture"'))
-    with pytest.raises(UserError, match=r"^\S+tints\.py: of='picture'[^\n]+$"):
-        stages.load("tints")
+    (folder / "toy_tints.py").write_text(STAGE.replace('of="image"', 'of="picture"'))
+    with pytest.raises(UserError, match=r"^\S+toy_tints\.py: of='picture'[^\n]+$"):
+        stages.load("toy_tints")
 
 
 def test_every_stage_comes_after_what_it_needs() -> None:

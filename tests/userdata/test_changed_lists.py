@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipelines.fetching import corpus_files, list_changes, user_lists
+from pipelines.fetching.ledger import Ledger
 from tests.commands.test_cli import Xmodal
 from tests.commands.test_cli import xmodal as xmodal
 from tests.conftest import tree_digest
@@ -292,6 +293,30 @@ def test_after_any_changes_a_build_by_name_is_one_from_nothing(
 
 def killed(*arguments: object) -> None:
     raise UserError("killed")
+
+
+def test_after_a_kill_of_the_first_build_the_name_knows_its_list_and_its_folder(
+    xmodal: Xmodal, mine: List, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, left = corpus_files.fetch, tmp_path / "left"
+
+    def killed_at_the_media(ledger: Ledger, *others: Any) -> None:
+        if ledger.part == "annotations":
+            return fetch(ledger, *others)
+        shutil.copytree(root, left)  # what a process leaves that can tidy nothing up
+        raise UserError("killed")
+
+    monkeypatch.setattr(corpus_files, "fetch", killed_at_the_media)
+    assert "killed" in xmodal("build", mine.place, "--root", root).complaint
+    monkeypatch.setattr(corpus_files, "fetch", fetch)
+    monkeypatch.chdir("/")
+    mine.replace("p1.png", 70)
+    mine.add("p6.png", 6)
+    mine.write()
+    said = f"mine: {mine.place} has changed: 1 added (pictures/p6.png)"
+    assert said in xmodal("status", "--root", left).out
+    assert said in xmodal("plan", "mine", "--root", left).err
+    assert identities(xmodal.done("build", "mine", "--root", left)) == from_nothing(xmodal, mine, tmp_path / "other")
 
 
 # ----------------------------------------------------------------------------------------- one of several outputs

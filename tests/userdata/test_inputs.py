@@ -44,7 +44,7 @@ from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import END, START
 from xmodal.userdata.description import Description, ListFile
-from xmodal.userdata.entries import ABSOLUTE, ODD_LABEL, OUTSIDE
+from xmodal.userdata.entries import ABSOLUTE, LINES, ODD_LABEL, OUTSIDE
 from xmodal.userdata.user_corpus import AGAIN
 
 SOME = [{"url": f"p{n}.png", "caption": f"a picture, number {n}"} for n in range(3)]
@@ -318,3 +318,18 @@ def test_somebody_elses_json_is_no_dataset(tmp_path: Path, name: str, content: s
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=rf"{re.escape(str(tmp_path / name))} is not what `save_to_disk` writes"):
         find_lists(str(tmp_path), None)
+
+
+def test_quotes_in_a_tsv_are_characters_unless_they_enclose_a_cell_and_none_takes_rows_with_it(tmp_path: Path) -> None:
+    texts = ['"an open quote', '"Stop" says the sign', 'he says "no"', '"a ""whole"" cell"', '"', "plain"]
+    lines = [f"p{n}.png\t{text}\n" for n, text in enumerate(texts)]
+    (tmp_path / "list.tsv").write_text("".join(["url\tcaption\n", *lines, "\n", '"q\tt.png"\t""\r\n']))
+    said = [text for text, *_ in filter(None, captions_of(parsed(tmp_path, "list.tsv")).values())]
+    assert said == [*texts[:3], 'a "whole" cell', *texts[4:]]
+
+
+def test_a_csv_cell_of_several_lines_is_kept_and_counted(tmp_path: Path) -> None:
+    write_csv(tmp_path / "list.csv", [{"url": "a.png", "caption": "one\ntwo"}, {"url": "b.png", "caption": "three"}])
+    rows = parsed(tmp_path, "list.csv")
+    assert captions_of(rows) == {"a.png": ["one two"], "b.png": ["three"]}
+    assert odd(rows) == {LINES: 1}

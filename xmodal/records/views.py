@@ -161,7 +161,10 @@ def members(records: Output, split: str) -> set[str]:
         items = records.totals["counts"]["items"]
         large = [who for who, sizes in drawn.items() if sizes.val + sizes.test < items]
         there = [*names, *(f"{who}/{part}" for who in large for part in ("train", "val", "test"))]
-        raise UserError(f"{records.config.get('corpus')} has no split {whole!r}; there are: {', '.join(there)}")
+        raise UserError(
+            f"{records.config.get('corpus')} has no split {whole!r}; there are: {', '.join(there)}; "
+            "a share is written NAME@50%, the rest NAME@50%:unannotated"
+        )
     return share.items(found) if share else found
 
 
