@@ -15,6 +15,7 @@ import torchvision  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.fetching.user_lists import find_lists
 from tests.commands.test_cli import Xmodal
 from tests.toy_root import one_thread as one_thread
 from tests.userdata.test_own import (
@@ -307,6 +308,16 @@ def test_texts_are_shortened_together_as_each_alone(lists: list[list[int]], long
     texts = [np.array([START, *words, END], np.int32) for words in lists]
     found = Texts.of(texts).shortened(longest)
     assert [text.tolist() for text in found] == [shortened(text, longest).tolist() for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("state.json", '{"step": 3}'), ("state.json", "[1]"), ("dataset_dict.json", '{"splits": 3}'), ("state.json", "7")],
+)
+def test_somebody_elses_json_is_no_dataset(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=rf"{re.escape(str(tmp_path / name))} is not what `save_to_disk` writes"):
+        find_lists(str(tmp_path), None)
 
 
 def test_quotes_in_a_tsv_are_characters_unless_they_enclose_a_cell_and_none_takes_rows_with_it(tmp_path: Path) -> None:
