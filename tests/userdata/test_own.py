@@ -664,6 +664,7 @@ def test_a_wrong_column_is_named_with_those_there_are(kind: str, tmp_path: Path)
         ),
         ("list.csv", b"URL,caption\na.png,b\n", "its columns are URL, caption; 'URL' differs in case"),
         ("list.json", b"{}", "'[' expected, of a list of objects, [{…}, …], not '{'"),
+        ("list.csv", b"url,caption\n/elsewhere/a.png,b\n", "; copy or link files below the list's folder (--follow"),
         ("list.csv", b"", "list.csv is empty: its first line must name its columns"),
         ("list.csv", b"url,caption\n", "lists no picture or clip that can be used"),
         ("list.csv", b"url,caption\na.png,b,c\n", "list.csv:2 has 3 columns, not the 2"),
