@@ -38,6 +38,8 @@ class FetchAttempt:
     kind: str = ""  # the class of a failure: http_404, timeout, …
     reason: str = ""  # for a person
     modified: int = 0  # when a file of this machine was last written to: nanoseconds since 1970
+    changed: int = 0  # its ctime, which nobody can set: a rename or a write changes it
+    inode: int = 0
 
     def line(self) -> bytes:
         facts = asdict(self)
@@ -59,6 +61,8 @@ class State:
     kind: str
     reason: str
     modified: int = 0
+    changed: int = 0
+    inode: int = 0
 
     @property
     def failed(self) -> bool:
@@ -69,8 +73,10 @@ class State:
         return f"{self.kind}: {self.reason}" if self.failed else "checksum: these are not the bytes that are pinned"
 
     def looks_like(self, file: os.stat_result) -> bool:
-        """Whether a file of this machine has the size and the time that it was taken with."""
-        return self.status == "local" and (self.size, self.modified) == (file.st_size, file.st_mtime_ns)
+        """Whether a file of this machine is the one that was taken, as far as its size and times tell."""
+        noted = (self.size, self.modified) == (file.st_size, file.st_mtime_ns)
+        is_same = (self.changed, self.inode) in ((0, 0), (file.st_ctime_ns, file.st_ino))
+        return self.status == "local" and noted and is_same
 
     def lost(self, source: Source) -> bool:
         """Whether its bytes were here and are damaged, or are not those that are pinned now."""
@@ -191,7 +197,7 @@ def _sum_up(path: str, attempts: list[dict[str, Any]]) -> State:
     attempts.sort(key=lambda attempt: attempt["at"])
     decisive = ([a for a in attempts if a["status"] != "failed" or a["kind"] in LOST] or attempts)[-1]
     facts = {name: decisive[name] for name in ("status", "size", "sha256", "kind", "reason")}
-    facts["modified"] = decisive.get("modified", 0)  # attempts of before did not note it
+    facts |= {name: decisive.get(name, 0) for name in ("modified", "changed", "inode")}  # not noted at first
     if decisive["status"] == "failed":
         facts["reason"] = attempts[-1]["reason"]  # why it does not come back, if that was tried
     return State(path, attempts=len(attempts), first_at=attempts[0]["at"], last_at=attempts[-1]["at"], **facts)

@@ -211,6 +211,28 @@ def test_a_picture_that_was_edited_is_taken_anew(
     assert "edited" not in xmodal("build", "mine", "--root", root).err
 
 
+def test_pictures_of_the_same_size_and_time_are_told_apart(
+    xmodal: Xmodal, mine: List, root: Path, tmp_path: Path
+) -> None:
+    one, other, third = (mine.pictures / f"p{number}.png" for number in range(3))
+    longest = max(len(file.read_bytes()) for file in (one, other, third)) + 2
+    for file in (one, other, third):
+        file.write_bytes(file.read_bytes().ljust(longest, b"-"))
+        os.utime(file, (1, 1))
+    xmodal.done("build", mine.place, "--root", root)
+    one.rename(mine.folder / "away")
+    other.rename(one)
+    (mine.folder / "away").rename(other)
+    third.write_bytes(third.read_bytes().replace(b"--", b"++"))
+    os.utime(third, (1, 1))
+    said = "mine: of the files beside the list 3 edited (pictures/p0.png, pictures/p1.png, pictures/p2.png)"
+    assert said in xmodal("status", "--root", root).out
+    made = xmodal.done("build", "mine", "--root", root)
+    assert identities(made) == from_nothing(xmodal, mine, tmp_path / "other")
+    assert xmodal.done("verify", "--root", root)["damage"] == []
+    assert xmodal.done("status", "--root", root)["changes"] == {}
+
+
 def test_an_edited_picture_takes_nothing_from_its_twin(xmodal: Xmodal, mine: List, root: Path, tmp_path: Path) -> None:
     """Equal files are one blob, which may be another name of either."""
     mine.add("twin.png", 3)
