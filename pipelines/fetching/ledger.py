@@ -9,14 +9,17 @@ import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import groupby
 from typing import Any, Literal
 
 from pipelines.engine.journal import Journal
 from xmodal.corpora import Part, Source
+from xmodal.errors import UserError
 from xmodal.root.identity import canonical_json
-from xmodal.root.sealed_sets import blob_key, sealed_now
+from xmodal.root.sealed_sets import blob_key, read_lock, sealed_now
 from xmodal.root.storage import Storage
 
 FOLDERS: dict[Part, str] = {"annotations": "sources", "media": "media"}
@@ -122,11 +125,17 @@ class Ledger:
         return {state.path: state for state in self.states()}
 
     def summary(self) -> dict[str, Any]:
-        """Counts of files and failures, three examples of each class, and folders that lack files."""
+        """Counts of files and failures, three examples of each class, and folders that lack files.
+
+        Files whose bytes were lost are left out once they are listed no longer.
+        """
+        listed = cache(self._listed)
         statuses, kinds, files, absent = (Counter[str]() for _ in range(4))
         attempts = size = 0
         examples = defaultdict[str, list[dict[str, Any]]](list)
         for state in self.states():
+            if state.kind in LOST and (now := listed()) and state.path not in now:
+                continue
             folder = folder_of(state.path)
             statuses[state.status] += 1
             attempts += state.attempts
@@ -139,6 +148,13 @@ class Ledger:
                     examples[state.kind].append(asdict(state))
         counts = {"files": statuses, "attempts": attempts, "bytes": size, "failures": kinds}
         return counts | {"examples": examples, "folders": incomplete_folders(files, absent)}
+
+    def _listed(self) -> set[str]:
+        """The files of the set that builds use; none if that is not known."""
+        with suppress(UserError):
+            if sealed := sealed_now(self.storage, FOLDERS[self.part], self.name):
+                return {locked.path for locked in read_lock(sealed)}
+        return set()
 
     def download_speed(self) -> float | None:
         """Mean bytes a second of the downloads that succeeded."""

@@ -32,8 +32,8 @@ class FileChange:
     def attempt(self) -> FetchAttempt:
         """The note in the ledger of a file that was touched."""
         at, size, sha256 = later(self.state), self.state.size, self.state.sha256
-        noted = {"modified": self.modified, "changed": self.changed, "inode": self.inode}
-        return FetchAttempt(self.state.path, "local", at, 0.0, size, sha256, self.state.kind, **noted)
+        noted = (self.modified, self.changed, self.inode)
+        return FetchAttempt(self.state.path, "local", at, 0.0, size, sha256, self.state.kind, "", *noted)
 
 
 def file_changes(sources: Iterable[Source], ledger: Ledger, raw: RawFolder) -> list[FileChange]:
