@@ -29,7 +29,7 @@ from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, Kind
 from xmodal.root.identity import fingerprint, since
 
-VERSION = 5
+VERSION = 6
 FIRST: dict[Kind, bytes] = {"image": b"i", "clip": b"c"}
 COLUMNS = pa.schema({"media": pa.string(), "kind": pa.string(), "sha256": pa.string(), "looks": pa.list_(pa.uint64())})
 

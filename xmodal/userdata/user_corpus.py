@@ -33,7 +33,7 @@ from xmodal.userdata.description import DESCRIPTION, Description
 from xmodal.userdata.entries import ABSOLUTE, OUTSIDE, Entry, Medium, entries
 from xmodal.userdata.hash_splits import hash_splits
 
-VERSION = 4  # of the rows that are parsed from the same bytes
+VERSION = 5  # of the rows that are parsed from the same bytes
 
 AGAIN = "the same caption of the same item again: left out"
 OTHER_MEDIUM = "another picture or clip of an id that is taken: the row is left out"
