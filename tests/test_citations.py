@@ -2,6 +2,7 @@
 
 import io
 import re
+import shlex
 import tokenize
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -9,6 +10,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from pipelines import commands
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "tests/reference"
@@ -69,6 +72,20 @@ def test_links_lead_somewhere(page: Path) -> None:
     links = (link for link in LINK.findall(CODE.sub("", page.read_text())) if "://" not in link)
     parts = ((link, *link.partition("#")[::2]) for link in links)
     assert not [link for link, file, anchor in parts if missing(page.parent / file if file else page, anchor)]
+
+
+def test_commands_of_the_readme_have_what_they_require(capsys: pytest.CaptureFixture[str]) -> None:
+    text, broken = (ROOT / "README.md").read_text(), []
+    told = re.findall(r"^\.venv/bin/xmodal ([a-z][^#\n]*)", text, re.MULTILINE)  # in blocks
+    told += re.findall(r"`xmodal ([a-z]\w*\s[^`]+)`", text)  # one without arguments only names itself
+    assert len(told) > 30
+    for words in map(shlex.split, told):
+        try:
+            commands.parser().parse_args(words)
+        except SystemExit as refused:
+            if refused.code:
+                broken.append((words, capsys.readouterr().err.splitlines()[-1]))
+    assert not broken
 
 
 def test_pages_that_are_cited_have_anchors() -> None:

@@ -12,7 +12,9 @@ def counts(named: Mapping[str, int]) -> str:
 
 
 def failures(named: Mapping[str, int]) -> str:
-    return "".join(f", {count:,} {kind}" for kind, count in sorted(named.items()))
+    """Failures after the counts of an output, in which rows of truncated files are counted."""
+    kinds = sorted(named, key=lambda kind: (kind != "truncated", kind))
+    return "".join(f", {named[kind]:,} {'of them ' if kind == 'truncated' else ''}{kind}" for kind in kinds)
 
 
 def size(number: float) -> str:

@@ -110,13 +110,16 @@ def taint(source: Output, checksums: Collection[str]) -> list[str]:
 
     The next build of each makes the units again that read them.
     """
-    reached = []
-    for made in directories(source.storage):
-        with suppress(UserError):  # a damaged one does not tell what it is
-            names = [f"{each['stage']}/{each['identity']}" for each in made.about["inputs"]]
-            if source.folder in names:
-                Commits(made.storage, made.folder).taint(checksums)
-                reached += [made.folder, *taint(made, ())]
+    left, reached = [(source.folder, checksums)], list[str]()
+    while left:
+        folder, damaged = left.pop()
+        for made in directories(source.storage):
+            with suppress(UserError):  # a damaged one does not tell what it is
+                if folder in [f"{each['stage']}/{each['identity']}" for each in made.about["inputs"]]:
+                    Commits(made.storage, made.folder).taint(damaged)
+                    if made.folder not in reached:
+                        reached.append(made.folder)
+                        left.append((made.folder, ()))
     return reached
 
 
@@ -186,7 +189,7 @@ class _Build:
     def reads(self, work: Any, checksums: Iterable[str]) -> bool:
         """Whether a unit reads one of these files; the work of a stage without `reuse` does not tell."""
         told = canonical_json(work).decode() if self.stage.reuse else ""
-        return not self.stage.reuse or any(checksum in told for checksum in checksums)
+        return not self.stage.reuse or any(checksum in told for checksum in checksums if checksum)
 
     def compare(self, loose: bool = False) -> Iterator[tuple[bytes | None, str, Any]]:
         """Every planned unit with the line of its commit, or None."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from typing import TextIO
 
+from xmodal.errors import UserError
 from xmodal.progress import printable
 
 TERMINAL_SECONDS = 0.1
@@ -33,16 +34,21 @@ class ProgressLine:
     @contextmanager
     def listening(self, heard: Callable[[], Iterable[str]]) -> Iterator[None]:
         """Says now and then what is new in `heard()`, while this process is at work or waits."""
-        over, known = Event(), set(heard())
+        over, known = Event(), set[str]()
+
+        def news() -> list[str]:
+            new = set[str]()
+            with suppress(OSError, UserError, ValueError):  # it is heard later, or is no text
+                new = set(heard()) - known
+            known.update(new)
+            return sorted(new)
 
         def listen() -> None:
             while not over.wait(LOG_SECONDS):
-                new = set[str]()
-                with suppress(OSError):  # it is heard later
-                    new = set(heard()) - known
-                known.update(new)
-                for text in sorted(new):
+                for text in news():
                     self.say(text)
+
+        news()  # the last words of an earlier driver's
 
         thread = Thread(target=listen, daemon=True)
         thread.start()

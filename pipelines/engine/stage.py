@@ -20,7 +20,7 @@ Config = TypeVar("Config")
 Work = TypeVar("Work")
 Inputs = tuple[Output, ...]
 Counts = Mapping[str, int]
-Sink = UnitAttempt  # of which a stage calls `file` and `fail`
+Sink = UnitAttempt  # of which a stage calls `file`, `fail` and `say`
 
 
 def given(default: object = "") -> Any:

@@ -105,7 +105,7 @@ def description_of(storage: Storage, name: str) -> Description | None:
 
 @contextmanager
 def building(storage: Storage, found: FoundCorpus) -> Iterator[None]:
-    """Gives the corpus' name to the file at its place, or to the list there unless a build of it fails."""
+    """Gives the corpus' name to the file at its place, or to the list there unless its build fails."""
     corpus, place = found.corpus, found.place
     if not place or place.endswith(".py"):
         if (place or corpus.sample) and corpus.name not in corpora.names():

@@ -21,7 +21,7 @@ from pipelines.engine.commits import Record
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Resources
 from pipelines.fetching.download import Failed, downloaded, may_pass
-from pipelines.fetching.ledger import BY_HAND, LINK, FetchAttempt, Ledger, Status, later
+from pipelines.fetching.ledger import BY_HAND, LINK, FetchAttempt, Ledger, Status
 from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
 from xmodal.raw import gulp
@@ -145,7 +145,7 @@ def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Run
         return
     ledger.compact()
     ledger.note_driver()
-    after = max(map(later, ledger.states()), default=0.0)
+    after = ledger.later
     open_worker = partial(_open_worker, ledger.storage.url, ledger.part, ledger.name, raw, after)
     size = 1 if len(sources) <= FILES_A_UNIT else FILES_A_UNIT  # a few files, such as archives, have a worker each
     units = ((sources[start].path, sources[start : start + size]) for start in range(0, len(sources), size))

@@ -21,6 +21,7 @@ from xmodal.root.storage import Storage
 
 FOLDERS: dict[Part, str] = {"annotations": "sources", "media": "media"}
 DAMAGED, CHANGED = LOST = ("damaged", "changed")  # classes of files whose bytes were here
+PRUNED = "pruned"  # a file whose bytes were removed as nothing needed them: what was tried before is forgotten
 BY_HAND = "by_hand"  # a file without an address that is not at hand
 LINK = "link"  # a file that only a link takes into the folder at hand
 FETCHED = "urls"  # files of a list of addresses, whose folders mean nothing
@@ -108,9 +109,12 @@ class Ledger:
         self._journal.merge()
 
     def states(self) -> Iterator[State]:
-        """Every file that was tried, in order of the paths."""
+        """Every file that was tried, and not pruned since, in order of the paths."""
         for path, lines in groupby(self._journal.lines(), key=lambda line: line.partition(b"\t")[0]):
-            yield _sum_up(path.decode(), [json.loads(line.partition(b"\t")[2]) for line in lines])
+            attempts = sorted((_facts(line) for line in lines), key=lambda attempt: attempt["at"])
+            pruned = max((at for at, attempt in enumerate(attempts) if attempt["kind"] == PRUNED), default=-1)
+            if attempts := attempts[pruned + 1 :]:
+                yield _sum_up(path.decode(), attempts)
 
     def states_by_path(self) -> dict[str, State]:
         return {state.path: state for state in self.states()}
@@ -138,7 +142,7 @@ class Ledger:
         """Mean bytes a second of the downloads that succeeded."""
         total = seconds = 0.0
         for line in self._journal.lines():
-            attempt = json.loads(line.partition(b"\t")[2])
+            attempt = _facts(line)
             if attempt["status"] == "ok":
                 total, seconds = total + attempt["size"], seconds + attempt["seconds"]
         return total / seconds if seconds else None
@@ -167,6 +171,16 @@ class Ledger:
         self.add([FetchAttempt(path, "failed", at, 0.0, kind=kind, reason=why) for path, at in late])
         self.storage.delete(f"{self.folder}/sealed")
 
+    @property
+    def later(self) -> float:
+        """A time after all attempts, also those that pruning made forgotten."""
+        return max((float(_facts(line)["at"]) for line in self._journal.lines()), default=0.0) + 0.001
+
+    def prune(self, blobs: Collection[str]) -> None:
+        """Has files forgotten whose bytes are about to be removed; attempts meanwhile count."""
+        gone = [state for state in self.states() if not state.failed and blob_key(state.sha256) in blobs]
+        self.add([FetchAttempt(state.path, "failed", later(state), 0.0, kind=PRUNED) for state in gone])
+
 
 def later(state: State) -> float:
     """A time after all attempts: a clock that was set back must not put new ones before old ones."""
@@ -187,8 +201,11 @@ def lose_blobs(storage: Storage, blobs: Collection[str]) -> None:
     storage.delete(*blobs)
 
 
+def _facts(line: bytes) -> dict[str, Any]:
+    return dict(json.loads(line.partition(b"\t")[2]))
+
+
 def _sum_up(path: str, attempts: list[dict[str, Any]]) -> State:
-    attempts.sort(key=lambda attempt: attempt["at"])
     decisive = ([a for a in attempts if a["status"] != "failed" or a["kind"] in LOST] or attempts)[-1]
     facts = {name: decisive[name] for name in ("status", "size", "sha256", "kind", "reason")}
     facts["modified"] = decisive.get("modified", 0)  # attempts of before did not note it

@@ -141,7 +141,7 @@ def _find_in_folder(folder: Path, captions: str | None, follow_links: bool, chec
 def _dataset_files(folder: Path) -> Iterator[tuple[Path, str | None]]:
     """Files of a Hugging Face dataset in the order of its rows, each with its split."""
     if (folder / "dataset_dict.json").is_file():
-        for split in _json(folder / "dataset_dict.json")["splits"]:
+        for split in _texts(folder / "dataset_dict.json", lambda about: about["splits"]):
             yield from ((file, split) for file in _arrow_files(folder / split))
     elif (folder / "state.json").is_file():
         yield from ((file, None) for file in _arrow_files(folder))
@@ -153,12 +153,17 @@ def _dataset_files(folder: Path) -> Iterator[tuple[Path, str | None]]:
 
 
 def _arrow_files(folder: Path) -> list[Path]:
-    return [folder / file["filename"] for file in _json(folder / "state.json")["_data_files"]]
+    named = _texts(folder / "state.json", lambda about: [file["filename"] for file in about["_data_files"]])
+    return [folder / name for name in named]
 
 
-def _json(path: Path) -> Any:
+def _texts(path: Path, within: Callable[[Any], Any]) -> list[str]:
     try:
-        return json.loads(path.read_bytes())
+        return [str(text) for text in within(json.loads(path.read_bytes()))]
+    except (LookupError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{path} is not what `save_to_disk` writes ({error!r}): take it away, or name a list"
+        ) from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
 

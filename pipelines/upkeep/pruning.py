@@ -1,13 +1,16 @@
 """Finds what a root no longer needs: outputs of sets that were replaced, their blobs, and what killed work left behind.
 
 Needed are the sealed sets that the ledgers name now, the records that later stages read, imports, what is kept by name,
-and everything that is made of needed outputs alone. Files that are younger than a day may belong to work under way.
+and everything that is made of needed outputs alone. Files that are younger than a day may belong to work under way, and
+those that were fetched since the last seal to the next set.
 """
 
+import time
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from pipelines.fetching.ledger import FOLDERS, ledgers
+from pipelines.fetching.ledger import FOLDERS, Ledger, ledgers
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output, directories
 from xmodal.root.sealed_sets import blob_key, read_lock
@@ -43,8 +46,10 @@ def find_unneeded(storage: Storage, keep: Collection[str] = ()) -> list[Unneeded
 
 
 def remove(storage: Storage, unneeded: Collection[Unneeded]) -> None:
-    """Outputs lose their complete.json first: a kill leaves nothing that looks finished and lacks files."""
+    """Outputs lose their complete.json first, blobs their ledgers: a kill leaves nothing that claims lost files."""
     for each in unneeded:
+        for ledger in ledgers(storage) if each.name == "blobs" else ():
+            ledger.prune({*each.keys})
         if each.name in ("blobs", "_runs"):
             storage.delete(*each.keys)
         else:
@@ -91,12 +96,24 @@ def _output(output: Output) -> Unneeded:
 
 
 def _blobs(storage: Storage, needed: list[Output]) -> Iterator[str]:
-    """Blobs that are in no needed set and in no ledger, from which the next set may be sealed."""
+    """Blobs that are in no needed set, and from which no ledger may seal the next one."""
     sets = [output for output in needed if output.stage in FOLDERS.values() and output.complete]
     wanted = {locked.sha256 for output in sets for locked in read_lock(output)}
-    wanted |= {state.sha256 for ledger in ledgers(storage) for state in ledger.states() if not state.failed}
+    corpora = Counter(output.config["media_set"] for output in needed if output.stage == "records")
+    for ledger in ledgers(storage):
+        wanted |= _next_set(ledger, is_shared=ledger.part == "media" and corpora[ledger.name] > 1)
     for prefix in storage.names("blobs"):
         yield from (blob_key(name) for name in storage.names(f"blobs/{prefix}") if name not in wanted)
+
+
+def _next_set(ledger: Ledger, is_shared: bool) -> set[str]:
+    """Blobs that were fetched since the last seal; all while a fetch is at work, or corpora take turns at sealing."""
+    storage, states, now = ledger.storage, list(ledger.states()), time.time()
+    sealed, noted = f"{ledger.folder}/sealed", f"{ledger.folder}/driver"
+    sealed_at = now - storage.age(sealed) if ledger.sealed and not is_shared else 0.0
+    driver_at = now - storage.age(noted) if ledger.in_sight else 0.0
+    is_busy = max([driver_at, *(state.last_at for state in states)]) > max(sealed_at, now - YOUNG)
+    return {state.sha256 for state in states if not state.failed and (is_busy or state.last_at > sealed_at)}
 
 
 def _files(storage: Storage, name: str, why: str, keys: list[str]) -> Unneeded:

@@ -184,6 +184,15 @@ def test_the_command_says_json_and_latex(made: tuple[str, str, list[Row]], capsy
     assert "no corpus 'mrw' under" in capsys.readouterr().err
 
 
+def test_columns_stay_apart_beside_a_long_caption(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "list.csv").write_text(f"url,caption\na.png,{'word ' * 140_000}\nb.png,one\nb.png,two\n")
+    root = str(tmp_path / "root")
+    assert main(["build", f"{tmp_path}/list.csv/records", "--root", root, "--splits", "train=1"]) == 0
+    assert main(["stats", "list", "--root", root]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("own/train"))
+    assert "  46667.3 1-140000  " in line
+
+
 def test_what_a_file_of_ones_own_cites_stands_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, mine = make_root(tmp_path, items=20), tmp_path / "mine.py"
     mine.write_text(PICTURES.read_text() + OWN)

@@ -14,6 +14,7 @@ import pytest
 import xmodal as library
 from pipelines import commands
 from pipelines.cli import main
+from pipelines.commands._text import failures
 from tests.commands.test_cli import REPOSITORY, Xmodal, only
 from tests.commands.test_cli import no_pauses as no_pauses
 from tests.commands.test_cli import publisher as publisher
@@ -274,6 +275,10 @@ def test_build_help_names_stages_and_where_settings_are(capsys: pytest.CaptureFi
 
 
 # ----------------------------------------------------------------------------------------- what is absent, what is said
+
+
+def test_truncated_pictures_are_said_to_be_among_the_rows() -> None:
+    assert failures({"absent": 1, "truncated": 1, "unreadable": 2}) == ", 1 of them truncated, 1 absent, 2 unreadable"
 
 
 @pytest.mark.parametrize(("share", "code"), [(None, 3), ("0.5", 3), ("1", 0)])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.engine.building import build, pending
+from pipelines.engine.building import build, pending, taint
 from pipelines.engine.commits import Commits
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from tests.conftest import tree_digest
@@ -46,6 +46,38 @@ def test_an_unchanged_rerun_does_no_work(tmp_path: Path) -> None:
     build(log.watch(letters(Letters(6))), storage)
     assert len(log.done) == 6
     assert pending(letters(Letters(6)), storage) == (6, 0)
+
+
+def copies(stage: str, source: Stage[Any, Any]) -> Stage[Any, Any]:
+    """A unit copies one file, and names it by its checksum."""
+
+    def plan(config: Words, inputs: Inputs) -> Iterator[tuple[str, tuple[str, str]]]:
+        return ((name.replace("/", "-"), (name, checksum)) for name, checksum in sorted(inputs[0].checksums.items()))
+
+    def start(config: Words, inputs: Inputs) -> Callable[[tuple[str, str], Sink], Counts]:
+        def copy(work: tuple[str, str], sink: Sink) -> Counts:
+            with sink.file(work[0]) as file:
+                file.write(inputs[0].read(work[0]))
+            return {}
+
+        return copy
+
+    return Stage(stage, Words(), plan, start, (source,), reuse=True)
+
+
+def test_damage_redoes_what_read_it_and_what_read_that(tmp_path: Path) -> None:
+    storage, log = open_storage(str(tmp_path)), Log()
+    source = build(letters(Letters(6)), storage)
+    top = copies("second", copies("first", letters(Letters(6))))
+    before = build(log.watch(top), storage)
+    assert len(log.done) == len(source.files)
+    taint(source, {source.checksums["data/00003.1"]})
+    assert not before.complete
+    log.done.clear()
+    after = build(log.watch(top), storage)
+    same = [name for name, checksum in source.checksums.items() if checksum == source.checksums["data/00003.1"]]
+    assert len(log.done) == len(same) < len(source.files)
+    assert after.checksums == before.checksums
 
 
 def test_another_config_redoes_just_what_depends_on_it(tmp_path: Path) -> None:

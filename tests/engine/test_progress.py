@@ -5,6 +5,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from time import sleep
 from types import SimpleNamespace
 
@@ -174,3 +175,23 @@ def test_a_long_unit_is_heard_while_it_works(tmp_path: Path, monkeypatch: pytest
     output = build(stage, open_storage(str(tmp_path)), progress=ProgressLine(log))
     assert output.totals["counts"] == {"heard": 1}
     assert not (Path(output.where) / "_runs/attempts").exists()
+
+
+def test_last_words_that_cannot_be_read_stop_no_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_line, "LOG_SECONDS", 0.001)
+    asked, shown = Event(), io.StringIO()
+    answers = iter([ConnectionError("the store is busy"), UnicodeDecodeError("utf-8", b"", 0, 1, ""), ["halfway"]])
+
+    def heard() -> list[str]:
+        match next(answers, None):
+            case Exception() as error:
+                raise error
+            case None:
+                asked.set()
+                return []
+            case texts:
+                return texts
+
+    with ProgressLine(shown).listening(heard):
+        assert asked.wait(60)
+    assert shown.getvalue() == "halfway\n"

@@ -680,7 +680,7 @@ def test_scans_files_go_out_and_come_back_as_a_stage_to_train_on(
     said = xmodal_says(capsys, "export", features, out, "--split", "toy/test")
     assert said.code == 0, said.err
     assert "2 items, each 64, float16" in said.out
-    assert "1 absent ones are left out" in said.out
+    assert "1 absent or unreadable are left out" in said.out
     ids, captions = ((tmp_path / name).read_text().splitlines() for name in ("test_ims_ids.txt", "test_caps.txt"))
     assert ids == ["p0019", "p0029"]
     told = [line.partition("\t") for line in (tmp_path / "raw/captions.tsv").read_text().splitlines()]

@@ -21,7 +21,8 @@ from xmodal.records.tables import read_columns
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, find
 from xmodal.root.sealed_sets import read_lock
-from xmodal.root.storage import open_storage
+from xmodal.root.selection import ancestor
+from xmodal.root.storage import LocalStorage, open_storage
 
 SECRET = b"nobody's business"
 ESCAPES = ("../../../victim", "/victim", "data/../../../../victim", "..", "x/..", "data/./x", "", "a//b", "stage.json")
@@ -265,3 +266,22 @@ def test_a_run_folder_with_special_files_is_refused(root: Path, capsys: pytest.C
         spoil(run / name)
         assert main(["evaluate", str(run), "--root", str(root)]) == 1
         assert "Traceback" not in capsys.readouterr().err
+
+
+class Counted(LocalStorage):
+    looks = 0
+
+    def size(self, key: str) -> int | None:
+        self.looks += 1
+        assert self.looks < 1000, "each output is looked at once"
+        return super().size(key)
+
+
+def test_outputs_that_were_made_of_each_other_in_many_ways_are_looked_at_once(tmp_path: Path) -> None:
+    below = list[dict[str, str]]()
+    for _ in range(30):
+        made = [plant(tmp_path, stage=stage, inputs=below) for stage in ("one", "other")]
+        below = [{"stage": folder.parent.name, "identity": folder.name} for folder in made]
+    top = Output(Counted(str(tmp_path)), f"one/{below[0]['identity']}")
+    assert ancestor(top, "media") is None
+    assert ancestor(top, "other")

@@ -9,10 +9,19 @@ import pytest
 from pipelines.cli import main
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.progress_line import ProgressLine
+from pipelines.fetching.sealing import FileSet
 from pipelines.upkeep.inspection import verify
+from tests.commands.test_cli import Xmodal
+from tests.commands.test_cli import xmodal as xmodal
 from tests.conftest import tree_digest
 from tests.upkeep.test_healing import blob_of, built
+from tests.userdata.test_changed_lists import List, from_nothing, identities
+from tests.userdata.test_changed_lists import mine as mine
+from tests.userdata.test_changed_lists import root as root
+from xmodal.root.files import sha256_of
 from xmodal.root.outputs import directories
+from xmodal.root.sealed_sets import blob_key, sealed_now
+from xmodal.root.storage import open_storage
 
 STAGES = ("sources", "records", "media", "pixels", "vocabulary")
 
@@ -88,3 +97,74 @@ def test_an_identity_that_is_not_there_is_refused(options: BuildOptions, capsys:
     built(options, "records")
     assert main(["prune", "--root", options.storage.url, "--keep", "0123"]) == 1
     assert "has no output 0123" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------- what left the user's list
+
+
+def days_later(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + days * 86_400)
+
+
+def blob(root: Path, name: str) -> Path:
+    sealed = sealed_now(open_storage(str(root)), "media", "mine")
+    assert sealed
+    return blob_of(sealed, f"pictures/{name}")
+
+
+def without_p0(xmodal: Xmodal, mine: List, root: Path) -> Path:
+    """Builds a list with a picture, then without it; returns the picture's blob."""
+    xmodal.done("build", mine.place, "--root", root)
+    p0 = blob(root, "p0.png")
+    del mine.rows["p0.png"]
+    mine.write()
+    xmodal.done("build", "mine", "--root", root)
+    return p0
+
+
+def test_a_picture_that_was_taken_back_is_gone_after_a_day(
+    xmodal: Xmodal, mine: List, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p0 = without_p0(xmodal, mine, root)
+    days_later(monkeypatch, 2)
+    xmodal.done("prune", "--root", root, "--yes")
+    assert not p0.exists()
+    assert blob(root, "p1.png").exists()
+    _, media = xmodal.done("status", "--root", root)["ledgers"]
+    assert (media["files"], media["failures"]) == ({"local": 5}, {})
+    assert xmodal("prune", "--root", root).out == "everything here is needed\n"
+    xmodal.done("verify", "--root", root)
+    mine.rows["p0.png"] = "it is p0.png"
+    mine.write()
+    days_later(monkeypatch, -1)  # a clock that is set back
+    made = identities(xmodal.done("build", "mine", "--root", root))
+    assert made == from_nothing(xmodal, mine, tmp_path / "other")
+    assert p0.exists()
+
+
+def test_a_fetch_that_was_killed_keeps_what_it_has(
+    xmodal: Xmodal, mine: List, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p0 = without_p0(xmodal, mine, root)
+    mine.add("p6.png", 6)
+    mine.rows["p0.png"] = "it is p0.png"
+    mine.write()
+    days_later(monkeypatch, 2)
+    with monkeypatch.context() as killed:
+        seal = FileSet.seal
+        killed.setattr(FileSet, "seal", lambda files: seal(files) if files.part == "annotations" else killed_now())
+        assert xmodal("build", "mine", "--root", root).code
+    p6 = root / blob_key(sha256_of(mine.pictures / "p6.png"))
+    xmodal.done("prune", "--root", root, "--yes")
+    assert p0.exists()  # the fetch may still be at work
+    days_later(monkeypatch, 2)
+    xmodal.done("prune", "--root", root, "--yes")
+    assert not p0.exists()
+    assert p6.exists()
+    made = identities(xmodal.done("build", "mine", "--root", root))
+    assert made == from_nothing(xmodal, mine, tmp_path / "other")
+
+
+def killed_now() -> None:
+    raise InterruptedError

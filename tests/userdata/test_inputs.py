@@ -15,6 +15,7 @@ import torchvision  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.fetching.user_lists import find_lists
 from tests.commands.test_cli import Xmodal
 from tests.toy_root import one_thread as one_thread
 from tests.userdata.test_own import (
@@ -43,7 +44,7 @@ from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import END, START
 from xmodal.userdata.description import Description, ListFile
-from xmodal.userdata.entries import ABSOLUTE, ODD_LABEL, OUTSIDE
+from xmodal.userdata.entries import ABSOLUTE, LINES, ODD_LABEL, OUTSIDE
 from xmodal.userdata.user_corpus import AGAIN
 
 SOME = [{"url": f"p{n}.png", "caption": f"a picture, number {n}"} for n in range(3)]
@@ -307,3 +308,28 @@ def test_texts_are_shortened_together_as_each_alone(lists: list[list[int]], long
     texts = [np.array([START, *words, END], np.int32) for words in lists]
     found = Texts.of(texts).shortened(longest)
     assert [text.tolist() for text in found] == [shortened(text, longest).tolist() for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("state.json", '{"step": 3}'), ("state.json", "[1]"), ("dataset_dict.json", '{"splits": 3}'), ("state.json", "7")],
+)
+def test_somebody_elses_json_is_no_dataset(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=rf"{re.escape(str(tmp_path / name))} is not what `save_to_disk` writes"):
+        find_lists(str(tmp_path), None)
+
+
+def test_quotes_in_a_tsv_are_characters_unless_they_enclose_a_cell_and_none_takes_rows_with_it(tmp_path: Path) -> None:
+    texts = ['"an open quote', '"Stop" says the sign', 'he says "no"', '"a ""whole"" cell"', '"', "plain"]
+    lines = [f"p{n}.png\t{text}\n" for n, text in enumerate(texts)]
+    (tmp_path / "list.tsv").write_text("".join(["url\tcaption\n", *lines, "\n", '"q\tt.png"\t""\r\n']))
+    said = [text for text, *_ in filter(None, captions_of(parsed(tmp_path, "list.tsv")).values())]
+    assert said == [*texts[:3], 'a "whole" cell', *texts[4:]]
+
+
+def test_a_csv_cell_of_several_lines_is_kept_and_counted(tmp_path: Path) -> None:
+    write_csv(tmp_path / "list.csv", [{"url": "a.png", "caption": "one\ntwo"}, {"url": "b.png", "caption": "three"}])
+    rows = parsed(tmp_path, "list.csv")
+    assert captions_of(rows) == {"a.png": ["one two"], "b.png": ["three"]}
+    assert odd(rows) == {LINES: 1}

@@ -661,7 +661,17 @@ def test_a_wrong_column_is_named_with_those_there_are(kind: str, tmp_path: Path)
         ("list.csv", b"url,caption\n", "lists no picture or clip that can be used"),
         ("list.csv", b"url,caption\na.png,b,c\n", "list.csv:2 has 3 columns, not the 2"),
         ("list.csv", b"url,caption\na.png,a\nb.png,\xff\n", "list.csv:3 is not UTF-8, at its byte 7: save it as UTF-8"),
-        ("list.csv", b'url,caption\na.png,"b\n', "list.csv: after line 2"),
+        (
+            "list.csv",
+            b'url,caption\na.png,a\nb.png,"b\nc.png,c\n',
+            "list.csv:3: a quote opens a cell, and none ends it",
+        ),
+        ("list.csv", b'url,caption\na.png,"Stop" says\n', "list.csv:2: a quote opens a cell, and none ends it: write"),
+        (
+            "list.tsv",
+            b'url\tcaption\na.png\t"a\nb"\n',
+            "list.tsv:3 has 1 columns, not the 2 of its first line; a cell of",
+        ),
         ("list.jsonl", b"", "lists no picture or clip"),
         ("list.jsonl", b'{"url": "a.png", "caption": "a"}\n{"url"\n', "list.jsonl:2 is no JSON"),
         ("list.jsonl", b'{"url": "a.png", "caption": "a"}\n[]\n', "list.jsonl:2 is no JSON object"),

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal import __version__
-from xmodal.errors import UserError
+from xmodal.errors import UserError, few
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.media.images import DEVIATION, MEAN
 from xmodal.root.files import sha256_of
@@ -170,16 +170,14 @@ def _read_weights(network: "nn.Module", config: ResNet, file: Path | None) -> st
         own = {key: values for key, values in state.items() if not key.startswith("fc.")}
         found = network.load_state_dict(own, strict=False)
         wrong = {"lacks": found.missing_keys, "has unknown": found.unexpected_keys}
-        if faults := [f"{what} {_few(names)}" for what, names in wrong.items() if names]:
+        if faults := [
+            f"{what} {few(names, 2)}{' entries' if len(names) > 2 else ''}" for what, names in wrong.items() if names
+        ]:
             raise ValueError(f"it {' and '.join(faults)}")
     except (UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError, OSError, ValueError) as error:
         line = " ".join(str(error).split())[:200]
         raise UserError(f"weights {file} are no state_dict of a {config.network}: {line}") from error
     return weights_sha256(file)
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more entries" if len(names) > 2 else "")
 
 
 def _download(network: str, weights: str) -> Path:

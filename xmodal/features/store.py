@@ -254,10 +254,9 @@ class FeatureStore:
                 raise UserError(f"{self.output.where}/{name} does not hold its rows: {CURE}")
         else:
             extents = self._extents[shard * spec.shard_items : (shard + 1) * spec.shard_items]
+            places = extents - (shard * spec.shard_rows, 0)
             # nothing is mapped beyond: reading there would end the process
-            check_extents(
-                extents - (shard * spec.shard_rows, 0), rows, f"{self.output.where}/{extents_file(spec, shard)}"
-            )
+            check_extents(places, rows, f"{self.output.where}/{extents_file(spec, shard)}")
         return path, self._keys[name], checksums
 
     def _extent(self, rows: ArrayLike) -> NDArray[np.int64]:

@@ -32,6 +32,7 @@ ROWS_AT_ONCE = 256  # few, as rows may hold pictures
 BUFFER = 1 << 20
 GZ = ".gz"
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
+TSV_CELL = re.compile(r'(?:"((?:[^"]|"")*)"|([^\t]*))\t')  # in quotes, or not
 
 Cells = tuple[str, list[Any]]  # place of a row, and its cells of some columns
 T = TypeVar("T")
@@ -295,26 +296,44 @@ def named_columns(
     """The named columns, in this order, of a table."""
     csv.field_size_limit(LONGEST)  # of the process; Python's is 131,072
     with raw.open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
-        table = csv.reader(_bounded(text, path), delimiter=separator, strict=True)
+        table = _split_lines(_bounded(text, path), path, separator)
         try:
-            if not (header := next(table, [])):
+            where, header = next(table, ("", []))
+            if not header:
                 raise UserError(f"{path} is empty: its first line must name its columns")
-            first = [] if has_header else [header]
+            first = [] if has_header else [(where, header)]
             header = header if has_header else [str(number) for number in range(1, len(header) + 1)]
             cure = "; if they are a row, add --header no, and name columns by number" if has_header else ""
             _refuse_columns(f"{path}:1", names, header, cure)
             places = [header.index(name) for name in names]
-            for fields in filter(None, chain(first, table)):
-                where = f"{path}:{table.line_num}"
+            for where, fields in chain(first, table):
                 if len(fields) != len(header):
-                    raise UserError(f"{where} has {len(fields)} columns, not the {len(header)} of its first line")
+                    cure = "; a cell of a TSV ends with its line" if separator == "\t" else ""
+                    raise UserError(f"{where} has {len(fields)} columns, not the {len(header)} of its first line{cure}")
                 yield where, [fields[place] for place in places]
-        except csv.Error as error:
-            raise UserError(f"{path}: after line {table.line_num}: {error}") from error
         except UnicodeDecodeError:
             for _ in lines(raw, path):  # says in which line
                 pass
             raise
+
+
+def _split_lines(lines: Iterator[str], path: str, separator: str) -> Iterator[tuple[str, list[str]]]:
+    """Place and cells of each row; in a TSV, a quote that another does not close in its line is a plain character."""
+    if separator == "\t":
+        for number, line in enumerate(lines, 1):
+            if text := line.rstrip("\r\n"):
+                cells = TSV_CELL.findall(f"{text}\t")
+                yield f"{path}:{number}", [quoted.replace('""', '"') or plain for quoted, plain in cells]
+        return
+    table, first = csv.reader(lines, delimiter=separator, strict=True), 1
+    cure = 'write each quote inside a cell twice, as in """Stop"" says the sign", or the list as JSONL'
+    try:
+        for cells in table:
+            if cells:
+                yield f"{path}:{table.line_num}", cells
+            first = table.line_num + 1
+    except csv.Error:
+        raise UserError(f"{path}:{first}: a quote opens a cell, and none ends it: {cure}") from None
 
 
 def _json(raw: Raw, path: str, columns: Sequence[str]) -> Iterator[Cells]:

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import islice
 
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output, find
@@ -89,7 +90,7 @@ def is_replaced(output: Output) -> bool:
 
 
 def is_current(output: Output) -> bool:
-    return not is_replaced(output) and all(map(is_current, _inputs(output)))
+    return not any(map(is_replaced, _with_ancestors(output)))
 
 
 def changed_media(output: Output, corpus: str) -> str:
@@ -101,20 +102,23 @@ def changed_media(output: Output, corpus: str) -> str:
     return f"{output.where} was made of pictures or clips that have changed since: build it again ({cure})"
 
 
-def _inputs(output: Output) -> Iterator[Output]:
-    """Finds the outputs that another was made of, as far as they are still there."""
-    for source in output.about["inputs"]:
-        made = Output(output.storage, f"{source['stage']}/{source['identity']}")
-        if made.storage.size(f"{made.folder}/stage.json") is not None:
-            yield made
+def _with_ancestors(output: Output) -> Iterator[Output]:
+    """Yields an output and, each once, all that it was built from and that is still there."""
+    left, seen = [output], set[str]()
+    while left:
+        made = left.pop()
+        if made.folder in seen or made.storage.size(f"{made.folder}/stage.json") is None:
+            continue
+        seen.add(made.folder)
+        yield made
+        inputs = (f"{source['stage']}/{source['identity']}" for source in reversed(made.about["inputs"]))
+        left += [Output(output.storage, folder) for folder in inputs]
 
 
 def ancestor(output: Output, stage: str) -> Output | None:
     """Finds the output of a stage that another was built from, directly or not, if it is still there."""
-    for made in _inputs(output):
-        if found := made if made.folder.startswith(f"{stage}/") else ancestor(made, stage):
-            return found
-    return None
+    ancestors = islice(_with_ancestors(output), 1, None)
+    return next((made for made in ancestors if made.folder.startswith(f"{stage}/")), None)
 
 
 def media_set_of(features: Output) -> str | None:

@@ -19,7 +19,7 @@ import json
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
@@ -100,9 +100,10 @@ class Codebook:
         sentences = list(map(self._split, captions))
         codes_SW = np.zeros((len(sentences), self.width), np.float32)
         with one_thread_each():
-            for rows, codes, is_known in self._batches(sentences):
+            for start in range(0, len(sentences), AT_ONCE):
+                codes, is_known = self._code(sentences[start : start + AT_ONCE])
                 codes = self.principal(codes) if self.principal else codes
-                codes_SW[rows][is_known] = codes[is_known]
+                codes_SW[start : start + AT_ONCE][is_known] = codes[is_known]
         return codes_SW
 
     def source(self, caption: str) -> str:
@@ -153,13 +154,8 @@ class Codebook:
     def _split(self) -> Tokenizer:
         return tokenizer(self.coding.tokenizer, self.coding.cleaning)
 
-    def _batches(self, sentences: Sentences) -> Iterator[tuple[slice, NDArray[np.float32], NDArray[np.bool_]]]:
-        """Yields rows, their unshortened codes, and which have a known word."""
-        for start in range(0, len(sentences), AT_ONCE):
-            rows = slice(start, start + AT_ONCE)
-            yield rows, *self._code(sentences[rows])
-
     def _code(self, sentences: Sentences) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Returns unshortened codes, and which sentences have a known word."""
         used_U, counts_SU = self._counted(sentences)
         lengths_S = counts_SU.sum(axis=1)
         vectors_UE = self.vectors_VE[used_U].astype(np.float64)

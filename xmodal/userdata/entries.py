@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import rows
+from xmodal.raw.readers import ending, rows
 from xmodal.records.media_kinds import kind_of
 from xmodal.records.tables import Kind, Oddity
 from xmodal.root.identity import fingerprint
@@ -36,6 +36,7 @@ ODD_ID = "an id that is long or does not print: its sha256 stands for it"
 NO_CAPTION = "an empty caption: left out"
 NOT_TEXT = "a caption that is not Unicode: left out"
 OUTSIDE = "an absolute path that is not below the folder given: the row is left out"
+LINES = "a CSV cell in quotes that has several lines: kept as one"
 ODD_LABEL = "a label that is long or does not print: left out"
 
 
@@ -77,7 +78,9 @@ def entries(description: Description, raw: Raw) -> Iterator[Entry | Oddity]:
             texts, odd_texts = _captions(row["caption"], where)
             labels, odd_labels = _labels(row["labels"], where) if "labels" in row else ((), ())
             split = _split(row["split"], where) if "split" in row else file.split
-            yield Entry(where, id, medium, texts, labels, split, odd_id + odd_texts + odd_labels)
+            # a quote that was opened by mistake takes rows with it
+            odd_lines = (LINES,) if ending(file.path) == ".csv" and any("\n" in cell for cell in cells) else ()
+            yield Entry(where, id, medium, texts, labels, split, odd_id + odd_texts + odd_labels + odd_lines)
 
 
 def is_below(name: str, folder: str) -> bool:

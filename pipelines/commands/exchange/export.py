@@ -30,5 +30,5 @@ def run(args: Args) -> Result:
 
 def text(result: Result) -> Lines:
     beside = f", beside it {' and '.join(result['beside'])}" if result["beside"] else ""
-    absent = f"; {result['absent']:,} absent ones are left out" if result["absent"] else ""
+    absent = f"; {result['absent']:,} absent or unreadable are left out" if result["absent"] else ""
     yield f"{result['path']}: {features(result)}{beside}{absent}"

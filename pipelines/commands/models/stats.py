@@ -39,8 +39,10 @@ def text(result: Result) -> Lines:
     wide = max(len(part["name"]) for part in parts) + 2
     yield f"{result['corpus']}, records {result['records']}: words by {result['tokenizer']}, full stops are words too"
     heads = ("items", "captions", "an item", "words each", "vocabulary", "4 times")
-    for name, cells in [("", heads), *((part["name"], _cells(part)) for part in parts)]:
-        yield f"{name:{wide}}" + "".join(f"{cell:>14}" for cell in cells)
+    table = [("", heads), *((part["name"], _cells(part)) for part in parts)]
+    widths = [max(14, 2 + max(map(len, column))) for column in zip(*(cells for _, cells in table), strict=True)]
+    for name, cells in table:
+        yield f"{name:{wide}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
     for part in parts:
         for store, of in part["lengths"].items():
             yield f"{part['name']}: {of['mean']:.1f} rows an item in {store}, {of['least']:,} to {of['most']:,}"
