@@ -193,6 +193,10 @@ def ledgers(storage: Storage) -> Iterator[Ledger]:
             yield Ledger(storage, part, name)
 
 
+def blobs_of(storage: Storage) -> list[str]:
+    return [f"blobs/{prefix}/{name}" for prefix in storage.names("blobs") for name in storage.names(f"blobs/{prefix}")]
+
+
 def lose_blobs(storage: Storage, blobs: Collection[str]) -> None:
     """Deletes blobs with other bytes than their names say; files that had them are fetched again."""
     for ledger in ledgers(storage) if blobs else ():

@@ -2,16 +2,15 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any
 
 from pipelines.engine.building import sum_up, taint
 from pipelines.engine.commits import Commits
 from pipelines.engine.progress_line import ProgressLine
-from pipelines.fetching.ledger import FOLDERS, ledgers, lose_blobs
+from pipelines.fetching.ledger import FOLDERS, blobs_of, ledgers, lose_blobs
 from xmodal.corpora import Part
 from xmodal.errors import UserError
 from xmodal.root.files import sha256_of
@@ -84,42 +83,56 @@ def origin(output: Output) -> tuple[Part, str] | None:
 class Damage:
     """A file that is not as it was committed. `unit` must be made again; None: the whole output."""
 
-    output: str
+    output: str  # empty for a blob that no set in use lists
     unit: str | None
     file: str
     problem: str
 
 
 def verify(storage: Storage, progress: ProgressLine) -> tuple[int, list[Damage]]:
-    """Reads every byte of every finished output; gives how many files it read, and the damage.
+    """Reads every byte of every finished output, and every blob; gives how many files it read, and the damage.
 
     Only the description of unfinished outputs is read: the build that goes on checks the rest.
     """
-    outputs, damage = list(directories(storage)), list[Damage]()
-    in_use = {f"{FOLDERS[ledger.part]}/{ledger.name}": ledger.sealed for ledger in ledgers(storage)}
-    check = cache(partial(_problem, storage))  # blobs that several sets share are read once
-    with progress.over("verify", sum(map(_files_of, outputs)), unit="files") as tick:
+    outputs, damage, locks, read = list(directories(storage)), list[Damage](), list[Output](), 0
+    blobs = dict.fromkeys(blobs_of(storage), "")  # what is wrong with each
+    with progress.over("verify", sum(map(_files_of, outputs)) + len(blobs), unit="files") as tick:
         for output in outputs:
-            for found in _check_output(output, check, in_use):
+            for found in _check_output(output):
                 damage += [found] if found.problem else []
+                locks += [output] if found.file == LOCK and not found.problem else []
+                read += 1
                 tick(1)
-    return check.cache_info().misses, damage
+        for key in blobs:
+            blobs[key] = _problem(storage, key, storage.size(key) or 0, key.rpartition("/")[2])
+            tick(1)
+    in_use = {f"{FOLDERS[ledger.part]}/{ledger.name}": ledger.sealed for ledger in ledgers(storage)}
+    for output in locks:
+        lost = [*_lost(output, blobs)]
+        if in_use.get(f"{output.stage}/{output.config.get('name')}") in (None, output.identity):
+            damage += lost
+        elif gone := sum(1 for each in lost if each.file not in blobs):
+            progress.say(
+                f"{output.folder}: {gone:,} of its files are gone; another set took its place, nothing needs them"
+            )
+    listed = {found.file for found in damage}
+    damage += [
+        Damage("", None, key, f"{problem} (in no set)")
+        for key, problem in blobs.items()
+        if problem and key not in listed
+    ]
+    return read + len(blobs), damage
 
 
 def _files_of(output: Output) -> int:
     try:
-        return int(output.totals["files"]) + int(output.totals["counts"].get("present", 0))
+        return int(output.totals["files"])
     except UserError:
         return 0
 
 
-def _check_output(
-    output: Output, check: Callable[[str, int, str], str], in_use: Mapping[str, str | None]
-) -> Iterator[Damage]:
-    """Gives one result a file; where its problem is empty, nothing is wrong.
-
-    A sealed set whose place another has taken wants no blobs any more.
-    """
+def _check_output(output: Output) -> Iterator[Damage]:
+    """Gives one result a file; where its problem is empty, nothing is wrong."""
     try:
         stage = output.stage
         if not output.complete:
@@ -132,15 +145,15 @@ def _check_output(
         return
     for unit in units:
         for name, (size, digest) in unit.files.items():
-            problem = check(f"{output.folder}/{name}", size, digest)
+            problem = _problem(output.storage, f"{output.folder}/{name}", size, digest)
             yield Damage(output.folder, unit.name, name, problem)
-            now = in_use.get(f"{stage}/{output.config.get('name')}")
-            wants_blobs = name == LOCK and not problem and now in (None, output.identity)
-            for blob in read_lock(output) if wants_blobs else ():
-                if blob.sha256:
-                    key = blob_key(blob.sha256)
-                    problem = check(key, blob.size, blob.sha256)
-                    yield Damage(output.folder, None, key, problem and f"{problem} ({blob.path})")
+
+
+def _lost(sealed: Output, blobs: Mapping[str, str]) -> Iterator[Damage]:
+    """Files of a sealed set whose blobs are missing or damaged."""
+    for locked in read_lock(sealed):
+        if locked.sha256 and (problem := blobs.get(key := blob_key(locked.sha256), "missing")):
+            yield Damage(sealed.folder, None, key, f"{problem} ({locked.path})")
 
 
 def _problem(storage: Storage, key: str, size: int, sha256: str) -> str:
@@ -158,7 +171,9 @@ def forget(storage: Storage, damage: list[Damage]) -> list[str]:
 
     Gives the folders of the outputs that were reached so.
     """
-    folders = {found.output: [each for each in damage if each.output == found.output] for found in damage}
+    folders = {
+        found.output: [each for each in damage if each.output == found.output] for found in damage if found.output
+    }
     outputs = {Output(storage, folder): found for folder, found in sorted(folders.items())}
     committed = {output: list(output.units()) for output, found in outputs.items() if all(each.file for each in found)}
     reached = list[str]()

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from pipelines.fetching.ledger import FOLDERS, Ledger, ledgers
+from pipelines.fetching.ledger import FOLDERS, Ledger, blobs_of, ledgers
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output, directories
-from xmodal.root.sealed_sets import blob_key, read_lock
+from xmodal.root.sealed_sets import read_lock
 from xmodal.root.selection import is_replaced
 from xmodal.root.storage import Storage
 
@@ -102,8 +102,7 @@ def _blobs(storage: Storage, needed: list[Output]) -> Iterator[str]:
     corpora = Counter(output.config["media_set"] for output in needed if output.stage == "records")
     for ledger in ledgers(storage):
         wanted |= _next_set(ledger, is_shared=ledger.part == "media" and corpora[ledger.name] > 1)
-    for prefix in storage.names("blobs"):
-        yield from (blob_key(name) for name in storage.names(f"blobs/{prefix}") if name not in wanted)
+    yield from (key for key in blobs_of(storage) if key.rpartition("/")[2] not in wanted)
 
 
 def _next_set(ledger: Ledger, is_shared: bool) -> set[str]:

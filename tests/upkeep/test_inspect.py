@@ -18,6 +18,7 @@ from pipelines.upkeep.inspection import forget, status, verify
 from tests.conftest import tree_digest
 from tests.publishers import flickr30k, flickr30k_entities
 from tests.toy_stages import Letters, letters
+from tests.upkeep.test_healing import blob_of, built
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output, find
 from xmodal.root.storage import open_storage
@@ -153,3 +154,37 @@ def test_a_run_does_not_write_into_somebodys_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no run and not empty \(it has log\.jsonl\)"):
         run_folder.start(str(tmp_path), None)  # type: ignore[arg-type]
     assert (tmp_path / "log.jsonl").read_text() == "mine"
+
+
+def test_blobs_that_no_set_lists_are_read_too(options: BuildOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    built(options, "sources", "media")
+    root = Path(options.storage.url)
+    unsealed = root / "blobs/ab" / ("ab" + "0" * 62)
+    unsealed.parent.mkdir(exist_ok=True)
+    unsealed.write_bytes(b"another")
+    key = unsealed.relative_to(root).as_posix()
+    assert main(["verify", "--root", str(root)]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{key}: its bytes have changed (in no set)\n1 damaged")
+    assert "(100 %)" in said.err
+    assert main(["verify", "--root", str(root), "--forget"]) == 1
+    assert not unsealed.exists()
+    assert main(["verify", "--root", str(root)]) == 0
+
+
+def test_files_that_a_replaced_set_has_lost_are_told_and_no_failure(
+    options: BuildOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = built(options, "media")["media"]
+    lost = blob_of(before, "pictures/p003.jpg")
+    assert options.raw
+    (options.raw / "p003.jpg").unlink()
+    lost.unlink()
+    assert main(["verify", "--forget", "--root", options.storage.url]) == 1
+    built(options, "media")
+    capsys.readouterr()
+    assert main(["verify", "--root", options.storage.url]) == 0
+    said = capsys.readouterr().err
+    assert f"{before.folder}: 1 of its files are gone; another set took its place, nothing needs them" in said
+    read = said.partition("verify: ")[2].partition(" ")[0]
+    assert len({*read.split("/")}) == 1

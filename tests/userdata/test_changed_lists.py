@@ -119,6 +119,13 @@ def test_a_list_that_is_named_says_what_changed_too(xmodal: Xmodal, mine: List, 
     assert "mine.csv has changed: the same items as before" in xmodal("build", mine.place, "--root", root).err
 
 
+def test_a_build_says_how_many_rows_it_took_over(xmodal: Xmodal, mine: List, root: Path) -> None:
+    assert "taken over" not in xmodal("build", f"{mine.place}/pixels", "--root", root).err
+    mine.add("p6.png", 6)
+    mine.write()
+    assert "pixels: 6 rows were taken over from earlier outputs\n" in xmodal("build", "mine/pixels", "--root", root).err
+
+
 def test_only_a_list_of_another_size_or_time_is_read(
     xmodal: Xmodal, mine: List, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

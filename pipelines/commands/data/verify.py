@@ -31,7 +31,7 @@ def run(args: Args) -> Result:
 
 def text(result: Result) -> Lines:
     damage = result["damage"]
-    yield from (f"{one['output']}/{one['file']}: {one['problem']}" for one in damage)
+    yield from (f"{one['output'] and one['output'] + '/'}{one['file']}: {one['problem']}" for one in damage)
     yield from (f"{folder}: made of it, so unfinished until it is built again" for folder in result["unfinished"])
     if not damage:
         yield f"{result['files']:,} files are as they were committed"
