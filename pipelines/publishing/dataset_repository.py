@@ -102,7 +102,7 @@ def _faults(corpus: Corpus, storage: Storage, stores: list[Output]) -> Iterator[
     for store in stores:
         fault = ""
         if store.stage in stages.names() and not stages.load(store.stage).features:  # other names are imports'
-            fault = "holds the pictures themselves, smaller: they are never published"
+            fault = "holds the pictures themselves, smaller: they are no features to publish"
         elif not media or not _reads(store, media):
             cure = build_command(storage.url, corpus.name, store.stage)
             fault = f"is not of {corpus.name}'s media as they are sealed now: build it again ({cure})"

@@ -378,7 +378,7 @@ def test_features_that_are_left_out_are_said_with_the_reason(built: Built, tmp_p
     publish(built.corpus, storage, tmp_path / "out", ProgressLine(shown := io.StringIO()))
     cure = f"build it again (`xmodal build coco/toy --root {storage.url}`)"
     assert [line for line in shown.getvalue().splitlines() if "not published" in line] == [
-        f"not published: {squares.where} holds the pictures themselves, smaller: they are never published",
+        f"not published: {squares.where} holds the pictures themselves, smaller: they are no features to publish",
         f"not published: {stale.where} is not of coco's media as they are sealed now: {cure}",
     ]
 
