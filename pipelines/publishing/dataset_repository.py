@@ -35,7 +35,7 @@ from xmodal.root.files import copy_and_hash
 from xmodal.root.identity import canonical_json
 from xmodal.root.outputs import Output, directories
 from xmodal.root.sealed_sets import LOCK, blob_key, read_lock, records_now, sealed_now
-from xmodal.root.selection import build_command
+from xmodal.root.selection import build_command, media_set_of
 from xmodal.root.storage import LocalStorage, Storage
 
 MANIFEST = "publication.json"
@@ -58,11 +58,11 @@ def publish(
     features: list[Output] | None = None,
 ) -> dict[str, Any]:
     """Fills `out`, or replaces what was published there; `features` are by default all of `feature_stores`."""
-    out, card = out.resolve(), read_card(corpus)
+    out, card, progress = out.resolve(), read_card(corpus), progress or ProgressLine(quiet=True)
     _refuse_foreign_files(out)
-    publication = _publication(corpus, storage, features)
+    publication = _publication(corpus, storage, features, progress)
     with _put_in_place(out) as target:
-        _copy_all(list(_copies(publication)), target, out, progress or ProgressLine(quiet=True))
+        _copy_all(list(_copies(publication)), target, out, progress)
         configs = list[DatasetConfig]()
         if may(corpus, "annotations", "ids"):
             configs += write_captions(publication.records, target, partial(may_column, corpus))
@@ -79,10 +79,20 @@ def publish(
     return about | {"path": str(out), "rows": rows, "files": len(files), "bytes": sum(files.values())}
 
 
-def feature_stores(corpus: Corpus, storage: Storage) -> list[Output]:
-    """Every finished store of features computed from the corpus' media as they are sealed now."""
+def feature_stores(corpus: Corpus, storage: Storage, say: Callable[[str], None] = lambda text: None) -> list[Output]:
+    """Every finished store of features computed from the corpus' media as they are sealed now; says which it drops."""
     stores = [output for output in directories(storage) if output.complete and ROWS in output.files]
-    return [store for store, fault in _faults(corpus, storage, stores) if not fault]
+    faults = dict(_faults(corpus, storage, stores))
+    found = [store for store, fault in faults.items() if not fault]
+    anew = [_settings(store) for store in found]
+    for store, fault in faults.items():
+        if fault and media_set_of(store) == corpus.media_set and _settings(store) not in anew:
+            say(f"not published: {store.where} {fault}")
+    return found
+
+
+def _settings(store: Output) -> dict[str, Any]:
+    return store.config | {"stage": store.stage, "items": None}
 
 
 def _faults(corpus: Corpus, storage: Storage, stores: list[Output]) -> Iterator[tuple[Output, str]]:
@@ -94,7 +104,8 @@ def _faults(corpus: Corpus, storage: Storage, stores: list[Output]) -> Iterator[
         if store.stage in stages.names() and not stages.load(store.stage).features:  # other names are imports'
             fault = "holds the pictures themselves, smaller: they are no features to publish"
         elif not media or not _reads(store, media):
-            fault = f"is not of {corpus.name}'s media as they are sealed now: build it again"
+            cure = build_command(storage.url, corpus.name, store.stage)
+            fault = f"is not of {corpus.name}'s media as they are sealed now: build it again ({cure})"
         else:
             items = items or read_ids(_records(corpus, storage), "items.parquet")
             if not read_ids(store, ROWS) <= items:  # corpora share media
@@ -102,7 +113,9 @@ def _faults(corpus: Corpus, storage: Storage, stores: list[Output]) -> Iterator[
         yield store, fault
 
 
-def _publication(corpus: Corpus, storage: Storage, features: list[Output] | None) -> Publication:
+def _publication(
+    corpus: Corpus, storage: Storage, features: list[Output] | None, progress: ProgressLine
+) -> Publication:
     for output, fault in _faults(corpus, storage, features or []):
         if fault:
             raise UserError(f"{output.where} {fault}")
@@ -119,7 +132,7 @@ def _publication(corpus: Corpus, storage: Storage, features: list[Output] | None
     if not (indexed and may(corpus, "media", "features")):
         features = []
     elif features is None:
-        features = feature_stores(corpus, storage)
+        features = feature_stores(corpus, storage, progress.say)
     return Publication(corpus, records, sealed, features)
 
 

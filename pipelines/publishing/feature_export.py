@@ -21,8 +21,8 @@ from xmodal.features.frame_store import clips_file
 from xmodal.features.store import FeatureStore
 from xmodal.recipes import View
 from xmodal.records.views import captions_by_item, splits
-from xmodal.root.outputs import Output
-from xmodal.root.selection import find_output, may_share_media
+from xmodal.root.outputs import Output, find
+from xmodal.root.selection import changed_media, find_output, may_share_media, media_set_of
 from xmodal.root.storage import open_storage
 
 
@@ -67,9 +67,11 @@ def export_features(
         raise UserError("--corpus says whose the split is: name that with --split")
     store = FeatureStore(features, array)
     wanted: Sequence[str] = read_ids(ids) if ids else store.ids
+    root, _, stage = store.output.storage.url.rpartition("/")
+    features_here = Output(open_storage(root or "/"), f"{stage}/{store.output.folder}")
+    if change := changed_media(features_here, corpus or _corpus_of(features_here)):
+        show.say(f"warning: {change}")
     if split:
-        root, _, stage = store.output.storage.url.rpartition("/")
-        features_here = Output(open_storage(root), f"{stage}/{store.output.folder}")
         named: dict[str, Any] = {"corpus": corpus} if corpus else {}
         records = find_output(root, "records", fits=partial(may_share_media, features_here), **named)
         there = splits(records)
@@ -92,6 +94,11 @@ def export_features(
         "row_shape": list(store.spec.row_shape),
         "ragged": store.spec.ragged,
     }
+
+
+def _corpus_of(features: Output) -> str:
+    records = find(features.storage.url, "records", media_set=media_set_of(features))
+    return str(records[0].config["corpus"]) if records else "CORPUS"
 
 
 def _write(export: Export, out: Path, lines: Mapping[str, Sequence[str]]) -> None:

@@ -16,7 +16,7 @@ from xmodal.errors import UserError
 from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output, directories
 from xmodal.root.sealed_sets import LOCK, blob_key, read_lock
-from xmodal.root.selection import describe_differences
+from xmodal.root.selection import describe_differences, is_current
 from xmodal.root.storage import Storage
 
 
@@ -32,8 +32,10 @@ def status(storage: Storage) -> dict[str, Any]:
             row = {"path": output.where, "damage": str(damage)}
         rows.append(row)
     for several in alike.values():
-        if len(several) > 1 and next(iter(several)).stage not in FOLDERS.values():  # ledgers say which set is in use
-            with suppress(UserError):
+        with suppress(UserError):
+            if next(iter(several)).stage in FOLDERS.values():  # ledgers say which set is in use
+                continue
+            if len(several) > 1 or not all(map(is_current, several)):
                 for row, told in zip(several.values(), describe_differences([*several]), strict=True):
                     row["differs"] = told.partition(" ")[2]
     return {"root": storage.url, "ledgers": kept, "outputs": rows}

@@ -29,6 +29,7 @@ from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.publishing.dataset_repository import feature_stores, publish
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
+from tests.toy_root import Media
 from xmodal.corpora import Corpus, ReleaseClass
 from xmodal.errors import UserError
 from xmodal.records.tables import Caption, Item, Label, Row, Split, read_rows
@@ -359,6 +360,27 @@ def test_resized_pictures_are_no_features(stage: str, built: Built, tmp_path: Pa
     assert not (tmp_path / "out").exists()
     publish(built.corpus, storage, tmp_path / "out")
     assert os.listdir(tmp_path / "out/features") == ["toy"]
+
+
+def test_features_that_are_left_out_are_said_with_the_reason(built: Built, tmp_path: Path) -> None:
+    """But for those that were made anew, and those of other media."""
+    storage = open_storage(str(shutil.copytree(built.storage.url, tmp_path / "root")))
+    ids = [item.id for item in built.rows(Item)]
+
+    def made(of: str, weights: str) -> Output:
+        media = Stage("media", Media(of), lambda config, inputs: iter([("all", None)]), lambda *_: lambda *_: {})
+        return build(replace(toy_features(built.media, ids, Toy(weights)), inputs=(media,)), storage)
+
+    stale = made(built.corpus.media_set, "random:1")
+    made(built.corpus.media_set, Toy().weights)
+    made("others", "random:1")
+    squares = build(replace(toy_features(Output(storage, built.media.folder), ids), name="pixels"), storage)
+    publish(built.corpus, storage, tmp_path / "out", ProgressLine(shown := io.StringIO()))
+    cure = f"build it again (`xmodal build coco/toy --root {storage.url}`)"
+    assert [line for line in shown.getvalue().splitlines() if "not published" in line] == [
+        f"not published: {squares.where} holds the pictures themselves, smaller: they are no features to publish",
+        f"not published: {stale.where} is not of coco's media as they are sealed now: {cure}",
+    ]
 
 
 @pytest.mark.parametrize(("annotations", "licence"), [("all", "cc-by-4.0"), ("ids", "other")])

@@ -1,6 +1,7 @@
 """The dataset that `xmodal.open` gives."""
 
 import json
+import warnings
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from xmodal.root.outputs import Output, find, made_of
 from xmodal.root.selection import (
     ancestor,
     build_command,
+    changed_media,
     describe,
     describe_differences,
     find_output,
@@ -64,12 +66,19 @@ class Dataset:
         return {name: len(items) for name, items in splits(self.records).items()}
 
     def store(self, features: str | None = None) -> FeatureStore:
-        """Opens features by stage, identity, or stage/identity; unnamed, the only ones but for pixels."""
+        """Opens features by stage, identity, or stage/identity; unnamed, the only ones but for pixels.
+
+        Those of media that have changed since are opened by their identity alone, with a warning.
+        """
         if features is None:
             meant = [output for output in self.features if _first_array(output) not in MEDIA_ARRAYS]
         else:
             meant = [output for output in self.features if features in (*output.folder.split("/"), output.folder)]
-        meant = covering_all_items([one for one in meant if may_share_media(one, self.records)], self.records)
+        meant = [one for one in meant if may_share_media(one, self.records)]
+        if features not in {name for one in meant for name in (one.identity, one.folder)}:
+            meant = covering_all_items(meant, self.records)
+        elif change := changed_media(meant[0], self.corpus):
+            warnings.warn(change, stacklevel=2)
         there = "; ".join(map(_named, self.features)) or f"none: build some first ({self._command('STAGE')})"
         if len(meant) > 1:
             told = zip(meant, describe_differences(meant), strict=True)

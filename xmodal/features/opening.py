@@ -9,13 +9,22 @@ from xmodal.recipes import Positional
 from xmodal.records.tables import Item, read_rows
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, find
-from xmodal.root.selection import ancestor, build_command, current, find_output, may_share_media, media_set_of
+from xmodal.root.selection import (
+    ancestor,
+    build_command,
+    changed_media,
+    current,
+    find_output,
+    may_share_media,
+    media_set_of,
+)
 
 
 def open_features(root: str, stage: str, identity: str | None, records: Output, model: object = None) -> FeatureStore:
     """Opens the one output of a stage that is current and belongs to the records; see `find_output`.
 
-    Refuses features of another media set, and of one position an item if `model`, a config, looks at several.
+    Refuses features of another media set, and of one position an item if `model`, a config, looks at several. Those of
+    media that have changed since are opened by their identity alone.
     """
     of, fits = str(records.config.get("corpus", "CORPUS")), partial(may_share_media, records=records)
     among = [] if identity else covering_all_items(list(filter(fits, find(root, stage))), records)
@@ -38,8 +47,11 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
 
 
 def covering_all_items(features: list[Output], records: Output) -> list[Output]:
-    """Drops outputs of an earlier state and those that lack items, unless all do."""
-    if len(features := current(features)) < 2:
+    """Drops outputs of an earlier state and those that lack items, unless all do; refuses if all media changed."""
+    changes = [changed_media(output, str(records.config.get("corpus", "CORPUS"))) for output in features]
+    if changes and all(changes):
+        raise UserError(changes[0])
+    if len(features := current([one for one, change in zip(features, changes, strict=True) if not change])) < 2:
         return features
     items = list(read_rows(records, Item))
     planned = {

@@ -12,6 +12,7 @@ from xmodal.root.sealed_sets import records_now, sealed_now
 from xmodal.root.storage import open_storage
 
 OPAQUE = re.compile(r"=[0-9a-f]{16,}$")  # a checksum: it differs, but tells nobody how
+NOT_IN_USE = "not in use"
 
 
 def find_output(
@@ -74,7 +75,7 @@ def current(outputs: list[Output]) -> list[Output]:
     """Drops outputs that were made of what has been replaced, unless all were."""
     if len(outputs) < 2:
         return outputs
-    whole = [output for output in outputs if _is_current(output)]
+    whole = [output for output in outputs if is_current(output)]
     return whole or [output for output in outputs if not is_replaced(output)] or outputs
 
 
@@ -88,8 +89,17 @@ def is_replaced(output: Output) -> bool:
     return now is not None and now.folder != output.folder
 
 
-def _is_current(output: Output) -> bool:
+def is_current(output: Output) -> bool:
     return not any(map(is_replaced, _with_ancestors(output)))
+
+
+def changed_media(output: Output, corpus: str) -> str:
+    """Says that an output was made of media that have changed since, and what makes it anew; else ''."""
+    media = ancestor(output, "media")
+    if media is None or not is_replaced(media):
+        return ""
+    cure = build_command(output.storage.url, corpus, output.stage)
+    return f"{output.where} was made of pictures or clips that have changed since: build it again ({cure})"
 
 
 def _with_ancestors(output: Output) -> Iterator[Output]:
@@ -127,12 +137,17 @@ def describe_differences(outputs: Sequence[Output]) -> Iterator[str]:
     """Describes outputs by the settings that differ; where these do not tell, by date, media set and inputs too."""
     names = dict.fromkeys(name for output in outputs for name in output.config)
     differing = [name for name in names if any(o.config.get(name) != outputs[0].config.get(name) for o in outputs)]
-    facts = [[f"{name}={o.config[name]!s:.24}" for name in differing if name in o.config] for o in outputs]
-    is_told = len({tuple(fact for fact in some if not OPAQUE.search(fact)) for some in facts}) == len(outputs) > 1
-    states = ["current" if _is_current(output) else "not in use" for output in outputs]
-    for output, some, state in zip(outputs, facts, states, strict=True):
-        told = some + ([state] if len({*states}) > 1 else []) + ([] if is_told else _origin(output))
-        yield f"{output.identity} ({', '.join(told)})"
+    facts = [_facts({name: o.config[name] for name in differing if name in o.config}) for o in outputs]
+    is_told = len({*map(tuple, facts)}) == len(outputs) > 1
+    in_use = [*map(is_current, outputs)]
+    for output, some, is_used in zip(outputs, facts, in_use, strict=True):
+        state = [] if all(in_use) else ["current" if is_used else NOT_IN_USE]
+        yield f"{output.identity} ({', '.join(some + state + ([] if is_told else _origin(output)))})"
+
+
+def _facts(config: Mapping[str, object]) -> list[str]:
+    facts = (f"{name}={value!s:.24}" for name, value in config.items() if name != "_type")
+    return [fact for fact in facts if not OPAQUE.search(fact)]
 
 
 def _origin(output: Output) -> list[str]:
@@ -144,7 +159,6 @@ def _origin(output: Output) -> list[str]:
 
 
 def describe(output: Output, config: Mapping[str, object] | None = None) -> str:
-    """Names an output by its identity and settings, or by others that are given."""
-    settings = output.config if config is None else config
-    shown = (f"{name}={value!s:.24}" for name, value in settings.items() if name != "_type")
-    return f"{output.identity} ({', '.join(shown)})"
+    """Names an output by its settings, or others that are given, and says if it is not in use."""
+    facts = _facts(output.config if config is None else config)
+    return f"{output.identity} ({', '.join(facts if is_current(output) else [*facts, NOT_IN_USE])})"

@@ -7,7 +7,7 @@ from xmodal.features.opening import open_features
 from xmodal.features.store import FeatureStore
 from xmodal.progress import Progress, Silence
 from xmodal.root.outputs import Output
-from xmodal.root.selection import find_output
+from xmodal.root.selection import changed_media, find_output
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,9 @@ class Setup:
         return find_output(self.root, "records", self.records, corpus=corpus)
 
     def store(self, stage: str, tables: Output, model: object = None) -> FeatureStore:
-        """Opens features that belong to the records and fit a model's config."""
+        """Opens features that belong to the records and fit a model's config; warns if their media have changed."""
         identity = self.pixels if stage == "pixels" else self.features
-        return open_features(self.root, stage, identity, tables, model)
+        store = open_features(self.root, stage, identity, tables, model)
+        if change := changed_media(store.output, str(tables.config["corpus"])):
+            self.progress.say(f"warning: {change}")
+        return store
