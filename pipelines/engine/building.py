@@ -171,10 +171,13 @@ class _Build:
             facts["core_seconds"] = stage.seconds
         with _run_log(self.output, facts) as say:
             line = progress.logged(say)
+            taken = 0
             with line.over(stage.name, total, done) as tick, line.listening(self.commits.said):
                 if done < total:
                     opened = partial(open_units, stage, self.inputs, self.storage.url)
-                    self.gather(run(opened, missing, stage.resources), tick)
+                    taken = self.gather(run(opened, missing, stage.resources), tick)
+            if taken:
+                line.say(f"{stage.name}: {taken:,} rows were taken over from earlier outputs")
             self.finish()
 
     def drop_tainted(self) -> None:
@@ -231,19 +234,22 @@ class _Build:
             taken = (self.commits.take(lent[unit], other) for unit in missing if unit in lent)
             self.commits.gather([record for record in taken if record])
 
-    def gather(self, records: Iterable[Record], tick: Callable[[int], None]) -> None:
+    def gather(self, records: Iterable[Record], tick: Callable[[int], None]) -> int:
+        """Returns how many rows were taken over."""
         loose: list[Record] = []
-        units = 0
+        units = taken = 0
         try:
             for record in records:
                 loose.append(record)
                 units += record.units
+                taken += record.taken
                 tick(record.units)
                 if units >= GATHER_EVERY:
                     self.commits.gather(loose)
                     loose, units = [], 0
         finally:  # also when the run fails: a later driver finds them together
             self.commits.gather(loose)
+        return taken
 
     def finish(self) -> None:
         left = next((name for line, name, _ in self.compare() if line is None), None)
@@ -308,7 +314,7 @@ def open_units(stage: Stage[Any, Any], inputs: Inputs, url: str) -> Worker:
                 attempt = commits.attempt(name, stage.work_key(work) if stage.reuse else None)
                 line = line_of(attempt, work)
                 if attempt.files:
-                    records.append(commits.commit(attempt, line))
+                    records.append(commits.commit(attempt, line)._replace(taken=attempt.taken))
                 else:
                     bare.append(line)
                 if bare and time.monotonic() - began > COMMIT_SECONDS:

@@ -32,6 +32,7 @@ class Record(NamedTuple):
 
     name: str
     lines: bytes  # one a unit
+    taken: int = 0  # rows that were taken over
 
     @property
     def units(self) -> int:
@@ -47,6 +48,7 @@ class UnitAttempt:
         self.unit, self.key, self.name = unit, key, f"{unit}-{uuid.uuid4().hex[:12]}"
         self.files: dict[str, tuple[int, str]] = {}
         self.failures: list[tuple[str, str, str]] = []
+        self.taken = 0  # rows from earlier outputs
         self._storage, self._folder, self._said = storage, f"{attempts}/{self.name}", -SAY_SECONDS
 
     @contextmanager

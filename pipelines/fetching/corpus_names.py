@@ -8,6 +8,7 @@ one that cannot be read changes nothing.
 import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -204,12 +205,19 @@ def at_present(found: FoundCorpus, storage: Storage) -> tuple[FoundCorpus, str]:
     try:
         now = found if found.place else _as_it_lies(storage, name, known)
         if now is None or not now.lists or now.corpus.sources[1:] == user_corpus(known).sources[1:]:
-            return found, ""
+            return found, "" if found.place else _what_is_gone(_note(storage, name))
         rows = user_corpus(known).parse(raw), now.corpus.parse(Raw.of_files(now.lists))
         return now, f"{now.place} has changed: {describe_items(*rows) or 'the same items as before'}"
     except UserError as error:
         how = "" if found.place else f"{_place(storage, name)} cannot be read, so it stays as it was: {error}"
         return found, how
+
+
+def _what_is_gone(note: Mapping[str, Any]) -> str:
+    for what, place in (("list", note.get("place") or ""), ("folder", note.get("folder") or "")):
+        if os.path.isabs(place) and not os.path.exists(place):
+            return f"the {what} is no longer at {place}: what was built of it stays; name its new place"
+    return ""
 
 
 def _as_it_lies(storage: Storage, name: str, known: Description) -> FoundCorpus | None:
@@ -225,26 +233,29 @@ def _as_it_lies(storage: Storage, name: str, known: Description) -> FoundCorpus 
     return _described(name, replace(lists, folder=_media_folder(note)), {}, known, follows)
 
 
-def changes(storage: Storage, names: Collection[str] = ()) -> dict[str, list[str]]:
-    """Says what has changed of users' lists, or of `names` alone, and of their files since they were built."""
-    said = dict[str, list[str]]()
+def changes(storage: Storage, names: Collection[str] = ()) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Says what a build would take anew of users' lists, or of `names` alone, and their files; then what it cannot."""
+    taken, kept = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for name in names or _noted(storage):
         try:
-            said[name] = [*filter(None, _changes(storage, name))] if description_of(storage, name) else []
+            for said, is_taken in _changes(storage, name) if description_of(storage, name) else ():
+                if said:
+                    (taken if is_taken else kept)[name].append(said)
         except (UserError, OSError) as trouble:  # one that cannot be read does not hide the others
-            said[name] = [str(trouble)]
-    return {name: some for name, some in said.items() if some}
+            kept[name].append(str(trouble))
+    return dict(taken), dict(kept)
 
 
-def _changes(storage: Storage, name: str) -> Iterator[str]:
+def _changes(storage: Storage, name: str) -> Iterator[tuple[str, bool]]:
     found = _by_name(name, storage)
-    yield at_present(found, storage)[1]
+    now, said = at_present(found, storage)
+    yield said, now is not found
     sealed = sealed_now(storage, "media", name)
     if sealed and found.media_folder:
         listed = (Source(locked.path, how=BESIDE, part="media") for locked in read_lock(sealed))
         raw = RawFolder(found.media_folder, [], whole_paths=True, follow_links=found.follow_links)
         changed = file_changes(listed, Ledger(storage, "media", name), raw)
-        yield describe_files(one for one in changed if one.how != GONE)  # a build keeps those
+        yield describe_files(one for one in changed if one.how != GONE), True  # a build keeps those
 
 
 def _of_file(text: str, storage: Storage, is_sample: bool) -> FoundCorpus:

@@ -207,9 +207,11 @@ def _take(source: Source, file: str, raw: RawFolder, storage: Storage) -> dict[s
     outside = raw.link_out(source, file)
     if outside and not raw.follow_links:
         raise Failed(LINK, f"points out of the folder: {outside:.120}, give --follow-links to take it")
-    modified = os.stat(file).st_mtime_ns  # before it is read: what is written meanwhile is looked at again
+    before = os.stat(file)  # what is written while it is read is looked at again
     take = _copy if source.path in raw.elsewhere else _keep
-    return take(source, file, storage) | {"modified": modified, "kind": LINK if outside else ""}
+    found = take(source, file, storage)
+    noted = {"modified": before.st_mtime_ns, "inode": before.st_ino, "changed": os.stat(file).st_ctime_ns}  # by a link
+    return found | noted | {"kind": LINK if outside else ""}
 
 
 def _download(source: Source, address: str, storage: Storage) -> dict[str, Any]:

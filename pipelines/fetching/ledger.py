@@ -9,14 +9,17 @@ import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import groupby
 from typing import Any, Literal
 
 from pipelines.engine.journal import Journal
 from xmodal.corpora import Part, Source
+from xmodal.errors import UserError
 from xmodal.root.identity import canonical_json
-from xmodal.root.sealed_sets import blob_key, sealed_now
+from xmodal.root.sealed_sets import blob_key, read_lock, sealed_now
 from xmodal.root.storage import Storage
 
 FOLDERS: dict[Part, str] = {"annotations": "sources", "media": "media"}
@@ -39,6 +42,8 @@ class FetchAttempt:
     kind: str = ""  # the class of a failure: http_404, timeout, …
     reason: str = ""  # for a person
     modified: int = 0  # when a file of this machine was last written to: nanoseconds since 1970
+    changed: int = 0  # its ctime, which nobody can set: a rename or a write changes it
+    inode: int = 0
 
     def line(self) -> bytes:
         facts = asdict(self)
@@ -60,6 +65,8 @@ class State:
     kind: str
     reason: str
     modified: int = 0
+    changed: int = 0
+    inode: int = 0
 
     @property
     def failed(self) -> bool:
@@ -70,8 +77,10 @@ class State:
         return f"{self.kind}: {self.reason}" if self.failed else "checksum: these are not the bytes that are pinned"
 
     def looks_like(self, file: os.stat_result) -> bool:
-        """Whether a file of this machine has the size and the time that it was taken with."""
-        return self.status == "local" and (self.size, self.modified) == (file.st_size, file.st_mtime_ns)
+        """Whether a file of this machine is the one that was taken, as far as its size and times tell."""
+        noted = (self.size, self.modified) == (file.st_size, file.st_mtime_ns)
+        is_same = (self.changed, self.inode) in ((0, 0), (file.st_ctime_ns, file.st_ino))
+        return self.status == "local" and noted and is_same
 
     def lost(self, source: Source) -> bool:
         """Whether its bytes were here and are damaged, or are not those that are pinned now."""
@@ -120,11 +129,17 @@ class Ledger:
         return {state.path: state for state in self.states()}
 
     def summary(self) -> dict[str, Any]:
-        """Counts of files and failures, three examples of each class, and folders that lack files."""
+        """Counts of files and failures, three examples of each class, and folders that lack files.
+
+        Files whose bytes were lost are left out once they are listed no longer.
+        """
+        listed = cache(self._listed)
         statuses, kinds, files, absent = (Counter[str]() for _ in range(4))
         attempts = size = 0
         examples = defaultdict[str, list[dict[str, Any]]](list)
         for state in self.states():
+            if state.kind in LOST and (now := listed()) and state.path not in now:
+                continue
             folder = folder_of(state.path)
             statuses[state.status] += 1
             attempts += state.attempts
@@ -137,6 +152,13 @@ class Ledger:
                     examples[state.kind].append(asdict(state))
         counts = {"files": statuses, "attempts": attempts, "bytes": size, "failures": kinds}
         return counts | {"examples": examples, "folders": incomplete_folders(files, absent)}
+
+    def _listed(self) -> set[str]:
+        """The files of the set that builds use; none if that is not known."""
+        with suppress(UserError):
+            if sealed := sealed_now(self.storage, FOLDERS[self.part], self.name):
+                return {locked.path for locked in read_lock(sealed)}
+        return set()
 
     def download_speed(self) -> float | None:
         """Mean bytes a second of the downloads that succeeded."""
@@ -212,7 +234,7 @@ def _facts(line: bytes) -> dict[str, Any]:
 def _sum_up(path: str, attempts: list[dict[str, Any]]) -> State:
     decisive = ([a for a in attempts if a["status"] != "failed" or a["kind"] in LOST] or attempts)[-1]
     facts = {name: decisive[name] for name in ("status", "size", "sha256", "kind", "reason")}
-    facts["modified"] = decisive.get("modified", 0)  # attempts of before did not note it
+    facts |= {name: decisive.get(name, 0) for name in ("modified", "changed", "inode")}  # not noted at first
     if decisive["status"] == "failed":
         facts["reason"] = attempts[-1]["reason"]  # why it does not come back, if that was tried
     return State(path, attempts=len(attempts), first_at=attempts[0]["at"], last_at=attempts[-1]["at"], **facts)

@@ -24,17 +24,20 @@ class FileChange:
     how: str
     state: State  # as it was
     file: str
-    modified: int = 0  # before it was read
+    modified: int = 0  # this and the following before it was read
+    changed: int = 0
+    inode: int = 0
 
     @property
     def attempt(self) -> FetchAttempt:
         """The note in the ledger of a file that was touched."""
         at, size, sha256 = later(self.state), self.state.size, self.state.sha256
-        return FetchAttempt(self.state.path, "local", at, 0.0, size, sha256, self.state.kind, modified=self.modified)
+        noted = (self.modified, self.changed, self.inode)
+        return FetchAttempt(self.state.path, "local", at, 0.0, size, sha256, self.state.kind, "", *noted)
 
 
 def file_changes(sources: Iterable[Source], ledger: Ledger, raw: RawFolder) -> list[FileChange]:
-    """Files that are not as they were taken; only those whose size or time is another are read."""
+    """Files that are not as they were taken; only those whose size, times or inode are others are read."""
     found, there, states = list[FileChange](), 0, ledger.states_by_path()
     for source in sources:
         state, file = states.get(source.path), raw.find(source)
@@ -44,7 +47,8 @@ def file_changes(sources: Iterable[Source], ledger: Ledger, raw: RawFolder) -> l
             there, facts = there + 1, os.stat(file)
             if not state.looks_like(facts):
                 is_same = facts.st_size == state.size and sha256_of(file) == state.sha256
-                found.append(FileChange(TOUCHED if is_same else EDITED, state, file, facts.st_mtime_ns))
+                noted = (facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+                found.append(FileChange(TOUCHED if is_same else EDITED, state, file, *noted))
         elif state.status == "local" and not source.path.startswith(f"{FOLDER}/"):
             found.append(FileChange(GONE, state, ""))
         elif file and state.kind in (BY_HAND, LINK, *LOST) and raw.takes(source, file):
@@ -89,6 +93,6 @@ def _describe(named: Mapping[str, Sequence[str]]) -> str:
 
 
 def checksum_of(ledger: Ledger, file: Path, path: str) -> str:
-    """The sha256 of a list, which is read only if its size or time is another than it was."""
+    """The sha256 of a list, which is read only if its size, times or inode are others than they were."""
     state = ledger.states_by_path().get(path)
     return state.sha256 if state and state.looks_like(file.stat()) else sha256_of(file)

@@ -135,7 +135,8 @@ def _find_in_folder(folder: Path, captions: str | None, follow_links: bool, chec
         return _find_here(name, lists[0], folder, checksum)
     if files:
         return replace(_find_here(name, folder, folder, checksum, files), is_dataset=True)
-    raise UserError(f"{folder} has no list: give one with --captions, or name it {', '.join(NAMED)}")
+    known = ", ".join([*NAMED, "captions.json"])
+    raise UserError(f"{folder} has no list: give one with --captions, or name it {known}, maybe with .gz")
 
 
 def _dataset_files(folder: Path) -> Iterator[tuple[Path, str | None]]:

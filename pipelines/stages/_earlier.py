@@ -54,8 +54,8 @@ class EarlierRows:
         self._stage, self._schema = stage, schema
         self._open = lru_cache(maxsize=4)(self._try_to_open)
 
-    def find(self, sha256: str | None, spec: FeatureSpec | None = None) -> EarlierRow | None:
-        """A row made of this, if its bytes are sound; `spec` is of its values, if it has some."""
+    def find(self, sha256: str | None, sink: Sink, spec: FeatureSpec | None = None) -> EarlierRow | None:
+        """A row made of this, if its bytes are sound, which `sink` counts; `spec` is of its values, if it has some."""
         sources, places = self._index
         source = (sha256 or "").encode()
         at = int(np.searchsorted(sources, source))
@@ -67,7 +67,9 @@ class EarlierRows:
             facts = table.slice(row, 1).to_pylist()[0]
             name = facts[self._schema.names[0]]
             failures = (failure[1:] for failure in self._units[number][1].failures if failure[0] == name)
-            return EarlierRow(facts, values(row), tuple(failures))
+            found = EarlierRow(facts, values(row), tuple(failures))
+            sink.taken += 1
+            return found
         return None
 
     def _try_to_open(self, number: int, spec: FeatureSpec | None) -> tuple[pa.Table, Values]:

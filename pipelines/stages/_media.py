@@ -170,7 +170,7 @@ def _open(opened: Callable[[Any], PictureExtractor], config: Any, inputs: Inputs
             sources.append(None)
             try:
                 sources[-1], data = read_medium(archives, path, files)
-                if found := earlier.find(sources[-1], spec):
+                if found := earlier.find(sources[-1], sink, spec):
                     found.fail_again(id, sink)
                     absent += any(kind != TRUNCATED for kind, _ in found.failures)
                     return found.values

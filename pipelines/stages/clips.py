@@ -104,7 +104,7 @@ def _open(weights: Path | None, config: ClipsConfig, inputs: Inputs) -> ArrayWri
     def fill(work: ArrayShard, sink: Sink, earlier: EarlierRows) -> Counts:
         absent, _ = work.reads
         sources = [None if id in absent else _looks(frames, id) for id in work.ids]
-        found = {id: earlier.find(source, spec) for id, source in zip(work.ids, sources, strict=True)}
+        found = {id: earlier.find(source, sink, spec) for id, source in zip(work.ids, sources, strict=True)}
         there = {id: row.values for id, row in found.items() if row} | dict.fromkeys(absent, empty)
         lost: dict[str, tuple[str, str]] = dict.fromkeys(absent, ("absent", "it has no frames"))
         rows = write_items(sink, spec, work.rows, _runs(extractor, frames, work.ids, there, lost, empty))

@@ -102,7 +102,7 @@ def _open(config: FingerprintsConfig, inputs: Inputs) -> Callable[[MediaBatch, S
         """A row, and what to look at if its looks are not known; no row if the medium is absent."""
         try:
             sha256, data = read_medium(archives, path, files)
-            if (found := earlier.find(sha256)) and found.facts["kind"] == kind:
+            if (found := earlier.find(sha256, sink)) and found.facts["kind"] == kind:
                 found.fail_again(path, sink)
                 return {**found.facts, "media": path}, None
             row = {"media": path, "kind": kind, "sha256": sha256, "looks": None}

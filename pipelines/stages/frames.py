@@ -140,7 +140,7 @@ def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
             sha256 = None
             try:
                 sha256, data = read_medium(archives, path, files, config.most_bytes)
-                if found := earlier.find(sha256, config.spec):
+                if found := earlier.find(sha256, sink, config.spec):
                     rows.append({**found.facts, "id": id})
                     found.fail_again(id, sink)
                     return found.values

@@ -88,7 +88,7 @@ def _open(config: SentencesConfig, inputs: Inputs) -> ArrayWriter:
     def fill(work: ArrayShard, sink: Sink, earlier: EarlierRows) -> Counts:
         texts, _ = work.reads
         sources = list(map(codebook.source, texts))
-        found = (earlier.find(source, spec) for source in sources)
+        found = (earlier.find(source, sink, spec) for source in sources)
         looked_up = ((row.values, None) if row else (None, text) for row, text in zip(found, texts, strict=True))
         empty = 0
 

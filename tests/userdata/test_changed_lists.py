@@ -21,7 +21,7 @@ from xmodal.batches.dataset import open_dataset
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of
 from xmodal.root.outputs import find
-from xmodal.root.sealed_sets import sealed_now
+from xmodal.root.sealed_sets import blob_key, sealed_now
 from xmodal.root.storage import open_storage
 
 SETS = [word for setting in RESNET for word in ("--set", setting)]
@@ -118,6 +118,13 @@ def test_a_list_that_is_named_says_what_changed_too(xmodal: Xmodal, mine: List, 
     assert "mine.csv has changed: the same items as before" in xmodal("build", mine.place, "--root", root).err
 
 
+def test_a_build_says_how_many_rows_it_took_over(xmodal: Xmodal, mine: List, root: Path) -> None:
+    assert "taken over" not in xmodal("build", f"{mine.place}/pixels", "--root", root).err
+    mine.add("p6.png", 6)
+    mine.write()
+    assert "pixels: 6 rows were taken over from earlier outputs\n" in xmodal("build", "mine/pixels", "--root", root).err
+
+
 def test_only_a_list_of_another_size_or_time_is_read(
     xmodal: Xmodal, mine: List, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,11 +155,31 @@ def test_a_list_that_is_gone_or_cannot_be_read_stays_as_it_was(xmodal: Xmodal, m
     made = xmodal("build", "mine", "--root", root, "--json")
     assert f"mine: {mine.place} cannot be read, so it stays as it was: mine.csv:1 has no column 'caption'" in made.err
     assert identities(made.json) == before
-    assert "cannot be read" in xmodal("status", "--root", root).out
+    shown = xmodal("status", "--root", root).out
+    assert "cannot be read" in shown
+    assert "takes it as it is now" not in shown, "a build cannot"
     shutil.rmtree(mine.folder)
     made = xmodal("build", "mine", "--root", root, "--json")
+    said = f"mine: the list is no longer at {mine.place}: what was built of it stays; name its new place"
+    assert made.err.startswith(f"{said}\n")
     assert identities(made.json) == before
-    assert xmodal.done("status", "--root", root)["changes"] == {}
+    shown = xmodal("status", "--root", root).out
+    assert said in shown
+    assert "takes it as it is now" not in shown
+
+
+def test_a_damaged_picture_that_is_listed_no_longer_is_none_that_is_missing(
+    xmodal: Xmodal, mine: List, root: Path
+) -> None:
+    xmodal.done("build", mine.place, "--root", root)
+    (root / blob_key(hashlib.sha256(picture(3)).hexdigest())).unlink()
+    assert xmodal("verify", "--root", root, "--forget").code == 1
+    assert "damaged: 1, such as pictures/p3.png" in xmodal("status", "--root", root).out
+    del mine.rows["p3.png"]
+    (mine.pictures / "p3.png").unlink()
+    mine.write()
+    xmodal.done("build", "mine", "--root", root)
+    assert "p3.png" not in xmodal("status", "--root", root).out
 
 
 def test_a_dataset_with_its_pictures_inside_is_known_by_name(xmodal: Xmodal, root: Path, tmp_path: Path) -> None:
@@ -211,6 +238,28 @@ def test_a_picture_that_was_edited_is_taken_anew(
     assert "edited" not in xmodal("build", "mine", "--root", root).err
 
 
+def test_pictures_of_the_same_size_and_time_are_told_apart(
+    xmodal: Xmodal, mine: List, root: Path, tmp_path: Path
+) -> None:
+    one, other, third = (mine.pictures / f"p{number}.png" for number in range(3))
+    longest = max(len(file.read_bytes()) for file in (one, other, third)) + 2
+    for file in (one, other, third):
+        file.write_bytes(file.read_bytes().ljust(longest, b"-"))
+        os.utime(file, (1, 1))
+    xmodal.done("build", mine.place, "--root", root)
+    one.rename(mine.folder / "away")
+    other.rename(one)
+    (mine.folder / "away").rename(other)
+    third.write_bytes(third.read_bytes().replace(b"--", b"++"))
+    os.utime(third, (1, 1))
+    said = "mine: of the files beside the list 3 edited (pictures/p0.png, pictures/p1.png, pictures/p2.png)"
+    assert said in xmodal("status", "--root", root).out
+    made = xmodal.done("build", "mine", "--root", root)
+    assert identities(made) == from_nothing(xmodal, mine, tmp_path / "other")
+    assert xmodal.done("verify", "--root", root)["damage"] == []
+    assert xmodal.done("status", "--root", root)["changes"] == {}
+
+
 def test_an_edited_picture_takes_nothing_from_its_twin(xmodal: Xmodal, mine: List, root: Path, tmp_path: Path) -> None:
     """Equal files are one blob, which may be another name of either."""
     mine.add("twin.png", 3)
@@ -234,7 +283,9 @@ def test_a_picture_that_is_gone_is_kept_and_one_that_comes_is_taken(xmodal: Xmod
     (mine.pictures / "p0.png").unlink()
     made = xmodal("build", "mine", "--root", root, "--json")
     assert "1 no longer there, kept as they were (pictures/p0.png)" in made.err
-    assert xmodal.done("status", "--root", root)["changes"] == {}, "nothing that a build would do"
+    shown = xmodal("status", "--root", root).out
+    assert "takes it as it is now" not in shown, "nothing that a build would do"
+    assert "no longer there" not in shown
     assert identities(made.json) == identities(before)
     mine.replace("late.png", 50)
     made = xmodal("build", "mine", "--root", root, "--json")

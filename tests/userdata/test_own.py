@@ -657,6 +657,14 @@ def test_a_wrong_column_is_named_with_those_there_are(kind: str, tmp_path: Path)
     ("name", "content", "complaint"),
     [
         ("list.csv", b"url,caption,url\na.png,a,b.png\n", "list.csv:1 has several columns 'url'"),
+        (
+            "list.csv",
+            b"url;caption\na.png;b\n",
+            "its columns are url;caption; it is separated by ';': save it with commas",
+        ),
+        ("list.csv", b"URL,caption\na.png,b\n", "its columns are URL, caption; 'URL' differs in case"),
+        ("list.json", b"{}", "'[' expected, of a list of objects, [{…}, …], not '{'"),
+        ("list.csv", b"url,caption\n/elsewhere/a.png,b\n", "; copy or link files below the list's folder (--follow"),
         ("list.csv", b"", "list.csv is empty: its first line must name its columns"),
         ("list.csv", b"url,caption\n", "lists no picture or clip that can be used"),
         ("list.csv", b"url,caption\na.png,b,c\n", "list.csv:2 has 3 columns, not the 2"),

@@ -246,7 +246,8 @@ class _Json:
 
     def _take(self, expected: str) -> None:
         if (found := self._next()) != expected:
-            raise self._broken(f"{expected!r} expected, not {found!r}", self._at)
+            cure = ", of a list of objects, [{…}, …]" if expected == "[" else ""
+            raise self._broken(f"{expected!r} expected{cure}, not {found!r}", self._at)
         self._at += 1
 
     def _more(self) -> bool:
@@ -304,6 +305,8 @@ def named_columns(
             first = [] if has_header else [(where, header)]
             header = header if has_header else [str(number) for number in range(1, len(header) + 1)]
             cure = "; if they are a row, add --header no, and name columns by number" if has_header else ""
+            if has_header and len(header) == 1 and ";" in header[0]:
+                cure = "; it is separated by ';': save it with commas"
             _refuse_columns(f"{path}:1", names, header, cure)
             places = [header.index(name) for name in names]
             for where, fields in chain(first, table):
@@ -395,6 +398,9 @@ READERS: dict[str, Callable[[Raw, str, Sequence[str]], Iterator[Cells]]] = {
 def _refuse_columns(where: str, columns: Sequence[str], there: Sequence[str], cure: str = "") -> None:
     for name in columns:
         if name not in there:
+            for like in there:
+                if like.lower() == name.lower():
+                    cure = f"; {like!r} differs in case: name it as it is written there"
             raise UserError(f"{where} has no column {name!r}; its columns are {', '.join(there) or 'none'}{cure}")
         if list(there).count(name) > 1:
             raise UserError(f"{where} has several columns {name!r}")

@@ -30,7 +30,7 @@ from xmodal.raw.archives import archive_of
 from xmodal.raw.raw_files import Raw
 from xmodal.records.tables import Caption, Item, Label, Oddity, Row, Split
 from xmodal.userdata.description import DESCRIPTION, Description
-from xmodal.userdata.entries import Entry, Medium, entries
+from xmodal.userdata.entries import ABSOLUTE, OUTSIDE, Entry, Medium, entries
 from xmodal.userdata.hash_splits import hash_splits
 
 VERSION = 4  # of the rows that are parsed from the same bytes
@@ -39,6 +39,7 @@ AGAIN = "the same caption of the same item again: left out"
 OTHER_MEDIUM = "another picture or clip of an id that is taken: the row is left out"
 NO_SPLIT = "in no split: kept without one"
 SEVERAL_SPLITS = "in files of several splits: kept in each"
+ELSEWHERE = "copy or link files below the list's folder (--follow-links), or name FOLDER --captions LIST that holds all"
 BESIDE = "it is not beside the list"
 
 
@@ -76,6 +77,7 @@ def parse(description: Description, raw: Raw) -> Iterator[Row]:
             yield from parser.rows(entry)
     if not parser.captions:
         why = "".join(f"; {count:,} of {rule}" for rule, count in left_out.most_common())
+        why += f"; {ELSEWHERE}" if left_out[ABSOLUTE] + left_out[OUTSIDE] else ""
         raise UserError(f"{description.files[0].path} lists no picture or clip that can be used{why}")
     yield from parser.split_rows()
 

@@ -23,7 +23,8 @@ def run(args: Args) -> Result:
     from pipelines.upkeep.inspection import status
 
     storage, names = _flags.existing(args.root), {_flags.corpus_name(text, args) for text in args.corpora}
-    found = status(storage) | {"changes": changes(storage, names)}
+    changed, kept = changes(storage, names)
+    found = status(storage) | {"changes": changed, "kept": kept}
     return _of_corpora(found, names) if names else found
 
 
@@ -39,6 +40,7 @@ def _of_corpora(found: Result, names: set[str]) -> Result:
 
 def text(result: Result) -> Lines:
     yield result["root"]
+    yield from (f"{name}: {reason}" for name, said in result["kept"].items() for reason in said)
     for name, said in result["changes"].items():
         yield from (f"{name}: {change}" for change in said)
         yield f"{name}: `{command('build', name, '--root', result['root'])}` takes it as it is now"
