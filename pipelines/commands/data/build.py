@@ -86,7 +86,8 @@ def _below(row: Result, root: str) -> Lines:
     if reasons or row.get("folders"):
         retry, seal = (command(word, row["corpus"], "--root", root) for word in ("retry", "seal"))
         if LINK in reasons:
-            yield f"`{command('build', 'LIST', '--follow-links', '--root', root)}` takes what links lead to, LIST being your list or folder"
+            follow = command("build", "LIST", "--follow-links", "--root", root)
+            yield f"`{follow}` takes what links lead to, LIST being your list or folder"
         if {*reasons} != {LINK}:
             yield f"once they are there: `{retry} [--raw FOLDER]`, then `{seal}`, and build again"
     if row.get("retry"):
