@@ -11,6 +11,7 @@ from pipelines.engine.building import sum_up, taint
 from pipelines.engine.commits import Commits
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import FOLDERS, blobs_of, ledgers, lose_blobs
+from pipelines.upkeep.pruning import needed_folders
 from xmodal.corpora import Part
 from xmodal.errors import UserError
 from xmodal.root.files import sha256_of
@@ -24,9 +25,11 @@ def status(storage: Storage) -> dict[str, Any]:
     """Describes every ledger and output; outputs of one stage and corpus also by what differs."""
     kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for ledger in ledgers(storage)]
     rows, alike = [], defaultdict[tuple[str, str], dict[Output, dict[str, Any]]](dict)
-    for output in directories(storage):
+    outputs = {output.folder: output for output in directories(storage)}
+    needed = needed_folders(outputs)
+    for output in outputs.values():
         try:
-            row = _describe(output)
+            row = _describe(output) | ({} if output.complete else {"needed": output.folder in needed})
             alike[row["stage"], row["of"]][output] = row
         except UserError as damage:
             row = {"path": output.where, "damage": str(damage)}

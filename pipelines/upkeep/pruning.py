@@ -8,6 +8,7 @@ those that were fetched since the last seal to the next set.
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pipelines.fetching.ledger import FOLDERS, Ledger, blobs_of, ledgers
@@ -36,8 +37,8 @@ def find_unneeded(storage: Storage, keep: Collection[str] = ()) -> list[Unneeded
     outputs = {output.folder: output for output in directories(storage)}
     if unknown := set(keep) - {folder.rpartition("/")[2] for folder in outputs}:
         raise UserError(f"{storage.url} has no output {min(unknown)}: `xmodal status` lists them with their identities")
-    needed = _needed(outputs, keep)
-    found = [_output(output) for folder, output in outputs.items() if folder not in needed]
+    needed = needed_folders(outputs, keep)
+    found = [_output(output) for folder, output in outputs.items() if folder not in needed and _is_over(output)]
     blobs = [*_blobs(storage, [outputs[folder] for folder in needed])]
     left = [f"{folder}/{name}" for folder in LEFT_BEHIND for name in storage.names(folder)]
     found.append(_files(storage, "blobs", "files that no needed set lists", blobs))
@@ -57,11 +58,11 @@ def remove(storage: Storage, unneeded: Collection[Unneeded]) -> None:
             storage.delete_folder(each.name)
 
 
-def _needed(outputs: dict[str, Output], keep: Collection[str]) -> set[str]:
+def needed_folders(outputs: dict[str, Output], keep: Collection[str] = ()) -> set[str]:
     """The folders of needed outputs. One that does not tell what it is is left for `verify`."""
     kept = {folder for folder in outputs if folder.rpartition("/")[2] in keep}
     kept |= {before for folder in kept for before in _ancestors(outputs, folder)}
-    known = dict.fromkeys(kept, True)
+    known = dict.fromkeys(kept | {folder for folder, output in outputs.items() if not _tells(output)}, True)
 
     def is_needed(folder: str) -> bool:
         if folder not in known:
@@ -70,7 +71,7 @@ def _needed(outputs: dict[str, Output], keep: Collection[str]) -> set[str]:
             known[folder] = is_current and all(is_needed(before) for before in _inputs(outputs[folder]))
         return known[folder]
 
-    return {folder for folder, output in outputs.items() if not _tells(output) or is_needed(folder)}
+    return {*filter(is_needed, outputs)}
 
 
 def _tells(output: Output) -> bool:
@@ -92,7 +93,21 @@ def _ancestors(outputs: dict[str, Output], folder: str) -> Iterator[str]:
 
 def _output(output: Output) -> Unneeded:
     why = "made of outputs that are no longer needed" if output.about["inputs"] else "replaced by another set"
-    return Unneeded(output.folder, why, (output.folder,), output.totals["bytes"] if output.complete else 0)
+    size = output.totals["bytes"] if output.complete else _bytes_in(output.storage, output.folder)
+    return Unneeded(output.folder, why, (output.folder,), size)
+
+
+def _is_over(output: Output) -> bool:
+    return output.complete or output.storage.age(f"{output.folder}/stage.json") > YOUNG
+
+
+def _bytes_in(storage: Storage, folder: str) -> int:
+    total = 0
+    with suppress(UserError):  # a link
+        for name in storage.names(folder):
+            size = storage.size(key := f"{folder}/{name}")
+            total += _bytes_in(storage, key) if size is None else size
+    return total
 
 
 def _blobs(storage: Storage, needed: list[Output]) -> Iterator[str]:

@@ -99,6 +99,27 @@ def test_an_identity_that_is_not_there_is_refused(options: BuildOptions, capsys:
     assert "has no output 0123" in capsys.readouterr().err
 
 
+def test_what_a_kill_left_of_a_replaced_set_is_told_measured_and_removed_after_a_day(
+    options: BuildOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, root = built(options, *STAGES), options.storage.url
+    assert options.raw
+    (options.raw / "p003.jpg").unlink()
+    blob_of(before["media"], "pictures/p003.jpg").unlink()
+    assert main(["verify", "--forget", "--root", root]) == 1
+    assert f"damaged: `xmodal build pictures --root {root}` makes them again" in capsys.readouterr().out
+    built(options, "media")
+    assert not before["pixels"].complete
+    assert main(["status", "--root", root]) == 0
+    assert f"of a replaced list: `xmodal prune --root {root}` removes it" in capsys.readouterr().out
+    assert before["pixels"].folder not in prune(root, capsys=capsys)
+    days_later(monkeypatch, 2)
+    assert main(["prune", "--root", root, "--json"]) == 0
+    sizes = {each["name"]: each["size"] for each in json.loads(capsys.readouterr().out)["unneeded"]}
+    files = [file.stat().st_size for file in Path(before["pixels"].where).rglob("*") if file.is_file()]
+    assert sizes[before["pixels"].folder] == sum(files) > 0
+
+
 # ------------------------------------------------------------------------------------------- what left the user's list
 
 

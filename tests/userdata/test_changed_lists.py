@@ -494,6 +494,8 @@ def test_links_out_of_a_lists_folder_are_refused_and_followed_on_request(
         made.out
     )
     assert "2 absent, 7 present" in made.out
+    assert f"`xmodal build LIST --follow-links --root {root}` takes what links lead to" in made.out
+    assert "once they are there" not in made.out
     blobs = [file for file in (root / "blobs").rglob("*") if file.is_file()]
     assert picture(99) not in [file.read_bytes() for file in blobs]
     assert xmodal("retry", "mine", "--root", root).out.startswith("mine: 0 of 2 files recovered")

@@ -76,6 +76,8 @@ def outputs(result: Result) -> Lines:
 
 
 def _below(row: Result, root: str) -> Lines:
+    from pipelines.fetching.ledger import LINK
+
     yield counts(row["counts"]) + failures(row["failures"])
     yield from (f"{rule}: {count:,}" for rule, count in row["counts"].items() if rule.startswith("odd: ") and count)
     reasons = row.get("reasons", {})
@@ -83,7 +85,11 @@ def _below(row: Result, root: str) -> Lines:
     yield from (f"{of['files']:,} {kind}, such as {of['path']}: {of['reason']}" for kind, of in reasons.items())
     if reasons or row.get("folders"):
         retry, seal = (command(word, row["corpus"], "--root", root) for word in ("retry", "seal"))
-        yield f"once they are there: `{retry} [--raw FOLDER]`, then `{seal}`, and build again"
+        if LINK in reasons:
+            follow = command("build", "LIST", "--follow-links", "--root", root)
+            yield f"`{follow}` takes what links lead to, LIST being your list or folder"
+        if {*reasons} != {LINK}:
+            yield f"once they are there: `{retry} [--raw FOLDER]`, then `{seal}`, and build again"
     if row.get("retry"):
         yield f"`{command('retry', _name(row), '--root', root)}` tries those of {' and '.join(row['retry'])} again"
 

@@ -52,7 +52,7 @@ def text(result: Result) -> Lines:
             yield f"    {kind}: {count:,}, such as {_failure(ledger['examples'][kind][0])}"
         yield from (f"    {line}" for line in absent(ledger["folders"]))
     for output in result["outputs"]:
-        yield output.get("damage") or _output(output)
+        yield output.get("damage") or _output(output, result["root"])
         for kind, one in output.get("examples", {}).items():
             yield f"    {kind}: such as {one['row']}" + (f" ({one['reason']})" if one["reason"] else "")
 
@@ -62,10 +62,13 @@ def _failure(state: Result) -> str:
     return f"{state['path']} ({state['reason']}; {state['attempts']} attempts, the last {when})"
 
 
-def _output(output: Result) -> str:
+def _output(output: Result, root: str) -> str:
     name = f"{output['stage']}/{output['identity']}" + (f" {output['differs']}" if "differs" in output else "")
     name += f" of {output['of']}" if output["of"] else ""
     if not output["complete"]:
-        return f"{name}: {output['units']:,} of {output['planned'] or '?'} units, not finished: build again to go on"
+        what = "not finished: build again to go on"
+        if not output["needed"]:
+            what = f"of a replaced list: `{command('prune', '--root', root)}` removes it, a day after it was begun"
+        return f"{name}: {output['units']:,} of {output['planned'] or '?'} units, {what}"
     made = f"{output['files']:,} files, {size(output['bytes'])}: {counts(output['counts'])}"
     return f"{name}: complete, {made}{failures(output['failures'])}"

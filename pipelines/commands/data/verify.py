@@ -25,8 +25,9 @@ def run(args: Args) -> Result:
     storage = _flags.existing(args.root)
     files, damage = verify(storage, _flags.progress(args))
     reached = forget(storage, damage) if args.forget else []
-    found = [*map(asdict, damage)]
-    return {"root": args.root, "files": files, "damage": found, "forgotten": args.forget, "unfinished": reached}
+    found, corpora = [*map(asdict, damage)], storage.names("_runs/ledger/sources") or ["CORPUS"]
+    about = {"root": args.root, "files": files, "damage": found, "forgotten": args.forget, "unfinished": reached}
+    return about | {"corpora": corpora}
 
 
 def text(result: Result) -> Lines:
@@ -36,8 +37,8 @@ def text(result: Result) -> Lines:
     if not damage:
         yield f"{result['files']:,} files are as they were committed"
     elif result["forgotten"]:
-        before = "`xmodal retry` for blobs/, then " if any(one["file"].startswith("blobs/") for one in damage) else ""
-        yield f"{len(damage)} damaged: {before}`xmodal build` makes them again"
+        build = command("build", *result["corpora"], "--root", result["root"])
+        yield f"{len(damage)} damaged: `{build}` makes them again"
     else:
         again = command("verify", "--root", result["root"], "--forget")
         yield f"{len(damage)} damaged: `{again}` has them made again"
