@@ -231,7 +231,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (taken,) = build_stages(CorpusBuild(site, corpus), ["frames"])
     (planned,) = plan([(CorpusBuild(site, corpus), ["clips"])])
     assert planned["writes"] == taken["counts"]["samples"] * 512 * 2
-    assert next(plan_command.text({"stages": [planned], "free_bytes": None})).endswith("kB to write")
+    assert "kB to write, about" in next(plan_command.text({"stages": [planned], "free_bytes": None}))
     (row,) = build_stages(CorpusBuild(site, corpus), ["clips"])
     assert row["counts"]["clips"] == 38
     assert row["failures"] == {"absent": 2}
