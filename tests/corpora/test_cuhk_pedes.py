@@ -95,7 +95,7 @@ def test_a_lacking_folder_is_told_by_its_name(tmp_path: Path) -> None:
     ]
     said = (
         build.outputs({"outputs": [row], "root": site.storage.url}),
-        status_command.text(status(site.storage) | {"changes": {}}),
+        status_command.text(status(site.storage) | {"changes": {}, "kept": {}}),
     )
     for told in said:
         assert [line.strip() for line in told if line.strip().startswith("absent: ")] == lines
