@@ -11,20 +11,22 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pipelines.engine.building import build
+from pipelines import stages
+from pipelines.engine.building import KEPT_BYTES, build
+from pipelines.engine.killable_worker import keep_memory
 from pipelines.engine.picture_decoder import DEADLINE, PictureDecoder, SquareDecoder
-from pipelines.stages import _media
+from pipelines.stages import Needs
 from pipelines.stages.resnet import ResNetConfig
 from tests.benchmarks import trust_codebook, trust_growth, trust_scores
 from tests.benchmarks.measured import Bar, Measured, timed
-from tests.made import resnet
 from tests.stages.test_pinned import digests
 from tests.stages.test_resnet_stage import sealed
 from tests.upkeep.test_damage import silent_differences
 from tests.upkeep.test_damage_before_builds import wrong_outputs
 from xmodal.checks.perceptual_hashes import hash_media
-from xmodal.media.images import square
+from xmodal.media.preparation import square
 from xmodal.raw.raw_files import Raw, raw_of
+from xmodal.records.tables import Item
 from xmodal.root.outputs import Output
 from xmodal.root.sealed_sets import blob_key, read_lock
 from xmodal.root.storage import open_storage
@@ -37,7 +39,7 @@ BARS = {
     **trust_codebook.BARS,
     **trust_growth.BARS,
 }
-PICTURES, TOGETHER, ROUNDS, DAMAGES = 96, 16, 5, 500
+PICTURES, ROUNDS, DAMAGES, TURNS = 96, 5, 500, 21
 SIZE = (500, 375)  # pixels, as COCO's and Flickr's, of some 90 kB each
 
 
@@ -70,30 +72,29 @@ def picture(seed: int) -> bytes:
 
 
 def _killable(pictures: Sequence[bytes]) -> Measured:
-    """Every way by turns, a few pictures at a time, in a new order each round."""
+    """Both ways by turns; as in a worker freed memory is kept, and units of both stages have more pictures, 1,024."""
+    keep_memory(KEPT_BYTES)
     squares, looks = (
         SquareDecoder(256, 224, DEADLINE),
         PictureDecoder("pipelines.stages.fingerprints:looks", None, DEADLINE),
     )
     media = [b"i" + data for data in pictures]
-    ways: Mapping[str, tuple[Callable[[slice], object], Callable[[slice], object]]] = {
+    ways: Mapping[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "pixels": (
-            lambda some: [square(data, 256, 224) for data in pictures[some]],
-            lambda some: _in_turn(squares, squares.pixels, pictures[some]),
+            lambda: [square(data, 256, 224) for data in pictures],
+            lambda: _in_turn(squares, squares.pixels, pictures),
         ),
         "fingerprints": (
-            lambda some: [hash_media(data, "image") for data in pictures[some]],
-            lambda some: _in_turn(looks, looks.decode, media[some]),
+            lambda: [hash_media(data, "image") for data in pictures],
+            lambda: _in_turn(looks, looks.decode, media),
         ),
     }
     ratios: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(ROUNDS + 1):
+    for turn in range(TURNS + 1):
         for name, both in ways.items():
             spent = [0.0, 0.0]
-            for place in np.random.default_rng(turn).permutation(2 * len(pictures) // TOGETHER):
-                number, way = divmod(int(place), 2)
-                some = slice(number * TOGETHER, (number + 1) * TOGETHER)
-                spent[way] += timed(lambda some=some, way=way, both=both: both[way](some))
+            for way in (0, 1) if turn % 2 else (1, 0):
+                spent[way] = timed(both[way])
             ratios[name].append(spent[1] / spent[0])
     medians = {name: statistics.median(runs[1:]) for name, runs in ratios.items()}
     told = ", ".join(f"{name} {value:.3f}" for name, value in medians.items())
@@ -129,12 +130,12 @@ def _checked(pictures: Sequence[bytes], folder: Path) -> Measured:
             spent = {}
             for opened in (raw_of, unchecked)[:: 1 if turn % 2 else -1]:
                 storage = open_storage(str(folder / f"{kind}-{turn}-{opened.__name__}"))
-                stage = resnet(sealed(storage, files), tuple(zip(names, media, strict=True)), config)
-                _media.raw_of = opened
+                items = tuple(map(Item, names, media))
+                needs = Needs({"media": sealed(storage, files)}, {}, lambda items=items: items, open_media=opened)
+                stage = stages.load("resnet").make(config, needs)
                 spent[opened] = timed(lambda stage=stage, storage=storage: build(stage, storage))
             ratios.append(spent[unchecked] / spent[raw_of])
         medians[kind], runs[kind] = statistics.median(ratios[1:]), ratios[1:]
-    _media.raw_of = raw_of
     told = ", ".join(f"{kind} {value:.3f}" for kind, value in medians.items())
     worst = min(medians, key=medians.__getitem__)
     return Measured(
