@@ -56,3 +56,11 @@ def clips(taken: Stage[Any, Any] | Output, config: Any, weights: Path | None = N
 def sentences(records: Output, coding: Any, config: Any, vectors: Path | None = None) -> Stage[Any, Any]:
     codebook = made("codebook", coding, files={"vectors": vectors}, records=records)
     return made("sentences", config, records=records, codebook=codebook)
+
+
+def features(media: Output, items: Any, config: Any, weights: Path | None = None) -> Stage[Any, Any]:
+    return made("features", config, items, {"weights": weights}, media=media)
+
+
+def clip_features(taken: Stage[Any, Any] | Output, config: Any, weights: Path | None = None) -> Stage[Any, Any]:
+    return made("clip_features", config, files={"weights": weights}, frames=taken)

@@ -46,7 +46,8 @@ TORCH_ROOMS = ("xmodal/losses", "xmodal/models", "xmodal/training", "xmodal/eval
 TORCH = {
     *(f"xmodal/batches/{name}.py" for name in ("batch", "buffers", "distributed", "loader", "reader")),
     "xmodal/checks/model_contract.py",
-    "xmodal/features/networks.py",
+    *(f"xmodal/features/{name}.py" for name in ("image_models", "model_facts", "networks", "weight_files")),
+    *(f"xmodal/features/{name}_models.py" for name in ("timm", "torchvision", "transformers")),
     "examples/toy_pcme.py",
 }
 DOORS = {
@@ -54,7 +55,7 @@ DOORS = {
     "fsspec": {"xmodal/root/storage.py"},
     "av": {"xmodal/media/libav.py", "pipelines/demo/video.py"},  # one decodes, the other encodes what is generated
 }
-SINGLE_DOOR = ("zarr", "tensorstore", "decord", "cv2", "detectron2", "transformers", "s3fs", "h5py", "gensim")
+SINGLE_DOOR = ("zarr", "tensorstore", "decord", "cv2", "detectron2", "timm", "transformers", "s3fs", "h5py", "gensim")
 VAGUE = {"utils", "util", "common", "helpers", "helper", "base", "core", "manager", "managers", "misc", "shared"}
 
 

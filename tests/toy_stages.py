@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,23 @@ def _open_words(config: Words, inputs: Inputs) -> Callable[[str, Sink], Counts]:
         return {"words": 1, "bytes read": len(text)}
 
     return write
+
+
+def together(count: int, at_once: int) -> Stage[Letters, int]:
+    """A worker ends no unit before so many are begun."""
+    return Stage("together", Letters(count), _plan_letters, partial(_open_together, at_once))
+
+
+def _open_together(at_once: int, config: Letters, inputs: Inputs) -> Callable[[int, Sink], Counts]:
+    write, begun = _open_letters(config, inputs), Barrier(at_once)
+
+    def write_together(number: int, sink: Sink) -> Counts:
+        sink.say("begun")
+        time.sleep(0.1)  # else several are one call
+        begun.wait(60)
+        return write(number, sink)
+
+    return write_together
 
 
 def deadly(count: int, victim: int) -> Stage[Letters, int]:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import tempfile
 from contextlib import suppress
 
@@ -23,8 +24,10 @@ FEW_INODES = 16  # a failed write may have given some back
 def explain(error: Exception, root: str) -> str | None:
     """Says what a person can do about an error; None for one of xmodal itself."""
     if isinstance(error, UserError):
+        # the library does not know how a command was called
+        said = str(error).replace("--root ROOT", f"--root {shlex.quote(root)}") if root else str(error)
         cure = _explain_missing(error.__cause__)
-        return f"{error}; {cure}" if cure and "pip install" not in str(error) else str(error)
+        return f"{said}; {cure}" if cure and "pip install" not in said else said
     if isinstance(error, OSError):
         return _explain_disk(error, root)
     if type(error).__module__.partition(".")[0] in OBJECT_STORES:
@@ -39,6 +42,7 @@ def _explain_missing(error: BaseException | None) -> str | None:
 def _explain_disk(error: OSError, root: str) -> str:
     where = f" ({error.filename})" if error.filename else ""
     folder, file = _absolute(root), _absolute(error.filename or "")
+    verify = f"`xmodal verify --forget --root {shlex.quote(root)}`"
     if "temporary directory" in str(error):  # as `tempfile` says it
         return "no folder takes temporary files: free some space, or have TMPDIR name one that you can write to"
     if "bucket does not exist" in str(error):
@@ -50,9 +54,9 @@ def _explain_disk(error: OSError, root: str) -> str:
         if not os.path.isdir(folder):
             return f"the folder {root} cannot be made: choose another root"
         if error.errno == errno.ENOENT:
-            return f"a file is missing{where}: `xmodal verify --forget` has it made again by the next build or retry"
+            return f"a file is missing{where}: {verify} has it made again by the next build or retry"
     if error.errno is None:
-        return f"{error}: if a file under {root} is damaged, `xmodal verify --forget` finds it"
+        return f"{error}: if a file under {root} is damaged, {verify} finds it"
     if error.errno not in DISK:
         return f"{error.strerror}{where}"
     return f"{DISK[error.errno]}{where}; {AGAIN}"

@@ -2,11 +2,13 @@
 
 import argparse
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.commands import Args, Parser
+from pipelines.commands._text import command
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.upkeep.machine import how_to_install
 from xmodal.errors import UserError
@@ -71,7 +73,7 @@ def files(parser: Parser, weights: str, vectors: str) -> None:
 
 def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
     for name in outputs:
-        what = "resized pictures" if name == "pixels" else name
+        what = "resized pictures (of clips: the frames of the features)" if name == "pixels" else name
         parser.add_argument(f"--{name}", metavar="IDENTITY", help=f"which {what}, where the root has several")
 
 
@@ -91,7 +93,7 @@ def targets(parser: Parser, metavar: str) -> None:
 def workers(parser: Parser) -> None:
     add = parser.add_argument
     add("--address", help="a Ray cluster to run on (auto, or host:port); default: this machine")
-    add("--workers", type=count, default=0, help="at most so many; default: one here, soon all there is room for")
+    add("--workers", type=count, default=0, help="at most so many; default: a few here, soon all there is room for")
     add("--serial", action="store_true", help="in this process, without Ray")
 
 
@@ -103,6 +105,18 @@ def building(parser: Parser) -> None:
     file = "a file by the name that a stage gives it: weights=FILE is --weights FILE"
     parser.add_argument("--file", action="append", default=[], metavar="NAME=PATH", help=file)
     quiet(parser)
+
+
+def most_absent(parser: Parser) -> None:
+    absent = "exit with 3 where more than this share, 0 to 1, is absent or unusable (default: 0.9)"
+    parser.add_argument("--most-absent", type=_share, default=0.9, metavar="SHARE", help=absent)
+
+
+def _share(text: str) -> float:
+    with suppress(ValueError):
+        if 0 <= float(text) <= 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"a share from 0 to 1, not {text}")
 
 
 def own_data(parser: Parser) -> None:
@@ -199,3 +213,12 @@ def corpus_name(text: str, args: Args) -> str:
     from pipelines.fetching.corpus_names import name_of
 
     return name_of(text, open_storage(args.root))
+
+
+def warn_of_changes(args: Args, corpus: str) -> None:
+    """Says what a build would take anew of a user's list, which this command reads as it was."""
+    from pipelines.fetching.corpus_names import changes
+
+    anew = command("build", corpus, "--root", args.root)
+    for said in changes(open_storage(args.root), [corpus])[0].get(corpus, []):
+        progress(args).say(f"warning: {corpus}: {said}: `{anew}` takes it as it is now")

@@ -25,6 +25,7 @@ from xmodal.root.storage import Storage
 
 TAB = b"\t"
 SAID, SAY_SECONDS = "_said", 10.0  # no name of a unit's file begins like this
+LONGEST_WORDS = 10_000  # bytes
 
 
 class Record(NamedTuple):
@@ -211,8 +212,8 @@ class Commits:
     def said(self) -> Iterator[str]:
         """The last words of every attempt that says any."""
         for attempt in self._storage.names(self._attempts):
-            with suppress(FileNotFoundError):
-                yield self._storage.read(f"{self._attempts}/{attempt}/{SAID}").decode()
+            with suppress(FileNotFoundError, UserError):
+                yield self._storage.read(f"{self._attempts}/{attempt}/{SAID}", LONGEST_WORDS).decode(errors="replace")
 
     def sweep(self) -> None:
         """Deletes what losing and killed attempts left."""

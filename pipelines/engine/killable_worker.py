@@ -29,7 +29,8 @@ from xmodal.errors import UserError
 STARTS = 2  # tries: memory may be short for a moment
 START_SECONDS, END_SECONDS = 60.0, 5.0  # to be ready; to be gone after the connection ended
 HEADER = struct.Struct("<cQ")  # kind and length of a message
-PROGRAM = "from pipelines.engine.killable_worker import serve; serve()"
+SETUP = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "  # of a new interpreter
+PROGRAM = SETUP + "from pipelines.engine.killable_worker import serve; serve()"
 CALL, READY, DONE, USER_ERROR, EXCEPTION = b"C", b"R", b"D", b"U", b"X"  # kinds of messages; a function may send others
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of malloc
@@ -133,8 +134,7 @@ class KillableWorker:
     def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
         self._talk, self._sent, self._expected = _Conversation(ours), None, None
-        setup = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-        command = [sys.executable, "-c", setup + PROGRAM, json.dumps(sys.path), self._arguments]
+        command = [sys.executable, "-c", PROGRAM, json.dumps(sys.path), self._arguments]
         with theirs:
             self._process = Popen(command, stdin=theirs.fileno(), stdout=DEVNULL, stderr=DEVNULL)
         self.close = weakref.finalize(self, _close, self._process, ours)

@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from threading import Event, Thread
@@ -28,7 +28,8 @@ from pipelines.engine.commits import Record
 from pipelines.engine.stage import Resources
 from xmodal.errors import UserError
 
-IN_FLIGHT = 2  # calls per actor: one at work, one waiting
+IN_FLIGHT = 2  # calls per actor for each at work: that and one waiting
+UNITS_BESIDE = 2  # of a worker with a GPU: one unit is at the network, one writes, and as many as it has CPUs decode
 DEATHS_A_UNIT = 3
 START_SECONDS = 600.0
 OBJECT_STORE_BYTES = 512 * 2**20
@@ -46,6 +47,7 @@ class RayRunner:
 
     def __call__(self, open_worker: OpenWorker, units: Units, resources: Resources) -> Iterator[Record]:
         connect(self.address)
+        resources = _with_share(resources)
         room = _room(resources)
         pool = _Pool(open_worker, units, resources, min(self.workers or room, room))
         try:
@@ -154,9 +156,20 @@ def _short_folder() -> str:
     return f"{folder if len(folder) < 25 else '/tmp'}/{name}"
 
 
+def _nodes() -> list[dict[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def _with_share(resources: Resources) -> Resources:
+    """Gives a worker with a GPU its share of the machine's CPUs, on any machine that has one."""
+    fits = [node for node in _nodes() if node.get("GPU", 0) >= resources.gpus > 0]
+    shares = [node.get("CPU", 0) // (node["GPU"] // resources.gpus) for node in fits]
+    return replace(resources, cpus=max(resources.cpus, min(shares, default=0)))
+
+
 def _room(resources: Resources) -> int:
     """Counts the workers that fit into the cluster at once."""
-    nodes: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = _nodes()
     needs = {"CPU": resources.cpus, "GPU": resources.gpus}
     needs = {name: amount for name, amount in needs.items() if amount > 0} or {"CPU": 1.0}
     room = sum(min(int(node.get(name, 0) // amount) for name, amount in needs.items()) for node in nodes)
@@ -191,6 +204,8 @@ class _Pool:
 
     def __init__(self, open_worker: OpenWorker, units: Units, resources: Resources, size: int) -> None:
         needs: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
+        self._at_once = int(resources.cpus) + UNITS_BESIDE if resources.gpus else 1
+        needs["max_concurrency"] = self._at_once
         self._actor = ray.remote(max_restarts=0, max_task_retries=0, **needs)(_Actor)
         self._open = ray.put(open_worker)
         self._units, self._next, self._pace = units, deque[Call](), Pace()
@@ -236,7 +251,7 @@ class _Pool:
 
     def _feed(self) -> None:
         # Slow calls wait here, where any worker may take them.
-        for most in range(IN_FLIGHT if self._pace.is_quick else 1):
+        for most in range(self._at_once * (IN_FLIGHT if self._pace.is_quick else 1)):
             for member in self._members:
                 if len(member.calls) <= most and self._has_next() and self._may_take(member, self._next[0]):
                     call = self._next.popleft()

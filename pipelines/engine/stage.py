@@ -35,7 +35,11 @@ def listed() -> Any:
 
 @dataclass(frozen=True)
 class Resources:
-    """The needs of one worker, in no identity."""
+    """The needs of one worker, in no identity.
+
+    With a GPU it also has its share of the machine's CPUs, and does several units at once, in threads: some decode
+    while the network computes for another.
+    """
 
     cpus: float = 1.0
     gpus: float = 0.0

@@ -59,10 +59,12 @@ class CorpusFiles:
         counts = Counter(source.path for source in files.sources)
         if shared := next((path for path, count in counts.items() if count > 1), None):
             raise UserError(f"{corpus.name}: {counts[shared]} files have one path, {shared}: give each its own")
+        lacking = files.to_fetch()
         if part == "media" and corpus.unpack and (annotations := self.of("annotations").sealed):
-            wanted = {source.path for source in files.to_fetch() if not source.url}
-            self._take(files, partial(corpus.unpack, raw_of(annotations), wanted))
-        self._fetch(files, files.to_fetch())
+            wanted = {source.path for source in lacking if not source.url}
+            if self._take(files, partial(corpus.unpack, raw_of(annotations), wanted)):
+                lacking = files.to_fetch()
+        self._fetch(files, lacking)
         return self._seal(files)
 
     def _with_unpacked(self, files: FileSet) -> FileSet:

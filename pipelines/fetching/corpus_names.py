@@ -59,6 +59,8 @@ def find_corpus(text: str, flags: Mapping[str, str], storage: Storage, is_sample
             raise UserError(f"--sample is for a corpus that says how much is in it: {text} is read as it is")
         return _of_lists(text, flags, storage)
     for flag in flags:
+        if place := text not in corpora.names() and _place(storage, text):
+            raise UserError(f"--{flag} is said with the list itself, so name {place} --name {text} in place of {text}")
         raise UserError(f"--{flag} is for data of your own: a list, a folder or hf://…, which {text} is not")
     if text.endswith(".py"):
         return _of_file(text, storage, is_sample)

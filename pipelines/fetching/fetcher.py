@@ -33,6 +33,7 @@ from xmodal.root.sealed_sets import blob_key
 from xmodal.root.storage import LocalStorage, Storage, open_storage
 
 FILES_A_UNIT = 16
+FILES_AT_HAND = 16  # times as many, if the first ones are at hand
 PAUSES_SECONDS = (0.0, 0.5, 2.0)  # before each round over the addresses that may still answer
 GATHER_EVERY = 256
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
@@ -54,34 +55,41 @@ class RawFolder:
         whole_paths: bool = False,
         follow_links: bool = True,
     ) -> None:
-        paths = [Path(source.path) for source in sources]
         self._whole_paths, self.follow_links = whole_paths, follow_links
         self._folder = folder.expanduser().absolute()
         self.elsewhere = {path: place.absolute() for path, place in elsewhere.items()}
-        self._own = {path.name for path in paths}
-        self._telling = {} if whole_paths else _telling(paths, "name")
+        self._own = {os.path.basename(source.path) for source in sources}
+        self._real = dict[str, str]()  # folders: most files share one
+        self._telling = {} if whole_paths else _telling([Path(source.path) for source in sources], "name")
 
     def find(self, source: Source) -> str | None:
-        places, name = [self._folder / source.path], Path(source.path).name
+        places, name = [os.path.join(self._folder, source.path)], os.path.basename(source.path)
         if source.path in self.elsewhere:
-            places = [self.elsewhere[source.path]]
+            places = [str(self.elsewhere[source.path])]
         elif name in self._telling:
-            places.append(self._folder / name)
+            places.append(os.path.join(self._folder, name))
         archive, _, member = source.path.partition("!")
         if member and not self._whole_paths:  # unpacked beside its archive, in a folder of that name, or with it here
             beside = self._folder / Path(archive).parent
-            places += [beside / member, beside / Path(archive).stem / member]
-            places += [self._folder / member, self._folder / Path(member).name]
-        return next((str(place) for place in places if place.is_file()), None)
+            unpacked = (beside / member, beside / Path(archive).stem / member)
+            places += map(str, (*unpacked, self._folder / member, self._folder / Path(member).name))
+        return next((place for place in places if os.path.isfile(place)), None)
 
     def takes(self, source: Source, file: str) -> bool:
         return self.follow_links or not self.link_out(source, file)
 
     def link_out(self, source: Source, file: str) -> str | None:
         """The place outside the folder that a file was found to be a link to."""
-        real = os.path.realpath(file)
-        is_within = source.path in self.elsewhere or Path(real).is_relative_to(os.path.realpath(self._folder))
-        return None if is_within else real
+        place, name = os.path.split(file)
+        real = os.path.join(self._real_folder(place), name)
+        real = os.path.realpath(real) if os.path.islink(real) else real
+        home = os.path.join(self._real_folder(str(self._folder)), "")
+        return None if source.path in self.elsewhere or real.startswith(home) else real
+
+    def _real_folder(self, folder: str) -> str:
+        if folder not in self._real:
+            self._real[folder] = os.path.realpath(folder)
+        return self._real[folder]
 
     def inside(self, paths: list[Path]) -> Iterator[Iterator[tuple[str, Iterator[bytes]]]]:
         """Path and content of these files in each archive that is none of the corpus, then in each dump's chunk."""
@@ -148,6 +156,7 @@ def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Run
     after = ledger.later
     open_worker = partial(_open_worker, ledger.storage.url, ledger.part, ledger.name, raw, after)
     size = 1 if len(sources) <= FILES_A_UNIT else FILES_A_UNIT  # a few files, such as archives, have a worker each
+    size *= FILES_AT_HAND if raw and size > 1 and all(map(raw.find, sources[:size])) else 1
     units = ((sources[start].path, sources[start : start + size]) for start in range(0, len(sources), size))
     records = run(open_worker, units, Resources(cpus=0.5))
     with progress.over(f"fetch {ledger.folder.removeprefix('_runs/ledger/')}", len(sources), unit="files") as tick:
@@ -165,20 +174,26 @@ def _open_worker(url: str, part: Part, name: str, raw: RawFolder | None, after: 
         raise UserError(f"a worker on {socket.gethostname()} {NOT_SHARED.format(url)}")
 
     def fetch_units(call: Call) -> list[Record]:
-        records = []
-        for name, sources in call:
-            attempts = (attempt for source in sources for attempt in _fetch(source, storage, raw))
-            ledger.add([replace(attempt, at=max(attempt.at, after)) for attempt in attempts])
-            records.append(Record(name, "".join(f"{source.path}\n" for source in sources).encode()))
-        return records
+        at_hand = dict[str, str]()
+        attempts = [one for _, sources in call for source in sources for one in _fetch(source, storage, raw, at_hand)]
+        storage.keep({blob_key(one.sha256): at_hand[one.path] for one in attempts if one.path in at_hand})
+        ledger.add([_dated(attempt, after, at_hand.get(attempt.path)) for attempt in attempts])
+        return [Record(name, "".join(f"{source.path}\n" for source in sources).encode()) for name, sources in call]
 
     return fetch_units
 
 
-def _fetch(source: Source, storage: Storage, raw: RawFolder | None) -> Iterator[FetchAttempt]:
-    """Every attempt at one file, up to the first success."""
+def _dated(attempt: FetchAttempt, after: float, file: str | None) -> FetchAttempt:
+    changed = os.stat(file).st_ctime_ns if file else 0  # by the link
+    return replace(attempt, at=max(attempt.at, after), changed=changed)
+
+
+def _fetch(source: Source, storage: Storage, raw: RawFolder | None, at_hand: dict[str, str]) -> Iterator[FetchAttempt]:
+    """Every attempt at one file, up to the first success; one of this machine is put into `at_hand`."""
     if raw and (file := raw.find(source)):
-        yield _attempt(source, "local", partial(_take, source, file, raw, storage))
+        attempt = _attempt(source, "local", partial(_take, source, file, raw, storage))
+        at_hand |= {} if attempt.status == "failed" else {source.path: file}
+        yield attempt
         return
     addresses = list(filter(None, (source.url, *source.mirrors)))
     if not addresses:
@@ -208,10 +223,8 @@ def _take(source: Source, file: str, raw: RawFolder, storage: Storage) -> dict[s
     if outside and not raw.follow_links:
         raise Failed(LINK, f"points out of the folder: {outside:.120}, give --follow-links to take it")
     before = os.stat(file)  # what is written while it is read is looked at again
-    take = _copy if source.path in raw.elsewhere else _keep
-    found = take(source, file, storage)
-    noted = {"modified": before.st_mtime_ns, "inode": before.st_ino, "changed": os.stat(file).st_ctime_ns}  # by a link
-    return found | noted | {"kind": LINK if outside else ""}
+    found = _copy(source, file, storage) if source.path in raw.elsewhere else _look(source, file)
+    return found | {"modified": before.st_mtime_ns, "inode": before.st_ino, "kind": LINK if outside else ""}
 
 
 def _download(source: Source, address: str, storage: Storage) -> dict[str, Any]:
@@ -228,11 +241,16 @@ def _copy(source: Source, file: str, storage: Storage) -> dict[str, Any]:
 
 
 def _keep(source: Source, file: str, storage: Storage) -> dict[str, Any]:
+    found = _look(source, file)
+    storage.keep({blob_key(found["sha256"]): file})
+    return found
+
+
+def _look(source: Source, file: str) -> dict[str, Any]:
     size = os.path.getsize(file)
     if source.bytes is not None and size != source.bytes:
         raise Failed("size", f"{source.path} has {size:,} bytes instead of {source.bytes:,}")
     digest = sha256_of(file)
     if source.sha256 is not None and digest != source.sha256:
         raise Failed("checksum", f"{source.path} has sha256 {digest} instead of {source.sha256}")
-    storage.keep(file, blob_key(digest))
     return {"size": size, "sha256": digest}

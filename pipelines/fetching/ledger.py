@@ -46,8 +46,7 @@ class FetchAttempt:
     inode: int = 0
 
     def line(self) -> bytes:
-        facts = asdict(self)
-        del facts["path"]
+        facts = {name: value for name, value in vars(self).items() if name != "path"}
         return self.path.encode() + b"\t" + canonical_json(facts) + b"\n"
 
 
@@ -228,7 +227,7 @@ def lose_blobs(storage: Storage, blobs: Collection[str]) -> None:
 
 
 def _facts(line: bytes) -> dict[str, Any]:
-    return dict(json.loads(line.partition(b"\t")[2]))
+    return dict(json.loads(line.partition(b"\t")[2].decode()))
 
 
 def _sum_up(path: str, attempts: list[dict[str, Any]]) -> State:

@@ -1,6 +1,5 @@
 """Compares a user's list, and the files beside it, with what a root took of them."""
 
-import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,22 +66,22 @@ def describe_files(changes: Iterable[FileChange]) -> str:
 
 def describe_items(before: Iterable[Row], now: Iterable[Row]) -> str:
     """Says which items two parses of a list have not in common."""
-    old, new = _digests(before), _digests(now)
+    old, new = _hashes(before), _hashes(now)
     added, removed = ([id for id in some if id not in others] for some, others in ((new, old), (old, new)))
     edited = [id for id in new if old.get(id, new[id]) != new[id]]
     return _describe({ADDED: added, "removed": removed, EDITED: edited})
 
 
-def _digests(rows: Iterable[Row]) -> dict[str, bytes]:
-    """A digest of the rows of each item, in their order."""
-    found = dict[str, bytes]()
+def _hashes(rows: Iterable[Row]) -> dict[str, int]:
+    """A hash of the rows of each item, in their order."""
+    found = dict[str, int]()
     for row in rows:
         if isinstance(row, Oddity):
             continue
         if isinstance(row, Item):  # archives of embedded pictures are named by the bytes of the list
             row = replace(row, media=row.media.rpartition("!")[2])
         id = row.id if isinstance(row, Item) else row.item
-        found[id] = hashlib.sha256(found.get(id, b"") + repr(row).encode()).digest()
+        found[id] = hash((found.get(id), row))
     return found
 
 

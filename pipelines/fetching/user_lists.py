@@ -136,7 +136,8 @@ def _find_in_folder(folder: Path, captions: str | None, follow_links: bool, chec
     if files:
         return replace(_find_here(name, folder, folder, checksum, files), is_dataset=True)
     known = ", ".join([*NAMED, "captions.json"])
-    raise UserError(f"{folder} has no list: give one with --captions, or name it {known}, maybe with .gz")
+    alone = "; features need none: xmodal features"
+    raise UserError(f"{folder} has no list: give one with --captions, or name it {known}, maybe with .gz{alone}")
 
 
 def _dataset_files(folder: Path) -> Iterator[tuple[Path, str | None]]:

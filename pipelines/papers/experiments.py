@@ -191,7 +191,8 @@ def recipe_of(row: Row, available: Available) -> Recipe:
 
 def stages_of(recipe: Recipe) -> list[str]:
     read = [read.stage for read in (recipe.visual, recipe.text) if isinstance(read, Features)]
-    return [*read, "pixels"] if any(phase.pixels for phase in recipe.phases) else read
+    of_pictures = recipe.visual.frames is None and any(phase.pixels for phase in recipe.phases)
+    return [*read, "pixels"] if of_pictures else read  # frames are built before features of clips
 
 
 def is_ready(row: Row, available: Available) -> bool:

@@ -143,7 +143,9 @@ def _not_built(recipe: Recipe, experiment: Experiment, setup: Setup) -> Iterator
             yield f"{view.corpus} has no split {view.split!r}; there are: {', '.join(there)}"
     for stage, command in zip(stages_of(recipe), others, strict=True):
         try:
-            setup.store(stage, tables)
+            store = setup.store(stage, tables)
+            if store.spec.ragged and any(phase.pixels for phase in recipe.phases):
+                setup.pictures(store, tables)
         except UserError as trouble:
             yield _with_command(trouble, command)
 

@@ -18,6 +18,7 @@ from pipelines.publishing.publication import Publication, lock_name, made_from, 
 from xmodal import corpora
 from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
+from xmodal.features.store import GROUP
 from xmodal.raw.archives import archive_of
 from xmodal.records.tables import CAPTIONS_OF_PAPERS
 from xmodal.root.outputs import Output
@@ -109,7 +110,7 @@ def fill_card(card: Card, made: Publication, configs: list[DatasetConfig]) -> st
         "splits": "\n".join(_split_lines(configs, counts)),
         "columns": "\n".join(line for found, line in columns if found and may_column(corpus, found[1])),
         "about_columns": f" {note}" if note else "",
-        "features": "\n".join(f"- `{output.folder}`: {_settings(output)}" for output in features),
+        "features": "\n".join(f"- `{output.folder}`: {store_settings(output)}" for output in features),
         "store": features[0].folder if features else "",
         "store_config": configs[-len(features)].name if features else "",
         "array": array,
@@ -146,9 +147,13 @@ def _split_lines(configs: list[DatasetConfig], counts: Mapping[str, int]) -> Ite
             yield f"| `{config.name}` | `{split['name']}` | {' | '.join(numbers)} |"
 
 
-def _settings(output: Output) -> str:
-    """Settings of a store, and the weights of all that it was computed from."""
-    said = [", ".join(f"{name} {value}" for name, value in output.config.items() if name != "_type")]
+def store_settings(output: Output) -> str:
+    """Settings of a store, and the weights of it and of all that it was computed from."""
+    plain = {name: value for name, value in output.config.items() if name != "_type" and not isinstance(value, dict)}
+    provenance = json.loads(output.read(GROUP)).get("attributes", {}).get("provenance", {})
+    if digest := provenance.get("weights_sha256"):
+        plain["weights_sha256"] = digest
+    said = [", ".join(f"{name} {value}" for name, value in plain.items())]
     for before in made_from(output):
         weights = ((name, value) for name, value in before.config.items() if WEIGHTS.search(name) and value)
         said += [f"{name} {value} of `{before.folder}`" for name, value in weights]

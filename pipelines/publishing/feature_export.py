@@ -144,7 +144,9 @@ def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside
         raise UserError(f"{store.spec.name} is ragged, which no .npy can be: export to x.h5, x.tar or a folder")
     for id in ids:
         if not _can_hold(out.suffix, id):
-            others = "x.h5, x.npy or a folder" if out.suffix == ".tar" and "." in id else "x.h5"
+            others = "x.h5"
+            if out.suffix == ".tar" and "." in id:
+                others = "x.h5, x.npy or a folder, as readers of a .tar end a name at its first dot"
             raise UserError(f"id {id!r} cannot be written to {out}: export to {others}")
 
 

@@ -26,7 +26,7 @@ PARQUET: Mapping[str, Any] = {"compression": "zstd", "store_schema": False, "wri
 LABELS = {"category": "categories", "class": "classes", "identity": "identities", "attribute": "attributes"}
 DTYPES = {"double": "float64", "float": "float32", "halffloat": "float16"}  # where datasets has another name than Arrow
 ROWS = "rows.parquet"  # of a feature store: the id of each of its rows
-CURE = "`xmodal verify --forget`, then build again"
+CURE = "`xmodal verify --forget --root ROOT`, then build again"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pipelines.engine.stage import Stage
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
 from xmodal.python_files import load_module
+from xmodal.raw.raw_files import Raw, raw_of
 from xmodal.records.tables import Item, Kind, Label
 from xmodal.root.outputs import Output
 
@@ -24,6 +25,7 @@ ITEM_KINDS = get_args(Kind)
 LABEL_KINDS = get_args(get_type_hints(Label)["kind"])
 
 Pairs = tuple[tuple[str, str], ...]  # id and media of each item, in order of the ids
+OpenMedia = Callable[[Output], Raw]  # opens a sealed set
 
 
 class GivenFiles(dict[str, Path]):
@@ -41,6 +43,7 @@ class Needs:
     files: Mapping[str, Path] = field(default_factory=dict)  # those of `StageKind.files` that the user gave
     read_items: Callable[[], tuple[Item, ...]] = tuple  # those that the stage is for, in order of the ids
     corpus: Corpus | None = None
+    open_media: OpenMedia = raw_of
 
     def __getitem__(self, name: str) -> Output:
         return self.outputs[name]

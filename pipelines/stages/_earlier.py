@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from threading import Lock, local
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -52,17 +53,18 @@ class EarlierRows:
 
     def __init__(self, stage: Stage[Any, Any], schema: pa.Schema = SOURCES) -> None:
         self._stage, self._schema = stage, schema
-        self._open = lru_cache(maxsize=4)(self._try_to_open)
+        self._opened, self._lock = _Opened(self._try_to_open), Lock()
 
     def find(self, sha256: str | None, sink: Sink, spec: FeatureSpec | None = None) -> EarlierRow | None:
         """A row made of this, if its bytes are sound, which `sink` counts; `spec` is of its values, if it has some."""
-        sources, places = self._index
+        with self._lock:  # one thread makes it for all
+            sources, places = self._index
         source = (sha256 or "").encode()
         at = int(np.searchsorted(sources, source))
         if sha256 is None or at == len(sources) or sources[at] != source:
             return None
         _, number, row = places[at].tolist()
-        table, values = self._open(number, spec)
+        table, values = self._opened.open(number, spec)
         with suppress(*NOT_LENT):
             facts = table.slice(row, 1).to_pylist()[0]
             name = facts[self._schema.names[0]]
@@ -99,6 +101,13 @@ class EarlierRows:
                 for place, (name, source) in enumerate(zip(*table.to_pydict().values(), strict=True)):
                     if source and name not in again:
                         yield source.encode(), number, place
+
+
+class _Opened(local):
+    """Keeps files open, each thread its own."""
+
+    def __init__(self, open: Callable[..., tuple[pa.Table, Values]]) -> None:
+        self.open = lru_cache(maxsize=4)(open)
 
 
 def _table(output: Output, unit: Unit, schema: pa.Schema) -> pa.Table:

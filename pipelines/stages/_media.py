@@ -1,23 +1,24 @@
 """Items and their sealed media, and stages that make a row of every picture.
 
 A picture that is absent or does not decode is a failure and a row of zeros, which readers refuse. A truncated one is a
-failure too, but its row is made of what remains.
+failure too, but its row is made of what remains. So is one of which the network makes NaN or infinite numbers.
 """
 
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.engine.picture_decoder import DEADLINE, SquareDecoder
+from pipelines.engine.picture_decoder import DEADLINE, PreparedDecoder, SquareDecoder
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
-from pipelines.stages import Needs, Pairs
+from pipelines.stages import Needs, OpenMedia, Pairs
 from pipelines.stages._arrays import (
     ArrayShard,
     ArrayWork,
@@ -29,36 +30,40 @@ from pipelines.stages._arrays import (
     write_sources,
 )
 from pipelines.stages._earlier import EarlierRows
-from xmodal.features.networks import ResNet, load, weights_sha256
+from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.image_models import ImageModel, open_model, resolved
+from xmodal.features.networks import ResNet, load
+from xmodal.features.weight_files import weights_sha256
 from xmodal.media.frame_times import PASSING
 from xmodal.media.images import OnTruncated, UnreadableImage, normalised
 from xmodal.raw.archives import Archives, MissingMedia, archive_of
-from xmodal.raw.raw_files import raw_of
 from xmodal.root.identity import fingerprint, since
 from xmodal.root.outputs import TRUNCATED, Output
 from xmodal.root.sealed_sets import read_lock
 
+Seen = tuple[NDArray[Any] | None, NDArray[Any] | None]  # a row that is there, or the picture that one is made of
 Checksums = tuple[tuple[str, str | None], ...]  # of files; None where one is absent
-BILLIONS = {"resnet18": 1.8, "resnet34": 3.6, "resnet50": 4.1, "resnet101": 7.8, "resnet152": 11.5}  # of operations
+NOT_FINITE = ("not_finite", "the network makes NaN or infinite numbers of it: --set dtype=float32 may help")
 C = TypeVar("C")
-R = TypeVar("R", bound=ResNet)
+R = TypeVar("R", bound=ResNet | ImageModel)
 
 
 @dataclass(frozen=True, eq=False)
 class PictureExtractor:
-    """Decodes pictures, and turns batches into rows; a worker loads it once."""
+    """Decodes pictures, and turns batches into rows; a worker loads it once, for several threads if it has a GPU."""
 
     see: Callable[[bytes, OnTruncated], NDArray[Any]]  # raises UnreadableImage
-    rows: Callable[[NDArray[Any]], NDArray[Any]]  # the same bits whatever else is in the batch
+    rows: Callable[[list[NDArray[Any]]], NDArray[Any]]  # the same bits whatever else is in the batch
     batch_size: int
     provenance: Mapping[str, object]
     expect: Callable[[bytes], None] = lambda data: None  # hears of the picture that `see` gets after the next one
+    turn: Lock = field(default_factory=Lock)  # held while `rows` is called
 
 
 def picture_stage(
     name: str, config: C, needs: Needs, version: int, opened: Callable[[C], PictureExtractor]
 ) -> Stage[C, ArrayWork]:
-    return media_stage(name, config, needs, version, partial(_open, opened))
+    return media_stage(name, config, needs, version, partial(_open, opened, needs.open_media))
 
 
 def media_stage(
@@ -75,7 +80,7 @@ def media_stage(
 
 
 def with_weights(config: R, needs: Needs) -> tuple[R, Path | None, Resources]:
-    """The config with the checksum of the user's file, if any; that file; what a worker needs."""
+    """Puts the checksum of the user's file, if any, into the config; that file, and what a worker needs."""
     file = needs.files.get("weights")
     config = replace(config, weights=f"sha256:{weights_sha256(file)}") if file else config
     return config, file, Resources(gpus=float(config.device == "cuda"))
@@ -86,25 +91,40 @@ def check_weights(config: ResNet, files: Mapping[str, Path]) -> None:
         config.check_weights()
 
 
+def check_model(config: ImageModel, files: Mapping[str, Path]) -> None:
+    """Asks the model's library for it."""
+    resolved(replace(config, weights=f"sha256:{'0' * 64}") if "weights" in files else config)
+
+
 @dataclass(frozen=True)
 class ResNetStageConfig(ResNet):
     deadline: float = since("0.2", DEADLINE)  # seconds for one picture
+
+
+@dataclass(frozen=True)
+class ImageModelStageConfig(ImageModel):
+    deadline: float = DEADLINE  # seconds for one picture
 
 
 def resnet_extractor(weights: Path | None, config: ResNetStageConfig) -> PictureExtractor:
     network, decoder = load(config, weights), SquareDecoder(config.resize, config.crop, config.deadline)
     return PictureExtractor(
         lambda data, cut: normalised(decoder.pixels(data, cut)),
-        network,
+        lambda pictures: network(np.stack(pictures)),
         config.batch_size,
         network.provenance(),
         decoder.expect,
     )
 
 
-def seconds_a_picture(config: ResNet) -> float:
+def model_extractor(stage: str, weights: Path | None, config: ImageModelStageConfig) -> PictureExtractor:
+    model, decoder = open_model(config, weights, stage), PreparedDecoder(config.preparation, config.deadline)
+    return PictureExtractor(decoder.pixels, model.rows, config.batch_size, model.provenance(), decoder.expect)
+
+
+def seconds_a_picture(config: ResNet | ImageModel) -> float:
     """Estimates one core's time; 0 for a GPU, on which nobody has measured it."""
-    return 0.003 + 0.022 * BILLIONS[config.network] * (config.crop / 224) ** 2 if config.device == "cpu" else 0.0
+    return 0.003 + 0.011 * config.gigaflops if config.device == "cpu" else 0.0
 
 
 def bytes_of_rows(config: Any, items: int, before: Mapping[str, Output]) -> float:
@@ -134,11 +154,14 @@ def files_of(sealed: Mapping[str, str | None], media: Iterable[str]) -> Checksum
     return tuple((file, sealed.get(file)) for file in files)
 
 
-def rows_of(
-    looked_up: Iterable[tuple[NDArray[Any] | None, NDArray[Any] | None]], extractor: PictureExtractor
-) -> Iterator[NDArray[Any]]:
+def rows_of(looked_up: Iterable[Seen], extractor: PictureExtractor) -> Iterator[NDArray[Any]]:
     """Blocks of rows, each there already or made of a picture."""
-    return blocks_of(looked_up, lambda pictures: extractor.rows(np.stack(pictures)), extractor.batch_size)
+
+    def rows(pictures: list[NDArray[Any]]) -> NDArray[Any]:
+        with extractor.turn:
+            return extractor.rows(pictures)
+
+    return blocks_of(looked_up, rows, extractor.batch_size)
 
 
 def read_medium(
@@ -151,56 +174,76 @@ def read_medium(
     return hashlib.sha256(data).hexdigest(), data
 
 
-def _open(opened: Callable[[Any], PictureExtractor], config: Any, inputs: Inputs) -> ArrayWriter:
-    extractor, archives, spec = opened(config), Archives(raw_of(inputs[0])), config.spec
+def _open(opened: Callable[[Any], PictureExtractor], open_media: OpenMedia, config: Any, inputs: Inputs) -> ArrayWriter:
+    extractor, archives, spec = opened(config), Archives(open_media(inputs[0])), config.spec
 
     def fill(work: ArrayShard, sink: Sink, earlier: EarlierRows) -> Counts:
-        media, files = work.reads[0], dict(work.reads[1])
-        sources, absent = list[str | None](), 0
-
-        def give_up(id: str, kind: str, reason: str) -> NDArray[Any]:
-            nonlocal absent
-            sink.fail(id, kind, reason)
-            absent += 1
-            return np.zeros(spec.row_shape, spec.dtype)
-
-        def look_up(id: str, path: str) -> NDArray[Any] | bytes | None:
-            """A row, or the picture to make it of."""
-            nonlocal absent
-            sources.append(None)
-            try:
-                sources[-1], data = read_medium(archives, path, files)
-                if found := earlier.find(sources[-1], sink, spec):
-                    found.fail_again(id, sink)
-                    absent += any(kind != TRUNCATED for kind, _ in found.failures)
-                    return found.values
-                return archives.read(path) if data is None else data
-            except MissingMedia as missing:
-                return give_up(id, "absent", str(missing))
-
-        def see(id: str, data: bytes) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
-            cut = list[str]()
-            try:
-                picture = extractor.see(data, cut.append)
-            except UnreadableImage as error:
-                return give_up(id, error.kind, str(error)), None
-            for reason in cut:
-                sink.fail(id, TRUNCATED, reason)
-            return None, picture
-
-        def seen() -> Iterator[tuple[NDArray[Any] | None, NDArray[Any] | None]]:
-            all_found = itertools.starmap(look_up, zip(work.ids, media, strict=True))
-            pairs = itertools.pairwise(itertools.chain(all_found, [None]))
-            for id, (found, following) in zip(work.ids, pairs, strict=True):
-                if not isinstance(found, bytes):
-                    yield found, None
-                    continue
-                if isinstance(following, bytes):
-                    extractor.expect(following)
-                yield see(id, found)
-
-        write_items(sink, spec, work.rows, rows_of(seen(), extractor))
-        write_sources(sink, work.ids, sources)
-        return {"rows": len(work.ids) - absent}
+        shard = _PictureShard(extractor, archives, spec, work, sink, earlier)
+        write_items(sink, spec, work.rows, shard.blocks())
+        write_sources(sink, work.ids, shard.sources)
+        absent = {id for id, kind, _ in sink.failures if kind != TRUNCATED}
+        return {"rows": len(work.ids) - len(absent)}
 
     return ArrayWriter(spec, extractor.provenance, fill)
+
+
+@dataclass(frozen=True, eq=False)
+class _PictureShard:
+    """Makes the rows of one shard; what has none is a failure, told to `sink`, and zeros."""
+
+    extractor: PictureExtractor
+    archives: Archives
+    spec: FeatureSpec
+    work: ArrayShard
+    sink: Sink
+    earlier: EarlierRows
+    sources: list[str | None] = field(default_factory=list)  # the sha256 of each picture that was read
+
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        ids = iter(self.work.ids)
+        for rows in rows_of(self._seen(), self.extractor):
+            for row, id in zip(rows, ids, strict=False):  # rows first, else an id is lost with each block
+                if not np.isfinite(row).all():
+                    row[...] = self._give_up(id, *NOT_FINITE)
+            yield rows
+
+    def _seen(self) -> Iterator[Seen]:
+        all_found = itertools.starmap(self._look_up, zip(self.work.ids, self.work.reads[0], strict=True))
+        pairs = itertools.pairwise(itertools.chain(all_found, [None]))
+        for id, (found, following) in zip(self.work.ids, pairs, strict=True):
+            if not isinstance(found, bytes):
+                yield found, None
+                continue
+            if isinstance(following, bytes):
+                self.extractor.expect(following)
+            yield self._see(id, found)
+
+    def _look_up(self, id: str, path: str) -> NDArray[Any] | bytes | None:
+        """Returns a row, or the picture to make it of."""
+        self.sources.append(None)
+        try:
+            self.sources[-1], data = read_medium(self.archives, path, self._files)
+            if found := self.earlier.find(self.sources[-1], self.sink, self.spec):
+                found.fail_again(id, self.sink)
+                return found.values
+            return self.archives.read(path) if data is None else data
+        except MissingMedia as missing:
+            return self._give_up(id, "absent", str(missing))
+
+    def _see(self, id: str, data: bytes) -> Seen:
+        cut = list[str]()
+        try:
+            picture = self.extractor.see(data, cut.append)
+        except UnreadableImage as error:
+            return self._give_up(id, error.kind, str(error)), None
+        for reason in cut:
+            self.sink.fail(id, TRUNCATED, reason)
+        return None, picture
+
+    def _give_up(self, id: str, kind: str, reason: str) -> NDArray[Any]:
+        self.sink.fail(id, kind, reason)
+        return np.zeros(self.spec.row_shape, self.spec.dtype)
+
+    @cached_property
+    def _files(self) -> dict[str, str | None]:
+        return dict(self.work.reads[1])

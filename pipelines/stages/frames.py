@@ -24,7 +24,7 @@ from pipelines.engine.clip_sampler import ClipSampler, SampledClip, SampleReques
 from pipelines.engine.journal import Journal
 from pipelines.engine.killable_worker import ResourceLimit
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, listed
-from pipelines.stages import Needs, StageKind
+from pipelines.stages import Needs, OpenMedia, StageKind
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, write_items, write_table
 from pipelines.stages._earlier import EarlierRows
 from pipelines.stages._media import media_stage, read_medium
@@ -116,12 +116,12 @@ STAGE = StageKind(
 
 
 def make(config: FramesConfig, needs: Needs) -> Stage[FramesConfig, Any]:
-    folder = media_stage(NAME, config, needs, VERSION, partial(_open, "")).folder  # where the journal lies
-    return media_stage(NAME, config, needs, VERSION, partial(_open, f"{folder}/{JOURNAL}"))
+    folder = media_stage(NAME, config, needs, VERSION, partial(_open, "", raw_of)).folder  # where the journal lies
+    return media_stage(NAME, config, needs, VERSION, partial(_open, f"{folder}/{JOURNAL}", needs.open_media))
 
 
-def _open(journal: str, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
-    archives, notes = Archives(raw_of(inputs[0])), Journal(inputs[0].storage, journal)
+def _open(journal: str, open_media: OpenMedia, config: FramesConfig, inputs: Inputs) -> ArrayWriter:
+    archives, notes = Archives(open_media(inputs[0])), Journal(inputs[0].storage, journal)
     provenance = _provenance(config)
     sampler = cache(partial(ClipSampler, config.request, config.limit))  # starts with the first clip
 

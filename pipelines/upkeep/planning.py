@@ -52,6 +52,7 @@ def _files(work: CorpusBuild, part: Part) -> dict[str, Any]:
     files = work.files.of(part)
     left, raw = files.lacking(files.sources), work.files.raw_folder(part)
     at_hand = {source: os.path.getsize(file) for source in left if raw and (file := raw.find(source))}
+    at_hand |= {source: source.bytes or 0 for source in left if (source.url or "").startswith("data:")}
     others = [source for source in left if source not in at_hand]
     requests = [source for source in others if source.url]
     known = sum(source.bytes or 0 for source in requests)

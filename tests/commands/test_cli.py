@@ -26,7 +26,7 @@ from tests.fetching.test_ledger import Publisher, publishing
 REPOSITORY = Path(__file__).parents[2]
 CALL = "import sys; from pipelines.cli import main; sys.exit(main())"
 PROGRESS = re.compile(r"[\w ./-]+: [\d,]+/[\d,]+ (units|files) \(\d+ %\).*")
-SERIAL = {"build", "plan", "retry"}
+SERIAL = {"build", "features", "plan", "retry"}
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,14 @@
 """The Ray runner: the same bytes as the serial one, and what it does when workers and units misbehave."""
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 
+import psutil
 import pytest
 
 from pipelines.engine import ray_runner
@@ -13,7 +16,7 @@ from pipelines.engine.building import build, pending
 from pipelines.engine.ray_runner import RayRunner
 from pipelines.engine.stage import Resources
 from tests.conftest import tree_digest
-from tests.toy_stages import Letters, Words, deadly, failing, letters, words
+from tests.toy_stages import Letters, Words, deadly, failing, letters, together, words
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
@@ -63,3 +66,40 @@ def test_what_ended_clusters_left_is_swept_after_a_day(tmp_path: Path) -> None:
         os.utime(folder, None if folder == young else (0, 0))
     ray_runner._sweep(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([folders[os.getpid()], folders["x"], young])
+
+
+def test_a_worker_with_a_gpu_does_units_at_once_on_all_cpus_of_its_machine(tmp_path: Path) -> None:
+    """Two decode on the two CPUs, one is at the network, one writes: none of them ends before all four are begun."""
+    ends_as_a_serial_run(on_a_gpu(tmp_path / "ray", "together", 8, 4), tmp_path)
+
+
+def test_ctrl_c_ends_all_units_of_a_worker_and_the_next_build_does_them(tmp_path: Path) -> None:
+    """Four are begun, which wait for a fifth."""
+    driver = on_a_gpu(tmp_path / "ray", "together", 8, 5)
+    while driver.poll() is None and len([*tmp_path.glob("ray/together/*/_runs/attempts/*/_said")]) < 4:
+        sleep(0.05)
+    workers = [
+        one for one in psutil.Process(driver.pid).children(recursive=True) if "_Actor" in " ".join(one.cmdline())
+    ]
+    driver.send_signal(signal.SIGINT)
+    _, errors = driver.communicate()
+    assert errors.rstrip().endswith("KeyboardInterrupt"), errors
+    assert not psutil.wait_procs(workers, 60)[1]
+    ends_as_a_serial_run(on_a_gpu(tmp_path / "ray", "together", 8, 4), tmp_path)
+
+
+def test_a_unit_that_kills_its_worker_is_named_among_those_at_work_with_it(tmp_path: Path) -> None:
+    driver = on_a_gpu(tmp_path, "deadly", 12, 5)
+    assert "unit 00005 has killed its worker 3 times" in driver.communicate()[1]
+
+
+def on_a_gpu(root: Path, stage: str, *numbers: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.engine.gpu_driver", str(root), stage, *map(str, numbers)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def ends_as_a_serial_run(driver: subprocess.Popen[str], folder: Path) -> None:
+    _, errors = driver.communicate()
+    assert driver.returncode == 0, errors
+    build(together(8, 1), open_storage(str(folder / "serial")))
+    assert tree_digest(str(folder / "ray")) == tree_digest(str(folder / "serial"))

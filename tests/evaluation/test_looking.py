@@ -23,7 +23,7 @@ from xmodal.evaluation import attention_pictures, uncertainty_probes
 from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.evaluation.uncertainty_probes import cut_out, mark_unknown, mix
 from xmodal.media.drawing import GAP, LINE
-from xmodal.media.images import square
+from xmodal.media.preparation import square
 from xmodal.models.pcme import PCMEConfig
 from xmodal.models.pvse import PVSEConfig
 from xmodal.raw.raw_files import raw_of

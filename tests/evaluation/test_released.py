@@ -404,7 +404,7 @@ def test_pictures_are_seen_by_the_cnn_in_the_file(
     clips = official_state(model_of(replace(PVSE, visual="video"), len(words)))
     saved(tmp_path / "model.pth", clips)
     code, _, err = command("model.pth", *given, "--set", "visual.stage=pixels")
-    assert (code, "reads frames of clips, not pictures" in err) == (1, True)
+    assert (code, "reads frames of clips, not pixels: --set visual.stage=frames" in err) == (1, True)
     saved(tmp_path / "model.pth", heads)
     code, _, err = command("model.pth", *given, "--set", "visual.stage=pixels")
     assert (code, "model.pth (PVSE) has no ResNet to look at pictures" in err) == (1, True)

@@ -22,8 +22,10 @@ from torchvision.models.feature_extraction import create_feature_extractor  # ty
 
 from pipelines.demo.world import World, draw, scenes
 from xmodal.errors import UserError
-from xmodal.features.networks import ResNet, load, weights_sha256
-from xmodal.media.images import MEAN, OnTruncated, UnreadableImage, normalised, open_image, square
+from xmodal.features.networks import ResNet, load
+from xmodal.features.weight_files import weights_sha256
+from xmodal.media.images import MEAN, OnTruncated, UnreadableImage, normalised, open_image
+from xmodal.media.preparation import square
 
 MEDIA = Path(__file__).parents[3] / "shared/media"
 TINY = ResNet("resnet18", "random:0", resize=72, crop=64, dtype="float32", batch_size=4)
@@ -404,7 +406,7 @@ NAMED = ResNet("resnet18", "IMAGENET1K_V1")
 def test_weights_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("urllib.request.OpenerDirector.open", unreachable)
-    cures = r"--set resnet\.weights=random:0.*--set clips\.weights=random:0"
+    cures = r"give their file by --weights FILE, or do without training: --set weights=random:0"
     with pytest.raises(UserError, match=rf"IMAGENET1K_V1 of resnet18 cannot be fetched from https://.*{cures}"):
         load(NAMED)
     assert not list(tmp_path.rglob("*.pth"))

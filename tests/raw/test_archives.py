@@ -6,6 +6,7 @@ import random
 import tarfile
 import zipfile
 from pathlib import Path
+from threading import Thread
 from typing import BinaryIO
 
 import pytest
@@ -43,6 +44,18 @@ def test_an_archive_is_opened_once_and_closed_when_let_go(tmp_path: Path) -> Non
     del archives
     gc.collect()
     assert raw.opened[0].closed
+
+
+def test_what_a_thread_opened_is_closed_when_it_ends(tmp_path: Path) -> None:
+    media_set(tmp_path, {"a": b"1"})
+    raw = CountingRaw.folder(tmp_path)
+    archives = Archives(raw)
+    assert archives.read("pictures.zip!a") == b"1"
+    thread = Thread(target=archives.read, args=["pictures.zip!a"])
+    thread.start()
+    thread.join()
+    gc.collect()
+    assert [file.closed for file in raw.opened] == [False, True]
 
 
 class CountingRaw(Raw):

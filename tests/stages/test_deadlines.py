@@ -1,9 +1,6 @@
 """Pictures that take for ever cost their deadline each, and are rows: the others are what they are without them."""
 
 import io
-import os
-import signal
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,8 @@ from tests.made import pixels, resnet
 from tests.stages.test_resnet_stage import sealed
 from xmodal.checks.leaks import read_fingerprints
 from xmodal.features.store import FeatureStore
-from xmodal.media.images import UnreadableImage, square
+from xmodal.media.images import UnreadableImage
+from xmodal.media.preparation import square
 from xmodal.records.tables import Item
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
@@ -103,7 +101,7 @@ def test_a_cut_picture_says_why_and_no_picture_is_none() -> None:
 
 
 def test_a_process_that_dies_has_a_second_try_and_is_a_failure_then() -> None:
-    decoder = PictureDecoder("tests.stages.test_deadlines:die", None, 20.0)
+    decoder = PictureDecoder("tests.stages.decoders:die", None, 20.0)
     with pytest.raises(NotDecoded, match="SIGKILL") as found:
         decoder.decode(b"always")
     assert found.value.kind == "worker_died"
@@ -112,7 +110,7 @@ def test_a_process_that_dies_has_a_second_try_and_is_a_failure_then() -> None:
 
 def test_pictures_that_are_sent_ahead_survive_the_one_before() -> None:
     """Neither side waits for the other to read, though no connection holds what both have to say."""
-    decoder = PictureDecoder("tests.stages.test_deadlines:die", None, 20.0)
+    decoder = PictureDecoder("tests.stages.decoders:die", None, 20.0)
     pictures = [b"always", b"never", *(bytes([number]) * 5_000_000 for number in range(4)), b"always", b"last"]
     for data, following in pairwise([*pictures, None]):
         assert data is not None
@@ -126,22 +124,12 @@ def test_pictures_that_are_sent_ahead_survive_the_one_before() -> None:
 
 
 def test_another_picture_than_was_expected_is_decoded() -> None:
-    decoder = PictureDecoder("tests.stages.test_deadlines:die", None, 20.0)
+    decoder = PictureDecoder("tests.stages.decoders:die", None, 20.0)
     decoder.expect(b"never asked for")
     assert [decoder.decode(data) for data in (b"one", b"two", b"three")] == [b"one", b"two", b"three"]
 
 
 def test_too_much_memory_is_a_failure_of_the_row() -> None:
-    decoder = PictureDecoder("tests.stages.test_deadlines:devour", None, 20.0)
+    decoder = PictureDecoder("tests.stages.decoders:devour", None, 20.0)
     with pytest.raises(NotDecoded, match="MemoryError"):
         decoder.decode(b"")
-
-
-def die(settings: None, data: bytes, send: Callable[[bytes, bytes], None]) -> bytes:
-    if data == b"always":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return data
-
-
-def devour(settings: None, data: bytes, send: Callable[[bytes, bytes], None]) -> bytes:
-    return bytes(8 << 30)

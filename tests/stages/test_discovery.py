@@ -94,8 +94,8 @@ def extractor(config, tint):
             raise UnreadableImage("busy")
         return decoder.pixels(data, cut)
 
-    def rows(pixels_NHW3):
-        return pixels_NHW3.mean(axis=(1, 2), dtype=np.float32) * tint
+    def rows(pictures):
+        return np.stack(pictures).mean(axis=(1, 2), dtype=np.float32) * tint
 
     return PictureExtractor(see, rows, 4, {"toy_palette": config.palette}, decoder.expect)
 '''

@@ -37,8 +37,9 @@ from xmodal.progress import Silence
 from xmodal.recipes import OnePerClass, Pixels, Tokens
 from xmodal.root.outputs import find
 from xmodal.root.storage import open_storage
+from xmodal.training import picture_crops
 from xmodal.training.finetuning import WithBackbone, attach_backbone, attach_empty_backbone, network_of
-from xmodal.training.picture_crops import PictureReader, coloured, picture_reader, training_pixels
+from xmodal.training.picture_crops import PictureReader, coloured, picture_reader, training_cuts
 from xmodal.training.validation import measure
 
 RESIZED = Pixels("resized", flip=False)
@@ -53,6 +54,13 @@ def places(side: int = 256) -> NDArray[np.uint8]:
     """(S, S, 3): every pixel says where it is: red is x, green is y."""
     x_SS, y_SS = np.meshgrid(np.arange(side), np.arange(side))
     return np.stack([x_SS, y_SS, np.full((side, side), 9)], axis=2).astype(np.uint8)
+
+
+def training_pixels(pictures_BSS3: NDArray[np.uint8], plan: Pixels, crop: int, chance: SampleRandom) -> torch.Tensor:
+    """(B, 3, H, W)"""
+    cuts = training_cuts(np.array([picture.shape[:2] for picture in pictures_BSS3]), plan, crop, chance)
+    made = [one.pixels(Image.fromarray(picture), crop) for one, picture in zip(cuts, pictures_BSS3, strict=True)]
+    return torch.from_numpy(np.stack(made))
 
 
 def cut(plan: Pixels, count: int, crop: int = 32, side: int = 256, seed: int = 0, epoch: int = 0) -> NDArray[Any]:
@@ -91,6 +99,28 @@ def rectangles(count: int) -> NDArray[Any]:
     pixels_B3HW = training_pixels(pictures_BSS3, RESIZED, 130, SampleRandom(0, 0, np.arange(count)))
     corners_B22 = np.rint(colours(pixels_B3HW[:, :, ::129, ::129])).astype(int)[:, [0, 1], [0, 1], :2]
     return np.concatenate([corners_B22[:, 0], corners_B22[:, 1] - corners_B22[:, 0] + 1], axis=1)
+
+
+@pytest.mark.parametrize("size", [(96, 170), (170, 96)])
+def test_crops_of_pictures_that_are_not_square_are_drawn_as_torchvision_draws_them(size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    cuts = training_cuts(np.array([size] * 1500), RESIZED, 64, SampleRandom(0, 0, np.arange(1500)))
+    theirs = [RandomResizedCrop.get_params(torch.zeros(3, *size), (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(1500)]
+    ours_B4, theirs_B4 = np.array([one.box for one in cuts]), np.array(theirs)
+    assert (ours_B4[:, :2] + ours_B4[:, 2:]).max(0).tolist() == list(size)
+    for level in (0.1, 0.25, 0.5, 0.75, 0.9):
+        np.testing.assert_allclose(np.quantile(ours_B4, level, axis=0), np.quantile(theirs_B4, level, axis=0), atol=7)
+
+
+@pytest.mark.parametrize("size", [(10, 1000), (1000, 10), (128, 128)])
+def test_where_no_crop_fits_the_middle_is_taken_as_torchvision_takes_it(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No crop is ever so small that it fits these long ones."""
+    area = (0.08, 1.0) if max(size) == 1000 else (1.5, 2.0)
+    monkeypatch.setattr(picture_crops, "CROP", (area, (3 / 4, 4 / 3)))
+    (found,) = training_cuts(np.array([size]), RESIZED, 64, SampleRandom(0, 0, np.arange(1)))
+    assert found.box == RandomResizedCrop.get_params(torch.zeros(3, *size), area, (3 / 4, 4 / 3))
 
 
 def test_resized_crops_are_drawn_as_torchvision_draws_them() -> None:
@@ -350,7 +380,9 @@ def test_squares_of_another_side_are_refused(roots: dict[str, str]) -> None:
 
 def test_features_of_an_unknown_or_another_network_are_refused(roots: dict[str, str], tmp_path: Path) -> None:
     toy = FeatureStore(find(make_toy_root(tmp_path, items=20), "resnet")[0])
-    with pytest.raises(UserError, match=r"does not say which network made it .*features of the resnet stage"):
+    with pytest.raises(
+        UserError, match=r"does not say which network made it .*features of the resnet or the clips stage"
+    ):
         network_of(toy)
     features, _ = opened(roots["pooled"])
     features.store.provenance["weights_sha256"] = "0"

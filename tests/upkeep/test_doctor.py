@@ -25,6 +25,7 @@ LIGHT = {  # what each distribution puts among the packages
     "fsspec": ("fsspec",),
     "google-crc32c": ("google_crc32c",),
     "pillow": ("PIL", "pillow"),
+    "cloudpickle": ("cloudpickle",),
 }
 CALL = "import sys; from pipelines.cli import main; sys.exit(main())"
 Usage = namedtuple("Usage", "total used free")
@@ -77,13 +78,16 @@ def test_a_machine_without_extras_is_fine_and_hears_what_each_would_give(bare: P
             "s3fs",
             "torch",
             "torchvision",
+            "safetensors",
+            "timm",
+            "transformers",
             "av",
             "simplejpeg",
             "scikit-learn",
             "spacy",
             "gensim",
         ),
-        *("stage clips", "stage codebook", "stage frames", "stage resnet"),
+        *("stage clips", "stage codebook", "stage frames", "stage resnet", "stage features", "stage clip_features"),
     }
     assert checks["stage frames"]["found"] == "without av"
     assert checks["stage frames"]["remedy"] == "av is not installed: pip install -e '.[video]' in the checkout"

@@ -91,7 +91,7 @@ def test_an_output_that_does_not_tell_what_it_is_hides_no_other(
     assert main(["status", "--root", root]) == 0
     _, line, other, *_ = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{spoilt.where}/")
-    assert line.endswith("`xmodal verify --forget` removes what it is part of, then build again")
+    assert line.endswith("`xmodal verify --forget --root ROOT` removes what it is part of, then build again")
     assert other.startswith(f"{sound.folder}: complete")
     assert [output.where for output in find(root, "others", count=4)] == [sound.where]
     assert main(["verify", "--forget", "--root", root]) == 1
@@ -143,7 +143,7 @@ def test_an_output_that_says_it_is_another_is_not_used(tmp_path: Path) -> None:
     output = build(letters(Letters(6)), open_storage(str(tmp_path)))
     path = tmp_path / output.folder / "stage.json"
     path.write_text(path.read_text().replace('"count":6', '"count":60'))
-    with pytest.raises(UserError, match=r"stage\.json has changed: `xmodal verify --forget`"):
+    with pytest.raises(UserError, match=r"stage\.json has changed: `xmodal verify --forget --root ROOT`"):
         find(str(tmp_path), "letters", count=60)
     with pytest.raises(UserError, match=r"stage\.json has changed"):
         _ = Output(open_storage(str(tmp_path)), output.folder).config

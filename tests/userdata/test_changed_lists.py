@@ -101,6 +101,12 @@ def test_a_build_by_name_takes_the_list_as_it_is_and_says_what_changed(
     shown = xmodal("status", "--root", root)
     assert f"{said}\nmine: `xmodal build mine --root {root}` takes it as it is now" in shown.out
     assert said in xmodal("plan", "mine", "--root", root).err
+    for command in (("publish", "mine", "--out", tmp_path / "out"), ("stats", "mine")):
+        assert f"warning: {said}" in xmodal(*command, "--root", root).err
+    train = ("train", "vsepp", "--corpus", "mine", "--run", tmp_path / "run")
+    assert f"warning: {said}" in xmodal(*train, "--root", root).err
+    told = f"--caption is said with the list itself, so name {mine.place} --name mine in place of mine"
+    assert told in xmodal("build", "mine", "--caption", "text", "--root", root).complaint
     assert tree_digest(str(root)) == before
     made = xmodal("build", "mine", "--root", root, "--json")
     assert made.err.startswith(f"{said}\n")

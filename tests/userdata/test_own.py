@@ -39,6 +39,7 @@ from xmodal.root.storage import open_storage
 from xmodal.userdata import embedded_pictures
 from xmodal.userdata.description import DESCRIPTION, SPLITS, Description, ListFile, split_name
 from xmodal.userdata.embedded_pictures import EmbeddedPictures
+from xmodal.userdata.entries import ABSOLUTE
 from xmodal.userdata.user_corpus import user_corpus
 
 SHARES = "train=0.5,val=0.25,test=0.25"
@@ -475,9 +476,7 @@ def test_a_build_says_what_is_missing_and_why(xmodal: Xmodal, root: Path, tmp_pa
     assert said.code == 3, "all of them are missing"
     assert "2 by_hand, such as cats/p1.png: it is not beside the list" in said.out
     assert f"`xmodal retry list --root {root} [--raw FOLDER]`, then `xmodal seal list --root {root}`" in said.out
-    assert (
-        "odd: an absolute path or file://: the row is left out; write it as seen from the list's folder: 1" in said.out
-    )
+    assert f"odd: {ABSOLUTE}: 1" in said.out
     assert "note: list: the column 'split' is not used: --split split takes it" in said.out
     assert "note: list: the column 'id' is not used: --id id takes it" in said.out
     assert "note: list: items 1 in own/val, 0 in test" in said.out
@@ -763,7 +762,7 @@ def test_rows_that_cannot_be_used_follow_rules_that_are_counted(tmp_path: Path) 
         "a caption that is not Unicode: left out": 1,
         "an id that is long or does not print: its sha256 stands for it": 2,
         "an address that is neither http nor https: the row is left out": 4,
-        "an absolute path or file://: the row is left out; write it as seen from the list's folder": 5,
+        ABSOLUTE: 5,
         "a path with a backslash: the row is left out; write / between folders": 1,
         "a path that leaves the list's folder, is long or does not print: the row is left out": len(HOSTILE) - 10,
     }

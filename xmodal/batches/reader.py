@@ -47,14 +47,11 @@ class Reader:
         if not self.store.spec.ragged:
             values = self.store.take(rows, self._room(self.store, len(rows)))
             return Padded.whole(torch.from_numpy(values.reshape(len(rows), -1, values.shape[-1])))
-        lengths, count = self._lengths(rows), self.frames.frames
-        if count is None:
+        lengths = self._lengths(rows)
+        if self.frames.frames is None:
             values = self.store.take_padded(rows, None, self._room(self.store, len(rows), int(lengths.max(initial=0))))
             return Padded(torch.from_numpy(values), torch.from_numpy(lengths))
-        if draws is None:
-            places = evaluation_frames(lengths, count, self.frames.rule, self.frames.ends)
-        else:
-            places = training_frames(lengths, count, self.frames.rule, draws)
+        places = self._places(lengths, draws)
         values = self.store.take_padded(rows, places, self._room(self.store, *places.shape))
         return Padded.whole(torch.from_numpy(values))
 
@@ -78,6 +75,13 @@ class Reader:
             chance = [np.random.default_rng([thinning.seed, thinning.epoch, place]) for place in places.tolist()]
             words = [thinned(some, tokens, one) for some, one in zip(words, chance, strict=True)]
         return Padded.of(words)
+
+    def _places(self, lengths: Integers, draws: SampleRandom | None) -> Integers:
+        count, rule = self.frames.frames, self.frames.rule
+        assert count
+        if draws is None:
+            return evaluation_frames(lengths, count, rule, self.frames.ends)
+        return training_frames(lengths, count, rule, draws)
 
     def _codes(self, captions: Integers, codes: Codes, draws: SampleRandom | None) -> Padded:
         codes_TL, counts_T = self.examples.words.padded(captions, codes.length)

@@ -7,7 +7,7 @@ A module holds a docstring with a sample of the publisher's file, `parse`, and `
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -72,7 +72,7 @@ class Corpus:
     kinds: frozenset[str] = frozenset()  # of its items and labels; they tell its stages before it is parsed
     version: int = 1  # raised where parse yields other rows from the same bytes: a part of the records' identity
     # writes the wanted ones of the listed media that lie inside the annotations, each whole when yielded
-    unpack: Callable[[Raw, Container[str], Path], Iterator[Source]] | None = None
+    unpack: Callable[[Raw, Collection[str], Path], Iterator[Source]] | None = None
     card: str | None = None  # the name of its card, where not its own
     whole_paths: bool = False  # a name such as 1.jpg does not tell a file at hand, its whole path does
     sample: bool = False  # any part of the corpus (`sample_of`)

@@ -28,7 +28,7 @@ The traps (more: docs/corpora.md#cub):
 
 import re
 import shutil
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from xmodal.corpora import Corpus, Source
@@ -81,7 +81,7 @@ def media(raw: Raw) -> Iterator[Source]:
         yield _source(_media(path))
 
 
-def unpack(raw: Raw, wanted: Container[str], folder: Path) -> Iterator[Source]:
+def unpack(raw: Raw, wanted: Collection[str], folder: Path) -> Iterator[Source]:
     """Writes the wanted pictures of the archive into a folder, one by one."""
     for member, file in tar_members(raw, IMAGES):
         if member in wanted:

@@ -20,13 +20,13 @@ from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.networks import ResNet
 from xmodal.media.drawing import attention_picture, labelled
-from xmodal.media.images import UnreadableImage, square
+from xmodal.media.images import UnreadableImage
+from xmodal.media.preparation import square
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, read_rows
 from xmodal.records.views import captions_by_item
-from xmodal.root.outputs import Output
-from xmodal.root.selection import ancestor, build_command
+from xmodal.root.selection import source_of
 from xmodal.training.finetuning import WithBackbone, network_of
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import floats
@@ -105,20 +105,10 @@ def _places(asked: OpenedRun, items: Sequence[str]) -> list[int]:
     return [places[id] for id in dict.fromkeys(items or places)]
 
 
-def _source(asked: OpenedRun, stage: str) -> Output:
-    features = asked.features.output
-    source = ancestor(features, stage)
-    if source is None:
-        raise UserError(
-            f"the {stage} of {features.where} are not under {features.storage.url}: "
-            f"{build_command(features.storage.url, asked.view.corpus, stage)} gets them again"
-        )
-    return source
-
-
 def _show_pictures(asked: OpenedRun) -> Show:
     network = grid_network(asked)
-    archives, times = Archives(raw_of(_source(asked, "media"))), -(-SIDE // network.crop)
+    archives = Archives(raw_of(source_of(asked.features.output, "media", asked.view.corpus)))
+    times = -(-SIDE // network.crop)
     paths = {item.id: item.media for item in read_rows(asked.records, Item)}
 
     def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
@@ -127,7 +117,7 @@ def _show_pictures(asked: OpenedRun) -> Show:
             picture = square(archives.read(paths[id]), *sizes, on_truncated=lambda why: None)
         except (MissingMedia, UnreadableImage) as error:
             raise UserError(
-                f"the picture of {id} is damaged ({error}): `xmodal verify --forget`, build again"
+                f"the picture of {id} is damaged ({error}): `xmodal verify --forget --root ROOT`, build again"
             ) from error
         ranges = zip(100 * maps_LK.min(0), 100 * maps_LK.max(0), strict=True)
         names = [f"map {number}: {low:.1f} to {high:.1f} %" for number, (low, high) in enumerate(ranges, 1)]
@@ -139,7 +129,7 @@ def _show_pictures(asked: OpenedRun) -> Show:
 
 def _show_clips(asked: OpenedRun) -> Show:
     features, frames = asked.features, asked.reader.frames
-    store = FrameStore(_source(asked, FRAMES))
+    store = FrameStore(source_of(features.output, FRAMES, asked.view.corpus))
 
     def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
         lengths = features.lengths(features.rows([id]))

@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,12 @@ from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError, few
 from xmodal.evaluation.run_metrics import report, with_distance
-from xmodal.features.networks import Network, ResNet, load, weights_sha256
+from xmodal.features.frame_store import NAME as FRAMES
+from xmodal.features.frame_store import FrameStore
+from xmodal.features.networks import Network, ResNet, load
 from xmodal.features.opening import describe_network
 from xmodal.features.store import FeatureStore
+from xmodal.features.weight_files import weights_sha256
 from xmodal.metrics.reports import Report
 from xmodal.models import Inputs, Scorer, pcme
 from xmodal.models.pcme import PCMEConfig
@@ -36,7 +39,7 @@ from xmodal.recipes import Config, Features, Pixels, View
 from xmodal.text.vocabularies import load_vocabulary
 from xmodal.training.checkpoint import load_tensors
 from xmodal.training.finetuning import WithBackbone
-from xmodal.training.picture_crops import PictureReader
+from xmodal.training.picture_crops import ClipReader, PictureReader, PixelReader
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import check_device
 
@@ -67,7 +70,8 @@ class Released:
     def build_with_trunk(self) -> WithBackbone:
         if self.network is None:
             raise UserError("has no ResNet to look at pictures: name features that it was trained on")
-        extractor = load(ResNet(self.network, "random:0"))  # VSE++ takes the mean of the grid itself
+        output: Literal["pooled", "grid"] = "pooled" if self.reads_clips else "grid"  # VSE++ takes the mean itself
+        extractor = load(ResNet(self.network, "random:0", output=output))
         try:
             parts = [(name.split(".", 1), value) for name, value in self.trunk.items() if not name.startswith("fc.")]
             extractor.trunk.load_state_dict({f"{PLACES[part]}.{rest}": value for (part, rest), value in parts})
@@ -108,8 +112,8 @@ def evaluate(
     store = setup.store(visual.stage, tables)
     examples = Examples.of(tables, view, store, words)
     try:
-        if visual.stage == "pixels":
-            reader: Reader = _picture_reader(released, examples, store)
+        if visual.stage in ("pixels", FRAMES):
+            reader: Reader = _pixel_reader(released, examples, store, visual)
             scorer: nn.Module = released.build_with_trunk()
             cnn = f"the {released.network} in the file"
         else:
@@ -134,13 +138,20 @@ def evaluate(
     )
 
 
-def _picture_reader(released: Released, examples: Examples, store: FeatureStore) -> PictureReader:
+def _pixel_reader(released: Released, examples: Examples, store: FeatureStore, visual: Features) -> PixelReader:
+    usual, plan = ResNet(), Pixels("centre", flip=False)
+    if released.reads_clips != (visual.stage == FRAMES):
+        read, stage = ("frames of clips", FRAMES) if released.reads_clips else ("pictures", "pixels")
+        raise UserError(f"reads {read}, not {visual.stage}: --set visual.stage={stage}")
     if released.reads_clips:
-        raise UserError("reads frames of clips, not pictures: name a stage that has them")
-    usual, side = ResNet(), store.spec.row_shape[0]
+        if visual.frames is None:
+            raise UserError("reads frames of clips: say how many of each: --set visual.frames=8")
+        frames = FrameStore(store.output)
+        return ClipReader(examples, frames, visual, plan=plan, crop=usual.crop, resize=usual.resize)
+    side = store.spec.row_shape[0]
     if side != usual.resize:
         raise UserError(f"reads pictures of side {usual.resize}, but those of {store.output.where} have {side}")
-    return PictureReader(examples, store, plan=Pixels("centre", flip=False), crop=usual.crop)
+    return PictureReader(examples, store, plan=plan, crop=usual.crop)
 
 
 def _network_of_features(released: Released, store: FeatureStore) -> str:
@@ -165,7 +176,7 @@ def _network_of_features(released: Released, store: FeatureStore) -> str:
     cnn = describe_network(store)
     if released.trunk:
         cnn += ", in place of the CNN in the file"
-    return f"{cnn}, which --set visual.stage=pixels takes" if released.network and not clips else cnn
+    return f"{cnn}, which --set visual.stage={FRAMES if clips else 'pixels'} takes" if released.network else cnn
 
 
 def read(path: str | Path) -> Released:
@@ -207,7 +218,7 @@ def convert(state: State, options: Options | None = None) -> Released:
         raise UserError(f"no checkpoint of PVSE, PCME, VSE++: nobody knows {_listed(list(plain))}")
     heads = [name for name in plain if not name.startswith((TRUNK, *layout.unused))]
     try:
-        inputs = Inputs(plain[FRAMES if FRAMES in plain else IMAGE].shape[1], len(plain[WORDS]), instances=0)
+        inputs = Inputs(plain[VIDEO if VIDEO in plain else IMAGE].shape[1], len(plain[WORDS]), instances=0)
         config = layout.config(plain, options or {})
         ours = {head: pcme.own_name(head.removeprefix("criterion."), layout.names) for head in heads}
         known = _unfilled(config, inputs).state_dict()
@@ -235,7 +246,7 @@ def _listed(names: list[str]) -> str:
     return few(sorted(names), NAMED) or "what is in it, which is nothing"
 
 
-IMAGE, FRAMES, WORDS = "img_enc.fc.weight", "img_enc.rnn.weight_ih_l0", "txt_enc.embed.weight"
+IMAGE, VIDEO, WORDS = "img_enc.fc.weight", "img_enc.rnn.weight_ih_l0", "txt_enc.embed.weight"
 OFFICIAL_NAMES = {  # of parts of a name, replaced in this order
     "img_enc.fc.": "image.",
     "img_enc.rnn.": "frames.",
@@ -280,7 +291,7 @@ def _pvse(state: State, options: Options) -> PVSEConfig:
     """The released weights read out the last word (`--legacy`; docs/models.md#pvse-encoders)."""
     maps = state.get("img_enc.pie_net.attention.w_2.weight")
     return PVSEConfig(
-        visual="video" if FRAMES in state else "image",
+        visual="video" if VIDEO in state else "image",
         embeddings=0 if maps is None else len(maps),
         width=2 * state["txt_enc.rnn.weight_hh_l0"].shape[1],
         similarity="order" if options.get("order", False) else "cosine",

@@ -150,7 +150,7 @@ def open_run(run: str, setup: Setup, split: str | None = None, distance: str | N
     reader = Reader(examples, store, recipe.visual, recipe.text if isinstance(recipe.text, Tokens) else None)
     if isinstance(scorer, WithBackbone):
         *_, plan = (phase.pixels for phase in recipe.phases if phase.pixels)
-        reader = picture_reader(reader, setup.store("pixels", records), plan)
+        reader = picture_reader(reader, setup.pictures(store, records), plan)
     return OpenedRun(started, view, records, store, scorer, reader)
 
 

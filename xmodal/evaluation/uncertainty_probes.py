@@ -20,7 +20,7 @@ from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.evaluation.attention_pictures import grid_network
 from xmodal.evaluation.run_metrics import OpenedRun, open_run
-from xmodal.features.networks import STRIDE
+from xmodal.features.torchvision_models import STRIDE
 from xmodal.losses.gaussians import Gaussians
 from xmodal.metrics.similarities import cuts
 from xmodal.text.vocabularies import END, START, UNKNOWN

@@ -58,7 +58,7 @@ class FeatureSpec:
         if self.rows_per_shard is not None:
             return self.rows_per_shard
         size = CAPACITY if self.ragged else SHARD
-        return max(_power_of_two_within(size // self.row_bytes), self._rows_to_fill_pages)
+        return max(_power_of_two_within(size // self.row_bytes), self.page_rows)
 
     @property
     def shard_items(self) -> int:
@@ -98,7 +98,8 @@ class FeatureSpec:
         return self.metadata(items) | array | {"codecs": [PLAIN], "attributes": {}}
 
     @property
-    def _rows_to_fill_pages(self) -> int:
+    def page_rows(self) -> int:
+        """The fewest rows that fill whole pages."""
         return PAGE // math.gcd(PAGE, self.row_bytes)
 
     def __post_init__(self) -> None:
@@ -115,10 +116,10 @@ class FeatureSpec:
             raise ValueError(f"{self.name}: items_per_shard is for ragged arrays")
         if self.shard_rows % self.chunk_rows:
             raise ValueError(f"{self.name}: a shard of {self.shard_rows} rows is not whole chunks of {self.chunk_rows}")
-        if self.shard_rows % self._rows_to_fill_pages:
+        if self.shard_rows % self.page_rows:
             raise ValueError(
                 f"{self.name}: a shard of {self.shard_rows} rows does not fill whole pages of {PAGE} bytes; "
-                f"take a multiple of {self._rows_to_fill_pages} rows"
+                f"take a multiple of {self.page_rows} rows"
             )
 
 

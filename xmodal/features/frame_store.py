@@ -63,13 +63,16 @@ class FrameStore(FeatureStore):
         wanted = range(len(ends)) if frames is None else _within(frames, len(ends), f"{id} has {len(ends)} frames")
         return [self.run(row, ends[frame - 1] if frame else 0, ends[frame]).tobytes() for frame in wanted]
 
+    def size(self, id: str) -> tuple[int, int]:
+        """Returns width and height of a clip's first frame."""
+        return open_jpeg(*self.jpegs(id, [0])).size
+
     def pictures(self, id: str, samples: Iterable[int]) -> NDArray[np.uint8]:
         """Returns (samples, H, W, 3), RGB, of the size of the clip's first frame."""
         shown = self.frame_of_sample(id)
         wanted = _within(samples, len(shown), f"{id} has {len(shown)} samples")
         frames, places = np.unique(shown[wanted], return_inverse=True)
-        first, *jpegs = self.jpegs(id, [0, *frames])
-        width, height = open_jpeg(first).size
+        jpegs, (width, height) = self.jpegs(id, frames), self.size(id)
         pictures_SHW3 = np.empty((len(wanted), height, width, 3), np.uint8)
 
         def draw(numbers: range) -> None:
@@ -79,7 +82,7 @@ class FrameStore(FeatureStore):
                 pictures_SHW3[others] = pictures_SHW3[place]
 
         shares = min(THREADS, len(jpegs))
-        list(_threads().map(draw, [range(share, len(jpegs), shares) for share in range(shares)]))
+        list(threads("xmodal-jpegs").map(draw, [range(share, len(jpegs), shares) for share in range(shares)]))
         return pictures_SHW3
 
     def _row(self, id: str) -> int:
@@ -107,11 +110,12 @@ def _within(numbers: Iterable[int], count: int, has: str) -> list[int]:
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:  # decoding releases Python's lock
-    return ThreadPoolExecutor(THREADS, "xmodal-jpegs")
+def threads(name: str) -> ThreadPoolExecutor:
+    """Threads for work that releases Python's lock, such as decoding."""
+    return ThreadPoolExecutor(THREADS, name)
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # the threads stay behind, in the parent
+os.register_at_fork(after_in_child=threads.cache_clear)  # they stay behind, in the parent
 
 
 def _decode(jpeg: bytes, room_HW3: NDArray[np.uint8]) -> None:

@@ -138,6 +138,8 @@ class FeatureStore:
         if not self.output.complete:
             where = self.output.where
             raise UserError(f"{where} holds no finished features: no complete.json; build them, or name another folder")
+        if ROWS not in self.output.files:
+            raise UserError(f"{self.output.where} is of {self.output.stage}, which makes no features")
         table = read_columns(self.output, ROWS, "row", "id").to_pydict()
         if table["row"] != list(range(len(table["row"]))):
             raise UserError(f"{self.output.where}/{ROWS} does not name the rows in order: {CURE}")

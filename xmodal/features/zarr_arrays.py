@@ -30,7 +30,9 @@ READ_AROUND = 64 * 1024  # bytes of a row from which on reading around a page he
 LINE = 64  # bytes of a cache line
 HUGE = 2 * 1024 * 1024  # mappings start on such an address, for huge pages
 NO_CHUNK = 2**64 - 1  # offset and length of a missing chunk in a shard's index
-CURE = "`xmodal verify --forget` removes it where it was built (delete a cached copy yourself); then build again"
+CURE = (
+    "`xmodal verify --forget --root ROOT` removes it where it was built (a cached copy is yours to delete); build again"
+)
 MUCH = 1024 * 1024  # bytes of a batch that are worth a second thread
 PROBES = 4  # rows of a batch that say whether the file is in memory
 

@@ -7,6 +7,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,21 +124,26 @@ def sampled_frame(picture: Image.Image, config: Sampling) -> Frame:
     return Frame(np.asarray(picture if size == picture.size else picture.resize(size, Image.Resampling.BILINEAR)))
 
 
-def square(data: bytes, resize: int, crop: int, on_truncated: OnTruncated | None = None) -> NDArray[np.uint8]:
-    """Resizes the shorter side and cuts the middle, (H, W, 3), exactly as torchvision does."""
-    image = open_image(data, on_truncated)
-    width, height = (resize * side // min(image.size) for side in image.size)
-    if width * height > MOST_PIXELS:
-        raise UnreadableImage(f"{image.width} x {image.height} pixels are too narrow to resize")
-    left, top = round((width - crop) / 2), round((height - crop) / 2)
-    resized = image.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(resized.crop((left, top, left + crop, top + crop)))
+def resized(size: tuple[int, int], shorter: int) -> tuple[int, int]:
+    """Returns width and height of a picture whose shorter side is resized."""
+    width, height = (shorter * side // min(size) for side in size)
+    return width, height
 
 
 def normalised(colours_HW3: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Pixels for a network, (3, H, W)."""
-    normal_HW3 = (colours_HW3.astype(np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(DEVIATION, np.float32)
-    return np.ascontiguousarray(normal_HW3.transpose(2, 0, 1))
+    """Pixels for a network, (3, H, W): looked up, as computing all costs as much as half of decoding."""
+    pixels_3HW = np.empty((3, *colours_HW3.shape[:2]), np.float32)
+    for colour, values in enumerate(_normal_values()):
+        np.take(values, colours_HW3[..., colour], out=pixels_3HW[colour], mode="clip")  # "raise" would make a copy
+    return pixels_3HW
+
+
+@cache
+def _normal_values() -> NDArray[np.float32]:
+    """Returns (3, 256)."""
+    shades = np.arange(256, dtype=np.float32) / 255
+    mean, deviation = (np.array(each, np.float32)[:, None] for each in (MEAN, DEVIATION))
+    return np.ascontiguousarray((shades - mean) / deviation)
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -113,7 +113,7 @@ def _by_set(
     differing_SU[:, ~searched.sets.any(axis=1)] = max(ZETAS) + 1  # near to nothing
     members, size = np.split(rows[np.argsort(of_query)] - start, np.cumsum(sizes)[:-1]), len(searched.rows(gallery))
     for differing_U, some in zip(differing_SU, members, strict=True):
-        yield _within(scores_QG[some, gallery], differing_U.take(of_gallery), size)
+        yield _within(scores_QG[:, gallery].take(some, axis=0), differing_U.take(of_gallery), size)
 
 
 def _within(scores_QG: Numbers, differing_G: Integers, size: int) -> Floats:
@@ -126,15 +126,15 @@ def _within(scores_QG: Numbers, differing_G: Integers, size: int) -> Floats:
     top_QN: NDArray[Any] = _promising(scores_QG, len(near))
     last_Q1, beyond_Q = scores_QG[:, :1], np.zeros(1, np.int64)
     for zeta in reversed(ZETAS):
-        right_QR, wider_QN, wider_Q1 = near_QN[:, differing_N <= zeta], top_QN, last_Q1
+        right_QR, wider_QN, wider_Q1 = near_QN.compress(differing_N <= zeta, axis=1), top_QN, last_Q1
         if not (count := right_QR.shape[1]):
             return np.full(found.shape, np.nan)
         top_QN = np.partition(wider_QN, -count, axis=1)[:, -count:]
         last_Q1 = top_QN[:, :1]
-        goes_on = (last_Q1 == wider_Q1)[:, 0]
-        beyond_Q = (wider_QN >= last_Q1).sum(axis=1) - count + np.where(goes_on, beyond_Q, 0)
-        right_Q = (right_QR >= last_Q1).sum(axis=1)
-        if beyond_Q.any():
+        reach_QN, right_Q = wider_QN >= last_Q1, (right_QR >= last_Q1).sum(axis=1)
+        if beyond_Q.any() or np.count_nonzero(reach_QN) > top_QN.size:  # seldom
+            goes_on = (last_Q1 == wider_Q1)[:, 0]
+            beyond_Q = reach_QN.sum(axis=1) - count + np.where(goes_on, beyond_Q, 0)
             right_Q = right_Q - np.minimum(beyond_Q, (right_QR == last_Q1).sum(axis=1))
         found[:, 0, zeta], found[:, 1, zeta] = right_Q / count, count / size
     return found

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from lzma import LZMAError
+from threading import local
 from typing import IO, Any, cast
 
 from xmodal.errors import UserError
@@ -28,13 +29,17 @@ class MissingMedia(LookupError):
     """A medium that its publisher does not have, or that was sealed as absent."""
 
 
-class Archives:
-    """Reads the media of a sealed set and keeps archives open: each worker needs its own."""
+class _Opened(dict[str, zipfile.ZipFile]):
+    """A dict that can be finalized."""
+
+
+class Archives(local):
+    """Reads the media of a sealed set and keeps archives open, each thread its own."""
 
     def __init__(self, raw: Raw) -> None:
         self._raw, self._stack = raw, ExitStack()
-        self._open: dict[str, zipfile.ZipFile] = {}
-        weakref.finalize(self, self._stack.close)
+        self._open = _Opened()
+        weakref.finalize(self._open, self._stack.close)  # with the thread, which `self` may outlive
 
     def read(self, media: str, most: int | None = None) -> bytes:
         """Reads an Item's `media`, at most a byte more than `most`; without that, members over LARGEST are refused."""

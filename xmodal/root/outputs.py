@@ -25,7 +25,7 @@ from xmodal.root.storage import Storage, open_storage
 LAYOUT = 1
 TOTALS = {"units": int, "files": int, "bytes": int, "counts": dict, "failures": dict, "units_sha256": str}
 TRUNCATED = "truncated"  # the class of failures that have a row all the same, made of what there was
-CURE = "`xmodal verify --forget` removes what it is part of, then build again"
+CURE = "`xmodal verify --forget --root ROOT` removes what it is part of, then build again"
 LARGEST_JSON = 2**24  # bytes of stage.json or complete.json
 LARGEST_LIST = 2**30  # bytes of units.tsv, or of another file that is read whole
 UNIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}")

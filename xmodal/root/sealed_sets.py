@@ -22,7 +22,7 @@ from xmodal.root.storage import Storage
 LOCK = "dataset.lock"
 RECORDS = "_runs/records/{}"
 LONGEST_LINE = 2**16
-BLOB_CURE = "`xmodal verify --forget` removes it, then build again"
+BLOB_CURE = "`xmodal verify --forget --root ROOT` removes it, then build again"
 
 
 @dataclass(frozen=True)

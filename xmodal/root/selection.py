@@ -121,6 +121,16 @@ def ancestor(output: Output, stage: str) -> Output | None:
     return next((made for made in ancestors if made.folder.startswith(f"{stage}/")), None)
 
 
+def source_of(features: Output, stage: str, corpus: str) -> Output:
+    """Finds the output of a stage that features were made of; refuses if it is gone."""
+    source = ancestor(features, stage)
+    if source is None:
+        root = features.storage.url
+        cure = build_command(root, corpus, stage)
+        raise UserError(f"the {stage} of {features.where} are not under {root}: {cure} gets them again")
+    return source
+
+
 def media_set_of(features: Output) -> str | None:
     media = ancestor(features, "media")
     name = media and media.config.get("name")

@@ -1,6 +1,6 @@
 """Fine-tuning from pictures: the features' network is trained in front of the model.
 
-Shapes: B samples, H and W pixels of a picture, R positions of a grid, D width of a feature.
+Shapes: B samples, F frames of a clip (1 of a picture), H and W pixels, R positions of a grid, D width of a feature.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from xmodal.features.store import FeatureStore
 
 
 class WithBackbone(nn.Module):
-    """A `Trainable` that reads pictures, (B, 1, 3, H, W): the features' network, then a model of features.
+    """A `Trainable` that reads pictures, (B, F, 3, H, W): the features' network, then a model of features.
 
     The model's parameters keep the names of earlier phases, the network's are called `trunk.*`.
     """
@@ -48,10 +48,11 @@ class WithBackbone(nn.Module):
         return terms
 
     def features(self, visual: Padded) -> Padded:
-        """Computes features as a store has them: (B, R, D) for a grid, (B, 1, D) for pooled ones."""
-        maps_BDHW: Tensor = self.model.get_submodule("trunk")(visual.values.squeeze(1))
-        maps_BDR = maps_BDHW.mean((2, 3))[..., None] if self.pooled else maps_BDHW.flatten(2)
-        return Padded.whole(maps_BDR.transpose(1, 2))
+        """Computes features as a store has them: (B, R, D) for a grid, (B, F, D) for pooled ones."""
+        maps_NDHW: Tensor = self.model.get_submodule("trunk")(visual.values.flatten(0, 1))
+        maps_NDR = maps_NDHW.mean((2, 3))[..., None] if self.pooled else maps_NDHW.flatten(2)
+        rows_NRD = maps_NDR.transpose(1, 2).float()  # in mixed precision, too: an RNN's input is of its weights' type
+        return Padded.whole(rows_NRD.reshape(len(visual), -1, rows_NRD.shape[2]))
 
     def named_parameters(self, *arguments: Any, **options: Any) -> Any:
         return self.model.named_parameters(*arguments, **options)
@@ -90,6 +91,6 @@ def network_of(features: FeatureStore) -> ResNet:
     except (LookupError, TypeError, ValueError) as error:
         raise UserError(
             f"{features.output.where} does not say which network made it ({error!r}): training from pixels needs "
-            "features of the resnet stage"
+            "features of the resnet or the clips stage"
         ) from error
     return network

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any, cast
 
 import numpy as np
@@ -82,19 +83,19 @@ class _Data:
     train: Reader
     validation: Reader
     labels: Labels  # of the validation's items
-    squares: FeatureStore | None  # pictures, if a phase reads them
+    pictures: FeatureStore | None  # of the pixels stage or the frames stage, if a phase reads them
 
     def pictured(self, reader: Reader, phase: Phase) -> Reader:
         if phase.pixels is None:
             return reader
-        assert self.squares is not None
-        return picture_reader(reader, self.squares, phase.pixels)
+        assert self.pictures is not None
+        return picture_reader(reader, self.pictures, phase.pixels)
 
 
 def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
     tables = setup.tables(recipe.view.corpus)
     store = setup.store(recipe.visual.stage, tables, recipe.model)
-    squares = setup.store("pixels", tables) if any(phase.pixels for phase in recipe.phases) else None
+    pictures = setup.pictures(store, tables) if any(phase.pixels for phase in recipe.phases) else None
     learned, chosen_on = captions_of_views(tables, (recipe.view, recipe.validation))
     tokens, known = tokens_of(recipe), run_folder.read_vocabulary(run)
     vocabulary, texts = vocabulary_and_texts(tables, recipe.view, learned, tokens, known)
@@ -116,12 +117,15 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
         instances=len(train.ids),
         weights=describe_network(store),
         vectors=sha256_of_vectors(recipe, run, setup.vectors),
-        pixels=squares.output.identity if squares else "",
+        pixels=pictures.output.identity if pictures else "",
     )
     by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
     read = Reader(train, store, recipe.visual, tokens, classes(tables, train.ids) if by_class else None)
     chosen = Reader(validation, store, recipe.visual, tokens)
-    return started, _Data(read, chosen, labels_of(tables, validation.ids), squares)
+    data = _Data(read, chosen, labels_of(tables, validation.ids), pictures)
+    for reader, phase in product((read, chosen), recipe.phases):
+        data.pictured(reader, phase)  # refuses pictures that do not fit
+    return started, data
 
 
 def _announce(started: Run, data: _Data, progress: Progress) -> tuple[int, float]:

@@ -1,13 +1,15 @@
 """Picture crops: every sample of a phase that reads pixels is cropped, flipped and coloured anew.
 
 Crops follow torchvision's transforms (docs/models.md#pvse-training, docs/models.md#pcme-training). Chance is drawn for
-a sample of an epoch, wherever it is cropped.
+a sample of an epoch, wherever it is cropped; all frames of a clip are changed alike.
 
-Shapes: B samples, S a side of a stored picture, H and W pixels of the crop, T tries.
+Shapes: B samples, F frames of a clip (1 of a picture), S a side of a stored picture, H and W pixels of the crop, T
+tries. Sizes and sides are heights and widths.
 """
 
 import itertools
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,56 +17,97 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
-from torch import Tensor
 
 from xmodal.batches.batch import Padded
 from xmodal.batches.reader import Reader
 from xmodal.batches.sample_order import FIRST_PICTURE_PURPOSE, Integers, SampleRandom
 from xmodal.errors import UserError
+from xmodal.features.frame_store import FrameStore, threads
 from xmodal.features.store import FeatureStore
-from xmodal.media.images import normalised
+from xmodal.media.images import normalised, resized
 from xmodal.recipes import Pixels
 from xmodal.training.finetuning import network_of
 
 Range = tuple[float, float]
+Box = tuple[int, int, int, int]  # top, left, height and width
+Colours = tuple[tuple[float, float, float], tuple[int, ...]]  # amounts and order, as `coloured` takes them
+Sources = tuple[Integers, Callable[[int], Iterable[Image.Image]]]  # sizes (B, 2), and the pictures of a sample
 TRIES = 10  # to fit a rectangle
 CROP, ERASED = ((0.08, 1.0), (3 / 4, 4 / 3)), ((0.02, 1 / 3), (0.3, 1 / 0.3))  # limits of area and of aspect
 BRIGHTNESS, CONTRAST, HUE = 0.1, 0.1, 0.1  # the most that each changes
 CUTTING, FLIPPING, COLOURING, ERASING = (FIRST_PICTURE_PURPOSE + 64 * part for part in range(4))  # purposes of draws
 
 
-def training_pixels(pixels_BSS3: NDArray[np.uint8], plan: Pixels, crop: int, chance: SampleRandom) -> Tensor:
-    """Cuts, flips, colours and erases pictures: (B, 3, H, W)."""
-    boxes_B4 = _boxes(plan, pixels_BSS3.shape[1], crop, chance)
-    flips_B = chance.integers(2, FLIPPING) == 1 if plan.flip else np.zeros(len(pixels_BSS3), bool)
-    colours = _colours(chance) if plan.jitter else []
-    out_B3HW = np.empty((len(pixels_BSS3), 3, crop, crop), np.float32)
-    for row, pixels_SS3 in enumerate(pixels_BSS3):
-        top, left, height, width = boxes_B4[row].tolist()
-        image = Image.fromarray(pixels_SS3).crop((left, top, left + width, top + height))
+@dataclass(frozen=True)
+class Cut:
+    """One sample's crop, and how its pictures are changed."""
+
+    box: Box  # what is kept of the whole picture
+    flipped: bool = False
+    colours: Colours | None = None
+    erased: Box | None = None
+
+    def pixels(self, image: Image.Image, crop: int) -> NDArray[np.float32]:
+        """Returns (3, H, W), normalised."""
+        top, left, height, width = self.box
+        image = image.crop((left, top, left + width, top + height))
         if image.size != (crop, crop):
             image = image.resize((crop, crop), Image.Resampling.BILINEAR)
-        if flips_B[row]:
+        if self.flipped:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        if colours:
-            image = coloured(image, *colours[row])
-        out_B3HW[row] = normalised(np.asarray(image))
-    _erase(out_B3HW, plan.erase, chance)
-    return torch.from_numpy(out_B3HW)
+        if self.colours:
+            image = coloured(image, *self.colours)
+        pixels_3HW = normalised(np.asarray(image))
+        if self.erased:
+            top, left, height, width = self.erased
+            pixels_3HW[:, top : top + height, left : left + width] = 0  # the mean of all pictures
+        return pixels_3HW
 
 
-def evaluation_pixels(pixels_BSS3: NDArray[np.uint8], crop: int) -> Tensor:
-    """The middles: (B, 3, H, W); the pixels that features are made of if S - H is a multiple of 4."""
-    middle = slice(first := _middle(pixels_BSS3.shape[1], crop), first + crop)
-    return torch.from_numpy(np.stack([normalised(pixels_HW3) for pixels_HW3 in pixels_BSS3[:, middle, middle]]))
+def training_cuts(sizes_B2: Integers, plan: Pixels, crop: int, chance: SampleRandom) -> list[Cut]:
+    """Draws how samples are cut, flipped, coloured and erased."""
+    count = len(sizes_B2)
+    flips_B = chance.integers(2, FLIPPING) == 1 if plan.flip else np.zeros(count, bool)
+    colours = _colours(chance) if plan.jitter else itertools.repeat(None, count)
+    boxes, erased = _boxes(sizes_B2, plan.crop, crop, chance), _erased(count, plan.erase, crop, chance)
+    return list(map(Cut, boxes, flips_B.tolist(), colours, erased))
+
+
+def evaluation_cuts(sizes_B2: Integers, crop: int) -> list[Cut]:
+    """Cuts the middles, which features are made of; of a stored square if S - H is a multiple of 4."""
+    return list(map(Cut, _middles(sizes_B2, crop)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PictureReader(Reader):
-    """Reads pictures, cut and normalised, one position each: (B, 1, 3, H, W)."""
+class PixelReader(Reader):
+    """Reads items as pixels of their pictures, cut and normalised: (B, F, 3, H, W)."""
 
     plan: Pixels = field(kw_only=True)
     crop: int = field(kw_only=True)
+
+    def visual(self, items: Integers | slice, draws: SampleRandom | None = None) -> Padded:
+        sizes_B2, pictures = self._sources(self.examples.rows[items], draws)
+        if draws is None:
+            cuts = evaluation_cuts(sizes_B2, self.crop)
+        else:
+            cuts = training_cuts(sizes_B2, self.plan, self.crop, draws)
+        shape = len(cuts), self.frames.frames or 1, 3, self.crop, self.crop
+        room_BF3HW = self.buffers.take(shape, np.dtype(np.float32))
+
+        def fill(place: int) -> None:
+            for room_3HW, picture in zip(room_BF3HW[place], pictures(place), strict=True):
+                room_3HW[:] = cuts[place].pixels(picture, self.crop)
+
+        # Not the threads that decode a clip's frames: these ones wait for those.
+        list(threads("xmodal-crops").map(fill, range(len(cuts))))
+        return Padded.whole(torch.from_numpy(room_BF3HW))
+
+    def _sources(self, rows: Integers, draws: SampleRandom | None) -> Sources:
+        raise NotImplementedError
+
+
+class PictureReader(PixelReader):
+    """Reads squares of the pixels stage."""
 
     def __post_init__(self) -> None:
         shape = self.store.spec.row_shape
@@ -73,27 +116,51 @@ class PictureReader(Reader):
         if shape[0] < self.crop:
             raise UserError(f"{self.store.output.where} has pictures of side {shape[0]}, too small to cut {self.crop}")
 
-    def visual(self, items: Integers | slice, draws: SampleRandom | None = None) -> Padded:
-        rows = self.examples.rows[items]
+    def _sources(self, rows: Integers, draws: SampleRandom | None) -> Sources:
         pixels_BSS3 = self.store.take(rows, self._room(self.store, len(rows)))
-        if draws is None:
-            pixels_B3HW = evaluation_pixels(pixels_BSS3, self.crop)
-        else:
-            pixels_B3HW = training_pixels(pixels_BSS3, self.plan, self.crop, draws)
-        return Padded.whole(pixels_B3HW[:, None])
+        sizes_B2 = np.full((len(rows), 2), self.store.spec.row_shape[0])
+        return sizes_B2, lambda place: [Image.fromarray(pixels_BSS3[place])]
 
 
-def picture_reader(reader: Reader, pixels: FeatureStore, plan: Pixels) -> PictureReader:
-    """Reads the same items as pictures, sized as the features' network saw them."""
+@dataclass(frozen=True, eq=False, repr=False)
+class ClipReader(PixelReader):
+    """Reads frames of the frames stage, the same ones that a reader of features reads rows of."""
+
+    store: FrameStore
+    resize: int = field(kw_only=True)  # of the shorter side
+
+    def __post_init__(self) -> None:
+        assert self.frames.frames
+
+    def _sources(self, rows: Integers, draws: SampleRandom | None) -> Sources:
+        ids = [self.store.ids[row] for row in rows]
+        lengths_B = np.array([len(self.store.frame_of_sample(id)) for id in ids], np.int64)
+        samples_BF = self._places(lengths_B, draws)
+        sizes = [resized(self.store.size(id), self.resize) for id in ids]
+
+        def pictures(place: int) -> Iterable[Image.Image]:
+            frames = map(Image.fromarray, self.store.pictures(ids[place], samples_BF[place]))
+            return (f if f.size == sizes[place] else f.resize(sizes[place], Image.Resampling.BILINEAR) for f in frames)
+
+        return np.array(sizes, np.int64)[:, ::-1], pictures
+
+
+def picture_reader(reader: Reader, pixels: FeatureStore, plan: Pixels) -> PixelReader:
+    """Reads the same items as pictures or frames, sized as the features' network saw them."""
     network = network_of(reader.store)
+    if reader.store.spec.ragged and reader.frames.frames is None:
+        raise UserError(f"{reader.store.output.where} is of clips: say how many frames are seen: --set visual.frames=8")
+    examples = replace(reader.examples, rows=pixels.rows(reader.examples.ids))
+    told: dict[str, Any] = {"tokens": reader.tokens, "classes": reader.classes, "plan": plan, "crop": network.crop}
+    if isinstance(pixels, FrameStore):
+        return ClipReader(examples, pixels, reader.frames, **told, resize=network.resize)
     side, found = network.resize, pixels.spec.row_shape[0]
     if side != found:
         raise UserError(
             f"{pixels.output.where} has pictures of side {found}, but the features are of pictures resized to {side}: "
             f"build pixels with --set pixels.side={side}"
         )
-    examples = replace(reader.examples, rows=pixels.rows(reader.examples.ids))
-    return PictureReader(examples, pixels, tokens=reader.tokens, classes=reader.classes, plan=plan, crop=network.crop)
+    return PictureReader(examples, pixels, **told)
 
 
 def coloured(image: Image.Image, amounts: tuple[float, float, float], order: tuple[int, ...]) -> Image.Image:
@@ -108,7 +175,7 @@ def coloured(image: Image.Image, amounts: tuple[float, float, float], order: tup
     return image
 
 
-def _colours(chance: SampleRandom) -> list[tuple[Any, tuple[int, ...]]]:
+def _colours(chance: SampleRandom) -> list[Colours]:
     ranges = ((1 - BRIGHTNESS, 1 + BRIGHTNESS), (1 - CONTRAST, 1 + CONTRAST), (-HUE, HUE))
     amounts = [chance.between(*limits, COLOURING + part).tolist() for part, limits in enumerate(ranges)]
     orders = tuple(itertools.permutations(range(3)))
@@ -116,49 +183,52 @@ def _colours(chance: SampleRandom) -> list[tuple[Any, tuple[int, ...]]]:
     return [(each, orders[order]) for each, order in zip(zip(*amounts, strict=True), drawn, strict=True)]
 
 
-def _boxes(plan: Pixels, side: int, crop: int, chance: SampleRandom) -> Integers:
-    """Top, left, height and width of the crops, (B, 4); the whole picture if no rectangle fitted."""
-    size_B = np.full(len(chance.samples), crop)
-    if plan.crop == "centre":
-        first_B = np.full_like(size_B, _middle(side, crop))
-        return np.stack([first_B, first_B, size_B, size_B], axis=1)
-    if plan.crop == "random":
-        return _placed(size_B, size_B, side, chance, CUTTING)
-    heights_B, widths_B = _rectangles(side, side, CROP, chance, CUTTING + 2)
-    for sides_B in (heights_B, widths_B):
-        sides_B[sides_B == 0] = side
-    return _placed(heights_B, widths_B, side, chance, CUTTING)
+def _boxes(sizes_B2: Integers, kind: str, crop: int, chance: SampleRandom) -> list[Box]:
+    if kind == "centre":
+        return _middles(sizes_B2, crop)
+    if kind == "random":
+        sides_B2 = np.full_like(sizes_B2, crop)
+        return _listed(_placed(sizes_B2, sides_B2, chance, CUTTING), sides_B2)
+    sides_B2 = _rectangles(sizes_B2, sizes_B2, CROP, chance, CUTTING + 2)
+    firsts_B2 = _placed(sizes_B2, sides_B2, chance, CUTTING)
+    (low, high), fits_B2 = CROP[1], sides_B2 > 0
+    # where no rectangle fitted, the whole picture; of a long one its middle
+    most_B2 = np.minimum(sizes_B2, np.rint(sizes_B2[:, ::-1] * (1 / low, high)).astype(np.int64))
+    return _listed(np.where(fits_B2, firsts_B2, (sizes_B2 - most_B2) // 2), np.where(fits_B2, sides_B2, most_B2))
 
 
-def _erase(pixels_B3HW: NDArray[np.float32], probability: float, chance: SampleRandom) -> None:
+def _middles(sizes_B2: Integers, crop: int) -> list[Box]:
+    return _listed(np.rint((sizes_B2 - crop) / 2).astype(np.int64), np.full_like(sizes_B2, crop))
+
+
+def _erased(count: int, probability: float, crop: int, chance: SampleRandom) -> list[Box | None]:
     if not probability:
-        return
-    side = pixels_B3HW.shape[-1]
-    heights_B, widths_B = _rectangles(side, side - 1, ERASED, chance, ERASING + 3)
-    boxes_B4 = _placed(heights_B, widths_B, side, chance, ERASING)
-    for row in np.flatnonzero(chance.between(0, 1, ERASING + 2) < probability):
-        top, left, height, width = boxes_B4[row]
-        pixels_B3HW[row, :, top : top + height, left : left + width] = 0  # the mean of all pictures
+        return [None] * count
+    sizes_B2 = np.full((count, 2), crop)
+    sides_B2 = _rectangles(sizes_B2, sizes_B2 - 1, ERASED, chance, ERASING + 3)
+    boxes = _listed(_placed(sizes_B2, sides_B2, chance, ERASING), sides_B2)
+    drawn_B = chance.between(0, 1, ERASING + 2) < probability
+    return [box if drawn else None for box, drawn in zip(boxes, drawn_B, strict=True)]
 
 
 def _rectangles(
-    side: int, longest: int, limits: tuple[Range, Range], chance: SampleRandom, purpose: int
-) -> tuple[Integers, Integers]:
-    """Heights and widths of the first draw within `longest`, 0 if none is."""
+    sizes_B2: Integers, most_B2: Integers, limits: tuple[Range, Range], chance: SampleRandom, purpose: int
+) -> Integers:
+    """Draws sides (B, 2), the first that are within `most_B2`, or 0 if none are."""
     area, (low, high), tries = *limits, range(purpose, purpose + 2 * TRIES, 2)
-    areas_TB = np.stack([chance.between(*area, one) for one in tries]) * side**2
+    areas_TB = np.stack([chance.between(*area, one) for one in tries]) * sizes_B2.prod(axis=1)
     aspects_TB = np.exp(np.stack([chance.between(math.log(low), math.log(high), one + 1) for one in tries]))
     sides_TB2 = np.rint(np.sqrt(np.stack([areas_TB / aspects_TB, areas_TB * aspects_TB], axis=2))).astype(np.int64)
-    fits_TB = ((sides_TB2 > 0) & (sides_TB2 <= longest)).all(axis=2)
-    first_B2 = sides_TB2[fits_TB.argmax(axis=0), np.arange(fits_TB.shape[1])]
+    fits_TB = ((sides_TB2 > 0) & (sides_TB2 <= most_B2)).all(axis=2)
+    first_B2: Integers = sides_TB2[fits_TB.argmax(axis=0), np.arange(fits_TB.shape[1])]
     first_B2[~fits_TB.any(axis=0)] = 0
-    return first_B2[:, 0], first_B2[:, 1]
+    return first_B2
 
 
-def _placed(heights_B: Integers, widths_B: Integers, side: int, chance: SampleRandom, purpose: int) -> Integers:
-    tops_B, lefts_B = chance.integers(side - heights_B + 1, purpose), chance.integers(side - widths_B + 1, purpose + 1)
-    return np.stack([tops_B, lefts_B, heights_B, widths_B], axis=1)
+def _placed(sizes_B2: Integers, sides_B2: Integers, chance: SampleRandom, purpose: int) -> Integers:
+    rooms_2B = (sizes_B2 - sides_B2 + 1).T
+    return np.stack([chance.integers(room_B, purpose + part) for part, room_B in enumerate(rooms_2B)], axis=1)
 
 
-def _middle(side: int, crop: int) -> int:
-    return round((side - crop) / 2)
+def _listed(firsts_B2: Integers, sides_B2: Integers) -> list[Box]:
+    return [(top, left, height, width) for top, left, height, width in np.hstack([firsts_B2, sides_B2]).tolist()]

@@ -3,11 +3,14 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from xmodal.errors import UserError
+from xmodal.features.frame_store import NAME as FRAMES
+from xmodal.features.frame_store import FrameStore
 from xmodal.features.opening import open_features
 from xmodal.features.store import FeatureStore
 from xmodal.progress import Progress, Silence
 from xmodal.root.outputs import Output
-from xmodal.root.selection import changed_media, find_output
+from xmodal.root.selection import changed_media, find_output, source_of
 
 
 @dataclass(frozen=True)
@@ -34,3 +37,21 @@ class Setup:
         if change := changed_media(store.output, str(tables.config["corpus"])):
             self.progress.say(f"warning: {change}")
         return store
+
+    def pictures(self, features: FeatureStore, tables: Output) -> FeatureStore:
+        """Opens what phases of pixels read: the frames that features of clips were made of, else the pixels stage's."""
+        from xmodal.training.finetuning import network_of  # torch comes in here
+
+        if not features.spec.ragged:
+            return self.store("pixels", tables)
+        frames = source_of(features.output, FRAMES, str(tables.config["corpus"]))
+        if self.pixels not in (None, frames.identity):
+            raise UserError(
+                f"{features.output.where} was made of the frames {frames.identity}, not of {self.pixels}: leave out "
+                "--pixels, or name features of those frames by --features"
+            )
+        if (stored := frames.config["short_side"]) < (seen := network_of(features).resize):
+            self.progress.say(
+                f"the shorter side of stored frames, {stored} pixels, is enlarged to {seen}, as it was for the features"
+            )
+        return FrameStore(frames)

@@ -29,7 +29,7 @@ LONGEST_ID, LONGEST_STEP, LONGEST_PATH, LONGEST_URL = 200, 255, 1000, 8000  # li
 
 NO_MEDIUM = "no picture or clip: the row is left out"
 NOT_FETCHED = "an address that is neither http nor https: the row is left out"
-ABSOLUTE = "an absolute path or file://: the row is left out; write it as seen from the list's folder"
+ABSOLUTE = "an absolute path or file://: the row is left out; name FOLDER --captions LIST, or write it from the list on"
 BACKSLASH = "a path with a backslash: the row is left out; write / between folders"
 LEAVES = "a path that leaves the list's folder, is long or does not print: the row is left out"
 ODD_ID = "an id that is long or does not print: its sha256 stands for it"

@@ -18,7 +18,7 @@ Rows are streamed; ids and digests stay in memory.
 import hashlib
 import zipfile
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -30,6 +30,7 @@ from xmodal.raw.archives import archive_of
 from xmodal.raw.raw_files import Raw
 from xmodal.records.tables import Caption, Item, Label, Oddity, Row, Split
 from xmodal.userdata.description import DESCRIPTION, Description
+from xmodal.userdata.embedded_pictures import FOLDER
 from xmodal.userdata.entries import ABSOLUTE, OUTSIDE, Entry, Medium, entries
 from xmodal.userdata.hash_splits import hash_splits
 
@@ -93,7 +94,9 @@ def media(description: Description, raw: Raw) -> Iterator[Source]:
             archives.add(path)
 
 
-def unpack(description: Description, raw: Raw, wanted: Container[str], folder: Path) -> Iterator[Source]:
+def unpack(description: Description, raw: Raw, wanted: Collection[str], folder: Path) -> Iterator[Source]:
+    if not any(path.startswith(f"{FOLDER}/") for path in wanted):
+        return
     embedded = (medium for medium in _each_once(description, raw) if medium.content)
     for path, some in groupby(embedded, key=lambda medium: archive_of(medium.path)):
         if path in wanted:

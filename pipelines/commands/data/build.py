@@ -18,9 +18,6 @@ examples:
   xmodal build coco/records --root data --raw part --sample    of a part of its files; from then on named coco-sample
 """
 
-import argparse
-from contextlib import suppress
-
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import absent, command, counts, failures
 from xmodal.errors import UserError
@@ -29,8 +26,7 @@ from xmodal.errors import UserError
 def flags(parser: Parser) -> None:
     _flags.targets(parser, "CORPUS[/STAGE]")
     _flags.building(parser)
-    absent = "exit with 3 where more than this share, 0 to 1, is absent or unusable (default: 0.9)"
-    parser.add_argument("--most-absent", type=_share, default=0.9, metavar="SHARE", help=absent)
+    _flags.most_absent(parser)
     _flags.own_data(parser)
 
 
@@ -103,10 +99,3 @@ def _commonest(row: Result) -> str:
     classes = {kind: of["files"] for kind, of in row.get("reasons", {}).items()} or row["failures"]
     kind: str = max(classes, key=classes.__getitem__, default="other bytes than are pinned")
     return f"{kind} ({row['reasons'][kind]['reason']})" if row.get("reasons") else kind
-
-
-def _share(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= float(text) <= 1:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"a share from 0 to 1, not {text}")

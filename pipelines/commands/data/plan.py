@@ -58,7 +58,7 @@ def _row(row: Result) -> str:
     if "units" in row:
         return f"{name:28} {row['done']:,} of {row['units']:,} units done{about}"
     parts = [f"{row['done']:,} of {row['files']:,} files here"]
-    parts += [f"{row['at_hand']:,} in the raw folder"] if row["at_hand"] else []
+    parts += [f"{row['at_hand']:,} on this machine"] if row["at_hand"] else []
     parts += [f"{row['requests']:,} to download, {_interval(*row['bytes_between'])}"] if row["requests"] else []
     if row["unknown_sizes"]:
         parts += [f"{row['unknown_sizes']:,} of them of unknown size ({row['known_sizes']:,} of this set are known)"]

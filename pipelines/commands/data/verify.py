@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import command
+from xmodal.errors import UserError
 
 
 def flags(parser: Parser) -> None:
@@ -20,9 +21,13 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> Result:
+    from pipelines.upkeep.folder_features import MARKER
     from pipelines.upkeep.inspection import forget, verify
 
     storage = _flags.existing(args.root)
+    if storage.size(MARKER) is not None:
+        what = f"{args.root} is a store of a folder's features"
+        raise UserError(f"{what}: the `xmodal features` that made it, run again, makes damaged parts anew")
     files, damage = verify(storage, _flags.progress(args))
     reached = forget(storage, damage) if args.forget else []
     found, corpora = [*map(asdict, damage)], storage.names("_runs/ledger/sources") or ["CORPUS"]

@@ -24,7 +24,9 @@ def run(args: Args) -> Result:
         raise UserError("publish takes one corpus, because --out is one folder")
     storage = _flags.existing(args.root)
     ((work, _),) = _flags.parse_targets(args, BuildOptions(storage))
-    return publish(work.corpus, storage, args.out, _flags.progress(args))
+    progress = _flags.progress(args)
+    _flags.warn_of_changes(args, work.corpus.name)
+    return publish(work.corpus, storage, args.out, progress)
 
 
 def text(result: Result) -> Lines:

@@ -5,11 +5,11 @@ examples:
   xmodal evaluate runs/pcme --root data --split karpathy/val --distance elk --json
   xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data --corpus coco
   xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data --set visual.stage=pixels     by the CNN in the file
-  xmodal evaluate tgif.pth --vocabulary tgif_vocab.pkl --root data --corpus tgif --set visual.frames=8
+  xmodal evaluate tgif.pth --vocabulary tgif_vocab.pkl --root data --corpus tgif --set visual.stage=frames
   xmodal evaluate --scores sims.npy --corpus coco --root data
 
 A file of PVSE, PCME or VSE++ reads features as that paper's recipe does: 7 x 7 x 2048 of its ResNet, or their mean for
-VSE++. Training has moved the CNN of most files: authors' numbers need visual.stage=pixels.
+VSE++. Training has moved the CNN of most files: authors' numbers need visual.stage=pixels, of clips frames.
 """
 
 import json

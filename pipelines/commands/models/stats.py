@@ -27,7 +27,9 @@ def run(args: Args) -> Result | str:
 
     declared = args.corpus.endswith(".py") or args.corpus in corpora.names()
     printed = (*corpora.load(args.corpus).printed, *printed_of(args.corpus)) if declared else ()
-    dataset = open_dataset(args.root, _flags.corpus_name(args.corpus, args), args.records)
+    name = _flags.corpus_name(args.corpus, args)
+    _flags.warn_of_changes(args, name)
+    dataset = open_dataset(args.root, name, args.records)
     captions = dataset.records.totals["counts"]["captions"]
     with _flags.progress(args).over("read", captions, unit="captions") as tick:
         found = describe(dataset, printed, tick)

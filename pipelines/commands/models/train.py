@@ -35,6 +35,7 @@ def run(args: Args) -> Result:
 
     recipe, setup = recipe_with(args.recipe, args.set), _flags.setup(args)
     corpus = args.corpus and _flags.corpus_name(args.corpus, args)
+    _flags.warn_of_changes(args, corpus or recipe.view.corpus)
     if corpus:
         recipe = on_corpus(recipe, setup, corpus)
     run = args.run or Path("runs") / "-".join(filter(None, (recipe.name, corpus)))

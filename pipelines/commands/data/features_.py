@@ -1,0 +1,81 @@
+"""Makes features of every picture or clip of a folder: one Zarr store, no list needed.
+
+Names below the folder are the ids. The same command goes on after it was stopped, and takes what was added or edited
+since. Pictures are read where they lie. An unreadable one is named, and has a row of zeros that readers refuse.
+xmodal.features.store.FeatureStore, `xmodal export` and any Zarr library open the store.
+
+examples:
+  xmodal features ~/pictures --model resnet50                       into ./pictures-resnet50.zarr
+  xmodal features scans --model resnet18 --out scans.zarr --weights mine.pth
+  xmodal features gifs --model resnet152 --workers 8                a row for each of 8 frames a second
+  xmodal features mixed --model resnet50 --kind image --set output=grid --set device=cuda --json
+  xmodal features ~/pictures --model timm/vit_base_patch16_siglip_224
+  xmodal features ~/pictures --model transformers/openai/clip-vit-base-patch32 --set output=tokens
+  xmodal features ~/pictures --model vgg19 --set views=ten
+"""
+
+import os
+from pathlib import Path
+
+from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands._text import features
+from xmodal.errors import UserError
+
+FEW = 5
+
+
+def flags(parser: Parser) -> None:
+    add = parser.add_argument
+    add("folder", type=_flags.path, metavar="DIR", help="a folder of pictures or clips, and of folders with them")
+    add("--model", required=True, help="resnet18 to resnet152, vgg16, vgg19; timm/NAME; transformers/ORGANISATION/NAME")
+    add("--out", type=_flags.path, metavar="STORE", help="default: DIR-MODEL.zarr in the current folder")
+    add("--kind", choices=["image", "clip"], help="which, if the folder has both; pictures of GIFs are first frames")
+    add("--weights", type=_flags.path, metavar="FILE", help="a state_dict of the network, in place of published ones")
+    _flags.settings(parser, "output=grid; `xmodal settings features` lists them, of clips `frames` and `clip_features`")
+    add("--follow-links", action="store_true", help="also files and folders that links lead to (default: left out)")
+    _flags.most_absent(parser)
+    _flags.workers(parser)
+    _flags.quiet(parser)
+
+
+def run(args: Args) -> Result:
+    from pipelines.engine.build_options import BuildOptions
+    from pipelines.fetching.folder_files import find_files
+    from pipelines.upkeep.folder_features import MARKER, RUNS, make_store, settings_of
+    from xmodal.root.storage import LocalStorage
+
+    if not args.folder.is_dir():
+        raise UserError(f"{args.folder} is no folder: name one with pictures or clips")
+    if args.weights and not args.weights.exists():
+        raise UserError(f"there is no file {args.weights}")
+    progress, folder = _flags.progress(args), os.path.abspath(args.folder)
+    files = find_files(folder, args.kind, args.follow_links, MARKER)
+    out = args.out or Path(f"{os.path.basename(os.path.realpath(folder))}-{args.model.replace('/', '-')}.zarr")
+    out = Path(os.path.realpath(out))
+    given = {"weights": args.weights} if args.weights else {}
+    target, settings = settings_of(args.model, files.kind, args.set, given)
+    options = BuildOptions(LocalStorage(f"{out}/{RUNS}"), _flags.runner(args), progress, None, settings, given)
+    result = make_store(files, out, target, options)
+    return result | {"too_much_absent": len(result["absent"]) > args.most_absent * result["items"]}
+
+
+def text(result: Result) -> Lines:
+    yield f"{result['store']}: {features(result)}, {'made' if result['built'] else 'up to date'}"
+    yield f"of {result['folder']}, by {result['network']} {result['weights']} (sha256 {result['weights_sha256']})"
+    if result["left_out"]:
+        others = [f"{count:,} {what}" for what, count in result["left_out"].items()]
+        yield f"left out: {', '.join(others)}" + (
+            "; --follow-links takes links" if "links" in result["left_out"] else ""
+        )
+    for name in ("absent", "truncated"):
+        reasons = result[name]
+        yield from (f"{name}: {id!r}: {reasons[id]}" for id in [*reasons][:FEW])
+        if len(reasons) > FEW:
+            yield f"{name}: {len(reasons) - FEW:,} more; --json names all"
+    if result["too_much_absent"]:
+        share = f"{len(result['absent']):,} of {result['items']:,}"
+        yield f"{share} absent or unusable: exit code 3 (see --most-absent)"
+
+
+def exit_code(result: Result) -> int:
+    return 3 if result["too_much_absent"] else 0

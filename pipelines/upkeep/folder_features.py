@@ -1,0 +1,263 @@
+"""Features of a folder of pictures or clips: one store that grows with the folder.
+
+    STORE/zarr.json, …        an output as a stage makes it, but of any name
+    STORE/_runs/              the root that it is built in: checksums of the files, frames of clips, what is under way
+    STORE/_runs/folder.json   what stays the same: the folder, the stages and their settings
+    STORE/_runs/stage.json    that of the output
+
+Another state of the folder is another output, which takes over the rows of the one before, and then its place.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipelines import stages
+from pipelines.engine.build_options import BuildOptions
+from pipelines.engine.building import build
+from pipelines.engine.commits import Commits
+from pipelines.engine.stage import Stage, without_lists
+from pipelines.engine.typed_settings import apply, parse_settings
+from pipelines.fetching.folder_files import NAMES, FolderFiles, open_files, seal_files
+from pipelines.stages import FILE_SETS, GivenFiles, Needs, StageKind
+from pipelines.upkeep.inspection import forget, verify
+from xmodal.errors import UserError, few
+from xmodal.features.store import FeatureStore
+from xmodal.records.tables import Item, Kind
+from xmodal.root.files import sha256_of
+from xmodal.root.identity import canonical_json, to_plain
+from xmodal.root.outputs import TRUNCATED, Output, directories
+from xmodal.root.storage import LocalStorage, Storage
+
+RUNS, NOTE, MADE, UNITS, COMPLETE = "_runs", "folder.json", "stage.json", "units.tsv", "complete.json"
+MARKER = f"{RUNS}/{NOTE}"
+ANOTHER = "name another store with --out"
+
+
+def settings_of(
+    model: str, kind: Kind, texts: Sequence[str], files: Mapping[str, Path]
+) -> tuple[str, dict[str, object]]:
+    """The stage that makes rows of the kind, and what the model and --set say."""
+    target, name = (
+        {"image": "features", "clip": "clip_features"}[kind],
+        model if "/" in model else f"torchvision/{model}",
+    )
+    own: dict[str, object] = {f"{target}.model": name}
+    own |= {f"{target}.output": "fc7"} if name.startswith("torchvision/vgg") else {}  # which they have alone
+    configs = {kind.name: kind.config() for kind in kinds_of(target)}
+    try:
+        configs[target] = apply(configs[target], target, own)
+    except ValueError as error:
+        raise UserError(f"--model {model}: {error}") from None
+    return target, own | parse_settings([*texts], configs, [target], [*files])
+
+
+def kinds_of(target: str) -> list[StageKind]:
+    """The stages from a folder's files to the target."""
+    return [stages.load(name) for name in stages.with_needs([target]) if name not in (*FILE_SETS, "records")]
+
+
+def make_store(files: FolderFiles, out: Path, target: str, options: BuildOptions) -> dict[str, Any]:
+    """Brings the store of a folder up to date; the root of `options` is STORE/_runs."""
+    for kind in kinds_of(target):
+        if kind.check:
+            kind.check(apply(kind.config(), kind.name, options.settings), options.files)
+    _refuse_foreign(out, files.folder)
+    with _alone(out):
+        made, root = _stages(files, target, options), options.storage
+        note: dict[str, Any] = {"folder": files.folder, "stages": {stage.name: _decides(stage) for stage in made}}
+        _refuse_others(out, note)
+        if _note(out) != note:
+            root.write(NOTE, canonical_json(note))
+        if is_old := not _is_up_to_date(out, made, root):
+            options.progress.say(f"features of {len(files.paths):,} {NAMES[files.kind]} of {files.folder} go to {out}")
+            _lend(out)
+            if _is_whole(out) and not _is_sound(out):
+                forget(root, verify(root, options.progress)[1])
+            _forget_passing(made, root)
+            _publish(build(made[-1], root, options.run, options.progress), out)
+        _sweep(made, root)
+        return _describe(_outputs(out, made, root), files) | {"built": is_old}
+
+
+def _refuse_foreign(out: Path, folder: str) -> None:
+    if not out.parent.is_dir():
+        raise UserError(f"there is no folder {out.parent} to make {out.name} in: make it, or {ANOTHER}")
+    before = _note(out).get("folder")
+    is_new = not os.path.lexists(out) or (out.is_dir() and {*os.listdir(out)} <= {RUNS})
+    if not before and not is_new:
+        raise UserError(f"{out} is there already and is no store of a folder's features: {ANOTHER}")
+    if before and os.path.isdir(before) and not os.path.samefile(before, folder):
+        raise UserError(f"{out} has features of {before}, not of {folder}: {ANOTHER}")
+
+
+def _refuse_others(out: Path, now: dict[str, Any]) -> None:
+    before = _note(out) or now
+    if {*before["stages"]} != {*now["stages"]}:
+        raise UserError(f"{out} was made by the stages {', '.join(before['stages'])}: {ANOTHER}")
+    for name, (version, config) in now["stages"].items():
+        version_before, config_before = before["stages"][name]
+        if differing := [one for one in config if config.get(one) != config_before.get(one)]:
+            plain = {one: value for one in differing if not isinstance(value := config_before.get(one), dict)}
+            there = few([f"{one}={value}" for one, value in plain.items()] or differing, 5)
+            raise UserError(f"{out} has features by other settings ({there}): {ANOTHER}")
+        if version != version_before:
+            raise UserError(f"{out} was made by another version of xmodal: {ANOTHER}, or remove it")
+
+
+def _note(out: Path) -> dict[str, Any]:
+    """Reads folder.json; {} if it is damaged, as a store without one is left alone."""
+    note = _read(out, NOTE)
+    match note:
+        case {"folder": str(), "stages": {**made}} if all(map(_is_decided, made.values())):
+            return note
+    return {}
+
+
+def _is_decided(made: object) -> bool:
+    match made:
+        case [int(), {}]:
+            return True
+    return False
+
+
+def _read(out: Path, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(Path(out, RUNS, name).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keeps other processes out of the store; a kill lets them in."""
+    try:
+        Path(out, RUNS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror}): {ANOTHER}") from error
+    lock = os.open(out / RUNS, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is at work on {out}: wait until it is done, or {ANOTHER}") from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def _stages(files: FolderFiles, target: str, options: BuildOptions) -> list[Stage[Any, Any]]:
+    media = seal_files(options.storage, files, options.progress)
+    items = tuple(Item(path, path, files.kind) for path in files.paths)
+    made: dict[str, Any] = {"media": media}
+    for kind in kinds_of(target):
+        given = GivenFiles({name: file for name, file in options.files.items() if name in kind.files})
+        needs = Needs(made, given, lambda: items, open_media=partial(open_files, files.folder))
+        made[kind.name] = kind.make(apply(kind.config(), kind.name, options.settings), needs)
+    del made["media"]
+    return [*made.values()]
+
+
+def _decides(stage: Stage[Any, Any]) -> list[Any]:
+    return [stage.version, without_lists(stage.config, to_plain(stage.config))]
+
+
+def _is_up_to_date(out: Path, made: Sequence[Stage[Any, Any]], root: Storage) -> bool:
+    if not _is_sound(out) or _read(out, MADE).get("identity") != made[-1].identity:
+        return False
+    outputs = zip(made, _outputs(out, made, root), strict=True)
+    return all(output.complete and not _passing(stage, output) for stage, output in outputs)
+
+
+def _is_whole(out: Path) -> bool:
+    store, storage = _output(out), LocalStorage(str(out))
+    return store.complete and all(storage.size(name) == size for name, size in store.files.items())
+
+
+def _is_sound(out: Path) -> bool:
+    """Whether all bytes are those that were committed."""
+    return _is_whole(out) and all(sha256_of(out / name) == sha256 for name, sha256 in _output(out).checksums.items())
+
+
+def _output(out: Path) -> Output:
+    return Output(LocalStorage(str(out.parent)), out.name)
+
+
+def _outputs(out: Path, made: Sequence[Stage[Any, Any]], root: Storage) -> list[Output]:
+    return [*(Output(root, stage.folder) for stage in made[:-1]), _output(out)]
+
+
+def _passing(stage: Stage[Any, Any], output: Output) -> set[str]:
+    """Units with failures that another try may be spared."""
+    return {unit.name for unit in output.units() if any(kind in stage.passing for _, kind, _ in unit.failures)}
+
+
+def _lend(out: Path) -> None:
+    """Puts the store under its root again, where the stage looks for earlier rows."""
+    made = _read(out, MADE)
+    if not _is_whole(out) or not {"stage", "identity"} <= made.keys():
+        return
+    store, files = LocalStorage(str(out)), _output(out).files
+    folder = f"{RUNS}/{made['stage']}/{made['identity']}"
+    if store.size(f"{folder}/{MADE}") is None:  # else a run was killed after it
+        for name in (*files, UNITS, COMPLETE):
+            store.link(name, f"{folder}/{name}")
+        store.link(f"{RUNS}/{MADE}", f"{folder}/{MADE}")
+
+
+def _forget_passing(made: Sequence[Stage[Any, Any]], root: Storage) -> None:
+    """Has units made again, and units of the next stage compared with them."""
+    is_stale = False
+    for stage in made:
+        output = Output(root, stage.folder)
+        if output.complete and ((names := _passing(stage, output)) or is_stale):
+            Commits(root, stage.folder).forget(names, [*output.units()])
+        is_stale = is_stale or not output.complete
+
+
+def _publish(output: Output, out: Path) -> None:
+    """Gives an output the place of the store; until complete.json is there readers refuse it."""
+    store = LocalStorage(str(out))
+    store.delete(COMPLETE, UNITS)
+    for name in {file.partition("/")[0] for file in output.files}:
+        if (out / name).is_dir():
+            store.delete_folder(name)
+        else:
+            store.delete(name)
+    output.storage.write(MADE, output.storage.read(f"{output.folder}/{MADE}"))
+    for name in (*output.files, UNITS, COMPLETE):
+        store.link(f"{RUNS}/{output.folder}/{name}", name)
+
+
+def _sweep(made: Sequence[Stage[Any, Any]], root: Storage) -> None:
+    """Deletes all outputs but the frames and the sealed set that they were made of."""
+    needed = {made[0].inputs[0].folder, *(stage.folder for stage in made[:-1])}
+    for output in directories(root):
+        if output.folder not in needed:
+            root.delete_folder(output.folder)
+    root.delete_folder("_runs/temporary")  # of killed work
+
+
+def _describe(outputs: Sequence[Output], files: FolderFiles) -> dict[str, Any]:
+    store = FeatureStore(outputs[-1])
+    units = [unit for output in reversed(outputs) for unit in output.units()]  # of a clip, why it has no frames
+    failures = {row: (kind, reason) for unit in units for row, kind, reason in unit.failures}
+    about = {name: store.provenance.get(name) for name in ("network", "weights", "weights_sha256")}
+    return about | {
+        "store": store.output.where,
+        "folder": files.folder,
+        "kind": files.kind,
+        "items": len(store),
+        "row_shape": list(store.spec.row_shape),
+        "ragged": store.spec.ragged,
+        "dtype": store.spec.dtype,
+        "absent": {id: f"{kind}: {reason}" for id, (kind, reason) in failures.items() if id in store.absent},
+        "truncated": {id: reason for id, (kind, reason) in failures.items() if kind == TRUNCATED},
+        "left_out": dict(files.left_out),
+    }

@@ -1,0 +1,117 @@
+"""Networks of torchvision: ResNets, and VGG as Two-Branch (fc7 of ten crops) and Dual-Path (whole pictures) use it."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xmodal.errors import UserError, extra_needed
+from xmodal.features.model_facts import ModelFacts, positions
+from xmodal.features.weight_files import OF_FILE, RANDOM, download, filled_network, load_exactly
+from xmodal.media.preparation import Preparation
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+# billions of multiplications of a picture of 224 x 224
+BILLIONS = {"resnet18": 1.8, "resnet34": 3.6, "resnet50": 4.1, "resnet101": 7.8, "resnet152": 11.5}
+BILLIONS |= {"vgg16": 15.5, "vgg19": 19.6}
+SMALL = ("resnet18", "resnet34")
+STRIDE = 32  # pixels of the crop between positions of the grid
+WINDOW = 7  # positions a side of a picture of 224 x 224
+HEADS = ("fc.", "classifier.6.")
+
+
+def outputs(name: str) -> tuple[str, ...]:
+    return ("fc7",) if name.startswith("vgg") else ("pooled", "grid")
+
+
+def width_of(name: str) -> int:
+    if name.startswith("vgg"):
+        return 4096
+    return 512 if name in SMALL else 2048
+
+
+def published_weights(name: str) -> tuple[str, ...]:
+    return ("IMAGENET1K_V1",) if name in SMALL or name.startswith("vgg") else ("IMAGENET1K_V1", "IMAGENET1K_V2")
+
+
+def gigaflops(name: str, crop: int) -> float:
+    """Billions of operations for one square picture."""
+    return 2 * BILLIONS[name] * (crop / 224) ** 2
+
+
+def find(name: str, weights: str, output: str, sides: tuple[int, int]) -> tuple[str, str, ModelFacts]:
+    """No torch is needed."""
+    resize, crop = sides
+    if name not in BILLIONS:
+        raise UserError(f"no model torchvision/{name}; there are: {', '.join(BILLIONS)}")
+    if weights == "published":
+        weights = published_weights(name)[-1]
+    elif not weights.startswith((RANDOM, OF_FILE)) and weights not in published_weights(name):
+        there = f"{', '.join(published_weights(name))}, random:<seed>, and the file that --weights FILE names"
+        raise UserError(f"no weights {weights!r} for {name}; there are: {there}")
+    row_shape = ((crop // STRIDE) ** 2, width_of(name)) if output == "grid" else (width_of(name),)
+    how = Preparation((resize,), (crop, crop))
+    return name, weights, ModelFacts(how, row_shape, gigaflops(name, crop))
+
+
+def load(name: str, weights: str, file: Path | None, output: str = "") -> "tuple[nn.Module, str]":
+    with extra_needed("train", "networks need torch and torchvision"):
+        import torchvision  # type: ignore[import-untyped]
+
+    def published() -> Path:
+        url: str = torchvision.models.get_model_weights(name)[weights].url
+        return download(url, f"weights {weights} of {name}")
+
+    return filled_network(name, weights, file, lambda: _untrained(name), _fill, published)
+
+
+def _untrained(name: str) -> "nn.Module":
+    import torch
+    import torchvision
+
+    network: nn.Module = torchvision.models.get_model(name, weights=None)
+    network.set_submodule(
+        next(head for head in HEADS if name.startswith("vgg") == head.startswith("c"))[:-1], torch.nn.Identity()
+    )
+    for module_name, module in network.named_modules():
+        if re.fullmatch(r"layer\d\.\d+", module_name):  # a block adds half of the default, else float16 overflows
+            torch.nn.init.constant_((module.bn3 if hasattr(module, "bn3") else module.bn2).weight, 0.5)
+    return network
+
+
+def _fill(network: "nn.Module", state: "Mapping[str, Tensor]") -> None:
+    load_exactly(network, state, HEADS)
+
+
+def look(network: "nn.Module", pixels_N3HW: "Tensor", output: str) -> "Tensor":
+    if output == "fc7":  # after its ReLU
+        return network(pixels_N3HW)  # type: ignore[no-any-return]
+    maps_NDHW = last_maps(network)(pixels_N3HW)
+    return positions(maps_NDHW, maps_NDHW.shape[1]) if output == "grid" else maps_NDHW.mean((2, 3))
+
+
+def last_maps(network: "nn.Module") -> "nn.Module":
+    """The network up to its last convolution."""
+    import torch
+
+    return torch.nn.Sequential(*list(network.children())[:-2])
+
+
+def sum_over_positions(network: "nn.Module", pixels_N3HW: "Tensor") -> "Tensor":
+    """Sums the rows of all windows of 224 x 224, a stride apart: the network is applied as convolutions.
+
+    Of a VGG it is fc7 without its ReLU, as in layumi/Image-Text-Embedding@eefe0f2:test/getFeature2.m.
+    """
+    from torch.nn import functional
+
+    maps_NDHW = last_maps(network)(pixels_N3HW)
+    if not hasattr(network, "classifier"):
+        return functional.avg_pool2d(maps_NDHW, WINDOW, stride=1).sum((2, 3))
+    for place, side in ((0, WINDOW), (3, 1)):
+        layer: Any = network.classifier[place]  # type: ignore[index]
+        kernel = layer.weight.unflatten(1, (-1, side, side))
+        maps_NDHW = functional.conv2d(maps_NDHW.relu() if place else maps_NDHW, kernel, layer.bias)
+    summed: Tensor = maps_NDHW.sum((2, 3))
+    return summed

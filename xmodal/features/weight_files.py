@@ -1,0 +1,183 @@
+"""Weights of networks: drawn by a seed, of a user's file, or published; loading them runs nothing that is in them."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING
+
+from xmodal.errors import UserError, extra_needed, few
+from xmodal.root.files import sha256_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+RANDOM, OF_FILE = "random:", "sha256:"  # begin names of weights
+UNTRAINED = "give their file by --weights FILE, or do without training: --set weights=random:0"
+WRONG = (  # errors of reading what is no state_dict, or another network's
+    *(UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError, OSError, ValueError, LookupError),
+    *(AssertionError, OverflowError, MemoryError, RecursionError),
+)
+HUB_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def filled_network(
+    name: str,
+    weights: str,
+    file: Path | None,
+    build: "Callable[[], nn.Module]",
+    fill: "Callable[[nn.Module, Mapping[str, Tensor]], None]",
+    published: Callable[[], Path],
+) -> "tuple[nn.Module, str]":
+    """A network, and the sha256 of its weights' file or, if they are random, of the numbers.
+
+    `fill` raises ValueError for weights of another network. torch's own random state is left alone.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        seed = int(weights.removeprefix(RANDOM)) if weights.startswith(RANDOM) else 0
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too, which are not forked
+        network = build().eval()
+    if weights.startswith(RANDOM):
+        return network, _sha256_of_numbers(network)
+    if weights.startswith(OF_FILE) and (file is None or weights != f"{OF_FILE}{weights_sha256(file)}"):
+        raise UserError(f"weights {weights} are those of a file, which {file} is not: give that file")
+    if file is None or not weights.startswith(OF_FILE):
+        file = published()
+    try:
+        fill(network, _read_state(file))
+    except WRONG as error:
+        line = " ".join(str(error).split())[:200]
+        raise UserError(f"weights {file} are no state_dict of a {name}: {line}") from error
+    return network, weights_sha256(file)
+
+
+def weights_sha256(file: Path) -> str:
+    try:
+        return sha256_of(file)
+    except OSError as error:
+        raise UserError(f"weights {file} cannot be read: {error.strerror}") from error
+
+
+def load_exactly(network: "nn.Module", state: "Mapping[str, Tensor]", head: tuple[str, ...]) -> None:
+    """Loads all but what begins with `head`; raises ValueError if an entry is lacking or unknown."""
+    own = {key: values for key, values in state.items() if not key.startswith(head)}
+    found = network.load_state_dict(own, strict=False)
+    refuse({"lacks": found.missing_keys, "has unknown": found.unexpected_keys})
+
+
+def refuse(wrong: Mapping[str, list[str]]) -> None:
+    if faults := [f"{w} {few(names, 2)}{' entries' if len(names) > 2 else ''}" for w, names in wrong.items() if names]:
+        raise ValueError(f"it {' and '.join(faults)}")
+
+
+def download(url: str, told: str) -> Path:
+    """Fetches weights once, into torch's own folder; `told` names them."""
+    import torch
+
+    file = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
+    checksum = file.stem.rpartition("-")[2]  # its beginning
+    try:
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(url, str(file), checksum, progress=False)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"{told} cannot be fetched from {url} ({error}): {UNTRAINED}") from error
+    if not weights_sha256(file).startswith(checksum):
+        raise UserError(f"weights {file} are damaged: delete the file, it is fetched again")
+    return file
+
+
+def hub_weights(repository: str, revision: str | None, told: str) -> Path:
+    for name in HUB_FILES:
+        if (file := hub_folder(repository, revision, (name,), told, UNTRAINED) / name).is_file():
+            return file
+    files = f"{' or '.join(HUB_FILES)} of huggingface.co/{repository}"
+    raise UserError(f"{told}: {files} is neither here nor could be fetched: {UNTRAINED}")
+
+
+def hub_folder(repository: str, revision: str | None, names: tuple[str, ...], told: str, cure: str) -> Path:
+    """The folder of one commit of a repository with these files, as far as it has them; the first is looked for here.
+
+    What was fetched once is not asked for again, so that a name means the same as long as it is kept.
+    """
+    with extra_needed("transformers", f"{told} comes from huggingface.co, which needs huggingface_hub"):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    def folder(is_here: bool) -> Path:
+        wanted = [*names]
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted, local_files_only=is_here))
+
+    try:
+        found = folder(is_here=True)
+    except LocalEntryNotFoundError:
+        found = None
+    if found and (found / names[0]).is_file():
+        return found
+    try:
+        return folder(is_here=False)
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"{told} cannot be fetched from huggingface.co/{repository} ({why}): {cure}") from error
+
+
+def _read_state(file: Path) -> "Mapping[str, Tensor]":
+    import torch
+
+    state: Mapping[str, Tensor]
+    if file.suffix != ".safetensors":
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        return state
+    with extra_needed("safetensors", f"{file} needs safetensors"):
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    try:
+        state = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    return state
+
+
+def _sha256_of_numbers(network: "nn.Module") -> str:
+    numbers = hashlib.sha256()
+    for name, values in sorted(network.state_dict().items()):
+        numbers.update(name.encode() + values.numpy().tobytes())
+    return numbers.hexdigest()
+
+
+@contextmanager
+def reproducible() -> Iterator[None]:
+    """One thread computes, as more would change the last bits."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def enough_memory(batch_size: int, stage: str = "") -> Iterator[None]:
+    """Says what to set where a GPU has too little; `stage` is what names of settings begin with."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        cure = f"batch_size={batch_size // 2}" if batch_size > 1 else "device=cpu"
+        raise UserError(
+            f"the GPU has too little memory for {batch_size} pictures at once: --set {stage}{cure}"
+        ) from error
+
+
+def check_device(device: str) -> None:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device cuda: torch finds no GPU here; --set device=cpu does without")
