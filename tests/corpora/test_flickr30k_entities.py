@@ -22,7 +22,7 @@ from tests.publishers import flickr30k as demo_flickr30k
 from tests.publishers.flickr30k import Picture, pictures
 from tests.publishers.flickr30k_entities import scene_chain, sentences, unboxed, write
 from xmodal.corpora import flickr30k, flickr30k_entities, load
-from xmodal.detection.boxes import merge_groups
+from xmodal.detection.merged_boxes import merge_groups
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 from xmodal.records.tables import Caption, Item, Match, Oddity, Region, Row, Split

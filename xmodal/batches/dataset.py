@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from xmodal.batches.examples import Examples
 from xmodal.batches.texts import vocabulary
-from xmodal.detection.boxes import merge_groups
+from xmodal.detection.merged_boxes import merge_groups
 from xmodal.errors import UserError
 from xmodal.features.opening import covering_all_items
 from xmodal.features.store import GROUP, ROWS, FeatureStore

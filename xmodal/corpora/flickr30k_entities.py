@@ -30,7 +30,7 @@ its chains: `<id>:<number of the object>:<chain>`.
 The traps (more: docs/corpora.md#flickr30k-entities):
 - Chain 0 stands for what cannot be seen: such phrases have no group.
 - Boxes count pixels from 1 and include the last one: 1 is subtracted from xmin and ymin, which gives Region's edges.
-- A chain may have no object, or many boxes: rows as published. `xmodal.detection.boxes.merge_groups` merges them.
+- A chain may have no object, or many boxes: rows as published. `xmodal.detection.merged_boxes` merges these.
 - The region of an object without box has no coordinates, and the flags that are set as `attributes`: "scene" (it is
   the whole picture) or "nobndbox".
 - Captions of UNRELATED_CAPTIONS have the source "unrelated", so readers of "human" captions do not see them. Positions

@@ -1,1 +1,1 @@
-"""Detection: boxes of things in pictures."""
+"""Detection: regions of pictures, which of them are kept, and their words; detectors that find them are below."""

@@ -1,0 +1,51 @@
+"""Regions of one picture, as every detector gives them and every reader of features takes them.
+
+Shapes: K regions, D numbers a feature, C classes and A attributes, each with a column 0 for "none".
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class DetectorWords:
+    """The words of a detector's columns from 1 on: the first name of each class and attribute, in small letters."""
+
+    classes: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Regions:
+    """Boxes of one picture in its own pixels, from 0: left, top, right, bottom.
+
+    Scores are probabilities, and column 0 is the background, or no attribute. Proposals have no scores of classes.
+    """
+
+    boxes_K4: NDArray[np.float32]
+    features_KD: NDArray[np.float32]
+    size: tuple[int, int]  # width and height of the picture
+    class_scores_KC: NDArray[np.float32] | None = None
+    attribute_scores_KA: NDArray[np.float32] | None = None
+
+    def __post_init__(self) -> None:
+        assert self.boxes_K4.shape == (len(self), 4)
+        assert self.features_KD.ndim == 2
+        for scores in (self.class_scores_KC, self.attribute_scores_KA):
+            assert scores is None or (scores.ndim == 2 and len(scores) == len(self))
+
+    def __len__(self) -> int:
+        return len(self.features_KD)
+
+    def __getitem__(self, places: NDArray[np.int64]) -> "Regions":
+        """The regions at these places, in their order."""
+        classes, attributes = self.class_scores_KC, self.attribute_scores_KA
+        return Regions(
+            self.boxes_K4[places],
+            self.features_KD[places],
+            self.size,
+            None if classes is None else classes[places],
+            None if attributes is None else attributes[places],
+        )

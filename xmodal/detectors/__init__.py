@@ -1,0 +1,63 @@
+"""The contract of a detector. Every other module here is one, or one library's; all give `Regions`.
+
+`Detector.extract` looks at one picture at a time or at equal ones together, so that no picture changes another's rows.
+Which regions are kept, and their words, is decided outside (`xmodal/detection`).
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmodal.detection.regions import DetectorWords, Regions
+from xmodal.errors import UserError
+
+
+class Detector(Protocol):
+    """A network with its weights, on its device."""
+
+    @property
+    def words(self) -> DetectorWords: ...
+
+    @property
+    def width(self) -> int:
+        """Numbers of a feature."""
+
+    def extract(
+        self, images: Sequence[NDArray[np.uint8]], boxes: Sequence[NDArray[np.float32]] | None = None
+    ) -> list[Regions]:
+        """All candidate regions of pictures, (H, W, 3) RGB; or those of the given boxes, (K, 4) of each picture."""
+
+    def provenance(self) -> Mapping[str, Any]:
+        """Plain JSON: network, weights and their sha256, preprocessing, vocabularies, versions."""
+
+
+class DetectorModule(Protocol):
+    """A module of this room."""
+
+    def check(self, name: str, weights: str) -> None:
+        """Refuses what there is not, without torch: `name` is what follows the module's own name and a slash."""
+
+    def load(self, name: str, weights: str, files: Mapping[str, Path], device: str) -> Detector:
+        """`weights` is published, random:<seed>, or sha256:<hex> of files["detector"]."""
+
+
+MODULES = {  # by the first part of a detector's name: bottom_up, torchvision/NAME, detectron2/CONFIG, small
+    "bottom_up": "bottom_up",
+    "torchvision": "torchvision_detectors",
+    "detectron2": "detectron2_detectors",
+    "small": "small_detector",
+    "proposals": "edge_box_proposals",
+}
+
+
+def module_of(detector: str) -> tuple[DetectorModule, str]:
+    """The module of a detector, and the rest of its name."""
+    first, _, rest = detector.partition("/")
+    if first not in MODULES:
+        raise UserError(f"no detector {detector!r}; there are: {', '.join(MODULES)}")
+    module: Any = import_module(f"{__name__}.{MODULES[first]}")
+    return module, rest
