@@ -108,7 +108,7 @@ class BottomUpNetwork:
     depths: Depths = DEPTHS
 
     def prepare(self, image_HW3: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
-        """Pixels as the network takes them, (1, 3, H, W), and by what to multiply a box of the picture, (4,)."""
+        """Pixels as the network takes them, (1, 3, H, W), and the factors of a picture's boxes, (4,)."""
         family, (height, width) = self.family, image_HW3.shape[:2]
         scale = family.shorter_side / min(height, width)
         longest = scale * max(height, width)

@@ -120,7 +120,7 @@ def _caffe_name(key: str) -> str:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CheckpointLayout:
     """How one maker's checkpoints name their tensors."""
 
     family: Family
@@ -129,9 +129,9 @@ class Layout:
 
 
 LAYOUTS = {
-    "caffe": Layout(CAFFE, _caffe_name, "cls_embedding:0"),
-    "airsplay": Layout(AIRSPLAY, partial(_port_name, {}), "roi_heads.box_predictor.cls_embedding.weight"),
-    "milvlg_caffe": Layout(
+    "caffe": CheckpointLayout(CAFFE, _caffe_name, "cls_embedding:0"),
+    "airsplay": CheckpointLayout(AIRSPLAY, partial(_port_name, {}), "roi_heads.box_predictor.cls_embedding.weight"),
+    "milvlg_caffe": CheckpointLayout(
         CAFFE,
         partial(
             _port_name,
@@ -143,7 +143,7 @@ LAYOUTS = {
         ),
         "roi_heads.box_predictor.cls_embed.weight",
     ),
-    "milvlg_detectron2": Layout(
+    "milvlg_detectron2": CheckpointLayout(
         MILVLG_DETECTRON2,
         partial(
             _port_name,
@@ -230,7 +230,7 @@ def _read_torch(file: Path) -> Arrays:
         raise UserError(f"weights {file} are refused, as no file of tensors alone: {line}") from error
 
 
-def _whole(arrays: Arrays, layout: Layout) -> tuple[Floats, Depths]:
+def _whole(arrays: Arrays, layout: CheckpointLayout) -> tuple[Floats, Depths]:
     """All tensors by our names."""
     is_deep = any(layout.name(f"res{stage}.1.conv1.weight") in arrays for stage in (2, 3, 4, 5))
     depths = DEPTHS if is_deep else THIN
