@@ -100,7 +100,7 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class BottomUpNetwork:
-    """`weights` has convolutions with their normalisation folded in, by the names of `_bottom_up_weights.shapes`."""
+    """`weights` has convolutions with their normalisation folded in, by the names of `_bottom_up_layouts.shapes`."""
 
     family: Family
     weights: Mapping[str, Tensor]
