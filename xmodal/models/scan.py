@@ -17,7 +17,7 @@ gradient, and backward computes those pairs alone.
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ Normalisation = Literal["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", 
 EPSILON = 1e-8
 TILES = {"cpu": (16, 32)}  # images and captions, whose products stay in a core's cache
 LARGE_TILES = (128, 128)  # elsewhere
+AT_ONCE = 256  # captions, whose GRU would take as much memory as a gallery
 SPARSE = 1 / 8  # share of the pairs with a gradient, up to which they are computed one by one
 PAIRS = 128  # of those at once
 
@@ -61,6 +62,10 @@ class SCANConfig:
         one_or_more(width=self.width, word_width=self.word_width)
         zero_or_more(margin=self.margin)
         above_zero(smoothing=self.smoothing, sharpness=self.sharpness)
+        for name in ("direction", "aggregation", "normalisation"):
+            kinds = get_args(get_type_hints(SCANConfig)[name])
+            if getattr(self, name) not in kinds:
+                raise ValueError(f"no {name} {getattr(self, name)!r}; there are: {', '.join(kinds)}")
 
     def build(self, inputs: Inputs) -> "SCAN":
         if inputs.word_vectors is not None:
@@ -100,10 +105,11 @@ class SCAN(nn.Module):
         return self._kept(self.regions(visual))
 
     def encode_text(self, text: Padded) -> Encoded:
-        return self._kept(self.word_states(text))
+        parts = [self._kept(self.word_states(text[rows])) for rows in torch.split(torch.arange(len(text)), AT_ONCE)]
+        return Encoded(torch.cat([part.vectors_ND for part in parts]), text.lengths)
 
     def similarity(self, visual: Encoded, text: Encoded) -> Tensor:
-        return cross_attention(self.config, visual.padded(), text.padded())
+        return _zero_padded_attention(self.config, visual.padded(), text.padded())
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         stream = batch.streams[ANNOTATED]
@@ -119,11 +125,13 @@ class SCAN(nn.Module):
     def word_states(self, text: Padded) -> Padded:
         ids = pack_padded_sequence(text.values, text.lengths, batch_first=True, enforce_sorted=False)
         vectors = PackedSequence(self.words(ids.data), ids.batch_sizes, ids.sorted_indices, ids.unsorted_indices)
-        width = self.config.width
-        states_BLD = pad_packed_sequence(self.sentence(vectors)[0], batch_first=True)[0]
+        states, width = self.sentence(vectors)[0], self.config.width
+        states_ND = states.data  # packed: of a caption of 50 words the others would be padded to 50
         if self.config.bidirectional:
-            states_BLD = (states_BLD[..., :width] + states_BLD[..., width:]) / 2
-        return Padded(normalize(states_BLD, dim=2) if self.config.normalise_text else states_BLD, text.lengths)
+            states_ND = (states_ND[:, :width] + states_ND[:, width:]) / 2
+        if self.config.normalise_text:
+            states_ND = normalize(states_ND, dim=1)
+        return Padded(pad_packed_sequence(states._replace(data=states_ND), batch_first=True)[0], text.lengths)
 
     def _kept(self, items: Padded) -> Encoded:
         """In half precision for scores: 5,000 images and 25,000 captions are 492,500 vectors."""
@@ -134,8 +142,12 @@ class SCAN(nn.Module):
 
 def cross_attention(config: SCANConfig, visual: Padded, text: Padded) -> Tensor:
     """(V, T): scores of all pairs."""
-    values = visual.zero_padded().float(), text.zero_padded().float()
-    scores_VT: Tensor = _CrossAttention.apply(config, visual.lengths, text.lengths, *values)
+    images, captions = (Padded(side.zero_padded().float(), side.lengths) for side in (visual, text))
+    return _zero_padded_attention(config, images, captions)
+
+
+def _zero_padded_attention(config: SCANConfig, visual: Padded, text: Padded) -> Tensor:
+    scores_VT: Tensor = _CrossAttention.apply(config, visual.lengths, text.lengths, visual.values, text.values)
     return scores_VT
 
 
