@@ -1,6 +1,6 @@
 """DAN for matching (Nam et al., CVPR 2017, m-DAN): both sides look several times, each led by a memory of its own.
 
-No official code is public: docs/models.md#dan says what is from memory here, and what is ours.
+No official code is public: docs/models.md#dan-training says what is from memory here, and what is ours.
 
 - Image: a map of features v_n. v_0 = tanh(P_0 mean v). Caption: word vectors and a bi-LSTM whose directions are added,
   u_t. u_0 = mean u. Memories start as m = v_0 and m = u_0.
@@ -121,7 +121,7 @@ class Look(nn.Module):
 SGD = Optimiser("sgd", 0.1, weight_decay=5e-4, momentum=0.9, clip_norm=0.1, schedule=Step((30,), 0.1))
 DAN_FLICKR30K = Recipe(
     name="dan-flickr30k-full",
-    cites="docs/models.md#dan, unverified; docs/models.md#vocabulary; docs/models.md#recall",
+    cites="docs/models.md#dan-training, unverified; docs/models.md#vocabulary; docs/models.md#recall",
     view=View("flickr30k", "karpathy/train", captions_per_item=5),
     validation=View("flickr30k", "karpathy/val", captions_per_item=5),
     visual=Features("resnet"),

@@ -35,7 +35,7 @@ Normalisation = Literal["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", 
 EPSILON = 1e-8
 TILES = {"cpu": (16, 32)}  # images and captions, whose products stay in a core's cache
 LARGE_TILES = (128, 128)  # elsewhere
-AT_ONCE = 256  # captions, whose GRU would take as much memory as a gallery
+AT_ONCE = 256  # captions: more, padded or in a GRU, would take as much memory as a gallery
 SPARSE = 1 / 8  # share of the pairs with a gradient, up to which they are computed one by one
 PAIRS = 128  # of those at once
 
@@ -80,6 +80,11 @@ class Encoded:
     vectors_ND: Tensor
     lengths: Tensor
 
+    def parts(self) -> "list[Encoded]":
+        lengths = torch.split(self.lengths, AT_ONCE)
+        vectors = torch.split(self.vectors_ND, [int(part.sum()) for part in lengths])
+        return [Encoded(*part) for part in zip(vectors, lengths, strict=True)]
+
     def padded(self) -> Padded:
         longest = int(self.lengths.max())
         values = self.vectors_ND.new_zeros(len(self.lengths), longest, self.vectors_ND.shape[1], dtype=torch.float32)
@@ -109,7 +114,8 @@ class SCAN(nn.Module):
         return Encoded(torch.cat([part.vectors_ND for part in parts]), text.lengths)
 
     def similarity(self, visual: Encoded, text: Encoded) -> Tensor:
-        return _zero_padded_attention(self.config, visual.padded(), text.padded())
+        images = visual.padded()
+        return torch.cat([_zero_padded_attention(self.config, images, part.padded()) for part in text.parts()], dim=1)
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         stream = batch.streams[ANNOTATED]
@@ -285,7 +291,7 @@ def _aggregated(config: SCANConfig, cosine_AQB: Tensor, mask_QB: Tensor) -> Tens
 
 SCAN_FLICKR30K = Recipe(
     name="scan-flickr30k-full",
-    cites="docs/models.md#scan: t-i AVG; docs/models.md#vocabulary; docs/models.md#recall",
+    cites="docs/models.md#scan-settings: t-i by mean; docs/models.md#vocabulary; docs/models.md#recall",
     view=View("flickr30k", "karpathy/train", captions_per_item=5),
     validation=View("flickr30k", "karpathy/val", captions_per_item=5),
     visual=Features("regions"),
@@ -297,7 +303,7 @@ SCAN_FLICKR30K = Recipe(
 SCAN_COCO = replace(
     SCAN_FLICKR30K,
     name="scan-coco-full",
-    cites="docs/models.md#scan: i-t LSE; docs/models.md#vocabulary; docs/models.md#recall",
+    cites="docs/models.md#scan-settings: i-t by logsumexp; docs/models.md#vocabulary; docs/models.md#recall",
     view=View("coco", "karpathy/train", captions_per_item=5),
     validation=View("coco", "karpathy/val", captions_per_item=5),
     model=SCANConfig("image_to_text", "logsumexp", smoothing=4.0, sharpness=20.0),
