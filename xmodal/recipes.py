@@ -1,7 +1,7 @@
 """Recipes: every number of a training run, and the part of a corpus that it reads."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 from xmodal.number_rules import above_zero, one_or_more, shares, zero_or_more
@@ -227,3 +227,25 @@ class Recipe:
                 raise ValueError(f"{where} would train or choose on split {view.split!r}")
         if self.unannotated is not None and self.unannotated.text == HUMAN:
             raise ValueError(f"{where}: the un-annotated stream must not read what people wrote")
+
+
+LONGER = {50: 1.2, 20: 2.0, 10: 2.5, 5: 2.5}  # by percent of the items; for 5 no paper tells
+
+
+def scarce(recipe: Recipe, percent: int, captions: int) -> Recipe:
+    """A baseline on a share of its items, trained for more epochs (docs/models.md#sparse-splits)."""
+    return replace(
+        recipe,
+        name=f"{recipe.name.removesuffix('-full')}-{percent}-{captions}",
+        cites=f"{recipe.cites}; docs/models.md#sparse-splits: the share, and its epochs",
+        view=replace(recipe.view, split=f"{recipe.view.split}@{percent}%x{captions}"),
+        phases=tuple(_lengthened(phase, LONGER[percent]) for phase in recipe.phases),
+    )
+
+
+def _lengthened(phase: Phase, times: float) -> Phase:
+    optimiser = phase.optimiser
+    if isinstance(optimiser.schedule, Step):
+        after = tuple(round(times * epoch) for epoch in optimiser.schedule.after)
+        optimiser = replace(optimiser, schedule=replace(optimiser.schedule, after=after))
+    return replace(phase, epochs=round(times * phase.epochs), optimiser=optimiser)

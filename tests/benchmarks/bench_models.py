@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,10 +22,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 from torch.nn.utils import clip_grad_norm_
 
 from tests.benchmarks.measured import Bar, Measured, timed
-from tests.benchmarks.official import Flags, pcme_pmrp, pcme_training, pvse_evaluation, pvse_training
+from tests.benchmarks.official import Flags, pcme_pmrp, pcme_training, pvse_evaluation, pvse_training, scan
 from tests.features.test_features import write_store
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
 from xmodal.batches.examples import Examples
@@ -41,6 +43,7 @@ from xmodal.metrics.similarities import WHOLE, Similarities
 from xmodal.models import Inputs
 from xmodal.models.pcme import PCME_COCO
 from xmodal.models.pvse import PVSE, PVSE_COCO
+from xmodal.models.scan import SCAN_COCO, Encoded, SCANConfig
 from xmodal.models.vsepp import VSEPP_COCO
 from xmodal.recipes import Phase, Recipe
 from xmodal.training import optimisers
@@ -53,6 +56,9 @@ BARS = {
     "data_wait_fraction": Bar(maximum=0.02),
     "evaluate_5k_25k_vs_official": Bar(minimum=10),
     "pmrp_vs_official": Bar(minimum=100),
+    "scan_vs_official": Bar(minimum=5),
+    "scan_train_step_vs_official": Bar(minimum=2),
+    "scan_5k_25k_mb": Bar(maximum=2048),  # the issue's own
     "evaluate_5k_25k_k8_mb": Bar(maximum=2048),  # the issue's own
 }
 ITEMS, CAPTIONS, WIDTH, FOLD = 5000, 25_000, 1024, 1000
@@ -61,6 +67,7 @@ OWNERS = np.arange(CAPTIONS) // 5
 ROUNDS = 3
 VOCABULARY = 11_755  # of COCO
 BATCH, STEPS = 64, 7
+REGIONS, SHARD = 36, 128  # of SCAN, which trains and scores as many at once
 STORED = FeatureSpec("grid", (36, 2048))
 STORED_ROWS, READ_BATCH = 4096, 128
 
@@ -68,9 +75,10 @@ STORED_ROWS, READ_BATCH = 4096, 128
 def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     """All but the waiting for data and the memory need the checkouts."""
     with _one_thread():
-        yield {"evaluate_5k_25k_k8_mb": _memory(), "data_wait_fraction": _data_wait()}
+        yield {"evaluate_5k_25k_k8_mb": _memory(), "data_wait_fraction": _data_wait(), "scan_5k_25k_mb": _scan_memory()}
         if anchors is not None:
             yield {"train_step_vs_official": _train_steps(anchors)}
+            yield {"scan_vs_official": _scan_scores(anchors), "scan_train_step_vs_official": _scan_steps(anchors)}
     if anchors is not None:
         yield {"evaluate_5k_25k_vs_official": _evaluation(anchors), "pmrp_vs_official": _pmrp(anchors)}
 
@@ -110,20 +118,54 @@ def _evaluation(anchors: Path) -> Measured:
 
 def _memory() -> Measured:
     """The peak of a process that ranks sets of eight vectors of PVSE's width, the sets themselves with it."""
-    command = [sys.executable, "-m", "tests.benchmarks.bench_models"]
-    peak = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return Measured(peak, "MB", "ranks of 5,000 x 25,000, whole and folds, of encoded sets with K = 8", (peak,))
+    return _peak("_rank_sets", "ranks of 5,000 x 25,000, whole and folds, of encoded sets with K = 8")
 
 
-def _rank_sets() -> float:
+def _scan_memory() -> Measured:
+    return _peak(
+        "_score_by_scan", "a tile of 256 x 1,024 by SCAN beside all encoded regions and words, as evaluation has it"
+    )
+
+
+def _peak(function: str, against: str) -> Measured:
+    """Of a process that does nothing else."""
+    program = f"from tests.benchmarks import bench_models; bench_models.{function}(); print(bench_models.peak())"
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    megabytes = float(found.stdout)
+    return Measured(megabytes, "MB", against, (megabytes,))
+
+
+def peak() -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def _score_by_scan() -> None:
+    """Captions of 12.5 words on average, and one of 50 in the block that is encoded last."""
+    model, random = SCANConfig().build(Inputs(2048, VOCABULARY, 0)).eval(), torch.Generator().manual_seed(0)
+    images = [Encoded(torch.rand(rows * REGIONS, WIDTH).half(), torch.full((rows,), REGIONS)) for rows in _rows(256)]
+    captions = []
+    for rows in _rows(1024, CAPTIONS):
+        lengths = torch.randint(8, 18, (rows,), generator=random)
+        captions.append(Encoded(torch.rand(int(lengths.sum()), WIDTH).half(), lengths))
+    with torch.inference_mode():
+        lengths = torch.randint(8, 18, (1024,), generator=random).index_fill(0, torch.tensor([0]), 50)
+        captions[-1] = model.encode_text(Padded(torch.randint(4, VOCABULARY, (1024, 50)), lengths))
+        images[-1] = model.encode_visual(Padded.whole(torch.rand(256, REGIONS, 2048)))
+        model.similarity(images[-1], captions[-1])
+
+
+def _rows(size: int, of: int = ITEMS) -> list[int]:
+    return [min(size, of - start) for start in range(0, of, size)]
+
+
+def _rank_sets() -> None:
     model = PVSE(replace(PVSE_COCO.model, embeddings=8), Inputs(2048, 100, 0))
     visual, text = (torch.randn(rows, 8, WIDTH) for rows in (ITEMS, CAPTIONS))
     for sets in (visual, text):
         sets /= WIDTH**0.5  # about 1 long, without another copy
     with torch.inference_mode():
         _all_ranks(Similarities((ITEMS, CAPTIONS), GRID, lambda v, t: model.similarity(visual[v], text[t]).numpy()))
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(peak.split()[1]) / 1024
 
 
 def _all_ranks(similarities: Similarities) -> list[Both]:
@@ -213,15 +255,19 @@ class _Official:
     criterion: nn.Module
     arguments: Callable[[Any], Any]
     optimiser: torch.optim.Optimizer
+    maps: bool = True  # of a CNN, or regions as we have them
 
-    def loss(self, stream: Stream, maps: Tensor) -> Tensor:
-        found = self.arguments(self.model(maps, stream.text.values.long(), stream.text.lengths))
-        loss: Tensor = (self.criterion(**found) if isinstance(found, dict) else self.criterion(*found))[0]
-        return loss
+    def loss(self, stream: Stream) -> Tensor:
+        local_BLF = stream.visual.values
+        visual = local_BLF.mT.unflatten(2, (7, 7)) if self.maps else local_BLF  # without a copy
+        found = self.arguments(self.model(visual, stream.text.values.long(), stream.text.lengths))
+        loss = self.criterion(**found) if isinstance(found, dict) else self.criterion(*found)
+        first: Tensor = loss[0] if isinstance(loss, tuple) else loss
+        return first
 
-    def step(self, stream: Stream, maps: Tensor) -> None:
-        """What both of their training loops do."""
-        loss = self.loss(stream, maps)
+    def step(self, stream: Stream) -> None:
+        """What all of their training loops do."""
+        loss = self.loss(stream)
         loss.item()
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -231,9 +277,7 @@ class _Official:
 
 def _train_steps(anchors: Path) -> Measured:
     """The smaller of two ratios. With dropout 0 and frozen words, as in the first phase of both."""
-    found = _pvse_step(anchors), _pcme_step(anchors)
-    smaller = min(found, key=lambda one: one.value)
-    return replace(smaller, against="; ".join(f"{one.against} ({one.value:g} x)" for one in found))
+    return _smaller([_pvse_step(anchors), _pcme_step(anchors)])
 
 
 def _pvse_step(anchors: Path) -> Measured:
@@ -268,24 +312,99 @@ def _pcme_step(anchors: Path) -> Measured:
     return _compare(theirs, released_weights.convert(state).build(), PCME_COCO, phase, against)
 
 
-def _compare(theirs: _Official, ours: nn.Module, recipe: Recipe, phase: Phase, against: str) -> Measured:
-    """Maps are the same memory for both; theirs sees them as (B, 2048, 7, 7), which costs it nothing."""
-    random = torch.Generator().manual_seed(0)
-    grid_BLF = torch.rand(BATCH, 49, 2048, generator=random)
-    maps = grid_BLF.mT.view(BATCH, 2048, 7, 7)
-    lengths = torch.randint(8, 17, (BATCH,), generator=random).sort(descending=True).values  # theirs wants them sorted
-    words = torch.randint(4, VOCABULARY, (BATCH, int(lengths[0])), generator=random, dtype=torch.int32)
+class _ScanEncoders(nn.Module):
+    def __init__(self, official: Any, flags: Flags) -> None:
+        super().__init__()
+        self.img_enc = official.EncoderImage("coco_precomp", 2048, WIDTH)
+        self.txt_enc = official.EncoderText(VOCABULARY, 300, WIDTH, 1, use_bi_gru=flags.bi_gru)
+
+    def forward(self, regions: Tensor, ids: Tensor, lengths: Tensor) -> Any:
+        return self.img_enc(regions), *self.txt_enc(ids, lengths)
+
+
+def _scan_flags(direction: str) -> Flags:
+    """Of the released models by logsumexp on COCO."""
+    smoothing, sharpness = {"t2i": (9.0, 6.0), "i2t": (4.0, 20.0)}[direction]
+    flags = Flags(cross_attn=direction, agg_func="LogSumExp", raw_feature_norm="clipped_l2norm", bi_gru=True)
+    flags.lambda_softmax, flags.lambda_lse, flags.margin, flags.max_violation = smoothing, sharpness, 0.2, True
+    return flags
+
+
+def _smaller(found: list[Measured]) -> Measured:
+    against = "; ".join(f"{one.against} ({one.value:g} x)" for one in found)
+    return replace(min(found, key=lambda one: one.value), against=against)
+
+
+def _scan_steps(anchors: Path) -> Measured:
+    """The smaller ratio of both directions of attention."""
+    return _smaller([_scan_step(scan(anchors), direction) for direction in ("t2i", "i2t")])
+
+
+def _scan_step(official: Any, direction: str) -> Measured:
+    flags = _scan_flags(direction)
+    torch.manual_seed(0)
+    model = _ScanEncoders(official, flags)
+    criterion = official.ContrastiveLoss(flags, margin=0.2, max_violation=True)
+    theirs = _Official(model, criterion, lambda out: out, torch.optim.Adam(model.parameters(), 2e-4), maps=False)
+    ours = released_weights.convert(model.state_dict(), vars(flags)).build()
+    against = f"SCAN's {direction}, batch {SHARD} of {REGIONS} regions"
+    with warnings.catch_warnings(action="ignore"):  # a softmax whose dimension is not told
+        return _compare(theirs, ours, SCAN_COCO, SCAN_COCO.phases[0], against, (SHARD, REGIONS), ROUNDS)
+
+
+def _scan_scores(anchors: Path) -> Measured:
+    """A shard of SCAN's evaluation, of encoded sets; the smaller ratio of both directions."""
+    return _smaller([_scan_shard(scan(anchors), direction) for direction in ("t2i", "i2t")])
+
+
+def _scan_shard(official: Any, direction: str) -> Measured:
+    flags, random = _scan_flags(direction), torch.Generator().manual_seed(0)
+    lengths = torch.randint(8, 18, (SHARD,), generator=random)
+    regions, words = (normalize(torch.randn(SHARD, places, WIDTH, generator=random), dim=2) for places in (REGIONS, 17))
+    text = Padded(words, lengths)
+    kept = (
+        Encoded(regions.flatten(0, 1).half(), torch.full((SHARD,), REGIONS)),
+        Encoded(words[text.mask].half(), lengths),
+    )
+    state = _ScanEncoders(official, flags).state_dict()
+    ours: Any = released_weights.convert(state, vars(flags)).build()
+    score = getattr(official, f"xattn_score_{direction}")
+    with warnings.catch_warnings(action="ignore"), torch.inference_mode():
+        expected = score(regions, words, lengths.tolist(), flags)
+        torch.testing.assert_close(ours.similarity(*kept), expected, atol=1e-3, rtol=0)
+        against = f"SCAN's {direction} of {SHARD} images and captions"
+        return _ratio(
+            lambda: timed(lambda: score(regions, words, lengths.tolist(), flags)),
+            lambda: timed(lambda: ours.similarity(*kept)),
+            against,
+        )
+
+
+def _compare(
+    theirs: _Official,
+    ours: nn.Module,
+    recipe: Recipe,
+    phase: Phase,
+    against: str,
+    shape: tuple[int, int] = (BATCH, 49),
+    times: int = STEPS,
+) -> Measured:
+    """Features are the same memory for both."""
+    random, (rows, places) = torch.Generator().manual_seed(0), shape
+    grid_BLF = torch.rand(rows, places, 2048, generator=random)
+    lengths = torch.randint(8, 17, (rows,), generator=random).sort(descending=True).values  # theirs wants them sorted
+    words = torch.randint(4, VOCABULARY, (rows, int(lengths[0])), generator=random, dtype=torch.int32)
     text = Padded(words.masked_fill(torch.arange(words.shape[1]) >= lengths[:, None], 0), lengths)
-    stream = Stream.paired(Padded.whole(grid_BLF), text, torch.arange(BATCH), torch.arange(BATCH))
+    stream = Stream.paired(Padded.whole(grid_BLF), text, torch.arange(rows), torch.arange(rows))
     step = _steps(ours, recipe, phase)
-    _check_loss(theirs, ours, stream, maps, phase)
-    theirs.step(stream, maps)
+    _check_loss(theirs, ours, stream, phase)
+    theirs.step(stream)
     step(Batch({ANNOTATED: stream}))
     return _ratio(
-        lambda: timed(lambda: theirs.step(stream, maps)),
+        lambda: timed(lambda: theirs.step(stream)),
         lambda: timed(lambda: step(Batch({ANNOTATED: stream}))),
         against,
-        STEPS,
+        times,
     )
 
 
@@ -303,11 +422,11 @@ def _steps(model: nn.Module, recipe: Recipe, phase: Phase) -> Callable[[Batch], 
     return step
 
 
-def _check_loss(theirs: _Official, ours: nn.Module, stream: Stream, maps: Tensor, phase: Phase) -> None:
+def _check_loss(theirs: _Official, ours: nn.Module, stream: Stream, phase: Phase) -> None:
     """The loss and the norm of its gradient are the same, with the same noise."""
     objective: Any = ours
     losses: dict[nn.Module, Callable[[], Tensor]] = {
-        theirs.model: lambda: theirs.loss(stream, maps),
+        theirs.model: lambda: theirs.loss(stream),
         ours: lambda: optimisers.total(objective.objective(Batch({ANNOTATED: stream})), phase.weights),
     }
     found = []
@@ -352,7 +471,3 @@ def _epoch(loader: Loader, step: Callable[[Batch], None]) -> tuple[float, float]
         batch = next(batches, None)
         waited += time.perf_counter() - asked
     return waited, time.perf_counter() - started
-
-
-if __name__ == "__main__":
-    print(_rank_sets())

@@ -1,7 +1,7 @@
 """Modules of the papers' own checkouts, imported as they are: what they import and do not need here is a stub.
 
 The checkouts stay where they are, and nothing of them is kept. A folder of anchors has `pvse` (yalesong/pvse at
-874aa16) and `pcme` (naver-ai/pcme at 4947684).
+874aa16), `pcme` (naver-ai/pcme at 4947684) and `scan` (kuanghuei/SCAN at 8063557).
 """
 
 import importlib.util
@@ -101,3 +101,12 @@ def pvse_evaluation(anchors: Path) -> Any:
 
 def pcme_pmrp(anchors: Path) -> Any:
     return imported(anchors / "pcme/evaluate_pmrp_coco.py", *("fire", "ujson", "tqdm", "datasets", "datasets.coco"))
+
+
+def scan(anchors: Path) -> Any:
+    """The module, in Python 3: a whole half, and the present name of what clips gradients, which is not called."""
+    source = (anchors / "scan/model.py").read_text(encoding="utf-8")
+    source = source.replace("size(2)/2", "size(2)//2").replace("import clip_grad_norm\n", "import clip_grad_norm_\n")
+    module = ModuleType("official_scan")
+    exec(compile(source, "scan/model.py", "exec"), module.__dict__)
+    return module

@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from xmodal.errors import UserError
 from xmodal.evaluation.released_weights import convert, read
 from xmodal.models import Inputs, Scorer
 from xmodal.models.pvse import PVSEConfig
+from xmodal.models.scan import SCANConfig
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.recipes import Config
 
@@ -172,6 +174,55 @@ def test_official_weights_of_vsepp_give_official_outputs(
     near(model.encode_visual(Padded.whole(torch.from_numpy(images["feats"])[:, None])), images[expected])
     text = model.encode_text(Padded(*(torch.from_numpy(texts[name]) for name in ("ids", "lengths"))))
     near(text, abs(texts["out"]) if expected == "out_abs" else texts["out"])
+
+
+SCAN = SCANConfig(width=10, word_width=6)
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (replace(SCAN, aggregation="logsumexp"), {}),
+        (replace(SCAN, aggregation="logsumexp"), {"cross_attn": "t2i", "bi_gru": True, "no_txtnorm": False}),
+        (SCAN, {"agg_func": "Mean", "max_violation": True, "margin": 0.2}),
+        (replace(SCAN, bidirectional=False), {"cross_attn": "t2i", "agg_func": "Mean"}),
+        (
+            replace(SCAN, direction="image_to_text", aggregation="logsumexp", smoothing=4.0, sharpness=20.0),
+            {"cross_attn": "i2t", "agg_func": "LogSumExp", "lambda_softmax": 4.0, "lambda_lse": 20.0},
+        ),
+        (
+            replace(SCAN, normalisation="no_norm", normalise_image=False, negatives="all", margin=0.1),
+            {
+                "agg_func": "Mean",
+                "raw_feature_norm": "no_norm",
+                "no_imgnorm": True,
+                "max_violation": False,
+                "margin": 0.1,
+            },
+        ),
+    ],
+)
+def test_a_file_of_scan_gives_the_model_and_the_scores_that_were_saved(
+    tmp_path: Path, config: SCANConfig, options: dict[str, object]
+) -> None:
+    model = model_of(config)
+    released = read(saved(tmp_path / "a.pth.tar", as_vsepp(official_state(model), **options)))
+    assert (released.layout, released.config) == ("SCAN", config)
+    built = released.build()
+    assert isinstance(model, Scorer)
+    assert isinstance(built, Scorer)
+    visual, text = visual_and_text()
+    expected = model.similarity(model.encode_visual(visual), model.encode_text(text))
+    assert torch.equal(built.similarity(built.encode_visual(visual), built.encode_text(text)), expected)
+
+
+def test_an_attention_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth.tar", as_vsepp(official_state(model_of(SCAN)), cross_attn="both"))
+    with pytest.raises(UserError, match="looks like SCAN, but does not fit: 'both'"):
+        read(path)
+    wrong = as_vsepp(official_state(model_of(SCAN)), raw_feature_norm="batchnorm")
+    with pytest.raises(UserError, match="looks like SCAN, but does not fit: no normalisation 'batchnorm'"):
+        read(saved(path, wrong))
 
 
 class Command:

@@ -32,6 +32,7 @@ from xmodal.features.store import FeatureStore
 from xmodal.models import Inputs, Scorer
 from xmodal.models.pcme import PCMEConfig, own_name
 from xmodal.models.pvse import PVSEConfig
+from xmodal.models.scan import SCANConfig
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.progress import Silence
 from xmodal.recipes import Config, Features, Pixels, View
@@ -48,6 +49,8 @@ ITEMS, WIDTH = 120, 12
 PVSE = PVSEConfig(width=10, word_width=6, legacy_last_output=True)
 PCME = PCMEConfig(width=10, word_width=6)
 VSEPP = VSEPPConfig(width=10, word_width=6, normalise_features=False)
+SCAN = SCANConfig("image_to_text", "logsumexp", smoothing=4.0, sharpness=5.0, width=10, word_width=6)
+SCAN_FLAGS = {"cross_attn": "i2t", "agg_func": "LogSumExp", "lambda_softmax": 4.0, "lambda_lse": 5.0}
 Said = tuple[int, str, str]
 
 
@@ -102,7 +105,9 @@ def content(config: Config, model: nn.Module) -> dict[str, Any]:
     """As the authors' code saves it."""
     if config == PCME:
         return as_pcme(model)
-    return as_vsepp(official_state(model)) if config == VSEPP else official_state(model)
+    if config in (VSEPP, SCAN):
+        return as_vsepp(official_state(model), **(SCAN_FLAGS if config == SCAN else {}))
+    return official_state(model)
 
 
 class Vocab:
@@ -179,7 +184,7 @@ def told(report: Any) -> Any:
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-@pytest.mark.parametrize("config", [PVSE, PCME, VSEPP])
+@pytest.mark.parametrize("config", [PVSE, PCME, VSEPP, SCAN])
 def test_a_file_scores_as_the_model_that_was_saved(
     config: Config, vocabulary: str, root: str, words: dict[str, int], tmp_path: Path, command: Callable[..., Said]
 ) -> None:
@@ -192,7 +197,7 @@ def test_a_file_scores_as_the_model_that_was_saved(
     assert told(report) == directly(root, model, words, stage)
     ours = {word: number for number, word in enumerate([*SPECIALS, *(w for w in words if w not in SPECIALS)])}
     assert told(report) != directly(root, model, ours, stage)
-    layout = {PVSE: "PVSE", PCME: "PCME", VSEPP: "VSE++"}[config]
+    layout = {PVSE: "PVSE", PCME: "PCME", VSEPP: "VSE++", SCAN: "SCAN"}[config]
     assert report["recipe"] == f"{layout} of model.pth, words of {vocabulary}"
     assert report["features"] == f"{stage}/{find(root, stage)[0].identity}"
     assert (report["corpus"], report["split"], report["seen"]) == ("pictures", "toy/test", None)
@@ -254,6 +259,7 @@ def test_a_runs_weights_are_evaluated_as_the_run_and_its_words_can_be_read(
         (PVSE, ("--set", "visual.stage=pooled"), "model.pth (PVSE) reads 49 x 12 an item, but "),
         (PCME, (), r"model.pth (PCME) reads 49 x 12 an item, but "),
         (VSEPP, (), r"has 64: name other features with --set visual.stage=STAGE"),
+        (SCAN, ("--set", "visual.stage=pooled"), "model.pth (SCAN) reads rows of any number, each 12 an item, but "),
         (replace(PVSE, visual="video"), ("--set", "visual.stage=grid"), "(PVSE) reads rows of any number, each 12 an"),
         (PVSE, ("--set", "visual.stage=detected"), "no 'detected' under"),
         (PVSE, ("--set", "stage=grid", "--distance", "elk"), "PVSE has one score, so 'elk' cannot be chosen"),

@@ -12,9 +12,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.functional import pad
 from torch.nn.modules.dropout import _DropoutNd
 
-from xmodal.batches.batch import Batch, Stream
+from xmodal.batches.batch import Batch, Padded, Stream
 from xmodal.errors import UserError
 
 _borrowed = ContextVar("borrowed", default=0)  # rows at the end of a gathered batch
@@ -63,6 +64,16 @@ def gather(rows: Tensor) -> Tensor:
         return rows
     gathered = cast(Tensor, _Gather.apply(rows))
     return gathered[: len(gathered) - _borrowed.get()]
+
+
+def gather_padded(items: Padded) -> Padded:
+    """The items of all processes, padded to the longest of any."""
+    if world() == 1:
+        return items
+    longest = torch.tensor(items.values.shape[1], device=items.values.device)
+    distributed.all_reduce(longest, distributed.ReduceOp.MAX)
+    values = pad(items.values, (0, 0, 0, int(longest) - items.values.shape[1]))
+    return Padded(gather(values), gather(items.lengths.to(values.device)).cpu())
 
 
 def gather_pairs(stream: Stream) -> Tensor:

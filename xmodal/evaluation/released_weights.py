@@ -3,6 +3,7 @@
     PVSE    a state_dict of img_enc.* and txt_enc.*, or one as "model" of a dict
     PCME    {"model": a state_dict with uncertain_net as well, "criterion": a and b of the loss, ...}
     VSE++   {"model": [state of the image encoder, state of the text encoder], "opt": Namespace, ...}
+    SCAN    the same, by another "opt", or by a bi-GRU of which each direction is as wide as the image's vectors
 
 No released file could be looked at: that PVSE saves its state_dict as it is, and the names of options, are unverified.
 Wrapped networks have "module" in their names.
@@ -34,6 +35,7 @@ from xmodal.metrics.reports import Report
 from xmodal.models import Inputs, Scorer, pcme
 from xmodal.models.pcme import PCMEConfig
 from xmodal.models.pvse import PVSEConfig
+from xmodal.models.scan import SCANConfig
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.recipes import Config, Features, Pixels, View
 from xmodal.text.vocabularies import load_vocabulary
@@ -157,15 +159,18 @@ def _pixel_reader(released: Released, examples: Examples, store: FeatureStore, v
 def _network_of_features(released: Released, store: FeatureStore) -> str:
     """Names the CNN of features; refuses those that cannot have been trained on."""
     width, spec, clips = released.inputs.visual_width, store.spec, released.reads_clips
-    shapes = [(width,) if clips else (GRID, width)]
+    ragged, shapes = clips, [(width,) if clips else (GRID, width)]
     if isinstance(released.config, VSEPPConfig):
         shapes.append((width,))
-    if spec.row_shape not in shapes or spec.ragged != clips:
+    if isinstance(released.config, SCANConfig):  # any number of regions, the same for all images or not
+        ragged = spec.ragged or len(spec.row_shape) != 2
+        shapes = [(width,) if ragged else (spec.row_shape[0], width)]
+    if spec.row_shape not in shapes or spec.ragged != ragged:
         found, *wanted = (" x ".join(map(str, shape)) for shape in (spec.row_shape, *shapes))
         runs = {True: "rows of any number, each ", False: ""}
         raise UserError(
-            f"reads {runs[clips]}{' or '.join(wanted)} an item, but {store.output.where} has {runs[spec.ragged]}{found}"
-            ": name other features with --set visual.stage=STAGE"
+            f"reads {runs[ragged]}{' or '.join(wanted)} an item, but {store.output.where} has "
+            f"{runs[spec.ragged]}{found}: name other features with --set visual.stage=STAGE"
         )
     network = store.provenance.get("network")
     if network and released.network and network != released.network:
@@ -213,9 +218,9 @@ def convert(state: State, options: Options | None = None) -> Released:
     """Converts weights from their official names; the options' defaults are those of the released models."""
     plain = {".".join(part for part in name.split(".") if part != "module"): value for name, value in state.items()}
     trunk = {name.removeprefix(TRUNK): value for name, value in plain.items() if name.startswith(TRUNK)}
-    layout = _layout(plain)
+    layout = _layout(plain, options or {})
     if layout is None:
-        raise UserError(f"no checkpoint of PVSE, PCME, VSE++: nobody knows {_listed(list(plain))}")
+        raise UserError(f"no checkpoint of PVSE, PCME, VSE++, SCAN: nobody knows {_listed(list(plain))}")
     heads = [name for name in plain if not name.startswith((TRUNK, *layout.unused))]
     try:
         inputs = Inputs(plain[VIDEO if VIDEO in plain else IMAGE].shape[1], len(plain[WORDS]), instances=0)
@@ -269,11 +274,13 @@ class Layout:
     unused: tuple[str, ...] = ()  # beginnings of names that the official code never reads
 
 
-def _layout(state: State) -> Layout | None:
+def _layout(state: State, options: Options) -> Layout | None:
     if "criterion.negative_scale" in state:
         if any(name.startswith("img_enc.uncertain_net.") for name in state):
             return Layout("PCME", _pcme, pcme.OFFICIAL_NAMES)
         return Layout("PCME without spread", _pcme_twin, pcme.OFFICIAL_NAMES, unused=("txt_enc.uncertain_net.",))
+    if "cross_attn" in options or _adds_directions(state):
+        return Layout("SCAN", _scan, OFFICIAL_NAMES)
     if "txt_enc.rnn.weight_ih_l0_reverse" in state:
         return Layout("PVSE", _pvse, OFFICIAL_NAMES)
     if state.keys() >= {IMAGE, "txt_enc.rnn.weight_ih_l0"}:
@@ -309,6 +316,33 @@ def _vsepp(state: State, options: Options) -> VSEPPConfig:
         similarity="order" if order else "cosine",
         normalise_features=any(name.startswith(TRUNK) for name in state),  # precomputed ones are not
         normalise_image=not options.get("no_imgnorm", False),
+        **_ranking(state, options),
+    )
+
+
+def _adds_directions(state: State) -> bool:
+    """PVSE puts the directions of its bi-GRU side by side, SCAN adds them."""
+    if not state.keys() >= {IMAGE, "txt_enc.rnn.weight_hh_l0_reverse"}:
+        return False
+    return len(state[IMAGE]) == state["txt_enc.rnn.weight_hh_l0_reverse"].shape[1]
+
+
+def _scan(state: State, options: Options) -> SCANConfig:
+    """Options that a file lacks are the defaults of SCAN's flags."""
+    directions = {"t2i": "text_to_image", "i2t": "image_to_text"}
+    chosen: dict[str, Any] = {
+        "direction": directions[options.get("cross_attn", "t2i")],
+        "aggregation": options.get("agg_func", "LogSumExp").lower(),
+        "normalisation": options.get("raw_feature_norm", "clipped_l2norm"),
+    }
+    return SCANConfig(
+        **chosen,
+        smoothing=float(options.get("lambda_softmax", 9)),
+        sharpness=float(options.get("lambda_lse", 6)),
+        width=len(state[IMAGE]),
+        bidirectional="txt_enc.rnn.weight_ih_l0_reverse" in state,
+        normalise_image=not options.get("no_imgnorm", False),
+        normalise_text=not options.get("no_txtnorm", False),
         **_ranking(state, options),
     )
 

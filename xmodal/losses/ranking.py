@@ -1,6 +1,6 @@
 """Ranking losses: every pair should beat each wrong partner by a margin (VSE++, PVSE).
 
-Shapes: V visual rows, T text rows, P pairs, D joint width.
+Shapes: V visual rows, T text rows, P pairs, D joint width; Q rows of either side that ask the G of the other.
 """
 
 from typing import Literal
@@ -22,15 +22,20 @@ def ranking_loss(
     similarity_VT: Tensor, positives_P2: Tensor, margin: float, negatives: Negatives, reduction: Reduction
 ) -> Tensor:
     """The shortfall of every pair in its visual row and in its text's column."""
-    visual_P, text_P = positives_P2.T
-    right_VT = torch.zeros_like(similarity_VT, dtype=torch.bool)
-    right_VT[visual_P, text_P] = True
-    pair_P1 = similarity_VT[visual_P, text_P, None]
-    of_visual_PT = (margin + similarity_VT[visual_P] - pair_P1).clamp(min=0).masked_fill(right_VT[visual_P], 0)
-    of_text_PV = (margin + similarity_VT.T[text_P] - pair_P1).clamp(min=0).masked_fill(right_VT.T[text_P], 0)
-    if negatives == "hardest":
-        of_visual_PT, of_text_PV = of_visual_PT.max(dim=1).values, of_text_PV.max(dim=1).values
-    return reduced(of_visual_PT, reduction) + reduced(of_text_PV, reduction)
+    of_visual = shortfall(similarity_VT, positives_P2, margin, negatives, reduction)
+    return of_visual + shortfall(similarity_VT.T, positives_P2.flip(1), margin, negatives, reduction)
+
+
+def shortfall(
+    similarity_QG: Tensor, positives_P2: Tensor, margin: float, negatives: Negatives, reduction: Reduction
+) -> Tensor:
+    """Sums up, or averages, how far each pair is from beating the wrong partners in its row by the margin."""
+    query_P, right_P = positives_P2.T
+    right_QG = torch.zeros_like(similarity_QG, dtype=torch.bool)
+    right_QG[query_P, right_P] = True
+    pair_P1 = similarity_QG[query_P, right_P, None]
+    lacking_PG = (margin + similarity_QG[query_P] - pair_P1).clamp(min=0).masked_fill(right_QG[query_P], 0)
+    return reduced(lacking_PG.max(dim=1).values if negatives == "hardest" else lacking_PG, reduction)
 
 
 def reduced(values: Tensor, reduction: Reduction) -> Tensor:
