@@ -18,7 +18,9 @@ def iou(boxes_A4: Boxes, boxes_B4: Boxes, inclusive: bool = False) -> NDArray[np
     """
     a_A4, b_B4 = boxes_A4.astype(np.float64), boxes_B4.astype(np.float64)
     intersections_AB, unions_AB = _areas(a_A4, b_B4, inclusive)
-    return np.divide(intersections_AB, unions_AB, out=np.zeros_like(unions_AB), where=unions_AB > 0)
+    overlaps_AB: NDArray[np.float64] = np.zeros_like(unions_AB)
+    np.divide(intersections_AB, unions_AB, out=overlaps_AB, where=unions_AB > 0)
+    return overlaps_AB
 
 
 def _areas(a_A4: Boxes, b_B4: Boxes, inclusive: bool) -> tuple[Any, Any]:
@@ -54,4 +56,5 @@ def suppress(
         kept_C = gone_CW[rows_C, word_C] >> bit_C & 1 == 0
         gone_CW |= np.where(kept_C[:, None], overlaps_KW[best_C], 0)
     gone_CK = np.unpackbits(gone_CW.view(np.uint8), axis=1, bitorder="little", count=count)
-    return gone_CK.T == 0
+    kept_KC: NDArray[np.bool_] = gone_CK.T == 0
+    return kept_KC
