@@ -84,7 +84,7 @@ def check_detector(config: RegionSettings, files: Mapping[str, Path]) -> None:
 def seconds_a_picture(config: RegionSettings) -> float:
     """Estimates one core's time; 0 for a GPU, on which nobody has measured it."""
     share = 0.25 if config.boxes != "detected" else 1.0  # some tens of boxes, not hundreds of candidates
-    return share * SECONDS[config.detector.partition("/")[0]] if config.device == "cpu" else 0.0
+    return share * SECONDS.get(config.detector.partition("/")[0], 0.0) if config.device == "cpu" else 0.0
 
 
 def bytes_of_regions(config: RegionSettings, items: int, before: Mapping[str, Output]) -> float:

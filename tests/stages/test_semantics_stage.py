@@ -1,6 +1,7 @@
 """Semantics of regions as captions: views and trainings read them, and sparse splits do not hide them."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,18 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import xmodal
+from pipelines.cli import main
 from pipelines.engine.building import build
 from pipelines.stages.semantics import SemanticsConfig
 from pipelines.stages.vocabulary import VocabularyConfig
 from tests.detection.test_region_store import WORDS, make_store
 from tests.made import made
 from tests.toy_root import fit, item_id, make_root, one_thread, recipe
+from xmodal.checks.statistics import describe
 from xmodal.detection.region_store import Named, PictureRegions
 from xmodal.errors import UserError
 from xmodal.recipes import View
 from xmodal.records.tables import Caption, read_rows
 from xmodal.records.views import captions_by_item
 from xmodal.root.outputs import Output, find
+from xmodal.text.tokenizers import tokenizer
 from xmodal.text.vocabularies import Vocabulary
 
 __all__ = ["one_thread"]
@@ -139,6 +144,27 @@ def test_a_run_goes_on_with_the_semantics_it_began_with(root: str, tmp_path: Pat
     assert not fit(named[0], root, run).trained
     with pytest.raises(UserError, match=f"view.text is .*{one.identity}.* there and .*{other.identity}"):
         fit(named[1], root, run)
+
+
+def test_statistics_say_how_many_words_are_shared(root: str) -> None:
+    output = build_semantics(root)
+    (part,) = (part for part in describe(xmodal.open(root, "pictures")).parts if part.name == "toy/val")
+    records, words = records_of(root), tokenizer("nltk")
+    human, told = (
+        Counter(
+            word
+            for text in captions_by_item(records, View("pictures", "toy/val", text=t)).texts
+            for word in words(text)
+        )
+        for t in TEXTS
+    )
+    often = [{word for word, count in found.items() if count >= 4} for found in (human, told)]
+    assert {"blue", "red"} <= {*told}
+    shared = part.semantics[f"semantics/{output.identity}"]
+    assert shared.vocabulary == len(told)
+    assert shared.overlap == len({*human} & {*told}) / len({*human} | {*told}) > 0
+    assert shared.frequent_overlap == len(often[0] & often[1]) / len(often[0] | often[1])
+    assert main(["stats", "pictures", "--root", root, "--quiet"]) == 0
 
 
 def test_the_vocabulary_of_semantics_is_counted_by_its_stage(root: str) -> None:

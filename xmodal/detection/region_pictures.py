@@ -46,7 +46,7 @@ def draw_boxes(picture: Image.Image, boxes_K4: NDArray[np.floating[Any]], names:
     for box_4, name, colour in zip(boxes_K4.tolist(), names, colours, strict=True):
         name = _shortened(name, font, picture.width - 2 * PAD)
         width = font.getlength(name) + 2 * PAD
-        left, top = _free_corner(box_4, width, picture.size, taken)
+        left, top = free_corner(box_4, width, picture.size, taken)
         taken.append((left, top, width))
         draw.rectangle((left, top, left + width, top + LINE - 1), fill=colour, outline="black")
         draw.text((left + PAD, top + LINE // 2), name, "black", font, "lm")
@@ -64,13 +64,13 @@ def _shortened(name: str, font: Any, width: float) -> str:
     return name
 
 
-def _free_corner(
+def free_corner(
     box_4: Sequence[float], width: float, size: tuple[int, int], taken: Sequence[tuple[float, float, float]]
 ) -> tuple[float, float]:
-    """Left and top of a name within the picture: above its box, in it, below it, or on the next line that is free."""
+    """Left and top of a name within the picture: above its box, in it, below it, or where a line is free."""
     left, top, right, bottom = box_4
     wanted = [(left, top - LINE), (left, top), (right - width, top), (left, bottom - LINE), (left, bottom)]
-    wanted += [(left, top + LINE * line) for line in range(1, 1 + size[1] // LINE)]
+    wanted += [(left, line * LINE) for line in range(size[1] // LINE)]
     corners = [(_within(x, size[0] - width), _within(y, size[1] - LINE)) for x, y in wanted]
     free = (
         (x, y)

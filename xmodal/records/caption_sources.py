@@ -33,6 +33,11 @@ def captions_output(records: Output, text: str) -> Output:
     raise UserError(f"no captions by {source} of {corpus} are {identity!r}: build them ({cure}); there are: {there}")
 
 
+def made_captions(records: Output) -> list[Output]:
+    """Finds all outputs with captions that stages made of the records."""
+    return [output for output in made_of(records) if CAPTIONS in output.files]
+
+
 def named_text(records: Output, text: str) -> str:
     """The same text, naming the output that has it, unless people wrote it."""
     output = captions_output(records, text)
