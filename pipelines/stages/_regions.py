@@ -27,7 +27,7 @@ from xmodal.detection.regions import Regions
 from xmodal.detectors import Detector, module_of
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
-from xmodal.features.weight_files import OF_FILE, reproducible, weights_sha256
+from xmodal.features.weight_files import OF_FILE, weights_sha256
 from xmodal.media.images import UnreadableImage
 from xmodal.media.preparation import Preparation
 from xmodal.raw.archives import Archives, MissingMedia
@@ -189,7 +189,7 @@ class _Looking:
         return PictureRegions(id, found.boxes_K4, features_KD, (width, height), *map(_named, scores))
 
     def _extract(self, picture_HW3: NDArray[np.uint8], boxes: list[NDArray[np.float32]] | None) -> Regions:
-        with self.turn, reproducible():
+        with self.turn:
             return self.detector.extract([picture_HW3], boxes)[0]
 
 

@@ -62,7 +62,8 @@ STAGE = StageKind(
     estimate=bytes_of_regions,
     seconds=lambda config, counts: counts["items"] * seconds_a_picture(config),
     memory=2.5e9,
-    small={"detector": "small", "weights": "random:0", "fewest": 2, "most": 4, "dtype": "float32"},
+    small={"detector": "small", "weights": "random:0", "boxes": "file", "dtype": "float32"},
+    small_files={"boxes": b"p001\t4\t4\t36\t28\np001\t0\t0\t8\t8\np002\t10\t0\t30\t32\n"},
 )
 
 

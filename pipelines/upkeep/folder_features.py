@@ -40,7 +40,7 @@ MARKER = f"{RUNS}/{NOTE}"
 ANOTHER = "name another store with --out"
 DETECTING = ("regions", "proposals")
 DETECTOR = re.compile(
-    r"(?P<detector>bottom[-_]up(/.+?)?|small|proposals|detectron2/.+?|torchvision/\w*(rcnn|retinanet|fcos|ssd)\w*?)"
+    r"(?P<detector>bottom[-_]up(/.+?)?|small|proposals(/\w+)?|detectron2/.+?|torchvision/\w*(rcnn|retinanet|fcos|ssd)\w*?)"
     r"(-(?P<fewest>\d+)(-(?P<most>\d+))?)?"
 )
 
@@ -73,8 +73,8 @@ def _regions(model: str) -> tuple[str, dict[str, object]] | None:
         return None
     library, slash, rest = found["detector"].partition("/")
     detector = f"{library.replace('-', '_')}{slash}{rest}"
-    if detector == "proposals":
-        return detector, {}
+    if library == "proposals":
+        return library, {"proposals.detector": detector} if rest else {}
     own: dict[str, object] = {"regions.detector": detector}
     if found["fewest"]:
         fewest = int(found["fewest"])

@@ -192,7 +192,7 @@ def test_boxes_of_a_file_decide_their_pictures_alone(storage: Storage, tmp_path:
     [
         ({"a": [1.0, 2.0, 3.0]}, "the boxes of 'a' are not four finite numbers each"),
         ({"a": [1.0, 2.0, 3.0, float("nan")]}, "the boxes of 'a' are not four finite numbers each"),
-        ({}, "no Parquet table"),
+        ({}, "boxes.parquet has no boxes: give lines of id, left, top, right and bottom"),
     ],
 )
 def test_a_file_without_usable_boxes_is_refused(boxes: Any, said: str, storage: Storage, tmp_path: Path) -> None:
@@ -201,6 +201,18 @@ def test_a_file_without_usable_boxes_is_refused(boxes: Any, said: str, storage: 
         files["boxes"].write_text("id,boxes")
     with pytest.raises(UserError, match=said):
         regions(sealed(storage, PICTURES), replace(TOY, boxes="file"), files)
+
+
+def test_boxes_are_also_lines_of_text(storage: Storage, tmp_path: Path) -> None:
+    file = tmp_path / "boxes.txt"
+    file.write_text("a\t16\t0\t32\t12\nz\t0\t0\t8\t8\na\t0\t0\t16\t12\n")
+    config = replace(TOY, boxes="file")
+    store = RegionStore(build(regions(sealed(storage, PICTURES), config, {"boxes": file}), storage))
+    np.testing.assert_array_equal(store.features("a"), [GREEN, RED])
+    assert len(store.boxes("z")) == 1
+    file.write_text("a\t16\t0\t32\tx\n")
+    with pytest.raises(UserError, match=r"boxes\.txt:1 is not id, left, top, right, bottom"):
+        regions(sealed(storage, PICTURES), config, {"boxes": file})
 
 
 def test_what_cannot_be_is_refused_before_anything_is_fetched(storage: Storage) -> None:

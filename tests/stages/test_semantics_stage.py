@@ -12,6 +12,7 @@ import pytest
 import xmodal
 from pipelines.cli import main
 from pipelines.engine.building import build
+from pipelines.stages.plausible_semantics import PlausibleSemanticsConfig
 from pipelines.stages.semantics import SemanticsConfig
 from pipelines.stages.vocabulary import VocabularyConfig
 from tests.detection.test_region_store import WORDS, make_store
@@ -174,6 +175,27 @@ def test_the_vocabulary_of_semantics_is_counted_by_its_stage(root: str) -> None:
     made_vocabulary = build(stage, records.storage)
     words = Vocabulary.from_bytes(made_vocabulary.read("vocabulary.txt"), "").words
     assert {*WORDS["attributes"][:2], *WORDS["classes"][:2]} <= {*words}
+
+
+def test_items_match_by_the_classes_that_were_seen(root: str) -> None:
+    """Classes 0 and 1 have scores of 0.5 and 0.9; the last item shows nothing, and matches nothing."""
+    records = records_of(root)
+    pictures = [
+        seen(item_id(0), [(0, 0), (1, 1)]),
+        seen(item_id(1), [(1, 0), (0, 0)]),
+        seen(item_id(2), [(1, 0), (2, 0)]),
+    ]
+    regions = Output(records.storage, make_store(Path(root), [*pictures, blank(item_id(3))]).removeprefix(f"{root}/"))
+    build(made("plausible_semantics", PlausibleSemanticsConfig(), records=records, regions=regions), records.storage)
+    found = xmodal.open(root, "pictures").plausible(stage="plausible_semantics")
+    assert found.matches(item_id(0)) == {item_id(0): 0, item_id(1): 0}
+    assert found.matches(item_id(0), zeta=2) == {item_id(0): 0, item_id(1): 0, item_id(2): 2}
+    assert found.matches(item_id(3), zeta=2) == {}
+    assert not xmodal.open(root, "pictures").has_plausible, "PMRP counts by labels of the corpus"
+    sure = PlausibleSemanticsConfig(score=0.7)
+    build(made("plausible_semantics", sure, records=records, regions=regions), records.storage)
+    with pytest.raises(UserError, match=r"has several plausible_semantics: name one .*score=0\.7"):
+        xmodal.open(root, "pictures").plausible(stage="plausible_semantics")
 
 
 def test_where_nothing_is_seen_nothing_is_said(root: str) -> None:

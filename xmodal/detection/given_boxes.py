@@ -27,11 +27,44 @@ def boxes_of_records(records: Output) -> dict[str, Boxes]:
 
 
 def boxes_in_file(path: Path) -> dict[str, Boxes]:
-    """Reads a Parquet table with `id` and `boxes`, four numbers each, or regions of other projects."""
-    found = _of_table(path) if path.suffix == ".parquet" else _of_foreign(path)
+    """Reads boxes of a user, each of four numbers, in one of three forms.
+
+    A Parquet table with `id` and `boxes`; lines of id, left, top, right and bottom with tabs between; or regions of
+    other projects, as `open_regions` knows them.
+    """
+    head = _head(path)
+    if head.startswith(b"PAR1"):
+        found = _of_table(path)
+    elif head.partition(b"\n")[0].count(b"\t") == 4:
+        found = _of_lines(path)
+    else:
+        found = _of_foreign(path)
     for id, boxes in found.items():
         if not all(len(box) == 4 and all(map(math.isfinite, box)) for box in boxes):
             raise UserError(f"{path}: the boxes of {id!r} are not four finite numbers each: left, top, right, bottom")
+    return found
+
+
+def _head(path: Path) -> bytes:
+    if path.is_dir():
+        return b""
+    try:
+        with path.open("rb") as file:
+            return file.read(1 << 16)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _of_lines(path: Path) -> dict[str, Boxes]:
+    found: dict[str, Boxes] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            id, *sides = line.decode().split("\t")
+            found[id] = (*found.get(id, ()), tuple(map(float, sides)))
+        except ValueError as error:
+            raise UserError(
+                f"{path}:{number} is not id, left, top, right, bottom with tabs between: {error}"
+            ) from error
     return found
 
 
@@ -54,6 +87,6 @@ def _by_fours(sides: list[float]) -> Boxes:
 def _of_foreign(path: Path) -> dict[str, Boxes]:
     regions = open_regions(path)
     if regions is None:
-        raise UserError(f"{path} has no boxes: give a Parquet table with columns id and boxes, or a .tsv of regions")
+        raise UserError(f"{path} has no boxes: give lines of id, left, top, right and bottom with tabs between")
     pictures = regions.pictures(range(len(regions.ids)))
     return {picture.id: tuple(map(tuple, picture.boxes_K4.tolist())) for picture in pictures}
