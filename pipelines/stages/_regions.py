@@ -120,12 +120,12 @@ def _open(files: Mapping[str, Path], open_media: OpenMedia, config: Any, inputs:
 
     def fill(work: ArrayShard, sink: Sink, earlier: EarlierRows) -> Counts:
         media, checksums, *given_boxes = work.reads
-        files, rows = dict(checksums), list[dict[str, Any]]()
+        sealed, rows = dict(checksums), list[dict[str, Any]]()
 
         def look(id: str, path: str, boxes: Boxes | None) -> tuple[dict[str, Any], NDArray[Any]]:
             source, cut = None, list[str]()
             try:
-                sha256, data = read_medium(archives, path, files)
+                sha256, data = read_medium(archives, path, sealed)
                 source = fingerprint([sha256, boxes]) if given_boxes else sha256
                 if before := earlier.find(source, sink, spec):
                     before.fail_again(id, sink)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pipelines.engine.stage import Inputs, Stage
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._plausible import LabelSetsPerUnit, plausible_stage
+from pipelines.stages.plausible import PlausibleConfig, plausible_stage
 from xmodal.detection.region_semantics import labels_of_regions
 from xmodal.detection.region_store import RegionStore
 from xmodal.metrics.plausible_matches import PLAUSIBLE_SEMANTICS, LabelSets
@@ -17,7 +17,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class PlausibleSemanticsConfig(LabelSetsPerUnit):
+class PlausibleSemanticsConfig(PlausibleConfig):
     score: float = 0.5  # with which a region of a class makes it a label of the picture
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ Regions keep their boxes, classes and sizes of pictures: those of a bottom-up-at
 examples:
   xmodal import dev_ims.npy --root data --name scan36   ids from dev_ims_ids.txt or ids.txt beside it
   xmodal import trainval_36.tsv --root data --name bottom-up-36
-  xmodal import features.h5 --root data --name regions --key boxes --ids ids.txt
+  xmodal import features.h5 --root data --name region_boxes --key boxes --ids ids.txt
 """
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
