@@ -36,7 +36,7 @@ def _areas(a_A4: Boxes, b_B4: Boxes, inclusive: bool) -> tuple[Any, Any]:
 def suppress(
     boxes_K4: NDArray[np.float32], scores_KC: NDArray[np.float32], most: float, inclusive: bool = False
 ) -> NDArray[np.bool_]:
-    """Which boxes each class keeps, (K, C): no two of a class overlap by more than `most`, and the better one stays.
+    """Says which boxes each class keeps, (K, C): of two that overlap by more than `most`, the better one.
 
     Of equal scores the first box is the better one. Equals one torchvision nms a class, bit for bit, for all classes
     at once: a step looks at the next best box of every class, and a box's overlaps are 64 bits a word.

@@ -100,7 +100,7 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class BottomUpNetwork:
-    """`weights` has convolutions with their normalisation folded in, by the names of `_bottom_up_weights.shapes`."""
+    """`weights` has convolutions with their normalisation folded in, by the names of `_bottom_up_layouts.shapes`."""
 
     family: Family
     weights: Mapping[str, Tensor]
@@ -108,7 +108,7 @@ class BottomUpNetwork:
     depths: Depths = DEPTHS
 
     def prepare(self, image_HW3: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
-        """Pixels as the network takes them, (1, 3, H, W), and by what to multiply a box of the picture, (4,)."""
+        """Pixels as the network takes them, (1, 3, H, W), and the factors of a picture's boxes, (4,)."""
         family, (height, width) = self.family, image_HW3.shape[:2]
         scale = family.shorter_side / min(height, width)
         longest = scale * max(height, width)
@@ -118,10 +118,12 @@ class BottomUpNetwork:
         new_height, new_width = (max(THINNEST, rounded(side * scale)) for side in (height, width))
         across, down = (scale, scale) if family.exact_scale else (new_width / width, new_height / height)
         centred_HW3 = np.subtract(image_HW3[:, :, ::-1], family.mean).astype(np.float32)
-        pixels_13HW = torch.from_numpy(centred_HW3).to(self.anchors_A4.device).permute(2, 0, 1)[None]
-        # torch.nn.functional.interpolate takes either a size or a scale, and cv2.resize has both
-        resized_13HW = torch.ops.aten.upsample_bilinear2d(pixels_13HW, [new_height, new_width], False, down, across)
-        return resized_13HW, pixels_13HW.new_tensor([across, down, across, down])
+        pixels_13HW = torch.from_numpy(centred_HW3).to(self.anchors_A4.device).permute(2, 0, 1)[None].double()
+        # cv2.resize(fx=…) rounds the size and keeps the scale, which torch.nn.functional.interpolate cannot; places of
+        # pixels need double precision, as edges else differ from OpenCV's by hundredths
+        sides = [new_height, new_width]
+        resized_13HW = torch.ops.aten.upsample_bilinear2d(pixels_13HW, sides, False, down, across).float()
+        return resized_13HW, resized_13HW.new_tensor([across, down, across, down])
 
     def maps(self, pixels_13HW: Tensor) -> Tensor:
         """The output of res4, (1, D, H / 16, W / 16)."""

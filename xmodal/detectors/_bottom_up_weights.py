@@ -1,12 +1,7 @@
-"""Weights of bottom-up attention: the four public layouts of a checkpoint, or random numbers, become one.
-
-Layouts are told apart by names that only they have, and all shapes must agree.
-"""
+"""Weights of bottom-up attention: a checkpoint in one of the four public layouts, or random numbers."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +11,8 @@ from numpy.typing import NDArray
 
 from xmodal.detection.caffe_files import read_caffemodel
 from xmodal.detection.pickled_arrays import DAMAGED, read_pickled_arrays
-from xmodal.detectors._bottom_up_network import (
-    AIRSPLAY,
-    CAFFE,
-    DEPTHS,
-    MILVLG_DETECTRON2,
-    BottomUpNetwork,
-    Depths,
-    Family,
-)
+from xmodal.detectors._bottom_up_layouts import LAYOUTS, CheckpointLayout, Sizes, shapes
+from xmodal.detectors._bottom_up_network import CAFFE, DEPTHS, BottomUpNetwork, Depths, Family
 from xmodal.errors import UserError, few
 
 THIN: Depths = (1, 1, 1, 1)  # a file without any second block is a small network of the same kind, as tests have it
@@ -38,126 +26,6 @@ Arrays = Mapping[str, NDArray[Any]]
 Floats = dict[str, NDArray[np.float32]]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Widths of a network, as the shapes of a checkpoint tell them."""
-
-    width: int = 64  # of the stem
-    proposal_width: int = 512
-    classes: int = 1600  # without background
-    embedding: int = 256
-    attribute_width: int = 512
-    attributes: int = 400  # without "no attribute"
-    depths: Depths = DEPTHS
-
-
-def shapes(sizes: Sizes, family: Family) -> dict[str, tuple[int, ...]]:
-    """Each tensor of a checkpoint by our name for it; the names of convolutions are airsplay's without rooms."""
-    found: dict[str, tuple[int, ...]] = {}
-    for name, shape in _convolutions(sizes):
-        found[f"{name}.weight"] = shape
-        found |= {f"{name}.norm.{kind}": shape[:1] for kind in ("weight", "bias", "running_mean", "running_var")}
-    anchors, objects = len(family.anchors), sizes.classes + family.background_first
-    heads = {
-        "rpn_conv": (sizes.proposal_width, 16 * sizes.width, 3, 3),
-        "objectness": (anchors * (1 + family.paired_objectness), sizes.proposal_width, 1, 1),
-        "anchor_deltas": (4 * anchors, sizes.proposal_width, 1, 1),
-        "cls_score": (sizes.classes + 1, 32 * sizes.width),
-        "bbox_pred": (4 * objects, 32 * sizes.width),
-        "fc_attr": (sizes.attribute_width, 32 * sizes.width + sizes.embedding),
-        "attr_score": (sizes.attributes + (family.no_attribute is not None), sizes.attribute_width),
-    }
-    for name, shape in heads.items():
-        found |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-    return found | {"cls_embedding.weight": (sizes.classes + 1, sizes.embedding)}
-
-
-def _convolutions(sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield "stem", (sizes.width, 3, 7, 7)
-    taken = sizes.width
-    for stage, depth in enumerate(sizes.depths):
-        width = sizes.width << stage
-        for block in range(depth):
-            name = f"res{stage + 2}.{block}"
-            if block == 0:
-                yield f"{name}.shortcut", (4 * width, taken, 1, 1)
-            yield f"{name}.conv1", (width, taken, 1, 1)
-            yield f"{name}.conv2", (width, width, 3, 3)
-            yield f"{name}.conv3", (4 * width, width, 1, 1)
-            taken = 4 * width
-
-
-def _port_name(attribute_heads: Mapping[str, str], key: str) -> str:
-    """Name of a tensor in a port to detectron2."""
-    head, _, rest = key.partition(".")
-    rpn = {"rpn_conv": "conv", "objectness": "objectness_logits", "anchor_deltas": "anchor_deltas"}
-    if head == "stem":
-        return f"backbone.stem.conv1.{rest}"
-    if head in rpn:
-        return f"proposal_generator.rpn_head.{rpn[head]}.{rest}"
-    if head in ("res2", "res3", "res4"):
-        return f"backbone.{key}"
-    return f"roi_heads.{attribute_heads.get(head, head if head == 'res5' else f'box_predictor.{head}')}.{rest}"
-
-
-def _caffe_name(key: str) -> str:
-    """Layer and blob of a tensor in Caffe, as "bn4b22_branch2a:1"."""
-    kinds = {"norm.weight": "scale:0", "norm.bias": "scale:1", "norm.running_mean": "bn:0", "norm.running_var": "bn:1"}
-    heads = {"rpn_conv": "rpn_conv/3x3", "objectness": "rpn_cls_score", "anchor_deltas": "rpn_bbox_pred"}
-    branches = {"shortcut": "1", "conv1": "2a", "conv2": "2b", "conv3": "2c"}
-    matched = re.fullmatch(r"(.+?)\.(norm\.\w+|weight|bias)", key)
-    assert matched
-    module, kind = matched.groups()
-    layer, _, blob = kinds.get(kind, ":1" if kind == "bias" else ":0").partition(":")
-    if module == "stem":
-        return f"{layer}_conv1:{blob}".removeprefix("_")
-    if place := re.fullmatch(r"res(\d)\.(\d+)\.(\w+)", module):
-        stage, block, convolution = place.groups()
-        # a long stage has blocks a, b1, b2 …, and a short one a, b, c
-        tag = f"b{block}" if int(block) and stage in "34" else "abc"[int(block)]
-        return f"{layer or 'res'}{stage}{tag}_branch{branches[convolution]}:{blob}"
-    return f"{heads.get(module, module)}:{blob}"
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How one maker's checkpoints name their tensors."""
-
-    family: Family
-    name: Callable[[str], str]  # in the file, by our name
-    mark: str  # a name that no other layout has
-
-
-LAYOUTS = {
-    "caffe": Layout(CAFFE, _caffe_name, "cls_embedding:0"),
-    "airsplay": Layout(AIRSPLAY, partial(_port_name, {}), "roi_heads.box_predictor.cls_embedding.weight"),
-    "milvlg_caffe": Layout(
-        CAFFE,
-        partial(
-            _port_name,
-            {
-                "cls_embedding": "box_predictor.cls_embed",
-                "fc_attr": "box_predictor.attr_linear1",
-                "attr_score": "box_predictor.attr_linear2",
-            },
-        ),
-        "roi_heads.box_predictor.cls_embed.weight",
-    ),
-    "milvlg_detectron2": Layout(
-        MILVLG_DETECTRON2,
-        partial(
-            _port_name,
-            {
-                "cls_embedding": "attribute_predictor.obj_embed",
-                "fc_attr": "attribute_predictor.fc.0",
-                "attr_score": "attribute_predictor.attr_score",
-            },
-        ),
-        "roi_heads.attribute_predictor.obj_embed.weight",
-    ),
-}
-
-
 def read_network(file: Path, device: str) -> tuple[BottomUpNetwork, dict[str, str]]:
     """The network of a checkpoint, its layout, and whence its anchors are; refuses a checkpoint that is not whole."""
     arrays = _read(file)
@@ -167,8 +35,9 @@ def read_network(file: Path, device: str) -> tuple[BottomUpNetwork, dict[str, st
             marks = " and ".join(layout.mark for layout in LAYOUTS.values())
             raise ValueError(f"they are in no known layout, as they lack all of {marks}")
         layout = LAYOUTS[name]
-        values, depths = _whole(arrays, layout)
-        weights = _folded(_background_first(values, layout.family))
+        with np.errstate(all="ignore"):  # numbers that are not finite are refused in the end
+            values, depths = _whole(arrays, layout)
+            weights = _folded(_background_first(values, layout.family))
     except ValueError as error:
         raise UserError(f"weights {file} are no ResNet-101 of bottom-up attention: {error}") from error
     anchors = _sane_anchors(arrays, layout.family)
@@ -230,7 +99,7 @@ def _read_torch(file: Path) -> Arrays:
         raise UserError(f"weights {file} are refused, as no file of tensors alone: {line}") from error
 
 
-def _whole(arrays: Arrays, layout: Layout) -> tuple[Floats, Depths]:
+def _whole(arrays: Arrays, layout: CheckpointLayout) -> tuple[Floats, Depths]:
     """All tensors by our names."""
     is_deep = any(layout.name(f"res{stage}.1.conv1.weight") in arrays for stage in (2, 3, 4, 5))
     depths = DEPTHS if is_deep else THIN
@@ -284,7 +153,7 @@ def _background_first(values: Floats, family: Family) -> Floats:
         if family.no_attribute is None:
             rows[key] = np.concatenate([np.zeros_like(values[key][:1]), values[key]])
         else:
-            rows[key] = np.roll(values[key], -family.no_attribute, axis=0)
+            rows[key] = np.roll(values[key], -family.no_attribute, axis=0)  # by 0 or, from the end, by 1
     return rows
 
 
@@ -301,10 +170,9 @@ def _folded(values: Floats) -> Floats:
                 values[f"{name}.norm.{kind}"].astype(np.float64)
                 for kind in ("weight", "bias", "running_mean", "running_var")
             )
-            with np.errstate(invalid="ignore", over="ignore"):
-                scale = scale / np.sqrt(variance + EPSILON)
-                folded[key] = weight * scale.astype(np.float32)[:, None, None, None]
-                folded[f"{name}.bias"] = (shift - mean * scale).astype(np.float32)
+            scale = scale / np.sqrt(variance + EPSILON)
+            folded[key] = weight * scale.astype(np.float32)[:, None, None, None]
+            folded[f"{name}.bias"] = (shift - mean * scale).astype(np.float32)
     for key, numbers in folded.items():
         if not np.isfinite(numbers).all():
             raise ValueError(f"{key} is not finite")
@@ -314,7 +182,7 @@ def _folded(values: Floats) -> Floats:
 def _sane_anchors(arrays: Arrays, family: Family) -> NDArray[Any] | None:
     """Anchors that a checkpoint holds, where they can be those that it was trained with."""
     anchors = arrays.get(ANCHORS)
-    if anchors is None or anchors.shape != np.shape(family.anchors):
+    if anchors is None or anchors.shape != np.shape(family.anchors) or anchors.dtype.kind != "f":
         return None
     sides = anchors[:, 2:] - anchors[:, :2]
     return anchors if np.isfinite(anchors).all() and sides.max() > SANE_SIDE else None

@@ -119,8 +119,9 @@ class BottomUp:
         if given_K4 is None:
             boxes_K4 = self.network.propose(maps_1DHW, (height, width), scales_4)
         else:
+            given_K4 = given_K4.astype(np.float32)
             assert np.isfinite(given_K4).all()
-            boxes_K4 = torch.from_numpy(given_K4.astype(np.float32)).to(scales_4.device) * scales_4
+            boxes_K4 = torch.from_numpy(given_K4).to(scales_4.device) * scales_4
         found = self.network.look(maps_1DHW, boxes_K4)
         if self.is_refined and given_K4 is None:
             boxes_K4 = self.network.refined(found, (height, width))
