@@ -224,7 +224,7 @@ BAD_NPZ: dict[str, tuple[dict[str, Any], str]] = {
     "code in x": ({"x": np.array([Evil()], object)}, "it holds pickled objects, which are never read"),
     "info without scores": ({"info": np.array({"objects_id": np.zeros(3, int)}, object)}, "objects_conf"),
     "too few words": ({"info": info(objects_id=np.array([1]))}, "not as many boxes or words as features"),
-    "words as text": ({"info": info(objects_id=np.array(["a", "b", "c"]))}, "are no numbers"),
+    "words as text": ({"info": info(objects_id=np.array(["a", "b", "c"]))}, "an array of 'U1', not of numbers"),
     "no dict": ({"info": np.array([1, 2])}, "a.npz cannot be read: it holds no objects"),
     "a list": ({"info": np.array([1, None])}, "a.npz cannot be read: info is no dict"),
     "too few boxes": ({"bbox": np.ones((2, 4))}, r"x is \(3, 4\) and bbox \(2, 4\)"),

@@ -172,7 +172,7 @@ def _sizes(file: Path, count: int) -> tuple[tuple[int, int], ...] | None:
     with reading(file), file.open("rb") as opened:
         is_pickled = unchecked_header(opened)[2].hasobject
         opened.seek(0)
-        found = read_objects(opened).ravel() if is_pickled else _sides(opened, file.stat().st_size)
+        found = read_objects(opened) if is_pickled else _sides(opened, file.stat().st_size)
         if is_pickled and not all(isinstance(size, dict) for size in found):
             raise ValueError("it holds no dicts")
         sizes = tuple((int(size["image_w"]), int(size["image_h"])) for size in found)

@@ -6,7 +6,6 @@ arrays and nothing else. The keys are those of MILVLG/bottom-up-attention.pytorc
 
 import io
 import math
-import pickle
 import zipfile
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -16,15 +15,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from xmodal.detection.pickled_arrays import read_object_array
 from xmodal.detection.region_store import Named, PictureRegions
 from xmodal.features.foreign_formats import Head, npy_header, reading, unchecked_header
 from xmodal.raw.archives import LARGEST
-
-ALLOWED = {  # by numpy 1 and numpy 2
-    *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
-    *(("numpy", name) for name in ("ndarray", "dtype")),
-}
-BROKEN = (pickle.UnpicklingError, AttributeError, TypeError, LookupError, EOFError, MemoryError, OverflowError)
 
 
 def is_milvlg(file: Path) -> bool:
@@ -93,29 +87,17 @@ def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
 
 def _info(archive: zipfile.ZipFile) -> dict[str, Any]:
     with archive.open("info.npy") as file:
-        found = read_objects(io.BytesIO(file.read(_size(archive, "info"))))
-    info = found.item() if found.shape == () else None
-    if not isinstance(info, dict):
+        objects = read_objects(io.BytesIO(file.read(_size(archive, "info"))))
+    if len(objects) != 1 or not isinstance(objects[0], dict):
         raise ValueError("info is no dict")
-    return info
+    return objects[0]
 
 
-def read_objects(file: BinaryIO) -> NDArray[Any]:
-    """Reads an array of Python objects that are plain values, dicts and lists of them, or arrays."""
+def read_objects(file: BinaryIO) -> list[Any]:
+    """Reads a .npy of objects, which are plain values, arrays, or dicts of them."""
     if not unchecked_header(file)[2].hasobject:
         raise ValueError("it holds no objects")
-    try:
-        found = _Unpickler(file).load()
-    except BROKEN as error:
-        raise ValueError(f"it holds other objects than arrays, which are never read ({error})") from error
-    return np.asarray(found)
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name}")
-        return super().find_class(module, name)
+    return read_object_array(file)
 
 
 def _named(info: dict[str, Any], kind: str) -> Named | None:
