@@ -1,16 +1,16 @@
-"""Features: a stage on Ray beside the bare network and what computes, and `xmodal features` beside a plain loop."""
+"""Features by a stage on Ray beside the bare network, by `xmodal features` beside a plain loop, and a detector."""
 
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.benchmarks import features_folder, features_streaming
+from tests.benchmarks import features_folder, features_streaming, vision_detector
 from tests.benchmarks.measured import Measured
 
-BARS = {**features_streaming.BARS, **features_folder.BARS}
+BARS = {**features_streaming.BARS, **features_folder.BARS, **vision_detector.BARS}
 
 
 def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
-    for part in (features_streaming, features_folder):
+    for part in (features_streaming, features_folder, vision_detector):
         with tempfile.TemporaryDirectory() as folder:
             yield from part.measure(Path(folder))

@@ -213,6 +213,13 @@ def test_what_cannot_be_learned_from_is_left_out(tmp_path: Path) -> None:
     assert [DetectorSamples(nobody, samples.config, data).batch(step) for step in range(10)].count(None) == 2
 
 
+def test_pictures_of_which_none_can_be_used_are_told(tmp_path: Path) -> None:
+    where = drawn(tmp_path, [replace(drawing, data=b"no picture") for drawing in squares(10)])
+    with pytest.raises(UserError, match="drawn: none of the 8 pictures of drawn/train can be used"):
+        fit(where, str(tmp_path / "run"), DRAWN)
+    assert not (tmp_path / "run/detector.pt").exists()
+
+
 def test_a_flipped_picture_has_flipped_boxes(tmp_path: Path) -> None:
     data = open_data(DRAWN, where := drawn(tmp_path, squares(10)), Setup(where).tables("drawn"))
     samples = DetectorSamples(replace(DRAWN, batch_size=8), config_of(DRAWN, data), data)

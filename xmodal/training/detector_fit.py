@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from xmodal import __version__
@@ -108,6 +109,8 @@ def _train(samples: DetectorSamples, network: SmallNetwork, setup: Setup, run: s
                 tensors = {"model": network.state_dict(), "optimiser": optimiser.state_dict()}
                 checkpoint.save(run, run_folder.LAST, state | tensors)
             tick(1)
+    if len(samples.unusable) == count:
+        raise UserError(f"{recipe.corpus}: none of the {count:,} pictures of {samples.data.split} can be used")
     if samples.unusable:
         what = "are absent or unreadable, or have no box in them"
         setup.progress.say(f"left out: {len(samples.unusable):,} pictures that {what}, such as {min(samples.unusable)}")
@@ -144,7 +147,8 @@ def _step(
     pixels_B3SS, sizes, targets = batch
     device = next(network.parameters()).device
     on_device = [{name: values.to(device) for name, values in target.items()} for target in targets]
-    torch.manual_seed(recipe.seed * recipe.steps + step)  # proposals to learn from are drawn
+    chance = np.random.SeedSequence([recipe.seed, step]).generate_state(1, np.uint64)[0]
+    torch.manual_seed(int(chance >> 1))  # which proposals are learned from is drawn
     terms = network.losses(pixels_B3SS.to(device), sizes, on_device)
     loss = torch.stack([*terms.values()]).sum() + (recipe.class_weight - 1) * terms["classes"]
     if not math.isfinite(loss.item()):

@@ -5,10 +5,10 @@ A picture without such a region is left out, as nobody said that it shows nothin
 Shapes: B pictures, S the side of a picture as the network sees it, K regions, A attributes, the first one for none.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -133,17 +133,17 @@ class DetectorSamples:
         """By item, in the order of the ids."""
         classes = {word: number for number, word in enumerate(self.config.classes, 1)}
         attributes = {word: number for number, word in enumerate(self.config.attributes, 1)}
-        found = dict[str, list[tuple[tuple[float | None, ...], int, tuple[int, ...]]]]()
+        found = defaultdict[str, list[tuple[tuple[float | None, ...], int, tuple[int, ...]]]](list)
         for region in self.data.regions(self.data.split):
-            if region.names[0] in classes:
+            if number := classes.get(region.names[0]):
                 box = region.left, region.top, region.right, region.bottom
                 said = tuple(attributes[word] for word in region.attributes if word in attributes)
-                found.setdefault(region.item, []).append((box, classes[region.names[0]], said))
-        return {item: self._things(*zip(*found[item], strict=True)) for item in sorted(found)}
-
-    @staticmethod
-    def _things(boxes: Sequence[object], labels: Sequence[int], attributes: tuple[tuple[int, ...], ...]) -> Things:
-        return Things(np.array(boxes, np.float32), np.array(labels, np.int64), attributes)
+                found[region.item].append((box, number, said))
+        things = {}
+        for item in sorted(found):
+            boxes, labels, said_of_each = zip(*found[item], strict=True)
+            things[item] = Things(np.array(boxes, np.float32), np.array(labels, np.int64), said_of_each)
+        return things
 
     @cached_property
     def ids(self) -> list[str]:
@@ -152,26 +152,17 @@ class DetectorSamples:
     def batch(self, step: int) -> Batch | None:
         """None if no picture of the step can be used."""
         size, count = self.recipe.batch_size, len(self.ids)
-        flips_B = self._chance(FLIPS, step).random(size) < 0.5
+        flips_B = np.random.default_rng([self.recipe.seed, FLIPS, step]).random(size) < 0.5
         found = []
         for place, flipped in zip(range(step * size, (step + 1) * size), flips_B.tolist(), strict=True):
             epoch, nth = divmod(place, count)
-            found.append(self._sample(self.ids[self._order(epoch)[nth]], flipped and self.recipe.flip))
+            id = self.ids[_order(self.recipe.seed, epoch, count)[nth]]
+            found.append(self._sample(id, flipped and self.recipe.flip))
         usable = [sample for sample in found if sample]
         if not usable:
             return None
         pictures, targets = zip(*usable, strict=True)
         return batch_of(pictures, self.config.side), [picture.shape[:2] for picture in pictures], [*targets]
-
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        if self._shuffled[0] != epoch:
-            self._shuffled = epoch, self._chance(ORDER, epoch).permutation(len(self.ids))
-        return self._shuffled[1]
-
-    _shuffled: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
-
-    def _chance(self, *key: int) -> np.random.Generator:
-        return np.random.default_rng([self.recipe.seed, *key])
 
     def _sample(self, id: str, flipped: bool) -> tuple[NDArray[np.uint8], Target] | None:
         things, picture = self.things[id], self._picture(id)
@@ -209,3 +200,8 @@ class DetectorSamples:
         if self._bytes <= KEPT_BYTES:
             self._kept[id] = found
         return found
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
+    return np.random.default_rng([seed, ORDER, epoch]).permutation(count)
