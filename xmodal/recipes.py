@@ -24,10 +24,14 @@ class View:
     corpus: str
     split: str
     captions_per_item: int | None = None  # None is all of them, 5 the first five by position
-    text: str = HUMAN  # the source of the captions
+    text: str = HUMAN  # the source of the captions; semantics/IDENTITY names one of several outputs
 
     def __post_init__(self) -> None:
         one_or_more(captions_per_item=self.captions_per_item)
+
+    @property
+    def source(self) -> str:
+        return self.text.partition("/")[0]
 
 
 class Config(Protocol):  # a model's frozen dataclass of plain values
@@ -225,7 +229,7 @@ class Recipe:
         for view in (self.view, self.validation, self.unannotated):
             if view is not None and "test" in view.split.lower():
                 raise ValueError(f"{where} would train or choose on split {view.split!r}")
-        if self.unannotated is not None and self.unannotated.text == HUMAN:
+        if self.unannotated is not None and self.unannotated.source == HUMAN:
             raise ValueError(f"{where}: the un-annotated stream must not read what people wrote")
 
 
@@ -249,3 +253,35 @@ def _lengthened(phase: Phase, times: float) -> Phase:
         after = tuple(round(times * epoch) for epoch in optimiser.schedule.after)
         optimiser = replace(optimiser, schedule=replace(optimiser.schedule, after=after))
     return replace(phase, epochs=round(times * phase.epochs), optimiser=optimiser)
+
+
+@dataclass(frozen=True)
+class DetectorRecipe:
+    """Every number of one training of the small detector (xmodal/detectors/small_detector.py)."""
+
+    name: str = field(default="detector", metadata={"given": True})
+    corpus: str = field(default="visual_genome", metadata={"given": True})  # --corpus names another one
+    split: str = ""  # to train on; by default the only one named train
+    validation: str = ""  # to measure on; by default the one named val beside it
+    least_count: int = 1  # regions of the training split that a class or an attribute has at least
+    side: int = 128  # pixels to which the longer side of a picture is resized
+    width: int = 16  # of the first convolution
+    feature: int = 128  # numbers of a region's feature
+    anchors: tuple[float, ...] = (0.16, 0.24, 0.34)  # their sides, as shares of `side`
+    proposals: int = 50  # regions of a picture at most
+    regions: int = 16  # of a picture that are trained on, half of them things if there are enough
+    steps: int = 900
+    batch_size: int = 8  # pictures
+    learning_rate: float = 5e-3  # the highest
+    class_weight: float = 2.0  # of the loss of classes, which are learned last; the other four have 1
+    clip_norm: float = 5.0
+    flip: bool = True  # half of the pictures, left to right
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_or_more(least_count=self.least_count, regions=self.regions, steps=self.steps, batch_size=self.batch_size)
+        above_zero(learning_rate=self.learning_rate, class_weight=self.class_weight, clip_norm=self.clip_norm)
+        zero_or_more(seed=self.seed)
+        for split in (self.split, self.validation):
+            if "test" in split.lower():
+                raise ValueError(f"the detector would train or be measured on split {split!r}")

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,11 +15,12 @@ from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import write_table
 from xmodal.errors import UserError
-from xmodal.metrics.plausible_matches import ITEMS, LabelSets
+from xmodal.metrics.plausible_matches import ITEMS, PLAUSIBLE, LabelSets
 from xmodal.records.tables import Label, read_rows
 from xmodal.root.outputs import Output
 
 VERSION = 2
+FindSets = Callable[[Any, Inputs], LabelSets]  # of a config and inputs; keeps what it found last
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class PlausibleConfig:
 
 
 STAGE = StageKind(
-    name="plausible",
+    name=PLAUSIBLE,
     config=PlausibleConfig,
     needs=("records",),
     of="category",
@@ -40,34 +42,44 @@ STAGE = StageKind(
 )
 
 
-def make(config: PlausibleConfig, needs: Needs) -> Stage[PlausibleConfig, range]:
+def make(config: PlausibleConfig, needs: Needs) -> Stage[Any, range]:
     records = needs["records"]
     if not len(_sets(records).sizes):
         raise UserError(f"{records.config['corpus']} has no categories, by which its items could match")
-    return Stage(STAGE.name, config, _plan, _open, (records,), VERSION)
+    return plausible_stage(STAGE.name, config, (records,), VERSION, _sets_of)
 
 
-def _plan(config: PlausibleConfig, inputs: Inputs) -> Iterator[tuple[str, range]]:
-    """The work is a range of sets; an empty one is the index."""
-    sets = range(len(_sets(inputs[0]).sizes))
-    yield "index", sets[:0]
-    for first in sets[:: config.sets_per_unit]:
-        yield f"near-{first:08d}", sets[first : first + config.sets_per_unit]
+def plausible_stage(
+    name: str, config: PlausibleConfig, inputs: Inputs, version: int, find_sets: FindSets
+) -> Stage[Any, range]:
+    """The stage of these sets, whatever their labels are."""
+
+    def plan(config: PlausibleConfig, inputs: Inputs) -> Iterator[tuple[str, range]]:
+        """The work is a range of sets; an empty one is the index."""
+        sets = range(len(find_sets(config, inputs).sizes))
+        yield "index", sets[:0]
+        for first in sets[:: config.sets_per_unit]:
+            yield f"near-{first:08d}", sets[first : first + config.sets_per_unit]
+
+    def open_sets(config: PlausibleConfig, inputs: Inputs) -> Callable[[range, Sink], Counts]:
+        sets = find_sets(config, inputs)
+
+        def work(some: range, sink: Sink) -> Counts:
+            if not some:
+                write_table(sink, ITEMS, pa.table({"id": sets.ids, "set": sets.of_item}))
+                return {"items": len(sets.ids), "label sets": len(sets.sizes)}
+            ones, others, levels = sets.near(some.start, some.stop)
+            table = pa.table({"one": ones, "other": others, "level": levels})
+            write_table(sink, f"near-{some.start:08d}.parquet", table)
+            return {"near pairs of sets": len(ones)}
+
+        return work
+
+    return Stage(name, config, plan, open_sets, inputs, version)
 
 
-def _open(config: PlausibleConfig, inputs: Inputs) -> Callable[[range, Sink], Counts]:
-    sets = _sets(inputs[0])
-
-    def work(some: range, sink: Sink) -> Counts:
-        if not some:
-            write_table(sink, ITEMS, pa.table({"id": sets.ids, "set": sets.of_item}))
-            return {"items": len(sets.ids), "label sets": len(sets.sizes)}
-        ones, others, levels = sets.near(some.start, some.stop)
-        table = pa.table({"one": ones, "other": others, "level": levels})
-        write_table(sink, f"near-{some.start:08d}.parquet", table)
-        return {"near pairs of sets": len(ones)}
-
-    return work
+def _sets_of(config: PlausibleConfig, inputs: Inputs) -> LabelSets:
+    return _sets(inputs[0])
 
 
 @lru_cache(maxsize=1)

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import xmodal
+from pipelines.demo.visual_genome import Picture, pictures, write
 from pipelines.demo.world import World, box
 from pipelines.engine.build_options import BuildOptions
 from pipelines.publishing.dataset_repository import publish
 from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.parsing import of, parser_of
-from tests.publishers.visual_genome import Picture, pictures, write
 from xmodal.corpora import visual_genome
 from xmodal.corpora.visual_genome import CUT, NO_AREA, NO_ATTRIBUTE, NO_OBJECT, vocabulary
 from xmodal.errors import UserError

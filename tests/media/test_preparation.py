@@ -56,6 +56,7 @@ CASES: dict[str, tuple[Preparation, list[Any]]] = {
         [transforms.Resize((72, 80), InterpolationMode.LANCZOS)],
     ),
     "whole": (Preparation((96,), None), [transforms.Resize(96)]),
+    "as it is": (Preparation((), None), []),
 }
 
 

@@ -14,7 +14,7 @@ from xmodal.detection.merged_boxes import merge_groups
 from xmodal.errors import UserError
 from xmodal.features.opening import covering_all_items
 from xmodal.features.store import GROUP, ROWS, FeatureStore
-from xmodal.metrics.plausible_matches import PlausibleMatches
+from xmodal.metrics.plausible_matches import PLAUSIBLE, PlausibleMatches
 from xmodal.recipes import Features, Tokens, View
 from xmodal.records.derived_splits import DrawnSplit, Share
 from xmodal.records.tables import Region, read_rows
@@ -24,6 +24,7 @@ from xmodal.root.selection import (
     ancestor,
     build_command,
     changed_media,
+    current,
     describe,
     describe_differences,
     find_output,
@@ -132,18 +133,31 @@ class Dataset:
         reader = self.reader(split or self._training(), features, frames, sentences=sentences, tokens=tokens)
         return Loader(reader, **{"batch_size": 128, **settings})
 
-    def plausible(self, split: str | None = None) -> PlausibleMatches:
-        """Items of a split, or of all, that show nearly the same; `.matches(item, zeta=2)` gives ids and levels."""
-        output = next(made_of(self.records, "plausible"), None)  # several differ in the size of their units alone
-        if output is None:
-            cure = f"build them first ({self._command('plausible')})"
+    def plausible(self, split: str | None = None, stage: str = PLAUSIBLE) -> PlausibleMatches:
+        """Items of a split, or of all, that show nearly the same; `.matches(item, zeta=2)` gives ids and levels.
+
+        `stage="plausible_semantics"` has them by what a detector saw, not by the labels of the corpus; of several,
+        "plausible_semantics/IDENTITY" is one.
+        """
+        stage, _, identity = stage.partition("/")
+        made = [one for one in current(list(made_of(self.records, stage))) if identity in ("", one.identity)]
+        if stage == PLAUSIBLE:
+            made = made[:1]  # several differ in the size of their units alone
+        if len(made) > 1:
+            there = ", ".join(describe_differences(made))
+            raise UserError(
+                f"{self.corpus} has several {stage}: name one by stage='{stage}/IDENTITY'; there are: {there}"
+            )
+        if not made:
+            cure = f"build them first ({self._command(stage)})"
             raise UserError(f"{self.corpus} in {self.root} has no plausible matches: {cure}")
+        (output,) = made
         found = PlausibleMatches.read(output)
         return found.within(members(self.records, split)) if split else found
 
     @property
     def has_plausible(self) -> bool:
-        return any(made_of(self.records, "plausible"))
+        return any(made_of(self.records, PLAUSIBLE))
 
     def regions(self, split: str, *, whole: bool = False) -> dict[str, list[Region]]:
         """The boxes of each item that has any; `whole` takes one around all boxes of a thing."""

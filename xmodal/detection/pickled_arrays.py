@@ -5,7 +5,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,3 +86,58 @@ class _ArraysOnly(pickle.Unpickler):
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return ALLOWED[module, name]
+
+
+def read_object_array(file: BinaryIO) -> list[Any]:
+    """The objects of a pickled numpy array of objects: plain values, arrays, and dicts of these."""
+    try:
+        array = _WithObjects(file).load()
+        if not isinstance(array, _ObjectArray) or not isinstance(array.objects, list):
+            raise pickle.UnpicklingError("it is no array of objects")
+        return [
+            {str(name): _plain(value) for name, value in each.items()} if isinstance(each, dict) else _plain(each)
+            for each in array.objects
+        ]
+    except DAMAGED as error:
+        line = " ".join(str(error).split())[:200]
+        raise ValueError(f"it holds other objects than arrays, which are never read ({line})") from error
+
+
+def _plain(value: Any) -> Any:
+    return value.values if isinstance(value, _Array) else value
+
+
+class _ObjectDtype(_Dtype):
+    """Stands for numpy.dtype, also of objects."""
+
+    def __init__(self, name: str, *flags: object) -> None:
+        if name == "O8":
+            self.dtype = np.dtype(object)
+        else:
+            super().__init__(name, *flags)
+
+
+class _ObjectArray(_Array):
+    objects: list[Any] | None = None
+
+    def fill(self, data: Any, kind: _Dtype, shape: tuple[int, ...], order: Any) -> None:
+        if kind.dtype.hasobject:
+            self.objects = data
+        else:
+            super().fill(data, kind, shape, order)
+
+
+class _Scalar(_Array):
+    """Stands for the function that makes a single number."""
+
+    def __init__(self, kind: _Dtype, data: bytes) -> None:
+        self.fill(data, kind, (), "C")
+
+
+class _WithObjects(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> type:
+        if name == "scalar" and module.endswith(".multiarray"):
+            return _Scalar
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return {_Array: _ObjectArray, _Dtype: _ObjectDtype}.get(ALLOWED[module, name], ALLOWED[module, name])

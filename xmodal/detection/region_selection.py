@@ -12,11 +12,11 @@ from xmodal.detection.regions import Regions
 OVERLAP = 0.3  # more of it, of one class, suppresses the lesser candidate
 
 
-def confidences(regions: Regions) -> NDArray[np.float32]:
+def confidences(regions: Regions, overlap: float = OVERLAP) -> NDArray[np.float32]:
     """The best score of each candidate, (K,), over the classes in which no better one suppresses it; else 0."""
     assert regions.class_scores_KC is not None, "proposals have no classes"
     scores_KC = regions.class_scores_KC[:, 1:]
-    kept_KC = suppress(regions.boxes_K4, scores_KC, OVERLAP, inclusive=True)
+    kept_KC = suppress(regions.boxes_K4, scores_KC, overlap, inclusive=True)
     best_K: NDArray[np.float32] = np.where(kept_KC, scores_KC, 0).max(1, initial=0)
     return best_K
 

@@ -1,7 +1,7 @@
 """Networks of torchvision: ResNets, and VGG as Two-Branch (fc7 of ten crops) and Dual-Path (whole pictures) use it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,14 @@ def find(name: str, weights: str, output: str, sides: tuple[int, int]) -> tuple[
     return name, weights, ModelFacts(how, row_shape, gigaflops(name, crop))
 
 
-def load(name: str, weights: str, file: Path | None, output: str = "") -> "tuple[nn.Module, str]":
+def load(
+    name: str,
+    weights: str,
+    file: Path | None,
+    output: str = "",
+    read: "Callable[[Path], Mapping[str, Tensor]] | None" = None,
+) -> "tuple[nn.Module, str]":
+    """A network without its classes; `read` reads files of other kinds than a state_dict."""
     with extra_needed("train", "networks need torch and torchvision"):
         import torchvision  # type: ignore[import-untyped]
 
@@ -64,7 +71,7 @@ def load(name: str, weights: str, file: Path | None, output: str = "") -> "tuple
         url: str = torchvision.models.get_model_weights(name)[weights].url
         return download(url, f"weights {weights} of {name}")
 
-    return filled_network(name, weights, file, lambda: _untrained(name), _fill, published)
+    return filled_network(name, weights, file, lambda: _untrained(name), _fill, published, read)
 
 
 def _untrained(name: str) -> "nn.Module":

@@ -1,6 +1,7 @@
 """Weights of networks: drawn by a seed, of a user's file, or published; loading them runs nothing that is in them."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,10 +30,12 @@ def filled_network(
     build: "Callable[[], nn.Module]",
     fill: "Callable[[nn.Module, Mapping[str, Tensor]], None]",
     published: Callable[[], Path],
+    read: "Callable[[Path], Mapping[str, Tensor]] | None" = None,
 ) -> "tuple[nn.Module, str]":
     """A network, and the sha256 of its weights' file or, if they are random, of the numbers.
 
-    `fill` raises ValueError for weights of another network. torch's own random state is left alone.
+    `read` reads files of other kinds than a state_dict. `fill` raises ValueError for weights of another network.
+    torch's own random state is left alone.
     """
     import torch
 
@@ -47,11 +50,18 @@ def filled_network(
     if file is None or not weights.startswith(OF_FILE):
         file = published()
     try:
-        fill(network, _read_state(file))
+        fill(network, (read or read_state)(file))
     except WRONG as error:
         line = " ".join(str(error).split())[:200]
         raise UserError(f"weights {file} are no state_dict of a {name}: {line}") from error
     return network, weights_sha256(file)
+
+
+def check_weights_name(weights: str, network: str) -> None:
+    """Refuses what is no name of a detector's weights."""
+    if not re.fullmatch(r"published|random:\d{1,18}|sha256:[0-9a-f]{64}", weights):
+        there = "published, random:<seed>, and the file that --file detector=FILE names"
+        raise UserError(f"no weights {weights!r} for {network}; there are: {there}")
 
 
 def weights_sha256(file: Path) -> str:
@@ -124,7 +134,7 @@ def hub_folder(repository: str, revision: str | None, names: tuple[str, ...], to
         raise UserError(f"{told} cannot be fetched from huggingface.co/{repository} ({why}): {cure}") from error
 
 
-def _read_state(file: Path) -> "Mapping[str, Tensor]":
+def read_state(file: Path) -> "Mapping[str, Tensor]":
     import torch
 
     state: Mapping[str, Tensor]

@@ -23,6 +23,7 @@ ZETA = 2  # the largest of the protocol
 FAR = ZETA + 1  # the level of items that do not match
 ROWS_AT_ONCE = 64  # label sets of a tile
 ITEMS = "items.parquet"
+PLAUSIBLE, PLAUSIBLE_SEMANTICS = "plausible", "plausible_semantics"  # the stages
 Words = NDArray[np.uint64]
 Near = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]  # one set, another, their level
 NOTHING: Near = np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8)

@@ -79,9 +79,13 @@ def start(folder: str, run: Run) -> None:
 
 
 def refuse_another(folder: str, run: Run) -> None:
-    """Refuses a folder that is not empty, unless it holds this very run."""
-    if _has(folder, RECIPE):
-        if changed := list(_changes(_facts(folder), json.loads(canonical_json(run.facts())))):
+    refuse_other_facts(folder, _facts(folder) if _has(folder, RECIPE) else None, run.facts())
+
+
+def refuse_other_facts(folder: str, there: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> None:
+    """Refuses a folder that is not empty, unless it holds this very run; `there` are the facts of its run, if any."""
+    if there is not None:
+        if changed := list(_changes(there, json.loads(canonical_json(facts)))):
             raise UserError(f"{folder} holds another run: {few(changed, SHOWN)}: choose another folder for this")
     elif others := [name for name in LocalStorage(folder).names("") if name != VOCABULARY and name[0] not in "_."]:
         raise UserError(f"{folder} is no run and not empty (it has {others[0]}): choose another folder")

@@ -59,8 +59,11 @@ def _shown(value: object) -> str:
 def _of_recipe(name: str, is_file: bool) -> dict[str, object]:
     from pipelines import stages
     from pipelines.engine.typed_settings import nearest
+    from pipelines.papers.detector_runs import RECIPE
     from pipelines.papers.recipe_runs import configs_of, find_recipe, recipes
 
+    if name == RECIPE.name:
+        return {name: RECIPE}
     known, there = recipes(), stages.targets()
     if not is_file and name not in known:
         meant = nearest(name, {one: one for one in (*there, *known)})

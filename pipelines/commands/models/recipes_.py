@@ -13,10 +13,12 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> list[Result]:
+    from pipelines.papers.detector_runs import RECIPE
     from pipelines.papers.experiments import find
     from pipelines.papers.recipe_runs import recipes
 
-    return [
+    detector = {"name": RECIPE.name, "model": "small_detector", "corpus": RECIPE.corpus, "cites": "ours"}
+    found = [
         {
             "name": recipe.name,
             "model": type(recipe.model).__module__.rpartition(".")[2],
@@ -26,6 +28,7 @@ def run(args: Args) -> list[Result]:
         }
         for recipe in recipes().values()
     ]
+    return [*found, detector | {"reproduces": []}]
 
 
 def text(result: list[Result]) -> Lines:

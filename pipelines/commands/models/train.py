@@ -1,6 +1,7 @@
 """Trains a recipe from cached features; goes on where it stopped.
 
-`xmodal recipes` lists the recipes, `xmodal settings RECIPE` what --set may change.
+`xmodal recipes` lists the recipes, `xmodal settings RECIPE` what --set may change. The recipe `detector` makes a small
+detector of regions, from the pictures and boxes of a corpus instead.
 
 examples:
   xmodal train vsepp --root data --run runs/vsepp
@@ -8,12 +9,16 @@ examples:
   xmodal train vsepp --corpus mylist --root data        on your own data
   xmodal train mine.py --root data; xmodal train mine.py:NAME --root data    a model of your own, one of its recipes
   xmodal train vsepp --root data --device cuda --workers 4 --address auto
+  xmodal train detector --corpus visual_genome --root data --set steps=100000 --set side=320
 """
 
 from pathlib import Path
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import command
+from xmodal.errors import UserError
+
+NOT_OF_DETECTORS = ("workers", "address", "tensorboard", "features", "pixels", "weights", "vectors")  # flags
 
 
 def flags(parser: Parser) -> None:
@@ -31,8 +36,11 @@ def flags(parser: Parser) -> None:
 
 
 def run(args: Args) -> Result:
+    from pipelines.papers import detector_runs
     from pipelines.papers.recipe_runs import on_corpus, recipe_with, train, train_on_ray
 
+    if args.recipe == detector_runs.RECIPE.name:
+        return _detector(args)
     recipe, setup = recipe_with(args.recipe, args.set), _flags.setup(args)
     corpus = args.corpus and _flags.corpus_name(args.corpus, args)
     _flags.warn_of_changes(args, corpus or recipe.view.corpus)
@@ -44,7 +52,23 @@ def run(args: Args) -> Result:
     return train(recipe, setup, run, args.tensorboard)
 
 
+def _detector(args: Args) -> Result:
+    from pipelines.papers.detector_runs import detector_with, train_detector
+
+    if given := [f"--{name}" for name in NOT_OF_DETECTORS if getattr(args, name)]:
+        raise UserError(f"a detector is trained without {', '.join(given)}: leave that out")
+    recipe = detector_with(args.corpus and _flags.corpus_name(args.corpus, args), args.set)
+    _flags.warn_of_changes(args, recipe.corpus)
+    run = args.run or Path("runs") / f"{recipe.name}-{recipe.corpus}"
+    return train_detector(recipe, _flags.setup(args), run)
+
+
 def text(result: Result) -> Lines:
+    if "weights" in result:
+        pairs = f"recall {result['recall']:.3f} and precision {result['precision']:.3f} of attribute and class"
+        yield f"{result['recipe']}: {pairs} on {result['validation']}, {result['steps']:,} steps"
+        yield f"its weights are {result['weights']}"
+        return
     best = f"rsum {result['rsum']:.1f} on validation after epoch {result['epoch']}"
     yield f"{result['recipe']}: {best}, {result['steps']:,} steps; in {result['run']}"
     yield f"now `{command('evaluate', result['run'], '--root', result['root'])}`"

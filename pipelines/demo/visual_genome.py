@@ -1,6 +1,6 @@
-"""Visual Genome's raw files, made of a generated world: what xmodal/corpora/visual_genome.py describes, quirks and all.
+"""Writes Visual Genome's raw files, as xmodal/corpora/visual_genome.py describes them, from a generated world.
 
-Of ten pictures one is for validation and one for testing. Among the quirks, more frequent here than in Visual Genome:
+Of ten pictures one is for validation and one for testing. Among their quirks, more frequent here than in Visual Genome:
 names with capitals, points and stray white space, colours that stand in names, attributes joined by "and", rings and
 checked things, which no vocabulary has, objects without attributes, boxes that reach beyond their picture or have no
 area there, vocabularies without an end of the last line, one of them with \\r\\n, and grayscale pictures.
@@ -47,7 +47,7 @@ class Picture:
     @property
     def beyond(self) -> bool:
         """Whether the box of the first thing reaches beyond the picture."""
-        return self.scene.index % 6 == 1
+        return self.scene.index % 24 == 1
 
     @property
     def empty(self) -> bool:
@@ -109,7 +109,7 @@ def write(world: World, folder: str | Path) -> Corpus:
         with new_archive(path / archive_name) as archive:
             for picture in every:
                 if picture.path.startswith(f"{name}/"):
-                    data = jpeg(picture.scene, grayscale=picture.scene.index % 13 == 4)
+                    data = jpeg(picture.scene, grayscale=picture.scene.index % 23 == 4)
                     archive.writestr(member(picture.path, zipfile.ZIP_STORED), data)
     _write_array(path, "image_data", [picture.image_record() for picture in every])
     for name, records in (("objects", Picture.object_records), ("attributes", Picture.attribute_records)):
@@ -129,7 +129,7 @@ def _write_array(folder: Path, name: str, records: list[dict[str, Any]]) -> None
 
 
 def _counts(pictures: list[Picture]) -> dict[str, int]:
-    """What Visual Genome itself counts."""
+    """Counts as Visual Genome itself does."""
     counts = Counter({"items": len(pictures)})
     counts.update(f"items:bottom_up/{picture.split}" for picture in pictures)
     return {name: counts[name] for name in CORPUS.counts}
