@@ -81,6 +81,7 @@ def test_a_machine_without_extras_is_fine_and_hears_what_each_would_give(bare: P
             "safetensors",
             "timm",
             "transformers",
+            "opencv-contrib-python-headless",
             "av",
             "simplejpeg",
             "scikit-learn",

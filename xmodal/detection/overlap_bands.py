@@ -1,4 +1,4 @@
-"""Which regions belong to an annotated box, by overlap, as Two-Branch samples them (docs/models.md; Algorithm 1)."""
+"""Bands of overlap: regions that are positive or negative for an annotated box (Two-Branch, Algorithm 1)."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,7 +1,7 @@
 """Proposals without classes: 200 Edge Boxes a picture, and Fast R-CNN's VGG features of them or of given boxes.
 
 Edge Boxes (Zitnick and Dollar, ECCV 2014) group edges into boxes. OpenCV has their grouping, and no model of edges: the
-edges here are Sobel's, not the structured ones of the paper, whose recall Two-Branch reports (docs/models.md).
+edges here are Sobel's, not the structured ones of the paper, whose recall Two-Branch reports.
 
 Shapes: H, W pixels, K boxes.
 """
@@ -43,10 +43,8 @@ def edge_boxes(image_HW3: NDArray[np.uint8], most: int = MOST_BOXES) -> tuple[ND
     """Boxes (K, 4) and their scores, best first; none where there are no edges."""
     cv2 = _opencv()
     height, width = image_HW3.shape[:2]
-    if min(height, width) < LEAST_SIDE:
-        return np.zeros((0, 4), np.float32), np.zeros(0, np.float32)
     edges_HW, directions_HW = _edges(image_HW3)
-    if not edges_HW.any():  # of them OpenCV makes a box at times
+    if min(height, width) < LEAST_SIDE or not edges_HW.any():  # OpenCV makes boxes of no edges at times
         return np.zeros((0, 4), np.float32), np.zeros(0, np.float32)
     finder = cv2.ximgproc.createEdgeBoxes(maxBoxes=most, minBoxArea=max(1.0, SMALLEST_SHARE * height * width))
     found, scores = finder.getBoundingBoxes(edges_HW, directions_HW)
