@@ -68,3 +68,7 @@ def clip_features(taken: Stage[Any, Any] | Output, config: Any, weights: Path | 
 
 def tags(media: Output, items: Any, config: Any, **files: Path) -> Stage[Any, Any]:
     return made("tags", config, items, files, media=media)
+
+
+def concepts(records: Output, tags: Stage[Any, Any] | Output, config: Any, **files: Path) -> Stage[Any, Any]:
+    return made("concepts", config, files=files, records=records, tags=tags)

@@ -45,6 +45,6 @@ def run(args: Args) -> Result:
 
 
 def text(result: Result) -> Lines:
-    best = f"rsum {result['rsum']:.1f} on validation after epoch {result['epoch']}"
-    yield f"{result['recipe']}: {best}, {result['steps']:,} steps; in {result['run']}"
+    when = f"after epoch {result['epoch']}, {result['steps']:,} steps" if result["steps"] else "without any training"
+    yield f"{result['recipe']}: rsum {result['rsum']:.1f} on validation {when}; in {result['run']}"
     yield f"now `{command('evaluate', result['run'], '--root', result['root'])}`"
