@@ -74,9 +74,9 @@ def make(config: ConceptsConfig, needs: Needs) -> Stage[ConceptsConfig, Any]:
 def _planned(config: ConceptsConfig, inputs: Inputs) -> PlannedArray:
     """A shard reads the texts of its captions and the names of the tags."""
     ids, texts = captions_in_order(inputs[0])
-    names = _tags(inputs[1])
-    about = {"tags": fingerprint(names), "for": inputs[1].folder}
-    return PlannedArray(config.spec, ids, lambda rows: (texts[rows.start : rows.stop], fingerprint(names)), about)
+    names = fingerprint(_tags(inputs[1]))
+    about = {"tags": names, "for": inputs[1].folder}
+    return PlannedArray(config.spec, ids, lambda rows: (texts[rows.start : rows.stop], names), about)
 
 
 def _tags(made: Output) -> tuple[str, ...]:
