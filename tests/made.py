@@ -64,3 +64,11 @@ def features(media: Output, items: Any, config: Any, weights: Path | None = None
 
 def clip_features(taken: Stage[Any, Any] | Output, config: Any, weights: Path | None = None) -> Stage[Any, Any]:
     return made("clip_features", config, files={"weights": weights}, frames=taken)
+
+
+def tags(media: Output, items: Any, config: Any, **files: Path) -> Stage[Any, Any]:
+    return made("tags", config, items, files, media=media)
+
+
+def concepts(records: Output, tags: Stage[Any, Any] | Output, config: Any, **files: Path) -> Stage[Any, Any]:
+    return made("concepts", config, files=files, records=records, tags=tags)

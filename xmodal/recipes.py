@@ -14,6 +14,7 @@ FrameRule = Literal["official", "linspace"]
 EVERY = "all"  # the items of all splits and of none
 HUMAN = "human"  # the source of captions that people wrote of what they saw
 UNRELATED_TEXT = "unrelated"  # the source of captions that people wrote too, but about something else
+CONCEPTS = "concepts"  # the stage of captions as numbers of tags
 WRITTEN = frozenset({HUMAN, UNRELATED_TEXT})
 
 

@@ -13,6 +13,7 @@ from pipelines.engine.stage import Counts, Inputs, Sink, Stage
 from pipelines.stages._earlier import SOURCES, EarlierRows
 from xmodal.features import store
 from xmodal.features.feature_spec import FeatureSpec
+from xmodal.root.outputs import Output
 
 MOST_AT_ONCE = 8  # batches of rows, if few of them are made anew
 
@@ -67,7 +68,7 @@ class ArrayWriter:
 def array_stage(
     name: str,
     config: C,
-    inputs: Inputs,
+    inputs: tuple[Stage[Any, Any] | Output, ...],
     version: int,
     planned: Callable[[C, Inputs], PlannedArray],
     opened: Callable[[C, Inputs], ArrayWriter],
@@ -93,7 +94,7 @@ def array_stage(
 
         return write
 
-    def made(config: C, inputs: Inputs) -> Stage[C, ArrayWork]:
+    def made(config: C, inputs: tuple[Stage[Any, Any] | Output, ...]) -> Stage[C, ArrayWork]:
         return Stage(name, config, plan, start, inputs, version, reuse=True)
 
     return made(config, inputs)

@@ -63,14 +63,14 @@ def make(config: SentencesConfig, needs: Needs) -> Stage[SentencesConfig, Any]:
 def _planned(config: SentencesConfig, inputs: Inputs) -> PlannedArray:
     """A shard reads the texts of its captions and the checksum of the codebook."""
     records, codebook = inputs
-    ids, texts = _captions(records)
+    ids, texts = captions_in_order(records)
     about = json.loads(codebook.read(ABOUT))
     checksum = codebook.checksums[FILE]
     return PlannedArray(config.spec(about["width"]), ids, lambda rows: (texts[rows.start : rows.stop], checksum), about)
 
 
 @lru_cache(maxsize=1)
-def _captions(records: Output) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def captions_in_order(records: Output) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Ids and texts, in order of the ids."""
     table = read_columns(records, "captions.parquet", "id", "text").sort_by("id")
     return tuple(table["id"].to_pylist()), tuple(table["text"].to_pylist())

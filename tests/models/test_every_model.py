@@ -1,4 +1,4 @@
-"""What holds for every model that learns by gradients: a new one brings its small configs in `SMALL`."""
+"""What holds for every model: a new one brings its small configs in `SMALL`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -44,8 +44,15 @@ def test_the_objective_of_every_recipe_gives_what_its_phases_weigh(name: str) ->
     }
 
 
-@pytest.mark.parametrize("check", model_contract.CHECKS)
-@pytest.mark.parametrize("small", CASES)
+@pytest.mark.parametrize(
+    ("small", "check"),
+    [
+        pytest.param(small, check, id=f"{case.id}-{check}")
+        for case in CASES
+        for small in case.values
+        for check in model_contract.checks_of(small)
+    ],
+)
 def test_it_keeps_the_contract(small: Recipe, check: str) -> None:
     assert list(model_contract.CHECKS[check](small)) == []
 

@@ -233,7 +233,7 @@ def test_settings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     shown = re.sub(" +", " ", capsys.readouterr().out)
     for line in (
         "features.model str torchvision/resnet152 xmodal/features/image_models.py",
-        "features.output pooled|grid|tokens|fc7 pooled",
+        "features.output pooled|grid|tokens|fc7|classes pooled",
         "features.resize int|none none",
         "it reads a file: --file weights=PATH",
     ):

@@ -55,7 +55,7 @@ def media_of(picture: Picture) -> str:
 ITEMS: Pairs = tuple(sorted((str(picture.cocoid), media_of(picture)) for picture in pictures(WORLD)))
 
 
-def sealed(storage: Storage, files: Mapping[str, bytes | None]) -> Output:
+def sealed(storage: Storage, files: Mapping[str, bytes | None], name: str = "world") -> Output:
     """A media set of these files; None is one that was sealed as absent."""
     lock = b""
     for path, data in sorted(files.items()):
@@ -69,7 +69,7 @@ def sealed(storage: Storage, files: Mapping[str, bytes | None]) -> Output:
             file.write(lock)
         return {}
 
-    config = Sealed("world", "these", hashlib.sha256(lock).hexdigest())
+    config = Sealed(name, "these", hashlib.sha256(lock).hexdigest())
     return build(Stage("media", config, lambda c, i: iter([("lock", None)]), lambda c, i: write_lock), storage)
 
 

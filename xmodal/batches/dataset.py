@@ -15,7 +15,7 @@ from xmodal.errors import UserError
 from xmodal.features.opening import covering_all_items
 from xmodal.features.store import GROUP, ROWS, FeatureStore
 from xmodal.metrics.plausible_matches import PLAUSIBLE, PlausibleMatches
-from xmodal.recipes import Features, Tokens, View
+from xmodal.recipes import CONCEPTS, Features, Tokens, View
 from xmodal.records.derived_splits import DrawnSplit, Share
 from xmodal.records.tables import Region, read_rows
 from xmodal.records.views import drawn_splits, members, splits
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 USUAL_TOKENS = Tokens("nltk", minimum_count=4)
 MEDIA_ARRAYS = {("pixels", "uint8"), ("frames", "uint8")}  # the media themselves, smaller
 SENTENCES = "sentences"  # the stage of captions as vectors, and its array
+OF_CAPTIONS = {SENTENCES, CONCEPTS}  # arrays with a row a caption
 cached_vocabulary = lru_cache(maxsize=2)(vocabulary)
 
 
@@ -198,7 +199,7 @@ def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset
     """Opens what is built of a corpus; `identity` is of its records."""
     records = find_output(root, "records", identity, corpus=corpus)
     rows = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
-    made = (output for output in rows if _first_array(output)[0] != SENTENCES)
+    made = (output for output in rows if _first_array(output)[0] not in OF_CAPTIONS)
     return Dataset(root, corpus, records, tuple(output for output in made if _may_be_of(output, records)))
 
 

@@ -56,11 +56,14 @@ class Reader:
         return Padded.whole(torch.from_numpy(values))
 
     def text(self, captions: Integers | slice, draws: SampleRandom | None = None) -> Padded:
-        """Reads captions as ids of words (T, L), or as vectors (T, 1, D)."""
+        """Reads captions as ids of words or as numbers of concepts (T, L), or as vectors (T, 1, D)."""
         whole = range(len(self.examples.words))
         places = np.asarray(whole[captions], np.int64) if isinstance(captions, slice) else captions
         if (sentences := self.examples.sentences) is not None:
-            vectors = sentences.take(self.examples.words.numbers[places], self._room(sentences, len(places)))
+            rows = self.examples.words.numbers[places]
+            if sentences.spec.ragged:
+                return Padded(torch.from_numpy(sentences.take_padded(rows)), torch.from_numpy(sentences.lengths(rows)))
+            vectors = sentences.take(rows, self._room(sentences, len(places)))
             return Padded.whole(torch.from_numpy(vectors)[:, None])
         tokens = self.tokens
         if isinstance(tokens, Codes):

@@ -20,8 +20,8 @@ from torch.nn.functional import pad
 from xmodal import models
 from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream
 from xmodal.checks.corpus_contract import FAILURES
-from xmodal.models import Inputs, Trainable
-from xmodal.recipes import Recipe, Tokens
+from xmodal.models import Inputs, Scorer, Trainable
+from xmodal.recipes import CONCEPTS, Recipe, Tokens
 from xmodal.root.identity import canonical_json, to_plain
 from xmodal.training import run_folder
 from xmodal.training.optimisers import total
@@ -49,7 +49,7 @@ def faults(module: ModuleType) -> list[str]:
     if not found:
         for recipe in small_recipes(module):
             before = len(found)
-            for check in CHECKS.values():
+            for check in checks_of(recipe).values():
                 if check is not learning or len(found) == before:  # what is broken learns badly
                     found += _prefixed(str(recipe.model), check, recipe)
     return found
@@ -113,6 +113,8 @@ def eight_pairs(recipe: Recipe, seed: int = 0) -> Stream:
     visual = [random.normal(size=(1 + row % 3, INPUTS.visual_width)).astype("float32") for row in range(ROWS)]
     if isinstance(recipe.text, Tokens):
         text = [random.integers(4, INPUTS.text_width, 2 + row % 4).astype("int32") for row in range(ROWS)]
+    elif recipe.text.stage == CONCEPTS:
+        text = [random.integers(0, INPUTS.visual_width + 1, 1 + row % 4).astype("int32") for row in range(ROWS)]
     else:
         text = [random.normal(size=(1, INPUTS.text_width)).astype("float32") for _ in range(ROWS)]
     return Stream.paired(Padded.of(visual), Padded.of(text), rows, rows)
@@ -134,12 +136,15 @@ def similarity(model: Any, visual: Padded, text: Padded) -> Tensor:
 
 
 def kind_of_network(recipe: Recipe) -> Iterator[str]:
-    model = built(recipe)
-    if not isinstance(model, nn.Module) or not isinstance(model, Trainable):
-        yield "build() does not give a torch.nn.Module with encode_visual, encode_text, similarity and objective"
+    model, kind = built(recipe), Trainable if recipe.phases else Scorer
+    if not isinstance(model, nn.Module) or not isinstance(model, kind):
+        parts = "encode_visual, encode_text" + (", similarity and objective" if recipe.phases else " and similarity")
+        yield f"build() does not give a torch.nn.Module with {parts}"
 
 
 def objective_names(recipe: Recipe) -> Iterator[str]:
+    if not recipe.phases:
+        return
     terms = built(recipe).objective(batch(recipe, eight_pairs(recipe)))
     if not isinstance(terms, Mapping):
         yield f"objective() returns a {type(terms).__name__}: return a dict of terms by their names"
@@ -197,6 +202,8 @@ def padding(recipe: Recipe) -> Iterator[str]:
         if not _close(similarity(model, *pair)[0, 0], expected[row, row]):
             yield f"pair {row} has another score without the other rows"
             break
+    if not recipe.phases:
+        return
     loss(recipe, model, replace(stream, visual=visual, text=text)).backward()  # type: ignore[no-untyped-call]
     if not all(one.grad is None or one.grad.isfinite().all() for one in model.parameters()):
         yield "what lies beyond an item's length reaches the gradients: fill it before the first layer"
@@ -251,6 +258,12 @@ def learning(recipe: Recipe) -> Iterator[str]:
     if known < 2 * ROWS:
         steps = f"{STEPS} steps of Adam at {RATE} on eight pairs find {known} of {2 * ROWS} partners"
         yield f"{steps}: mend the objective, or make the config in SMALL larger"
+
+
+def checks_of(recipe: Recipe) -> Mapping[str, Check]:
+    """All checks, or for a recipe without phases those of its scores."""
+    of_scores = (kind_of_network, padding, blocks_and_order)
+    return CHECKS if recipe.phases else {check.__name__: check for check in of_scores}
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

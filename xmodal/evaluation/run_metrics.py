@@ -17,10 +17,11 @@ from xmodal.metrics.protocols import all_metrics, eccv, labels_of
 from xmodal.metrics.reports import Report
 from xmodal.metrics.similarities import cached_on_disk
 from xmodal.models import Scorer, Storing
-from xmodal.recipes import Config, Tokens, View
+from xmodal.recipes import Config, Features, Tokens, View
 from xmodal.records.views import items_with_captions
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output
+from xmodal.text.vocabularies import Vocabulary
 from xmodal.training import run_folder
 from xmodal.training.checkpoint import read_tensors
 from xmodal.training.finetuning import WithBackbone, attach_empty_backbone
@@ -137,12 +138,17 @@ def open_run(run: str, setup: Setup, split: str | None = None, distance: str | N
     check_device(setup.device)
     started = run_folder.read(run)
     recipe = started.recipe
-    setup = replace(setup, records=started.records, features=started.features, pixels=started.pixels)
+    setup = replace(
+        setup, records=started.records, features=started.features, pixels=started.pixels, texts=started.texts
+    )
     records = setup.tables(recipe.view.corpus)
     store = setup.store(recipe.visual.stage, records, recipe.model)
     view = replace(recipe.validation, split=split or test_split_beside(recipe.view))
+    texts: Vocabulary | FeatureStore = started.vocabulary
+    if isinstance(recipe.text, Features):
+        texts = setup.texts_of(recipe.text.stage, records, store)
     try:
-        examples = Examples.of(records, view, store, started.vocabulary)
+        examples = Examples.of(records, view, store, texts)
     except UserError as trouble:
         said = "" if split else f"{run} was trained on {recipe.view.split}: say with --split what to ask it; "
         raise UserError(f"{said}{trouble}") from None

@@ -326,6 +326,16 @@ def _ids_within(file: Any) -> tuple[str, ...]:
     name = next((name for name in IDS if name in file), None)
     if name is None:
         raise ValueError(f"it has no dataset {' or '.join(IDS)}: give a file with one id a line by --ids")
+    return _texts(file, name)
+
+
+def hdf5_texts(path: Path, name: str) -> tuple[str, ...]:
+    """Reads a dataset of texts."""
+    with reading(path), open_hdf5(path) as file:
+        return _texts(file, name)
+
+
+def _texts(file: Any, name: str) -> tuple[str, ...]:
     found = hdf5_dataset(file, name)
     if found.shape is None:
         raise ValueError(f"its dataset {name} is empty")

@@ -65,7 +65,7 @@ class ImageModel:
 
     model: str = "torchvision/resnet152"  # torchvision/NAME, timm/NAME, or transformers/ORGANISATION/NAME
     weights: str = "published"  # random:<seed>; or of a file: --weights FILE
-    output: Literal["pooled", "grid", "tokens", "fc7"] = "pooled"
+    output: Literal["pooled", "grid", "tokens", "fc7", "classes"] = "pooled"
     views: Literal["centre", "ten", "whole"] = "centre"
     resize: int | None = None  # of the shorter side, and `crop` of its middle: torchvision's networks leave both open
     crop: int | None = None

@@ -1,4 +1,7 @@
-"""Networks of torchvision: ResNets, and VGG as Two-Branch (fc7 of ten crops) and Dual-Path (whole pictures) use it."""
+"""Networks of torchvision: ResNets, and VGG as Two-Branch (fc7 of ten crops) and Dual-Path (whole pictures) use it.
+
+Their output `classes` is a probability of each of ImageNet's 1,000 classes.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -20,10 +23,18 @@ SMALL = ("resnet18", "resnet34")
 STRIDE = 32  # pixels of the crop between positions of the grid
 WINDOW = 7  # positions a side of a picture of 224 x 224
 HEADS = ("fc.", "classifier.6.")
+CLASSES, CLASS_COUNT = "classes", 1000
 
 
 def outputs(name: str) -> tuple[str, ...]:
-    return ("fc7",) if name.startswith("vgg") else ("pooled", "grid")
+    return ("fc7", CLASSES) if name.startswith("vgg") else ("pooled", "grid", CLASSES)
+
+
+def class_names() -> tuple[str, ...]:
+    """ImageNet's classes in the order of the output `classes`."""
+    with extra_needed("train", "names of classes come from torchvision"):
+        import torchvision  # type: ignore[import-untyped]
+    return tuple(torchvision.models.get_model_weights(SMALL[0]).DEFAULT.meta["categories"])
 
 
 def width_of(name: str) -> int:
@@ -51,7 +62,8 @@ def find(name: str, weights: str, output: str, sides: tuple[int, int]) -> tuple[
     elif not weights.startswith((RANDOM, OF_FILE)) and weights not in published_weights(name):
         there = f"{', '.join(published_weights(name))}, random:<seed>, and the file that --weights FILE names"
         raise UserError(f"no weights {weights!r} for {name}; there are: {there}")
-    row_shape = ((crop // STRIDE) ** 2, width_of(name)) if output == "grid" else (width_of(name),)
+    width = CLASS_COUNT if output == CLASSES else width_of(name)
+    row_shape = ((crop // STRIDE) ** 2, width) if output == "grid" else (width,)
     how = Preparation((resize,), (crop, crop))
     return name, weights, ModelFacts(how, row_shape, gigaflops(name, crop))
 
@@ -65,34 +77,35 @@ def load(
 ) -> "tuple[nn.Module, str]":
     """A network without its classes; `read` reads files of other kinds than a state_dict."""
     with extra_needed("train", "networks need torch and torchvision"):
-        import torchvision  # type: ignore[import-untyped]
+        import torchvision
 
     def published() -> Path:
         url: str = torchvision.models.get_model_weights(name)[weights].url
         return download(url, f"weights {weights} of {name}")
 
-    return filled_network(name, weights, file, lambda: _untrained(name), _fill, published, read)
+    def fill(network: "nn.Module", state: "Mapping[str, Tensor]") -> None:
+        load_exactly(network, state, () if output == CLASSES else HEADS)
+
+    return filled_network(name, weights, file, lambda: _untrained(name, output), fill, published, read)
 
 
-def _untrained(name: str) -> "nn.Module":
+def _untrained(name: str, output: str) -> "nn.Module":
     import torch
     import torchvision
 
     network: nn.Module = torchvision.models.get_model(name, weights=None)
-    network.set_submodule(
-        next(head for head in HEADS if name.startswith("vgg") == head.startswith("c"))[:-1], torch.nn.Identity()
-    )
+    if output != CLASSES:
+        head = next(head for head in HEADS if name.startswith("vgg") == head.startswith("c"))
+        network.set_submodule(head[:-1], torch.nn.Identity())
     for module_name, module in network.named_modules():
         if re.fullmatch(r"layer\d\.\d+", module_name):  # a block adds half of the default, else float16 overflows
             torch.nn.init.constant_((module.bn3 if hasattr(module, "bn3") else module.bn2).weight, 0.5)
     return network
 
 
-def _fill(network: "nn.Module", state: "Mapping[str, Tensor]") -> None:
-    load_exactly(network, state, HEADS)
-
-
 def look(network: "nn.Module", pixels_N3HW: "Tensor", output: str) -> "Tensor":
+    if output == CLASSES:
+        return network(pixels_N3HW).softmax(1)  # type: ignore[no-any-return]
     if output == "fc7":  # after its ReLU
         return network(pixels_N3HW)  # type: ignore[no-any-return]
     maps_NDHW = last_maps(network)(pixels_N3HW)

@@ -10,6 +10,7 @@ data, Debian's `wordnet-base`, or others.
 A synset's name is the byte at which its line starts in `data`. Lines of the licence start with a blank.
 """
 
+import hashlib
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -133,6 +134,17 @@ class Concepts:
         return tokenizer(self.tokenizer)
 
 
+NO_WORDNET = WordNet({part: {} for part in ENDINGS}, {part: {} for part in ENDINGS})
+
+
+def wordnet_sha256(path: Path | None = None) -> str:
+    """Hashes what `read_wordnet` reads."""
+    files = _files(path)
+    names = (name for part in ENDINGS for name in (f"data.{part}", f"index.{part}", f"{part}.exc"))
+    digests = (hashlib.sha256(_bytes(files, name)).digest() for name in names)
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
 def read_wordnet(path: Path | None = None) -> WordNet:
     """Reads a folder or zip; without a path, NLTK's data or Debian's package."""
     files = _files(path)
@@ -199,14 +211,7 @@ def _irregular(files: Traversable, part: str) -> dict[str, tuple[str, ...]]:
 
 def _parsed(files: Traversable, name: str, parse: Callable[[int, str], T], wrong: str) -> Iterator[T]:
     """Parses lines by the byte at which each starts."""
-    file = files / name
-    try:
-        data = file.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{files} has no {name}, so it is no WordNet, or a part of one") from None
-    except (OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # encrypted, or of an unknown method
-        raise UserError(f"{file} cannot be read: {error}") from None
-    place = 0
+    file, data, place = files / name, _bytes(files, name), 0
     for number, line in enumerate(data.split(b"\n"), 1):
         damage = ""
         if line and place + len(line) == len(data):
@@ -221,6 +226,15 @@ def _parsed(files: Traversable, name: str, parse: Callable[[int, str], T], wrong
         if damage:
             raise UserError(f"{file}, line {number} {damage}: it was cut or changed, so get WordNet again")
         place += len(line) + 1
+
+
+def _bytes(files: Traversable, name: str) -> bytes:
+    try:
+        return (files / name).read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{files} has no {name}, so it is no WordNet, or a part of one") from None
+    except (OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # encrypted, or of an unknown method
+        raise UserError(f"{files / name} cannot be read: {error}") from None
 
 
 def _lemma(name: str) -> str:

@@ -43,6 +43,7 @@ from xmodal.training.picture_crops import picture_reader
 from xmodal.training.recipe_limits import refuse_unbuilt
 from xmodal.training.run_folder import Run
 from xmodal.training.run_setup import Setup
+from xmodal.training.unfitted import write_run
 from xmodal.training.validation import check_device, measure
 from xmodal.training.words import known_words, sha256_of_vectors, tokens_of, word_vectors
 
@@ -68,6 +69,9 @@ def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) ->
     """Trains in the folder `run`, or goes on there; checks everything before it writes."""
     check_device(setup.device)
     refuse_unbuilt(recipe)
+    if not recipe.phases:
+        rsum = write_run(recipe, setup, run)
+        return Outcome(run, rsum, phase=0, epoch=0, steps=0, trained=False, words=0, known_words=1.0)
     with distributed.process_group(setup.device):
         device = distributed.own_device(setup.device)
         setup = replace(setup, device=device, progress=Silence() if distributed.rank() else setup.progress)

@@ -50,6 +50,7 @@ class Run:  # what it was started with
     weights: str = ""  # the features' network: not compared, as `features` decides it
     vectors: str = ""  # sha256 of the file that words start from
     pixels: str = ""  # that later phases read
+    texts: str = ""  # captions as features
 
     @property
     def inputs(self) -> Inputs:

@@ -9,8 +9,14 @@ from xmodal.features.frame_store import FrameStore
 from xmodal.features.opening import open_features
 from xmodal.features.store import FeatureStore
 from xmodal.progress import Progress, Silence
-from xmodal.root.outputs import Output
-from xmodal.root.selection import changed_media, find_output, source_of
+from xmodal.root.outputs import Output, made_of
+from xmodal.root.selection import (
+    build_command,
+    changed_media,
+    describe_differences,
+    find_output,
+    source_of,
+)
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,7 @@ class Setup:
     records: str | None = None  # an identity, where a stage has several outputs
     features: str | None = None
     pixels: str | None = None
+    texts: str | None = None  # captions as features
     vectors: Path | None = None  # the file of word vectors that the recipe names
     weights: Path | None = None  # the file of the features' network, for a phase that trains it
     device: str = "cpu"
@@ -37,6 +44,20 @@ class Setup:
         if change := changed_media(store.output, str(tables.config["corpus"])):
             self.progress.say(f"warning: {change}")
         return store
+
+    def texts_of(self, stage: str, tables: Output, visual: FeatureStore) -> FeatureStore:
+        """Opens captions as features; those that say which visual features they are for must be for these."""
+        made = [FeatureStore(one) for one in made_of(tables, stage) if self.texts in (None, one.identity)]
+        fitting = [store.output for store in made if store.provenance.get("for") in (None, visual.output.folder)]
+        corpus = str(tables.config["corpus"])
+        if not fitting:
+            for_these = f" for {visual.output.where}" if made else ""
+            cure = f"build them ({build_command(self.root, corpus, stage)})"
+            raise UserError(f"{corpus} in {self.root} has no {stage}{for_these}: {cure}")
+        if len(fitting) > 1:
+            there = ", ".join(describe_differences(fitting))
+            raise UserError(f"{corpus} in {self.root} has several {stage}, so keep one of them; there are: {there}")
+        return FeatureStore(fitting[0])
 
     def pictures(self, features: FeatureStore, tables: Output) -> FeatureStore:
         """Opens what phases of pixels read: the frames that features of clips were made of, else the pixels stage's."""

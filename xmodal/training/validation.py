@@ -64,13 +64,15 @@ def compared(
         blocks = max(1, blocks[0] // (reader.frames.frames or 1)), blocks[1]
     shape = len(reader.examples.ids), len(reader.examples.words)
     with progress.over("encode", sum(shape), unit="rows") as tick:
-        visual, text, is_dense = [], [], reader.examples.sentences is not None
+        visual, text = [], []
         for rows in cuts(shape[0], blocks[0]):
             visual.append(scorer.encode_visual(floats(reader.visual(rows), device)))
             tick(rows.stop - rows.start)
         for rows in cuts(shape[1], blocks[1]):
             read = reader.text(rows)
-            text.append(scorer.encode_text(floats(read, device) if is_dense else read.to(device)))
+            text.append(
+                scorer.encode_text(floats(read, device) if read.values.is_floating_point() else read.to(device))
+            )
             tick(rows.stop - rows.start)
 
     def tile(visual_rows: slice, text_rows: slice) -> Numbers:

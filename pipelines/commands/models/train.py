@@ -69,6 +69,6 @@ def text(result: Result) -> Lines:
         yield f"{result['recipe']}: {pairs} on {result['validation']}, {result['steps']:,} steps"
         yield f"its weights are {result['weights']}"
         return
-    best = f"rsum {result['rsum']:.1f} on validation after epoch {result['epoch']}"
-    yield f"{result['recipe']}: {best}, {result['steps']:,} steps; in {result['run']}"
+    when = f"after epoch {result['epoch']}, {result['steps']:,} steps" if result["steps"] else "without any training"
+    yield f"{result['recipe']}: rsum {result['rsum']:.1f} on validation {when}; in {result['run']}"
     yield f"now `{command('evaluate', result['run'], '--root', result['root'])}`"
