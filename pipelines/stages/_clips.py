@@ -28,6 +28,7 @@ from pipelines.stages._arrays import (
 from pipelines.stages._earlier import EarlierRows
 from pipelines.stages._media import NOT_FINITE, PictureExtractor, Seen, rows_of
 from xmodal.features.frame_store import FrameStore
+from xmodal.features.zarr_arrays import all_finite
 from xmodal.media.frame_times import PASSING
 from xmodal.media.images import UnreadableImage
 from xmodal.root.identity import fingerprint
@@ -123,6 +124,6 @@ def _runs(
             yield there[id]
         else:
             own = list(islice(rows, lengths[id]))
-            if not np.isfinite(own).all():
+            if not all(map(all_finite, own)):
                 lost.setdefault(id, NOT_FINITE)
             yield empty if id in lost else np.stack(own)[frames.frame_of_sample(id)]

@@ -7,7 +7,7 @@ is lent, of unfinished outputs too, if its bytes have their checksums.
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from threading import Lock, local
@@ -22,9 +22,9 @@ from pipelines.engine.stage import Sink, Stage
 from xmodal.errors import UserError
 from xmodal.features import store
 from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.zarr_arrays import ShardReader
 from xmodal.media.frame_times import PASSING
 from xmodal.records.tables import open_table
-from xmodal.root.checked_files import READ_AT_ONCE
 from xmodal.root.files import copy_and_hash
 from xmodal.root.outputs import CURE, Output, Unit
 from xmodal.root.storage import LocalStorage
@@ -128,22 +128,25 @@ def _open(output: Output, unit: Unit, schema: pa.Schema, spec: FeatureSpec | Non
         extents = np.frombuffer(output.read(store.extents_file(spec, shard)), "<i8").reshape(-1, 2)
         extents = extents - (shard * spec.shard_rows, 0)
     store.check_extents(extents, output.files[name] // spec.row_bytes, f"{output.where}/{name}")
-    file = _open_whole(output, name)
+    with ExitStack() as closing:
+        shard_file = closing.enter_context(_open_local(output, name))
+        reader = ShardReader(shard_file, spec, shard, unit.key or "", f"{output.where}/{name}")
+        closing.pop_all()
 
     def values(place: int) -> NDArray[Any]:
         first, length = extents[place].tolist()
-        file.seek(first * spec.row_bytes)
-        rows = np.frombuffer(file.read(length * spec.row_bytes), spec.dtype).reshape(-1, *spec.row_shape)
+        rows = reader.rows(first, first + length)
         return rows if spec.ragged else rows[0]
 
-    weakref.finalize(values, file.close)
+    weakref.finalize(values, shard_file.close)
     return table, values
 
 
-def _open_whole(output: Output, name: str) -> BinaryIO:
-    """Opens a file that has its checksum: of an object store's large one, a copy that was compared."""
-    file = output.open(name)
-    if isinstance(output.storage, LocalStorage) or output.files[name] <= READ_AT_ONCE:
+def _open_local(output: Output, name: str) -> BinaryIO:
+    """Opens a shard, whose chunks have checksums; an object store's is copied and compared as a whole."""
+    output.check(name)
+    file = output.storage.open(f"{output.folder}/{name}")
+    if isinstance(output.storage, LocalStorage):
         return file
     copy = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     with file:

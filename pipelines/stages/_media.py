@@ -34,6 +34,7 @@ from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.image_models import ImageModel, open_model, resolved
 from xmodal.features.networks import ResNet, load
 from xmodal.features.weight_files import weights_sha256
+from xmodal.features.zarr_arrays import all_finite
 from xmodal.media.frame_times import PASSING
 from xmodal.media.images import OnTruncated, UnreadableImage, normalised
 from xmodal.raw.archives import Archives, MissingMedia, archive_of
@@ -203,7 +204,7 @@ class _PictureShard:
         ids = iter(self.work.ids)
         for rows in rows_of(self._seen(), self.extractor):
             for row, id in zip(rows, ids, strict=False):  # rows first, else an id is lost with each block
-                if not np.isfinite(row).all():
+                if not all_finite(row):
                     row[...] = self._give_up(id, *NOT_FINITE)
             yield rows
 

@@ -111,14 +111,44 @@ def all_finite(numbers: NDArray[Any]) -> bool:
 def read_checksums(path: str, spec: FeatureSpec) -> NDArray[np.uint32]:
     """Returns the checksum of each chunk of a shard."""
     with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        chunks = (size - 16 * spec.shard_chunks - 4) // (spec.chunk_bytes + 4)
-        if 0 <= chunks <= spec.shard_chunks:
-            file.seek(chunks * spec.chunk_bytes)
-            checksums = file.read(4 * chunks)
-            if file.read() == _shard_index(spec, chunks):
-                return np.frombuffer(checksums, "<u4")
+        return _checksums(file, spec, path)
+
+
+def _checksums(file: BinaryIO, spec: FeatureSpec, path: str) -> NDArray[np.uint32]:
+    size = file.seek(0, os.SEEK_END)
+    chunks = (size - 16 * spec.shard_chunks - 4) // (spec.chunk_bytes + 4)
+    if 0 <= chunks <= spec.shard_chunks:
+        file.seek(chunks * spec.chunk_bytes)
+        checksums = file.read(4 * chunks)
+        if file.read() == _shard_index(spec, chunks):
+            return np.frombuffer(checksums, "<u4")
     raise UserError(f"{path} is damaged: it does not hold the index of its chunks; {CURE}")
+
+
+class ShardReader:
+    """Reads rows of one shard that is not mapped, and refuses chunks that are not what was written."""
+
+    def __init__(self, file: BinaryIO, spec: FeatureSpec, shard: int, key: str, path: str) -> None:
+        self._file, self._spec, self._key, self._path = file, spec, key, path
+        self._first = shard * spec.shard_chunks  # chunk, of the array
+        self._checksums = _checksums(file, spec, path)
+        self._last: tuple[int, bytes] = (-1, b"")  # rows are mostly asked for in order
+
+    def rows(self, first: int, stop: int) -> NDArray[Any]:
+        """Rows by their places in the shard."""
+        spec = self._spec
+        chunks = range(first // spec.chunk_rows, -(-stop // spec.chunk_rows))
+        data = np.frombuffer(b"".join(map(self._chunk, chunks)), spec.dtype).reshape(-1, *spec.row_shape)
+        return data[first - chunks.start * spec.chunk_rows :][: stop - first]
+
+    def _chunk(self, number: int) -> bytes:
+        if self._last[0] != number:
+            self._file.seek(number * self._spec.chunk_bytes)
+            data = self._file.read(self._spec.chunk_bytes)
+            if extend(_seed(self._key, self._first + number), data) != self._checksums[number]:
+                raise UserError(f"{self._path} is damaged: chunk {number} is not what was written; {CURE}")
+            self._last = number, data
+        return self._last[1]
 
 
 class MappedRows:
